@@ -1,0 +1,53 @@
+"""The command line. One file a command, imported only when that command runs, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+from edgeq import __version__
+
+# Command → its one-line help. Standing here so that `edgeq --help` need not import fifteen modules.
+COMMANDS = {
+    "detect": "Show this machine and the profile that fits it.",
+    "profiles": "List hardware profiles, or show one with its reasons.",
+    "targets": "List deployment targets, or show one.",
+    "inspect": "Show a model's operators, shapes, MACs and what runs in int8 where.",
+    "calibrate": "Run the float model once over samples and keep the statistics.",
+    "quantize": "Quantize a model for a profile and prove the result.",
+    "package": "Quantize and write a deployable bundle.",
+    "verify": "Check a bundle: hashes, loading, self-test.",
+    "bench": "Measure latency and throughput of a model or a bundle.",
+    "eval": "Measure accuracy of a model or a bundle on labelled data.",
+    "preprocess": "List preprocessings, or show one's arithmetic.",
+    "demo": "Run the main job on the embedded demo model.",
+}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"edgeq.cli.{cmd_name.replace('-', '_')}")
+        command = module.command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="edgeq")
+def group() -> None:
+    """Quantize ONNX models for the hardware they will run on, prove the result, ship it as a bundle."""
+
+
+def main() -> None:
+    """The `edgeq` program."""
+    group(prog_name="edgeq")

@@ -1,0 +1,91 @@
+"""What every command shares: options, the human or JSON face, and errors turned into one line and an exit code."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from edgeq.errors import EdgeqError
+from edgeq.progress import SILENT, Advance, Progress
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Face:
+    """How this call talks: JSON or human on stdout, progress and notes on stderr."""
+
+    as_json: bool
+    quiet: bool
+    verbose: bool
+
+    def result(self, plain: Mapping[str, Any], human: Callable[[Console], None]) -> None:
+        """Print a command's result: `plain` as JSON with --json, else what `human` draws on the console."""
+        if self.as_json:
+            click.echo(json.dumps(plain, indent=2, allow_nan=False))
+            return
+        human(self.console())
+
+    def console(self) -> Console:
+        from rich.console import Console
+
+        return Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+
+    def progress(self) -> Progress:
+        """A progress display on stderr when a person is watching; notes alone otherwise; nothing with --quiet."""
+        if self.quiet:
+            return SILENT
+        return _StderrProgress()
+
+
+class _StderrProgress:
+    @contextmanager
+    def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
+        if not sys.stderr.isatty():
+            yield lambda steps: None
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(title, total=total)
+            yield lambda steps: bar.advance(task, steps)
+
+    def note(self, text: str) -> None:
+        click.echo(text, err=True)
+
+
+def common(function: F) -> F:
+    """Add --json, -q and -v to a command, pass them as `face`, and end on any edgeq error with its line and code."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else on stdout.")
+    @click.option("-q", "--quiet", is_flag=True, help="No progress and no notes.")
+    @click.option("-v", "--verbose", is_flag=True, help="Give reasons.")
+    @functools.wraps(function)
+    def wrapped(*args: Any, as_json: bool, quiet: bool, verbose: bool, **kwargs: Any) -> Any:
+        logging.getLogger().setLevel(logging.INFO if verbose else logging.ERROR)
+        try:
+            return function(*args, face=Face(as_json, quiet, verbose), **kwargs)
+        except EdgeqError as error:
+            click.echo(f"edgeq: {error}", err=True)
+            sys.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("edgeq: interrupted; nothing half-written was left behind", err=True)
+            sys.exit(INTERRUPTED)
+
+    return wrapped  # type: ignore[return-value]

@@ -1,0 +1,76 @@
+"""Every exception that edgeq raises on purpose, and the exit code that each becomes.
+
+    EdgeqError                   1
+    ├── UsageError               2   an argument or option that makes no sense
+    ├── ModelError               3   not a model, a damaged one, or one that edgeq does not take
+    ├── DataError                4   samples: missing, unreadable, wrong name, shape or dtype, NaN
+    ├── HardwareError            5   a profile or target that is unknown, malformed or does not fit
+    ├── OutputError              6   a place that cannot be written, or that holds something already
+    ├── BundleError              7   a bundle that is damaged, tampered with or not for this machine
+    ├── RuntimeUnavailableError  8   onnxruntime (or an extra) is missing, or refuses the artifact
+    ├── CalibrationError         9   statistics or a table: incomplete, non-finite, of another model
+    ├── CheckFailedError        10   a proof that did not hold: self-test, accuracy, coverage, speed
+    └── GoalNotMetError         11   tuning ended and nothing meets what was asked
+
+    Interrupted by Ctrl-C is 130, as shells have it.
+
+A message is one line: what is wrong, where (file, node, field), and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class EdgeqError(Exception):
+    """Base of all deliberate failures.
+
+    Args:
+        problem: what is wrong and where, one sentence without a final full stop.
+        fix: what the reader can do about it, in the imperative.
+    """
+
+    exit_code = 1
+
+    def __init__(self, problem: str, fix: str = "") -> None:
+        self.problem = problem
+        self.fix = fix
+        super().__init__(f"{problem}. {fix}" if fix else problem)
+
+
+class UsageError(EdgeqError):
+    exit_code = 2
+
+
+class ModelError(EdgeqError):
+    exit_code = 3
+
+
+class DataError(EdgeqError):
+    exit_code = 4
+
+
+class HardwareError(EdgeqError):
+    exit_code = 5
+
+
+class OutputError(EdgeqError):
+    exit_code = 6
+
+
+class BundleError(EdgeqError):
+    exit_code = 7
+
+
+class RuntimeUnavailableError(EdgeqError):
+    exit_code = 8
+
+
+class CalibrationError(EdgeqError):
+    exit_code = 9
+
+
+class CheckFailedError(EdgeqError):
+    exit_code = 10
+
+
+class GoalNotMetError(EdgeqError):
+    exit_code = 11

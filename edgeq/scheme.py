@@ -1,0 +1,106 @@
+"""How to quantize: the choices that a profile makes, a user overrides and a backend carries out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, get_args
+
+from typing import Literal
+
+from edgeq.errors import UsageError
+
+Mode = Literal["static", "dynamic"]
+Format = Literal["QDQ", "QOperator"]
+IntegerType = Literal["int8", "uint8"]
+Method = Literal["minmax", "moving-average", "percentile", "entropy", "mse"]
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One way to quantize a model.
+
+    Attributes:
+        mode: "static" (activation ranges from calibration) or "dynamic" (ranges measured at run time).
+        format: "QDQ" (QuantizeLinear/DequantizeLinear pairs) or "QOperator" (QLinearConv and the like).
+        activation_type, weight_type: integer types.
+        activation_symmetric, weight_symmetric: zero point in the middle of the integer range.
+        per_channel: one weight scale per output channel.
+        reduce_range: 7-bit weights, for kernels that add two products in 16 bits.
+        method: how ranges are derived from the calibration statistics.
+        method_options: parameters of the method, for example {"percentile": 99.99}.
+        op_types: operator types to quantize; None means all that the backend can.
+        exclude: names of nodes kept in float.
+        dynamic_weight_types: weight type per operator type in dynamic mode; operator types that are not named stay float.
+        session_options: ONNX Runtime session configuration entries that the artifact needs to be right; they travel
+            with it.
+    """
+
+    mode: Mode = "static"
+    format: Format = "QDQ"
+    activation_type: IntegerType = "uint8"
+    weight_type: IntegerType = "int8"
+    activation_symmetric: bool = False
+    weight_symmetric: bool = True
+    per_channel: bool = True
+    reduce_range: bool = False
+    method: Method = "minmax"
+    method_options: Mapping[str, float] = field(default_factory=dict)
+    op_types: tuple[str, ...] | None = None
+    exclude: tuple[str, ...] = ()
+    dynamic_weight_types: Mapping[str, IntegerType] = field(default_factory=dict)
+    session_options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _one_of("mode", self.mode, get_args(Mode))
+        _one_of("format", self.format, get_args(Format))
+        _one_of("activation_type", self.activation_type, get_args(IntegerType))
+        _one_of("weight_type", self.weight_type, get_args(IntegerType))
+        _one_of("method", self.method, get_args(Method))
+        for op_type, weight_type in self.dynamic_weight_types.items():
+            _one_of(f"dynamic_weight_types.{op_type}", weight_type, get_args(IntegerType))
+        for name in ("method_options", "dynamic_weight_types", "session_options"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+        object.__setattr__(self, "exclude", tuple(sorted(set(self.exclude))))
+        if self.op_types is not None:
+            object.__setattr__(self, "op_types", tuple(sorted(set(self.op_types))))
+
+    @property
+    def pair(self) -> str:
+        """Activation and weight type in the field's short form, such as "U8S8"."""
+        short = {"uint8": "U8", "int8": "S8"}
+        return short[self.activation_type] + short[self.weight_type]
+
+    def replace(self, **changes: Any) -> Scheme:
+        """A copy with `changes`; None leaves a field as it is, so unset options can be passed through."""
+        return dataclasses.replace(self, **{k: v for k, v in changes.items() if v is not None})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, every field, in declaration order."""
+        plain: dict[str, Any] = {}
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            plain[f.name] = (
+                dict(value) if isinstance(value, Mapping) else list(value) if isinstance(value, tuple) else value
+            )
+        return plain
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Scheme:
+        """The inverse of `to_dict`; also reads a profile's [scheme] table. Unknown keys are refused by name."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise UsageError(f"unknown scheme field {unknown[0]!r}", f"Known fields: {', '.join(sorted(known))}")
+        plain = dict(values)
+        for name in ("op_types", "exclude"):
+            if plain.get(name) is not None:
+                plain[name] = tuple(plain[name])
+        return cls(**plain)
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UsageError(f"scheme {name} is {value!r}", f"It can be {', '.join(allowed)}")

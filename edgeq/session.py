@@ -1,0 +1,83 @@
+"""The one door to ONNX Runtime: settings as a value, sessions opened from it, failures as edgeq errors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from edgeq.errors import RuntimeUnavailableError
+
+OptimizationLevel = Literal["none", "basic", "extended", "all"]
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """Everything that decides how ONNX Runtime runs a model.
+
+    Attributes:
+        providers: execution providers in order of preference.
+        config: session configuration entries ("session.x64quantprecision" → "1").
+        intra_op_threads: threads inside an operator; 0 lets ONNX Runtime take all cores.
+        optimization: graph optimisation level.
+        save_optimized_to: where ONNX Runtime writes its optimised graph, if wanted.
+        profile_prefix: path prefix of ONNX Runtime's own profile, if wanted.
+    """
+
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    config: Mapping[str, str] = field(default_factory=dict)
+    intra_op_threads: int = 0
+    optimization: OptimizationLevel = "all"
+    save_optimized_to: Path | None = None
+    profile_prefix: Path | None = None
+
+
+def onnxruntime() -> ModuleType:
+    """The onnxruntime module; a clear error where neither of its two packages is installed."""
+    try:
+        import onnxruntime as module
+    except ImportError as error:
+        raise RuntimeUnavailableError(
+            f"onnxruntime cannot be imported ({error})",
+            "Install one of: pip install 'edgeq[cpu]' (CPU), pip install 'edgeq[gpu]' (NVIDIA); never both",
+        ) from error
+    return module
+
+
+def open_session(model: Path | bytes, settings: SessionSettings | None = None) -> Any:
+    """Open an `onnxruntime.InferenceSession` for a file (external data allowed) or serialized bytes.
+
+    Raises:
+        RuntimeUnavailableError: onnxruntime is missing, or refuses the model or the settings.
+    """
+    settings = settings or SessionSettings()
+    ort = onnxruntime()
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.graph_optimization_level = {
+        "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+        "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+        "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+        "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    }[settings.optimization]
+    options.intra_op_num_threads = settings.intra_op_threads
+    if settings.save_optimized_to is not None:
+        options.optimized_model_filepath = os.fspath(settings.save_optimized_to)
+    if settings.profile_prefix is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = os.fspath(settings.profile_prefix)
+    for key, value in sorted(settings.config.items()):
+        options.add_session_config_entry(key, value)
+    source = model if isinstance(model, bytes) else os.fspath(model)
+    try:
+        return ort.InferenceSession(source, options, providers=list(settings.providers))
+    except Exception as error:  # onnxruntime raises a dozen unrelated types here, some of them bare Exception
+        where = "the model" if isinstance(model, bytes) else str(model)
+        text = " ".join(str(error).split())
+        raise RuntimeUnavailableError(
+            f"onnxruntime {ort.__version__} refuses {where}: {text}",
+            "Check the model with `edgeq inspect`, or use a newer onnxruntime",
+        ) from error
