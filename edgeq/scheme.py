@@ -6,9 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, get_args
-
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from edgeq.errors import UsageError
 
@@ -33,7 +31,7 @@ class Scheme:
         method_options: parameters of the method, for example {"percentile": 99.99}.
         op_types: operator types to quantize; None means all that the backend can.
         exclude: names of nodes kept in float.
-        dynamic_weight_types: weight type per operator type in dynamic mode; operator types that are not named stay float.
+        dynamic_weight_types: weight type per operator type in dynamic mode; types that are not named stay float.
         session_options: ONNX Runtime session configuration entries that the artifact needs to be right; they travel
             with it.
     """
