@@ -1,0 +1,25 @@
+"""Fixtures that every room shares."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def find_shared_data() -> Path | None:
+    """Real models and data lie beside the checkout (`shared/data`), never inside it; EDGEQ_SHARED_DATA overrides."""
+    named = os.environ.get("EDGEQ_SHARED_DATA")
+    candidates = [Path(named)] if named else [parent / "shared" / "data" for parent in REPOSITORY.parents]
+    return next((c for c in candidates if c.is_dir()), None)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    found = find_shared_data()
+    if found is None:
+        pytest.skip("shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA)")
+    return found
