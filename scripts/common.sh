@@ -53,9 +53,9 @@ use_environment() {
   echo "Installing edgeq$extras into ${venv#"$PWD"/} ..." >&2
   rm -f "$stamp"
   if [[ "$mode" == copy ]]; then
-    "$python" -m pip install --quiet "$root$extras" || fail "pip could not install edgeq$extras; its message is above"
+    "$python" -m pip install -qq "$root$extras" || fail "pip could not install edgeq$extras; its message is above"
   else
-    "$python" -m pip install --quiet --editable "$root$extras" ||
+    "$python" -m pip install -qq --editable "$root$extras" ||
       fail "pip could not install edgeq$extras; its message is above"
   fi
   printf '%s\n' "$wanted" >"$stamp"
@@ -70,6 +70,6 @@ create_environment() {
   fi
   "$outer" -m venv --clear --without-pip "$venv" >/dev/null 2>&1 ||
     fail "$outer cannot make a virtual environment in $venv. Install its venv module (Debian: apt install python3-venv)"
-  "$outer" -m pip --python "$venv/bin/python" install --quiet pip ||
+  "$outer" -m pip --python "$venv/bin/python" install -qq pip ||
     fail "$outer has neither ensurepip nor a pip of 22.3 or newer. Install one (Debian: apt install python3-venv)"
 }

@@ -98,7 +98,7 @@ def test_an_environment_is_made_once(tree: Tree) -> None:
     assert "Installing edgeq[cpu]" in first.stderr
     second = tree.use()
     assert (second.returncode, second.stderr) == (0, "")
-    assert tree.installs() == [f"-m pip install --quiet {tree.root}[cpu]"]
+    assert tree.installs() == [f"-m pip install -qq {tree.root}[cpu]"]
 
 
 @pytest.mark.parametrize("changed", ["pyproject.toml", "edgeq/file", "profiles/file", "targets/file"])
@@ -129,7 +129,7 @@ def test_a_failed_install_is_not_taken_for_done(tree: Tree) -> None:
 
 def test_without_ensurepip_the_outer_pip_helps(tree: Tree) -> None:
     assert tree.use(NO_ENSUREPIP="1").returncode == 0
-    assert tree.installs()[0].endswith("/.venv-demo/bin/python install --quiet pip")
+    assert tree.installs()[0].endswith("/.venv-demo/bin/python install -qq pip")
 
 
 def test_an_old_python_is_refused_with_what_to_do(tree: Tree) -> None:
