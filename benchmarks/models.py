@@ -1,7 +1,7 @@
 """Models of well-known shapes with random weights, built here so that benchmarks need no download.
 
-ResNet-50 (v1.5: the stride in the 3×3 convolution) and MobileNetV2 (width 1.0), 224×224, 1000 classes. Weights are drawn
-with He scaling (variance 2 / fan-in before a rectifier, 1 / fan-in elsewhere) and the BatchNormalization statistics are
+ResNet-50 (v1.5: the stride in the 3×3 convolution) and MobileNetV2 (width 1.0), 224×224, 1000 classes. Weights have
+He scaling (variance 2 / fan-in before a rectifier, 1 / fan-in elsewhere) and the BatchNormalization statistics are
 near identity, so that activations keep the size that they have in a trained network.
 """
 
