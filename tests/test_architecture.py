@@ -91,6 +91,15 @@ def test_every_room_has_a_floor() -> None:
     assert not unknown, f"give {unknown} a floor in FLOORS and in docs/architecture.md"
 
 
+def test_the_documented_floors_are_these() -> None:
+    text = (REPOSITORY / "docs" / "architecture.md").read_text("utf-8")
+    rows = re.findall(r"^\| (\d) \| (.*) \|$", text, re.MULTILINE)
+    drawn = {int(floor): set(re.findall(r"`(\w+)`", rooms)) for floor, rooms in rows}
+    outermost = len(FLOORS) - 1  # described in words
+    assert sorted(drawn) == list(range(len(FLOORS)))
+    assert {f: r for f, r in drawn.items() if f != outermost} == dict(enumerate(FLOORS[:outermost]))
+
+
 def test_rooms_import_only_from_floors_below() -> None:
     wrong = []
     for path in everything_under_edgeq():
