@@ -153,7 +153,7 @@ def _coverage(built: Built) -> Mapping[str, Any]:
 
 
 def _say_coverage(name: str, coverage: Mapping[str, Any]) -> None:
-    share = coverage["int8_share"]
+    share = coverage["int8_mac_share"]
     print(
         _verdict(f"{name}: {100 * share:.1f} % of MACs in int8", share >= COVERAGE_BAR, f"{100 * COVERAGE_BAR:.0f} %")
     )
