@@ -171,9 +171,7 @@ def settings_to_dict(settings: SessionSettings) -> dict[str, Any]:
     }
 
 
-def _accuracy(
-    name: str, metrics: Mapping[str, float], count: int, task: Task, settings: SessionSettings
-) -> Accuracy:
+def _accuracy(name: str, metrics: Mapping[str, float], count: int, task: Task, settings: SessionSettings) -> Accuracy:
     bad = [metric for metric, value in metrics.items() if not math.isfinite(value)]
     if bad:
         raise CheckFailedError(f"{name}: {task.name} {bad[0]} is not finite", "Look for NaN in the model's outputs")

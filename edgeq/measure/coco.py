@@ -97,12 +97,12 @@ def load_package(packages: Iterable[tuple[str, str, str]] = PACKAGES) -> tuple[A
     Raises:
         RuntimeUnavailableError: none is.
     """
-    for package, annotations, evaluation in packages:
+    for package, truth, evaluation in packages:
         try:
             importlib.import_module(package)
         except ImportError:
             continue
-        return _resolve(package, annotations), _resolve(package, evaluation)
+        return _resolve(package, truth), _resolve(package, evaluation)
     raise RuntimeUnavailableError(
         "neither faster-coco-eval nor pycocotools is installed", "Install one: pip install 'edgeq[coco]'"
     )

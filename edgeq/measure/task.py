@@ -115,7 +115,9 @@ def make_task(name: str, options: TaskOptions | None = None) -> Task:
         task: Task = load_plugin(name, "task")(options)
         missing = [a for a in ("name", "primary", "higher_is_better", "start") if not hasattr(task, a)]
         if missing:
-            raise UsageError(f"what {name} returns has no {missing[0]!r}", "Return an object as edgeq.measure.task.Task")
+            raise UsageError(
+                f"what {name} returns has no {missing[0]!r}", "Return an object as edgeq.measure.task.Task"
+            )
         return task
     if name not in TASKS:
         raise UsageError(f"unknown task {name!r}", f"Known: {', '.join(TASKS)}, or path.py:factory")

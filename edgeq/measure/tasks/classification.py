@@ -63,6 +63,8 @@ class ClassificationMeter:
         if not scores.shape[1]:
             raise UsageError(f"class offset {self._task.class_offset} leaves no class", "Give a smaller --class-offset")
         if scores.shape[1] == 1:
+            if scores.dtype.kind != "f":
+                raise DataError(f"{sample.name}: one integer score a row", "Where its middle lies is not known")
             scores = np.concatenate([1 - scores, scores], axis=1)
         self._classes = scores.shape[1]
         outside = labels[(labels < 0) | (labels >= self._classes)]

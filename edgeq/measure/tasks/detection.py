@@ -81,9 +81,7 @@ class DetectionMeter:
                 f"{candidates.classes.max()}",
                 "Use the annotations that the model was trained for, or a decoder that maps the classes",
             )
-        kept = suppress(
-            candidates, confidence=self._task.confidence, iou=self._task.iou, limit=self._task.limit
-        )
+        kept = suppress(candidates, confidence=self._task.confidence, iou=self._task.iou, limit=self._task.limit)
         boxes = _geometry(sample, image, size).to_original(kept.boxes)
         self._found.append((image, Detections(boxes, kept.scores, kept.classes)))
 
