@@ -120,7 +120,7 @@ def measure_coverage(
         session.run(None, dict(feed))
         events = json.loads(Path(session.end_profiling()).read_text())
         weights = _weight_shapes(optimized)
-    macs = node_macs(source)
+    macs = {name: count for name, count in node_macs(source).items() if count}
     nodes = judge(events, weights, macs, aliases(source, macs))
     float_nodes = tuple(
         FloatNode(n.source, n.op_type, n.macs, explain(n.source, n.op_type)) for n in nodes if n.kind == "float"
@@ -166,7 +166,7 @@ def judge(
     Args:
         events: ONNX Runtime's profile, parsed.
         weights: shape of each node's constant weight (its largest constant input) in the optimised graph.
-        macs: MACs by source node name.
+        macs: MACs by source node name, of those that have any.
         known: names that stand for a source node (`aliases`).
     """
     runs = []

@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edgeq.backends import Artifact, backend_named
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Statistics
 from edgeq.data.samples import Samples, open_samples
+from edgeq.errors import UsageError
 from edgeq.hardware.target import Target
 from edgeq.model.prepare import PreparedModel, prepare_model
-
-from edgeq.backends import Artifact, backend_named
-from edgeq.errors import UsageError
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgeq.measure.task import TaskOptions, make_task
-
 from edgeq.errors import UsageError
+from edgeq.measure.task import TaskOptions, make_task
 from edgeq.pipeline.job import Data
 
 _SCHEME_FIELDS = (

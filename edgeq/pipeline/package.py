@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from edgeq.atomic import check_free
 from edgeq.bundle.write import BundleSpec, SelfTestCase, VariantSpec, write_bundle
 from edgeq.calibrate.ranges import derive_ranges
 from edgeq.calibrate.table import write_tables
 from edgeq.data.samples import Samples
+from edgeq.errors import UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import Target, resolve
 from edgeq.measure.task import Task
 from edgeq.model.load import model_digest
-
-from edgeq.atomic import check_free
-from edgeq.errors import UsageError
 from edgeq.pipeline.job import Built, Data, Job, build, open_job, scheme_for
 from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.quantize import prove_built, runs_natively

@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgeq.data.samples import Samples
-from edgeq.measure.accuracy import Accuracy, examine
-from edgeq.measure.agreement import Agreement
-from edgeq.measure.task import Task
-from edgeq.model.load import load_model
-from edgeq.model.prepare import PreparedModel
 from edgeq_device.distribution import Distribution
 from edgeq_device.latency import WarmUp, measure_interleaved
 from edgeq_device.ranking import Ratio, ratio
 
 from edgeq.backends import Artifact
+from edgeq.data.samples import Samples
 from edgeq.errors import CheckFailedError
+from edgeq.measure.accuracy import Accuracy, examine
+from edgeq.measure.agreement import Agreement
 from edgeq.measure.coverage import Coverage, Explain, measure_coverage
+from edgeq.measure.task import Task
+from edgeq.model.load import load_model
+from edgeq.model.prepare import PreparedModel
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings, open_session
 

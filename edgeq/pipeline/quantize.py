@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgeq.atomic import check_free, output_file
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import Target, resolve
+from edgeq.measure.coverage import Explain
 from edgeq.measure.task import Task
 from edgeq.model.int8_rules import explain_float, int8_rules
 from edgeq.model.load import model_files
-
-from edgeq.atomic import check_free, output_file
-from edgeq.measure.coverage import Explain
 from edgeq.pipeline.job import Built, Data, Job, build, open_job, scheme_for
 from edgeq.pipeline.proof import Proof, prove
 from edgeq.progress import SILENT, Progress
