@@ -145,7 +145,9 @@ class Statistics:
                 tensors[name] = tensor.merge(other.tensors[name])
             except CalibrationError as error:
                 raise CalibrationError(f"tensor {name!r}: {error.problem}", error.fix) from error
-        return Statistics(self.model_digest, "+".join(sorted(mine | theirs)), self.samples + other.samples, tensors)
+        return Statistics(
+            self.model_digest, "+".join(sorted(mine | theirs)), self.samples + other.samples, tensors
+        )
 
 
 def in_units(value: float) -> int:
