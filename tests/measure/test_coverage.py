@@ -44,7 +44,7 @@ FLOAT_IMAGE = ("float", [1, 16, 8, 8])
         ("Gather", ("int64", [1]), "other"),
     ],
 )
-def test_kind(op_type: str, first: tuple[str, list[int]], kind: str) -> None:
+def test_kind(op_type: str, first: Shaped, kind: str) -> None:
     dtype = "int64" if first[0] == "int64" else "float"
     (run,) = judge([event("n", op_type, [first], (dtype, first[1]))], {}, {}, {})
     assert run.kind == kind
