@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from edgeq.errors import CheckFailedError, UsageError
 from edgeq.measure.agreement import Agreement, Comparison
 from edgeq.measure.inference import Session, inferences
+from edgeq.measure.rows import rows
 from edgeq.measure.task import Task
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings, open_session
@@ -26,7 +28,7 @@ class Accuracy:
 
     Attributes:
         metrics: metric name → value, in the order the task gives.
-        count: samples.
+        count: samples, rows of gathered batches counted singly.
         task: the task's name.
         primary: the metric that decides.
         higher_is_better: of the primary metric.
@@ -105,7 +107,8 @@ def examine(
     meters = {name: task.start() for name in sessions} if task is not None else {}
     comparisons = {name: Comparison() for name in sessions if name != reference} if reference is not None else {}
     seen = 0
-    for sample, outputs in inferences(sessions, samples, count=count, progress=progress):
+    runs = inferences(sessions, samples, count=count, progress=progress)
+    for sample, outputs in itertools.chain.from_iterable(rows(*run) for run in runs):
         seen += 1
         for name, meter in meters.items():
             meter.update(outputs[name], sample)

@@ -130,6 +130,8 @@ def answer(question: Question, *, progress: Progress = SILENT) -> Answer:
             count=question.count,
             start=question.start,
             stride=question.stride,
+            model=question.model if subject.variant is None else None,
+            progress=progress,
         )
         found = examine(
             {key: s.session for key, s in subjects.items()},
