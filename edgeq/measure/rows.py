@@ -1,4 +1,4 @@
-"""Batches that were gathered for a model of fixed batch size, taken apart again, so that a task sees one item at a time."""
+"""Batches gathered for a model of fixed batch size, taken apart again: a task sees one item at a time."""
 
 from __future__ import annotations
 
