@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,7 @@ from edgeq.measure.evaluation import Question, answer
 from edgeq.measure.task import TaskOptions
 from edgeq.session import SessionSettings
 
-CIFAR = "source.layout=HWC,dtype=float64,divide=255,subtract=[.485,.456,.406],divide=[.229,.224,.225],layout=model"
-YOLOX = "letterbox=416:top-left:114:bilinear,channels=BGR,layout=model"
+SPECS = Path(__file__).resolve().parents[2] / "benchmarks" / "specs"
 
 
 @dataclass(frozen=True)
@@ -24,85 +24,26 @@ class Bar:
     name: str
     model: str
     data: str
-    preprocess: str
-    figures: dict[str, str]
+    figures: Mapping[str, str]
     samples: int
     task: str = "classification"
-    labels: str | None = None
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
+TOP1 = {"top1": "top1"}
+IMAGENET = {"top1": "top1", "top5": "top5"}
+COCO = {"mAP50-95": "mAP50-95", "mAP50": "mAP50"}
+YOLOX = {"annotations": "coco256/instances_val.json", "decoder": "yolox"}
+CIFAR = "resnet20_cifar10"
 BARS = [
-    Bar(
-        "mobilenet",
-        "mobilenet_v1_0.25_224",
-        "imagenet-sample/val",
-        "crop=224,multiply=0.00784313725490196,subtract=1,layout=model",
-        {"top1": "top1", "top5": "top5"},
-        900,
-        labels="name:{label}_*",
-        options={"class_offset": 1},
-    ),
-    Bar(
-        "resnet20-lossless",
-        "resnet20_cifar10",
-        "cifar10/test_lossless_249.npz",
-        f"key=X,label=Y,{CIFAR}",
-        {"top1": "top1_lossless"},
-        249,
-    ),
-    Bar(
-        "resnet20-jpeg",
-        "resnet20_cifar10",
-        "cifar10/test_jpeg_3000.npz",
-        f"encoded=jpg,offsets=off,label=Y,{CIFAR}",
-        {"top1": "top1_jpeg"},
-        3000,
-    ),
-    Bar(
-        "vww",
-        "mlperf_tiny_vww",
-        "mlperf_tiny_vww/data/val_*.npz",
-        "key=X,label=Y,source.layout=HWC,divide=255,layout=model",
-        {"top1": "top1"},
-        600,
-    ),
-    Bar(
-        "kws",
-        "mlperf_tiny_kws",
-        "mlperf_tiny_kws/data/val_900.npz",
-        "key=X,label=Y,source.layout=HW,subtract=83,multiply=0.5847029089927673,layout=NCHW",
-        {"top1": "top1"},
-        900,
-    ),
-    Bar(
-        "lenet",
-        "lenet_mnist",
-        "lenet_mnist/t10k-images-idx3-ubyte.gz",
-        "source.layout=HW,divide=255,layout=NCHW",
-        {"top1": "top1"},
-        10_000,
-        labels="t10k-labels-idx1-ubyte.gz",
-    ),
-    Bar(
-        "yolox",
-        "yolox_nano",
-        "coco256/val",
-        YOLOX,
-        {"mAP50-95": "mAP50-95", "mAP50": "mAP50"},
-        128,
-        task="detection",
-        options={"annotations": "coco256/instances_val.json", "decoder": "yolox"},
-    ),
-    Bar(
-        "anomaly",
-        "mlperf_tiny_ad",
-        "mlperf_tiny_ad/data/val_*.npz",
-        "key=X,label=Y,source.layout=TF,dtype=float32,window=5",
-        {"auc": "auc"},
-        120,
-        task="anomaly",
-    ),
+    Bar("mobilenet", "mobilenet_v1_0.25_224", "imagenet-sample/val", IMAGENET, 900, options={"class_offset": 1}),
+    Bar("lossless", CIFAR, "cifar10/test_lossless_249.npz", {"top1": "top1_lossless"}, 249),
+    Bar("jpeg", CIFAR, "cifar10/test_jpeg_3000.npz", {"top1": "top1_jpeg"}, 3000),
+    Bar("vww", "mlperf_tiny_vww", "mlperf_tiny_vww/data/val_*.npz", TOP1, 600),
+    Bar("kws", "mlperf_tiny_kws", "mlperf_tiny_kws/data/val_900.npz", TOP1, 900),
+    Bar("lenet", "lenet_mnist", "lenet_mnist/t10k-images-idx3-ubyte.gz", TOP1, 10_000),
+    Bar("yolox", "yolox_nano", "coco256/val", COCO, 128, "detection", YOLOX),
+    Bar("anomaly", "mlperf_tiny_ad", "mlperf_tiny_ad/data/val_*.npz", {"auc": "auc"}, 120, "anomaly"),
 ]
 
 
@@ -113,8 +54,7 @@ def question(shared: Path, bar: Bar, **changes: Any) -> Question:
         data=str(shared / bar.data),
         task=bar.task,
         options=TaskOptions(**options),
-        preprocess=bar.preprocess,
-        labels=bar.labels,
+        preprocess=SPECS / f"{bar.model}.toml",
         settings=SessionSettings(intra_op_threads=2),
         **changes,
     )
@@ -144,14 +84,14 @@ def test_the_figure_in_meta_json(shared_data: Path, bar: Bar) -> None:
 
 # Name → count, stride, and what that part of the data gives, so that a quick run sees a change.
 PARTS = {
-    "mobilenet": (20, 1, 0),
-    "resnet20-lossless": (20, 1, 0),
-    "resnet20-jpeg": (20, 1, 0),
-    "vww": (20, 30, 0),
-    "kws": (20, 1, 0),
-    "lenet": (50, 1, 0),
-    "yolox": (10, 1, 0),
-    "anomaly": (10, 12, 0),
+    "mobilenet": (20, 1, 0.65),
+    "lossless": (20, 1, 0.85),
+    "jpeg": (40, 75, 0.75),
+    "vww": (20, 30, 0.7),
+    "kws": (20, 1, 0.85),
+    "lenet": (200, 25, 0.985),
+    "yolox": (10, 1, 0.394),
+    "anomaly": (24, 5, 0.9583),
 }
 
 
