@@ -6,7 +6,6 @@ import io
 import struct
 import zipfile
 from collections.abc import Callable
-from pathlib import Path
 
 Attack = Callable[[dict[str, bytes]], bytes]
 ATTACKS: dict[str, tuple[Attack, str]] = {}
