@@ -12,6 +12,8 @@ from edgeq_device.errors import BundleError, DeviceError
 from edgeq_device.package import Bundle, open_bundle
 
 INTERRUPTED = 130
+# Named here so that --help need not import numpy.
+_SCENARIOS = ("single-stream", "multi-stream", "server", "offline", "all")
 
 
 def main(argv: Optional[Sequence[str]] = None, root: Optional[Path] = None) -> int:
@@ -47,9 +49,19 @@ def _parser(root: Optional[Path]) -> argparse.ArgumentParser:
         if name in ("bench", "infer"):
             command.add_argument("--threads", type=_count, default=0, help="threads inside an operator (0: all cores)")
         if name == "bench":
-            command.add_argument("--seconds", type=_positive, default=2.0, help="measured seconds a variant, at least")
-            command.add_argument("--runs", type=_count, default=100, help="measured runs a variant, at least")
-            command.add_argument("--seed", type=int, default=0, help="order of the interleaved runs")
+            command.add_argument(
+                "--scenario", choices=_SCENARIOS, default=_SCENARIOS[0], help="which queries, and when"
+            )
+            command.add_argument(
+                "--duration", type=float, default=2.0, metavar="S", help="seconds for each model, at least"
+            )
+            command.add_argument(
+                "--queries", type=_count, default=100, metavar="N", help="queries for each model, at least"
+            )
+            command.add_argument(
+                "--seed", type=_count, default=0, help="order of the samples and of the interleaved runs"
+            )
+            command.add_argument("--pin", metavar="CORES", help="run on these cores only, for example 0,2-3")
         if name == "infer":
             command.add_argument("inputs", nargs="+", metavar="INPUT", help="X.npz, X.npy, or INPUT_NAME=X.npy")
             command.add_argument("-o", "--output", type=Path, required=True, help="the outputs, as .npz")
@@ -61,13 +73,6 @@ def _count(text: str) -> int:
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError("must be 0 or more")
-    return value
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError("must be more than 0")
     return value
 
 
@@ -100,19 +105,25 @@ def _verify(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
 
 def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
-    from edgeq_device.bench import bench, bench_lines
+    from edgeq_device.bench import BenchSettings
+    from edgeq_device.bench_bundle import bundle_feeds, bundle_subjects, bundle_variants
+    from edgeq_device.bench_text import format_bench
+    from edgeq_device.environment import parse_cores
+    from edgeq_device.scenarios import SCENARIOS
     from edgeq_device.sessions import read_device
+    from edgeq_device.subjects import bench_subjects
 
-    result = bench(
-        bundle,
-        read_device(),
-        name=arguments.variant,
-        threads=arguments.threads,
-        min_duration_s=arguments.seconds,
-        min_runs=arguments.runs,
+    settings = BenchSettings(
+        scenarios=tuple(SCENARIOS) if arguments.scenario == "all" else (arguments.scenario,),
+        min_duration_s=arguments.duration,
+        min_queries=arguments.queries,
         seed=arguments.seed,
+        threads=arguments.threads,
+        pin=parse_cores(arguments.pin) if arguments.pin else (),
     )
-    _show(arguments, result, bench_lines(result))
+    variants = bundle_variants(bundle, read_device(), arguments.variant)
+    report = bench_subjects(bundle_subjects(variants), settings, feeds=bundle_feeds(variants))
+    _show(arguments, report, [format_bench(report)])
     return 0
 
 
