@@ -1,0 +1,97 @@
+"""Removing nodes that do nothing at inference: Identity, Dropout, and whatever no output depends on."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes.common import (
+    LiftConstantsToInitializersPass,
+    RemoveInitializersFromInputsPass,
+    RemoveUnusedNodesPass,
+)
+
+
+def tidy(model: ir.Model) -> int:
+    """Make weights constants (not overridable inputs), Constant nodes initializers, and drop dead code, in place.
+
+    Returns:
+        How many nodes were dropped because no output depends on them.
+    """
+    RemoveInitializersFromInputsPass()(model)
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    before = _count(model)
+    RemoveUnusedNodesPass()(model)
+    return before - _count(model)
+
+
+def remove_no_ops(model: ir.Model) -> int:
+    """Bypass Identity nodes, and Dropout nodes that are not in training mode, in place.
+
+    1. The output is no graph output: its users read the input instead.
+    2. It is one, and the input is made by a node of the same graph and is no graph output: the input takes its name.
+    3. Otherwise (a graph input or weight handed through, two outputs of one value) the node has to stay.
+
+    Returns:
+        How many were removed.
+    """
+    removed = 0
+    for graph in model.graphs():
+        for node in list(graph):
+            if _does_nothing(node) and _bypass(node, graph):
+                removed += 1
+    return removed
+
+
+def take_over(old: ir.Value, new: ir.Value) -> None:
+    """Let `new` stand wherever `old` stood, graph outputs included, under the name of `old`."""
+    for graph_outputs in [old.graph.outputs] if old.graph is not None else []:
+        for index, output in enumerate(graph_outputs):
+            if output is old:
+                graph_outputs[index] = new
+    old.replace_all_uses_with(new)
+    name = old.name
+    old.name = None
+    new.name = name
+    if old.shape is not None:
+        new.shape = old.shape
+    if old.type is not None:
+        new.type = old.type
+
+
+def _does_nothing(node: ir.Node) -> bool:
+    if node.domain != "" or not node.inputs or node.inputs[0] is None:
+        return False
+    if node.op_type == "Identity":
+        return True
+    return node.op_type == "Dropout" and not _mask_used(node) and not _training(node)
+
+
+def _mask_used(node: ir.Node) -> bool:
+    return any(o.uses() or o.is_graph_output() for o in node.outputs[1:])
+
+
+def _training(node: ir.Node) -> bool:
+    """Whether a Dropout drops: its third input is missing (False) or a constant, else it may."""
+    flag = node.inputs[2] if len(node.inputs) > 2 else None
+    if flag is None:
+        return False
+    constant = ir.convenience.get_const_tensor(flag)
+    return constant is None or bool(constant.numpy().any())
+
+
+def _bypass(node: ir.Node, graph: ir.Graph) -> bool:
+    source, output = node.inputs[0], node.outputs[0]
+    assert source is not None
+    if not output.is_graph_output():
+        output.replace_all_uses_with(source)
+        graph.remove(node, safe=True)
+        return True
+    producer = source.producer()
+    if producer is None or producer.graph is not graph or source.is_graph_output():
+        return False
+    take_over(output, source)
+    graph.remove(node, safe=True)
+    return True
+
+
+def _count(model: ir.Model) -> int:
+    return sum(len(graph) for graph in model.graphs())

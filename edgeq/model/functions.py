@@ -1,0 +1,70 @@
+"""Model-local functions, put in place of the nodes that call them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import onnx
+
+from edgeq.errors import ModelError
+from edgeq.model.tensors import iter_graphs
+
+MAX_NODES = 1_000_000
+"""Functions that call functions can stand for exponentially many nodes; a model that would have more is refused."""
+
+
+def inline_functions(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
+    """`model` without local functions: every call replaced by the function's nodes.
+
+    Raises:
+        ModelError: functions call each other in a circle, or expand to more than `MAX_NODES` nodes.
+    """
+    if not model.functions:
+        return model
+    _check_expansion(model, path)
+    import onnx_ir
+    from onnx_ir.passes.common import InlinePass
+
+    graph_model = onnx_ir.serde.deserialize_model(model)
+    InlinePass()(graph_model)
+    return onnx_ir.serde.serialize_model(graph_model)
+
+
+def _check_expansion(model: onnx.ModelProto, path: Path) -> None:
+    functions = {(f.domain, f.name): f for f in model.functions}
+    sizes: dict[tuple[str, str], int] = {}
+    # Depth first with a stack of its own: a chain of calls may be longer than Python's.
+    for root in functions:
+        stack = [root]
+        open_calls: set[tuple[str, str]] = set()
+        while stack:
+            key = stack[-1]
+            if key in sizes:
+                stack.pop()
+                continue
+            calls = [c for c in _calls(functions[key].node) if c in functions]
+            pending = [c for c in calls if c not in sizes]
+            if pending and key not in open_calls:
+                open_calls.add(key)
+                stack.extend(pending)
+                continue
+            if pending:
+                raise ModelError(
+                    f"{path}: function {key[1]!r} calls itself, directly or through others", "Export the model again"
+                )
+            sizes[key] = min(len(functions[key].node) + sum(sizes[c] for c in calls), MAX_NODES + 1)
+            stack.pop()
+    nodes = [node for graph in iter_graphs(model.graph) for node in graph.node]
+    total = sum(sizes.get((n.domain, n.op_type), 1) for n in nodes)
+    if total > MAX_NODES:
+        raise ModelError(f"{path}: its functions expand to more than {MAX_NODES} nodes", "Do not trust this model")
+
+
+def _calls(nodes: Iterable[onnx.NodeProto]) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    body = onnx.GraphProto()
+    body.node.extend(nodes)
+    for graph in iter_graphs(body):
+        found.extend((n.domain, n.op_type) for n in graph.node)
+    return found

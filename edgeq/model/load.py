@@ -1,0 +1,260 @@
+"""Models from files and into files. What a stranger's file says is checked before anything is allocated for it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import onnx
+
+from edgeq.errors import ModelError, OutputError
+from edgeq.model.identify import likely_cause
+from edgeq.model.order import sort_nodes
+from edgeq.model.skeleton import skeleton
+from edgeq.model.tensors import (
+    check_sparse_tensor,
+    check_tensor,
+    external_span,
+    is_external,
+    iter_graphs,
+    iter_nodes,
+    iter_sparse_tensors,
+    iter_tensors,
+    tensor_bytes,
+)
+from edgeq.signature import Dimension, Signature, TensorSpec
+
+PROTOBUF_LIMIT = 2**31 - 1
+"""Bytes. A protobuf message cannot be longer; larger models keep their weights in external data."""
+INLINE_LIMIT = 2**30
+"""Bytes of tensors up to which a saved model is one file. Half of protobuf's limit, so that Q/DQ nodes, shapes and a
+copy of some weights fit too."""
+SMALL_EXTERNAL = 2**26
+"""Bytes of external data up to which `load_model` reads it in."""
+
+_QUANTIZED_OPS = frozenset(
+    {
+        "QuantizeLinear",
+        "DequantizeLinear",
+        "DynamicQuantizeLinear",
+        "ConvInteger",
+        "MatMulInteger",
+        "DynamicQuantizeMatMul",
+        "DynamicQuantizeLSTM",
+        "MatMulIntegerToFloat",
+        "ConvIntegerToFloat",
+        "QGemm",
+        "QAttention",
+        "QMoE",
+        "QEmbedLayerNormalization",
+    }
+)
+
+ExternalData = Literal["small", "all", "none"]
+
+
+def load_model(path: Path, *, external_data: ExternalData = "small") -> onnx.ModelProto:
+    """Read a model and check that it is one: parsed, its tensors as long as they say, its external data inside its
+    folder, its graph acyclic (nodes are put in order if they are not) and valid for onnx's checker.
+
+    Args:
+        external_data: "small" reads external data in when there is little of it, so that most callers need not know
+            about it; "all" always; "none" leaves it on disk, as references that were checked.
+
+    Raises:
+        ModelError: naming the file, what is wrong and what to do.
+    """
+    model = _parse(_read(path), path)
+    for tensor in iter_tensors(model):
+        check_tensor(tensor, path)
+    for sparse in iter_sparse_tensors(model):
+        check_sparse_tensor(sparse, path)
+    total = sum(external_span(t, path).length for t in iter_tensors(model) if is_external(t))
+    for graph in iter_graphs(model.graph):
+        sort_nodes(graph, path)
+    check_valid(model, path)
+    if external_data == "all" or (external_data == "small" and total <= SMALL_EXTERNAL):
+        for tensor in iter_tensors(model):
+            if is_external(tensor):
+                _read_in(tensor, path)
+    return model
+
+
+def model_signature(path: Path) -> Signature:
+    """Inputs and outputs of a model. Initializers that are listed as inputs, as old models do, are not inputs."""
+    return signature_of(load_model(path, external_data="none"), path)
+
+
+def signature_of(model: onnx.ModelProto, path: Path) -> Signature:
+    """`model_signature` of a model in memory; `path` is for messages."""
+    weights = {t.name for t in model.graph.initializer}
+    return Signature(
+        tuple(_spec(i, path) for i in model.graph.input if i.name not in weights),
+        tuple(_spec(o, path) for o in model.graph.output),
+    )
+
+
+def model_files(path: Path) -> tuple[Path, ...]:
+    """The model file and, sorted, the external data files that it needs, each proven to be inside its folder."""
+    model = _parse(_read(path), path)
+    spans = [external_span(t, path) for t in iter_tensors(model) if is_external(t)]
+    return (path, *(path.parent / location for location in sorted({s.location for s in spans})))
+
+
+def model_digest(path: Path) -> str:
+    """SHA-256 (hex) of a model. Without external data that of the file's bytes, as `sha256sum` prints it; with external
+    data that of the digests of all its files, each with its name."""
+    files = model_files(path)
+    if len(files) == 1:
+        return _file_digest(path)
+    whole = hashlib.sha256(bytes.fromhex(_file_digest(path)))
+    for file in files[1:]:
+        whole.update(file.relative_to(path.parent).as_posix().encode() + b"\0")
+        whole.update(bytes.fromhex(_file_digest(file)))
+    return whole.hexdigest()
+
+
+def save_model(
+    model: onnx.ModelProto, path: Path, *, base: Path | None = None, inline_limit: int = INLINE_LIMIT
+) -> None:
+    """Write a model: one file if its tensors have at most `inline_limit` bytes, else weights in `<name>.data` beside.
+
+    The same model gives the same bytes. Use it inside `edgeq.atomic.output_file`, which moves both files into place.
+
+    Args:
+        base: folder that external tensors of `model` are relative to; needed when it has any.
+    """
+    external = any(is_external(t) for t in iter_tensors(model))
+    if external and base is None:
+        raise OutputError(
+            f"{path} cannot be written: the model refers to external data in an unknown folder",
+            "Load the model with its external data",
+        )
+    if sum(tensor_bytes(t) for t in iter_tensors(model)) <= inline_limit:
+        if base is not None and external:
+            model = _inlined(model, base)
+        path.write_bytes(model.SerializeToString(deterministic=True))
+        return
+    import onnx_ir
+
+    graph_model = onnx_ir.serde.deserialize_model(model)
+    if base is not None:
+        onnx_ir.external_data.set_base_dir(graph_model.graph, base)
+    onnx_ir.save(graph_model, path, external_data=f"{path.name}.data", size_threshold_bytes=1024)
+
+
+def is_quantized(model: onnx.ModelProto) -> bool:
+    """Whether a model holds quantized operators already: Q/DQ nodes, QLinear* or integer ones."""
+    return any(n.op_type in _QUANTIZED_OPS or n.op_type.startswith("QLinear") for n in iter_nodes(model))
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """Version of the main operator set; 0 where a model imports none."""
+    return max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=0)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.is_dir():
+            raise ModelError(f"{path} is a directory, not a model", "Give the .onnx file in it")
+        if not path.exists():
+            raise ModelError(f"{path} does not exist", "Check the path of the model")
+        if not path.is_file():
+            raise ModelError(f"{path} is not a regular file", "Give an .onnx file")
+        size = path.stat().st_size
+        if size == 0:
+            raise ModelError(f"{path} is empty", "Export or download the model again")
+        if size > PROTOBUF_LIMIT:
+            raise ModelError(
+                f"{path} has {size} bytes, more than a protobuf can have (2 GiB)",
+                "If it is an ONNX model, save it with external data (onnx.save with save_as_external_data=True)",
+            )
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}", "Check the file and its permissions") from error
+
+
+def _parse(content: bytes, path: Path) -> onnx.ModelProto:
+    from google.protobuf.message import DecodeError
+
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(content)
+        # Many byte strings happen to parse: as unknown fields, or as a message that holds next to nothing.
+        parsed = model.HasField("graph") and model.ir_version > 0 and bool(model.opset_import)
+    except DecodeError:
+        parsed = False
+    if not parsed:
+        what, fix = likely_cause(content, path)
+        raise ModelError(f"{path} is not an ONNX model: {what}", fix)
+    if not model.graph.node:
+        raise ModelError(f"{path} has no operators in it", "Export the model again")
+    newest = onnx.defs.onnx_opset_version()
+    if opset_of(model) > newest:
+        raise ModelError(
+            f"{path} uses opset {opset_of(model)}; onnx {onnx.__version__} knows opsets up to {newest}",
+            "Install a newer onnx, or export the model with an older opset",
+        )
+    return model
+
+
+def check_valid(model: onnx.ModelProto, path: Path) -> None:
+    """Hold a model against the rules of the ONNX format, without its larger weights. ModelError where it breaks one."""
+    bare = skeleton(model)
+    # The checker wants a shape on every input and output; ONNX Runtime does not, and many exporters leave it out.
+    for value in [*bare.graph.input, *bare.graph.output]:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.shape.SetInParent()
+    try:
+        onnx.checker.check_model(bare)
+    except Exception as error:  # its C++ side raises ValidationError, RuntimeError, IndexError and others
+        text = " ".join(str(error).split())
+        raise ModelError(f"{path} is not a valid ONNX model: {text[:300]}", "Export the model again") from error
+
+
+def _spec(value: onnx.ValueInfoProto, path: Path) -> TensorSpec:
+    if not value.type.HasField("tensor_type") or value.type.tensor_type.elem_type == 0:
+        kind = value.type.WhichOneof("value") or "untyped value"
+        raise ModelError(
+            f"{path}: {value.name!r} is a {kind.removesuffix('_type')}",
+            "edgeq takes models whose inputs and outputs are tensors",
+        )
+    tensor = value.type.tensor_type
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    shape = tuple(_dimension(d) for d in tensor.shape.dim) if tensor.HasField("shape") else None
+    return TensorSpec(value.name, dtype, shape)
+
+
+def _dimension(dim: onnx.TensorShapeProto.Dimension) -> Dimension:
+    # Some exporters write -1 or 0 for a size that is free.
+    if dim.HasField("dim_value") and dim.dim_value > 0:
+        return int(dim.dim_value)
+    return dim.dim_param or None
+
+
+def _file_digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}", "Check the file and its permissions") from error
+
+
+def _read_in(tensor: onnx.TensorProto, path: Path) -> None:
+    span = external_span(tensor, path)
+    with span.file.open("rb") as file:
+        file.seek(span.offset)
+        tensor.raw_data = file.read(span.length)
+    tensor.ClearField("data_location")
+    tensor.ClearField("external_data")
+
+
+def _inlined(model: onnx.ModelProto, base: Path) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for tensor in iter_tensors(copy):
+        if is_external(tensor):
+            _read_in(tensor, base / "model")
+    return copy

@@ -1,0 +1,80 @@
+"""The order of nodes: a graph that has one, and the refusal of a graph that has none."""
+
+from __future__ import annotations
+
+import heapq
+from pathlib import Path
+
+import onnx
+
+from edgeq.errors import ModelError
+
+
+def is_sorted(graph: onnx.GraphProto) -> bool:
+    """Whether each node comes after the nodes whose outputs it (or a graph inside it) uses."""
+    made_here = {o for node in graph.node for o in node.output if o}
+    known: set[str] = set()
+    for node in graph.node:
+        if any(name in made_here and name not in known for name in _uses(node)):
+            return False
+        known.update(node.output)
+    return True
+
+
+def sort_nodes(graph: onnx.GraphProto, path: Path) -> None:
+    """Put the nodes of `graph` in topological order, in place, staying as close to the given order as possible.
+
+    Raises:
+        ModelError: nodes depend on each other in a circle.
+    """
+    if is_sorted(graph):
+        return
+    maker = {o: i for i, node in enumerate(graph.node) for o in node.output if o}
+    waiting = [{maker[n] for n in _uses(node) if n in maker} for node in graph.node]
+    users: dict[int, list[int]] = {}
+    for index, makers in enumerate(waiting):
+        for m in makers:
+            users.setdefault(m, []).append(index)
+    ready = [i for i, makers in enumerate(waiting) if not makers]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        index = heapq.heappop(ready)
+        order.append(index)
+        for user in users.get(index, ()):
+            waiting[user].discard(index)
+            if not waiting[user]:
+                heapq.heappush(ready, user)
+    if len(order) < len(graph.node):
+        stuck = graph.node[_on_cycle(waiting)]
+        raise ModelError(
+            f"{path}: node {stuck.name or stuck.op_type!r} depends on its own output, directly or through others",
+            "The graph has a cycle and cannot run; export it again",
+        )
+    ordered = onnx.GraphProto()
+    ordered.node.extend(graph.node[i] for i in order)
+    del graph.node[:]
+    graph.node.extend(ordered.node)
+
+
+def _on_cycle(waiting: list[set[int]]) -> int:
+    """A node on a cycle: every node that still waits waits for one that does, so going back must come round."""
+    index = next(i for i, makers in enumerate(waiting) if makers)
+    seen: set[int] = set()
+    while index not in seen:
+        seen.add(index)
+        index = min(waiting[index])
+    return index
+
+
+def _uses(node: onnx.NodeProto) -> set[str]:
+    """Names that a node reads: its inputs, and what graphs inside it take from outside."""
+    names = {n for n in node.input if n}
+    for attribute in node.attribute:
+        for graph in [attribute.g, *attribute.graphs] if attribute.HasField("g") else list(attribute.graphs):
+            inside = {i.name for i in graph.input} | {t.name for t in graph.initializer}
+            inside |= {o for n in graph.node for o in n.output}
+            for inner in graph.node:
+                names |= _uses(inner) - inside
+            names |= {o.name for o in graph.output} - inside
+    return names

@@ -1,0 +1,239 @@
+"""From a stranger's model to one that every backend can start from."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx
+
+from edgeq.errors import ModelError
+from edgeq.model.functions import inline_functions
+from edgeq.model.load import (
+    INLINE_LIMIT,
+    is_quantized,
+    load_model,
+    model_digest,
+    opset_of,
+    save_model,
+    signature_of,
+)
+from edgeq.model.names import name_nodes
+from edgeq.model.opset import raise_opset
+from edgeq.model.optimize import optimize_basic
+from edgeq.model.shapes import check_bounds, infer_shapes, unknown_shapes
+from edgeq.model.tensors import iter_nodes, iter_tensors, tensor_bytes
+from edgeq.progress import SILENT, Progress
+from edgeq.signature import Signature
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+PREPARED_NAME = "prepared.onnx"
+_RUNTIME_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
+_LISTED = 8
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """A model ready for calibration and quantization.
+
+    Attributes:
+        path: the prepared file in the work directory (`prepared.onnx`, and `prepared.onnx.data` for a large model).
+        source: the file that it was made from.
+        digest: `edgeq.model.load.model_digest` of `path`; the same source gives the same digest.
+        signature: inputs and outputs, named and typed as the source's; shapes may be better known than there.
+        opset: version of the main operator set.
+        notes: what was changed and what is worth knowing, in plain words.
+    """
+
+    path: Path
+    source: Path
+    digest: str
+    signature: Signature
+    opset: int
+    notes: tuple[str, ...]
+
+
+def prepare_model(
+    source: Path, workdir: Path, *, progress: Progress = SILENT, inline_limit: int = INLINE_LIMIT
+) -> PreparedModel:
+    """Load `source` safely and write its prepared form into `workdir`, replacing an earlier one.
+
+    In order: checks; local functions inlined; opset raised to 13 or later; nodes named; 16-bit floats widened to
+    float32; Constant nodes, Identity, Dropout and dead code removed; BatchNormalization folded; ONNX Runtime's
+    basic optimisation; shapes inferred; checked again. Results are those of the source to float32's accuracy. Names
+    of tensors and nodes that survive are kept.
+
+    Args:
+        inline_limit: bytes of weights above which the prepared model keeps them in external data.
+
+    Raises:
+        ModelError: the model is damaged, already quantized, too old to be raised, or has operators that
+            ONNX Runtime does not know.
+    """
+    import onnx_ir as ir
+
+    notes: list[str] = []
+    with progress.stage("Preparing the model", total=4) as advance:
+        proto = _loaded(source, notes)
+        external = sum(tensor_bytes(t) for t in iter_tensors(proto)) > inline_limit
+        advance(1)
+        model = ir.serde.deserialize_model(proto)
+        ir.external_data.set_base_dir(model.graph, source.parent)
+        _rewrite(model, notes)
+        advance(1)
+        workdir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".prepare.", dir=workdir) as scratch:
+            raw, optimized = Path(scratch) / "raw.onnx", Path(scratch) / "optimized.onnx"
+            rewritten = ir.serde.serialize_model(model)
+            save_model(rewritten, raw, base=source.parent, inline_limit=inline_limit)
+            optimize_basic(raw, optimized, source=source, external=external)
+            advance(1)
+            finished = _finished(optimized, model, source, notes)
+            notes.extend(_difference(rewritten, finished))
+            path = workdir / PREPARED_NAME
+            save_model(finished, path, base=Path(scratch), inline_limit=inline_limit)
+        advance(1)
+    if external:
+        notes.append(f"weights kept in external data ({PREPARED_NAME}.data)")
+    signature = signature_of(finished, path)
+    return PreparedModel(path, source, model_digest(path), signature, opset_of(finished), tuple(notes))
+
+
+def _loaded(source: Path, notes: list[str]) -> onnx.ModelProto:
+    """The checked model with functions inlined, opset raised and nodes named."""
+    proto = load_model(source, external_data="none")
+    signature_of(proto, source)
+    if is_quantized(proto):
+        raise ModelError(f"{source} is quantized already", "Give the float32 model that it was made from")
+    check_bounds(proto, source)
+    if proto.functions:
+        notes.append(f"{_count(len(proto.functions), 'local function')} inlined")
+        proto = inline_functions(proto, source)
+    _refuse_unknown_domains(proto, source)
+    opset = opset_of(proto)
+    proto = raise_opset(proto, source)
+    if opset_of(proto) != opset:
+        notes.append(f"opset {opset} → {opset_of(proto)}")
+    named = name_nodes(proto)
+    if named:
+        notes.append(f"{_count(named, 'node')} named, which had no name of their own")
+    return proto
+
+
+def _refuse_unknown_domains(proto: onnx.ModelProto, source: Path) -> None:
+    for node in iter_nodes(proto):
+        if node.domain not in _RUNTIME_DOMAINS:
+            raise ModelError(
+                f"{source}: node {node.name!r} is a {node.op_type!r} of the custom domain {node.domain!r}",
+                "edgeq takes operators that ONNX Runtime has; export the model without custom operators",
+            )
+
+
+def _rewrite(model: ir.Model, notes: list[str]) -> None:
+    """edgeq's own passes, in place."""
+    from edgeq.model.clean import remove_no_ops, tidy
+    from edgeq.model.fold import fold_batch_norms
+    from edgeq.model.widen import widen_half
+
+    dead = tidy(model)
+    if dead:
+        notes.append(f"{_count(dead, 'node')} removed that no output depends on")
+    removed = remove_no_ops(model)
+    if removed:
+        notes.append(f"{removed} Identity or Dropout removed")
+    widened = widen_half(model)
+    if widened:
+        notes.append(f"16-bit floats widened to float32 ({_count(widened, 'weight')})")
+    folded, _ = fold_batch_norms(model)
+    if folded:
+        notes.append(f"{folded} BatchNormalization folded")
+
+
+def _finished(optimized: Path, before: ir.Model, source: Path, notes: list[str]) -> onnx.ModelProto:
+    """What ONNX Runtime wrote, put in edgeq's form: one order, only the operator sets in use, shapes everywhere."""
+    import onnx_ir as ir
+
+    from edgeq.model.clean import remove_no_ops, tidy
+    from edgeq.model.fold import fold_batch_norms
+
+    model = ir.load(optimized)
+    tidy(model)
+    remove_no_ops(model)
+    # A MatMul and an Add that ONNX Runtime made one Gemm can take up the BatchNormalization behind it now.
+    folded, kept = fold_batch_norms(model)
+    if folded:
+        notes.append(f"{folded} BatchNormalization folded after ONNX Runtime's optimisation")
+    notes.extend(kept)
+    tidy(model)
+    _identify_as(model, before)
+    _order_initializers(model)
+    proto = ir.serde.serialize_model(model)
+    name_nodes(proto)
+    _set_shapes(proto, notes)
+    _check(proto, source)
+    return proto
+
+
+def _identify_as(model: ir.Model, before: ir.Model) -> None:
+    """Carry the producer and metadata of the source, and import only the operator sets in use."""
+    model.producer_name, model.producer_version = before.producer_name, before.producer_version
+    model.domain, model.model_version, model.doc_string = before.domain, before.model_version, before.doc_string
+    model.metadata_props.clear()
+    model.metadata_props.update(before.metadata_props)
+    used = {node.domain for graph in model.graphs() for node in graph} | {""}
+    for domain in [d for d in model.opset_imports if d not in used]:
+        del model.opset_imports[domain]
+
+
+def _order_initializers(model: ir.Model) -> None:
+    """Weights in the order in which nodes use them; ONNX Runtime writes them in the order of a hash table."""
+    for graph in model.graphs():
+        used = [v.name for node in graph.all_nodes() for v in node.inputs if v is not None and v.is_initializer()]
+        rank = {name: position for position, name in reversed(list(enumerate(used)))}
+        values = sorted(graph.initializers.values(), key=lambda v: (rank.get(v.name, len(used)), v.name or ""))
+        graph.initializers.clear()
+        for value in values:
+            graph.register_initializer(value)
+
+
+def _set_shapes(proto: onnx.ModelProto, notes: list[str]) -> None:
+    shapes, trouble = infer_shapes(proto)
+    if trouble:
+        notes.append(f"symbolic shape inference gave up ({trouble}); onnx's own was used")
+    outputs = {o.name for o in proto.graph.output}
+    made = [o for node in proto.graph.node for o in node.output if o in shapes and o not in outputs]
+    infos = [shapes[name] for name in made]
+    del proto.graph.value_info[:]
+    proto.graph.value_info.extend(infos)
+    unknown = unknown_shapes(proto)
+    if unknown:
+        listed = ", ".join(unknown[:_LISTED]) + (", …" if len(unknown) > _LISTED else "")
+        notes.append(f"{_count(len(unknown), 'tensor')} of unknown shape: {listed}")
+
+
+def _check(proto: onnx.ModelProto, source: Path) -> None:
+    from edgeq.model.load import check_valid
+
+    strange = sorted({n.domain for n in iter_nodes(proto)} - _RUNTIME_DOMAINS)
+    if strange:
+        raise ModelError(
+            f"{source}: its preparation brought in operators of {strange[0]!r}", "Please report this model"
+        )
+    check_valid(proto, source)
+
+
+def _difference(before: onnx.ModelProto, after: onnx.ModelProto) -> list[str]:
+    """What ONNX Runtime's optimisation changed, by operator type."""
+    old = Counter(n.op_type for n in iter_nodes(before))
+    new = Counter(n.op_type for n in iter_nodes(after))
+    changed = [f"{op} {old[op]} → {new[op]}" for op in sorted(old | new) if old[op] != new[op]]
+    return [f"ONNX Runtime's basic optimisation: {', '.join(changed)}"] if changed else []
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

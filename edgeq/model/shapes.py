@@ -1,0 +1,74 @@
+"""Shapes of every tensor: symbolic inference, onnx's own where that gives up, and bounds on what they may say."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import onnx
+
+from edgeq.errors import ModelError
+from edgeq.model.skeleton import skeleton
+
+MAX_ACTIVATION_BYTES = 2**36
+"""Bytes. A static shape that needs more than this for one tensor is taken for an attack or an error."""
+_WIDEST_ELEMENT = 16
+
+
+def infer_shapes(model: onnx.ModelProto) -> tuple[dict[str, onnx.ValueInfoProto], str]:
+    """Type and shape of each tensor of the main graph, by name; what the model says itself is the last resort.
+
+    Weights may be external: they are not read.
+
+    Returns:
+        The shapes, and why symbolic inference could not be used ("" when it could).
+    """
+    bare = skeleton(model)
+    known = {v.name: v for v in model.graph.value_info}
+    trouble = ""
+    try:
+        inferred = _symbolic(bare)
+    except (
+        Exception
+    ) as error:  # sympy, assertions and bare Exceptions of the inference tool: any of them means fallback
+        trouble = " ".join(str(error).split())[:200] or type(error).__name__
+        inferred = onnx.shape_inference.infer_shapes(bare)
+    for value in [*inferred.graph.value_info, *inferred.graph.output]:
+        if value.name not in known or _knowledge(value) >= _knowledge(known[value.name]):
+            known[value.name] = value
+    return known, trouble
+
+
+def unknown_shapes(model: onnx.ModelProto) -> tuple[str, ...]:
+    """Names of the tensors between nodes whose rank is not known."""
+    shaped = {v.name for v in [*model.graph.value_info, *model.graph.input, *model.graph.output] if _knowledge(v)[0]}
+    return tuple(o for node in model.graph.node for o in node.output if o and o not in shaped)
+
+
+def check_bounds(model: onnx.ModelProto, path: Path) -> None:
+    """Refuse a model that announces a tensor too large for any machine, before something tries to allocate it.
+
+    Uses onnx's inference without data propagation, which computes shapes only and does not compute values.
+    """
+    inferred = onnx.shape_inference.infer_shapes(skeleton(model))
+    for value in [*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output]:
+        sizes = [d.dim_value for d in value.type.tensor_type.shape.dim if d.dim_value > 0]
+        if math.prod(sizes) > MAX_ACTIVATION_BYTES // _WIDEST_ELEMENT:
+            raise ModelError(
+                f"{path}: tensor {value.name!r} has the shape {sizes}, more than {MAX_ACTIVATION_BYTES >> 30} GiB",
+                "Give the model realistic input sizes; if it was downloaded, do not trust it",
+            )
+
+
+def _symbolic(bare: onnx.ModelProto) -> onnx.ModelProto:
+    from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
+
+    result: onnx.ModelProto = SymbolicShapeInference.infer_shapes(bare, auto_merge=True)
+    return result
+
+
+def _knowledge(value: onnx.ValueInfoProto) -> tuple[bool, int]:
+    """How much a value's shape says: (rank known, sizes known)."""
+    if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
+        return False, 0
+    return True, sum(d.HasField("dim_value") for d in value.type.tensor_type.shape.dim)

@@ -1,0 +1,235 @@
+"""Tensors as ONNX stores them: where they are in a model, how large they say they are, and whether that is true."""
+
+from __future__ import annotations
+
+import math
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+import onnx
+
+from edgeq.errors import ModelError
+
+DAMAGED = "The file is damaged or was tampered with; export or download it again"
+
+MAX_ELEMENTS = 2**31
+"""A sparse tensor of more elements is refused."""
+
+# Bits of one element. Strings have no fixed size and are bounded by the file that holds them.
+_BITS = {
+    name: bits
+    for bits, names in {
+        2: ("UINT2", "INT2"),
+        4: ("UINT4", "INT4", "FLOAT4E2M1"),
+        8: (
+            "UINT8",
+            "INT8",
+            "BOOL",
+            "FLOAT8E4M3FN",
+            "FLOAT8E4M3FNUZ",
+            "FLOAT8E5M2",
+            "FLOAT8E5M2FNUZ",
+            "FLOAT8E8M0",
+        ),
+        16: ("UINT16", "INT16", "FLOAT16", "BFLOAT16"),
+        32: ("UINT32", "INT32", "FLOAT"),
+        64: ("UINT64", "INT64", "DOUBLE", "COMPLEX64"),
+        128: ("COMPLEX128",),
+    }.items()
+    for name in names
+}
+
+
+@dataclass(frozen=True)
+class ExternalSpan:
+    """Where the bytes of one external tensor lie.
+
+    Attributes:
+        file: absolute path, proven to be inside the model's folder.
+        location: the path as the model spells it, relative to the model's folder.
+        offset, length: bytes, proven to be inside the file.
+    """
+
+    file: Path
+    location: str
+    offset: int
+    length: int
+
+
+def iter_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """`graph` and, depth first, the graphs of its If, Loop and Scan nodes."""
+    yield graph
+    yield from _graphs_of_nodes(graph.node)
+
+
+def iter_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Every node of a model: main graph, subgraphs and model-local functions."""
+    for graph in iter_graphs(model.graph):
+        yield from graph.node
+    for function in model.functions:
+        yield from function.node
+        for graph in _graphs_of_nodes(function.node):
+            yield from graph.node
+
+
+def iter_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor of a model: initializers, tensor attributes and the parts of sparse tensors, wherever nested."""
+    for graph in _all_graphs(model):
+        yield from graph.initializer
+    for node in iter_nodes(model):
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+    for sparse in iter_sparse_tensors(model):
+        yield from (sparse.values, sparse.indices)
+
+
+def iter_sparse_tensors(model: onnx.ModelProto) -> Iterator[onnx.SparseTensorProto]:
+    for graph in _all_graphs(model):
+        yield from graph.sparse_initializer
+    for node in iter_nodes(model):
+        for attribute in node.attribute:
+            if attribute.HasField("sparse_tensor"):
+                yield attribute.sparse_tensor
+            yield from attribute.sparse_tensors
+
+
+def is_external(tensor: onnx.TensorProto) -> bool:
+    return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
+
+
+def element_count(tensor: onnx.TensorProto) -> int:
+    return math.prod(tensor.dims)
+
+
+def tensor_bytes(tensor: onnx.TensorProto) -> int:
+    """Size in bytes that dtype and dims announce, computed without allocating; strings count what they hold."""
+    if tensor.data_type == onnx.TensorProto.STRING:
+        return sum(len(s) for s in tensor.string_data)
+    bits = _bits(tensor.data_type)
+    return (element_count(tensor) * (bits or 0) + 7) // 8
+
+
+def check_tensor(tensor: onnx.TensorProto, path: Path) -> None:
+    """Refuse a tensor whose dtype is unknown or whose data is not as long as its dims say.
+
+    Args:
+        path: the model file, for the message.
+    """
+    name = tensor.name or "(unnamed)"
+    if tensor.data_type != onnx.TensorProto.STRING and _bits(tensor.data_type) is None:
+        raise ModelError(f"{path}: tensor {name!r} has the unknown data type {tensor.data_type}", DAMAGED)
+    if any(d < 0 for d in tensor.dims):
+        raise ModelError(f"{path}: tensor {name!r} has a negative dimension {list(tensor.dims)}", DAMAGED)
+    if is_external(tensor):
+        return
+    announced, held = _announced_and_held(tensor)
+    if announced != held:
+        raise ModelError(
+            f"{path}: tensor {name!r} of shape {list(tensor.dims)} needs {announced} values and holds {held}", DAMAGED
+        )
+
+
+def check_sparse_tensor(sparse: onnx.SparseTensorProto, path: Path) -> None:
+    """Refuse a sparse tensor that says to be larger than any dense one may be: runtimes make it dense."""
+    if any(d < 0 for d in sparse.dims) or math.prod(sparse.dims) > MAX_ELEMENTS:
+        raise ModelError(
+            f"{path}: sparse tensor {sparse.values.name!r} has the shape {list(sparse.dims)}", "Export dense weights"
+        )
+
+
+def external_span(tensor: onnx.TensorProto, model_path: Path) -> ExternalSpan:
+    """Check one external tensor and say where its bytes lie. Nothing of the data is read.
+
+    Raises:
+        ModelError: the location is absolute, leaves the model's folder (also through a symbolic link), is missing or
+            no regular file; or offset and length do not fit the file or the tensor.
+    """
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    where = f"{model_path}: external tensor {tensor.name!r}"
+    file = _contained(location, model_path, where)
+    size = file.stat().st_size
+    offset = _number(entries.get("offset", "0"), "offset", where)
+    expected = tensor_bytes(tensor)
+    length = _number(entries.get("length", str(expected)), "length", where)
+    if length != expected:
+        raise ModelError(f"{where} has {length} bytes where its shape and type need {expected}", DAMAGED)
+    if offset + length > size:
+        raise ModelError(
+            f"{where} needs bytes {offset} to {offset + length} of {location}, which has {size}",
+            "The data file is truncated or belongs to another model; copy both files again",
+        )
+    return ExternalSpan(file, location, offset, length)
+
+
+def _contained(location: str, model_path: Path, where: str) -> Path:
+    fix = "External data must lie in the model's folder or below; put it there and export again"
+    if not location or "\0" in location:
+        raise ModelError(f"{where} names no data file", DAMAGED)
+    windows = PureWindowsPath(location)
+    if PurePosixPath(location).is_absolute() or windows.drive or windows.root:
+        raise ModelError(f"{where} has the absolute location {location!r}", fix)
+    if ".." in windows.parts or ".." in PurePosixPath(location).parts:
+        raise ModelError(f"{where} has the location {location!r}, which leaves the model's folder", fix)
+    folder = model_path.parent.resolve()
+    named = folder / location
+    try:
+        file = named.resolve()
+        mode = file.stat().st_mode
+    except (OSError, RuntimeError) as error:
+        raise ModelError(
+            f"{where} needs {location!r}, which cannot be read: {error}", "Copy the data file next to the model"
+        ) from error
+    if not file.is_relative_to(folder):
+        raise ModelError(f"{where} follows the symbolic link {location!r} out of the model's folder", fix)
+    if not stat.S_ISREG(mode):
+        raise ModelError(f"{where} has the location {location!r}, which is no regular file", fix)
+    return file
+
+
+def _number(text: str, field: str, where: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 19):
+        raise ModelError(f"{where} has the {field} {text[:40]!r}", DAMAGED)
+    return int(text)
+
+
+def _announced_and_held(tensor: onnx.TensorProto) -> tuple[int, int]:
+    """(expected, present): bytes for raw data, elements of the typed field otherwise."""
+    elements = element_count(tensor)
+    data_type = tensor.data_type
+    if data_type == onnx.TensorProto.STRING:
+        return elements, len(tensor.string_data)
+    if tensor.HasField("raw_data"):
+        return tensor_bytes(tensor), len(tensor.raw_data)
+    bits = _bits(data_type) or 0
+    if data_type in (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128):
+        elements *= 2
+    elif bits < 8:  # packed, several in a byte, one byte in an int32
+        elements = (elements * bits + 7) // 8
+    fields = (tensor.float_data, tensor.int32_data, tensor.int64_data, tensor.double_data, tensor.uint64_data)
+    return elements, sum(len(f) for f in fields)
+
+
+def _bits(data_type: int) -> int | None:
+    if data_type not in onnx.TensorProto.DataType.values():
+        return None
+    return _BITS.get(onnx.TensorProto.DataType.Name(data_type))
+
+
+def _all_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    yield from iter_graphs(model.graph)
+    for function in model.functions:
+        yield from _graphs_of_nodes(function.node)
+
+
+def _graphs_of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from iter_graphs(attribute.g)
+            for graph in attribute.graphs:
+                yield from iter_graphs(graph)

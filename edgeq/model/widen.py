@@ -1,0 +1,84 @@
+"""Turning 16-bit floating-point models into float32 ones: int8 quantization starts from float32."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+_HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_TYPE_ATTRIBUTES = ("to", "dtype")
+
+
+def widen_half(model: ir.Model) -> int:
+    """Compute in float32 whatever `model` computes in float16 or bfloat16, in place.
+
+    Inputs and outputs of the model keep their types: a Cast stands behind each such input and before each such output.
+    Constant nodes must have been made initializers before.
+
+    Returns:
+        How many weights were widened; 0 and no change when the model has no 16-bit floats.
+    """
+    widened = 0
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if value.dtype in _HALF and value.const_value is not None:
+                array = np.asarray(value.const_value.numpy()).astype(np.float32)
+                value.const_value = ir.tensor(array, name=value.name)
+                value.dtype = ir.DataType.FLOAT
+                widened += 1
+        for node in graph:
+            _widen_attributes(node)
+            for output in node.outputs:
+                if output.dtype in _HALF and not _leaves(output, model):
+                    output.dtype = ir.DataType.FLOAT
+        if graph is not model.graph:
+            for value in graph.inputs:
+                if value.dtype in _HALF:
+                    value.dtype = ir.DataType.FLOAT
+    _cast_inputs(model.graph)
+    _cast_outputs(model.graph)
+    return widened
+
+
+def _leaves(value: ir.Value, model: ir.Model) -> bool:
+    return any(output is value for output in model.graph.outputs)
+
+
+def _widen_attributes(node: ir.Node) -> None:
+    for name, attribute in list(node.attributes.items()):
+        if attribute.type == ir.AttributeType.INT and name in _TYPE_ATTRIBUTES and attribute.as_int() in _HALF:
+            node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.FLOAT))
+        if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in _HALF:
+            array = np.asarray(attribute.as_tensor().numpy()).astype(np.float32)
+            node.attributes[name] = ir.AttrTensor(name, ir.tensor(array))
+
+
+def _cast_inputs(graph: ir.Graph) -> None:
+    first = graph[0] if len(graph) else None
+    for value in graph.inputs:
+        if value.dtype not in _HALF or not value.uses():
+            continue
+        cast = _cast(value, f"{value.name}_float32", ir.DataType.FLOAT)
+        value.replace_all_uses_with(cast.outputs[0])
+        cast.replace_input_with(0, value)
+        assert first is not None
+        graph.insert_before(first, cast)
+
+
+def _cast_outputs(graph: ir.Graph) -> None:
+    for index, value in enumerate(graph.outputs):
+        if value.dtype not in _HALF or value.producer() is None:
+            continue
+        name, dtype, shape = value.name, value.dtype, value.shape
+        assert dtype is not None
+        value.dtype = ir.DataType.FLOAT
+        value.name = f"{name}_float32"
+        cast = _cast(value, str(name), dtype)
+        cast.outputs[0].shape = shape
+        graph.append(cast)
+        graph.outputs[index] = cast.outputs[0]
+
+
+def _cast(source: ir.Value, name: str, dtype: ir.DataType) -> ir.Node:
+    output = ir.Value(name=name, shape=source.shape, type=ir.TensorType(dtype))
+    return ir.Node("", "Cast", [source], [ir.AttrInt64("to", int(dtype))], outputs=[output], name=f"{name}_cast")
