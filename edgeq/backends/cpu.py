@@ -13,7 +13,7 @@ import onnx
 from edgeq.backends.base import Artifact
 from edgeq.calibrate.ranges import Range
 from edgeq.errors import CalibrationError, ModelError, UsageError
-from edgeq.model.int8_rules import int8_rules
+from edgeq.model.int8_rules import int8_rules, quantizable_operators
 from edgeq.model.load import load_model, model_files
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import IntegerType, Scheme
@@ -59,11 +59,6 @@ class CpuBackend:
         )
 
 
-def quantizable_op_types() -> tuple[str, ...]:
-    """Operator types that ONNX Runtime's CPU kernels run on integers, as `targets/backends/cpu.toml` has them."""
-    return tuple(sorted(op_type for op_type, rule in int8_rules("cpu").items() if rule.int8))
-
-
 def float_compute_nodes(model: onnx.ModelProto) -> tuple[str, ...]:
     """Names of Conv, ConvTranspose, Gemm and MatMul nodes with a constant float weight in a graph that is quantized."""
     graph = model.graph
@@ -104,7 +99,7 @@ def _write_static(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: 
                 destination,
                 None,
                 quant_format=QuantFormat[scheme.format],
-                op_types_to_quantize=list(scheme.op_types or quantizable_op_types()),
+                op_types_to_quantize=list(scheme.op_types or quantizable_operators(int8_rules("cpu"))),
                 per_channel=scheme.per_channel,
                 reduce_range=scheme.reduce_range,
                 activation_type=_quant_type(scheme.activation_type),
