@@ -24,7 +24,8 @@ _EXTERNAL_DATA_FROM = 2**31 - 2**20
 
 # At load, this optimizer quantizes the weights of a float Conv or Gemm that stands between integer tensors, per tensor
 # and without being asked: what was kept in float for accuracy becomes the worst layer of all.
-_KEEP_FLOAT = {"optimization.disable_specified_optimizers": "WeightBiasQuantization"}
+_DISABLED = "optimization.disable_specified_optimizers"
+_REQUANTIZER = "WeightBiasQuantization"
 _REQUANTIZED_AT_LOAD = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
@@ -45,10 +46,11 @@ class CpuBackend:
         notes = []
         kept = float_compute_nodes(load_model(destination))
         if kept:
-            session_options |= _KEEP_FLOAT
+            disabled = [name for name in session_options.get(_DISABLED, "").split(";") if name]
+            session_options[_DISABLED] = ";".join(dict.fromkeys([*disabled, _REQUANTIZER]))
             notes.append(
-                f"{len(kept)} compute nodes stay in float; the session option "
-                f"{next(iter(_KEEP_FLOAT))} keeps ONNX Runtime from quantizing them at load"
+                f"{len(kept)} compute nodes stay in float; the session option {_DISABLED} keeps ONNX Runtime from "
+                "quantizing their weights at load"
             )
         return Artifact(
             model=destination,
