@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgeq import errors
-from edgeq.errors import EdgeqError, UsageError
+from edgeq.errors import UsageError
+from edgeq.measure.device import device_errors
 from edgeq.measure.inference import Session
 from edgeq.session import SessionSettings, open_session
 from edgeq.signature import Signature
@@ -85,10 +85,10 @@ def _open_variant(path: Path, settings: SessionSettings, name: str | None) -> It
 
     from edgeq.model.load import signature_of
 
-    with _device_errors():
+    with device_errors():
         bundle = open_bundle(path)
     with bundle:
-        with _device_errors():
+        with device_errors():
             chosen = select(bundle, read_device(), name=name).variant
             session = open_on_device(chosen, settings.intra_op_threads)
         assert chosen.model is not None, "select() takes no variant that ONNX Runtime does not run"
@@ -111,15 +111,3 @@ def _settings(variant: Variant, settings: SessionSettings) -> SessionSettings:
         config=dict(variant.session_options),
         optimization=variant.info.get("optimization", "all"),
     )
-
-
-@contextmanager
-def _device_errors() -> Iterator[None]:
-    """Raise the device side's errors as edgeq's of the same name."""
-    from edgeq_device.errors import DeviceError
-
-    try:
-        yield
-    except DeviceError as error:
-        kind: type[EdgeqError] = getattr(errors, type(error).__name__, EdgeqError)
-        raise kind(error.problem, error.fix) from error
