@@ -86,7 +86,9 @@ def profile_page(profile: Profile, *, why: bool) -> Page:
         ("files", ", ".join(str(path) for path in profile.files) if why else ""),
     ]
     lines = [profile.name, *_table([row for row in rows if row[1]]), "", "scheme", *_scheme_lines(profile, why=why)]
-    for title, table in (("hazards", profile.hazards), ("search", profile.search), ("emulate", profile.emulate)):
+    hazards = {key: value for key, value in profile.hazards.items() if key != "notes"}
+    hazards |= profile.hazards.get("notes", {})
+    for title, table in (("hazards", hazards), ("search", profile.search), ("emulate", profile.emulate)):
         if table:
             lines += ["", title, *_table([(key, _plain(value)) for key, value in table.items()])]
     return profile.to_dict(), lines

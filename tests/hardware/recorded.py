@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edgeq.hardware.detect import Surroundings, describe
-from edgeq.hardware.machine import Gpu, Machine
 from edgeq_device.cpuid import Answers
 from edgeq_device.features import Evidence
+
+from edgeq.hardware.detect import Surroundings, describe
+from edgeq.hardware.machine import Gpu, Machine
 
 FOLDER = Path(__file__).parent / "machines"
 RECORDS: dict[str, dict[str, Any]] = tomllib.loads((FOLDER / "machines.toml").read_text(encoding="utf-8"))
