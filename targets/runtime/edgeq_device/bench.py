@@ -178,7 +178,7 @@ def _try_out(sessions: Mapping[str, Any], feeds: Sequence[Feed]) -> None:
             try:
                 session.run(None, dict(feeds[index]))
             except Exception as error:  # onnxruntime raises a dozen unrelated types here
-                text = " ".join(str(error).split())
+                text = " ".join(str(error).split()).rstrip(".")
                 raise DataError(f"{name} refuses sample {index}: {text}", "Give inputs that fit the model") from error
 
 
@@ -267,7 +267,7 @@ class _Bench:
             except Exception as error:  # the samples alone were fine, so it is the stacking that does not go
                 if batch == 1:
                     raise
-                text = " ".join(str(error).split())
+                text = " ".join(str(error).split()).rstrip(".")
                 raise UsageError(f"{name} does not run in batches of {batch}: {text}", "Leave out --batch") from error
             runners[name] = runner
         return runners
