@@ -28,7 +28,7 @@ class Subject:
         variant: the bundle's variant; None for a model file.
         signature: inputs and outputs.
         settings: what the session was opened with.
-        preprocessing: what the bundle says about its input; None where nothing does.
+        preprocess: what the bundle says about its input; None where nothing does.
     """
 
     path: Path
@@ -36,7 +36,7 @@ class Subject:
     signature: Signature
     settings: SessionSettings
     session: Session
-    preprocessing: Mapping[str, Any] | None = None
+    preprocess: Mapping[str, Any] | None = None
 
     @property
     def name(self) -> str:
@@ -100,7 +100,7 @@ def _open_variant(path: Path, settings: SessionSettings, name: str | None) -> It
             signature=signature_of(model, path),
             settings=_settings(chosen, settings),
             session=session,
-            preprocessing=chosen.info.get("preprocessing"),
+            preprocess=_preprocess(bundle.metadata.get("preprocess")),
         )
 
 
@@ -111,3 +111,13 @@ def _settings(variant: Variant, settings: SessionSettings) -> SessionSettings:
         config=dict(variant.session_options),
         optimization=variant.info.get("optimization", "all"),
     )
+
+
+def _preprocess(plain: Any) -> Mapping[str, Any] | None:
+    """A bundle's preprocessing. A stranger's bundle must not name a file of labels on this machine."""
+    if not isinstance(plain, Mapping):
+        return None
+    source = plain.get("source")
+    if not isinstance(source, Mapping) or str(source.get("labels", "")).startswith("name:"):
+        return plain
+    return {**plain, "source": {key: value for key, value in source.items() if key != "labels"}}

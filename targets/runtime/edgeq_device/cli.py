@@ -12,6 +12,8 @@ from edgeq_device.errors import BundleError, DeviceError
 from edgeq_device.package import Bundle, open_bundle
 
 INTERRUPTED = 130
+# Named here so that --help need not import numpy.
+_SCENARIOS = ("single-stream", "multi-stream", "server", "offline", "all")
 
 
 def main(argv: Optional[Sequence[str]] = None, root: Optional[Path] = None) -> int:
