@@ -96,7 +96,7 @@ def open_job(
     assert proof_samples is not None
     collected: Statistics | None = None
     if static and statistics is not None:
-        collected = Statistics.load(statistics, model_digest=prepared.digest)
+        collected = Statistics.load(statistics)
     elif static:
         if calibration is None:
             raise UsageError("static quantization needs calibration samples", "Give --data or --calibration")
