@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeq_device.bench import OFFICIAL_DURATION_S, BenchSettings, run_bench
-from edgeq_device.bench_options import SCENARIO_CHOICES, parse_settings
+from edgeq_device.bench import run_bench
+from edgeq_device.bench_settings import OFFICIAL_DURATION_S, BenchSettings, parse_settings
 from edgeq_device.bench_text import format_bench
 from edgeq_device.errors import DataError, UsageError
 from edgeq_device.latency import WarmUp
+from edgeq_device.scenarios import SCENARIOS
 
 FEEDS = [{"x": np.full((1, 4), i, np.float32)} for i in range(5)]
 QUICK = {"min_duration_s": 0.5, "min_queries": 20, "warm_up": WarmUp(window=2, min_s=0.0, max_s=0.1)}
@@ -160,7 +161,7 @@ def test_settings_that_make_no_sense(change: dict[str, Any], message: str) -> No
 
 def test_settings_from_options() -> None:
     assert parse_settings(pin="1,3", threads=2, seed=7) == BenchSettings(pin=(1, 3), threads=2, seed=7)
-    assert parse_settings(scenario="all").scenarios == SCENARIO_CHOICES[:-1]
+    assert parse_settings(scenario="all").scenarios == tuple(SCENARIOS)
     assert parse_settings(official=True).min_duration_s == OFFICIAL_DURATION_S == 600.0
     assert parse_settings(duration=0.0).min_duration_s == 0.0
     with pytest.raises(UsageError, match="--official and --duration"):

@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from click.testing import CliRunner, Result
-from edgeq_device.bench import BenchSettings
+from edgeq_device.bench_settings import BenchSettings
 from edgeq_device.latency import WarmUp
 
 import edgeq
