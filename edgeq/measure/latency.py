@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.bench import BenchSettings, OnProgress
+from edgeq_device.bench import OnProgress
+from edgeq_device.bench_settings import BenchSettings
 from edgeq_device.bench_text import format_bench
 from edgeq_device.memory import MemoryUse, measure_memory
 from edgeq_device.scenarios import Feed
