@@ -24,7 +24,9 @@ arrays = hnp.arrays(
 
 
 @given(array=arrays, fortran=st.booleans(), packed=st.booleans())
-def test_slices_are_numpys(tmp_path_factory: pytest.TempPathFactory, array: np.ndarray, fortran: bool, packed: bool) -> None:
+def test_slices_are_numpys(
+    tmp_path_factory: pytest.TempPathFactory, array: np.ndarray, fortran: bool, packed: bool
+) -> None:
     path = tmp_path_factory.mktemp("a") / "x.npz"
     stored = np.asfortranarray(array) if fortran else array
     (np.savez_compressed if packed else np.savez)(path, x=stored)
@@ -40,7 +42,9 @@ def test_slices_are_numpys(tmp_path_factory: pytest.TempPathFactory, array: np.n
             assert slices.take(0).dtype.isnative
 
 
-@pytest.mark.parametrize("code", [(0x08, "u1"), (0x09, "i1"), (0x0B, ">i2"), (0x0C, ">i4"), (0x0D, ">f4"), (0x0E, ">f8")])
+@pytest.mark.parametrize(
+    "code", [(0x08, "u1"), (0x09, "i1"), (0x0B, ">i2"), (0x0C, ">i4"), (0x0D, ">f4"), (0x0E, ">f8")]
+)
 @pytest.mark.parametrize("name", ["t-images-idx3-ubyte", "t.idx3-ubyte", "t-images-idx3-ubyte.gz"])
 def test_idx(tmp_path: Path, code: tuple[int, str], name: str) -> None:
     array = np.arange(24).reshape(2, 3, 4).astype(code[1])

@@ -30,7 +30,10 @@ tables: st.SearchStrategy[dict[str, Any]] = st.one_of(
         {"op": st.just("letterbox"), "size": size, "position": st.sampled_from(POSITIONS), "value": st.integers(0, 255)}
     ),
     st.fixed_dictionaries(
-        {"op": st.sampled_from(["multiply", "divide", "add", "subtract"]), "value": st.one_of(finite, st.lists(finite, min_size=1))}
+        {
+            "op": st.sampled_from(["multiply", "divide", "add", "subtract"]),
+            "value": st.one_of(finite, st.lists(finite, min_size=1)),
+        }
     ),
     st.fixed_dictionaries({"op": st.just("window"), "frames": st.integers(1, 9), "step": st.integers(1, 9)}),
     st.sampled_from(
@@ -59,7 +62,10 @@ def test_written_out_and_read_back(steps: list[dict[str, Any]]) -> None:
     ("text", "table"),
     [
         ("resize=256", {"op": "resize", "size": 256}),
-        ("resize=short:256:bicubic:round", {"op": "resize", "size": 256, "rule": "short", "filter": "bicubic", "rounding": "round"}),
+        (
+            "resize=short:256:bicubic:round",
+            {"op": "resize", "size": 256, "rule": "short", "filter": "bicubic", "rounding": "round"},
+        ),
         ("resize=320x240", {"op": "resize", "size": [320, 240]}),
         ("resize=model", {"op": "resize", "size": "model"}),
         ("crop=224:round", {"op": "crop", "size": 224, "rounding": "round"}),

@@ -51,7 +51,7 @@ def test_a_dtype_step_moves_the_arithmetic_to_float64(array: np.ndarray, constan
 
 
 def test_constants_that_fit_no_channel_are_refused() -> None:
-    with pytest.raises(DataError, match="source.layout"):
+    with pytest.raises(DataError, match=r"source\.layout"):
         build_step({"op": "mean", "value": [1, 2]}).apply(State(np.zeros((4, 4, 3), np.uint8), "HWC"), None)
 
 
