@@ -92,19 +92,25 @@ def split_item(item: Any, signature: Signature, target: str, where: str) -> tupl
     """
     names = [spec.name for spec in signature.inputs]
     if isinstance(item, Mapping):
-        return {str(name): _array(value) for name, value in item.items()}, None
+        return {str(name): _array(value, where) for name, value in item.items()}, None
     if isinstance(item, tuple) and len(item) == 2 and (isinstance(item[0], Mapping | tuple) or len(names) != 2):
         inputs, _ = split_item(item[0], signature, target, where)
         return inputs, item[1].item() if isinstance(item[1], np.generic) else item[1]
     if isinstance(item, tuple) and len(item) != 1:
         if len(item) != len(names):
             raise DataError(f"{where} has {len(item)} arrays, the model takes {len(names)}", f"Give {', '.join(names)}")
-        return {name: _array(value) for name, value in zip(names, item, strict=True)}, None
-    return {target: _array(item[0] if isinstance(item, tuple) else item)}, None
+        return {name: _array(value, where) for name, value in zip(names, item, strict=True)}, None
+    return {target: _array(item[0] if isinstance(item, tuple) else item, where)}, None
 
 
-def _array(value: Any) -> Any:
-    return value if isinstance(value, str) else np.asarray(value)
+def _array(value: Any, where: str) -> Any:
+    if isinstance(value, str):
+        return value
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError) as error:
+        text = " ".join(str(error).split())
+        raise DataError(f"{where} is not an array ({text})", "Give numbers of one shape") from error
 
 
 class _Spool:

@@ -84,3 +84,8 @@ def test_what_is_no_data(source: Any) -> None:
 def test_objects_are_never_pickled() -> None:
     with pytest.raises(DataError, match="Python objects"):
         open_python(iter([np.array([object()])]), IMAGE_MODEL, prepared=True, wanted=None)
+
+
+def test_ragged_items_are_named() -> None:
+    with pytest.raises(DataError, match="item 1 is not an array"):
+        list(open_python([[1], [[1], [1, 2]]], IMAGE_MODEL, prepared=True, wanted=None).read(range(2)))
