@@ -76,12 +76,16 @@ class ArrayFile:
         self._archive: zipfile.ZipFile | None = None
         self.headers: dict[str, Header] = {}
         self._open: dict[str, IO[bytes]] = {}
-        with damage(path):
-            if path.suffix == ".npz":
-                self._open_archive()
-            else:
-                with self._stream("") as stream:
-                    self.headers[""] = self._header(stream, path.stat().st_size)
+        try:
+            with damage(path):
+                if path.suffix == ".npz":
+                    self._open_archive()
+                else:
+                    with self._stream("") as stream:
+                        self.headers[""] = self._header(stream, path.stat().st_size)
+        except DataError:
+            self._stack.close()
+            raise
 
     def __enter__(self) -> ArrayFile:
         return self

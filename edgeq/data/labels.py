@@ -2,7 +2,8 @@
 
     none                    no labels, whatever the reader found
     folder                  class sub-folders (the default for such folders)
-    name:{label}_*          the part of the file name where {label} stands; * is any text. Digits become an integer
+    name:{label}_*          the part of the file name (without its suffix, or with it) where {label} stands; * is any
+                            text, and digits become an integer
     FILE.csv / .txt         lines of name and label, "name,label" or "name label"; a header line is allowed
     FILE.json               {"name": label, …} or [{"name": …, "label": …}, …]
     FILE.npy / IDX          one label a sample, by position
@@ -56,9 +57,9 @@ def load_labels_from(labels: Any, folder: Path | None, count: int, *, inside: bo
     Raises:
         DataError: an unknown form, an unreadable file, a number of labels that differs.
     """
-    if labels is None or labels == "folder":
+    if labels is None or (isinstance(labels, str) and labels == "folder"):
         return None
-    if labels == "none":
+    if isinstance(labels, str) and labels == "none":
         return lambda index, record: None
     if isinstance(labels, Mapping):
         return _by_name({str(name): label for name, label in labels.items()}, "the labels")
@@ -158,7 +159,7 @@ def _by_pattern(pattern: str) -> LabelOf:
 
     def label_of(index: int, record: Record) -> Any:
         file = str(record.context.get("file", record.name))
-        match = compiled.fullmatch(file) or compiled.fullmatch(PurePosixPath(file).stem)
+        match = compiled.fullmatch(PurePosixPath(file).stem) or compiled.fullmatch(file)
         if match is None:
             raise DataError(f"{record.name} does not match the label pattern {pattern!r}", "Correct the pattern")
         return plain_label(match[1])
