@@ -29,7 +29,8 @@ FLOORS = (
     {"model", "data", "hardware"},
     {"calibrate", "measure", "bundle"},
     {"backends", "emulate", "report"},
-    {"tune", "pipeline"},
+    {"pipeline"},
+    {"tune"},
     {"cli", "compat"},
     {"__init__", "__main__"},
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.bench import BenchSettings
+from edgeq_device.bench_settings import BenchSettings
 from edgeq_device.verify import Report
 
 from edgeq import demo

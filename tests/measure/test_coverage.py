@@ -15,9 +15,10 @@ from edgeq.model.macs import node_macs
 from edgeq.session import SessionSettings
 
 
-def event(
-    name: str, op_type: str, inputs: list[tuple[str, list[int]]], output: tuple[str, list[int]]
-) -> dict[str, Any]:
+Shaped = tuple[str, list[int]]
+
+
+def event(name: str, op_type: str, inputs: list[Shaped], output: Shaped) -> dict[str, Any]:
     arguments = {
         "op_name": op_type,
         "input_type_shape": [{dtype: shape} for dtype, shape in inputs],
