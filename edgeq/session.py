@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 from edgeq.errors import RuntimeUnavailableError
@@ -35,7 +34,7 @@ class SessionSettings:
     profile_prefix: Path | None = None
 
 
-def onnxruntime() -> ModuleType:
+def onnxruntime() -> Any:
     """The onnxruntime module; a clear error where neither of its two packages is installed."""
     try:
         import onnxruntime as module

@@ -1,8 +1,8 @@
 """Folding BatchNormalization into the layer before it.
 
 At inference BatchNormalization is y = x * factor + shift for each channel, with
-factor = scale / sqrt(var + epsilon) and shift = bias - mean * factor (the definition of the ONNX operator). A layer whose
-result is linear in its weights takes both up: weights times factor, bias times factor plus shift.
+factor = scale / sqrt(var + epsilon) and shift = bias - mean * factor (the definition of the ONNX operator). A layer
+whose result is linear in its weights takes both up: weights times factor, bias times factor plus shift.
 """
 
 from __future__ import annotations
@@ -169,8 +169,7 @@ def _store(layer: ir.Node, index: int, values: Array) -> None:
         return
     graph = layer.graph
     assert isinstance(graph, ir.Graph)
-    stem = old.name if old is not None else f"{layer.name}.bias"
-    name = _free_name(f"{stem}.folded" if old is not None else stem, graph)
+    name = _free_name(f"{old.name}.folded" if old is not None else f"{layer.name}.bias", graph)
     value = ir.Value(
         name=name,
         shape=ir.Shape(array.shape),

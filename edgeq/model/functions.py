@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import onnx
@@ -60,10 +61,10 @@ def _check_expansion(model: onnx.ModelProto, path: Path) -> None:
         raise ModelError(f"{path}: its functions expand to more than {MAX_NODES} nodes", "Do not trust this model")
 
 
-def _calls(nodes: object) -> list[tuple[str, str]]:
-    found = []
+def _calls(nodes: Iterable[onnx.NodeProto]) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
     body = onnx.GraphProto()
-    body.node.extend(nodes)  # type: ignore[arg-type]
+    body.node.extend(nodes)
     for graph in iter_graphs(body):
         found.extend((n.domain, n.op_type) for n in graph.node)
     return found

@@ -119,7 +119,7 @@ def model_digest(path: Path) -> str:
 def save_model(
     model: onnx.ModelProto, path: Path, *, base: Path | None = None, inline_limit: int = INLINE_LIMIT
 ) -> None:
-    """Write a model: one file if its tensors have at most `inline_limit` bytes, else weights go to `<name>.data` beside.
+    """Write a model: one file if its tensors have at most `inline_limit` bytes, else weights in `<name>.data` beside.
 
     The same model gives the same bytes. Use it inside `edgeq.atomic.output_file`, which moves both files into place.
 

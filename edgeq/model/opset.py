@@ -25,7 +25,7 @@ def raise_opset(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
         path: the model's file, for messages.
 
     Raises:
-        ModelError: the converter cannot, or what it made is not valid (it leaves the bodies of If and Loop as they were).
+        ModelError: the converter cannot, or made something invalid (it leaves the bodies of If and Loop as they were).
     """
     opset = opset_of(model)
     if opset >= LOWEST:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -180,7 +179,7 @@ def _contained(location: str, model_path: Path, where: str) -> Path:
     named = folder / location
     try:
         file = named.resolve()
-        mode = os.stat(file).st_mode
+        mode = file.stat().st_mode
     except (OSError, RuntimeError) as error:
         raise ModelError(
             f"{where} needs {location!r}, which cannot be read: {error}", "Copy the data file next to the model"

@@ -1,0 +1,161 @@
+"""This machine as a `Machine`: py-cpuinfo first, completed and corrected by the operating system.
+
+py-cpuinfo is asked once, for a second: it spells some flags twice, knows only CPUID leaf 7/0 (no AVX-VNNI, no AMX),
+and merges what CPUID answers with what /proc/cpuinfo lists. So its features count where the system lists none (a
+container that hides them); where the system does list them, the system is believed: a hypervisor or a boot option
+that hides a feature means it. Disagreements become notes.
+"""
+
+from __future__ import annotations
+
+import platform
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from edgeq_device import cpuid
+from edgeq_device.features import Evidence, Reading, gather, interpret, normalise, parse_identity
+
+from edgeq.hardware import limits, nvidia, runtimes
+from edgeq.hardware.machine import Cache, Gpu, Machine
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What is around the CPU; a recording leaves it empty."""
+
+    board: str = ""
+    usable_threads: int = 0
+    caches: tuple[Cache, ...] = ()
+    memory_bytes: int = 0
+    os: str = ""
+    gpus: tuple[Gpu, ...] = ()
+    runtimes: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def detect_machine() -> Machine:
+    """Detect this machine. Takes about 1.3 seconds, nearly all of it py-cpuinfo's."""
+    reported, notes = ask_py_cpuinfo()
+    return describe(gather(), reported, look_around(notes))
+
+
+def describe(evidence: Evidence, reported: Mapping[str, Any], around: Surroundings | None = None) -> Machine:
+    """Put the evidence, py-cpuinfo's report and the surroundings together. Reads nothing from this machine."""
+    around = around or Surroundings()
+    reading = interpret(evidence)
+    features, notes = combine(reading, normalise(reported.get("flags", ())))
+    identity = parse_identity(evidence.cpuinfo)
+    sysctl = parse_identity(evidence.sysctl)
+    cores, threads = limits.core_count(evidence.cpuinfo)
+    vendor, name = _arm_names(identity)
+    return Machine(
+        architecture=reading.architecture,
+        features=features,
+        cpu_name=_first(reported.get("brand_raw"), identity.get("model name"), sysctl.get("machdep.cpu.brand_string"))
+        or name,
+        vendor=_first(reported.get("vendor_id_raw"), identity.get("vendor_id"), sysctl.get("machdep.cpu.vendor"))
+        or vendor,
+        board=around.board,
+        cores=cores or int(sysctl.get("hw.physicalcpu", 0)),
+        threads=threads or int(sysctl.get("hw.logicalcpu", 0)) or int(reported.get("count", 0)),
+        usable_threads=around.usable_threads,
+        caches=around.caches or _reported_caches(reported, sysctl),
+        memory_bytes=around.memory_bytes or int(sysctl.get("hw.memsize", 0)),
+        os=around.os,
+        gpus=around.gpus,
+        runtimes=around.runtimes,
+        notes=(*notes, *around.notes),
+    )
+
+
+def combine(reading: Reading, reported: frozenset[str]) -> tuple[frozenset[str], tuple[str, ...]]:
+    """The features that count, from the system's reading and py-cpuinfo's report, and notes on disagreements."""
+    if not reading.source:
+        if not reported:
+            return frozenset(), (
+                "no source lists this CPU's features: the profile that is right on every machine fits",
+            )
+        return reported, ("the system lists no CPU features: py-cpuinfo's own CPUID answers are used",)
+    notes = reading.notes
+    if reading.source == "CPUID":
+        notes = (*notes, "the system lists no or few CPU features: CPUID's answers are used")
+        return reading.features | reported - cpuid.FEATURES, notes
+    # Only features that decide something: the two sources differ in dozens of names that do not.
+    hidden = (reported & cpuid.FEATURES) - reading.features - reading.doubted
+    if hidden:
+        words = ", ".join(sorted(hidden))
+        notes = (*notes, f"py-cpuinfo reports {words}, which {reading.source} does not list: not counted")
+    return reading.features, notes
+
+
+@cache
+def ask_py_cpuinfo() -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """py-cpuinfo's report, asked once a process; empty, with a note, on a CPU that it does not take."""
+    import cpuinfo
+
+    try:
+        return MappingProxyType(dict(cpuinfo.get_cpu_info())), ()
+    except Exception as error:  # it raises bare Exception for architectures that it does not know
+        return {}, (f"py-cpuinfo has no answer: {error}",)
+
+
+def look_around(notes: tuple[str, ...] = ()) -> Surroundings:
+    """Everything of this machine that is not its CPU's features."""
+    gpus, gpu_notes = nvidia.detect_gpus()
+    return Surroundings(
+        board=limits.board(),
+        usable_threads=limits.usable_threads(),
+        caches=limits.caches(),
+        memory_bytes=limits.memory_bytes() or _windows_memory(),
+        os=f"{platform.system()} {platform.release()}",
+        gpus=gpus,
+        runtimes=runtimes.detect_runtimes(),
+        notes=(*notes, *gpu_notes),
+    )
+
+
+def _first(*candidates: object) -> str:
+    return next((str(candidate) for candidate in candidates if candidate), "")
+
+
+def _arm_names(identity: Mapping[str, str]) -> tuple[str, str]:
+    """Vendor and core name for /proc/cpuinfo's "CPU implementer" and "CPU part", which ARM prints instead of names."""
+    implementer, part = identity.get("CPU implementer", ""), identity.get("CPU part", "")
+    known = _arm_parts().get(implementer, {})
+    return known.get("vendor", ""), known.get(part, f"part {part}" if part else "")
+
+
+@cache
+def _arm_parts() -> dict[str, dict[str, str]]:
+    return tomllib.loads((Path(__file__).parent / "arm_parts.toml").read_text(encoding="utf-8"))
+
+
+def _reported_caches(reported: Mapping[str, Any], sysctl: Mapping[str, str]) -> tuple[Cache, ...]:
+    found = []
+    for level, kind, key, apple in (
+        (1, "data", "l1_data_cache_size", "hw.l1dcachesize"),
+        (1, "instruction", "l1_instruction_cache_size", "hw.l1icachesize"),
+        (2, "unified", "l2_cache_size", "hw.l2cachesize"),
+        (3, "unified", "l3_cache_size", "hw.l3cachesize"),
+    ):
+        size = sysctl.get(apple) or reported.get(key) or 0
+        if str(size).isdecimal() and int(size):
+            found.append(Cache(level, kind, int(size)))
+    return tuple(found)
+
+
+def _windows_memory() -> int:
+    """Total memory in bytes on Windows, 0 elsewhere."""
+    if platform.system() != "Windows":
+        return 0
+    import ctypes
+
+    installed = ctypes.c_ulonglong(0)
+    kernel = ctypes.WinDLL("kernel32")  # type: ignore[attr-defined,unused-ignore]
+    kernel.GetPhysicallyInstalledSystemMemory(ctypes.byref(installed))
+    return installed.value * 1024

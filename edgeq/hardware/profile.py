@@ -1,0 +1,265 @@
+"""Profiles: what a class of hardware is, and how it wants models quantized. Data, from profiles/*.toml.
+
+A profile requires raw features, never a CPU's family or marketing name. It may extend another one: requirements add
+up, tables are merged key by key, and what it does not say it inherits. Among the profiles whose requirements a
+machine meets, the highest rank wins; ranks of profiles that could meet are different and grow with the requirements,
+which is checked on loading, so there is never a tie.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgeq.errors import EdgeqError, HardwareError
+from edgeq.hardware import document as doc
+from edgeq.hardware import schema
+from edgeq.hardware.document import Document
+from edgeq.hardware.machine import Machine
+from edgeq.scheme import Scheme
+
+ANY = "any"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One hardware class.
+
+    Attributes:
+        name: the file's name without suffix.
+        title: one line for people.
+        architecture: of the CPU, as in `Machine`; "any" where it does not matter.
+        requires: CPU features, all of them.
+        rank: the highest one that fits wins.
+        backend: which backend builds for it: "cpu", "tensorrt", "systolic".
+        min_onnxruntime: the oldest release that these choices were seen to work with.
+        scheme: how to quantize; `dynamic_weight_types` holds the [dynamic] table.
+        why, source: per scheme field, the reason for the default and where it comes from.
+        hazards: "saturates_int16" and "slower_than_float" list type pairs and forms, "notes" says the rest by topic.
+        search: per scheme field, the values that tuning may try; "session_options" holds lists by option.
+        emulate: how to run its kernels elsewhere: "qemu" (arch, cpu, min_version), "mask" (features to hide on a
+            host that has more), "simulator", "note".
+        min_compute_capability: of an NVIDIA GPU, (major, minor); None where no GPU is needed.
+        requires_runtimes: keys of `Machine.runtimes` that must be there.
+        extends: the profile it builds on.
+        files: where it was read from, the last word last.
+    """
+
+    name: str
+    title: str
+    architecture: str
+    requires: frozenset[str]
+    rank: int
+    backend: str
+    min_onnxruntime: str
+    scheme: Scheme
+    why: Mapping[str, str] = field(default_factory=dict)
+    source: Mapping[str, str] = field(default_factory=dict)
+    hazards: Mapping[str, Any] = field(default_factory=dict)
+    search: Mapping[str, Any] = field(default_factory=dict)
+    emulate: Mapping[str, Any] = field(default_factory=dict)
+    min_compute_capability: tuple[int, int] | None = None
+    requires_runtimes: frozenset[str] = frozenset()
+    extends: str | None = None
+    files: tuple[Path, ...] = ()
+
+    def missing(self, machine: Machine) -> tuple[str, ...]:
+        """What `machine` lacks to run this profile, in words; empty when it fits."""
+        if self.architecture not in (ANY, machine.architecture):
+            return (f"architecture {self.architecture}",)
+        lacks = sorted(self.requires - machine.features)
+        if self.min_compute_capability is not None:
+            wanted = "{}.{}".format(*self.min_compute_capability)
+            if machine.gpu is None:
+                return (*lacks, "an NVIDIA GPU")
+            if machine.gpu.compute_capability < self.min_compute_capability:
+                lacks.append(f"compute capability {wanted}")
+        lacks += [f"{runtime} (not installed)" for runtime in sorted(self.requires_runtimes - set(machine.runtimes))]
+        oldest, installed = self.min_onnxruntime, machine.onnxruntime
+        if installed and doc.version_key(installed) < doc.version_key(oldest):
+            lacks.append(f"onnxruntime {oldest} (here {installed})")
+        return tuple(lacks)
+
+    def includes(self, other: Profile) -> bool:
+        """Whether every machine that fits this profile also fits `other` (as far as hardware goes)."""
+        gpu, other_gpu = self.min_compute_capability, other.min_compute_capability
+        return (
+            other.architecture in (ANY, self.architecture)
+            and other.requires <= self.requires
+            and (other_gpu is None or (gpu is not None and gpu >= other_gpu))
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        cc = self.min_compute_capability
+        return {
+            "name": self.name,
+            "title": self.title,
+            "architecture": self.architecture,
+            "requires": sorted(self.requires),
+            "requires_runtimes": sorted(self.requires_runtimes),
+            "min_compute_capability": None if cc is None else "{}.{}".format(*cc),
+            "rank": self.rank,
+            "backend": self.backend,
+            "min_onnxruntime": self.min_onnxruntime,
+            "extends": self.extends,
+            "scheme": self.scheme.to_dict(),
+            "why": dict(self.why),
+            "source": dict(self.source),
+            "hazards": dict(self.hazards),
+            "search": dict(self.search),
+            "emulate": dict(self.emulate),
+        }
+
+
+@dataclass(frozen=True)
+class RunnerUp:
+    """A profile that ranks above the winner, and what the machine lacks for it."""
+
+    profile: Profile
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ProfileMatch:
+    """The profile that fits best, why it fits, and what each better-ranked one lacked (closest rank first)."""
+
+    profile: Profile
+    reasons: tuple[str, ...]
+    runner_ups: tuple[RunnerUp, ...]
+
+    def explain(self) -> tuple[str, ...]:
+        """The match in lines for people. Runner-ups that lack the same share a line."""
+        by_lack: dict[tuple[str, ...], list[str]] = {}
+        for runner_up in self.runner_ups:
+            by_lack.setdefault(runner_up.missing, []).append(runner_up.profile.name)
+        return (
+            f"{self.profile.name} fits: {', '.join(self.reasons)}",
+            *(f"not {', '.join(names)}: lacks {', '.join(lack)}" for lack, names in by_lack.items()),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "profile": self.profile.name,
+            "title": self.profile.title,
+            "backend": self.profile.backend,
+            "reasons": list(self.reasons),
+            "runner_ups": [{"profile": r.profile.name, "missing": list(r.missing)} for r in self.runner_ups],
+        }
+
+
+def load_profiles(folders: Sequence[Path] | None = None) -> dict[str, Profile]:
+    """All profiles by name, in order of rank: the shipped ones with the user's merged over them, or of `folders`.
+
+    Raises:
+        HardwareError: a file that is not a good profile, or two that could tie.
+    """
+    documents = schema.layered(folders or schema.default_folders("profiles"), schema.PROFILE)
+    profiles = [build_profile(schema.inherit(document, documents)) for document in documents.values()]
+    _refuse_ties(profiles)
+    return {profile.name: profile for profile in sorted(profiles, key=lambda p: (p.rank, p.name))}
+
+
+def match_profile(machine: Machine, profiles: Mapping[str, Profile]) -> ProfileMatch:
+    """The highest-ranked profile whose requirements `machine` meets.
+
+    Profiles of another architecture are not even runners-up.
+
+    Raises:
+        HardwareError: none fits; says what the least demanding one lacks.
+    """
+    related = [p for p in profiles.values() if p.architecture in (ANY, machine.architecture)]
+    ranked = sorted(related, key=lambda p: p.rank, reverse=True)
+    lacking = [(profile, profile.missing(machine)) for profile in ranked]
+    winner = next((profile for profile, missing in lacking if not missing), None)
+    if winner is None:
+        lacks = f"{lacking[-1][0].name} lacks {', '.join(lacking[-1][1])}" if lacking else "there is none for it"
+        raise HardwareError(
+            f"no profile fits this {machine.architecture} machine: {lacks}", "Name one with --profile, or write one"
+        )
+    better = [RunnerUp(profile, missing) for profile, missing in lacking if profile.rank > winner.rank]
+    return ProfileMatch(winner, _reasons(winner, machine), tuple(reversed(better)))
+
+
+def _reasons(profile: Profile, machine: Machine) -> tuple[str, ...]:
+    reasons = [machine.architecture if profile.architecture == ANY else profile.architecture]
+    reasons += sorted(profile.requires)
+    if profile.min_compute_capability is not None and machine.gpu is not None:
+        reasons.append(f"{machine.gpu.name} with compute capability {'{}.{}'.format(*machine.gpu.compute_capability)}")
+    reasons += [f"{name} {machine.runtimes[name]}" for name in sorted(profile.requires_runtimes)]
+    return tuple(reasons)
+
+
+def build_profile(document: Document) -> Profile:
+    """The profile that a document with everything inherited describes."""
+    content = document.content
+    for key in ("title", "architecture", "rank", "backend", "min_onnxruntime"):
+        if key not in content:
+            raise HardwareError(f"{document.file}: {key} is missing", f"Add it, or extend a profile that has {key}")
+    capability = content.get("min_compute_capability")
+    return Profile(
+        name=document.name,
+        title=content["title"],
+        architecture=content["architecture"],
+        requires=frozenset(content["requires"]),
+        rank=content["rank"],
+        backend=content["backend"],
+        min_onnxruntime=content["min_onnxruntime"],
+        scheme=build_scheme(document),
+        why=content.get("why", {}),
+        source=content.get("source", {}),
+        hazards=content.get("hazards", {}),
+        search=_search(document),
+        emulate=content.get("emulate", {}),
+        min_compute_capability=None if capability is None else _compute_capability(document, capability),
+        requires_runtimes=frozenset(content["requires_runtimes"]),
+        extends=content.get("extends"),
+        files=document.files,
+    )
+
+
+def build_scheme(document: Document) -> Scheme:
+    """The [scheme] and [dynamic] tables as a Scheme; errors name the file."""
+    fields = {**document.content.get("scheme", {}), "dynamic_weight_types": document.content.get("dynamic", {})}
+    return _checked_scheme(document, "scheme", fields)
+
+
+def _search(document: Document) -> dict[str, Any]:
+    search = dict(document.content.get("search", {}))
+    for name, values in search.items():
+        for value in () if isinstance(values, Mapping) else values:
+            _checked_scheme(document, f"search.{name}", {name: value})
+    return search
+
+
+def _checked_scheme(document: Document, table: str, fields: Mapping[str, Any]) -> Scheme:
+    try:
+        return Scheme.from_dict(fields)
+    except EdgeqError as error:
+        raise HardwareError(f"{document.file}: [{table}]: {error.problem}", error.fix) from error
+
+
+def _compute_capability(document: Document, text: str) -> tuple[int, int]:
+    parts = doc.version_key(text)
+    if len(parts) != 2:
+        raise HardwareError(f"{document.file}: min_compute_capability is {text!r}", 'Write it as "8.6"')
+    return parts[0], parts[1]
+
+
+def _refuse_ties(profiles: Sequence[Profile]) -> None:
+    """Among profiles that one machine could fit, ranks differ, and requiring more means ranking higher."""
+    for more, less in itertools.permutations(profiles, 2):
+        if more.includes(less) and not less.includes(more) and more.rank <= less.rank:
+            raise HardwareError(
+                f"{more.files[-1]}: rank {more.rank} is not above {less.rank} of {less.name}, which requires less",
+                f"Give {more.name} a rank above {less.rank}",
+            )
+    for a, b in itertools.combinations(profiles, 2):
+        if a.rank == b.rank and (a.architecture == b.architecture or ANY in (a.architecture, b.architecture)):
+            raise HardwareError(
+                f"{a.files[-1]}: rank {a.rank} is also that of {b.name}", "Give one of them another rank"
+            )

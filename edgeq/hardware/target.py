@@ -1,0 +1,186 @@
+"""Targets: where a model goes. A profile, a runtime, and what is known of the device. Data, from targets/*.toml.
+
+A target extends one profile and may override its choices. "auto" in place of the profile's name means: the profile
+that fits the machine at hand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgeq.errors import HardwareError
+from edgeq.hardware import document as doc
+from edgeq.hardware import schema
+from edgeq.hardware.detect import detect_machine
+from edgeq.hardware.document import Document
+from edgeq.hardware.machine import Machine
+from edgeq.hardware.profile import Profile, build_profile, match_profile
+
+AUTO = "auto"
+THIS_MACHINE = "this-machine"
+
+
+@dataclass(frozen=True)
+class Target:
+    """One place to deploy to.
+
+    Attributes:
+        name: the file's name without suffix, or the profile's name.
+        title: one line for people.
+        profile: with the target's own overrides in it.
+        backend: the profile's.
+        architecture: of the device's CPU.
+        features: CPU features that the device is known to have; at least those that the profile requires.
+        runtime: the versions of "onnxruntime", "tensorrt", "cuda", "python" that the device has, as far as known.
+        emulate: how to run the device's kernels elsewhere; see `Profile.emulate`.
+        device: what is known of the hardware: "cores", "memory_mib", "compute_capability".
+        systolic: the array's parameters, in a target that is one.
+    """
+
+    name: str
+    title: str
+    profile: Profile
+    backend: str
+    architecture: str
+    features: frozenset[str]
+    runtime: Mapping[str, str] = field(default_factory=dict)
+    emulate: Mapping[str, Any] = field(default_factory=dict)
+    device: Mapping[str, Any] = field(default_factory=dict)
+    systolic: Mapping[str, Any] = field(default_factory=dict)
+    files: tuple[Path, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "name": self.name,
+            "title": self.title,
+            "backend": self.backend,
+            "architecture": self.architecture,
+            "features": sorted(self.features),
+            "runtime": dict(self.runtime),
+            "emulate": dict(self.emulate),
+            "device": dict(self.device),
+            "systolic": dict(self.systolic),
+            "profile": self.profile.to_dict(),
+        }
+
+
+def load_targets(
+    machine: Machine | None = None,
+    folders: Sequence[Path] | None = None,
+    profile_folders: Sequence[Path] | None = None,
+) -> dict[str, Target]:
+    """All targets by name. Detects this machine, for the target that follows it, unless `machine` is given.
+
+    Raises:
+        HardwareError: a file that is not a good target or profile.
+    """
+    profiles = _profile_documents(profile_folders)
+    documents = _target_documents(folders)
+    if machine is None and any(document.content.get("extends") == AUTO for document in documents.values()):
+        machine = detect_machine()
+    return {name: _build(documents[name], profiles, machine) for name in sorted(documents)}
+
+
+def resolve(
+    name_or_path: str | Path,
+    machine: Machine | None = None,
+    folders: Sequence[Path] | None = None,
+    profile_folders: Sequence[Path] | None = None,
+) -> Target:
+    """The target for what a user named: "auto", a target, a profile, or a path to either's .toml file.
+
+    `machine` stands for the machine at hand; it is detected only if needed.
+
+    Raises:
+        HardwareError: unknown, with the nearest name; or a file that is not a good target or profile.
+    """
+    name = str(name_or_path)
+    profiles = _profile_documents(profile_folders)
+    if name.endswith(".toml"):
+        return _resolve_file(Path(name), profiles, machine)
+    documents = _target_documents(folders)
+    wanted = THIS_MACHINE if name == AUTO else name
+    if wanted in documents:
+        return _build(documents[wanted], profiles, machine)
+    if wanted in profiles:
+        return _of_profile(build_profile(schema.inherit(profiles[wanted], profiles)))
+    raise HardwareError(f"unknown target or profile {name!r}", doc.suggest(name, [*documents, *profiles, AUTO]))
+
+
+def _profile_documents(folders: Sequence[Path] | None) -> dict[str, Document]:
+    return schema.layered(folders or schema.default_folders("profiles"), schema.PROFILE)
+
+
+def _target_documents(folders: Sequence[Path] | None) -> dict[str, Document]:
+    return schema.layered(folders or schema.default_folders("targets"), schema.TARGET)
+
+
+def _resolve_file(path: Path, profiles: Mapping[str, Document], machine: Machine | None) -> Target:
+    """A user's own file: a profile if it says one of the things that only profiles say, else a target."""
+    either = doc.read(path, {**schema.PROFILE, **schema.TARGET})
+    is_profile = not either.content.keys() <= schema.TARGET.keys()
+    document = schema.explain_override(doc.read(path, schema.PROFILE if is_profile else schema.TARGET))
+    if is_profile:
+        return _of_profile(build_profile(schema.inherit(document, profiles)))
+    return _build(document, profiles, machine)
+
+
+def _of_profile(profile: Profile) -> Target:
+    return Target(
+        name=profile.name,
+        title=profile.title,
+        profile=profile,
+        backend=profile.backend,
+        architecture=profile.architecture,
+        features=profile.requires,
+        emulate=profile.emulate,
+        files=profile.files,
+    )
+
+
+def _build(document: Document, profiles: Mapping[str, Document], machine: Machine | None) -> Target:
+    """The target of one document, on top of the profile that it extends or, for "auto", that fits the machine."""
+    content = document.content
+    for key in ("title", "extends"):
+        if key not in content:
+            raise HardwareError(f"{document.file}: {key} is missing", "Add it")
+    if content["extends"] == AUTO:
+        return _build_for(machine or detect_machine(), document, profiles)
+    whole = schema.inherit(document, profiles)
+    parent = build_profile(schema.inherit(profiles[content["extends"]], profiles))
+    own = build_profile(whole)
+    profile = dataclasses.replace(own, name=parent.name, title=parent.title, extends=parent.extends)
+    return Target(
+        name=document.name,
+        title=content["title"],
+        profile=profile,
+        backend=profile.backend,
+        architecture=content.get("architecture", profile.architecture),
+        features=frozenset(content.get("features", ())) | profile.requires,
+        runtime=content.get("runtime", {}),
+        emulate=profile.emulate,
+        device=content.get("device", {}),
+        systolic=content.get("systolic", {}),
+        files=whole.files,
+    )
+
+
+def _build_for(machine: Machine, document: Document, profiles: Mapping[str, Document]) -> Target:
+    """The target of an "auto" document on `machine`: what is detected stands where the file says nothing."""
+    built = {name: build_profile(schema.inherit(profile, profiles)) for name, profile in profiles.items()}
+    match = match_profile(machine, built)
+    fixed = Document(document.name, {**document.content, "extends": match.profile.name}, document.files)
+    target = _build(fixed, profiles, machine)
+    detected = {"cores": machine.cores, "memory_mib": machine.memory_bytes >> 20}
+    return dataclasses.replace(
+        target,
+        architecture=machine.architecture,
+        features=machine.features | target.features,
+        runtime={**machine.runtimes, **target.runtime},
+        device={**{key: value for key, value in detected.items() if value}, **target.device},
+    )
