@@ -15,6 +15,7 @@ import onnx
 from numpy.typing import NDArray
 
 from edgeq.calibrate.histogram import KeyBuffer
+from edgeq.calibrate.observed import ObservedModel
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
 from edgeq.calibrate.tally import Seen, Tally
 from edgeq.calibrate.tensors import Derived, Plan, element_types, plan, quantizable_tensors
@@ -23,7 +24,6 @@ from edgeq.errors import CalibrationError, DataError, EdgeqError
 from edgeq.model.load import load_model
 from edgeq.model.load import model_digest as digest_of
 from edgeq.progress import SILENT, Progress
-from edgeq.session import SessionSettings, open_session
 
 MOST_WORKERS = 4
 """More samples at once than this gain nothing: counting takes turns."""
@@ -136,7 +136,8 @@ class _Pass:
         workers: int,
     ) -> None:
         self._plan = steps
-        self._session = _observed_session(graph, path, steps.fetched, max(1, _cores() // workers))
+        threads = max(1, _cores() // workers)
+        self._model = ObservedModel(graph, path, steps.fetched, keep_layout=channels, threads=threads)
         names = [*steps.inputs, *steps.fetched, *(d.name for d in steps.derived)]
         self._tallies = {name: Tally(state[name], channels.get(name)) for name in names}
         self._pool = ThreadPoolExecutor(workers)
@@ -220,11 +221,7 @@ class _Pass:
             yield name, sample.inputs[name]
         if not self._plan.fetched:
             return
-        try:
-            values = self._session.run(list(self._plan.fetched), dict(sample.inputs))
-        except Exception as error:  # onnxruntime raises unrelated types, some of them bare Exception
-            text = " ".join(str(error).split())
-            raise DataError(f"onnxruntime cannot run sample {sample.name}: {text}", "Check its shape") from error
+        values = self._model.run(sample.inputs, sample.name)
         while values:
             # Popped, so that each array is freed as soon as it is counted.
             yield self._plan.fetched[len(self._plan.fetched) - len(values)], values.pop(0)
@@ -262,31 +259,12 @@ def _known_floats(graph: onnx.ModelProto, path: Path, names: Sequence[str]) -> t
     for name in names:
         if name not in inputs | produced:
             raise CalibrationError(f"{path} has no tensor {name!r}", "`edgeq inspect` lists the tensors")
-    untyped = [n for n in names if n not in inputs and n not in _typed(graph)]
+    typed = element_types(graph)
+    untyped = [n for n in names if n not in inputs and n not in typed]
     if not untyped:
         return tuple(names)
-    session = _observed_session(graph, path, untyped, 1)
-    floats = {o.name for o in session.get_outputs() if o.type in ("tensor(float)", "tensor(float16)")}
+    floats = ObservedModel(graph, path, untyped, keep_layout=untyped, threads=1).floats()
     return tuple(n for n in names if n not in untyped or n in floats)
-
-
-def _typed(graph: onnx.ModelProto) -> set[str]:
-    return set(element_types(graph))
-
-
-def _observed_session(graph: onnx.ModelProto, path: Path, names: Sequence[str], threads: int) -> Any:
-    """A session of the model with `names` as additional outputs."""
-    outputs = {o.name for o in graph.graph.output}
-    observed = onnx.ModelProto()
-    observed.CopyFrom(graph)
-    for name in names:
-        if name not in outputs:
-            observed.graph.output.append(onnx.ValueInfoProto(name=name))
-    settings = SessionSettings(
-        config={"session.model_external_initializers_file_folder_path": os.fspath(path.absolute().parent)},
-        intra_op_threads=threads,
-    )
-    return open_session(observed.SerializeToString(), settings)
 
 
 def _cores() -> int:

@@ -28,8 +28,9 @@ Float32s = NDArray[np.float32]
 Float64s = NDArray[np.float64]
 Int64s = NDArray[np.int64]
 
-CHUNK = 1 << 15
-"""Values counted at a time: the values and their 64-bit keys stay in a core's second-level cache."""
+CHUNK = 1 << 16
+"""Values counted at a time: few enough for the caches, enough to make the cost of a call small."""
+_HALF, _UPPER = np.uint64(32), np.uint64(32 + _SHIFT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +62,16 @@ class Histogram:
 
     def clip(self, low: float, high: float) -> Histogram:
         """The histogram of min(max(x, low), high), exactly: each bound stays in the bin that holds it."""
-        if not self.keys.size:
+        order = order_of(self.keys)
+        least, most = order_of(_keys_of(np.array([low + 0.0, high + 0.0], np.float32)))
+        first, last = np.searchsorted(order, [least, most + 1])
+        below, above = int(self.counts[:first].sum()), int(self.counts[last:].sum())
+        if not below and not above:
             return self
-        order = _order(self.keys)
-        bounds = _order(_keys_of(np.array([low, high], np.float32)))
-        return _collect(_from_order(np.clip(order, bounds[0], bounds[1])), self.counts)
+        ends = _collect(
+            from_order(np.array([least, most])[[below > 0, above > 0]]), np.array([n for n in (below, above) if n])
+        )
+        return Histogram(self.keys[first:last], self.counts[first:last]).merge(ends)
 
     def edges(self) -> tuple[Float64s, Float64s]:
         """Lower and upper edge of each bin, float64[n]. The bin around zero is the only one with both signs."""
@@ -89,9 +95,15 @@ class Counter:
         self.counts: Int64s = np.zeros(KEYS, np.int64)
         self.counts[start.keys] = start.counts
 
-    def freeze(self) -> Histogram:
-        keys = np.flatnonzero(self.counts).astype(np.uint32)
-        return _collect(keys, self.counts[keys])
+    def freeze(self, minimum: float, maximum: float) -> Histogram:
+        """The histogram so far of values from `minimum` to `maximum`, which bound the memory that is looked at."""
+        least, most = (int(k) & (_SIGN - 1) for k in _keys_of(np.array([minimum, maximum], np.float32)))
+        positive = self.counts[: most + 1 if maximum > 0 else 1].copy()
+        positive[0] += self.counts[_SIGN]
+        negative = self.counts[_SIGN + 1 : _SIGN + least + 1][::-1] if minimum < 0 else self.counts[:0]
+        places = np.flatnonzero(negative), np.flatnonzero(positive)
+        keys = np.concatenate([_SIGN + least - places[0], places[1]]).astype(np.uint32)
+        return Histogram(keys, np.concatenate([negative[places[0]], positive[places[1]]]))
 
 
 class KeyBuffer:
@@ -99,7 +111,6 @@ class KeyBuffer:
 
     def __init__(self) -> None:
         self._words: NDArray[np.uint64] = np.empty(CHUNK, np.uint64)
-        self._odd: Float32s = np.zeros(2, np.float32)
 
     def keys(self, values: Float32s) -> NDArray[np.intp]:
         """Keys of at most CHUNK contiguous float32 values, in an order of its own; valid until the next call.
@@ -107,12 +118,12 @@ class KeyBuffer:
         Two values are shifted as one 64-bit word, which gives array indices without a widening copy.
         """
         even = values.size & ~1
-        half = even // 2
         pairs = values[:even].view(np.uint64)
         words = self._words[: values.size]
-        np.right_shift(pairs, np.uint64(32 + _SHIFT), out=words[:half])
-        np.left_shift(pairs, np.uint64(32), out=words[half:even])
-        np.right_shift(words[half:even], np.uint64(32 + _SHIFT), out=words[half:even])
+        first, second = words[: even // 2], words[even // 2 : even]
+        np.right_shift(pairs, _UPPER, out=first)
+        np.left_shift(pairs, _HALF, out=second)
+        np.right_shift(second, _UPPER, out=second)
         if even != values.size:
             words[even] = values[even:].view(np.uint32)[0] >> np.uint32(_SHIFT)
         return words.view(np.intp)
@@ -131,42 +142,41 @@ def histogram_of(values: NDArray[Any]) -> Histogram:
     return _collect(keys, counts.astype(np.int64))
 
 
-def checked(keys: NDArray[np.uint32], counts: Int64s) -> Histogram:
-    """A histogram from a file: refused unless keys are in order, finite, without doubles, and counts positive."""
-    order = _order(keys)
-    sound = (
+def sound(histogram: Histogram) -> bool:
+    """Whether a histogram from a file is one: keys finite, ascending, without doubles; counts positive."""
+    keys, counts = histogram.keys, histogram.counts
+    magnitude = keys & np.uint32(_SIGN - 1)
+    return (
         keys.shape == counts.shape
         and bool((keys < KEYS).all())
-        and bool(((keys & np.uint32(_SIGN - 1)) < _INFINITE).all())
-        and bool((np.diff(order) > 0).all())
+        and bool((magnitude < _INFINITE).all())
+        and bool((np.diff(order_of(keys)) > 0).all())
         and bool((counts > 0).all())
         and not bool((keys == _SIGN).any())
     )
-    if not sound:
-        raise CalibrationError("a histogram is malformed")
-    return Histogram(keys, counts)
 
 
 def _collect(keys: NDArray[np.uint32], counts: Int64s) -> Histogram:
     """Add counts of equal keys and sort; minus zero's bin joins plus zero's, so equal values have one bin."""
-    order = _order(np.where(keys == _SIGN, np.uint32(0), keys))
+    order = order_of(np.where(keys == _SIGN, np.uint32(0), keys))
     unique, place = np.unique(order, return_inverse=True)
     summed = np.zeros(unique.size, np.int64)
     np.add.at(summed, place, counts)
-    return Histogram(_from_order(unique), summed)
+    return Histogram(from_order(unique), summed)
 
 
 def _keys_of(values: Float32s) -> NDArray[np.uint32]:
     return values.view(np.uint32) >> np.uint32(_SHIFT)
 
 
-def _order(keys: NDArray[np.uint32]) -> NDArray[np.int32]:
+def order_of(keys: NDArray[np.uint32]) -> NDArray[np.int32]:
     """A number that grows with the value of a bin: the key for positive bins, minus its magnitude for negative."""
     signed = keys.astype(np.int32)
     return np.where(signed >= _SIGN, _SIGN - signed, signed)
 
 
-def _from_order(order: NDArray[np.int32]) -> NDArray[np.uint32]:
+def from_order(order: NDArray[np.int32]) -> NDArray[np.uint32]:
+    """The keys of such numbers."""
     return np.where(order < 0, _SIGN - order, order).astype(np.uint32)
 
 

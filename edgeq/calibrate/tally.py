@@ -84,7 +84,9 @@ class Tally:
     def freeze(self, histogram: Histogram | None = None) -> TensorStatistics:
         """The totals as a value; `histogram` where it was derived instead of counted."""
         if histogram is None:
-            histogram = self._counter.freeze() if self._counter is not None else self._start.histogram
+            histogram = self._start.histogram
+            if self._counter is not None and self._count:
+                histogram = self._counter.freeze(self._minimum, self._maximum)
         return TensorStatistics(
             self._dtype,
             self._samples,
