@@ -9,10 +9,11 @@ from typing import Any
 
 from edgeq.backends import Artifact, backend_named
 from edgeq.calibrate.collect import collect
+from edgeq.calibrate.files import load_statistics
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Statistics
 from edgeq.data.samples import Samples, open_samples
-from edgeq.errors import UsageError
+from edgeq.errors import CalibrationError, UsageError
 from edgeq.hardware.target import Target
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.progress import SILENT, Progress
@@ -96,7 +97,10 @@ def open_job(
     assert proof_samples is not None
     collected: Statistics | None = None
     if static and statistics is not None:
-        collected = Statistics.load(statistics)
+        collected = load_statistics(statistics)
+        collected.check_model(prepared.digest, str(statistics))
+        if not collected.complete:
+            raise CalibrationError(f"{statistics} is unfinished", "Finish it with `edgeq calibrate --resume`")
     elif static:
         if calibration is None:
             raise UsageError("static quantization needs calibration samples", "Give --data or --calibration")
