@@ -66,8 +66,8 @@ def tasks(root: Path) -> Iterator[Task]:
 def demo_task() -> Task:
     with np.load(demo.CALIBRATION) as calibration, np.load(demo.VALIDATION) as validation:
         recorded = demo.provenance()["float32"]["validation"]
-        parts = {"validation": (validation["X"], validation["Y"].astype(np.int64), recorded)}
-        return Task("demo", demo.MODEL, "image", calibration["X"], parts)
+        parts = {"validation": (validation["image"], validation["label"].astype(np.int64), recorded)}
+        return Task("demo", demo.MODEL, "image", calibration["image"], parts)
 
 
 def _mobilenet(root: Path) -> Task:

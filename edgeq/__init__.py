@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from edgeq.hardware.detect import detect_machine as detect
     from edgeq.hardware.target import resolve as resolve_target
     from edgeq.measure.accuracy import evaluate
-    from edgeq.measure.latency import bench
+    from edgeq.measure.bench import bench
     from edgeq.pipeline.job import Data
     from edgeq.pipeline.package import package
     from edgeq.pipeline.quantize import quantize
@@ -33,7 +33,7 @@ _PUBLIC = {
     "Sample": "edgeq.data.samples:Sample",
     "Samples": "edgeq.data.samples:Samples",
     "Scheme": "edgeq.scheme:Scheme",
-    "bench": "edgeq.measure.latency:bench",
+    "bench": "edgeq.measure.bench:bench",
     "calibrate": "edgeq.calibrate.collect:collect",
     "detect": "edgeq.hardware.detect:detect_machine",
     "evaluate": "edgeq.measure.accuracy:evaluate",

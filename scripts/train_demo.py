@@ -197,7 +197,7 @@ def main() -> None:
     onnx.save(to_onnx(weights), output / "model.onnx")
     for name in ("calibration", "validation"):
         x, y = data[name]
-        np.savez_compressed(output / f"{name}.npz", X=x, Y=y.astype(np.uint8))
+        np.savez_compressed(output / f"{name}.npz", image=x, label=y.astype(np.uint8))
     provenance = {
         "data": {
             "name": "Optical Recognition of Handwritten Digits (UCI), as distributed with scikit-learn",

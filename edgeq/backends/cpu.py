@@ -13,7 +13,7 @@ import onnx
 from edgeq.backends.base import Artifact
 from edgeq.calibrate.ranges import Range
 from edgeq.errors import CalibrationError, ModelError, UsageError
-from edgeq.model.int8_rules import int8_rules
+from edgeq.model.int8_rules import int8_rules, quantizable_operators
 from edgeq.model.load import load_model, model_files
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import IntegerType, Scheme
@@ -24,7 +24,8 @@ _EXTERNAL_DATA_FROM = 2**31 - 2**20
 
 # At load, this optimizer quantizes the weights of a float Conv or Gemm that stands between integer tensors, per tensor
 # and without being asked: what was kept in float for accuracy becomes the worst layer of all.
-_KEEP_FLOAT = {"optimization.disable_specified_optimizers": "WeightBiasQuantization"}
+_DISABLED = "optimization.disable_specified_optimizers"
+_REQUANTIZER = "WeightBiasQuantization"
 _REQUANTIZED_AT_LOAD = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
@@ -45,10 +46,11 @@ class CpuBackend:
         notes = []
         kept = float_compute_nodes(load_model(destination))
         if kept:
-            session_options |= _KEEP_FLOAT
+            disabled = [name for name in session_options.get(_DISABLED, "").split(";") if name]
+            session_options[_DISABLED] = ";".join(dict.fromkeys([*disabled, _REQUANTIZER]))
             notes.append(
-                f"{len(kept)} compute nodes stay in float; the session option "
-                f"{next(iter(_KEEP_FLOAT))} keeps ONNX Runtime from quantizing them at load"
+                f"{len(kept)} compute nodes stay in float; the session option {_DISABLED} keeps ONNX Runtime from "
+                "quantizing their weights at load"
             )
         return Artifact(
             model=destination,
@@ -57,11 +59,6 @@ class CpuBackend:
             session_options=session_options,
             notes=tuple(notes),
         )
-
-
-def quantizable_op_types() -> tuple[str, ...]:
-    """Operator types that ONNX Runtime's CPU kernels run on integers, as `targets/backends/cpu.toml` has them."""
-    return tuple(sorted(op_type for op_type, rule in int8_rules("cpu").items() if rule.int8))
 
 
 def float_compute_nodes(model: onnx.ModelProto) -> tuple[str, ...]:
@@ -104,7 +101,7 @@ def _write_static(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: 
                 destination,
                 None,
                 quant_format=QuantFormat[scheme.format],
-                op_types_to_quantize=list(scheme.op_types or quantizable_op_types()),
+                op_types_to_quantize=list(scheme.op_types or quantizable_operators(int8_rules("cpu"))),
                 per_channel=scheme.per_channel,
                 reduce_range=scheme.reduce_range,
                 activation_type=_quant_type(scheme.activation_type),

@@ -149,7 +149,7 @@ def _runner_files() -> dict[str, Content]:
     runtime = shipped("targets") / "runtime"
     launcher = runtime / "edgeq_run.py"
     modules = sorted((runtime / "edgeq_device").glob("*.py"))
-    # __main__.py is the launcher again: Python runs a directory or a zip that has one.
+    # __main__.py is the launcher again: Python runs a zip that has one.
     return {"edgeq_run.py": launcher, "__main__.py": launcher, **{f"edgeq_device/{m.name}": m for m in modules}}
 
 

@@ -1,10 +1,10 @@
 """Histograms whose bins are the bit patterns of float32, cut to ten mantissa bits.
 
-A bin is named by its key: the upper 19 bits of a float32 (sign, eight exponent bits, ten mantissa bits). So every octave
-has 1024 bins, the bins are the same for all tensors and for ever, no range need be known in advance, and adding two
-histograms is adding integers: merging is exact, associative and commutative. A linear histogram of 2048 bins a side over
-a window ±2^k is an exact coarsening of it, because the finest bins that it holds in the window's top octave are as wide as
-the linear ones. A float16 has ten mantissa bits too, so float16 tensors are recorded without any loss.
+A bin is named by its key: the upper 19 bits of a float32 (sign, eight exponent bits, ten mantissa bits). So every
+octave has 1024 bins, the bins are the same for all tensors and for ever, no range need be known in advance, and adding
+two histograms is adding integers: merging is exact, associative and commutative. A linear histogram of 2048 bins a side
+over a window ±2^k is an exact coarsening of it, because in the window's top octave both have bins of one width. A
+float16 has ten mantissa bits too, so float16 tensors are recorded without any loss.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Histogram:
             return NotImplemented
         return np.array_equal(self.keys, other.keys) and np.array_equal(self.counts, other.counts)
 
-    __hash__ = None  # type: ignore[assignment]
+    def __hash__(self) -> int:
+        return hash((self.keys.tobytes(), self.counts.tobytes()))
 
     @property
     def total(self) -> int:

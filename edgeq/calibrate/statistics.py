@@ -30,7 +30,8 @@ class ChannelExtrema:
         same = np.array_equal(self.minimum, other.minimum) and np.array_equal(self.maximum, other.maximum)
         return self.axis == other.axis and same
 
-    __hash__ = None  # type: ignore[assignment]
+    def __hash__(self) -> int:
+        return hash((self.axis, self.minimum.tobytes(), self.maximum.tobytes()))
 
     def merge(self, other: ChannelExtrema) -> ChannelExtrema:
         if self.axis != other.axis or self.minimum.shape != other.minimum.shape:
@@ -145,9 +146,7 @@ class Statistics:
                 tensors[name] = tensor.merge(other.tensors[name])
             except CalibrationError as error:
                 raise CalibrationError(f"tensor {name!r}: {error.problem}", error.fix) from error
-        return Statistics(
-            self.model_digest, "+".join(sorted(mine | theirs)), self.samples + other.samples, tensors
-        )
+        return Statistics(self.model_digest, "+".join(sorted(mine | theirs)), self.samples + other.samples, tensors)
 
 
 def in_units(value: float) -> int:

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgeq.cli._common import Face, common
+from edgeq.cli._options import PATH
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from edgeq.measure.evaluation import Answer
 
-_PATH = click.Path(path_type=Path)
-
 
 @click.command("eval")
-@click.argument("model", type=_PATH, metavar="MODEL|BUNDLE")
+@click.argument("model", type=PATH, metavar="MODEL|BUNDLE")
 @click.option("--data", required=True, help="Samples: a folder, .npz, .npy, .pb ...")
 @click.option("--task", help="classification, detection, anomaly, or your own: path.py:factory.")
-@click.option("--reference", type=_PATH, help="Another model or bundle to run on the same samples and compare with.")
+@click.option("--reference", type=PATH, help="Another model or bundle to run on the same samples and compare with.")
 @click.option("--preprocess", help="Preprocessing: a name, a .toml file, or steps. A bundle knows its own.")
 @click.option("--labels", help="Where labels come from, if not with the data.")
-@click.option("--annotations", type=_PATH, help="Detection: COCO instances file.")
+@click.option("--annotations", type=PATH, help="Detection: COCO instances file.")
 @click.option("--decoder", help="Detection: yolox, yolov8, ssd, or your own: path.py:function.")
 @click.option("--class-offset", type=int, help="Classification: scores in front of class 0 (background: 1).")
 @click.option("--confidence", type=float, help="Detection: drop boxes that score at most this. [0.01]")

@@ -1,7 +1,7 @@
 """The embedded demo: a small digit classifier with its calibration and validation samples.
 
 `model.onnx` takes `image`, float32 [N, 1, 16, 16] between 0 and 1, and gives `logits`, float32 [N, 10]. The two .npz
-files hold X (samples, already preprocessed) and Y (digits, uint8). `scripts/train_demo.py` made all of it;
+files hold `image` (already preprocessed) and `label` (digits, uint8). `scripts/train_demo.py` made all of it;
 `provenance.json` says from what, and which accuracy was measured.
 """
 

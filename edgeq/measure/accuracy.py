@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -12,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from edgeq.errors import CheckFailedError, UsageError
 from edgeq.measure.agreement import Agreement, Comparison
 from edgeq.measure.inference import Session, inferences
-from edgeq.measure.task import Task
+from edgeq.measure.rows import rows
+from edgeq.measure.subject import open_subject
+from edgeq.measure.task import Task, make_task
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings, open_session
 
@@ -26,7 +30,7 @@ class Accuracy:
 
     Attributes:
         metrics: metric name → value, in the order the task gives.
-        count: samples.
+        count: samples, rows of gathered batches counted singly.
         task: the task's name.
         primary: the metric that decides.
         higher_is_better: of the primary metric.
@@ -105,7 +109,8 @@ def examine(
     meters = {name: task.start() for name in sessions} if task is not None else {}
     comparisons = {name: Comparison() for name in sessions if name != reference} if reference is not None else {}
     seen = 0
-    for sample, outputs in inferences(sessions, samples, count=count, progress=progress):
+    runs = inferences(sessions, samples, count=count, progress=progress)
+    for sample, outputs in itertools.chain.from_iterable(rows(*run) for run in runs):
         seen += 1
         for name, meter in meters.items():
             meter.update(outputs[name], sample)
@@ -138,27 +143,32 @@ def evaluate_many(
 def evaluate(
     model: Path | str | bytes | Session,
     samples: Samples,
-    task: Task,
+    task: Task | str,
     *,
     settings: SessionSettings | None = None,
     progress: Progress = SILENT,
     count: int | None = None,
 ) -> Accuracy:
-    """Accuracy of a model file, serialized model or open session. Errors as `examine`.
+    """Accuracy of a model file, a bundle, a serialized model or an open session. Errors as `examine`.
 
-    For an open session, `settings` only records how it was opened.
+    Args:
+        model: a bundle runs with the options that it carries; for an open session `settings` only records how it was
+            opened.
+        samples: what `edgeq.open_samples` gives, labelled.
+        task: a task, or the name of one that needs no options.
     """
-    settings = settings or SessionSettings()
-    name = str(model) if isinstance(model, (str, Path)) else "the model"
-    if isinstance(model, (str, Path)):
-        session = open_session(Path(model), settings)
-    elif isinstance(model, bytes):
-        session = open_session(model, settings)
-    else:
-        session = model
-    return evaluate_many({name: session}, samples, task, settings={name: settings}, progress=progress, count=count)[
-        name
-    ]
+    chosen = make_task(task) if isinstance(task, str) else task
+    with ExitStack() as stack:
+        name, how = "the model", settings or SessionSettings()
+        if isinstance(model, (str, Path)):
+            subject = stack.enter_context(open_subject(Path(model), how))
+            name, how, session = subject.name, subject.settings, subject.session
+        elif isinstance(model, bytes):
+            session = open_session(model, how)
+        else:
+            session = model
+        found = evaluate_many({name: session}, samples, chosen, settings={name: how}, progress=progress, count=count)
+    return found[name]
 
 
 def settings_to_dict(settings: SessionSettings) -> dict[str, Any]:

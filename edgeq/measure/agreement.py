@@ -11,6 +11,7 @@ Sums are kept, never the outputs, so memory does not grow with the samples.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.measure.inference import Outputs, Session, inferences
+from edgeq.measure.rows import rows
 from edgeq.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -183,7 +185,8 @@ def compare_many(
     key = "reference"
     while key in candidates:
         key += "'"
-    for _, outputs in inferences({key: reference, **candidates}, samples, count=count, progress=progress):
+    runs = inferences({key: reference, **candidates}, samples, count=count, progress=progress)
+    for _, outputs in itertools.chain.from_iterable(rows(*run) for run in runs):
         for name, comparison in comparisons.items():
             comparison.update(outputs[key], outputs[name])
     return {name: comparison.result() for name, comparison in comparisons.items()}

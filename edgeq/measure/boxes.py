@@ -1,11 +1,10 @@
-"""Boxes: overlap, non-maximum suppression, and the way back to the original image.
+"""Boxes: overlap and non-maximum suppression.
 
 A box is x1, y1, x2, y2 (left, top, right, bottom) in pixels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,9 +50,10 @@ def overlap(box: Floats, boxes: Floats) -> Floats:
     """Intersection over union of one box [4] with each of [N, 4]; 0 where the union has no area."""
     low = np.maximum(box[:2], boxes[:, :2])
     high = np.minimum(box[2:], boxes[:, 2:])
-    common = np.clip(high - low, 0, None).prod(axis=1)
+    common: Floats = np.clip(high - low, 0, None).prod(axis=1)
     union = areas(box[None]) + areas(boxes) - common
-    return np.divide(common, union, out=np.zeros_like(common), where=union > 0)
+    shared: Floats = np.divide(common, union, out=np.zeros_like(common), where=union > 0)
+    return shared
 
 
 def areas(boxes: Floats) -> Floats:
@@ -86,25 +86,3 @@ def suppress(candidates: Detections, *, confidence: float, iou: float, limit: in
     usable = np.isfinite(candidates.boxes).all(axis=1) & (candidates.scores > confidence)
     strong = candidates.take(usable)
     return strong.take(nms(strong, iou, limit))
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """How an image was laid into the model's input: pixel' = pixel * scale + offset, per axis x, y."""
-
-    scale: tuple[float, float] = (1.0, 1.0)
-    offset: tuple[float, float] = (0.0, 0.0)
-
-    @classmethod
-    def from_context(cls, context: Mapping[str, Any]) -> Geometry | None:
-        """What the preprocessing left in a sample's context ("scale", "offset"); None where it left nothing."""
-        if "scale" not in context:
-            return None
-        sx, sy = context["scale"]
-        ox, oy = context.get("offset", (0.0, 0.0))
-        return cls((float(sx), float(sy)), (float(ox), float(oy)))
-
-    def to_original(self, boxes: Floats) -> Floats:
-        """Boxes [N, 4] from pixels of the model's input to pixels of the original image."""
-        restored: Floats = (boxes - np.tile(self.offset, 2)) / np.tile(self.scale, 2)
-        return restored

@@ -121,7 +121,7 @@ def answer(question: Question, *, progress: Progress = SILENT) -> Answer:
         if question.reference is not None:
             subjects["reference"] = stack.enter_context(open_subject(question.reference, question.settings))
             _check_same_inputs(subject, subjects["reference"])
-        preprocess = question.preprocess if question.preprocess is not None else subject.preprocessing
+        preprocess = question.preprocess if question.preprocess is not None else subject.preprocess
         samples = open_samples(
             question.data,
             subject.signature,
@@ -130,6 +130,8 @@ def answer(question: Question, *, progress: Progress = SILENT) -> Answer:
             count=question.count,
             start=question.start,
             stride=question.stride,
+            model=question.model if subject.variant is None else None,
+            progress=progress,
         )
         found = examine(
             {key: s.session for key, s in subjects.items()},

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgeq import errors
-from edgeq.errors import EdgeqError, UsageError
+from edgeq.errors import UsageError
+from edgeq.measure.device import device_errors
 from edgeq.measure.inference import Session
 from edgeq.session import SessionSettings, open_session
 from edgeq.signature import Signature
@@ -28,7 +28,7 @@ class Subject:
         variant: the bundle's variant; None for a model file.
         signature: inputs and outputs.
         settings: what the session was opened with.
-        preprocessing: what the bundle says about its input; None where nothing does.
+        preprocess: what the bundle says about its input; None where nothing does.
     """
 
     path: Path
@@ -36,7 +36,7 @@ class Subject:
     signature: Signature
     settings: SessionSettings
     session: Session
-    preprocessing: Mapping[str, Any] | None = None
+    preprocess: Mapping[str, Any] | None = None
 
     @property
     def name(self) -> str:
@@ -85,10 +85,10 @@ def _open_variant(path: Path, settings: SessionSettings, name: str | None) -> It
 
     from edgeq.model.load import signature_of
 
-    with _device_errors():
+    with device_errors():
         bundle = open_bundle(path)
     with bundle:
-        with _device_errors():
+        with device_errors():
             chosen = select(bundle, read_device(), name=name).variant
             session = open_on_device(chosen, settings.intra_op_threads)
         assert chosen.model is not None, "select() takes no variant that ONNX Runtime does not run"
@@ -100,7 +100,7 @@ def _open_variant(path: Path, settings: SessionSettings, name: str | None) -> It
             signature=signature_of(model, path),
             settings=_settings(chosen, settings),
             session=session,
-            preprocessing=chosen.info.get("preprocessing"),
+            preprocess=variant_preprocessing(chosen),
         )
 
 
@@ -113,13 +113,12 @@ def _settings(variant: Variant, settings: SessionSettings) -> SessionSettings:
     )
 
 
-@contextmanager
-def _device_errors() -> Iterator[None]:
-    """Raise the device side's errors as edgeq's of the same name."""
-    from edgeq_device.errors import DeviceError
-
-    try:
-        yield
-    except DeviceError as error:
-        kind: type[EdgeqError] = getattr(errors, type(error).__name__, EdgeqError)
-        raise kind(error.problem, error.fix) from error
+def variant_preprocessing(variant: Variant) -> Mapping[str, Any] | None:
+    """A variant's preprocessing. A stranger's bundle must not name a file of labels on this machine."""
+    plain = variant.info.get("preprocessing")
+    if not isinstance(plain, Mapping):
+        return None
+    source = plain.get("source")
+    if not isinstance(source, Mapping) or str(source.get("labels", "")).startswith("name:"):
+        return plain
+    return {**plain, "source": {key: value for key, value in source.items() if key != "labels"}}

@@ -7,7 +7,7 @@ from pathlib import Path
 from edgeq.errors import ModelError, RuntimeUnavailableError
 from edgeq.session import SessionSettings, onnxruntime, open_session
 
-# ConstantSharing renames weights; the other two choose quantized or layout-specific forms, which is for a backend to do.
+# ConstantSharing renames weights; the other two choose quantized or layout-specific forms, a backend's business.
 _DISABLED = ("ConstantSharing", "WeightBiasQuantization", "NchwcTransformer")
 
 

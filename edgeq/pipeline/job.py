@@ -90,13 +90,13 @@ def open_job(
     if data is None and validation is None:
         raise UsageError("there are no samples to prove the result on", "Give --data or --val")
     prepared = prepare_model(model, workdir, progress=progress)
-    calibration = _open(data, prepared) if data is not None else None
+    calibration = _open(data, prepared, progress) if data is not None else None
     held_out = validation is not None
-    proof_samples = _open(validation, prepared) if validation is not None else calibration
+    proof_samples = _open(validation, prepared, progress) if validation is not None else calibration
     assert proof_samples is not None
     collected: Statistics | None = None
     if static and statistics is not None:
-        collected = Statistics.load(statistics, model_digest=prepared.digest)
+        collected = Statistics.load(statistics)
     elif static:
         if calibration is None:
             raise UsageError("static quantization needs calibration samples", "Give --data or --calibration")
@@ -126,7 +126,13 @@ def scheme_for(target: Target, overrides: Mapping[str, Any]) -> Scheme:
     return target.profile.scheme.replace(**overrides)
 
 
-def _open(data: Data, prepared: PreparedModel) -> Samples:
+def _open(data: Data, prepared: PreparedModel, progress: Progress) -> Samples:
     return open_samples(
-        data.source, prepared.signature, preprocess=data.preprocess, labels=data.labels, count=data.count
+        data.source,
+        prepared.signature,
+        preprocess=data.preprocess,
+        labels=data.labels,
+        count=data.count,
+        model=prepared.source,
+        progress=progress,
     )

@@ -15,8 +15,10 @@ from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import Target, resolve
 from edgeq.measure.coverage import Explain
 from edgeq.measure.task import Task
-from edgeq.model.int8_rules import explain_float, int8_rules
-from edgeq.model.load import model_files
+from edgeq.model.int8_rules import int8_rules
+from edgeq.model.load import load_model, model_files
+from edgeq.model.outlook import int8_outlook
+from edgeq.model.prepare import PreparedModel
 from edgeq.pipeline.job import Built, Data, Job, build, open_job, scheme_for
 from edgeq.pipeline.proof import Proof, prove
 from edgeq.progress import SILENT, Progress
@@ -105,7 +107,7 @@ def quantize(
             job, built, task=task, timed=timed and not chosen.profile.missing(machine), progress=progress
         )
         proof.check(max_drop=max_drop, require_coverage=require_coverage)
-        bytes_int8 = _size(draft)
+        bytes_int8 = model_bytes(draft)
     notes = [*job.prepared.notes, *built.artifact.notes]
     if not native:
         notes.append(f"checked on this machine's kernels, which are not those of {chosen.name}")
@@ -115,7 +117,7 @@ def quantize(
         scheme=built.artifact.scheme,
         session_options=built.artifact.session_options,
         proof=proof,
-        bytes_float=_size(model),
+        bytes_float=model_bytes(model),
         bytes_int8=bytes_int8,
         native=native,
         notes=tuple(notes),
@@ -130,7 +132,7 @@ def prove_built(
         job.prepared,
         built.artifact,
         job.validation,
-        explainer(built),
+        explainer(job.prepared, built),
         held_out=job.held_out,
         task=task,
         timed=timed,
@@ -139,18 +141,26 @@ def prove_built(
     )
 
 
-def explainer(built: Built) -> Explain:
-    """Why a node ran in float: because it was asked for, or by the backend's rules."""
+def explainer(prepared: PreparedModel, built: Built) -> Explain:
+    """Why a node of the float model ran in float: because it was asked for, or by the backend's rules."""
     scheme = built.artifact.scheme
     rules = int8_rules(built.target.backend)
-    types = set(scheme.op_types or ()) | (set(scheme.dynamic_weight_types) if scheme.mode == "dynamic" else set())
+    outlook = {node.name: node for node in int8_outlook(load_model(prepared.path, external_data="none"), rules)}
+    dynamic = set(scheme.dynamic_weight_types) if scheme.mode == "dynamic" else set()
+    types = set(scheme.op_types or ()) | dynamic
 
-    def explain(node: str, op_type: str) -> str:
-        if node in scheme.exclude:
+    def explain(name: str, op_type: str) -> str:
+        node = outlook.get(name)
+        kind = node.op_type if node else op_type
+        if name in scheme.exclude:
             return "kept in float on request"
-        if types and op_type not in types:
-            return f"{op_type} is not among the operator types of the scheme"
-        return explain_float(op_type, rules)
+        if types and kind not in types:
+            return f"{kind} is not among the operator types that the scheme quantizes"
+        if node is None:
+            return "ONNX Runtime's optimiser made it of nodes that are not all in int8"
+        if node.verdict == "float":
+            return node.reason
+        return "it could run in int8, but what surrounds it is not all in int8, so ONNX Runtime did not fuse it"
 
     return explain
 
@@ -163,5 +173,6 @@ def runs_natively(target: Target, machine: Machine) -> bool:
     return match_profile(machine, load_profiles()).profile.name == target.profile.name
 
 
-def _size(model: Path) -> int:
+def model_bytes(model: Path) -> int:
+    """Size on disk, external data included."""
     return sum(file.stat().st_size for file in model_files(model))

@@ -1,6 +1,7 @@
 """Check, time and run this bundle on this device: python edgeq_run.py info|verify|bench|infer.
 
-Needs Python 3.9 or newer, numpy and onnxruntime. The same file is the bundle's `__main__.py`, so that `python some.edgeq verify` works on the zip as it is.
+Needs Python 3.9 or newer, numpy and onnxruntime. The same file is the bundle's `__main__.py`, so that
+`python some.edgeq verify` works on the zip as it is.
 """
 
 import sys

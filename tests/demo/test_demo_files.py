@@ -16,8 +16,8 @@ from edgeq.session import open_session
 
 def samples(path: object) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
     with np.load(str(path), allow_pickle=False) as archive:
-        assert sorted(archive.files) == ["X", "Y"]
-        return archive["X"], archive["Y"]
+        assert sorted(archive.files) == ["image", "label"]
+        return archive["image"], archive["label"]
 
 
 def test_sizes_are_bounded() -> None:

@@ -35,6 +35,13 @@ def test_a_model_file_bytes_and_session_give_the_same(tmp_path: Path) -> None:
         assert accuracy.settings is settings
 
 
+def test_a_task_by_name() -> None:
+    model = linear_model().SerializeToString()
+    assert evaluate(model, vectors(SAMPLES, LABELS), "classification").value == 0.75
+    with pytest.raises(UsageError, match="needs annotations"):
+        evaluate(model, vectors(SAMPLES, LABELS), "detection")
+
+
 def test_several_sessions_share_the_decoded_samples() -> None:
     samples = vectors(SAMPLES, LABELS)
     sessions = {

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from edgeq.measure.boxes import (
     Detections,
-    Geometry,
     best_class,
     centre_to_corners,
     nms,
@@ -80,18 +79,3 @@ def test_best_class_and_corners() -> None:
     assert found.classes.tolist() == [1, 0]
     assert found.scores.tolist() == pytest.approx([0.7, 0.6])
     assert centre_to_corners(np.array([[5.0, 6.0, 4.0, 2.0]])).tolist() == [[3.0, 5.0, 7.0, 7.0]]
-
-
-positive = st.floats(0.1, 10)
-
-
-@given(positive, positive, st.floats(-50, 50), st.floats(-50, 50), detections())
-def test_geometry_is_undone(sx: float, sy: float, ox: float, oy: float, found: Detections) -> None:
-    placed = found.boxes * [sx, sy, sx, sy] + [ox, oy, ox, oy]
-    geometry = Geometry.from_context({"scale": (sx, sy), "offset": (ox, oy)})
-    assert geometry is not None
-    np.testing.assert_allclose(geometry.to_original(placed), found.boxes, atol=1e-9)
-
-
-def test_no_geometry_in_the_context() -> None:
-    assert Geometry.from_context({"file": "a.jpg"}) is None

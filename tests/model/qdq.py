@@ -59,7 +59,9 @@ def build(probe: Probe, *, activation: str = "uint8", weight: str = "int8") -> o
         constant(f"w{i}_q", q)
         constant(f"w{i}_scale", np.float32(0.01))
         constant(f"w{i}_zero", np.dtype(weight).type(0))
-        nodes.append(helper.make_node("DequantizeLinear", [f"w{i}_q", f"w{i}_scale", f"w{i}_zero"], [f"w{i}"], name=f"w{i}_d"))
+        nodes.append(
+            helper.make_node("DequantizeLinear", [f"w{i}_q", f"w{i}_scale", f"w{i}_zero"], [f"w{i}"], name=f"w{i}_d")
+        )
         weights.append(f"w{i}")
     if probe.bias is not None:
         constant("b_q", np.arange(probe.bias, dtype=np.int32))
@@ -146,13 +148,17 @@ PROBES: dict[str, Probe] = {
         Probe("Expand", ((1, 4, 1, 8),), extras=(np.array([1, 4, 3, 8], _I),), same_scale=True),
         Probe("Tile", extras=(np.array([1, 1, 2, 2], _I),), same_scale=True),
         Probe("Pad", extras=(np.array([0, 0, 1, 1, 0, 0, 1, 1], _I),), same_scale=True),
-        Probe("Resize", extras=(None, np.array([1, 1, 2, 2], np.float32)), attributes={"mode": "nearest"}, same_scale=True),
+        Probe(
+            "Resize", extras=(None, np.array([1, 1, 2, 2], np.float32)), attributes={"mode": "nearest"}, same_scale=True
+        ),
         Probe("DepthToSpace", attributes={"blocksize": 2}, same_scale=True),
         Probe("SpaceToDepth", attributes={"blocksize": 2}, same_scale=True),
         Probe("BatchNormalization", extras=tuple(np.ones(4, np.float32) for _ in range(4))),
         Probe("InstanceNormalization", extras=tuple(np.ones(4, np.float32) for _ in range(2))),
         Probe("LayerNormalization", ((1, 4, 16),), extras=tuple(np.ones(16, np.float32) for _ in range(2))),
-        Probe("GroupNormalization", extras=tuple(np.ones(4, np.float32) for _ in range(2)), attributes={"num_groups": 2}),
+        Probe(
+            "GroupNormalization", extras=tuple(np.ones(4, np.float32) for _ in range(2)), attributes={"num_groups": 2}
+        ),
         Probe("LRN", attributes={"size": 3}),
         Probe("Einsum", ((4, 8), (8, 6)), attributes={"equation": "ij,jk->ik"}),
         Probe("CumSum", extras=(np.array(1, _I),)),
@@ -169,4 +175,6 @@ def runs_in_int8(optimized: onnx.ModelProto) -> bool:
     graph_outputs = {o.name for o in optimized.graph.output}
     quantizers = [n for n in optimized.graph.node if n.op_type == "QuantizeLinear"]
     dequantizers = [n for n in optimized.graph.node if n.op_type == "DequantizeLinear"]
-    return all(n.input[0] in graph_inputs for n in quantizers) and all(n.output[0] in graph_outputs for n in dequantizers)
+    return all(n.input[0] in graph_inputs for n in quantizers) and all(
+        n.output[0] in graph_outputs for n in dequantizers
+    )

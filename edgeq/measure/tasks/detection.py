@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from edgeq.data.state import to_original
 from edgeq.errors import DataError, UsageError
-from edgeq.measure.boxes import Detections, Geometry, suppress
+from edgeq.measure.boxes import Detections, Floats, suppress
 from edgeq.measure.coco import CocoAnnotations, Image, load_annotations, load_package, mean_average_precision
 from edgeq.measure.decoders import DECODERS, Decoder, load_decoder
 from edgeq.measure.inference import Outputs
@@ -82,7 +83,7 @@ class DetectionMeter:
                 "Use the annotations that the model was trained for, or a decoder that maps the classes",
             )
         kept = suppress(candidates, confidence=self._task.confidence, iou=self._task.iou, limit=self._task.limit)
-        boxes = _geometry(sample, image, size).to_original(kept.boxes)
+        boxes = _placed(kept.boxes, sample, image, size)
         self._found.append((image, Detections(boxes, kept.scores, kept.classes)))
 
     def result(self) -> Mapping[str, float]:
@@ -118,20 +119,20 @@ def input_size(sample: Sample) -> tuple[int, int]:
     raise DataError(f"{sample.name}: input of shape {list(shape)} is not one image", "Detection takes one image a run")
 
 
-def _geometry(sample: Sample, image: Image, size: tuple[int, int]) -> Geometry:
+def _placed(boxes: Floats, sample: Sample, image: Image, size: tuple[int, int]) -> Floats:
+    """Boxes [N, 4] from pixels of the model's input to pixels of the original image."""
     original = sample.context.get("original_size")
     if image.size is not None and original is not None and tuple(original) != image.size:
         raise DataError(
             f"{sample.name} is {original[0]}x{original[1]}, annotated as {image.size[0]}x{image.size[1]}",
             "Take images and annotations of one set",
         )
-    geometry = Geometry.from_context(sample.context)
-    if geometry is not None:
-        return geometry
+    if "scale" in sample.context:
+        return to_original(boxes, sample.context)
     if image.size is not None and image.size != size:
         raise DataError(
             f"{sample.name}: no way back from the model's {size[0]}x{size[1]} to the image's "
             f"{image.size[0]}x{image.size[1]}",
             "Read image files with a --preprocess that resizes or letterboxes",
         )
-    return Geometry()
+    return boxes

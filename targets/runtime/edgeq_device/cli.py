@@ -47,9 +47,7 @@ def _parser(root: Optional[Path]) -> argparse.ArgumentParser:
         if name in ("bench", "infer"):
             command.add_argument("--threads", type=_count, default=0, help="threads inside an operator (0: all cores)")
         if name == "bench":
-            command.add_argument("--seconds", type=_positive, default=2.0, help="measured seconds a variant, at least")
-            command.add_argument("--runs", type=_count, default=100, help="measured runs a variant, at least")
-            command.add_argument("--seed", type=int, default=0, help="order of the interleaved runs")
+            _add_bench_options(command)
         if name == "infer":
             command.add_argument("inputs", nargs="+", metavar="INPUT", help="X.npz, X.npy, or INPUT_NAME=X.npy")
             command.add_argument("-o", "--output", type=Path, required=True, help="the outputs, as .npz")
@@ -64,11 +62,26 @@ def _count(text: str) -> int:
     return value
 
 
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError("must be more than 0")
-    return value
+def _add_bench_options(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--scenario", default="single-stream", help="single-stream, multi-stream, server, offline or all")
+    add("--duration", type=float, metavar="S", help="seconds at least for each model (2)")
+    add("--official", action="store_true", help="MLPerf's official duration: 600 seconds")
+    add("--queries", dest="min_queries", type=int, default=100, help="queries at least for each model (100)")
+    add("--pin", metavar="CORES", help="run on these cores only, such as 0,2-3")
+    add("--batch", type=int, default=1, help="samples a run, offline and multi-stream (1)")
+    add("--qps", dest="target_qps", type=float, help="server: arrival rate; else the highest that holds is searched")
+    add("--latency-bound", dest="latency_bound_ms", type=float, metavar="MS", help="server: on p99 (10 x p50)")
+    add(
+        "--shape",
+        dest="shapes",
+        action="append",
+        default=[],
+        metavar="NAME=SIZES",
+        help="make inputs up, of this shape",
+    )
+    add("--seed", type=_count, default=0, help="of sample order, interleaving and arrivals (0)")
+    add("-v", "--verbose", action="store_true", help="draw the distributions, say what was measured on")
 
 
 def _info(bundle: Bundle, arguments: argparse.Namespace) -> int:
@@ -100,19 +113,20 @@ def _verify(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
 
 def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
-    from edgeq_device.bench import bench, bench_lines
+    from edgeq_device.bench_bundle import bundle_feeds, bundle_subjects, bundle_variants
+    from edgeq_device.bench_settings import parse_settings
+    from edgeq_device.bench_text import format_bench
+    from edgeq_device.feeds import parse_shapes
     from edgeq_device.sessions import read_device
+    from edgeq_device.subjects import bench_subjects
 
-    result = bench(
-        bundle,
-        read_device(),
-        name=arguments.variant,
-        threads=arguments.threads,
-        min_duration_s=arguments.seconds,
-        min_runs=arguments.runs,
-        seed=arguments.seed,
-    )
-    _show(arguments, result, bench_lines(result))
+    settings = ("scenario", "duration", "official", "min_queries", "pin", "batch", "target_qps", "latency_bound_ms")
+    wanted = parse_settings(**{name: getattr(arguments, name) for name in (*settings, "seed", "threads")})
+    shapes = parse_shapes(arguments.shapes)
+    variants = bundle_variants(bundle, read_device(), arguments.variant)
+    feeds = None if shapes else bundle_feeds(variants)
+    report = bench_subjects(bundle_subjects(variants), wanted, feeds=feeds, shapes=shapes)
+    _show(arguments, report, [format_bench(report, verbose=arguments.verbose)])
     return 0
 
 

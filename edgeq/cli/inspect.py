@@ -1,0 +1,99 @@
+"""`edgeq inspect`: what a model is, and what of it runs in int8 where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edgeq.cli._common import Face, common
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from edgeq.model.inspect import ModelReport, TargetOutlook
+
+
+@click.command("inspect")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option(
+    "-t",
+    "--target",
+    "targets",
+    multiple=True,
+    metavar="NAME",
+    help="Foretell int8 for this target or profile; may be given several times. Default: this machine.",
+)
+@common
+def command(model: Path, targets: tuple[str, ...], face: Face) -> None:
+    """Show a model's operators, shapes, MACs and what runs in int8 where."""
+    from edgeq.hardware.target import resolve
+    from edgeq.model.inspect import inspect_model
+
+    resolved = [resolve(name) for name in targets or ("auto",)]
+    report = inspect_model(model, [(t.name, t.backend) for t in resolved], progress=face.progress())
+    face.result(report.to_dict(), lambda console: _show(report, console, verbose=face.verbose))
+
+
+def _show(report: ModelReport, console: Console, *, verbose: bool) -> None:
+    from rich.table import Table
+
+    opsets = ", ".join(f"{domain} {version}" for domain, version in report.opsets.items())
+    console.print(f"{report.path}  {_size(report.file_bytes)}, {opsets}, IR {report.ir_version}, {report.producer}")
+    console.print(
+        f"{_number(report.parameters)} parameters ({_size(report.parameter_bytes)}), {_number(report.macs)} MACs"
+    )
+    for title, specs in (("input", report.signature.inputs), ("output", report.signature.outputs)):
+        for spec in specs:
+            console.print(f"{title}  {spec}", markup=False)
+    for note in report.notes:
+        console.print(f"note: {note}", markup=False)
+    table = Table("operator", box=None, pad_edge=False)
+    table.add_column("count", justify="right")
+    table.add_column("MACs", justify="right")
+    table.add_column("share", justify="right")
+    for operator in report.operators:
+        share = f"{operator.macs / report.macs:.1%}" if operator.macs else ""
+        table.add_row(operator.op_type, str(operator.count), _number(operator.macs) if operator.macs else "", share)
+    console.print()
+    console.print(table)
+    if report.preparation:
+        console.print(f"\nquantizing prepares it: {'; '.join(report.preparation)}", markup=False)
+    for outlook in report.targets:
+        _show_outlook(outlook, console, verbose=verbose)
+
+
+def _show_outlook(outlook: TargetOutlook, console: Console, *, verbose: bool) -> None:
+    counted = [n for n in outlook.nodes if n.verdict != "other"]
+    int8 = [n for n in counted if n.verdict == "int8"]
+    console.print(
+        f"\n{outlook.target} ({outlook.backend}): about {outlook.int8_macs_share:.1%} of the MACs and "
+        f"{len(int8)} of {len(counted)} nodes in int8",
+        markup=False,
+    )
+    if verbose:
+        for node in outlook.nodes:
+            console.print(f"  {node.verdict:5}  {node.op_type:20} {node.name}: {node.reason}", markup=False)
+        return
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for node in counted:
+        if node.verdict == "float":
+            reasons.setdefault((node.op_type, node.reason), []).append(node.name)
+    for (op_type, reason), names in reasons.items():
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        console.print(f"  float  {op_type} ({shown}): {reason}", markup=False)
+
+
+def _number(value: int) -> str:
+    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if value >= size:
+            return f"{value / size:.2f} {unit}"
+    return str(value)
+
+
+def _size(value: int) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if value >= size:
+            return f"{value / size:.1f} {unit}"
+    return f"{value} B"

@@ -1,0 +1,213 @@
+"""All that `edgeq inspect` says about a model, as values."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from edgeq.model.int8_rules import int8_rules
+from edgeq.model.load import is_quantized, load_model, model_digest, model_files, opset_of, signature_of
+from edgeq.model.macs import node_macs
+from edgeq.model.names import name_nodes
+from edgeq.model.opset import LOWEST, RAISED_TO
+from edgeq.model.outlook import NodeOutlook, int8_outlook
+from edgeq.model.prepare import prepare_model
+from edgeq.model.skeleton import skeleton
+from edgeq.model.tensors import element_count, iter_graphs, iter_nodes, tensor_bytes
+from edgeq.progress import SILENT, Progress
+from edgeq.signature import Signature, TensorSpec
+
+
+@dataclass(frozen=True)
+class OperatorCount:
+    """How often a model has an operator type, and the multiply-accumulates of all of them."""
+
+    op_type: str
+    count: int
+    macs: int
+
+
+@dataclass(frozen=True)
+class TargetOutlook:
+    """The forecast for one target."""
+
+    target: str
+    backend: str
+    nodes: tuple[NodeOutlook, ...]
+
+    @property
+    def int8_macs_share(self) -> float:
+        """Share of the multiply-accumulates that will run in int8, 0 to 1; 0 for a model that has none."""
+        total = sum(n.macs for n in self.nodes)
+        return sum(n.macs for n in self.nodes if n.verdict == "int8") / total if total else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        verdicts = Counter(n.verdict for n in self.nodes)
+        return {
+            "target": self.target,
+            "backend": self.backend,
+            "int8_macs_share": self.int8_macs_share,
+            "int8_nodes": verdicts["int8"],
+            "float_nodes": verdicts["float"],
+            "other_nodes": verdicts["other"],
+            "nodes": [n.to_dict() for n in self.nodes],
+        }
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """What a model is.
+
+    Attributes:
+        path, files, file_bytes, digest: the model file; it and its external data; their bytes; SHA-256.
+        ir_version, opsets, producer: as the model says. The main operator set is "ai.onnx".
+        parameters, parameter_bytes: elements and bytes of all initializers.
+        macs: multiply-accumulates of one inference, symbolic sizes taken as 1.
+        operators: by type, the most work first.
+        dynamic: symbolic and unknown sizes of the inputs, as "input[axis] name".
+        quantized: whether the model holds quantized operators already.
+        preparation: what preparing the model for quantization changes; empty where no forecast was asked for.
+        targets: the forecasts, made on the prepared model.
+        notes: what a reader should know.
+    """
+
+    path: Path
+    files: tuple[Path, ...]
+    file_bytes: int
+    digest: str
+    ir_version: int
+    opsets: Mapping[str, int]
+    producer: str
+    signature: Signature
+    parameters: int
+    parameter_bytes: int
+    macs: int
+    operators: tuple[OperatorCount, ...]
+    dynamic: tuple[str, ...]
+    quantized: bool
+    preparation: tuple[str, ...]
+    targets: tuple[TargetOutlook, ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "model": str(self.path),
+            "files": [str(f) for f in self.files],
+            "file_bytes": self.file_bytes,
+            "sha256": self.digest,
+            "ir_version": self.ir_version,
+            "opsets": dict(self.opsets),
+            "producer": self.producer,
+            "inputs": [_plain_spec(s) for s in self.signature.inputs],
+            "outputs": [_plain_spec(s) for s in self.signature.outputs],
+            "dynamic": list(self.dynamic),
+            "parameters": self.parameters,
+            "parameter_bytes": self.parameter_bytes,
+            "macs": self.macs,
+            "operators": [{"op_type": o.op_type, "count": o.count, "macs": o.macs} for o in self.operators],
+            "quantized": self.quantized,
+            "preparation": list(self.preparation),
+            "targets": [t.to_dict() for t in self.targets],
+            "notes": list(self.notes),
+        }
+
+
+def inspect_model(path: Path, targets: Sequence[tuple[str, str]] = (), *, progress: Progress = SILENT) -> ModelReport:
+    """Read a model and say what it is, and for each target what will and will not run in int8, and why.
+
+    Args:
+        targets: (name to show, backend) pairs.
+
+    Raises:
+        ModelError: not a model, or one that cannot be prepared for a forecast.
+        HardwareError: a backend without rules.
+    """
+    rules = [(name, backend, int8_rules(backend)) for name, backend in targets]
+    model = load_model(path, external_data="none")
+    files = model_files(path)
+    quantized = is_quantized(model)
+    notes = list(_notes(model, path))
+    preparation: tuple[str, ...] = ()
+    outlooks: tuple[TargetOutlook, ...] = ()
+    if quantized and rules:
+        notes.append("quantized already: a forecast needs the float32 model that it was made from")
+    elif rules:
+        with tempfile.TemporaryDirectory() as workdir:
+            prepared = prepare_model(path, Path(workdir), progress=progress)
+            preparation = prepared.notes
+            ready = load_model(prepared.path, external_data="none")
+            outlooks = tuple(TargetOutlook(name, backend, int8_outlook(ready, r)) for name, backend, r in rules)
+    signature = signature_of(model, path)
+    bare = skeleton(model)
+    name_nodes(bare)
+    macs = node_macs(bare)
+    weights = [t for graph in iter_graphs(model.graph) for t in graph.initializer]
+    return ModelReport(
+        path=path,
+        files=files,
+        file_bytes=sum(f.stat().st_size for f in files),
+        digest=model_digest(path),
+        ir_version=model.ir_version,
+        opsets={o.domain or "ai.onnx": o.version for o in model.opset_import},
+        producer=f"{model.producer_name} {model.producer_version}".strip(),
+        signature=signature,
+        parameters=sum(element_count(t) for t in weights),
+        parameter_bytes=sum(tensor_bytes(t) for t in weights),
+        macs=sum(macs.values()),
+        operators=_operators(bare, macs),
+        dynamic=tuple(d for spec in signature.inputs for d in _dynamic(spec)),
+        quantized=quantized,
+        preparation=preparation,
+        targets=outlooks,
+        notes=tuple(notes),
+    )
+
+
+def _operators(model: onnx.ModelProto, macs: Mapping[str, int]) -> tuple[OperatorCount, ...]:
+    counts: Counter[str] = Counter()
+    work: Counter[str] = Counter()
+    for graph in iter_graphs(model.graph):
+        for node in graph.node:
+            op_type = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+            counts[op_type] += 1
+            work[op_type] += macs[node.name]
+    return tuple(
+        OperatorCount(op, counts[op], work[op]) for op in sorted(counts, key=lambda o: (-work[o], -counts[o], o))
+    )
+
+
+def _notes(model: onnx.ModelProto, path: Path) -> list[str]:
+    notes = []
+    opset = opset_of(model)
+    if opset < LOWEST:
+        notes.append(f"opset {opset} has no per-channel QuantizeLinear; quantizing raises it to {RAISED_TO}")
+    weights = {t.name for t in model.graph.initializer}
+    listed = sum(i.name in weights for i in model.graph.input)
+    if listed:
+        notes.append(f"{listed} weights are listed as inputs too; they are taken for constants")
+    types = {t.data_type for t in model.graph.initializer}
+    if types & {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}:
+        notes.append("has 16-bit floating-point weights; quantizing widens them to float32 first")
+    if onnx.TensorProto.DOUBLE in types:
+        notes.append("has float64 weights, which are not quantized; export in float32")
+    domains = sorted({n.domain for n in iter_nodes(model)} - {"", "ai.onnx", "ai.onnx.ml"})
+    if domains:
+        notes.append(f"has operators of other domains: {', '.join(domains)}")
+    return notes
+
+
+def _dynamic(spec: TensorSpec) -> list[str]:
+    if spec.shape is None:
+        return [f"{spec.name} ?"]
+    return [f"{spec.name}[{i}] {'?' if d is None else d}" for i, d in enumerate(spec.shape) if not isinstance(d, int)]
+
+
+def _plain_spec(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "dtype": str(spec.dtype), "shape": None if spec.shape is None else list(spec.shape)}

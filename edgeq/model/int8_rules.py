@@ -1,0 +1,224 @@
+"""What runs in int8 on which backend, and why not where it does not: `targets/backends/*.toml`, read and applied."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from edgeq.errors import HardwareError
+from edgeq.resources import shipped
+
+DEFAULT = "*"
+"""The key under which `int8_rules` gives the rule for operator types that the file does not name."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What one backend does with one operator type.
+
+    Attributes:
+        int8: whether there is an int8 form at all.
+        condition: what must hold for it, names from `CONDITIONS` joined by ", "; "" when it always can.
+        reason: how it runs in int8, or why it does not.
+        source: where that is known from.
+    """
+
+    int8: bool
+    condition: str
+    reason: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the conditions may look at besides the node.
+
+    Attributes:
+        constants: names of tensors with fixed values.
+        quantized: names of tensors known to be int8 where the node reads them; None when nothing is known about it.
+        shapes: sizes per tensor, where known; 0 for a symbolic one.
+        makers: tensor name → type of the operator that makes it.
+    """
+
+    constants: Collection[str] = ()
+    quantized: Collection[str] | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    makers: Mapping[str, str] = field(default_factory=dict)
+
+
+def backends(folder: Path | None = None) -> tuple[str, ...]:
+    """Backends that have rules."""
+    return tuple(sorted(p.stem for p in (folder or _folder()).glob("*.toml")))
+
+
+def int8_rules(backend: str, folder: Path | None = None) -> Mapping[str, Rule]:
+    """Operator type → rule of a backend; `DEFAULT` → the rule for all others.
+
+    Raises:
+        HardwareError: no such backend, or its file is malformed.
+    """
+    path = (folder or _folder()) / f"{backend}.toml"
+    known = backends(folder)
+    if backend not in known:
+        raise HardwareError(f"no int8 rules for the backend {backend!r}", f"There are rules for {', '.join(known)}")
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise HardwareError(f"{path}: {error}", "Correct the file") from error
+    try:
+        default = content["default"]
+        rules = {DEFAULT: Rule(False, "", str(default["reason"]), str(default["source"]))}
+        for entry in content["rule"]:
+            rule = _rule(entry, path)
+            for op_type in entry["operators"]:
+                if op_type in rules:
+                    raise HardwareError(f"{path}: {op_type} has two rules", "Remove one")
+                rules[op_type] = rule
+    except KeyError as error:
+        raise HardwareError(f"{path}: {error} is missing", "Add it") from error
+    return rules
+
+
+def quantizable_operators(rules: Mapping[str, Rule]) -> tuple[str, ...]:
+    """Operator types that have an int8 form: the only ones worth a quantizer's while."""
+    return tuple(sorted(op_type for op_type, rule in rules.items() if rule.int8))
+
+
+def explain_float(
+    node: onnx.NodeProto,
+    rules: Mapping[str, Rule],
+    surroundings: Surroundings | None = None,
+    *,
+    excluded: Collection[str] = (),
+) -> str:
+    """Why a node runs in float: excluded by the user, no int8 form, or a condition that does not hold.
+
+    Args:
+        excluded: names of nodes that were asked to stay float.
+
+    Returns:
+        The reason, or "" when nothing speaks against int8.
+    """
+    if node.name in excluded:
+        return "excluded by request"
+    if node.domain not in ("", "ai.onnx"):
+        return f"{node.domain}.{node.op_type} is not a standard operator, so the quantizer leaves it alone"
+    rule = rules.get(node.op_type, rules[DEFAULT])
+    if not rule.int8:
+        return rule.reason
+    around = surroundings or Surroundings()
+    for name in rule.condition.split(", ") if rule.condition else ():
+        failure = CONDITIONS[name](node, around)
+        if failure:
+            return failure
+    return ""
+
+
+def _constant_weights(node: onnx.NodeProto, around: Surroundings) -> str:
+    if len(node.input) > 1 and node.input[1] in around.constants:
+        return ""
+    return "its weights are computed, not constant"
+
+
+def _after_quantized(node: onnx.NodeProto, around: Surroundings) -> str:
+    if around.quantized is None or any(name in around.quantized for name in node.input):
+        return ""
+    return "its input is not quantized, and quantizing it for this operator alone would gain nothing"
+
+
+def _after_conv_or_add(node: onnx.NodeProto, around: Surroundings) -> str:
+    if around.makers.get(node.input[0]) in ("Conv", "Add"):
+        return _after_quantized(node, around)
+    return "it fuses only into a Conv or Add right before it"
+
+
+def _unit_alpha_beta(node: onnx.NodeProto, around: Surroundings) -> str:
+    scaled = {a.name: a.f for a in node.attribute if a.name in ("alpha", "beta")}
+    has_bias = len(node.input) > 2 and bool(node.input[2])
+    if scaled.get("alpha", 1.0) == 1.0 and (scaled.get("beta", 1.0) == 1.0 or not has_bias):
+        return ""
+    return "its alpha or beta is not 1; multiply it into the weights"
+
+
+def _not_transposed_a(node: onnx.NodeProto, around: Surroundings) -> str:
+    return "its first matrix is transposed" if _integer(node, "transA") else ""
+
+
+def _nearest(node: onnx.NodeProto, around: Surroundings) -> str:
+    mode = next((a.s.decode() for a in node.attribute if a.name == "mode"), "nearest")
+    return "" if mode == "nearest" else f"its mode is {mode}; only nearest works on integers"
+
+
+def _no_dilation(node: onnx.NodeProto, around: Surroundings) -> str:
+    dilations = next((list(a.ints) for a in node.attribute if a.name == "dilations"), [])
+    return "" if all(d == 1 for d in dilations) else f"it has dilations {dilations}"
+
+
+def _no_ceil_mode(node: onnx.NodeProto, around: Surroundings) -> str:
+    return "it has ceil_mode = 1" if _integer(node, "ceil_mode") else ""
+
+
+def _explicit_padding(node: onnx.NodeProto, around: Surroundings) -> str:
+    mode = next((a.s.decode() for a in node.attribute if a.name == "auto_pad"), "NOTSET")
+    return "" if mode in ("NOTSET", "VALID") else f"it has auto_pad = {mode}"
+
+
+def _not_vector(node: onnx.NodeProto, around: Surroundings) -> str:
+    a, b = (around.shapes.get(name, ()) for name in node.input[:2])
+    columns = b[-2] if _integer(node, "transB") and len(b) > 1 else b[-1] if len(b) > 1 else 0
+    rows = a[-1] if _integer(node, "transA") and len(a) > 1 else a[-2] if len(a) > 1 else 0
+    # A row count that is the batch says nothing about the layer: only a result with one column is surely a vector.
+    if columns == 1 or (rows == 1 and len(a) > 2):
+        return "it multiplies a matrix with a vector, which is bound by memory"
+    return ""
+
+
+def _equal_shapes(node: onnx.NodeProto, around: Surroundings) -> str:
+    if any(name in around.constants for name in node.input):
+        return "one operand is constant"
+    shapes = [around.shapes.get(name) for name in node.input]
+    if None not in shapes and len(set(shapes)) > 1:
+        return "its operands have different shapes"
+    return ""
+
+
+def _integer(node: onnx.NodeProto, name: str) -> int:
+    return next((int(a.i) for a in node.attribute if a.name == name), 0)
+
+
+CONDITIONS: dict[str, Callable[[onnx.NodeProto, Surroundings], str]] = {
+    "constant-weights": _constant_weights,
+    "after-quantized": _after_quantized,
+    "after-conv-or-add": _after_conv_or_add,
+    "unit-alpha-beta": _unit_alpha_beta,
+    "not-transposed-a": _not_transposed_a,
+    "nearest": _nearest,
+    "no-dilation": _no_dilation,
+    "no-ceil-mode": _no_ceil_mode,
+    "explicit-padding": _explicit_padding,
+    "not-vector": _not_vector,
+    "equal-shapes": _equal_shapes,
+}
+"""Name → check of a node: "" when the condition holds (or nothing is known against it), else what speaks against it."""
+
+
+def _rule(entry: Mapping[str, Any], path: Path) -> Rule:
+    where = f"{path}: rule for {', '.join(entry['operators'])}"
+    int8, only_if = entry["int8"], entry.get("only_if", [])
+    if int8 not in ("yes", "no", "only-if"):
+        raise HardwareError(f"{where}: int8 is {int8!r}", 'It can be "yes", "no" or "only-if"')
+    if bool(only_if) != (int8 == "only-if"):
+        raise HardwareError(f'{where}: only_if goes with int8 = "only-if"', "Give both or neither")
+    for name in only_if:
+        if name not in CONDITIONS:
+            raise HardwareError(f"{where}: unknown condition {name!r}", f"Known: {', '.join(CONDITIONS)}")
+    return Rule(int8 != "no", ", ".join(only_if), str(entry["reason"]), str(entry["source"]))
+
+
+def _folder() -> Path:
+    return shipped("targets") / "backends"
