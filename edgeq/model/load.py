@@ -15,6 +15,7 @@ from edgeq.model.identify import likely_cause
 from edgeq.model.order import sort_nodes
 from edgeq.model.skeleton import skeleton
 from edgeq.model.tensors import (
+    DAMAGED,
     check_sparse_tensor,
     check_tensor,
     external_span,
@@ -242,6 +243,8 @@ def _spec(value: onnx.ValueInfoProto, path: Path) -> TensorSpec:
             "edgeq takes models whose inputs and outputs are tensors",
         )
     tensor = value.type.tensor_type
+    if tensor.elem_type not in onnx.TensorProto.DataType.values():
+        raise ModelError(f"{path}: {value.name!r} has the unknown data type {tensor.elem_type}", DAMAGED)
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
     shape = tuple(_dimension(d) for d in tensor.shape.dim) if tensor.HasField("shape") else None
     return TensorSpec(value.name, dtype, shape)

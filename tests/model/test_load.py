@@ -316,6 +316,12 @@ class TestSignature:
         proto = model([node("Relu", ["x"], ["y"])], {"x": ["N", None, 0, -1, 7]})
         assert model_signature(write(tmp_path / "m.onnx", proto)).inputs[0].shape == ("N", None, None, None, 7)
 
+    def test_unknown_type(self, tmp_path: Path) -> None:
+        proto = small_cnn()
+        proto.graph.input[0].type.tensor_type.elem_type = 75
+        with pytest.raises(ModelError, match="'x' has the unknown data type 75"):
+            model_signature(write(tmp_path / "m.onnx", proto))
+
     def test_sequence_inputs_are_refused(self, tmp_path: Path) -> None:
         proto = model([node("SequenceAt", ["s", "i"], ["y"])], {}, weights={"i": np.array(0)})
         proto.graph.input.append(helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None))
