@@ -1,5 +1,73 @@
-"""edgeq: quantize ONNX models for the hardware they will run on, prove the result, ship it as a bundle."""
+"""edgeq: quantize ONNX models for the hardware they will run on, prove the result, ship it as a bundle.
+
+The command line is these functions and nothing more. They are imported when first used, so that `import edgeq` and
+`edgeq --help` are instant.
+"""
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from edgeq.bundle.verify import verify_bundle as verify
+    from edgeq.calibrate.collect import collect as calibrate
+    from edgeq.data.preprocess import register as register_preprocess
+    from edgeq.data.samples import Sample, Samples, open_samples
+    from edgeq.errors import EdgeqError
+    from edgeq.hardware.detect import detect_machine as detect
+    from edgeq.hardware.target import resolve as resolve_target
+    from edgeq.measure.accuracy import evaluate
+    from edgeq.measure.bench import bench
+    from edgeq.pipeline.job import Data
+    from edgeq.pipeline.package import package
+    from edgeq.pipeline.quantize import quantize
+    from edgeq.scheme import Scheme
+
+# Public name → where it lives.
+_PUBLIC = {
+    "Data": "edgeq.pipeline.job:Data",
+    "EdgeqError": "edgeq.errors:EdgeqError",
+    "Sample": "edgeq.data.samples:Sample",
+    "Samples": "edgeq.data.samples:Samples",
+    "Scheme": "edgeq.scheme:Scheme",
+    "bench": "edgeq.measure.bench:bench",
+    "calibrate": "edgeq.calibrate.collect:collect",
+    "detect": "edgeq.hardware.detect:detect_machine",
+    "evaluate": "edgeq.measure.accuracy:evaluate",
+    "open_samples": "edgeq.data.samples:open_samples",
+    "package": "edgeq.pipeline.package:package",
+    "quantize": "edgeq.pipeline.quantize:quantize",
+    "register_preprocess": "edgeq.data.preprocess:register",
+    "resolve_target": "edgeq.hardware.target:resolve",
+    "verify": "edgeq.bundle.verify:verify_bundle",
+}
+
+__all__ = [
+    "Data",
+    "EdgeqError",
+    "Sample",
+    "Samples",
+    "Scheme",
+    "__version__",
+    "bench",
+    "calibrate",
+    "detect",
+    "evaluate",
+    "open_samples",
+    "package",
+    "quantize",
+    "register_preprocess",
+    "resolve_target",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'edgeq' has no attribute {name!r}")
+    module, attribute = _PUBLIC[name].split(":")
+    # `edgeq.calibrate` and `edgeq.data` are packages too; the functions above win once they are asked for by name.
+    return getattr(importlib.import_module(module), attribute)

@@ -35,13 +35,16 @@ def output_file(path: Path, *, force: bool = False) -> Iterator[Path]:
 
     Every sibling that the writer leaves in that folder (external data) moves along, before the file itself.
     """
+    if path.is_dir():
+        raise OutputError(f"{path} is a directory", "Name a file in it")
     with _staging(path, force=force) as stage:
         draft = stage / path.name
         yield draft
-        for sibling in sorted(stage.iterdir()):
-            if sibling != draft:
-                check_free(path.parent / sibling.name, force=force)
-                os.replace(sibling, path.parent / sibling.name)
+        siblings = sorted(p for p in stage.iterdir() if p != draft)
+        for sibling in siblings:
+            check_free(path.parent / sibling.name, force=force)
+        for sibling in siblings:
+            os.replace(sibling, path.parent / sibling.name)
         os.replace(draft, path)
 
 

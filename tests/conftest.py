@@ -6,6 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# Timings are never asserted: the machine that runs the tests may be busy with something else.
+settings.register_profile("edgeq", deadline=None)
+settings.load_profile("edgeq")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

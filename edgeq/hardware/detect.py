@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from edgeq_device import cpuid
@@ -92,12 +93,13 @@ def combine(reading: Reading, reported: frozenset[str]) -> tuple[frozenset[str],
     return reading.features, notes
 
 
-def ask_py_cpuinfo() -> tuple[dict[str, Any], tuple[str, ...]]:
-    """py-cpuinfo's report; empty, with a note, on a CPU that it does not take."""
+@cache
+def ask_py_cpuinfo() -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """py-cpuinfo's report, asked once a process; empty, with a note, on a CPU that it does not take."""
     import cpuinfo
 
     try:
-        return dict(cpuinfo.get_cpu_info()), ()
+        return MappingProxyType(dict(cpuinfo.get_cpu_info())), ()
     except Exception as error:  # it raises bare Exception for architectures that it does not know
         return {}, (f"py-cpuinfo has no answer: {error}",)
 

@@ -118,10 +118,13 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """ "Did you mean …?" for a near miss, else the list of what is known."""
+    """ "Did you mean …?" for near misses and parts of names, else the list of what is known."""
     names = sorted(set(known) - {"*"})
-    near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    return f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(names)}"
+    near = [name for name in names if len(word) > 2 and word.lower() in name]
+    near = near or difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.6)
+    if near:
+        return f"Did you mean {' or '.join(near)}?"
+    return f"Known: {', '.join(names)}"
 
 
 def version_key(version: str) -> tuple[int, ...]:

@@ -251,12 +251,14 @@ def _compute_capability(document: Document, text: str) -> tuple[int, int]:
 
 
 def _refuse_ties(profiles: Sequence[Profile]) -> None:
-    for a, b in itertools.permutations(profiles, 2):
-        if a.includes(b) and not b.includes(a) and a.rank <= b.rank:
+    """Among profiles that one machine could fit, ranks differ, and requiring more means ranking higher."""
+    for more, less in itertools.permutations(profiles, 2):
+        if more.includes(less) and not less.includes(more) and more.rank <= less.rank:
             raise HardwareError(
-                f"{a.files[-1]}: rank {a.rank} is not above {b.rank} of {b.name}, of which it requires more",
-                f"Give {a.name} a rank above {b.rank}",
+                f"{more.files[-1]}: rank {more.rank} is not above {less.rank} of {less.name}, which requires less",
+                f"Give {more.name} a rank above {less.rank}",
             )
+    for a, b in itertools.combinations(profiles, 2):
         if a.rank == b.rank and (a.architecture == b.architecture or ANY in (a.architecture, b.architecture)):
             raise HardwareError(
                 f"{a.files[-1]}: rank {a.rank} is also that of {b.name}", "Give one of them another rank"

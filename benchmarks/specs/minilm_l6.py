@@ -1,0 +1,38 @@
+"""all-MiniLM-L6-v2: a row of two sentences to token ids; an example of a preprocessing function for text.
+
+EDGEQ_TOKENIZER names the tokenizer.json; the package `tokenizers` must be installed.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeq.data.preprocess import register
+
+LENGTH = 128
+
+
+@functools.cache
+def tokenizer() -> Any:
+    from tokenizers import Tokenizer
+
+    loaded = Tokenizer.from_file(os.environ["EDGEQ_TOKENIZER"])
+    loaded.enable_truncation(LENGTH)
+    loaded.enable_padding()
+    return loaded
+
+
+@register("minilm", title="WordPiece ids of the two sentences of a row", reads="text", source={"label": "2"})
+def tokens(row: list[str]) -> dict[str, NDArray[np.int64]]:
+    """[sentence, sentence, score] → three int64 inputs [2, length of the longer]."""
+    encoded = tokenizer().encode_batch(row[:2])
+    return {
+        "input_ids": np.array([e.ids for e in encoded], np.int64),
+        "attention_mask": np.array([e.attention_mask for e in encoded], np.int64),
+        "token_type_ids": np.array([e.type_ids for e in encoded], np.int64),
+    }

@@ -1,0 +1,54 @@
+"""What every backend is: a function from a prepared model, ranges and a scheme to an artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from edgeq.calibrate.ranges import Range
+from edgeq.model.prepare import PreparedModel
+from edgeq.scheme import Scheme
+from edgeq.session import SessionSettings
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """What a backend built.
+
+    Attributes:
+        model: the file to deploy; external data lies beside it.
+        scheme: what was really built (a backend may add node exclusions or session options, each with a note).
+        provider: ONNX Runtime execution provider that the artifact is for.
+        session_options: session configuration entries that must be set for the artifact to be right.
+        provider_options: options of the execution provider.
+        min_onnxruntime: the oldest onnxruntime that has every kernel.
+        notes: what a reader should know, one sentence each.
+    """
+
+    model: Path
+    scheme: Scheme
+    provider: str
+    session_options: Mapping[str, str] = field(default_factory=dict)
+    provider_options: Mapping[str, str] = field(default_factory=dict)
+    min_onnxruntime: str = ""
+    notes: tuple[str, ...] = ()
+
+    def settings(self, *, threads: int = 0) -> SessionSettings:
+        """Session settings that ship with this artifact."""
+        return SessionSettings(providers=(self.provider,), config=self.session_options, intra_op_threads=threads)
+
+
+class Backend(Protocol):
+    name: str
+
+    def build(
+        self, prepared: PreparedModel, ranges: Mapping[str, Range], scheme: Scheme, destination: Path
+    ) -> Artifact:
+        """Write the quantized model to `destination` (a path in an existing folder) and describe it.
+
+        Raises:
+            CalibrationError: a range that the scheme needs is missing.
+            ModelError: the model cannot be quantized this way; names the node and the rule.
+        """

@@ -1,0 +1,198 @@
+"""The plan of a bundle: every file that it will hold, by path, before one byte is written."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from edgeq_device.arrays import write_npz
+from edgeq_device.errors import DeviceError
+from edgeq_device.manifest import BUNDLE_SCHEMA, COMPONENT, MANIFEST, SCHEMA_VERSION
+from edgeq_device.names import check_file_names
+from edgeq_device.package import FLOAT, MAIN
+from edgeq_device.variants import EXTERNAL_FOLDER
+
+from edgeq import __version__
+from edgeq.bundle.sharing import ModelFiles, Placement, StoredFile, share
+from edgeq.bundle.spec import CALIBRATION_FILES, Arrays, BundleSpec, VariantSpec
+from edgeq.errors import BundleError, CalibrationError, DataError
+from edgeq.model.load import model_files
+from edgeq.resources import shipped
+
+Content = bytes | Path
+_CHUNK = 1024 * 1024
+
+
+def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
+    """Path inside the bundle → bytes, or the file to copy; sorted by path, the manifest with all hashes among them.
+
+    Raises:
+        ModelError: a model or its external data cannot be read.
+        CalibrationError: a calibration table is missing.
+        BundleError: something that cannot be written down (a name, a value that JSON does not have).
+    """
+    components = {MAIN: spec.variants}
+    if spec.float_model is not None:
+        components[FLOAT] = _float_variants(spec, spec.float_model)
+    files: dict[str, Content] = dict(_runner_files())
+    files.update(_calibration_files(spec.calibration))
+    digests: dict[str, str] = {}
+    placements, assets = share(
+        {
+            f"{component}/{variant.name}": _read_model(variant.model)
+            for component, variants in components.items()
+            for variant in variants
+        }
+    )
+    vectors: dict[bytes, str] = {}
+    for path, stored in assets.items():
+        files[path], digests[path] = stored.path, stored.sha256
+    for component, variants in components.items():
+        bodies: dict[str, Any] = {}
+        for variant in variants:
+            placement = placements[f"{component}/{variant.name}"]
+            directory = f"models/{component}/{variant.name}"
+            for name, stored in placement.own.items():
+                files[f"{directory}/{name}"], digests[f"{directory}/{name}"] = stored.path, stored.sha256
+            info = {**variant.info, "device": variant.device, "selftest": _selftest(variant, vectors)}
+            files[f"{directory}/edgeq.json"] = _json(info, f"variant {variant.name}: info")
+            bodies[variant.name] = _variant_body(variant, placement)
+        files[f"models/{component}/{COMPONENT}"] = _json({"component_name": component, "variants": bodies}, component)
+    files.update({path: data for data, path in vectors.items()})
+    try:
+        check_file_names([MANIFEST, *files], f"bundle {spec.name}")
+    except DeviceError as error:
+        raise BundleError(error.problem, "Rename the model's external data files") from error
+    files[MANIFEST] = _manifest(spec, list(components), files, digests)
+    return dict(sorted(files.items()))
+
+
+def _float_variants(spec: BundleSpec, model: Path) -> tuple[VariantSpec, ...]:
+    # One for each kind of place that the int8 variants run in, so that a comparison compares like with like.
+    places = list(dict.fromkeys((variant.ep, variant.device) for variant in spec.variants))
+    suffix = len(places) > 1
+    return tuple(
+        VariantSpec(f"{FLOAT}-{device}" if suffix else FLOAT, model, ep, device, info={"scheme": "float32"})
+        for ep, device in places
+    )
+
+
+def _read_model(path: Path) -> ModelFiles:
+    first, *external = model_files(path)
+    base = first.parent
+    return ModelFiles(
+        StoredFile(first, _sha256(first)),
+        {file.relative_to(base).as_posix(): StoredFile(file, _sha256(file)) for file in sorted(external)},
+    )
+
+
+def _variant_body(variant: VariantSpec, placement: Placement) -> dict[str, Any]:
+    session_options = dict(sorted(variant.session_options.items()))
+    if placement.weights:
+        session_options[EXTERNAL_FOLDER] = placement.weights
+    return {
+        # No "device" beside it: ONNX Runtime 1.31.1 matches a device only with providers that were added through its
+        # newer device interface, and would pass over these variants where a provider was added by its name.
+        "ep": variant.ep,
+        "executor_info": {
+            "ort": {
+                "model_file": placement.model_file,
+                "session_options": session_options,
+                "provider_options": dict(sorted(variant.provider_options.items())),
+            },
+            # A file, not an object: it makes sure that the variant's directory exists where its model is shared.
+            "edgeq": "edgeq.json",
+        },
+    }
+
+
+def _selftest(variant: VariantSpec, vectors: dict[bytes, str]) -> dict[str, Any]:
+    """The self-test entry of one variant; vectors that are there already (`vectors`: bytes → path) are not repeated."""
+    cases = []
+    for case in variant.selftest:
+        entry = {}
+        for kind, arrays in (("inputs", case.inputs), ("outputs", case.outputs)):
+            data = _npz(arrays, f"variant {variant.name}: self-test {kind}")
+            count = sum(path.startswith(f"selftest/{kind}-") for path in vectors.values())
+            entry[kind] = vectors.setdefault(data, f"selftest/{kind}-{count}.npz")
+        cases.append(entry)
+    return {"cases": cases, "tolerance": {name: float(value) for name, value in sorted(variant.tolerance.items())}}
+
+
+def _npz(arrays: Arrays, where: str) -> bytes:
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise DataError(f"{where}: {name!r} is not finite", "Choose other samples for the self-test")
+        if array.dtype.kind not in "biuf":
+            raise DataError(f"{where}: {name!r} is {array.dtype}, which cannot be compared")
+    buffer = io.BytesIO()
+    write_npz(buffer, arrays)
+    return buffer.getvalue()
+
+
+def _calibration_files(folder: Path | None) -> dict[str, Content]:
+    if folder is None:
+        return {}
+    missing = [name for name in CALIBRATION_FILES if not (folder / name).is_file()]
+    if missing:
+        raise CalibrationError(f"{folder} has no {missing[0]}", "Write the calibration tables first")
+    return {f"calibration/{name}": folder / name for name in CALIBRATION_FILES}
+
+
+def _runner_files() -> dict[str, Content]:
+    runtime = shipped("targets") / "runtime"
+    launcher = runtime / "edgeq_run.py"
+    modules = sorted((runtime / "edgeq_device").glob("*.py"))
+    # __main__.py is the launcher again: Python runs a zip that has one.
+    return {"edgeq_run.py": launcher, "__main__.py": launcher, **{f"edgeq_device/{m.name}": m for m in modules}}
+
+
+def _manifest(
+    spec: BundleSpec, components: list[str], files: Mapping[str, Content], digests: Mapping[str, str]
+) -> bytes:
+    records = {}
+    for path, content in sorted(files.items()):
+        if isinstance(content, bytes):
+            records[path] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+        else:
+            records[path] = {"sha256": digests.get(path) or _sha256(content), "size": content.stat().st_size}
+    edgeq = {"bundle_schema": BUNDLE_SCHEMA, "tools": _tools(), **spec.metadata, "files": records}
+    manifest = {
+        "schema_version": SCHEMA_VERSION,
+        "package_name": spec.name,
+        "layout": "portable",
+        "components": {name: f"models/{name}" for name in components},
+        "additional_metadata": {"edgeq": edgeq},
+    }
+    return _json(manifest, "metadata")
+
+
+def _tools() -> dict[str, str]:
+    found = {"edgeq": __version__}
+    for name in ("numpy", "onnx", "onnxruntime", "onnxruntime-gpu"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _json(value: Mapping[str, Any], where: str) -> bytes:
+    try:
+        return (json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode("utf-8")
+    except (TypeError, ValueError) as error:
+        raise BundleError(f"{where} cannot be written as JSON ({error})") from error
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,22 @@
+"""Opening a bundle on the workstation: the device's own reader, its errors as edgeq's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from edgeq_device.package import Bundle, open_bundle
+
+from edgeq.device import device_errors
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Bundle]:
+    """The bundle at `path` (a directory or an .edgeq file), checked; errors of the device side inside are translated.
+
+    Raises:
+        BundleError: names, sizes, hashes or keys that are not right.
+    """
+    with device_errors(), open_bundle(path) as bundle:
+        yield bundle

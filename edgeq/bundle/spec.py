@@ -1,0 +1,106 @@
+"""What goes into a bundle, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from edgeq_device.manifest import FORBIDDEN_SESSION_OPTIONS
+from edgeq_device.names import is_plain_name
+
+from edgeq.errors import UsageError
+
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+
+DEVICES = ("cpu", "gpu", "npu")
+CALIBRATION_FILES = ("calibration.cache", "calibration.flatbuffers", "calibration.json")
+_RESERVED_METADATA = ("bundle_schema", "tools", "files")
+
+
+@dataclass(frozen=True)
+class SelfTestCase:
+    """One input and the outputs that it must give, as what `session.run` takes and returns, keyed by name."""
+
+    inputs: Arrays
+    outputs: Arrays
+
+
+@dataclass(frozen=True)
+class VariantSpec:
+    """One way to run the model.
+
+    Attributes:
+        name: letters, digits and `._+-`.
+        model: ONNX file; its external data files travel with it.
+        ep, device: execution provider, and "cpu", "gpu" or "npu".
+        session_options: session configuration entries that the artifact needs to be right.
+        provider_options: options of `ep`.
+        info: becomes executor_info.edgeq. The runner reads `architecture` ("x86_64", "arm64", "any"),
+            `required_features` (list), `rank` (int, the highest that fits wins), `min_onnxruntime` ("1.17") and
+            `optimization` ("none", "basic", "extended", "all"); the rest is for people.
+        selftest: vectors; `tolerance` is the absolute difference allowed for each of their outputs.
+    """
+
+    name: str
+    model: Path
+    ep: str = "CPUExecutionProvider"
+    device: str = "cpu"
+    session_options: Mapping[str, str] = field(default_factory=dict)
+    provider_options: Mapping[str, str] = field(default_factory=dict)
+    info: Mapping[str, Any] = field(default_factory=dict)
+    selftest: tuple[SelfTestCase, ...] = ()
+    tolerance: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        where = f"variant {self.name}"
+        if not is_plain_name(self.name):
+            raise UsageError(f"{self.name!r} cannot name a variant", "Use letters, digits and . _ + -")
+        if self.device not in DEVICES:
+            raise UsageError(f"{where}: device is {self.device!r}", f"It can be {', '.join(DEVICES)}")
+        for key in ("selftest", "device"):
+            if key in self.info:
+                raise UsageError(f"{where}: info holds {key!r}, which the bundle writes itself")
+        for options in (self.session_options, self.provider_options):
+            if not all(isinstance(value, str) for value in options.values()):
+                raise UsageError(f"{where}: session and provider options must be strings")
+        forbidden = sorted(FORBIDDEN_SESSION_OPTIONS.intersection(self.session_options))
+        if forbidden:
+            raise UsageError(f"{where}: session option {forbidden[0]} writes a file, which a package may not")
+        outputs = {name for case in self.selftest for name in case.outputs}
+        if outputs != set(self.tolerance):
+            odd = sorted(outputs ^ set(self.tolerance))
+            raise UsageError(f"{where}: self-test outputs and tolerances differ in {odd[0]!r}")
+
+
+@dataclass(frozen=True)
+class BundleSpec:
+    """A whole bundle.
+
+    Attributes:
+        name: what people call the model.
+        variants: in order of preference. ONNX Runtime takes the first whose execution provider fits, so the first of
+            each architecture must be right on every machine of it; edgeq's runner goes by features and rank.
+        calibration: folder with the three calibration tables.
+        metadata: becomes additional_metadata.edgeq: sha256 of the source model and of the calibration set, ...
+        float_model: becomes the component "float32", so that `bench` can run both in one go.
+    """
+
+    name: str
+    variants: tuple[VariantSpec, ...]
+    calibration: Path | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    float_model: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not self.variants:
+            raise UsageError(f"bundle {self.name}: no variant", "Name at least one target")
+        folded = [variant.name.casefold() for variant in self.variants]
+        for name in folded:
+            if folded.count(name) > 1:
+                raise UsageError(f"bundle {self.name}: two variants are named {name!r}")
+        reserved = sorted(set(_RESERVED_METADATA).intersection(self.metadata))
+        if reserved:
+            raise UsageError(f"bundle {self.name}: metadata holds {reserved[0]!r}, which the bundle writes itself")

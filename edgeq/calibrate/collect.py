@@ -1,0 +1,271 @@
+"""One float32 pass of a model over samples: what every tensor held, in memory that does not grow with the samples."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, Protocol
+
+import onnx
+from numpy.typing import NDArray
+
+from edgeq.calibrate.histogram import KeyBuffer
+from edgeq.calibrate.observed import ObservedModel
+from edgeq.calibrate.statistics import Statistics, TensorStatistics
+from edgeq.calibrate.tally import Seen, Tally
+from edgeq.calibrate.tensors import Derived, Plan, element_types, plan, quantizable_tensors
+from edgeq.calibrate.waves import split_in_waves
+from edgeq.errors import CalibrationError, DataError, EdgeqError
+from edgeq.model.load import load_model
+from edgeq.model.load import model_digest as digest_of
+from edgeq.progress import SILENT, Progress
+
+MOST_WORKERS = 4
+"""More samples at once than this gain nothing: counting takes turns."""
+
+
+class SampleLike(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def inputs(self) -> Mapping[str, NDArray[Any]]: ...
+
+
+class SamplesLike(Protocol):
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[SampleLike]: ...
+    def digest(self) -> str: ...
+
+
+Checkpoint = Callable[[Statistics], None]
+
+
+def collect(
+    model: Path,
+    samples: SamplesLike,
+    tensors: Sequence[str] | None = None,
+    *,
+    model_digest: str = "",
+    memory: int | None = None,
+    progress: Progress = SILENT,
+    channels: Mapping[str, int] | None = None,
+    workers: int | None = None,
+    start: Statistics | None = None,
+    checkpoint: Checkpoint | None = None,
+    checkpoint_seconds: float = 30.0,
+) -> Statistics:
+    """Run the float model once over the samples and keep, per tensor, extrema, count and histogram.
+
+    Samples run several at a time, each on few threads; all totals are integers or extrema, so the result does not
+    depend on which finishes first.
+
+    Args:
+        model: any valid float model, external data allowed.
+        samples: run in order, each once.
+        tensors: names to record; None means `quantizable_tensors`.
+        model_digest: what the statistics are filed under; computed from the file when empty.
+        memory: bytes that activations under observation may take. A model with more is run in several waves, each over
+            all samples and for a part of the tensors. None: no limit.
+        channels: channel axis by tensor name, for tensors whose extrema are wanted per channel too.
+        workers: samples run at the same time; None lets the number of cores decide.
+        start: unfinished statistics of the same model, data and tensors to continue.
+        checkpoint: called with the statistics so far, now and then and when interrupted (Ctrl-C).
+
+    Raises:
+        CalibrationError: a value is NaN or infinite (names tensor and sample), or `start` belongs to something else.
+        DataError: there are no samples, or ONNX Runtime refuses one.
+    """
+    total = len(samples)
+    if total == 0:
+        raise DataError("there are no samples to calibrate with", "Give at least one")
+    graph = load_model(model, external_data="none")
+    channels = dict(channels or {})
+    names = tuple(tensors) if tensors is not None else quantizable_tensors(graph)
+    names = _known_floats(graph, model, names)
+    digest = model_digest or digest_of(model)
+    data_digest = samples.digest()
+    state = _initial(start, digest, data_digest, names, total)
+    workers = workers or min(MOST_WORKERS, _cores())
+    waves, workers = split_in_waves(graph, names, state, samples, memory, workers)
+
+    def snapshot() -> Statistics:
+        return Statistics(digest, data_digest, min(t.samples for t in state.values()), state, total)
+
+    with progress.stage(f"calibrating {len(names)} tensors", total * len(waves)) as advance:
+        for wave in waves:
+            steps = _Pass(graph, model, plan(graph, wave, channels), state, channels, workers)
+            done = state[wave[0]].samples
+            advance(done)
+            saved = time.monotonic()
+            rest: Iterable[SampleLike] = itertools.islice(samples, done, None)
+            try:
+                for _ in steps.run(rest):
+                    advance(1)
+                    if checkpoint is not None and time.monotonic() - saved > checkpoint_seconds:
+                        steps.drain()
+                        state.update(steps.freeze())
+                        checkpoint(snapshot())
+                        saved = time.monotonic()
+            except KeyboardInterrupt:
+                steps.close()
+                state.update(steps.freeze())
+                if checkpoint is not None:
+                    checkpoint(snapshot())
+                raise
+            finally:
+                steps.close()
+            state.update(steps.freeze())
+    return snapshot()
+
+
+class _Pass:
+    """One wave: a session that gives the tensors of a plan, the tallies, and the threads that feed them."""
+
+    def __init__(
+        self,
+        graph: onnx.ModelProto,
+        path: Path,
+        steps: Plan,
+        state: Mapping[str, TensorStatistics],
+        channels: Mapping[str, int],
+        workers: int,
+    ) -> None:
+        self._plan = steps
+        threads = max(1, _cores() // workers)
+        self._model = ObservedModel(graph, path, steps.fetched, keep_layout=channels, threads=threads)
+        names = [*steps.inputs, *steps.fetched, *(d.name for d in steps.derived)]
+        self._tallies = {name: Tally(state[name], channels.get(name)) for name in names}
+        self._pool = ThreadPoolExecutor(workers)
+        self._local = threading.local()
+        self._limit = workers + 1
+        self._pending: set[Future[None]] = set()
+        self._failure: EdgeqError | None = None
+
+    def run(self, samples: Iterable[SampleLike]) -> Iterator[None]:
+        """Observe each sample; gives one value for every sample that is done."""
+        for sample in samples:
+            self._pending.add(self._pool.submit(self._observe_or_fail, sample))
+            while len(self._pending) >= self._limit:
+                yield from self._finished(wait(self._pending, return_when=FIRST_COMPLETED).done)
+        while self._pending:
+            yield from self._finished(wait(self._pending, return_when=FIRST_COMPLETED).done)
+
+    def drain(self) -> None:
+        """Wait until no sample is half done."""
+        for future in tuple(self._pending):
+            future.result()
+
+    def freeze(self) -> dict[str, TensorStatistics]:
+        """Statistics of the wave's tensors; only while no sample is half done.
+
+        Raises:
+            EdgeqError: a sample failed.
+        """
+        if self._failure is not None:
+            raise self._failure
+        derived = {d.name: d for d in self._plan.derived}
+        done = {name: t.freeze() for name, t in self._tallies.items() if name not in derived}
+        for name, how in derived.items():
+            parts = [done[source].histogram for source in how.sources]
+            histogram = parts[0]
+            for part in parts[1:]:
+                histogram = histogram.merge(part)
+            if how.kind == "clip":
+                histogram = histogram.clip(how.low, how.high)
+            done[name] = self._tallies[name].freeze(histogram)
+        return done
+
+    def close(self) -> None:
+        """Finish the samples that are running and forget those that are not: what was observed is the first n."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _finished(self, done: set[Future[None]]) -> Iterator[None]:
+        for future in done:
+            self._pending.discard(future)
+            future.result()
+            yield None
+
+    def _observe_or_fail(self, sample: SampleLike) -> None:
+        try:
+            self._observe(sample)
+        except EdgeqError as error:
+            self._failure = error
+            raise
+
+    def _observe(self, sample: SampleLike) -> None:
+        buffer = getattr(self._local, "buffer", None)
+        if buffer is None:
+            buffer = self._local.buffer = KeyBuffer()
+        seen: dict[str, tuple[Seen, str]] = {}
+        for name, values in self._arrays(sample):
+            try:
+                seen[name] = (self._tallies[name].observe(values, buffer), str(values.dtype))
+            except CalibrationError as error:
+                raise CalibrationError(
+                    f"tensor {name!r} in sample {sample.name}: {error.problem}",
+                    error.fix or "Check the sample and its preprocessing, or leave the tensor out",
+                ) from error
+        for derived in self._plan.derived:
+            part = _derive(derived, [seen[source][0] for source in derived.sources])
+            dtype = seen[derived.sources[0]][1]
+            seen[derived.name] = (part, dtype)
+            self._tallies[derived.name].note(part, dtype)
+
+    def _arrays(self, sample: SampleLike) -> Iterator[tuple[str, NDArray[Any]]]:
+        for name in self._plan.inputs:
+            yield name, sample.inputs[name]
+        if not self._plan.fetched:
+            return
+        values = self._model.run(sample.inputs, sample.name)
+        while values:
+            # Popped, so that each array is freed as soon as it is counted.
+            yield self._plan.fetched[len(self._plan.fetched) - len(values)], values.pop(0)
+
+
+def _derive(how: Derived, sources: list[Seen]) -> Seen:
+    count = sum(s.count for s in sources)
+    low, high = min(s.minimum for s in sources), max(s.maximum for s in sources)
+    if how.kind == "clip" and count:
+        low, high = (min(max(v, how.low), how.high) + 0.0 for v in (low, high))
+    return Seen(count, low, high)
+
+
+def _initial(
+    start: Statistics | None, model_digest: str, data_digest: str, names: Sequence[str], total: int
+) -> dict[str, TensorStatistics]:
+    if start is None:
+        return {name: TensorStatistics() for name in names}
+    start.check_model(model_digest, "the unfinished calibration")
+    if start.data_digest != data_digest or start.total != total:
+        raise CalibrationError(
+            "the unfinished calibration was collected on other data", "Give the same data, or start anew with --force"
+        )
+    if set(start.tensors) != set(names):
+        raise CalibrationError(
+            "the unfinished calibration recorded other tensors", "Give the same options, or start anew with --force"
+        )
+    return dict(start.tensors)
+
+
+def _known_floats(graph: onnx.ModelProto, path: Path, names: Sequence[str]) -> tuple[str, ...]:
+    """`names` without the tensors that are no floats after all, which only ONNX Runtime may know."""
+    inputs = {i.name for i in graph.graph.input}
+    produced = {o for node in graph.graph.node for o in node.output}
+    for name in names:
+        if name not in inputs | produced:
+            raise CalibrationError(f"{path} has no tensor {name!r}", "`edgeq inspect` lists the tensors")
+    typed = element_types(graph)
+    untyped = [n for n in names if n not in inputs and n not in typed]
+    if not untyped:
+        return tuple(names)
+    floats = ObservedModel(graph, path, untyped, keep_layout=untyped, threads=1).floats()
+    return tuple(n for n in names if n not in untyped or n in floats)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

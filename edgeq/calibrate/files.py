@@ -1,0 +1,227 @@
+"""Statistics as a directory: `statistics.json` (what and of what) and `statistics.npz` (numbers). No pickle.
+
+The same statistics give the same bytes: names are sorted, the archive has no times in it. Arrays, all of one dimension,
+tensors in the order of the JSON:
+
+- minimum, maximum: float32[tensors];
+- bins: int64[tensors], how many bins of each tensor follow;
+- steps: uint32[all bins], the first key order of each tensor (offset to be positive) and then differences;
+- counts: uint64[all bins];
+- channels: int64[tensors], how many channel extrema follow; channel_minimum, channel_maximum: float32[all channels].
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeq.atomic import output_directory
+from edgeq.calibrate.histogram import KEYS, Histogram, from_order, order_of, sound
+from edgeq.calibrate.statistics import ChannelExtrema, Statistics, TensorStatistics
+from edgeq.errors import CalibrationError
+
+JSON, ARRAYS = "statistics.json", "statistics.npz"
+FORMAT, VERSION = "edgeq-statistics", 1
+MAX_BYTES = 2**31
+"""Files, and what they unpack to, are refused above this size."""
+_ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
+_TYPES = {
+    "minimum": np.float32,
+    "maximum": np.float32,
+    "bins": np.int64,
+    "steps": np.uint32,
+    "counts": np.uint64,
+    "channels": np.int64,
+    "channel_minimum": np.float32,
+    "channel_maximum": np.float32,
+}
+
+
+def save_statistics(statistics: Statistics, directory: Path, *, force: bool = False) -> None:
+    """Write statistics into a new directory, whole or not at all; with `force` in place of what is there."""
+    with output_directory(directory, force=force) as draft:
+        (draft / JSON).write_text(json.dumps(_described(statistics), indent=1, ensure_ascii=False) + "\n", "utf-8")
+        _write_arrays(draft / ARRAYS, _arrays(statistics))
+
+
+def load_statistics(directory: Path) -> Statistics:
+    """Read statistics and check that they can have been collected.
+
+    Raises:
+        CalibrationError: not such a directory, a damaged one, or one of a later version.
+    """
+    try:
+        described = _read_json(directory / JSON)
+        arrays = _read_arrays(directory / ARRAYS)
+        return _statistics(described, arrays)
+    except OSError as error:
+        raise CalibrationError(
+            f"{directory} holds no calibration statistics ({error.strerror}: {Path(str(error.filename)).name})",
+            "Give a directory that `edgeq calibrate` wrote",
+        ) from error
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, zipfile.BadZipFile, EOFError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CalibrationError(f"{directory} is damaged ({reason[:200]})", "Calibrate again") from error
+
+
+def _described(statistics: Statistics) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": statistics.model_digest,
+        "data": statistics.data_digest,
+        "samples": statistics.samples,
+        "total": statistics.total,
+        "tensors": [
+            {
+                "name": name,
+                "dtype": tensor.dtype,
+                "samples": tensor.samples,
+                "nonempty": tensor.nonempty,
+                "count": tensor.count,
+                # Larger than what a JSON number can be relied on to carry.
+                "minimum_sum": str(tensor.minimum_sum),
+                "maximum_sum": str(tensor.maximum_sum),
+                "channel_axis": None if tensor.channels is None else tensor.channels.axis,
+            }
+            for name, tensor in statistics.tensors.items()
+        ],
+    }
+
+
+def _arrays(statistics: Statistics) -> dict[str, NDArray[Any]]:
+    tensors = list(statistics.tensors.values())
+    histograms = [t.histogram for t in tensors]
+    channels = [t.channels for t in tensors]
+    present = [c for c in channels if c is not None]
+    arrays: dict[str, list[Any]] = {
+        "minimum": [t.minimum for t in tensors],
+        "maximum": [t.maximum for t in tensors],
+        "bins": [h.keys.size for h in histograms],
+        "steps": [np.diff(order_of(h.keys).astype(np.int64), prepend=-KEYS) for h in histograms],
+        "counts": [h.counts for h in histograms],
+        "channels": [0 if c is None else c.minimum.size for c in channels],
+        "channel_minimum": [c.minimum for c in present],
+        "channel_maximum": [c.maximum for c in present],
+    }
+    scalars = ("minimum", "maximum", "bins", "channels")
+    return {
+        name: np.array(parts, _TYPES[name])
+        if name in scalars
+        else np.concatenate([np.zeros(0, _TYPES[name]), *(np.asarray(p).astype(_TYPES[name]) for p in parts)])
+        for name, parts in arrays.items()
+    }
+
+
+def _statistics(described: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Statistics:
+    entries = described["tensors"]
+    for name in ("minimum", "maximum", "bins", "channels"):
+        if arrays[name].size != len(entries):
+            raise ValueError(f"{name} has {arrays[name].size} entries for {len(entries)} tensors")
+    splits = {
+        name: _split(arrays[name], arrays[sizes])
+        for name, sizes in (
+            ("steps", "bins"),
+            ("counts", "bins"),
+            ("channel_minimum", "channels"),
+            ("channel_maximum", "channels"),
+        )
+    }
+    tensors = {}
+    for i, entry in enumerate(entries):
+        keys = from_order((np.cumsum(splits["steps"][i], dtype=np.int64) - KEYS).astype(np.int32))
+        histogram = Histogram(keys, splits["counts"][i].astype(np.int64))
+        axis = entry["channel_axis"]
+        tensor = TensorStatistics(
+            str(entry["dtype"]),
+            _natural(entry["samples"]),
+            _natural(entry["nonempty"]),
+            _natural(entry["count"]),
+            float(arrays["minimum"][i]),
+            float(arrays["maximum"][i]),
+            int(entry["minimum_sum"]),
+            int(entry["maximum_sum"]),
+            histogram,
+            None
+            if axis is None
+            else ChannelExtrema(_natural(axis), splits["channel_minimum"][i], splits["channel_maximum"][i]),
+        )
+        if not sound(histogram) or histogram.total != tensor.count or entry["name"] in tensors:
+            raise ValueError(f"tensor {entry['name']!r} contradicts itself")
+        if tensor.count and not -np.inf < tensor.minimum <= tensor.maximum < np.inf:
+            raise ValueError(f"tensor {entry['name']!r} has the extrema {tensor.minimum}..{tensor.maximum}")
+        tensors[str(entry["name"])] = tensor
+    return Statistics(
+        str(described["model"]),
+        str(described["data"]),
+        _natural(described["samples"]),
+        tensors,
+        _natural(described["total"]),
+    )
+
+
+def _natural(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is no natural number")
+    return value
+
+
+def _split(values: NDArray[Any], sizes: NDArray[np.int64]) -> list[NDArray[Any]]:
+    if (sizes < 0).any() or int(sizes.sum()) != values.size:
+        raise ValueError("the sizes of its parts do not add up")
+    return np.split(values, np.cumsum(sizes)[:-1]) if sizes.size else []
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > MAX_BYTES:
+        raise ValueError(f"{path.name} is too large")
+    described = json.loads(path.read_text("utf-8"))
+    if not isinstance(described, dict) or described.get("format") != FORMAT:
+        raise ValueError(f"{path.name} is not of the format {FORMAT}")
+    if described.get("version") != VERSION:
+        raise ValueError(f"{path.name} has version {described.get('version')}, this edgeq reads version {VERSION}")
+    return described
+
+
+def _write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """An .npz as numpy reads it, but for the times that numpy would put into it."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in sorted(arrays.items()):
+            content = io.BytesIO()
+            np.lib.format.write_array(content, array, version=(1, 0), allow_pickle=False)
+            entry = zipfile.ZipInfo(f"{name}.npy", _ZIP_EPOCH)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, content.getvalue(), compresslevel=1)
+
+
+def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    arrays = {}
+    with zipfile.ZipFile(path) as archive:
+        sizes = [entry.file_size for entry in archive.infolist()]
+        if sum(sizes) > MAX_BYTES:
+            raise ValueError(f"{path.name} unpacks to {sum(sizes)} bytes")
+        for name, kind in _TYPES.items():
+            # The unpacked size that the archive's directory states bounds what `read` gives.
+            arrays[name] = _parse_array(archive.read(f"{name}.npy"), np.dtype(kind))
+    return arrays
+
+
+def _parse_array(content: bytes, kind: np.dtype[Any]) -> NDArray[Any]:
+    """One .npy without trusting its shape, for which numpy would allocate before it reads."""
+    stream = io.BytesIO(content)
+    if np.lib.format.read_magic(stream) != (1, 0):
+        raise ValueError("an array has an unknown version")
+    shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    if dtype != kind or len(shape) != 1:
+        raise ValueError(f"an array is {dtype} with {len(shape)} dimensions")
+    array = np.frombuffer(content, kind, offset=stream.tell())
+    if array.size != shape[0]:
+        raise ValueError(f"an array says that it has {shape[0]} entries and has {array.size}")
+    return array

@@ -1,0 +1,77 @@
+"""Tensors that must share one scale because an operator only moves or selects values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import onnx
+
+from edgeq.calibrate.ranges import Range
+from edgeq.calibrate.tensors import constant_tensors
+
+SHARING = frozenset(
+    {
+        "Concat",
+        "DepthToSpace",
+        "Expand",
+        "Flatten",
+        "Gather",
+        "Identity",
+        "MaxPool",
+        "Pad",
+        "Reshape",
+        "Resize",
+        "Slice",
+        "SpaceToDepth",
+        "Split",
+        "Squeeze",
+        "Tile",
+        "Transpose",
+        "Unsqueeze",
+    }
+)
+"""Operators whose integer kernels copy values and cannot rescale them."""
+_ALL_INPUTS = frozenset({"Concat", "Max", "Min"})
+
+
+def scale_groups(model: onnx.ModelProto, op_types: Collection[str] = SHARING) -> tuple[tuple[str, ...], ...]:
+    """Sets of tensors, two or more each, that share a scale when all operators of `op_types` keep it.
+
+    Data inputs and outputs count; shapes, axes and constants do not. Names and sets are sorted.
+    """
+    constants = constant_tensors(model)
+    parent: dict[str, str] = {}
+
+    def root(name: str) -> str:
+        parent.setdefault(name, name)
+        while parent[name] != name:
+            parent[name] = parent[parent[name]]
+            name = parent[name]
+        return name
+
+    for node in model.graph.node:
+        if node.op_type not in op_types or node.domain not in ("", "ai.onnx"):
+            continue
+        data = node.input if node.op_type in _ALL_INPUTS else node.input[:1]
+        # The second output of MaxPool is indices.
+        results = node.output if node.op_type == "Split" else node.output[:1]
+        members = [name for name in [*data, *results] if name and name not in constants]
+        for name in members[1:]:
+            parent[root(name)] = root(members[0])
+    groups: dict[str, list[str]] = {}
+    for name in parent:
+        groups.setdefault(root(name), []).append(name)
+    return tuple(sorted(tuple(sorted(group)) for group in groups.values() if len(group) > 1))
+
+
+def share_ranges(
+    model: onnx.ModelProto, ranges: Mapping[str, Range], op_types: Collection[str] = SHARING
+) -> dict[str, Range]:
+    """`ranges` where every group has one range: the least that holds all of its members'. Others stay as they are."""
+    shared = dict(ranges)
+    for group in scale_groups(model, op_types):
+        members = [name for name in group if name in ranges]
+        if members:
+            whole = Range(min(ranges[n].low for n in members), max(ranges[n].high for n in members))
+            shared.update(dict.fromkeys(members, whole))
+    return shared

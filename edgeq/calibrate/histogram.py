@@ -1,0 +1,186 @@
+"""Histograms whose bins are the bit patterns of float32, cut to ten mantissa bits.
+
+A bin is named by its key: the upper 19 bits of a float32 (sign, eight exponent bits, ten mantissa bits). So every
+octave has 1024 bins, the bins are the same for all tensors and for ever, no range need be known in advance, and adding
+two histograms is adding integers: merging is exact, associative and commutative. A linear histogram of 2048 bins a side
+over a window ±2^k is an exact coarsening of it, because in the window's top octave both have bins of one width. A
+float16 has ten mantissa bits too, so float16 tensors are recorded without any loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeq.errors import CalibrationError
+
+MANTISSA_BITS = 10
+_SHIFT = 23 - MANTISSA_BITS
+_SIGN = 1 << (8 + MANTISSA_BITS)
+KEYS = 2 * _SIGN
+"""How many keys there are: 2^19."""
+_INFINITE = 255 << MANTISSA_BITS
+
+Float32s = NDArray[np.float32]
+Float64s = NDArray[np.float64]
+Int64s = NDArray[np.int64]
+
+CHUNK = 1 << 16
+"""Values counted at a time: few enough for the caches, enough to make the cost of a call small."""
+_HALF, _UPPER = np.uint64(32), np.uint64(32 + _SHIFT)
+
+
+@dataclass(frozen=True, eq=False)
+class Histogram:
+    """Counts by bin, only bins that hold something.
+
+    Attributes:
+        keys: uint32[n], ascending by the *value* of the bins (most negative first).
+        counts: int64[n], all positive.
+    """
+
+    keys: NDArray[np.uint32]
+    counts: Int64s
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Histogram):
+            return NotImplemented
+        return np.array_equal(self.keys, other.keys) and np.array_equal(self.counts, other.counts)
+
+    def __hash__(self) -> int:
+        return hash((self.keys.tobytes(), self.counts.tobytes()))
+
+    @property
+    def total(self) -> int:
+        return int(self.counts.sum())
+
+    def merge(self, other: Histogram) -> Histogram:
+        return _collect(np.concatenate([self.keys, other.keys]), np.concatenate([self.counts, other.counts]))
+
+    def clip(self, low: float, high: float) -> Histogram:
+        """The histogram of min(max(x, low), high), exactly: each bound stays in the bin that holds it."""
+        order = order_of(self.keys)
+        least, most = order_of(_keys_of(np.array([low + 0.0, high + 0.0], np.float32)))
+        first, last = np.searchsorted(order, [least, most + 1])
+        below, above = int(self.counts[:first].sum()), int(self.counts[last:].sum())
+        if not below and not above:
+            return self
+        ends = _collect(
+            from_order(np.array([least, most])[[below > 0, above > 0]]), np.array([n for n in (below, above) if n])
+        )
+        return Histogram(self.keys[first:last], self.counts[first:last]).merge(ends)
+
+    def edges(self) -> tuple[Float64s, Float64s]:
+        """Lower and upper edge of each bin, float64[n]. The bin around zero is the only one with both signs."""
+        magnitude = self.keys & np.uint32(_SIGN - 1)
+        inner = _magnitudes(magnitude)
+        outer = _magnitudes(magnitude + np.uint32(1))
+        negative = self.keys >= _SIGN
+        zero = magnitude == 0
+        lower = np.where(negative, -outer, np.where(zero, -outer, inner))
+        upper = np.where(negative, -inner, outer)
+        return lower, upper
+
+
+EMPTY = Histogram(np.zeros(0, np.uint32), np.zeros(0, np.int64))
+
+
+class Counter:
+    """A histogram under construction: one int64 per key, most of it memory that is never touched."""
+
+    def __init__(self, start: Histogram = EMPTY) -> None:
+        self.counts: Int64s = np.zeros(KEYS, np.int64)
+        self.counts[start.keys] = start.counts
+
+    def freeze(self, minimum: float, maximum: float) -> Histogram:
+        """The histogram so far of values from `minimum` to `maximum`, which bound the memory that is looked at."""
+        least, most = (int(k) & (_SIGN - 1) for k in _keys_of(np.array([minimum, maximum], np.float32)))
+        positive = self.counts[: most + 1 if maximum > 0 else 1].copy()
+        positive[0] += self.counts[_SIGN]
+        negative = self.counts[_SIGN + 1 : _SIGN + least + 1][::-1] if minimum < 0 else self.counts[:0]
+        places = np.flatnonzero(negative), np.flatnonzero(positive)
+        keys = np.concatenate([_SIGN + least - places[0], places[1]]).astype(np.uint32)
+        return Histogram(keys, np.concatenate([negative[places[0]], positive[places[1]]]))
+
+
+class KeyBuffer:
+    """Scratch memory of one thread for turning values into keys."""
+
+    def __init__(self) -> None:
+        self._words: NDArray[np.uint64] = np.empty(CHUNK, np.uint64)
+
+    def keys(self, values: Float32s) -> NDArray[np.intp]:
+        """Keys of at most CHUNK contiguous float32 values, in an order of its own; valid until the next call.
+
+        Two values are shifted as one 64-bit word, which gives array indices without a widening copy.
+        """
+        even = values.size & ~1
+        pairs = values[:even].view(np.uint64)
+        words = self._words[: values.size]
+        first, second = words[: even // 2], words[even // 2 : even]
+        np.right_shift(pairs, _UPPER, out=first)
+        np.left_shift(pairs, _HALF, out=second)
+        np.right_shift(second, _UPPER, out=second)
+        if even != values.size:
+            words[even] = values[even:].view(np.uint32)[0] >> np.uint32(_SHIFT)
+        return words.view(np.intp)
+
+
+def histogram_of(values: NDArray[Any]) -> Histogram:
+    """The histogram of finite float32 or float16 values of any shape.
+
+    Raises:
+        CalibrationError: a value is NaN or infinite.
+    """
+    flat = np.ascontiguousarray(values, np.float32).reshape(-1)
+    if not np.isfinite(flat).all():
+        raise CalibrationError("a value is NaN or infinite", "Give finite values")
+    keys, counts = np.unique(_keys_of(flat), return_counts=True)
+    return _collect(keys, counts.astype(np.int64))
+
+
+def sound(histogram: Histogram) -> bool:
+    """Whether a histogram from a file is one: keys finite, ascending, without doubles; counts positive."""
+    keys, counts = histogram.keys, histogram.counts
+    magnitude = keys & np.uint32(_SIGN - 1)
+    return (
+        keys.shape == counts.shape
+        and bool((keys < KEYS).all())
+        and bool((magnitude < _INFINITE).all())
+        and bool((np.diff(order_of(keys)) > 0).all())
+        and bool((counts > 0).all())
+        and not bool((keys == _SIGN).any())
+    )
+
+
+def _collect(keys: NDArray[np.uint32], counts: Int64s) -> Histogram:
+    """Add counts of equal keys and sort; minus zero's bin joins plus zero's, so equal values have one bin."""
+    order = order_of(np.where(keys == _SIGN, np.uint32(0), keys))
+    unique, place = np.unique(order, return_inverse=True)
+    summed = np.zeros(unique.size, np.int64)
+    np.add.at(summed, place, counts)
+    return Histogram(from_order(unique), summed)
+
+
+def _keys_of(values: Float32s) -> NDArray[np.uint32]:
+    return values.view(np.uint32) >> np.uint32(_SHIFT)
+
+
+def order_of(keys: NDArray[np.uint32]) -> NDArray[np.int32]:
+    """A number that grows with the value of a bin: the key for positive bins, minus its magnitude for negative."""
+    signed = keys.astype(np.int32)
+    return np.where(signed >= _SIGN, _SIGN - signed, signed)
+
+
+def from_order(order: NDArray[np.int32]) -> NDArray[np.uint32]:
+    """The keys of such numbers."""
+    return np.where(order < 0, _SIGN - order, order).astype(np.uint32)
+
+
+def _magnitudes(keys: NDArray[np.uint32]) -> Float64s:
+    """The value at which each non-negative key's bin begins; the key of infinity gives 2^128."""
+    values = (keys.astype(np.uint32) << np.uint32(_SHIFT)).view(np.float32).astype(np.float64)
+    return np.where(keys == _INFINITE, 2.0**128, values)

@@ -1,0 +1,96 @@
+"""Ranges with the least expected squared quantization error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgeq.calibrate.histogram import Float64s
+from edgeq.calibrate.linear import BINS, Linear
+
+COARSE = 2.0 ** (-np.arange(24) / 3.0)
+"""Shares of the extremes that are tried first; the best is then refined by ever smaller factors."""
+REFINEMENTS = 2.0 ** (-1.0 / np.array([6.0, 12.0, 24.0, 48.0, 96.0]))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The integers that values are rounded to, from `least` to `most`, zero points included."""
+
+    least: int
+    most: int
+    symmetric: bool
+
+
+def mse_range(linear: Linear, minimum: float, maximum: float, grid: Grid) -> tuple[float, float]:
+    """The range whose quantization of the histogram has the least squared error, among a grid that is then refined.
+
+    With zero inside, both ends are searched; a symmetric grid or data of one sign leave one end to search.
+    """
+    low, high = min(minimum, 0.0), max(maximum, 0.0)
+    bound = max(-low, high)
+    if bound == 0.0:
+        return 0.0, 0.0
+    if grid.symmetric:
+        low, high = -bound, bound
+    search_low, search_high = low < 0.0, high > 0.0 and not grid.symmetric
+    lows = COARSE if search_low else np.ones(1)
+    highs = COARSE if search_high else np.ones(1)
+    share = np.array([(a, b) for a in lows for b in highs])
+    best, least = _least(linear, share, low, high, grid)
+    for factor in REFINEMENTS:
+        steps = np.array([factor, 1.0, 1.0 / factor])
+        a = np.minimum(best[0] * steps, 1.0) if search_low else np.ones(1)
+        b = np.minimum(best[1] * steps, 1.0) if search_high else np.ones(1)
+        candidate, error = _least(linear, np.array([(x, y) for x in a for y in b]), low, high, grid)
+        if error < least:
+            best, least = candidate, error
+    if grid.symmetric:
+        return float(low * best[0]), float(high * best[0])
+    return float(low * best[0]), float(high * best[1])
+
+
+def squared_errors(linear: Linear, low: Float64s, high: Float64s, grid: Grid) -> Float64s:
+    """The summed squared error of the bins' centres for each range low..high, all at once.
+
+    Every level's values lie between two midpoints, so running sums of counts, first and second moments give the error
+    in O(levels) for each range. Scale and zero point are those of ONNX's QuantizeLinear.
+    """
+    centres = linear.centres()
+    zeroth, first, second = (_running(linear.counts * centres**power) for power in range(3))
+    if grid.symmetric:
+        scale = 2.0 * high / (grid.most - grid.least)
+        zero_point = np.full(high.shape, np.rint((grid.least + grid.most) / 2))
+    else:
+        scale = (high - low) / (grid.most - grid.least)
+        zero_point = np.clip(np.rint(grid.least - low / scale), grid.least, grid.most)
+    levels = (np.arange(grid.least, grid.most + 1) - zero_point[:, None]) * scale[:, None]
+    midpoints = (levels[:, :-1] + levels[:, 1:]) / 2
+    inner = np.ceil(midpoints / linear.width - 0.5).clip(-BINS, BINS).astype(np.int64) + BINS
+    count, moment = (_between(sums, inner) for sums in (zeroth, first))
+    errors: Float64s = second[-1] + np.einsum("ij,ij->i", levels, levels * count - 2 * moment)
+    return errors
+
+
+def _least(linear: Linear, share: Float64s, low: float, high: float, grid: Grid) -> tuple[tuple[float, float], float]:
+    if grid.symmetric:
+        errors = squared_errors(linear, low * share[:, 0], high * share[:, 0], grid)
+    else:
+        errors = squared_errors(linear, low * share[:, 0], high * share[:, 1], grid)
+    place = int(np.argmin(errors))
+    return (float(share[place, 0]), float(share[place, 1])), float(errors[place])
+
+
+def _between(sums: Float64s, inner: np.ndarray) -> Float64s:
+    """Sums per level from running sums: the first and last level reach to infinity."""
+    at = sums[inner]
+    whole = np.empty((inner.shape[0], inner.shape[1] + 1))
+    whole[:, 0] = at[:, 0]
+    np.subtract(at[:, 1:], at[:, :-1], out=whole[:, 1:-1])
+    whole[:, -1] = sums[-1] - at[:, -1]
+    return whole
+
+
+def _running(values: Float64s) -> Float64s:
+    return np.concatenate([[0.0], np.cumsum(values)])

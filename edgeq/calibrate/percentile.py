@@ -1,0 +1,39 @@
+"""Ranges that keep a given share of the values."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgeq.calibrate.histogram import Histogram
+from edgeq.errors import UsageError
+
+
+def percentile_range(histogram: Histogram, percentile: float, *, symmetric: bool) -> tuple[float, float]:
+    """The range that keeps `percentile` percent of the values.
+
+    What is cut is cut in halves from both ends; with `symmetric`, from the magnitudes. The ends are those of the bins
+    that hold the exact order statistics (the smallest value with at least the wanted share at or under it), so that
+    those are inside.
+
+    Raises:
+        UsageError: `percentile` is not above 0 and at most 100.
+    """
+    if not 0.0 < percentile <= 100.0:
+        raise UsageError(f"percentile is {percentile}", "It is a number above 0 and at most 100, such as 99.99")
+    lower, upper = histogram.edges()
+    total = histogram.total
+    if symmetric:
+        magnitudes = np.maximum(np.abs(lower), np.abs(upper))
+        order = np.argsort(magnitudes, kind="stable")
+        cumulated = np.cumsum(histogram.counts[order])
+        bound = float(magnitudes[order][_place(cumulated, percentile / 100.0, total)])
+        return -bound, bound
+    cut = (100.0 - percentile) / 200.0
+    cumulated = np.cumsum(histogram.counts)
+    return float(lower[_place(cumulated, cut, total)]), float(upper[_place(cumulated, 1.0 - cut, total)])
+
+
+def _place(cumulated: np.ndarray, share: float, total: int) -> int:
+    """Index of the bin that holds the order statistic of rank ceil(share × total), at least 1."""
+    rank = max(1, int(np.ceil(share * total)))
+    return int(np.searchsorted(cumulated, min(rank, total)))

@@ -1,0 +1,225 @@
+"""Calibration tables: ONNX Runtime's three files and TensorRT's native cache, written, read and checked.
+
+ONNX Runtime's TensorRT provider takes one number a tensor, the largest magnitude, as decimal text:
+
+- `calibration.flatbuffers`: table TrtTable {dict: [KeyValue]}, KeyValue {key: string (required, key); value: string},
+  keys ascending, as the schema's binary search needs;
+- `calibration.json`: the same as a JSON object;
+- `calibration.cache`: lines "name value".
+
+TensorRT's native cache has a first line "TRT-<version>-<algorithm>", then lines "name: <hex>", the big-endian bits of a
+float32 scale; the magnitude is 127 scales.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from edgeq.atomic import output_file
+from edgeq.calibrate.ranges import Range
+from edgeq.calibrate.table_flatbuffers import decode_table, encode_table
+from edgeq.errors import CalibrationError
+
+FLATBUFFERS, JSON, CACHE = "calibration.flatbuffers", "calibration.json", "calibration.cache"
+LEVELS = 127
+MAX_BYTES = 2**28
+"""A table file larger than this is refused."""
+
+Table = dict[str, float]
+"""Largest magnitude (a float32 value) by tensor name."""
+
+
+def table_of(ranges: Mapping[str, Range], tensors: Collection[str] | None = None) -> Table:
+    """The table of some ranges.
+
+    Args:
+        tensors: names that the table must cover; None means those of `ranges`.
+
+    Raises:
+        CalibrationError: a tensor is missing, or its range is not finite or so large that float32 has no room for it.
+    """
+    missing = sorted(set(tensors or ()) - set(ranges))
+    if missing:
+        raise CalibrationError(
+            f"tensor {missing[0]!r} has no range ({len(missing)} such in all)", "Calibrate all float activations"
+        )
+    table = {}
+    for name, span in sorted(ranges.items()):
+        if not (math.isfinite(span.low) and math.isfinite(span.high)):
+            raise CalibrationError(f"tensor {name!r} has the range {span.low}..{span.high}", "Calibrate it again")
+        largest = max(abs(span.low), abs(span.high))
+        if largest > float(np.finfo(np.float32).max):
+            raise CalibrationError(f"tensor {name!r} has the range {span.low}..{span.high}", "Calibrate it again")
+        table[name] = float(np.float32(largest))
+    return table
+
+
+def write_tables(directory: Path, ranges: Mapping[str, Range], *, tensors: Collection[str] | None = None) -> None:
+    """Write the three tables of ONNX Runtime into `directory`, made if need be, and check them by reading them back.
+
+    Args:
+        tensors: names that must be covered.
+
+    Raises:
+        CalibrationError: as `table_of`; or a name that the text form cannot carry.
+        OutputError: `directory` cannot be written.
+    """
+    table = table_of(ranges, tensors)
+    for name in table:
+        if not name or any(c.isspace() for c in name):
+            raise CalibrationError(
+                f"tensor name {name!r} is empty or holds white space, which {CACHE} cannot carry", "Rename the tensor"
+            )
+    text = {name: _decimal(value) for name, value in table.items()}
+    forms = {
+        FLATBUFFERS: encode_table(text),
+        JSON: (json.dumps(text, indent=1, ensure_ascii=False) + "\n").encode(),
+        CACHE: "".join(f"{name} {value}\n" for name, value in text.items()).encode(),
+    }
+    readers = {FLATBUFFERS: read_flatbuffers, JSON: read_json, CACHE: read_cache}
+    for name, content in forms.items():
+        with output_file(directory / name, force=True) as draft:
+            draft.write_bytes(content)
+            if readers[name](draft) != table:
+                raise CalibrationError(f"{directory / name} does not read back as it was written", "Report this")
+
+
+def read_tables(directory: Path) -> Table:
+    """Read the three tables and check that they say the same."""
+    table = read_flatbuffers(directory / FLATBUFFERS)
+    for name, other in ((JSON, read_json(directory / JSON)), (CACHE, read_cache(directory / CACHE))):
+        if other != table:
+            raise CalibrationError(f"{directory / name} differs from {FLATBUFFERS}", "Write the tables again")
+    return table
+
+
+def read_table(path: Path) -> Table:
+    """Read any of the four files, told apart by content."""
+    content = _read(path)
+    if content.startswith(b"TRT-"):
+        return read_native(path)
+    if content[:1] == b"{":
+        return read_json(path)
+    return read_cache(path) if path.suffix == ".cache" else read_flatbuffers(path)
+
+
+def read_flatbuffers(path: Path) -> Table:
+    try:
+        pairs = decode_table(_read(path))
+    except (ValueError, IndexError, struct.error, UnicodeDecodeError) as error:
+        raise CalibrationError(f"{path} is no calibration table: {error}", "Write it again") from error
+    names = [name.encode() for name, _ in pairs]
+    if names != sorted(names):
+        raise CalibrationError(f"{path} has keys out of order, so that a look-up by key fails", "Write it again")
+    return _table(path, pairs)
+
+
+def read_json(path: Path) -> Table:
+    try:
+        pairs = json.loads(_read(path), object_pairs_hook=list)
+    except ValueError as error:
+        raise CalibrationError(f"{path} is no JSON: {error}", "Write it again") from error
+    if not isinstance(pairs, list) or not all(isinstance(p, tuple) and isinstance(p[1], str) for p in pairs):
+        raise CalibrationError(f"{path} is no object of strings", "Write it again")
+    return _table(path, pairs)
+
+
+def read_cache(path: Path) -> Table:
+    lines = [line.rsplit(" ", 1) for line in _text(path).splitlines()]
+    if any(len(line) != 2 for line in lines):
+        raise CalibrationError(f"{path} has a line that is not 'name value'", "Write it again")
+    return _table(path, [(line[0], line[1]) for line in lines])
+
+
+def write_native(
+    path: Path, ranges: Mapping[str, Range], *, version: str = "8601", algorithm: str = "EntropyCalibration2"
+) -> None:
+    """Write TensorRT's native cache and check it by reading it back. A tensor of range 0 gets the least normal scale.
+
+    Args:
+        version: TensorRT's version as its first line has it ("8601" for 8.6.1).
+        algorithm: the name of the calibrator.
+    """
+    table = table_of(ranges)
+    if not re.fullmatch(r"[0-9]+", version) or not re.fullmatch(r"[A-Za-z0-9]+", algorithm):
+        raise CalibrationError(
+            f"TRT-{version}-{algorithm} is no first line of a TensorRT cache", "Use digits and letters"
+        )
+    if any("\n" in name or "\r" in name for name in table):
+        raise CalibrationError("a tensor name holds a line break, which TensorRT's cache cannot carry", "Rename it")
+    scales = {name: _scale(value) for name, value in table.items()}
+    lines = [f"TRT-{version}-{algorithm}", *(f"{n}: {struct.pack('>f', s).hex()}" for n, s in scales.items())]
+    with output_file(path, force=True) as draft:
+        draft.write_bytes("".join(f"{line}\n" for line in lines).encode())
+        if read_native(draft) != {name: float(np.float32(scale * LEVELS)) for name, scale in scales.items()}:
+            raise CalibrationError(f"{path} does not read back as it was written", "Report this")
+
+
+def read_native(path: Path) -> Table:
+    """Read TensorRT's native cache: the magnitude (127 scales) by name."""
+    head, *lines = _text(path).splitlines() or [""]
+    if not re.fullmatch(r"TRT-[0-9]+-[A-Za-z0-9]+", head.strip()):
+        raise CalibrationError(f"{path} does not begin with TRT-<version>-<algorithm>", "Give a TensorRT cache")
+    table = {}
+    for line in lines:
+        match = re.fullmatch(r"(.*): ([0-9a-fA-F]{1,8})", line)
+        if match is None:
+            raise CalibrationError(f"{path} has a line that is not 'name: hex': {line[:80]!r}", "Write it again")
+        (scale,) = struct.unpack(">f", bytes.fromhex(match[2].zfill(8)))
+        _check(path, match[1], scale)
+        if match[1] in table:
+            raise CalibrationError(f"{path} names tensor {match[1]!r} twice", "Write it again")
+        table[match[1]] = float(np.float32(np.float32(scale) * LEVELS))
+    return table
+
+
+def _scale(bound: float) -> float:
+    least = float(np.finfo(np.float32).tiny)
+    return float(np.float32(max(bound / LEVELS, least)))
+
+
+def _decimal(value: float) -> str:
+    """The shortest decimal text that reads back as the same float32."""
+    return str(np.float32(value))
+
+
+def _table(path: Path, pairs: list[tuple[str, str]]) -> Table:
+    table = {}
+    for name, text in pairs:
+        try:
+            value = float(np.float32(text))
+        except ValueError as error:
+            raise CalibrationError(f"{path}: tensor {name!r} has the value {text!r}", "Write it again") from error
+        _check(path, name, value)
+        if name in table:
+            raise CalibrationError(f"{path} names tensor {name!r} twice", "Write it again")
+        table[name] = value
+    return table
+
+
+def _check(path: Path, name: str, value: float) -> None:
+    if not math.isfinite(value) or value < 0:
+        raise CalibrationError(f"{path}: tensor {name!r} has the magnitude {value}", "Calibrate it again")
+
+
+def _text(path: Path) -> str:
+    try:
+        return _read(path).decode()
+    except UnicodeDecodeError as error:
+        raise CalibrationError(f"{path} is not text", "Give a calibration table") from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise CalibrationError(f"{path} is larger than {MAX_BYTES >> 20} MiB", "Give a calibration table")
+        return path.read_bytes()
+    except OSError as error:
+        raise CalibrationError(f"{path} cannot be read: {error.strerror}", "Check the path") from error

@@ -1,0 +1,86 @@
+"""Splitting the tensors of a model into waves that fit a memory budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import onnx
+from numpy.typing import NDArray
+
+from edgeq.calibrate.statistics import TensorStatistics
+from edgeq.errors import DataError
+from edgeq.model.skeleton import skeleton
+
+_FLOAT_BYTES = 4
+
+
+class _Sample(Protocol):
+    @property
+    def inputs(self) -> Mapping[str, NDArray[Any]]: ...
+
+
+def split_in_waves(
+    model: onnx.ModelProto,
+    names: Sequence[str],
+    state: Mapping[str, TensorStatistics],
+    samples: Iterable[_Sample],
+    memory: int | None,
+    workers: int,
+) -> tuple[list[tuple[str, ...]], int]:
+    """Waves of tensor names, and how many samples may run at once.
+
+    Tensors of one wave are neighbours in the graph and have seen the same number of samples. Fewer samples at once come
+    before more waves, because each wave runs the model again. Sizes are those of the first sample.
+    """
+    by_progress: dict[int, list[str]] = {}
+    for name in names:
+        by_progress.setdefault(state[name].samples, []).append(name)
+    groups = list(by_progress.values())
+    if memory is None:
+        return [tuple(group) for group in groups], workers
+    first = next(iter(samples), None)
+    if first is None:
+        raise DataError("there are no samples to calibrate with", "Give at least one")
+    sizes = tensor_sizes(model, first.inputs)
+    largest = max(sizes.values(), default=0)
+    sizes = {name: sizes.get(name, largest) for name in names}
+    workers = max(1, min(workers, memory // max(1, sum(sizes.values()))))
+    budget = memory // workers
+    return [wave for group in groups for wave in _pack(group, sizes, budget)], workers
+
+
+def tensor_sizes(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]]) -> dict[str, int]:
+    """Bytes of each tensor when the model runs on `inputs`, where shape inference can tell."""
+    bare = skeleton(model)
+    del bare.graph.value_info[:]
+    for value in bare.graph.input:
+        if value.name in inputs:
+            dims = value.type.tensor_type.shape.dim
+            del dims[:]
+            for size in inputs[value.name].shape:
+                dims.add().dim_value = size
+    for value in bare.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True).graph
+    return {
+        value.name: _FLOAT_BYTES * math.prod(d.dim_value for d in value.type.tensor_type.shape.dim)
+        for value in [*inferred.input, *inferred.value_info, *inferred.output]
+        if value.type.tensor_type.HasField("shape")
+        and all(d.HasField("dim_value") for d in value.type.tensor_type.shape.dim)
+    }
+
+
+def _pack(names: Sequence[str], sizes: Mapping[str, int], budget: int) -> Iterator[tuple[str, ...]]:
+    """Neighbours together as long as they fit; a tensor larger than the budget is alone."""
+    wave: list[str] = []
+    used = 0
+    for name in names:
+        if wave and used + sizes[name] > budget:
+            yield tuple(wave)
+            wave, used = [], 0
+        wave.append(name)
+        used += sizes[name]
+    if wave:
+        yield tuple(wave)

@@ -1,0 +1,61 @@
+"""Options that `quantize` and `package` have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PATH = click.Path(path_type=Path)
+_INTEGER = click.Choice(["int8", "uint8"])
+
+_DATA = (
+    click.option("--data", help="Calibration samples: a folder of images or test_data_set_N, .npz, .npy, .pb."),
+    click.option("--val", help="Held-out samples for the proof. Without them it rests on the calibration samples."),
+    click.option(
+        "--calibration", type=PATH, help="Folder that `edgeq calibrate` wrote, instead of a pass over --data."
+    ),
+    click.option("--preprocess", help="Preprocessing: a name, a .toml file, steps, or path.py:function."),
+    click.option("--count", type=click.IntRange(min=1), help="At most so many calibration samples."),
+    click.option("--labels", help="Where the --val labels are, if not with the data."),
+    click.option("--task", help="What to measure on --val: classification, detection, anomaly, or path.py:factory."),
+    click.option("--annotations", type=PATH, help="Detection: COCO instances file."),
+    click.option("--decoder", help="Detection: yolox, yolov8, ssd, or path.py:function."),
+    click.option("--class-offset", type=int, help="Classification: scores in front of class 0 (background: 1)."),
+)
+
+_SCHEME = (
+    click.option(
+        "--method",
+        type=click.Choice(["minmax", "moving-average", "percentile", "entropy", "mse"]),
+        help="How ranges are derived from the calibration.",
+    ),
+    click.option("--percentile", type=float, help="With --method percentile: share of values kept, such as 99.99."),
+    click.option("--per-channel/--no-per-channel", default=None, help="One weight scale per output channel."),
+    click.option("--reduce-range/--no-reduce-range", default=None, help="7-bit weights."),
+    click.option("--format", type=click.Choice(["QDQ", "QOperator"]), help="How quantization is written."),
+    click.option("--activation-type", type=_INTEGER, help="Integers of activations."),
+    click.option("--weight-type", type=_INTEGER, help="Integers of weights."),
+    click.option("--activation-symmetric/--activation-asymmetric", default=None, help="Where 0 lies in activations."),
+    click.option("--dynamic", is_flag=True, help="Measure activation ranges at run time (transformers, RNNs)."),
+    click.option("--op-type", "op_types", multiple=True, help="Quantize only this operator type. Repeatable."),
+    click.option("--exclude", multiple=True, metavar="NODE", help="Keep this node in float. Repeatable."),
+)
+
+_BARS = (
+    click.option("--max-drop", metavar="DROP", help="Fail if accuracy falls by more: 0.01, 1% or 1pt. Needs --task."),
+    click.option("--require-coverage", metavar="SHARE", help="Fail if less of the MACs run in int8: 0.95 or 95%."),
+    click.option("--no-timing", is_flag=True, help="Do not time int8 against float32."),
+    click.option("--force", is_flag=True, help="Replace what is there."),
+)  # fmt: skip
+
+
+def build_options(function: F) -> F:
+    """Add every option on data, scheme and bars."""
+    for option in reversed((*_DATA, *_SCHEME, *_BARS)):
+        function = option(function)
+    return function

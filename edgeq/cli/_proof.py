@@ -1,0 +1,37 @@
+"""A proof, for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from edgeq.pipeline.proof import Proof
+
+_FLOAT_NODES_SHOWN = 8
+
+
+def draw_proof(console: Console, proof: Proof, *, verbose: bool) -> None:
+    """Coverage, agreement, accuracy, speed and warnings."""
+    from rich.table import Table
+
+    coverage, agreement = proof.coverage, proof.agreement
+    console.print(f"int8 coverage {coverage.share:.1%} of the multiply-accumulates", markup=False)
+    nodes = sorted(coverage.float_nodes, key=lambda node: -node.macs)
+    for node in nodes if verbose else nodes[:_FLOAT_NODES_SHOWN]:
+        console.print(f"  float: {node.name} ({node.op_type}, {node.macs:,} MACs): {node.reason}", markup=False)
+    if not verbose and len(nodes) > _FLOAT_NODES_SHOWN:
+        console.print(f"  and {len(nodes) - _FLOAT_NODES_SHOWN} more (-v shows them)", markup=False)
+    top1 = "" if agreement.top1 is None else f", same top-1 in {agreement.top1:.1%}"
+    console.print(f"against float32: SQNR {agreement.sqnr_db:.1f} dB{top1} ({proof.samples} samples)", markup=False)
+    if proof.accuracy:
+        table = Table("", *next(iter(proof.accuracy.values())).metrics)
+        for name, accuracy in proof.accuracy.items():
+            table.add_row(name, *(f"{value:.4f}" for value in accuracy.metrics.values()))
+        console.print(table)
+    if proof.speed is not None:
+        r = proof.speed.ratio
+        console.print(f"{r.estimate:.2f} times float32's speed here ({r.low:.2f} to {r.high:.2f})", markup=False)
+    for warning in proof.warnings():
+        console.print(f"warning: {warning}", markup=False, style="yellow")

@@ -1,0 +1,74 @@
+"""edgeq eval: accuracy on labelled data, and agreement with another model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgeq.cli._common import Face, common
+from edgeq.cli._options import PATH
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from edgeq.measure.evaluation import Answer
+
+
+@click.command("eval")
+@click.argument("model", type=PATH, metavar="MODEL|BUNDLE")
+@click.option("--data", required=True, help="Samples: a folder, .npz, .npy, .pb ...")
+@click.option("--task", help="classification, detection, anomaly, or your own: path.py:factory.")
+@click.option("--reference", type=PATH, help="Another model or bundle to run on the same samples and compare with.")
+@click.option("--preprocess", help="Preprocessing: a name, a .toml file, or steps. A bundle knows its own.")
+@click.option("--labels", help="Where labels come from, if not with the data.")
+@click.option("--annotations", type=PATH, help="Detection: COCO instances file.")
+@click.option("--decoder", help="Detection: yolox, yolov8, ssd, or your own: path.py:function.")
+@click.option("--class-offset", type=int, help="Classification: scores in front of class 0 (background: 1).")
+@click.option("--confidence", type=float, help="Detection: drop boxes that score at most this. [0.01]")
+@click.option("--iou", type=float, help="Detection: suppress boxes of a class that overlap more than this. [0.65]")
+@click.option("--output", help="The model output to look at, where there are several.")
+@click.option("--count", type=click.IntRange(min=1), help="At most so many samples.")
+@click.option("--start", type=click.IntRange(min=0), default=0, help="Skip so many samples.")
+@click.option("--stride", type=click.IntRange(min=1), default=1, help="Take every so many-th sample.")
+@click.option("--variant", help="Variant of the bundle; else the one that fits this machine.")
+@click.option("--threads", type=click.IntRange(min=0), default=0, help="Threads inside an operator; 0: all cores.")
+@click.option(
+    "--optimization",
+    type=click.Choice(["none", "basic", "extended", "all"]),
+    default="all",
+    help="Graph optimisation of a model file; a bundle brings its own.",
+)
+@common
+def command(face: Face, **options: Any) -> None:
+    """Measure accuracy of a model or a bundle on labelled data, or its agreement with another.
+
+    \b
+    edgeq eval m.onnx --data val/ --task classification --preprocess imagenet
+    edgeq eval int8.onnx --data val/ --reference float.onnx
+    """
+    from edgeq.measure.evaluation import answer, question_of_options
+
+    found = answer(question_of_options(options), progress=face.progress())
+    face.result(found.to_dict(), lambda console: _draw(console, found))
+
+
+def _draw(console: Console, found: Answer) -> None:
+    from rich.table import Table
+
+    accuracy, reference, agreement = found.accuracy, found.reference_accuracy, found.agreement
+    variant = f", variant {found.variant}" if found.variant else ""
+    console.print(f"{found.question.model}{variant}, {found.count} samples", markup=False)
+    if accuracy is not None:
+        table = Table("metric", "value", *(("reference", "difference") if reference else ()), title=accuracy.task)
+        for name, value in accuracy.metrics.items():
+            other = [reference.metrics[name], value - reference.metrics[name]] if reference else []
+            table.add_row(name, f"{value:.4f}", *(f"{number:.4f}" for number in other))
+        console.print(table)
+    if agreement is not None:
+        table = Table("output", "SQNR dB", "cosine", "max error", "top-1", title="agreement with the reference")
+        for output in agreement.outputs:
+            top1 = "" if output.top1 is None else f"{output.top1:.4f}"
+            sqnr = "equal" if output.equal else f"{output.sqnr_db:.1f}"
+            table.add_row(output.name, sqnr, f"{output.cosine:.6f}", f"{output.max_abs_error:.4g}", top1)
+        console.print(table)

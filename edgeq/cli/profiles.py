@@ -1,0 +1,35 @@
+"""`edgeq profiles`: what classes of hardware edgeq knows, and how it quantizes for each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from edgeq.cli._common import Face, common
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@click.command()
+@click.argument("action", type=click.Choice(["list", "show"]), default="list")
+@click.argument("name", required=False)
+@click.option("--why", is_flag=True, help="With show: the reason for each default, and where it comes from.")
+@common
+def command(face: Face, action: str, name: str | None, why: bool) -> None:
+    """List hardware profiles, or show the one called NAME."""
+    from edgeq.hardware import show
+    from edgeq.hardware.profile import load_profiles
+
+    profiles = load_profiles()
+    if action == "list":
+        plain, lines = show.profile_list(profiles)
+    else:
+        plain, lines = show.profile_page(show.pick("profile", name, profiles), why=why or face.verbose)
+
+    def human(console: Console) -> None:
+        for line in lines:
+            console.print(line, markup=False)
+
+    face.result(plain, human)

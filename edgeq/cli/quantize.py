@@ -1,0 +1,55 @@
+"""edgeq quantize: one model, one target, one proven artifact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgeq.cli._common import Face, common
+from edgeq.cli._options import PATH, build_options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from edgeq.pipeline.quantize import Quantized
+
+
+@click.command("quantize")
+@click.argument("model", type=PATH)
+@click.option("-o", "--output", type=PATH, required=True, metavar="OUT.onnx", help="The quantized model.")
+@click.option(
+    "--profile", "target", default="auto", help="auto, a profile, a target, or a .toml file.", show_default=True
+)
+@build_options
+@common
+def command(face: Face, model: Path, output: Path, target: str, **options: Any) -> None:
+    """Quantize MODEL for a profile and prove the result.
+
+    \b
+    edgeq quantize model.onnx --data calib/ --preprocess imagenet -o int8.onnx
+    edgeq quantize bert.onnx --data calib.npz --dynamic -o int8.onnx
+    """
+    from edgeq.pipeline.options import build_arguments
+    from edgeq.pipeline.quantize import quantize
+
+    result = quantize(model, output=output, target=target, progress=face.progress(), **build_arguments(options))
+    face.result(result.to_dict(), lambda console: _draw(console, result, verbose=face.verbose))
+
+
+def _draw(console: Console, result: Quantized, *, verbose: bool) -> None:
+    from edgeq.cli._proof import draw_proof
+
+    scheme = result.scheme
+    console.print(
+        f"{result.output}: {scheme.mode} {scheme.format} {scheme.pair} for {result.target.title}", markup=False
+    )
+    console.print(
+        f"size {result.bytes_int8 / 1e6:.2f} MB, {result.bytes_int8 / result.bytes_float:.2f} of float32", markup=False
+    )
+    draw_proof(console, result.proof, verbose=verbose)
+    for key, value in result.session_options.items():
+        console.print(f"run it with the session option {key}={value}", markup=False)
+    for note in result.notes:
+        console.print(f"note: {note}", markup=False)

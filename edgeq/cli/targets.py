@@ -1,0 +1,34 @@
+"""`edgeq targets`: where models can be sent, and what edgeq knows of each place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from edgeq.cli._common import Face, common
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@click.command()
+@click.argument("action", type=click.Choice(["list", "show"]), default="list")
+@click.argument("name", required=False)
+@click.option("--why", is_flag=True, help="With show: the reason for each default, and where it comes from.")
+@common
+def command(face: Face, action: str, name: str | None, why: bool) -> None:
+    """List deployment targets, or show the one called NAME (or in the .toml file NAME)."""
+    from edgeq.hardware import show
+    from edgeq.hardware.target import load_targets, resolve
+
+    if action == "list":
+        plain, lines = show.target_list(load_targets())
+    else:
+        plain, lines = show.target_page(resolve(show.named("target", name)), why=why or face.verbose)
+
+    def human(console: Console) -> None:
+        for line in lines:
+            console.print(line, markup=False)
+
+    face.result(plain, human)

@@ -1,0 +1,208 @@
+"""The reader for .npy, .npz and IDX files: prepared model inputs, raw items, or image files inside arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgeq.data.arrays import ArrayFile, Header, Slices, load_labels, read_arrays
+from edgeq.data.fit import LABEL_KEYS, Plan, first_input, match_names, plan_prepared
+from edgeq.data.images import decode_bytes
+from edgeq.data.records import MAX_SAMPLE_BYTES, Hash, Record, Rows, spans, update_with_file
+from edgeq.data.source_options import SourceOptions
+from edgeq.errors import DataError
+from edgeq.signature import Signature
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file and how it is read.
+
+    Attributes:
+        arrays: model input → key in the file.
+        shapes: input → the shape to slice the array as.
+        plan: how slices become records.
+        label: the key of the labels.
+        offsets: the key of the offsets, where the array is concatenated image files.
+    """
+
+    path: Path
+    arrays: Mapping[str, str]
+    shapes: Mapping[str, tuple[int, ...]]
+    plan: Plan
+    label: str | None = None
+    offsets: str | None = None
+
+
+@dataclass(frozen=True)
+class ArrayFiles:
+    """Records of a list of array files, in order."""
+
+    root: Path
+    entries: tuple[Entry, ...]
+    prepared: bool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> Rows:
+        if all(entry.plan.one_row for entry in self.entries):
+            return "one"
+        return "unknown" if any(entry.plan.one_row for entry in self.entries) else "exact"
+
+    def __len__(self) -> int:
+        return sum(entry.plan.count for entry in self.entries)
+
+    def read(self, indices: range) -> Iterator[Record]:
+        for number, local, _ in spans([entry.plan.count for entry in self.entries], indices):
+            yield from _read_entry(self.entries[number], local)
+
+    def update(self, digest: Hash, indices: range) -> None:
+        for number, local, _ in spans([entry.plan.count for entry in self.entries], indices):
+            path = self.entries[number].path
+            update_with_file(digest, path, path.relative_to(self.root).as_posix())
+            digest.update(repr(local).encode())
+
+
+def open_array_files(
+    root: Path,
+    files: tuple[Path, ...],
+    signature: Signature,
+    options: SourceOptions | None,
+    stack: bool | None = None,
+    notes: tuple[str, ...] = (),
+) -> ArrayFiles:
+    """Read the headers of all files and decide how each is sliced.
+
+    Args:
+        options: of the preprocessing; None where the arrays are prepared model inputs.
+        stack: of prepared arrays, see `plan_prepared`.
+
+    Raises:
+        DataError: a file that is damaged, or does not fit the model or the options.
+    """
+    entries = []
+    for path in files:
+        headers = read_arrays(path)
+        if options is None:
+            entries.append(_prepared(path, headers, signature, stack))
+        else:
+            entries.append(_raw(path, headers, signature, options))
+    return ArrayFiles(root, tuple(entries), options is None, notes)
+
+
+def holds_key(path: Path, options: SourceOptions) -> bool:
+    """Whether a file holds the array that the options name."""
+    headers = read_arrays(path)
+    return any(key is not None and key in headers for key in (options.key, options.encoded))
+
+
+def _prepared(path: Path, headers: Mapping[str, Header], signature: Signature, stack: bool | None) -> Entry:
+    arrays = match_names(list(headers), signature, str(path))
+    shapes = {name: headers[key].shape for name, key in arrays.items()}
+    plan = plan_prepared(shapes, signature, str(path), stack)
+    label = next((key for key in LABEL_KEYS if key in headers and key not in arrays.values()), None)
+    return Entry(path, arrays, shapes, plan, label)
+
+
+def _raw(path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions) -> Entry:
+    # Unlabelled files of the same kind (calibration data) are read with the same options.
+    label = options.label if options.label in headers else None
+    if options.encoded is not None and options.encoded in headers:
+        return _encoded(path, headers, signature, options, label)
+    arrays = _raw_names(path, headers, signature, options)
+    counts = set()
+    shapes = {}
+    for name, key in arrays.items():
+        shape = headers[key].shape
+        if 0 in shape or not shape:
+            raise DataError(f"{path} holds an empty array", "Leave the file out")
+        rank = len(options.layout) if options.layout is not None else len(shape) - 1
+        if len(shape) < rank:
+            raise DataError(
+                f"{path}: {key or 'the array'} has shape {list(shape)}, fewer axes than the layout {options.layout}",
+                "Correct source.layout",
+            )
+        split = len(shape) - rank
+        shapes[name] = (math.prod(shape[:split]), *shape[split:])
+        counts.add(shapes[name][0])
+    if len(counts) != 1:
+        raise DataError(f"{path}: the arrays hold {sorted(counts)} samples", "Store the same number of each")
+    return Entry(path, arrays, shapes, Plan("items", counts.pop(), True), label)
+
+
+def _raw_names(
+    path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions
+) -> Mapping[str, str]:
+    target = first_input(signature, options.input)
+    if options.key is not None:
+        if options.key not in headers:
+            if list(headers) == [""]:
+                return {target: ""}
+            raise DataError(f"{path} holds no array {options.key!r}", f"It holds {', '.join(headers)}; correct the key")
+        return {target: options.key}
+    if list(headers) == [""]:
+        return {target: ""}
+    items = [key for key in headers if key != options.label]
+    if len(items) == 1 and items[0] not in {spec.name for spec in signature.inputs}:
+        return {target: items[0]}
+    return match_names(items, signature, str(path))
+
+
+def _encoded(
+    path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions, label: str | None
+) -> Entry:
+    assert options.encoded is not None
+    assert options.offsets is not None
+    images, offsets = headers[options.encoded], headers.get(options.offsets)
+    if offsets is None or len(offsets.shape) != 1 or offsets.dtype.kind not in "iu" or offsets.shape[0] < 2:
+        raise DataError(f"{path} has no offsets {options.offsets!r} of whole numbers", "Store n + 1 of them")
+    if images.dtype != np.uint8 or len(images.shape) != 1:
+        raise DataError(f"{path}[{options.encoded}] is not bytes", "Store the image files end to end as uint8")
+    target = first_input(signature, options.input)
+    plan = Plan("items", offsets.shape[0] - 1, True)
+    return Entry(path, {target: options.encoded}, {target: images.shape}, plan, label, options.offsets)
+
+
+def _read_entry(entry: Entry, local: range) -> Iterator[Record]:
+    context = {"file": entry.path.name}
+    with ArrayFile(entry.path) as file:
+        labels: list[Any] | None = None
+        if entry.label is not None:
+            labels = load_labels(file, entry.label)
+            if len(labels) != entry.plan.count:
+                raise DataError(
+                    f"{entry.path} holds {entry.plan.count} samples and {len(labels)} labels ({entry.label})",
+                    "Store one label a sample",
+                )
+        if entry.offsets is not None:
+            records = _read_encoded(file, entry, local)
+        else:
+            slices = {name: file.slices(key, entry.shapes[name]) for name, key in entry.arrays.items()}
+            records = ((i, {name: _take(s, entry.plan, i) for name, s in slices.items()}) for i in local)
+        for index, raw in records:
+            name = f"{entry.path}[{index}]" if entry.plan.count > 1 else str(entry.path)
+            yield Record(name, raw, labels[index] if labels else None, {**context, "index": index})
+
+
+def _take(slices: Slices, plan: Plan, index: int) -> Any:
+    if plan.kind in ("whole", "single"):
+        return slices.whole()
+    return slices.take(index)[None] if plan.kind == "rows" else slices.take(index)
+
+
+def _read_encoded(file: ArrayFile, entry: Entry, local: range) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    assert entry.offsets is not None
+    offsets = file.load(entry.offsets)
+    ((name, key),) = entry.arrays.items()
+    total = file.headers[key].shape[0]
+    for index in local:
+        start, stop = int(offsets[index]), int(offsets[index + 1])
+        where = f"{entry.path}[{index}]"
+        if not 0 <= start < stop <= total or stop - start > MAX_SAMPLE_BYTES:
+            raise DataError(f"{where}: offsets {start}..{stop} of {total} bytes", "Correct the offsets")
+        yield index, {name: decode_bytes(file.read_bytes(key, start, stop), where)}

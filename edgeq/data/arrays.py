@@ -1,0 +1,260 @@
+"""Stored arrays (.npy, .npz, IDX, IDX in gzip) read slice by slice: one slice of the first axis in memory at a time.
+
+Headers are checked against the size of the file before anything is allocated; pickled objects are refused.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import re
+import struct
+import tokenize
+import warnings
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import numpy as np
+from numpy.lib import format as npy
+
+from edgeq.data.records import MAX_SAMPLE_BYTES
+from edgeq.data.state import Array
+from edgeq.errors import DataError
+
+MAX_MEMBERS = 10_000
+IDX_NAME = re.compile(r"[-.]idx\d")
+_IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_DAMAGE = (
+    OSError,
+    EOFError,
+    ValueError,
+    struct.error,
+    zlib.error,
+    zipfile.BadZipFile,
+    RuntimeError,
+    SyntaxError,  # numpy parses a damaged .npy header as Python text
+    tokenize.TokenError,
+)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a stored array says of itself. `start`: bytes before its values."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    fortran: bool
+    start: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Slices(Protocol):
+    """The slices of one array along its first axis."""
+
+    def take(self, index: int) -> Array: ...
+    def whole(self) -> Array: ...
+
+
+@contextmanager
+def damage(path: Path | str) -> Iterator[None]:
+    """Turn what broken files raise into one line about the file."""
+    try:
+        yield
+    except _DAMAGE as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{path} cannot be read: {text}", "It is damaged, truncated or of another kind") from error
+
+
+def is_idx(path: Path) -> bool:
+    """Whether the name is that of an IDX file, as train-images-idx3-ubyte.gz."""
+    return IDX_NAME.search(path.name) is not None
+
+
+class ArrayFile:
+    """An open file of arrays. Use as a context manager; "" is the key of the one array of .npy and IDX files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._stack = ExitStack()
+        self._archive: zipfile.ZipFile | None = None
+        self.headers: dict[str, Header] = {}
+        self._open: dict[str, IO[bytes]] = {}
+        try:
+            with damage(path):
+                if path.suffix == ".npz":
+                    self._open_archive()
+                else:
+                    with self._stream("") as stream:
+                        self.headers[""] = self._header(stream, path.stat().st_size)
+        except DataError:
+            self._stack.close()
+            raise
+
+    def __enter__(self) -> ArrayFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def slices(self, key: str, shape: tuple[int, ...] | None = None) -> Slices:
+        """Slices of the array `key`, seen as `shape` (same number of elements; C order) if given."""
+        header = self.headers[key]
+        view = replace(header, shape=shape) if shape is not None else header
+        if math.prod(view.shape[1:]) * view.dtype.itemsize > MAX_SAMPLE_BYTES:
+            raise DataError(
+                f"{self._where(key)} claims {header.dtype}{list(header.shape)}, over {MAX_SAMPLE_BYTES} bytes a sample",
+                "The file is damaged, or its first axis does not count samples",
+            )
+        if header.fortran and len(header.shape) > 1:
+            return _Loaded(self.load(key).reshape(view.shape))
+        stream = self._stack.enter_context(self._stream(key))
+        return _Streamed(stream, view, self._where(key))
+
+    def load(self, key: str) -> Array:
+        """The whole array, bounded."""
+        header = self.headers[key]
+        if header.nbytes > MAX_SAMPLE_BYTES:
+            raise DataError(f"{self._where(key)} takes {header.nbytes} bytes", "Store it in C order, or in parts")
+        with self._stream(key) as stream:
+            flat = _Streamed(stream, replace(header, shape=(1, math.prod(header.shape))), self._where(key)).take(0)
+        return flat.reshape(header.shape, order="F" if header.fortran else "C")
+
+    def read_bytes(self, key: str, start: int, stop: int) -> bytes:
+        """Values `start` to `stop` of a one-axis uint8 array. Cheapest when asked for in rising order."""
+        if key not in self._open:
+            self._open[key] = self._stack.enter_context(self._stream(key))
+        stream = self._open[key]
+        with damage(self._where(key)):
+            stream.seek(self.headers[key].start + start)
+            data = stream.read(stop - start)
+        if len(data) != stop - start:
+            raise DataError(f"{self._where(key)} ends early", "The file is truncated")
+        return data
+
+    def describe(self) -> str:
+        """The arrays in one phrase, for messages."""
+        some = [f"{key or 'one array'} {h.dtype}{list(h.shape)}" for key, h in list(self.headers.items())[:8]]
+        return ", ".join(some) + (" …" if len(self.headers) > 8 else "")
+
+    def _where(self, key: str) -> str:
+        return f"{self.path}[{key}]" if key else str(self.path)
+
+    def _open_archive(self) -> None:
+        self._archive = self._stack.enter_context(zipfile.ZipFile(self.path))
+        members = [m for m in self._archive.infolist() if m.filename.endswith(".npy")]
+        if len(members) > MAX_MEMBERS:
+            raise DataError(f"{self.path} holds {len(members)} arrays", f"At most {MAX_MEMBERS} are read")
+        for member in members:
+            with self._archive.open(member) as stream:
+                key = member.filename.removesuffix(".npy")
+                self.headers[key] = self._header(stream, member.file_size)
+
+    @contextmanager
+    def _stream(self, key: str) -> Iterator[IO[bytes]]:
+        if self._archive is not None:
+            with self._archive.open(f"{key}.npy") as member:
+                yield member
+        elif is_idx(self.path) and self.path.suffix == ".gz":
+            with gzip.open(self.path) as packed:
+                yield packed  # type: ignore[misc]  # GzipFile reads and seeks as any binary stream
+        else:
+            with self.path.open("rb") as plain:
+                yield plain
+
+    def _header(self, stream: IO[bytes], size: int) -> Header:
+        if is_idx(self.path) and self._archive is None:
+            header = _idx_header(stream)
+            known = size if self.path.suffix != ".gz" else header.start + header.nbytes
+        else:
+            header = _npy_header(stream)
+            known = size
+        if header.dtype.hasobject:
+            raise DataError(f"{self.path} holds pickled Python objects, which are never loaded", "Save numeric arrays")
+        if header.dtype.kind not in "biuf" + "US":
+            raise DataError(f"{self.path} holds an array of {header.dtype}", "Save plain numeric arrays")
+        if header.start + header.nbytes != known:
+            raise DataError(
+                f"{self.path} claims {header.dtype}{list(header.shape)} ({header.nbytes} bytes) "
+                f"but holds {max(0, known - header.start)}",
+                "The file is damaged or truncated",
+            )
+        return header
+
+
+class _Streamed:
+    def __init__(self, stream: IO[bytes], header: Header, where: str) -> None:
+        self.stream, self.header, self.where = stream, header, where
+
+    def take(self, index: int) -> Array:
+        shape, dtype = self.header.shape[1:], self.header.dtype
+        size = math.prod(shape) * dtype.itemsize
+        with damage(self.where):
+            self.stream.seek(self.header.start + index * size)
+            data = self.stream.read(size)
+        if len(data) != size:
+            raise DataError(f"{self.where} ends in sample {index}", "The file is truncated")
+        # bytearray: writable, as users' own preprocessings expect.
+        array = np.frombuffer(bytearray(data), dtype).reshape(shape)
+        return array if dtype.isnative else array.astype(dtype.newbyteorder("="))
+
+    def whole(self) -> Array:
+        if self.header.nbytes > MAX_SAMPLE_BYTES:
+            raise DataError(f"{self.where} takes {self.header.nbytes} bytes", "Store samples in smaller files")
+        flat = replace(self.header, shape=(1, math.prod(self.header.shape)))
+        return _Streamed(self.stream, flat, self.where).take(0).reshape(self.header.shape)
+
+
+class _Loaded:
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    def take(self, index: int) -> Array:
+        return np.array(self.array[index])
+
+    def whole(self) -> Array:
+        return self.array
+
+
+def load_labels(file: ArrayFile, key: str) -> list[Any]:
+    """A one-axis array as a list of plain Python values."""
+    header = file.headers[key]
+    if math.prod(header.shape) != max(header.shape, default=0):
+        raise DataError(f"{file.path}: labels {key} have shape {list(header.shape)}", "Give one label a sample")
+    values: list[Any] = file.load(key).reshape(-1).tolist()
+    return values
+
+
+def read_arrays(path: Path) -> Mapping[str, Header]:
+    """The headers alone."""
+    with ArrayFile(path) as file:
+        return file.headers
+
+
+def _npy_header(stream: IO[bytes]) -> Header:
+    version = npy.read_magic(stream)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f".npy version {version[0]}.{version[1]} is not supported")
+    with warnings.catch_warnings():
+        # numpy warns of headers written by Python 2; they are read all the same.
+        warnings.simplefilter("ignore", UserWarning)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, fortran, dtype = read(stream)
+    if any(size < 0 for size in shape):
+        raise ValueError(f"negative size in shape {list(shape)}")
+    return Header(dtype, tuple(shape), bool(fortran), stream.tell())
+
+
+def _idx_header(stream: IO[bytes]) -> Header:
+    zero, kind, rank = struct.unpack(">HBB", stream.read(4))
+    if zero != 0 or kind not in _IDX_TYPES or rank == 0:
+        raise ValueError("not an IDX file")
+    shape = struct.unpack(f">{rank}I", stream.read(4 * rank))
+    return Header(np.dtype(_IDX_TYPES[kind]), shape, False, 4 + 4 * rank)

@@ -1,0 +1,113 @@
+"""Which files a path or pattern stands for: sorted, by kind, with what is ignored counted."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from edgeq.data.arrays import is_idx
+from edgeq.data.images import SUFFIXES as IMAGES
+from edgeq.data.records import MAX_FILES
+from edgeq.data.texts import SUFFIXES as TEXTS
+from edgeq.errors import DataError
+
+Kind = Literal["images", "arrays", "pb", "text", "other"]
+
+READABLE = (
+    "images (.jpg, .png, .bmp, .webp, .gif, .tif, .ppm), .npy, .npz, IDX files, test_data_set_N/input_M.pb or one .pb"
+)
+_OWN = ("preprocess.toml",)
+_FOLDER_KINDS: tuple[Kind, ...] = ("images", "arrays", "pb")
+
+
+@dataclass(frozen=True)
+class Found:
+    """The samples' files.
+
+    Attributes:
+        root: the folder that names are relative to.
+        files: sorted by their path below `root`.
+        kind: what they are.
+        ignored: how many other files were passed over.
+    """
+
+    root: Path
+    files: tuple[Path, ...]
+    kind: Kind
+    ignored: int
+
+
+def kind_of(path: Path) -> Kind:
+    """What a file is, by its name."""
+    suffix = path.suffix.lower()
+    if suffix in IMAGES:
+        return "images"
+    if suffix in (".npy", ".npz") or is_idx(path):
+        return "arrays"
+    if suffix == ".pb":
+        return "pb"
+    return "text" if suffix in TEXTS else "other"
+
+
+def find_files(source: str | Path, pattern: str | None = None, *, paths: bool = False) -> Found:
+    """The files behind a path (file or folder, searched in depth) or a pattern with * and ?.
+
+    Args:
+        pattern: keep only files whose name matches, as "*.wav".
+        paths: any file counts (for a preprocessing that reads paths).
+
+    Raises:
+        DataError: nothing there, or several kinds of data in one folder.
+    """
+    path = Path(source)
+    if not path.exists() and glob.has_magic(str(source)):
+        matches = sorted(Path(p) for p in glob.glob(str(source), recursive=True))  # noqa: PTH207  # absolute patterns too
+        found = [p for p in matches if p.is_file()]
+        if not found:
+            raise DataError(f"{source} matches no file", "Correct the pattern")
+        root = Path(os.path.commonpath([p.parent for p in found]))
+    elif path.is_file():
+        found, root = [path], path.parent
+    elif path.is_dir():
+        found, root = _walk(path), path
+    elif path.exists():
+        raise DataError(f"{path} is neither a file nor a folder", f"Give {READABLE}")
+    else:
+        raise DataError(f"{path} does not exist", "Check the path of the data")
+    found = [p for p in found if pattern is None or p.match(pattern)]
+    if paths:
+        chosen = [p for p in found if p.name not in _OWN]
+        if not chosen:
+            raise DataError(f"{source} holds no files", "Check the path, and source.pattern")
+        return Found(root, tuple(chosen), "other", len(found) - len(chosen))
+    return _by_kind(source, root, found)
+
+
+def _walk(folder: Path) -> list[Path]:
+    files: list[Path] = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        files.extend(Path(parent, name) for name in names if not name.startswith("."))
+        if len(files) > MAX_FILES:
+            raise DataError(f"{folder} holds over {MAX_FILES} files", "Give a smaller folder")
+    return sorted(files, key=lambda path: path.relative_to(folder).as_posix())
+
+
+def _by_kind(source: str | Path, root: Path, found: list[Path]) -> Found:
+    if len(found) == 1 and Path(source).is_file():
+        kind = kind_of(found[0])
+        return Found(root, tuple(found), kind, 0)
+    counts = Counter(kind_of(path) for path in found)
+    kinds = [kind for kind in _FOLDER_KINDS if counts[kind]]
+    if not kinds:
+        other = f" ({len(found)} other files)" if found else ""
+        raise DataError(f"{source} holds no samples{other}", f"Put there {READABLE}")
+    if len(kinds) > 1:
+        held = ", ".join(f"{counts[kind]} {kind}" for kind in kinds)
+        raise DataError(f"{source} holds several kinds of data ({held})", f"Name one kind, as '{source}/*.npz'")
+    chosen = tuple(path for path in found if kind_of(path) == kinds[0])
+    return Found(root, chosen, kinds[0], sum(1 for p in found if kind_of(p) != kinds[0] and p.name not in _OWN))

@@ -1,0 +1,232 @@
+"""Arrays against a model's signature: names, dtypes, shapes, finite values, and what the first axis of a file means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from edgeq.data.state import Array
+from edgeq.errors import DataError
+from edgeq.signature import Signature, TensorSpec
+
+Shape = tuple[int, ...]
+Kind = Literal["whole", "rows", "items", "single"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a file of prepared arrays splits into samples.
+
+    Attributes:
+        kind: "whole": the arrays are one sample as they are; "rows": each slice of the first axis is one sample, with
+            that axis kept as a batch of 1; "items": each slice is a complete sample, batch included; "single": one
+            sample that lacks the batch axis.
+        count: samples.
+        one_row: whether a sample is one row of the batch.
+    """
+
+    kind: Kind
+    count: int
+    one_row: bool
+
+
+def fixed_batch(signature: Signature) -> int | None:
+    """The first size of every input, where all fix the same one; else None."""
+    sizes = {spec.shape[0] if spec.shape else None for spec in signature.inputs}
+    size = next(iter(sizes)) if len(sizes) == 1 else None
+    return size if isinstance(size, int) else None
+
+
+def fits(shapes: Mapping[str, Shape], signature: Signature, *, free_batch: bool = False) -> bool:
+    """Whether shapes match the inputs: ranks, fixed sizes, and one size for one symbol across inputs."""
+    return _misfit(shapes, signature, free_batch=free_batch) is None
+
+
+def plan_prepared(shapes: Mapping[str, Shape], signature: Signature, where: str, stack: bool | None = None) -> Plan:
+    """Decide what the first axis of stored, already preprocessed arrays means.
+
+    A shape that is exactly the model's is one sample, unless its first axis is symbolic in the model: then every row
+    is a sample. `stack` overrides: True, the first axis counts samples; False, it does not.
+
+    Raises:
+        DataError: no reading fits; the message names the first input that does not.
+    """
+    if any(0 in shape for shape in shapes.values()):
+        raise DataError(f"{where} holds an empty array", "Leave the file out")
+    specs = {spec.name: spec for spec in signature.inputs}
+    leads = {shape[0] if shape else 1 for shape in shapes.values()}
+    lead = next(iter(leads)) if len(leads) == 1 else None
+    whole = fits(shapes, signature)
+    rows = (
+        lead is not None
+        and all(shapes.values())
+        and fits({name: (1, *shape[1:]) for name, shape in shapes.items()}, signature, free_batch=True)
+    )
+    symbolic = all(specs[name].shape is not None and not _fixed_lead(specs[name]) for name in shapes)
+    if whole and stack is not True and not (rows and symbolic and stack is None):
+        return Plan("whole", 1, lead == 1)
+    if rows and stack is not False:
+        assert lead is not None
+        return Plan("rows", lead, True)
+    if lead is not None and stack is not False and all(shapes.values()):
+        inner = {name: shape[1:] for name, shape in shapes.items()}
+        if fits(inner, signature):
+            return Plan("items", lead, all(shape[:1] == (1,) for shape in inner.values()))
+    if stack is not True and fits({name: (1, *shape) for name, shape in shapes.items()}, signature, free_batch=True):
+        return Plan("single", 1, True)
+    if len(leads) > 1 and len(shapes) > 1:
+        raise DataError(
+            f"{where}: the arrays disagree on the number of samples "
+            f"({', '.join(f'{name} {list(shape)}' for name, shape in shapes.items())})",
+            f"Store the same number for every input, in shapes that fit {_list(signature)}",
+        )
+    raise DataError(f"{where}: {_misfit(shapes, signature)}", "Store the model's shape, or name a --preprocess")
+
+
+def match_names(keys: list[str], signature: Signature, where: str) -> dict[str, str]:
+    """Input → key of a file. Keys are input names; numpy's unnamed keys (arr_0 …) and a single "" go by position.
+
+    Raises:
+        DataError: an input has no array, or an array (that does not look like labels) no input.
+    """
+    inputs = [spec.name for spec in signature.inputs]
+    by_position = [f"arr_{i}" for i in range(len(inputs))]
+    if keys == [""] and len(inputs) == 1:
+        return {inputs[0]: ""}
+    if sorted(keys) == sorted(by_position) and not set(keys) & set(inputs):
+        return dict(zip(inputs, by_position, strict=True))
+    missing = [name for name in inputs if name not in keys]
+    extra = [key for key in keys if key not in inputs and key not in LABEL_KEYS]
+    held = ", ".join(key or "one unnamed array" for key in keys)
+    if missing:
+        raise DataError(
+            f"{where} has no array for the model input {missing[0]!r} (it holds {held}; "
+            f"the model takes {', '.join(inputs)})",
+            "Rename the arrays, or name them: --preprocess 'key=NAME,label=NAME,…'",
+        )
+    if extra:
+        raise DataError(
+            f"{where} holds {extra[0]!r}, which is no input of the model ({', '.join(inputs)})", "Remove or rename it"
+        )
+    return {name: name for name in inputs}
+
+
+LABEL_KEYS = ("label", "labels")
+"""Arrays of prepared files that are labels without being named as such."""
+
+
+def fit_inputs(where: str, inputs: Mapping[str, Array], signature: Signature, *, prepared: bool) -> dict[str, Array]:
+    """Inputs as `session.run` takes them, in the model's order: batch axis added where it lacks, dtypes converted
+    where nothing is lost but precision.
+
+    Args:
+        where: names the sample in messages.
+        inputs: by name.
+        prepared: whether the arrays come as the user stored them. Then integers for a floating input are refused:
+            they are most likely raw data that lack their preprocessing.
+
+    Raises:
+        DataError: a name, dtype or value (NaN, infinity) that the model cannot take. Shapes are checked by `fits`.
+    """
+    names = [spec.name for spec in signature.inputs]
+    for name in inputs:
+        if name not in names:
+            raise DataError(f"{where}: {name!r} is no input of the model", f"The inputs are {', '.join(names)}")
+    result = {}
+    for spec in signature.inputs:
+        if spec.name not in inputs:
+            raise DataError(f"{where} has nothing for the model input {spec.name!r}", "Give every input")
+        array = np.asarray(inputs[spec.name])
+        if spec.shape is not None and array.ndim == len(spec.shape) - 1:
+            array = array[None]
+        result[spec.name] = _convert(where, array, spec, prepared=prepared)
+    return result
+
+
+def check_shapes(where: str, inputs: Mapping[str, Array], signature: Signature) -> None:
+    """Raise a DataError that names the first input whose shape the model cannot take.
+
+    A batch size that all inputs fix is left aside: rows are gathered to it later.
+    """
+    shapes = {name: array.shape for name, array in inputs.items()}
+    wrong = _misfit(shapes, signature, free_batch=fixed_batch(signature) is not None)
+    if wrong is not None:
+        raise DataError(f"{where}: {wrong}", "Correct the data or its preprocessing")
+
+
+def _convert(where: str, array: Array, spec: TensorSpec, *, prepared: bool) -> Array:
+    if array.dtype.kind in "OV" and array.dtype != spec.dtype:
+        raise DataError(f"{where}: input {spec.name!r} holds Python objects", "Give numeric arrays of one shape")
+    if array.dtype != spec.dtype:
+        number = array.dtype.kind in "biuf" and spec.dtype.kind in "biuf"
+        raw = prepared and array.dtype.kind != "f" and spec.dtype.kind == "f"
+        if not number or raw or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
+            fix = "Name a --preprocess (none, if the values are right)" if raw else "Store that dtype"
+            raise DataError(f"{where}: input {spec.name!r} is {array.dtype}, the model takes {spec.dtype}", fix)
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        what = "NaN" if np.isnan(array).any() else "infinity"
+        raise DataError(f"{where}: input {spec.name!r} holds {what}", "Remove the sample or correct its data")
+    if array.dtype == spec.dtype:
+        return np.ascontiguousarray(array)
+    with np.errstate(over="ignore"):
+        converted = array.astype(spec.dtype)
+    lossless = spec.dtype.kind == "f" or bool((converted == array).all())
+    if not lossless or (spec.dtype.kind == "f" and not np.isfinite(converted).all()):
+        raise DataError(f"{where}: input {spec.name!r} holds values that {spec.dtype} cannot", "Correct the data")
+    return np.ascontiguousarray(converted)
+
+
+def _fixed_lead(spec: TensorSpec) -> bool:
+    return bool(spec.shape) and isinstance(spec.shape[0], int)  # type: ignore[index]
+
+
+def _misfit(shapes: Mapping[str, Shape], signature: Signature, *, free_batch: bool = False) -> str | None:
+    sizes: dict[str, int] = {}
+    for spec in signature.inputs:
+        if spec.name not in shapes or spec.shape is None:
+            continue
+        shape = shapes[spec.name]
+        wrong = len(shape) != len(spec.shape)
+        for axis, (have, want) in enumerate(zip(shape, spec.shape, strict=False)):
+            if axis == 0 and free_batch:
+                continue
+            known = sizes.setdefault(want, have) if isinstance(want, str) else want
+            wrong = wrong or (known is not None and known != have)
+        if wrong:
+            return f"input {spec.name!r} has shape {list(shape)}, the model takes {spec}"
+    return None
+
+
+def _list(signature: Signature) -> str:
+    return "; ".join(str(spec) for spec in signature.inputs)
+
+
+def first_input(signature: Signature, wanted: str | None) -> str:
+    """The input that single raw items feed: the named one, the only one, or "" where there are several.
+
+    Raises:
+        DataError: the named one is not an input.
+    """
+    names = [spec.name for spec in signature.inputs]
+    if wanted is not None and wanted not in names:
+        raise DataError(f"source.input = {wanted!r} is no input of the model", f"The inputs are {', '.join(names)}")
+    return wanted or (names[0] if len(names) == 1 else "")
+
+
+def specs_by_name(signature: Signature) -> dict[str, TensorSpec]:
+    return {spec.name: spec for spec in signature.inputs}
+
+
+def rows_of(inputs: Mapping[str, Any]) -> int:
+    """The size of the first axis that all inputs share.
+
+    Raises:
+        DataError: they differ.
+    """
+    sizes = {array.shape[0] for array in inputs.values() if array.ndim}
+    if len(sizes) != 1:
+        raise DataError(f"the inputs have batches of {sorted(sizes)}", "Give every input the same number of rows")
+    return int(sizes.pop())

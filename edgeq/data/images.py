@@ -1,0 +1,110 @@
+"""Image files: decoding with bounds, and the reader for folders (class sub-folders too) and image bytes in arrays."""
+
+from __future__ import annotations
+
+import io
+import logging
+import struct
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from edgeq.data.records import MAX_PIXELS, Hash, Record, Rows, update_with_file
+from edgeq.data.state import Picture
+from edgeq.errors import DataError
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
+# Plain raster formats only: Pillow would start Ghostscript for an EPS under another name.
+_FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
+# Pillow logs details of damaged files; without a handler Python would print them beside the one line of the error.
+logging.getLogger("PIL").addHandler(logging.NullHandler())
+_EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "La", "RGBa", "LAB", "HSV")
+
+
+def decode(stream: IO[bytes] | Path, where: str) -> Picture:
+    """Decode an image (the first frame) to RGB; transparency is dropped, EXIF rotation is not applied.
+
+    Raises:
+        DataError: not an image, damaged, truncated, too large, or of more than 8 bits a channel.
+    """
+    try:
+        with warnings.catch_warnings():
+            # Pillow warns of large images and odd metadata; size is checked here, and metadata is not used.
+            warnings.simplefilter("ignore")
+            with Image.open(stream, formats=_FORMATS) as image:
+                if image.width * image.height > MAX_PIXELS:
+                    raise DataError(
+                        f"{where} is an image of {image.width}x{image.height} pixels", f"At most {MAX_PIXELS} are read"
+                    )
+                if image.mode not in _EIGHT_BIT:
+                    raise DataError(
+                        f"{where} is an image of mode {image.mode}, not 8 bits a channel",
+                        "Convert it, or store it as an array",
+                    )
+                return Picture(np.asarray(image.convert("RGB")))
+    except UnidentifiedImageError as error:
+        raise DataError(f"{where} is not an image that can be read", "Replace or remove the file") from error
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
+        text = " ".join(str(error).split())
+        raise DataError(f"{where} cannot be decoded: {text}", "Replace or remove the file") from error
+
+
+def decode_bytes(data: bytes, where: str) -> Picture:
+    return decode(io.BytesIO(data), where)
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """A list of image files, one record each.
+
+    Attributes:
+        root: the folder that names are relative to.
+        files: in the order of reading.
+        target: the model input they feed ("" where the preprocessing decides).
+        classes: class sub-folder → label, or empty.
+    """
+
+    root: Path
+    files: tuple[Path, ...]
+    target: str
+    classes: dict[str, int]
+    notes: tuple[str, ...] = ()
+    rows: Rows = "one"
+    prepared: bool = False
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def read(self, indices: range) -> Iterator[Record]:
+        for index in indices:
+            path = self.files[index]
+            relative = path.relative_to(self.root)
+            context = {"file": path.name, "path": relative.as_posix()}
+            label = None
+            if self.classes:
+                context["class"] = relative.parts[0]
+                label = self.classes[relative.parts[0]]
+            yield Record(str(path), {self.target: decode(path, str(path))}, label, context)
+
+    def update(self, digest: Hash, indices: range) -> None:
+        for index in indices:
+            update_with_file(digest, self.files[index], self.files[index].relative_to(self.root).as_posix())
+
+
+def class_folders(root: Path, files: tuple[Path, ...]) -> dict[str, int]:
+    """Labels from sub-folders: where every file lies in one of at least two folders below `root`, a folder named by a
+    number is that class, and other names are numbered in sorted order."""
+    parts = [path.relative_to(root).parts for path in files]
+    if not parts or min(map(len, parts)) < 2:
+        return {}
+    found = sorted({part[0] for part in parts})
+    if len(found) < 2:
+        return {}
+    if all(name.isascii() and name.isdigit() for name in found) and len({int(n) for n in found}) == len(found):
+        return {name: int(name) for name in found}
+    return {name: index for index, name in enumerate(found)}

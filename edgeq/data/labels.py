@@ -1,0 +1,177 @@
+"""Labels that do not come with the samples: from file names, from a file of labels, or from Python.
+
+    none                    no labels, whatever the reader found
+    folder                  class sub-folders (the default for such folders)
+    name:{label}_*          the part of the file name (without its suffix, or with it) where {label} stands; * is any
+                            text, and digits become an integer
+    FILE.csv / .txt         lines of name and label, "name,label" or "name label"; a header line is allowed
+    FILE.json               {"name": label, …} or [{"name": …, "label": …}, …]
+    FILE.npy / IDX          one label a sample, by position
+
+A name in a file is the path below the data folder, the file name, or the file name without its suffix.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from edgeq.data.arrays import ArrayFile, damage, is_idx, load_labels
+from edgeq.data.records import MAX_TEXT_BYTES, Record
+from edgeq.errors import DataError
+
+LabelOf = Callable[[int, Record], Any]
+"""Index among all records, record → its label."""
+
+
+def plain_label(value: Any) -> Any:
+    """Text that is a number as that number; numpy scalars as Python's; anything else as it is."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, str):
+        text = value.strip()
+        if re.fullmatch(r"[+-]?\d{1,18}", text):
+            return int(text)
+        if re.fullmatch(r"[+-]?\d*\.\d+([eE][+-]?\d{1,3})?", text):
+            return float(text)
+        return text
+    return value
+
+
+def load_labels_from(labels: Any, folder: Path | None, count: int, *, inside: bool = False) -> LabelOf | None:
+    """How to label records.
+
+    Args:
+        labels: a string or path as above, a mapping of names, or a sequence by position. None leaves the label that the
+            reader found.
+        folder: where relative label files are looked for if not in the current directory.
+        count: records there are, to check labels by position.
+        inside: the name of the label file comes from the data folder itself (a sidecar): it must lie in `folder`.
+
+    Raises:
+        DataError: an unknown form, an unreadable file, a number of labels that differs.
+    """
+    if labels is None:
+        return None
+    if isinstance(labels, str) and labels == "folder":
+        return _by_folder
+    if isinstance(labels, str) and labels == "none":
+        return lambda index, record: None
+    if isinstance(labels, Mapping):
+        return _by_name({str(name): label for name, label in labels.items()}, "the labels")
+    if isinstance(labels, Sequence | np.ndarray) and not isinstance(labels, str):
+        return _by_position([plain_label(value) for value in labels], count, "the labels")
+    text = str(labels)
+    if text.startswith("name:"):
+        return _by_pattern(text.removeprefix("name:"))
+    return _from_file(_label_path(text, folder, inside=inside), count)
+
+
+def _label_path(text: str, folder: Path | None, *, inside: bool) -> Path:
+    path = Path(text)
+    if inside:
+        if folder is None or path.is_absolute() or not (folder / path).resolve().is_relative_to(folder.resolve()):
+            raise DataError(f"labels = {text!r} points outside the data folder", "Put the labels into it, or pass them")
+        return folder / path
+    if not path.exists() and folder is not None and (folder / path).exists():
+        return folder / path
+    return path
+
+
+def _from_file(path: Path, count: int) -> LabelOf:
+    if not path.is_file():
+        raise DataError(
+            f"labels: {path} does not exist",
+            "Give none, folder, name:PATTERN with {label}, or a .csv, .txt, .json, .npy or IDX file",
+        )
+    if path.suffix == ".npy" or is_idx(path):
+        with ArrayFile(path) as file:
+            return _by_position(load_labels(file, ""), count, str(path))
+    with damage(path):
+        if path.stat().st_size > MAX_TEXT_BYTES:
+            raise DataError(f"{path} is larger than {MAX_TEXT_BYTES} bytes", "Keep only names and labels")
+        text = path.read_text(encoding="utf-8-sig")
+    if path.suffix == ".json":
+        return _by_name(_from_json(text, path), str(path))
+    if path.suffix in (".csv", ".txt", ".tsv"):
+        return _by_name(_from_lines(text, path), str(path))
+    raise DataError(f"labels: {path} is of no known kind", "Give .csv, .txt, .json, .npy or IDX")
+
+
+def _from_lines(text: str, path: Path) -> dict[str, Any]:
+    lines = [line for line in text.splitlines() if line.strip()]
+    if path.suffix == ".txt":
+        rows = [line.rsplit(maxsplit=1) for line in lines]
+    else:
+        with damage(path):
+            rows = list(csv.reader(lines, delimiter="," if path.suffix == ".csv" else "\t"))
+    if rows and [cell.strip().lower() for cell in rows[0]][1:2] in (["label"], ["class"]):
+        rows = rows[1:]
+    for number, row in enumerate(rows, 1):
+        if len(row) < 2:
+            raise DataError(f"{path}: row {number} has no label", "Write name,label in every row")
+    return {row[0].strip(): plain_label(row[1]) for row in rows}
+
+
+def _from_json(text: str, path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise DataError(f"{path} is not JSON: {error}", "Correct the file") from error
+    if isinstance(value, dict) and "annotations" in value and "images" in value:
+        raise DataError(f"{path} holds COCO annotations, not one label a file", "Pass it as the annotations of `eval`")
+    if isinstance(value, dict):
+        return {str(name): plain_label(label) for name, label in value.items()}
+    if isinstance(value, list) and all(isinstance(row, dict) and "label" in row for row in value):
+        names = [row.get("name", row.get("file")) for row in value]
+        if all(isinstance(name, str) for name in names):
+            return {str(name): plain_label(row["label"]) for name, row in zip(names, value, strict=True)}
+    raise DataError(f"{path} has another form", 'Write {"name": label, …} or [{"name": …, "label": …}, …]')
+
+
+def _by_folder(index: int, record: Record) -> Any:
+    if "class" not in record.context:
+        raise DataError(
+            f"{record.name} is in no class folder", "Put every sample into one of at least two sub-folders of the data"
+        )
+    return record.label
+
+
+def _by_position(values: Sequence[Any], count: int, where: str) -> LabelOf:
+    if len(values) != count:
+        raise DataError(f"{where}: {len(values)} labels for {count} samples", "Give one label a sample, in their order")
+    return lambda index, record: values[index]
+
+
+def _by_name(table: Mapping[str, Any], where: str) -> LabelOf:
+    def label_of(index: int, record: Record) -> Any:
+        file, path = str(record.context.get("file", record.name)), str(record.context.get("path", ""))
+        for name in (path, file, PurePosixPath(file).stem):
+            if name in table:
+                return table[name]
+        raise DataError(f"{where}: no label for {path or file}", "Add it, or leave the sample out")
+
+    return label_of
+
+
+def _by_pattern(pattern: str) -> LabelOf:
+    if pattern.count("{label}") != 1 or len(pattern) > 200:
+        raise DataError(f"labels = 'name:{pattern}'", "Write {label} once where the label stands, as name:{label}_*")
+    # Only * and {label}: no regular expression from a stranger's sidecar is ever run.
+    before, after = ("".join(".*?" if c == "*" else re.escape(c) for c in part) for part in pattern.split("{label}"))
+    compiled = re.compile(f"{before}(.+?){after}", re.DOTALL)
+
+    def label_of(index: int, record: Record) -> Any:
+        file = str(record.context.get("file", record.name))
+        match = compiled.fullmatch(PurePosixPath(file).stem) or compiled.fullmatch(file)
+        if match is None:
+            raise DataError(f"{record.name} does not match the label pattern {pattern!r}", "Correct the pattern")
+        return plain_label(match[1])
+
+    return label_of

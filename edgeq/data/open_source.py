@@ -1,0 +1,141 @@
+"""From what the user named to a reader: which preprocessing applies, and which reader reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgeq.data.array_files import holds_key, open_array_files
+from edgeq.data.files import READABLE, Found, find_files
+from edgeq.data.fit import first_input
+from edgeq.data.images import ImageFiles, class_folders
+from edgeq.data.preprocess import Preprocess, choices, find_sidecar, load_preprocess
+from edgeq.data.python_items import open_python
+from edgeq.data.records import Source
+from edgeq.data.source_options import SourceOptions
+from edgeq.data.texts import Paths, open_text
+from edgeq.errors import DataError
+from edgeq.signature import Signature
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A reader and what goes with it.
+
+    Attributes:
+        name: the source, for people.
+        folder: where relative names of label files are looked for.
+        sidecar: whether the preprocessing was found beside the data or the model rather than named.
+    """
+
+    name: str
+    records: Source
+    preprocess: Preprocess | None
+    notes: tuple[str, ...] = ()
+    folder: Path | None = None
+    sidecar: bool = False
+
+
+def open_source(
+    source: Any,
+    signature: Signature,
+    preprocess: Preprocess | str | Path | Mapping[str, Any] | None,
+    model: Path | None,
+) -> Opened:
+    """See `edgeq.data.samples.open_samples`."""
+    named = load_preprocess(preprocess) if preprocess is not None else None
+    if not isinstance(source, str | Path):
+        wanted = named.source.input if named is not None else None
+        prepared = named is None or _only_stack(named)
+        items = open_python(source, signature, prepared=prepared, wanted=wanted)
+        return Opened(f"Python {type(source).__name__}", items, named, items.notes)
+    found = _cases(source, named) or find_files(
+        source, named.source.pattern if named is not None else None, paths=named is not None and named.reads == "path"
+    )
+    notes: list[str] = []
+    sidecar = named is None
+    if named is None:
+        named = _sidecar(source, found, model, notes)
+    if found.ignored:
+        notes.append(f"{source}: {found.ignored} files of other kinds ignored")
+    records = _reader(source, found, signature, named)
+    if named is not None and not records.prepared:
+        notes.insert(0, f"preprocessing: {named.name}")
+    elif not isinstance(records, ImageFiles):
+        notes.insert(0, "preprocessing: none named; the arrays are taken as model inputs")
+    return Opened(str(source), records, named, (*notes, *records.notes), found.root, sidecar)
+
+
+def _cases(source: str | Path, named: Preprocess | None) -> Found | None:
+    """A folder of test_data_set_N, or one that holds input_0.pb itself."""
+    path = Path(source)
+    if not path.is_dir() or (named is not None and named.reads != "array"):
+        return None
+    from edgeq.data.protobufs import find_cases
+
+    folders = find_cases(path)
+    return Found(path, folders, "pb", 0) if folders else None
+
+
+def _sidecar(source: str | Path, found: Found, model: Path | None, notes: list[str]) -> Preprocess | None:
+    path = Path(source)
+    folders = [path] if path.is_dir() else []
+    near = find_sidecar([*folders, found.root])
+    if near is not None:
+        notes.append(f"preprocessing: {near} (found with the data)")
+        return load_preprocess(near)
+    beside = find_sidecar([model.absolute().parent]) if model is not None else None
+    if beside is None:
+        return None
+    loaded = load_preprocess(beside)
+    # Arrays may be prepared already; a file beside the model speaks of them only if it names the array that they hold.
+    applies = found.kind in ("images", "text") or (
+        found.kind == "arrays" and any(holds_key(path, loaded.source) for path in found.files[:1])
+    )
+    if not applies:
+        return None
+    notes.append(f"preprocessing: {beside} (found beside the model)")
+    return loaded
+
+
+def _only_stack(named: Preprocess) -> bool:
+    """A spec that has no steps and names no arrays says only how prepared arrays are stacked."""
+    options = named.source
+    unnamed = options.key is None and options.encoded is None and options.layout is None
+    return named.spec is not None and not named.spec.steps and unnamed
+
+
+def _reader(source: str | Path, found: Found, signature: Signature, named: Preprocess | None) -> Source:
+    options = named.source if named is not None else SourceOptions()
+    prepared = named is None or _only_stack(named)
+    target = first_input(signature, options.input)
+    if named is not None and named.reads == "path":
+        return Paths(found.root, found.files, target)
+    if found.kind == "images":
+        if named is None:
+            raise DataError(
+                f"{source} holds images, no preprocessing is named and there is no preprocess.toml", choices()
+            )
+        return ImageFiles(found.root, found.files, target, class_folders(found.root, found.files))
+    if found.kind == "arrays":
+        return open_array_files(found.root, found.files, signature, None if prepared else options, options.stack)
+    if found.kind == "pb":
+        from edgeq.data.protobufs import open_cases, open_stacked
+
+        if found.files[0].is_dir():
+            return open_cases(found.root, found.files, signature, prepared=prepared)
+        if len(found.files) > 1:
+            raise DataError(
+                f"{source} holds {len(found.files)} .pb files but neither input_0.pb nor test_data_set_0",
+                "Name one file, or arrange them as test_data_set_N/input_M.pb",
+            )
+        return open_stacked(found.files[0], signature, options.layout, options.stack, prepared=prepared)
+    if found.kind == "text":
+        if named is None or named.reads != "text":
+            raise DataError(
+                f"{source} is text, which needs a preprocessing function", "Pass --preprocess file.py:function"
+            )
+        return open_text(found.files[0], target, options.label)
+    raise DataError(f"{source} is of no known kind", f"Give {READABLE}")

@@ -1,0 +1,289 @@
+"""Preprocessings by name, by file, by text, or a user's own: from a raw item to what the model takes.
+
+A declarative preprocessing is a `Spec` (steps in order). A user's own is a Python function, registered by name or
+named as `path/to/file.py:function`; it gets one raw item and returns the model input (or a dict of inputs).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from edgeq.data.builtin import ALIASES, BUILTIN
+from edgeq.data.source_options import SourceOptions, parse_source
+from edgeq.data.spec import Spec, parse_spec, parse_text
+from edgeq.data.state import Array, Geometry, Picture, State, assumed_axes
+from edgeq.data.steps import OPERATIONS
+from edgeq.data.steps_value import Window
+from edgeq.errors import DataError
+from edgeq.signature import TensorSpec
+
+MAX_SPEC_BYTES = 1 << 20
+
+UserFunction = Callable[[Any], "Array | Mapping[str, Array]"]
+Reads = Literal["array", "path", "text"]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a preprocessing made of one raw item.
+
+    Attributes:
+        array: the model input, or several by name.
+        context: the geometry of an image (see `Geometry.context`), else empty.
+    """
+
+    array: Array | Mapping[str, Array]
+    context: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """One preprocessing. Call it with a raw item; `to_dict` is what bundles and digests keep.
+
+    Attributes:
+        name: how it was asked for.
+        spec: the declarative form, or None for a user's function.
+        function: the user's function, or None.
+        reads: what the function takes: "array" (arrays, images as uint8 [H, W, 3] RGB), "path" or "text".
+        identity: what identifies the function across runs: where it stands and the hash of its source file.
+    """
+
+    name: str
+    source: SourceOptions
+    title: str = ""
+    spec: Spec | None = None
+    function: UserFunction | None = None
+    reads: Reads = "array"
+    identity: Mapping[str, str] = field(default_factory=dict)
+
+    def __call__(self, raw: Any, spec: TensorSpec | None = None) -> Prepared:
+        """Preprocess one raw item: a `Picture`, an array, or (functions only) a path or text.
+
+        Args:
+            raw: the item. An array with more axes than `source.layout` is a batch of items.
+            spec: the model input that it feeds; "model" sizes and layouts are read from it.
+
+        Raises:
+            DataError: the item does not fit the steps, or the function failed.
+        """
+        if self.spec is None:
+            return self._call_function(raw)
+        if not isinstance(raw, Picture | np.ndarray):
+            raise DataError(f"preprocessing {self.name} takes images and arrays", "Use a function of your own for text")
+        items, batched = self._items(raw, spec)
+        done = [self._run(item, spec) for item in items]
+        context = done[0].geometry.context() if len(done) == 1 and done[0].geometry is not None else {}
+        if len(done) == 1 and not (batched and "N" not in done[0].axes):
+            return Prepared(np.ascontiguousarray(done[0].array), context)
+        rows = [state.array if "N" in state.axes else state.array[None] for state in done]
+        if len({row.shape[1:] for row in rows}) > 1:
+            raise DataError("the items of one array come out in different shapes", "Store them one a file")
+        return Prepared(np.ascontiguousarray(np.concatenate(rows)), context)
+
+    @property
+    def one_row(self) -> bool:
+        """Whether one raw item surely becomes one row of the batch."""
+        return self.spec is not None and not any(isinstance(step, Window) for step in self.spec.steps)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data. A declarative one is read back by `load_preprocess`; a function is named, not stored."""
+        if self.spec is not None:
+            return {"name": self.name, **self.spec.to_dict()}
+        return {"name": self.name, "function": dict(self.identity), "source": self.source.to_dict()}
+
+    def arithmetic(self) -> tuple[str, ...]:
+        """What is done, one line a step."""
+        if self.spec is None:
+            return (f"the function {self.identity.get('function', '?')}",)
+        return tuple(step.describe() for step in self.spec.steps)
+
+    def _call_function(self, raw: Any) -> Prepared:
+        assert self.function is not None
+        try:
+            result = self.function(raw.pixels if isinstance(raw, Picture) else raw)
+        except Exception as error:  # whatever a user's code raises is one line about that code
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            raise DataError(f"preprocessing {self.name} failed: {text}", "Correct the function") from error
+        if isinstance(result, Mapping):
+            return Prepared({name: np.asarray(value) for name, value in result.items()})
+        return Prepared(np.asarray(result))
+
+    def _items(self, raw: Picture | Array, spec: TensorSpec | None) -> tuple[list[State], bool]:
+        if isinstance(raw, Picture):
+            height, width = raw.pixels.shape[:2]
+            return [State(raw.pixels, "HWC", "RGB", Geometry((width, height)))], False
+        axes = self.source.layout
+        if axes is None:
+            axes = assumed_axes(raw.shape, spec).removeprefix("N")
+        if not axes or raw.ndim == len(axes):
+            return [self._state(raw, axes)], False
+        if raw.ndim < len(axes):
+            raise DataError(f"shape {list(raw.shape)} has fewer axes than the layout {axes}", "Correct source.layout")
+        flat = raw.reshape((-1, *raw.shape[raw.ndim - len(axes) :]))
+        if len(flat) == 0:
+            raise DataError(f"shape {list(raw.shape)} holds no items", "Leave the file out")
+        return [self._state(item, axes) for item in flat], True
+
+    def _state(self, array: Array, axes: str) -> State:
+        colour = "C" in axes and array.shape[axes.index("C")] == 3
+        geometry = None
+        if "H" in axes and "W" in axes:
+            geometry = Geometry((array.shape[axes.index("W")], array.shape[axes.index("H")]))
+        return State(array, axes, self.source.channels if colour else "", geometry)
+
+    def _run(self, state: State, spec: TensorSpec | None) -> State:
+        assert self.spec is not None
+        for step in self.spec.steps:
+            state = step.apply(state, spec)
+        return state
+
+
+_REGISTERED: dict[str, Preprocess] = {}
+"""Users' own functions. The one mutable place: `register` is a hook that user code calls when it is imported."""
+
+
+def register(
+    name: str, *, title: str = "", reads: Reads = "array", source: Mapping[str, Any] | None = None
+) -> Callable[[UserFunction], UserFunction]:
+    """Decorator: make a function available as the preprocessing `name`.
+
+    The function gets one raw item and returns one array (with or without the batch axis) or a dict of input arrays.
+
+    Args:
+        name: what `--preprocess` calls it; names of shipped preprocessings are refused.
+        title: one line for `edgeq preprocess list`.
+        reads: "array" for arrays and images (uint8 [H, W, 3], red first), "path" for a `pathlib.Path` to each file,
+            "text" for a line (str) of a text file or a row (list of str) of a .csv.
+        source: source options, as in the [source] table.
+
+    Raises:
+        DataError: the name is taken by a shipped preprocessing, or an option is unknown.
+    """
+    if name in BUILTIN or name in ALIASES or not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+        raise DataError(f"a preprocessing cannot be registered as {name!r}", "Choose another name (letters, digits, _)")
+    if reads not in ("array", "path", "text"):
+        raise DataError(f"preprocessing {name}: reads is {reads!r}", "Use 'array', 'path' or 'text'")
+    options = parse_source(source or {})
+
+    def decorate(function: UserFunction) -> UserFunction:
+        _REGISTERED[name] = Preprocess(
+            name, options, title, function=function, reads=reads, identity=_identity(function)
+        )
+        return function
+
+    return decorate
+
+
+def names() -> dict[str, str]:
+    """Every preprocessing that can be asked for by name → its title."""
+    shipped = {name: str(spec["title"]) for name, spec in BUILTIN.items()}
+    return {**shipped, **{name: entry.title for name, entry in sorted(_REGISTERED.items())}}
+
+
+def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -> Preprocess:
+    """A preprocessing from whatever names it.
+
+    Args:
+        value: a name ("caffe"), a .toml file, "file.py:function", steps as text ("resize=256,crop=224,divide=255"),
+            or plain data (as `Preprocess.to_dict` gives it).
+
+    Raises:
+        DataError: unknown name (with the names there are), unreadable file, unknown step or field.
+    """
+    if isinstance(value, Preprocess):
+        return value
+    if isinstance(value, Spec):
+        return _declared("steps", value)
+    if isinstance(value, Mapping):
+        return _from_dict(value)
+    text = str(value)
+    if text in _REGISTERED:
+        return _REGISTERED[text]
+    if (name := ALIASES.get(text, text)) in BUILTIN:
+        return _declared(name, parse_spec(BUILTIN[name], name))
+    if re.search(r"\.py:[A-Za-z_]\w*$", text):
+        return _from_python(text)
+    if text.endswith(".toml"):
+        return _from_toml(Path(text))
+    if "=" in text or text in OPERATIONS:
+        return _declared(text, parse_text(text, f"--preprocess {text}"))
+    raise DataError(f"no preprocessing is called {text!r}", choices())
+
+
+def choices() -> str:
+    """The sentence that tells what can be asked for."""
+    return (
+        f"Pass --preprocess with one of {', '.join(names())}, a .toml file, file.py:function, "
+        "or steps such as 'resize=short:256,crop=224,divide=255'"
+    )
+
+
+def find_sidecar(folders: Sequence[Path]) -> Path | None:
+    """The first `preprocess.toml` in `folders`."""
+    return next((f / "preprocess.toml" for f in folders if (f / "preprocess.toml").is_file()), None)
+
+
+def _declared(name: str, spec: Spec) -> Preprocess:
+    return Preprocess(name, spec.source, spec.title, spec)
+
+
+def _from_dict(value: Mapping[str, Any]) -> Preprocess:
+    plain = dict(value)
+    name = plain.pop("name", "steps")
+    if "function" in plain:
+        raise DataError(
+            f"preprocessing {name} is a function, which plain data only names", "Pass file.py:function again"
+        )
+    return _declared(str(name), parse_spec(plain, f"preprocessing {name}"))
+
+
+def _from_toml(path: Path) -> Preprocess:
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_SPEC_BYTES + 1)
+        if len(data) > MAX_SPEC_BYTES:
+            raise DataError(f"{path} is larger than {MAX_SPEC_BYTES} bytes", "A preprocessing is a short file")
+        plain = tomllib.loads(data.decode("utf-8"))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}", "Check the path of the preprocessing") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is not TOML: {error}", "Correct the file") from error
+    return _declared(path.stem, parse_spec(plain, str(path)))
+
+
+def _from_python(text: str) -> Preprocess:
+    place, _, function_name = text.rpartition(":")
+    path = Path(place)
+    if not path.is_file():
+        raise DataError(f"{path} does not exist", "Check the path of the preprocessing function")
+    loader = importlib.util.spec_from_file_location(f"edgeq_user_{path.stem}", path)
+    assert loader is not None
+    assert loader.loader is not None
+    module = importlib.util.module_from_spec(loader)
+    try:
+        loader.loader.exec_module(module)
+    except Exception as error:  # a user's module may raise anything
+        line = " ".join(f"{type(error).__name__}: {error}".split())
+        raise DataError(f"{path} cannot be imported: {line}", "Correct the file") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise DataError(f"{path} has no function {function_name!r}", "Check the name after the colon")
+    known = next((entry for entry in _REGISTERED.values() if entry.function is function), None)
+    # The file's name without its folder: what is kept must not differ between machines.
+    short = f"{path.name}:{function_name}"
+    entry = known or Preprocess(short, SourceOptions(), function=function)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return replace(entry, identity={"function": short, "sha256": digest})
+
+
+def _identity(function: UserFunction) -> dict[str, str]:
+    return {"function": f"{function.__module__}.{getattr(function, '__qualname__', repr(type(function)))}"}

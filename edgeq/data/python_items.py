@@ -1,0 +1,149 @@
+"""The reader for Python objects: lists, iterators, functions that give iterators, and objects with get_next.
+
+What can be read only once is written to a temporary file that grows on disk, so that samples can be read again and
+memory stays flat.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+from edgeq.data.fit import first_input
+from edgeq.data.records import Hash, Record, Rows
+from edgeq.errors import DataError
+from edgeq.signature import Signature
+
+_IN_MEMORY = 64 << 20
+
+
+@dataclass(frozen=True)
+class PythonItems:
+    """Records of items that `again` gives, as often as it is called, always the same."""
+
+    again: Callable[[], Iterator[Any]]
+    count: int
+    signature: Signature
+    target: str
+    prepared: bool
+    notes: tuple[str, ...] = ()
+    rows: Rows = "unknown"
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, indices: range) -> Iterator[Record]:
+        for index, item in enumerate(self.again()):
+            if index >= indices.stop:
+                return
+            if index in indices:
+                raw, label = split_item(item, self.signature, self.target, f"item {index}")
+                yield Record(f"item {index}", raw, label, {"index": index})
+
+    def update(self, digest: Hash, indices: range) -> None:
+        for record in self.read(indices):
+            for name, value in sorted(record.raw.items()):
+                if isinstance(value, np.ndarray):
+                    digest.update(f"{name}\0{value.dtype.str}\0{value.shape}\0".encode())
+                    digest.update(np.ascontiguousarray(value).tobytes())
+                else:
+                    digest.update(f"{name}\0{value!r}\0".encode())
+
+
+def open_python(source: Any, signature: Signature, *, prepared: bool, wanted: str | None) -> PythonItems:
+    """A reader for `source`.
+
+    Args:
+        source: a sequence; an iterable that can be iterated again; an iterator or generator (read once, kept in a
+            temporary file); a function that gives a fresh iterator at each call; or an object whose `get_next()`
+            gives a dict or None, as ONNX Runtime's CalibrationDataReader.
+        wanted: the model input that single arrays feed, where it has several.
+    """
+    target = first_input(signature, wanted)
+    again: Callable[[], Iterator[Any]]
+    if callable(getattr(source, "get_next", None)):
+        again, count = _spool(iter(source.get_next, None), signature, target)
+    elif isinstance(source, Sequence) and not isinstance(source, str | bytes):
+        again, count = lambda: iter(source), len(source)
+    elif callable(source):
+        again = lambda: iter(source())  # noqa: E731
+        count = sum(1 for _ in again())
+    elif isinstance(source, Iterator):
+        again, count = _spool(source, signature, target)
+    elif isinstance(source, Iterable) and not isinstance(source, str | bytes | Mapping):
+        again = lambda: iter(source)  # noqa: E731
+        count = sum(1 for _ in again())
+    else:
+        raise DataError(f"{type(source).__name__} is not data", "Give a path, an iterable of samples, or a function")
+    return PythonItems(again, count, signature, target, prepared)
+
+
+def split_item(item: Any, signature: Signature, target: str, where: str) -> tuple[dict[str, Any], Any]:
+    """Inputs and label of one item: a dict of inputs, an array, a tuple of one array an input, or (inputs, label).
+
+    Raises:
+        DataError: a tuple that does not match the model's inputs.
+    """
+    names = [spec.name for spec in signature.inputs]
+    if isinstance(item, Mapping):
+        return {str(name): _array(value, where) for name, value in item.items()}, None
+    if isinstance(item, tuple) and len(item) == 2 and (isinstance(item[0], Mapping | tuple) or len(names) != 2):
+        inputs, _ = split_item(item[0], signature, target, where)
+        return inputs, item[1].item() if isinstance(item[1], np.generic) else item[1]
+    if isinstance(item, tuple) and len(item) != 1:
+        if len(item) != len(names):
+            raise DataError(f"{where} has {len(item)} arrays, the model takes {len(names)}", f"Give {', '.join(names)}")
+        return {name: _array(value, where) for name, value in zip(names, item, strict=True)}, None
+    return {target: _array(item[0] if isinstance(item, tuple) else item, where)}, None
+
+
+def _array(value: Any, where: str) -> Any:
+    if isinstance(value, str):
+        return value
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError) as error:
+        text = " ".join(str(error).split())
+        raise DataError(f"{where} is not an array ({text})", "Give numbers of one shape") from error
+
+
+class _Spool:
+    """Items written once, read again and again; the file has no name and goes when the spool does."""
+
+    def __init__(self) -> None:
+        self.file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115  # closed by finalize
+        self.kept: list[tuple[list[tuple[str, int]], dict[str, str], Any]] = []
+        weakref.finalize(self, self.file.close)
+
+    def add(self, inputs: Mapping[str, Any], label: Any, where: str) -> None:
+        arrays, texts = [], {}
+        for name, value in inputs.items():
+            if isinstance(value, str):
+                texts[name] = value
+                continue
+            if value.dtype.hasobject:
+                raise DataError(f"{where} holds Python objects", "Give numeric arrays of one shape")
+            arrays.append((name, self.file.tell()))
+            npy.write_array(self.file, value, allow_pickle=False)
+        self.kept.append((arrays, texts, label))
+
+    def again(self) -> Iterator[Any]:
+        for arrays, texts, label in self.kept:
+            inputs: dict[str, Any] = dict(texts)
+            for name, position in arrays:
+                self.file.seek(position)
+                inputs[name] = npy.read_array(self.file, allow_pickle=False)
+            yield (inputs, label)
+
+
+def _spool(items: Iterator[Any], signature: Signature, target: str) -> tuple[Callable[[], Iterator[Any]], int]:
+    spool = _Spool()
+    for index, item in enumerate(items):
+        spool.add(*split_item(item, signature, target, f"item {index}"), f"item {index}")
+    return spool.again, len(spool.kept)

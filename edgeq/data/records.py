@@ -1,0 +1,102 @@
+"""What every reader gives: records in a fixed order, read lazily, and the bounds on what is read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from edgeq.errors import DataError
+
+MAX_SAMPLE_BYTES = 1 << 30
+"""The most that one sample's array may take; beyond it a header is taken for damaged or hostile."""
+
+MAX_PIXELS = 1 << 26
+"""The most pixels of one image (64 M): above it, a decompression bomb."""
+
+MAX_TEXT_BYTES = 1 << 28
+"""The most that a file of labels or text lines may take."""
+
+MAX_FILES = 10_000_000
+
+Rows = Literal["one", "exact", "unknown"]
+"""How records fill the batch axis: one row each, exactly what the model takes, or not known before reading."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One item as it was stored.
+
+    Attributes:
+        name: file, and index in it, for messages.
+        raw: model input → raw value (array, `Picture`, path, text). The key "" stands for "whatever the preprocessing
+            makes of it", where the model has several inputs.
+        label, context: as in `Sample`.
+    """
+
+    name: str
+    raw: Mapping[str, Any]
+    label: Any = None
+    context: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Hash(Protocol):
+    """The part of hashlib's objects that digests use."""
+
+    def update(self, data: bytes, /) -> None: ...
+
+
+class Source(Protocol):
+    """Records with random access by rising index.
+
+    Attributes:
+        rows: how records fill the batch axis.
+        prepared: whether the records are model inputs already.
+        notes: what a person should know about how the data was read.
+    """
+
+    @property
+    def rows(self) -> Rows: ...
+    @property
+    def prepared(self) -> bool: ...
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+    def __len__(self) -> int: ...
+    def read(self, indices: range) -> Iterator[Record]:
+        """The records of `indices` (rising), each loaded when it is asked for."""
+
+    def update(self, digest: Hash, indices: range) -> None:
+        """Feed the contents behind `indices` to `digest`."""
+
+
+def spans(counts: Sequence[int], indices: range) -> Iterator[tuple[int, range, range]]:
+    """Split rising global `indices` over files that hold `counts` records.
+
+    Yields:
+        (file number, indices inside the file, the same as global indices), only for files that are touched.
+    """
+    start = 0
+    for number, count in enumerate(counts):
+        first = max(0, -(-(start - indices.start) // indices.step))
+        last = max(0, -(-(start + count - indices.start) // indices.step))
+        chosen = indices[first:last]
+        if len(chosen):
+            yield number, range(chosen.start - start, chosen.stop - start, chosen.step), chosen
+        start += count
+
+
+def update_with_file(digest: Hash, path: Path, name: str) -> None:
+    """Feed a file's name, size and bytes to `digest`."""
+    try:
+        digest.update(f"{name}\0{path.stat().st_size}\0".encode())
+        with path.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}", "Check the file and its permissions") from error
+
+
+def new_hash() -> Any:
+    return hashlib.sha256()

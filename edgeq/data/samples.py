@@ -1,0 +1,258 @@
+"""Samples: what a model is fed, one at a time, from files or Python objects, each checked against the model.
+
+samples = open_samples("calib/", signature, preprocess="imagenet", count=100)
+for sample in samples:
+    session.run(None, sample.inputs)
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from edgeq.data.batches import batches, rebatch
+from edgeq.data.fit import check_shapes, fit_inputs, fixed_batch
+from edgeq.data.labels import LabelOf, load_labels_from, plain_label
+from edgeq.data.open_source import Opened, open_source
+from edgeq.data.preprocess import Preprocess
+from edgeq.data.records import Record, new_hash
+from edgeq.data.state import Array, Picture
+from edgeq.errors import DataError, UsageError
+from edgeq.progress import SILENT, Progress
+from edgeq.signature import Signature
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One run's worth of input.
+
+    Attributes:
+        name: file (and index in it), for messages.
+        inputs: exactly what `session.run` takes, batch dimension included.
+        label: class index or whatever the reader found; None where there is none. In a batch that was gathered for a
+            model of fixed batch size, the tuple of its rows' labels.
+        context: "file" (base name), "path" (below the data folder), "index" (in its file), "class" (sub-folder), and
+            for images "original_size" (width, height), "scale", "offset" (see `edgeq.data.state.Geometry`). In a
+            gathered batch: "rows" (the rows' contexts) and "valid" (how many rows are not filling).
+    """
+
+    name: str
+    inputs: Mapping[str, Array]
+    label: Any = None
+    context: Mapping[str, Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Samples(Protocol):
+    """Samples that can be iterated again and again, each loaded when it is asked for.
+
+    Attributes:
+        source: where they come from, for people.
+    """
+
+    @property
+    def source(self) -> str: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Sample]: ...
+    def digest(self) -> str:
+        """SHA-256 (hex) over the contents, the selection and the preprocessing."""
+
+
+@dataclass(frozen=True)
+class SourceSamples:
+    """Samples made from a reader's records.
+
+    Attributes:
+        notes: what was decided and found while opening; the command line says them.
+        preprocess: None where the data are model inputs already.
+    """
+
+    source: str
+    signature: Signature
+    opened: Opened
+    selection: range
+    labels: LabelOf | None
+
+    @property
+    def preprocess(self) -> Preprocess | None:
+        return self.opened.preprocess
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.opened.notes
+
+    def __len__(self) -> int:
+        size = fixed_batch(self.signature)
+        rows = self.opened.records.rows
+        if self.preprocess is not None and not self.opened.records.prepared:
+            rows = "one" if self.preprocess.one_row and rows == "one" else "unknown"
+        if size is None or rows == "exact" or (rows == "one" and size == 1):
+            return len(self.selection)
+        return batches(len(self.selection), size) if rows == "one" else self._counted
+
+    @functools.cached_property
+    def _counted(self) -> int:
+        # Only reading tells how many rows the records have, for a model that fixes its batch.
+        return sum(1 for _ in self)
+
+    def __iter__(self) -> Iterator[Sample]:
+        size = fixed_batch(self.signature)
+        samples = (self._sample(i, r) for i, r in zip(self.selection, self._records(), strict=True))
+        return samples if size is None else rebatch(samples, size)
+
+    def digest(self) -> str:
+        digest = new_hash()
+        self.opened.records.update(digest, self.selection)
+        plain = self.preprocess.to_dict() if self.preprocess is not None else {}
+        plain = {key: value for key, value in plain.items() if key not in ("name", "title")}
+        digest.update(json.dumps([plain, repr(self.selection)], sort_keys=True).encode())
+        return str(digest.hexdigest())
+
+    def _records(self) -> Iterator[Record]:
+        return self.opened.records.read(self.selection)
+
+    def _sample(self, index: int, record: Record) -> Sample:
+        context = dict(record.context)
+        try:
+            inputs = self._prepare(record, context)
+        except DataError as error:
+            if error.problem.startswith(record.name):
+                raise
+            raise DataError(f"{record.name}: {error.problem}", error.fix) from error
+        label = self.labels(index, record) if self.labels is not None else record.label
+        return Sample(record.name, inputs, plain_label(label), context)
+
+    def _prepare(self, record: Record, context: dict[str, Any]) -> Mapping[str, Array]:
+        inputs: dict[str, Array] = {}
+        specs = {spec.name: spec for spec in self.signature.inputs}
+        prepared = self.preprocess is None or self.opened.records.prepared
+        for name, raw in record.raw.items():
+            if prepared or self.preprocess is None:
+                inputs[name] = raw
+                continue
+            if self._untouched(name):
+                inputs[name] = raw.pixels if isinstance(raw, Picture) else raw
+                continue
+            done = self.preprocess(raw, specs.get(name))
+            context.update(done.context)
+            if isinstance(done.array, Mapping):
+                inputs.update(done.array)
+            elif name:
+                inputs[name] = done.array
+            else:
+                raise DataError(
+                    f"the model takes {len(specs)} inputs and the preprocessing gives one",
+                    f"Say which: input={next(iter(specs))}, or return a dict from a function",
+                )
+        fitted = fit_inputs(record.name, inputs, self.signature, prepared=prepared)
+        check_shapes(record.name, fitted, self.signature)
+        return fitted
+
+    def _untouched(self, name: str) -> bool:
+        assert self.preprocess is not None
+        wanted = self.preprocess.source.input
+        return wanted is not None and name != wanted
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Every `stride`-th of other samples from `start`, at most `count`."""
+
+    samples: Samples
+    selection: range
+
+    @property
+    def source(self) -> str:
+        return self.samples.source
+
+    def __len__(self) -> int:
+        return len(self.selection)
+
+    def __iter__(self) -> Iterator[Sample]:
+        part = self.selection
+        return itertools.islice(iter(self.samples), part.start, part.stop, part.step)
+
+    def digest(self) -> str:
+        digest = new_hash()
+        digest.update(f"{self.samples.digest()} {self.selection!r}".encode())
+        return str(digest.hexdigest())
+
+
+def open_samples(
+    source: str | Path | Samples | Iterable[Any] | Any,
+    signature: Signature,
+    *,
+    preprocess: Preprocess | str | Path | Mapping[str, Any] | None = None,
+    labels: Any = None,
+    count: int | None = None,
+    start: int = 0,
+    stride: int = 1,
+    model: Path | None = None,
+    progress: Progress = SILENT,
+) -> Samples:
+    """Open data as samples of a model. Nothing but headers and names is read yet.
+
+    Args:
+        source: a file, a folder, a pattern ("data/val_*.npz"), samples opened already, an iterable (dict of arrays,
+            array, tuple of arrays, or (inputs, label)), a function that gives one, or an object with `get_next()`.
+        signature: of the model.
+        preprocess: what `load_preprocess` takes. None: `preprocess.toml` in the data folder, then beside the model;
+            else arrays and protobufs are model inputs already, and images are an error.
+        labels: see `edgeq.data.labels`.
+        count, start, stride: use every `stride`-th record from `start`, at most `count`.
+        model: the model file, beside which `preprocess.toml` is looked for.
+        progress: told what was found and decided.
+
+    Raises:
+        DataError: missing, unreadable or unfit data; the message names the file and the fix.
+        UsageError: a count, start or stride that makes no sense.
+    """
+    if start < 0 or stride < 1 or (count is not None and count < 1):
+        raise UsageError(
+            f"start {start}, stride {stride}, count {count}", "Give start 0 or more, stride and count 1 or more"
+        )
+    if isinstance(source, Samples):
+        return _subset(source, start, stride, count)
+    opened = open_source(source, signature, preprocess, model)
+    total = len(opened.records)
+    if total == 0:
+        raise DataError(f"{opened.name} holds no samples", "Give at least one")
+    lookup = _labels(opened, labels, total)
+    samples = SourceSamples(opened.name, signature, opened, _select(total, start, stride, count, opened.name), lookup)
+    for note in samples.notes:
+        progress.note(note)
+    size = fixed_batch(signature)
+    if size is not None and size > 1 and opened.records.rows == "one":
+        rest = len(samples.selection) % size
+        tail = f"; the last batch has {rest} and is filled by repeating its last sample" if rest else ""
+        progress.note(f"{len(samples.selection)} samples in batches of {size}, as the model fixes it{tail}")
+    return samples
+
+
+def _labels(opened: Opened, labels: Any, total: int) -> LabelOf | None:
+    options = opened.preprocess.source if opened.preprocess is not None else None
+    if labels is None and options is not None and options.labels is not None:
+        return load_labels_from(options.labels, opened.folder, total, inside=opened.sidecar)
+    if isinstance(labels, np.ndarray) and labels.ndim != 1:
+        raise DataError(f"the labels have shape {list(labels.shape)}", "Give one label a sample")
+    return load_labels_from(labels, opened.folder, total)
+
+
+def _select(total: int, start: int, stride: int, count: int | None, name: str) -> range:
+    chosen = range(start, total, stride)
+    if not chosen:
+        raise DataError(f"{name} holds {total} samples, none from {start} on", "Start earlier")
+    return chosen if count is None else chosen[:count]
+
+
+def _subset(samples: Samples, start: int, stride: int, count: int | None) -> Samples:
+    if (start, stride, count) == (0, 1, None):
+        return samples
+    return Subset(samples, _select(len(samples), start, stride, count, samples.source))

@@ -1,0 +1,93 @@
+"""The readers for preprocessings of a user's own: lines of text, rows of .csv, and paths of any files."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgeq.data.arrays import damage
+from edgeq.data.labels import plain_label
+from edgeq.data.records import MAX_TEXT_BYTES, Hash, Record, Rows, update_with_file
+from edgeq.errors import DataError
+
+SUFFIXES = frozenset({".csv", ".txt", ".tsv"})
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """One record a line of .txt (str), or a row of .csv and .tsv (list of str)."""
+
+    path: Path
+    lines: tuple[Any, ...]
+    target: str
+    label: int | None
+    notes: tuple[str, ...] = ()
+    rows: Rows = "unknown"
+    prepared: bool = False
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def read(self, indices: range) -> Iterator[Record]:
+        for index in indices:
+            line = self.lines[index]
+            name = f"{self.path}:{index + 1}"
+            label = None
+            if self.label is not None:
+                if isinstance(line, str) or not -len(line) <= self.label < len(line):
+                    raise DataError(f"{name} has no column {self.label} for the label", "Correct source.label")
+                label = plain_label(line[self.label])
+            yield Record(name, {self.target: line}, label, {"file": self.path.name, "index": index})
+
+    def update(self, digest: Hash, indices: range) -> None:
+        for index in indices:
+            digest.update(f"{self.lines[index]!r}\n".encode())
+
+
+def open_text(path: Path, target: str, label: str | None) -> TextFile:
+    """Read a text file (UTF-8, bounded) whole; empty lines are dropped."""
+    if label is not None and not label.removeprefix("-").isdigit():
+        raise DataError(f"source.label = {label!r} names no column of {path}", "Give the number of the column, from 0")
+    lines: list[Any] = [line for line in read_text(path).splitlines() if line.strip()]
+    if path.suffix != ".txt":
+        with damage(path):
+            lines = list(csv.reader(lines, delimiter="," if path.suffix == ".csv" else "\t"))
+    if not lines:
+        raise DataError(f"{path} is empty", "Give one sample a line")
+    return TextFile(path, tuple(lines), target, None if label is None else int(label))
+
+
+def read_text(path: Path) -> str:
+    """A UTF-8 file, bounded."""
+    with damage(path):
+        if path.stat().st_size > MAX_TEXT_BYTES:
+            raise DataError(f"{path} is larger than {MAX_TEXT_BYTES} bytes", "Split it")
+        return path.read_text(encoding="utf-8-sig")
+
+
+@dataclass(frozen=True)
+class Paths:
+    """One record a file, given to the preprocessing as a path."""
+
+    root: Path
+    files: tuple[Path, ...]
+    target: str
+    notes: tuple[str, ...] = ()
+    rows: Rows = "unknown"
+    prepared: bool = False
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def read(self, indices: range) -> Iterator[Record]:
+        for index in indices:
+            path = self.files[index]
+            relative = path.relative_to(self.root).as_posix()
+            yield Record(str(path), {self.target: path}, None, {"file": path.name, "path": relative})
+
+    def update(self, digest: Hash, indices: range) -> None:
+        for index in indices:
+            update_with_file(digest, self.files[index], self.files[index].relative_to(self.root).as_posix())

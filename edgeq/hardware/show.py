@@ -1,0 +1,168 @@
+"""Machines, profiles and targets as plain values for --json, and as lines for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from edgeq.errors import HardwareError, UsageError
+from edgeq.hardware import document as doc
+from edgeq.hardware.machine import Cache, Machine
+from edgeq.hardware.profile import Profile, ProfileMatch
+from edgeq.hardware.target import Target
+
+Page = tuple[dict[str, Any], list[str]]
+
+
+def named(what: str, name: str | None) -> str:
+    """`name`, which must be there."""
+    if name is None:
+        raise UsageError(f"no {what} named", f"Give a name: `edgeq {what}s` lists them")
+    return name
+
+
+def pick(what: str, name: str | None, known: Mapping[str, Profile]) -> Profile:
+    """The profile called `name`; an unknown name brings the nearest one."""
+    if named(what, name) not in known:
+        raise HardwareError(f"unknown {what} {name!r}", doc.suggest(str(name), known))
+    return known[str(name)]
+
+
+def machine_lines(
+    machine: Machine, match: ProfileMatch, profiles: Mapping[str, Profile], *, every_feature: bool
+) -> list[str]:
+    """A machine and its match. Without `every_feature`, only features that some profile asks for."""
+    asked = frozenset().union(*(profile.requires for profile in profiles.values()))
+    features = machine.features if every_feature else machine.features & asked
+    name = machine.cpu_name or "unknown CPU"
+    gpus = [
+        f"{gpu.name}, compute capability {'{}.{}'.format(*gpu.compute_capability)}, {_size(gpu.memory_bytes)}, "
+        f"driver {gpu.driver or 'unknown'}"
+        for gpu in machine.gpus
+    ]
+    rows = [
+        ("CPU", f"{name} ({machine.vendor})" if machine.vendor else name),
+        ("board", machine.board),
+        ("system", f"{machine.architecture}, {machine.os}"),
+        ("cores", f"{machine.cores or '?'}, {machine.threads or '?'} threads, {machine.usable_threads} usable here"),
+        ("features", ", ".join(sorted(features)) or "none known"),
+        ("caches", ", ".join(_cache(cache) for cache in machine.caches)),
+        ("memory", _size(machine.memory_bytes or None)),
+        *[("GPU", gpu) for gpu in gpus or ["none"]],
+        ("runtimes", ", ".join(f"{name} {version}" for name, version in sorted(machine.runtimes.items()))),
+        *[("note", note) for note in machine.notes],
+        ("profile", f"{match.profile.name}: {match.profile.title}"),
+        *[("because" if index == 0 else "", line) for index, line in enumerate(match.explain())],
+    ]
+    return _table([row for row in rows if row[1]])
+
+
+def profile_list(profiles: Mapping[str, Profile]) -> Page:
+    """All profiles, by rank."""
+    plain = {"profiles": [profile.to_dict() for profile in profiles.values()]}
+    rows = [
+        (p.name, p.backend, p.scheme.pair + ("r" if p.scheme.reduce_range else ""), p.title) for p in profiles.values()
+    ]
+    legend = "U8S8: uint8 activations, int8 weights; r: weights reduced to 7 bits. `edgeq profiles show NAME --why`"
+    return plain, [*_table(rows), "", legend]
+
+
+def profile_page(profile: Profile, *, why: bool) -> Page:
+    """One profile; with `why`, a reason and a source under each default."""
+    capability = profile.min_compute_capability
+    needs = [
+        *([] if profile.architecture == "any" else [profile.architecture]),
+        *sorted(profile.requires),
+        *([] if capability is None else ["compute capability {}.{}".format(*capability)]),
+        *sorted(profile.requires_runtimes),
+    ]
+    rows = [
+        ("title", profile.title),
+        ("needs", ", ".join(needs) or "nothing"),
+        ("rank", str(profile.rank)),
+        ("extends", profile.extends or ""),
+        ("backend", profile.backend),
+        ("onnxruntime", f"{profile.min_onnxruntime} or newer"),
+        ("files", ", ".join(str(path) for path in profile.files) if why else ""),
+    ]
+    lines = [profile.name, *_table([row for row in rows if row[1]]), "", "scheme", *_scheme_lines(profile, why=why)]
+    hazards = {key: value for key, value in profile.hazards.items() if key != "notes"}
+    hazards |= profile.hazards.get("notes", {})
+    for title, table in (("hazards", hazards), ("search", profile.search), ("emulate", profile.emulate)):
+        if table:
+            lines += ["", title, *_table([(key, _plain(value)) for key, value in table.items()])]
+    return profile.to_dict(), lines
+
+
+def target_list(targets: Mapping[str, Target]) -> Page:
+    """All targets, by name."""
+    plain = {"targets": [target.to_dict() for target in targets.values()]}
+    return plain, _table([(t.name, t.profile.name, t.title) for t in targets.values()])
+
+
+def target_page(target: Target, *, why: bool) -> Page:
+    """One target: what is known of the place, then its profile with the target's overrides in it."""
+    rows = [
+        ("title", target.title),
+        ("architecture", target.architecture),
+        ("features", ", ".join(sorted(target.features))),
+    ]
+    tables = (("runtime", target.runtime), ("device", target.device), ("systolic", target.systolic))
+    rows += [(title, _plain(table)) for title, table in tables]
+    _, profile_lines = profile_page(target.profile, why=why)
+    lines = [
+        target.name,
+        *_table([row for row in rows if row[1]]),
+        "",
+        f"profile {profile_lines[0]}",
+        *profile_lines[1:],
+    ]
+    return target.to_dict(), lines
+
+
+def _scheme_lines(profile: Profile, *, why: bool) -> list[str]:
+    values = profile.scheme.to_dict()
+    values["dynamic"] = values.pop("dynamic_weight_types")
+    lines = []
+    for name, value in values.items():
+        if name not in profile.why and not value:
+            continue  # op_types, exclude and the like, where nobody chose anything
+        lines.append(f"  {name:<20} {_plain(value)}")
+        if why and name in profile.why:
+            lines += [f"    {profile.why[name]}", f"    [{profile.source[name]}]"]
+    if why and "min_onnxruntime" in profile.why:
+        lines += [f"  {'min_onnxruntime':<20} {profile.min_onnxruntime}", f"    {profile.why['min_onnxruntime']}"]
+        lines.append(f"    [{profile.source['min_onnxruntime']}]")
+    return lines
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Rows in aligned columns, the last one ragged."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)] if rows else []
+    return [
+        "  " + "  ".join([*(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=False)), row[-1]]) for row in rows
+    ]
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "; ".join(f"{key}: {_plain(item)}" for key, item in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return ", ".join(_plain(item) for item in value) or "none"
+    return str(value)
+
+
+def _cache(cache: Cache) -> str:
+    suffix = {"data": "d", "instruction": "i"}.get(cache.kind, "")
+    return f"L{cache.level}{suffix} {_size(cache.size)}"
+
+
+def _size(size: int | None) -> str:
+    if size is None:
+        return "memory unknown"
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= factor:
+            return f"{size / factor:.4g} {unit}"
+    return f"{size} B"

@@ -1,0 +1,229 @@
+"""How closely one model's outputs follow another's, without labels.
+
+Over all elements of all samples of an output, with r the reference and c the candidate:
+
+    SQNR     10 log10(sum r^2 / sum (r - c)^2)    signal to quantization noise, dB
+    cosine   sum r c / sqrt(sum r^2 sum c^2)
+    top-1    share of rows whose largest element is at the same place (the first one, on a tie)
+
+Sums are kept, never the outputs, so memory does not grow with the samples.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeq.measure.inference import Outputs, Session, inferences
+from edgeq.measure.rows import rows
+from edgeq.progress import SILENT, Progress
+
+if TYPE_CHECKING:
+    from edgeq.data.samples import Samples
+
+
+@dataclass(frozen=True)
+class OutputAgreement:
+    """Agreement of one output.
+
+    Attributes:
+        name: the output.
+        elements: how many pairs of elements the figures rest on.
+        sqnr_db: dB; infinity where both are equal everywhere, minus infinity where a reference of nothing but zeros
+            is not met.
+        cosine: -1 to 1; 1 where both are zero everywhere, 0 where one of them is.
+        max_abs_error: largest absolute difference, in the output's own unit.
+        top1: share of equal arg-max, 0 to 1; None where the output is not shaped like class scores.
+        nonfinite: pairs left out because NaN or an infinity stands in one of them and not the same in the other.
+        mismatched: samples left out because the shapes differ (an output whose size depends on the values).
+    """
+
+    name: str
+    elements: int
+    sqnr_db: float
+    cosine: float
+    max_abs_error: float
+    top1: float | None
+    nonfinite: int
+    mismatched: int
+
+    @property
+    def equal(self) -> bool:
+        """Whether every pair of elements is equal."""
+        return self.max_abs_error == 0 and not self.nonfinite and not self.mismatched
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; an infinite SQNR is null, because JSON has no infinity."""
+        return {
+            "name": self.name,
+            "elements": self.elements,
+            "equal": self.equal,
+            "sqnr_db": self.sqnr_db if math.isfinite(self.sqnr_db) else None,
+            "cosine": self.cosine,
+            "max_abs_error": self.max_abs_error,
+            "top1": self.top1,
+            "nonfinite": self.nonfinite,
+            "mismatched": self.mismatched,
+        }
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Agreement of all outputs that both models have and that hold numbers, over `count` samples."""
+
+    outputs: tuple[OutputAgreement, ...]
+    count: int
+
+    @property
+    def sqnr_db(self) -> float:
+        """The worst output's SQNR, dB; infinity where there is nothing to compare."""
+        return min((output.sqnr_db for output in self.outputs), default=math.inf)
+
+    @property
+    def top1(self) -> float | None:
+        """The worst output's top-1 agreement; None where no output is shaped like class scores."""
+        return min((output.top1 for output in self.outputs if output.top1 is not None), default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "outputs": [output.to_dict() for output in self.outputs]}
+
+
+@dataclass
+class OutputComparison:
+    """The running sums of one output."""
+
+    name: str
+    elements: int = 0
+    signal: float = 0.0
+    noise: float = 0.0
+    product: float = 0.0
+    candidate_power: float = 0.0
+    max_abs_error: float = 0.0
+    rows: int = 0
+    equal_rows: int = 0
+    classifier: bool = True
+    nonfinite: int = 0
+    mismatched: int = 0
+
+    def update(self, reference: NDArray[Any], candidate: NDArray[Any]) -> None:
+        """Add one sample's arrays: numbers or booleans, of any shape."""
+        if reference.shape != candidate.shape:
+            self.mismatched += 1
+            return
+        self._update_top1(reference, candidate)
+        r = np.asarray(reference, np.float64).ravel()
+        c = np.asarray(candidate, np.float64).ravel()
+        finite = np.isfinite(r) & np.isfinite(c)
+        if not finite.all():
+            same = (r == c) | (np.isnan(r) & np.isnan(c))
+            self.nonfinite += int((~finite & ~same).sum())
+            r, c = r[finite], c[finite]
+        if not r.size:
+            return
+        error = r - c
+        self.elements += r.size
+        self.signal += float(r @ r)
+        self.noise += float(error @ error)
+        self.product += float(r @ c)
+        self.candidate_power += float(c @ c)
+        self.max_abs_error = max(self.max_abs_error, float(np.abs(error).max()))
+
+    def _update_top1(self, reference: NDArray[Any], candidate: NDArray[Any]) -> None:
+        self.classifier = self.classifier and is_class_scores(reference)
+        if self.classifier:
+            rows = (len(reference), -1)
+            self.rows += len(reference)
+            self.equal_rows += int((reference.reshape(rows).argmax(1) == candidate.reshape(rows).argmax(1)).sum())
+
+    def result(self) -> OutputAgreement:
+        return OutputAgreement(
+            name=self.name,
+            elements=self.elements,
+            sqnr_db=decibels(self.signal, self.noise),
+            cosine=_cosine(self.product, self.signal, self.candidate_power),
+            max_abs_error=self.max_abs_error,
+            top1=self.equal_rows / self.rows if self.classifier and self.rows else None,
+            nonfinite=self.nonfinite,
+            mismatched=self.mismatched,
+        )
+
+
+@dataclass
+class Comparison:
+    """The running sums of all outputs of one pair of models."""
+
+    outputs: dict[str, OutputComparison] = field(default_factory=dict)
+    count: int = 0
+
+    def update(self, reference: Outputs, candidate: Outputs) -> None:
+        self.count += 1
+        for name, array in reference.items():
+            other = candidate.get(name)
+            if other is not None and array.dtype.kind in "biuf" and other.dtype.kind in "biuf":
+                self.outputs.setdefault(name, OutputComparison(name)).update(array, other)
+
+    def result(self) -> Agreement:
+        return Agreement(tuple(output.result() for output in self.outputs.values()), self.count)
+
+
+def compare_many(
+    reference: Session,
+    candidates: Mapping[str, Session],
+    samples: Samples,
+    progress: Progress = SILENT,
+    *,
+    count: int | None = None,
+) -> dict[str, Agreement]:
+    """Agreement of each candidate with the reference, in one pass over the samples."""
+    comparisons = {name: Comparison() for name in candidates}
+    key = "reference"
+    while key in candidates:
+        key += "'"
+    runs = inferences({key: reference, **candidates}, samples, count=count, progress=progress)
+    for _, outputs in itertools.chain.from_iterable(rows(*run) for run in runs):
+        for name, comparison in comparisons.items():
+            comparison.update(outputs[key], outputs[name])
+    return {name: comparison.result() for name, comparison in comparisons.items()}
+
+
+def compare_sessions(
+    reference_session: Session,
+    candidate_session: Session,
+    samples: Samples,
+    progress: Progress = SILENT,
+    *,
+    count: int | None = None,
+) -> Agreement:
+    """Agreement of the candidate with the reference over `samples` (at most `count`).
+
+    Raises:
+        DataError: there are no samples, or a session refuses one.
+    """
+    return compare_many(reference_session, {"candidate": candidate_session}, samples, progress, count=count)[
+        "candidate"
+    ]
+
+
+def decibels(signal: float, noise: float) -> float:
+    """10 log10(signal / noise) of two powers; infinity without noise, minus infinity without signal."""
+    if noise == 0:
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
+
+
+def _cosine(product: float, a: float, b: float) -> float:
+    if a == 0 or b == 0:
+        return 1.0 if a == b else 0.0
+    # Rounding can leave the quotient a few ulp outside.
+    return max(-1.0, min(1.0, product / (math.sqrt(a) * math.sqrt(b))))
+
+
+def is_class_scores(array: NDArray[Any]) -> bool:
+    """Whether `array` is shaped like class scores: a batch axis and one axis of two or more, others of length 1."""
+    return array.ndim >= 2 and array.size > 0 and max(array.shape[1:]) == math.prod(array.shape[1:]) >= 2

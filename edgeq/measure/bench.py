@@ -1,0 +1,125 @@
+"""What `edgeq bench` measures: a model file, alone or against another, or a bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edgeq_device.bench_settings import BenchSettings
+from edgeq_device.scenarios import Feed
+from edgeq_device.subjects import Shapes
+
+from edgeq.device import device_errors
+from edgeq.errors import UsageError
+from edgeq.measure.latency import Measurement, measure_subjects, model_subject
+from edgeq.measure.subject import is_bundle, variant_preprocessing
+from edgeq.model.load import model_signature, signature_of
+from edgeq.progress import SILENT, Progress
+from edgeq.signature import Signature
+
+SAMPLES = 32
+"""Samples taken from the data where no number is given: the same few over and over, as MLPerf does."""
+
+Feeds = Callable[[Any], Sequence[Feed]]
+
+
+@dataclass(frozen=True)
+class BenchData:
+    """Where the samples come from.
+
+    Attributes:
+        source: what `edgeq.data.samples.open_samples` takes; None makes inputs up, or takes a bundle's self-test's.
+        preprocess: see there; None takes what a bundle says about its input.
+        count: samples at most.
+        shapes: of inputs with open sizes, where they are made up.
+    """
+
+    source: Any = None
+    preprocess: Any = None
+    count: int | None = None
+    shapes: Shapes | None = None
+
+
+def bench(
+    path: Path,
+    *,
+    against: Path | None = None,
+    variant: str | None = None,
+    data: BenchData | None = None,
+    settings: BenchSettings | None = None,
+    progress: Progress = SILENT,
+) -> Measurement:
+    """Measure an .onnx file or a bundle on this machine.
+
+    Args:
+        path: a model, or a bundle (a directory or an .edgeq file), whose float32 model, if it has one, is measured too.
+        against: another model, to compare with.
+        variant: of a bundle; None takes the best for this machine.
+
+    Raises:
+        UsageError, DataError, ModelError, BundleError, RuntimeUnavailableError: as the message says.
+    """
+    settings, data = settings or BenchSettings(), data or BenchData()
+    if is_bundle(path):
+        if against is not None:
+            raise UsageError(
+                "--against compares model files, and a bundle brings its own float32 model", "Leave it out"
+            )
+        return _bench_bundle(path, variant, data, settings, progress)
+    if variant is not None:
+        raise UsageError(f"{path} is a model, which has no variants", "Leave --variant out")
+    signature = model_signature(path)
+    models = {path.name: path}
+    if against is not None:
+        model_signature(against)
+        models = {against.name: against, path.name: path}
+        if len(models) == 1:
+            models = {str(against): against, str(path): path}
+        if len(models) == 1:
+            raise UsageError(f"{path} would be compared with itself", "Name another model")
+        settings = replace(settings, baseline=next(iter(models)))
+    return measure_subjects(
+        [model_subject(name, p) for name, p in models.items()],
+        settings,
+        feeds=_feeds(data, signature, path, progress) if data.source is not None else None,
+        shapes=data.shapes,
+        progress=progress,
+    )
+
+
+def _bench_bundle(
+    path: Path, variant: str | None, data: BenchData, settings: BenchSettings, progress: Progress
+) -> Measurement:
+    import onnx
+    from edgeq_device.bench_bundle import bundle_feeds, bundle_subjects, bundle_variants
+    from edgeq_device.package import open_bundle
+    from edgeq_device.sessions import read_device
+
+    with device_errors(), open_bundle(path) as bundle:
+        variants = bundle_variants(bundle, read_device(), variant)
+        chosen = variants[-1]
+        assert chosen.model is not None, "select() takes no variant that onnxruntime does not run"
+        feeds = None if data.shapes else bundle_feeds(variants)
+        if data.source is not None:
+            # Its external weights may lie elsewhere in the bundle, and only names and shapes are wanted.
+            signature = signature_of(onnx.load(chosen.model, load_external_data=False), path)
+            if data.preprocess is None:
+                data = replace(data, preprocess=variant_preprocessing(chosen))
+            feeds = _feeds(data, signature, chosen.model, progress)
+        return measure_subjects(bundle_subjects(variants), settings, feeds=feeds, shapes=data.shapes, progress=progress)
+
+
+def _feeds(data: BenchData, signature: Signature, model: Path, progress: Progress) -> Feeds:
+    from edgeq.data.samples import open_samples
+
+    samples = open_samples(
+        data.source,
+        signature,
+        preprocess=data.preprocess,
+        count=data.count or SAMPLES,
+        model=model,
+        progress=progress,
+    )
+    return lambda session: [sample.inputs for sample in samples]

@@ -1,0 +1,162 @@
+"""COCO annotations and COCO's mean average precision, by faster-coco-eval or pycocotools, whichever is installed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from edgeq.errors import DataError, RuntimeUnavailableError
+from edgeq.measure.boxes import Detections
+
+MAX_FILE_BYTES = 2 << 30
+
+# Module, class of the annotations, class of the evaluation, in order of preference.
+PACKAGES = (
+    ("faster_coco_eval", "COCO", "COCOeval_faster"),
+    ("pycocotools", "coco.COCO", "cocoeval.COCOeval"),
+)
+
+# Metric → its place in COCO's twelve summary figures.
+SUMMARY = MappingProxyType({"mAP50-95": 0, "mAP50": 1, "mAP75": 2, "AR100": 8})
+
+
+@dataclass(frozen=True)
+class Image:
+    """One annotated image: COCO id, size in pixels where the file gives it, annotations as in the file."""
+
+    id: int
+    size: tuple[int, int] | None
+    annotations: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class CocoAnnotations:
+    """An annotation file: images by file name, category ids in ascending order (class index i is the i-th)."""
+
+    source: str
+    images: Mapping[str, Image]
+    categories: tuple[int, ...]
+    names: Mapping[int, str] = field(default_factory=dict)
+
+
+def load_annotations(path: Path) -> CocoAnnotations:
+    """Read a COCO instances file: {"images": [...], "annotations": [...], "categories": [...]}.
+
+    Raises:
+        DataError: missing, larger than MAX_FILE_BYTES, not JSON, or without one of these lists or their ids.
+    """
+    fix = "Give a COCO instances JSON file as --annotations"
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise DataError(f"{path} is larger than {MAX_FILE_BYTES >> 30} GiB", fix)
+        plain = json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}", fix) from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not JSON: {error}", fix) from error
+    try:
+        return _annotations(path, plain)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{path} is not a COCO instances file: {type(error).__name__} {error}", fix) from error
+
+
+def _annotations(path: Path, plain: Any) -> CocoAnnotations:
+    objects: dict[int, list[Mapping[str, Any]]] = {}
+    categories = {int(category["id"]): str(category.get("name", "")) for category in plain["categories"]}
+    for annotation in plain["annotations"]:
+        x, y, width, height = (float(number) for number in annotation["bbox"])
+        if int(annotation["category_id"]) not in categories:
+            raise ValueError(f"annotation of unknown category {annotation['category_id']}")
+        objects.setdefault(int(annotation["image_id"]), []).append(
+            {
+                "image_id": int(annotation["image_id"]),
+                "category_id": int(annotation["category_id"]),
+                "bbox": [x, y, width, height],
+                "area": float(annotation.get("area", width * height)),
+                "iscrowd": int(annotation.get("iscrowd", 0)),
+            }
+        )
+    images = {}
+    for image in plain["images"]:
+        size = (int(image["width"]), int(image["height"])) if "width" in image and "height" in image else None
+        identity = int(image["id"])
+        images[Path(str(image["file_name"])).name] = Image(identity, size, tuple(objects.get(identity, ())))
+    return CocoAnnotations(str(path), MappingProxyType(images), tuple(sorted(categories)), MappingProxyType(categories))
+
+
+def load_package(packages: Iterable[tuple[str, str, str]] = PACKAGES) -> tuple[Any, Any]:
+    """The classes (annotations, evaluation) of the first COCO package that is installed.
+
+    Raises:
+        RuntimeUnavailableError: none is.
+    """
+    for package, truth, evaluation in packages:
+        try:
+            importlib.import_module(package)
+        except ImportError:
+            continue
+        return _resolve(package, truth), _resolve(package, evaluation)
+    raise RuntimeUnavailableError(
+        "neither faster-coco-eval nor pycocotools is installed", "Install one: pip install 'edgeq[coco]'"
+    )
+
+
+def _resolve(package: str, name: str) -> Any:
+    module, _, attribute = f"{package}.{name}".rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def mean_average_precision(
+    annotations: CocoAnnotations, found: Sequence[tuple[Image, Detections]], package: tuple[Any, Any]
+) -> dict[str, float]:
+    """COCO's box metrics over the images in `found` alone; boxes in pixels of the annotated image.
+
+    mAP50-95: mean over categories and IoU thresholds .50:.05:.95; mAP50, mAP75 at one threshold; AR100: mean recall at
+    100 detections an image. `package` is what `load_package` gives.
+
+    Raises:
+        DataError: none of the images has an annotated object.
+    """
+    truth = [annotation for image, _ in found for annotation in image.annotations]
+    if not truth:
+        raise DataError(f"{annotations.source}: no object is annotated in the images seen", "Raise --count")
+    guesses = [guess for image, detections in found for guess in _guesses(annotations, image, detections)]
+    if not guesses:
+        return dict.fromkeys(SUMMARY, 0.0)
+    dataset = {
+        "info": {},
+        "images": [
+            {"id": image.id, "width": (image.size or (0, 0))[0], "height": (image.size or (0, 0))[1]}
+            for image, _ in found
+        ],
+        "annotations": [{"id": number, **annotation} for number, annotation in enumerate(truth, start=1)],
+        "categories": [{"id": c, "name": annotations.names.get(c, str(c))} for c in annotations.categories],
+    }
+    coco_class, evaluation_class = package
+    with contextlib.redirect_stdout(io.StringIO()):  # both packages print their progress
+        reference = coco_class()
+        reference.dataset = dataset
+        reference.createIndex()
+        evaluation = evaluation_class(reference, reference.loadRes(guesses), "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return {name: float(evaluation.stats[place]) for name, place in SUMMARY.items()}
+
+
+def _guesses(annotations: CocoAnnotations, image: Image, detections: Detections) -> Iterable[dict[str, Any]]:
+    for box, score, index in zip(detections.boxes, detections.scores, detections.classes, strict=True):
+        x1, y1, x2, y2 = (float(number) for number in box)
+        yield {
+            "image_id": image.id,
+            "category_id": annotations.categories[int(index)],
+            "bbox": [x1, y1, x2 - x1, y2 - y1],
+            "score": float(score),
+        }

@@ -1,0 +1,223 @@
+"""Which arithmetic really runs on integers, read off ONNX Runtime's own profile of the optimised graph.
+
+Counting Q/DQ nodes in a file says what was asked for. What runs is decided at load, when the optimiser fuses some of
+them into integer kernels and leaves the rest in float, so one inference is run under the profiler and every kernel that
+ran is judged by its name and the dtype of what went in.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+
+from edgeq.model.macs import node_macs
+from edgeq.session import SessionSettings, open_session
+
+Kind = Literal["int8", "float", "conversion", "other"]
+
+# Kernels that take float and convert to integers inside.
+_DYNAMIC_INTEGER = re.compile(r"^(DynamicQuantize(MatMul|LSTM)|MatMulNBits)$")
+_CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+_MOVES_DATA = frozenset({"ReorderInput", "ReorderOutput", "MemcpyToHost", "MemcpyFromHost"})
+# What ONNX Runtime appends to a node's name when a fusion, the layout optimiser or the quantizer replaces it.
+_RENAMED = re.compile(r"(_token_\d+|_nchwc|_quant(_scales_mul)?|/duplicated|_matmul|/MatMulAddFusion)+$")
+
+
+@dataclass(frozen=True)
+class NodeRun:
+    """One kernel that ran: its name in the optimised graph, the source node it stands for, its MACs and input dtype."""
+
+    name: str
+    source: str
+    op_type: str
+    kind: Kind
+    macs: int
+
+
+@dataclass(frozen=True)
+class FloatNode:
+    """A node that ran in float, and why."""
+
+    name: str
+    op_type: str
+    macs: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """The share of multiply-accumulates that ran on integers, and what did not.
+
+    Attributes:
+        int8_macs, float_macs: MACs of one inference, by what ran them.
+        nodes: every kernel that ran, in execution order.
+        float_nodes: those in float, each with its reason.
+    """
+
+    int8_macs: int
+    float_macs: int
+    nodes: tuple[NodeRun, ...]
+    float_nodes: tuple[FloatNode, ...]
+
+    @property
+    def share(self) -> float:
+        """Integer MACs over all MACs; 0 when the graph has none."""
+        total = self.int8_macs + self.float_macs
+        return self.int8_macs / total if total else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "int8_mac_share": round(self.share, 6),
+            "int8_macs": self.int8_macs,
+            "float_macs": self.float_macs,
+            "kernels": {kind: sum(n.kind == kind for n in self.nodes) for kind in ("int8", "float", "conversion")},
+            "float_nodes": [
+                {"name": n.name, "op_type": n.op_type, "macs": n.macs, "reason": n.reason} for n in self.float_nodes
+            ],
+        }
+
+
+Explain = Callable[[str, str], str]
+"""(source node name, operator type) → why it ran in float."""
+
+
+def measure_coverage(
+    model: Path,
+    settings: SessionSettings,
+    feed: Mapping[str, np.ndarray],
+    source: onnx.ModelProto,
+    explain: Explain,
+) -> Coverage:
+    """Run `model` once under the profiler and judge every kernel.
+
+    Args:
+        model: the artifact.
+        settings: the session settings that ship with it.
+        feed: one sample.
+        source: the float model that the artifact was made from, with shapes; weights need not be loaded.
+        explain: gives the reason for a node that ran in float.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgeq-coverage-") as folder:
+        optimized = Path(folder) / "optimized.onnx"
+        profiled = SessionSettings(
+            providers=settings.providers,
+            config=settings.config,
+            intra_op_threads=settings.intra_op_threads,
+            optimization=settings.optimization,
+            save_optimized_to=optimized,
+            profile_prefix=Path(folder) / "profile",
+        )
+        session = open_session(model, profiled)
+        session.run(None, dict(feed))
+        events = json.loads(Path(session.end_profiling()).read_text())
+        weights = _weight_shapes(optimized)
+    macs = {name: count for name, count in node_macs(source).items() if count}
+    nodes = judge(events, weights, macs, aliases(source, macs))
+    float_nodes = tuple(
+        FloatNode(n.source, n.op_type, n.macs, explain(n.source, n.op_type)) for n in nodes if n.kind == "float"
+    )
+    return Coverage(
+        int8_macs=sum(n.macs for n in nodes if n.kind == "int8"),
+        float_macs=sum(n.macs for n in nodes if n.kind == "float"),
+        nodes=nodes,
+        float_nodes=float_nodes,
+    )
+
+
+def aliases(source: onnx.ModelProto, macs: Mapping[str, int]) -> dict[str, str]:
+    """Names under which ONNX Runtime may run a source node → that node's name.
+
+    Fusions name the fused kernel after the node, its output tensor, or the activation that it swallowed.
+    """
+    graph = source.graph
+    consumers: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        for tensor in node.input:
+            consumers.setdefault(tensor, []).append(node)
+    known: dict[str, str] = {}
+    for node in graph.node:
+        if node.name in macs:
+            known[node.output[0]] = node.name
+            following = consumers.get(node.output[0], [])
+            if len(following) == 1 and following[0].name not in macs:
+                known[following[0].name] = known[following[0].output[0]] = node.name
+    return known | {node.name: node.name for node in graph.node if node.name in macs}
+
+
+def judge(
+    events: list[Mapping[str, Any]],
+    weights: Mapping[str, tuple[int, ...]],
+    macs: Mapping[str, int],
+    known: Mapping[str, str],
+) -> tuple[NodeRun, ...]:
+    """Turn profile events into `NodeRun`s.
+
+    MACs come from the source node where its name is still recognisable, else from the shapes that ran.
+
+    Args:
+        events: ONNX Runtime's profile, parsed.
+        weights: shape of each node's constant weight (its largest constant input) in the optimised graph.
+        macs: MACs by source node name, of those that have any.
+        known: names that stand for a source node (`aliases`).
+    """
+    runs = []
+    for event in events:
+        if event.get("cat") != "Node" or not event["name"].endswith("_kernel_time"):
+            continue
+        name = event["name"].removesuffix("_kernel_time")
+        arguments = event["args"]
+        op_type = arguments["op_name"]
+        inputs = [next(iter(i.items())) for i in arguments.get("input_type_shape", ()) if i]
+        outputs = [next(iter(o.items())) for o in arguments.get("output_type_shape", ()) if o]
+        stem = name if name in known else _RENAMED.sub("", name)
+        computed = _macs_from_shapes(op_type, inputs, outputs, weights.get(name, ()))
+        # An activation's name stands for the node it was fused into only if what ran under it multiplies.
+        source = known[stem] if stem in known and (computed or stem in macs) else stem
+        count = macs.get(source, computed)
+        runs.append(NodeRun(name, source, op_type, _kind(op_type, inputs, outputs), count))
+    return tuple(runs)
+
+
+def _kind(op_type: str, inputs: list[tuple[str, list[int]]], outputs: list[tuple[str, list[int]]]) -> Kind:
+    if op_type in _CONVERSIONS:
+        return "conversion"
+    if op_type in _MOVES_DATA or not inputs:
+        return "other"
+    if _DYNAMIC_INTEGER.match(op_type) or inputs[0][0] in ("int8", "uint8"):
+        return "int8"
+    computed_in_float = inputs[0][0] in ("float", "float16", "double") or any(d == "float" for d, _ in outputs)
+    return "float" if computed_in_float else "other"
+
+
+def _macs_from_shapes(
+    op_type: str,
+    inputs: list[tuple[str, list[int]]],
+    outputs: list[tuple[str, list[int]]],
+    weight: tuple[int, ...],
+) -> int:
+    if not inputs or not outputs:
+        return 0
+    produced = math.prod(outputs[0][1])
+    if "Conv" in op_type and len(weight) > 2:
+        return produced * math.prod(weight[1:])
+    if ("MatMul" in op_type or "Gemm" in op_type) and inputs[0][1]:
+        return produced * inputs[0][1][-1]
+    return 0
+
+
+def _weight_shapes(optimized: Path) -> dict[str, tuple[int, ...]]:
+    graph = onnx.load(optimized, load_external_data=False).graph
+    constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    return {
+        node.name: max((constants[i] for i in node.input if i in constants), key=math.prod, default=())
+        for node in graph.node
+    }

@@ -1,0 +1,21 @@
+"""YOLOv8 and its kin: one output [1, 4 + classes, N], decoded: centre x, centre y, width, height in pixels of the
+model's input, then class scores after their sigmoid. There is no objectness. [1, N, 4 + classes] is taken too; the
+longer axis is N.
+"""
+
+from __future__ import annotations
+
+from edgeq.measure.boxes import Detections, best_class, centre_to_corners
+from edgeq.measure.decoders._outputs import only_head, wrong_head
+from edgeq.measure.inference import Outputs
+
+LAYOUT = "[1, 4 + classes, N]"
+
+
+def decode(outputs: Outputs, size: tuple[int, int]) -> Detections:
+    del size
+    head = only_head(outputs, "yolov8", LAYOUT)
+    rows = head.T if head.shape[0] < head.shape[1] else head
+    if rows.shape[1] < 5:
+        raise wrong_head(outputs, "yolov8", LAYOUT)
+    return best_class(centre_to_corners(rows[:, :4]), rows[:, 4:])

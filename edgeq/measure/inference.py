@@ -1,0 +1,76 @@
+"""Samples through several sessions in one pass: what accuracy and agreement have in common.
+
+Decoding a sample (JPEG, resize) often costs more than a small model, so sessions that are to be compared share it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeq.errors import DataError, RuntimeUnavailableError
+from edgeq.progress import SILENT, Progress
+
+if TYPE_CHECKING:
+    from edgeq.data.samples import Sample, Samples
+
+Outputs = Mapping[str, NDArray[Any]]
+"""Output name → array, for one sample."""
+
+
+class Session(Protocol):
+    """The part of `onnxruntime.InferenceSession` that measuring needs."""
+
+    def get_outputs(self) -> Sequence[Any]: ...
+
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Sequence[Any]: ...
+
+
+def infer(session: Session, sample: Sample, *, model: str = "the model") -> Outputs:
+    """Run one sample. Outputs that are no arrays (sequences, maps) are left out.
+
+    Raises:
+        DataError: the session refuses the sample's names, dtypes or shapes.
+        RuntimeUnavailableError: the runtime fails inside the model.
+    """
+    names = [output.name for output in session.get_outputs()]
+    try:
+        values = session.run(names, dict(sample.inputs))
+    except Exception as error:  # onnxruntime's exceptions share no base class below Exception
+        text = " ".join(str(error).split())
+        if type(error).__name__ in ("InvalidArgument", "ValueError"):
+            raise DataError(
+                f"{sample.name}: {model} refuses it: {text}", "Compare with the inputs that `edgeq inspect` lists"
+            ) from error
+        raise RuntimeUnavailableError(
+            f"{sample.name}: onnxruntime fails in {model}: {text}", "Try another graph optimization level or provider"
+        ) from error
+    return {name: value for name, value in zip(names, values, strict=True) if isinstance(value, np.ndarray)}
+
+
+def inferences(
+    sessions: Mapping[str, Session],
+    samples: Samples,
+    *,
+    count: int | None = None,
+    progress: Progress = SILENT,
+    title: str = "Evaluating",
+) -> Iterator[tuple[Sample, dict[str, Outputs]]]:
+    """Each sample with what every session makes of it, in the order of `samples`; at most `count` samples.
+
+    Raises:
+        DataError: there is no sample at all, or a session refuses one.
+    """
+    total = len(samples) if count is None else min(count, len(samples))
+    seen = 0
+    with progress.stage(title, total) as advance:
+        for sample in itertools.islice(iter(samples), count):
+            yield sample, {name: infer(session, sample, model=name) for name, session in sessions.items()}
+            seen += 1
+            advance(1)
+    if not seen:
+        raise DataError(f"{samples.source}: no samples to evaluate", "Point --data at samples, or raise --count")

@@ -1,0 +1,137 @@
+"""Latency and throughput of models on this machine: edgeq_device's benchmark, fed with edgeq's sessions.
+
+The measuring itself lives in `edgeq_device`, which travels in bundles, so that a workstation and a device run the same
+code. Its face here is `measure_subjects`, and `Measurement`, the report as a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edgeq_device.bench import OnProgress
+from edgeq_device.bench_settings import BenchSettings
+from edgeq_device.bench_text import format_bench
+from edgeq_device.memory import MemoryUse, measure_memory
+from edgeq_device.scenarios import Feed
+from edgeq_device.subjects import Shapes, Subject, bench_subjects
+
+from edgeq.device import device_errors
+from edgeq.progress import SILENT, Progress
+from edgeq.session import SessionSettings, onnxruntime, open_session
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A latency measurement with everything that it was taken on and with; keys as docs/bench.md lists them.
+
+    Attributes:
+        machine: CPU, architecture, system, cores, governors.
+        versions: of Python, onnxruntime and numpy.
+        settings: durations, counts, scenarios, threads, cores, seed.
+        models: by name: execution providers and memory.
+        scenarios: by name: for each model its figures, and the ratios against the baseline.
+        notes: what may have disturbed the figures, and what they do not say.
+        report: all of it, plain values.
+    """
+
+    machine: Mapping[str, Any]
+    versions: Mapping[str, str]
+    settings: Mapping[str, Any]
+    models: Mapping[str, Any]
+    scenarios: Mapping[str, Any]
+    notes: tuple[str, ...]
+    report: Mapping[str, Any]
+
+    def latency(self, name: str, scenario: str = "single-stream") -> Mapping[str, float]:
+        """The figures of one model: count, min_ms, p50_ms, p90_ms, p99_ms, p999_ms, max_ms, mean_ms, cv,
+        samples_per_s."""
+        figures: Mapping[str, float] = self.scenarios[scenario]["models"][name]["latency"]
+        return figures
+
+    def ratio(self, name: str, scenario: str = "single-stream") -> Mapping[str, float]:
+        """How many times faster `name` is than the baseline: estimate, low, high, confidence, pairs."""
+        ratio: Mapping[str, float] = self.scenarios[scenario]["ratios"][name]
+        return ratio
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self.report)
+
+    def text(self, *, verbose: bool = False) -> str:
+        """The table for people."""
+        return format_bench(self.report, verbose=verbose)
+
+
+def model_subject(name: str, model: Path, settings: SessionSettings | None = None) -> Subject:
+    """A model file to measure, opened with `settings` (whose thread count the benchmark's replaces)."""
+    base = settings or SessionSettings()
+
+    def open_it(threads: int) -> Any:
+        return open_session(model, replace(base, intra_op_threads=threads))
+
+    def memory(threads: int, shapes: Shapes) -> MemoryUse:
+        return measure_memory(
+            model,
+            shapes=shapes,
+            providers=base.providers,
+            config=base.config,
+            optimization=base.optimization,
+            threads=threads,
+        )
+
+    return Subject(name, open_it, memory)
+
+
+def measure_subjects(
+    subjects: Sequence[Subject],
+    settings: BenchSettings | None = None,
+    *,
+    feeds: Callable[[Any], Sequence[Feed]] | None = None,
+    shapes: Shapes | None = None,
+    progress: Progress = SILENT,
+) -> Measurement:
+    """Measure subjects side by side: warm-up, interleaved scenarios, ratios against the baseline, notes.
+
+    Args:
+        feeds: gives the samples, called with the first session opened; None makes them up from its signature.
+        shapes: of inputs with open sizes, for made-up samples.
+
+    Raises:
+        UsageError: settings, cores or shapes that make no sense.
+        DataError: samples that a model refuses, or models that take different inputs.
+        RuntimeUnavailableError: onnxruntime is missing or refuses a model.
+    """
+    onnxruntime()
+    settings = settings or BenchSettings()
+    with device_errors(), _drawn(progress, settings) as on_progress:
+        report = bench_subjects(subjects, settings, feeds=feeds, shapes=shapes, on_progress=on_progress)
+    return Measurement(
+        machine=report["machine"],
+        versions=report["versions"],
+        settings=report["settings"],
+        models=report["models"],
+        scenarios=report["scenarios"],
+        notes=tuple(report["notes"]),
+        report=report,
+    )
+
+
+@contextmanager
+def _drawn(progress: Progress, settings: BenchSettings) -> Iterator[OnProgress]:
+    """The scenarios as one stage of a hundred steps each, drawn on `progress`."""
+    steps = 100
+    done = 0
+    with progress.stage("measuring", steps * len(settings.scenarios)) as advance:
+
+        def on_progress(scenario: str, share: float) -> None:
+            nonlocal done
+            # A search for the server rate starts over and over; the bar only ever moves forward.
+            now = int(steps * (settings.scenarios.index(scenario) + min(1.0, share)))
+            if now > done:
+                advance(now - done)
+                done = now
+
+        yield on_progress

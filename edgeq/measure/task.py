@@ -1,0 +1,131 @@
+"""What can be measured against labels: the protocol, the shipped tasks by name, and the hook for a user's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
+
+from edgeq.errors import UsageError
+from edgeq.measure.inference import Outputs
+from edgeq.measure.plugin import is_plugin, load_plugin
+
+if TYPE_CHECKING:
+    from edgeq.data.samples import Sample
+
+
+class Meter(Protocol):
+    """Collects one model's outputs over the samples."""
+
+    def update(self, outputs: Outputs, sample: Sample) -> None:
+        """Take the outputs for one sample. DataError where the sample has not the label that the task needs."""
+
+    def result(self) -> Mapping[str, float]:
+        """Metric name → value, after the last sample."""
+
+
+class Task(Protocol):
+    """A kind of accuracy. A value: `start` gives a fresh meter, so that several models can share one pass.
+
+    Attributes:
+        name: as on the command line.
+        primary: the metric that decides.
+        higher_is_better: of the primary metric.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def primary(self) -> str: ...
+
+    @property
+    def higher_is_better(self) -> bool: ...
+
+    def start(self) -> Meter: ...
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """What a task can be told; None leaves its own default.
+
+    Attributes:
+        class_offset: scores in front of class 0 that are no class (1 for MobileNet's background).
+        annotations: COCO annotation file (instances).
+        decoder: name of a detector-head decoder, or "path.py:function".
+        confidence: detections that score at most this are dropped.
+        iou: overlap above which the lower-scored of two boxes of a class is dropped.
+        output: the model output to look at, where there are several.
+    """
+
+    class_offset: int | None = None
+    annotations: Path | None = None
+    decoder: str | None = None
+    confidence: float | None = None
+    iou: float | None = None
+    output: str | None = None
+
+    def given(self) -> dict[str, object]:
+        """The options that were set."""
+        return {f.name: v for f in dataclasses.fields(self) if (v := getattr(self, f.name)) is not None}
+
+
+@dataclass(frozen=True)
+class TaskKind:
+    """A shipped task: where its factory is (imported when chosen), the options it takes, and what it measures."""
+
+    factory: str
+    takes: frozenset[str]
+    title: str
+
+
+TASKS: Mapping[str, TaskKind] = MappingProxyType(
+    {
+        "classification": TaskKind(
+            "edgeq.measure.tasks.classification:classification",
+            frozenset({"class_offset", "output"}),
+            "top-1 and top-5 of class scores, or of one sigmoid score",
+        ),
+        "detection": TaskKind(
+            "edgeq.measure.tasks.detection:detection",
+            frozenset({"annotations", "decoder", "confidence", "iou"}),
+            "COCO mean average precision of boxes",
+        ),
+        "anomaly": TaskKind(
+            "edgeq.measure.tasks.anomaly:anomaly",
+            frozenset({"output"}),
+            "ROC AUC of an autoencoder's reconstruction error",
+        ),
+    }
+)
+
+
+def make_task(name: str, options: TaskOptions | None = None) -> Task:
+    """The task of a name in `TASKS`, or what a user's factory "path.py:factory" makes of the options.
+
+    Raises:
+        UsageError: unknown name, an option that the task does not take, or a factory that cannot be loaded.
+    """
+    options = options or TaskOptions()
+    if is_plugin(name):
+        task: Task = load_plugin(name, "task")(options)
+        missing = [a for a in ("name", "primary", "higher_is_better", "start") if not hasattr(task, a)]
+        if missing:
+            raise UsageError(
+                f"what {name} returns has no {missing[0]!r}", "Return an object as edgeq.measure.task.Task"
+            )
+        return task
+    if name not in TASKS:
+        raise UsageError(f"unknown task {name!r}", f"Known: {', '.join(TASKS)}, or path.py:factory")
+    kind = TASKS[name]
+    foreign = sorted(set(options.given()) - kind.takes)
+    if foreign:
+        option = "--" + foreign[0].replace("_", "-")
+        raise UsageError(f"{option} has no meaning for {name}", f"Leave {option} out, or choose another task")
+    module, _, attribute = kind.factory.partition(":")
+    made: Task = getattr(importlib.import_module(module), attribute)(options)
+    return made

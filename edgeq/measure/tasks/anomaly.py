@@ -1,0 +1,88 @@
+"""Anomaly detection by an autoencoder: ROC AUC of the reconstruction error against labels 0 (normal) and 1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeq.errors import DataError
+from edgeq.measure.inference import Outputs
+from edgeq.measure.labels import integer_labels, only_input, pick_output
+from edgeq.measure.task import TaskOptions
+
+if TYPE_CHECKING:
+    from edgeq.data.samples import Sample
+
+
+@dataclass(frozen=True)
+class Anomaly:
+    """The score is the mean squared difference of output and input.
+
+    A sample with one label gives one score over its whole batch (the windows of one recording); a sample with a label
+    per row gives one score a row.
+    """
+
+    output: str | None = None
+    name: str = "anomaly"
+    primary: str = "auc"
+    higher_is_better: bool = True
+
+    def start(self) -> AnomalyMeter:
+        return AnomalyMeter(self)
+
+
+def anomaly(options: TaskOptions) -> Anomaly:
+    """The task of the command line's options."""
+    return Anomaly(output=options.output)
+
+
+class AnomalyMeter:
+    def __init__(self, task: Anomaly) -> None:
+        self._task = task
+        self._scores: list[float] = []
+        self._labels: list[int] = []
+
+    def update(self, outputs: Outputs, sample: Sample) -> None:
+        labels = integer_labels(sample)
+        if not np.isin(labels, (0, 1)).all():
+            raise DataError(f"{sample.name}: label {sample.label!r}", "Anomaly labels are 0 (normal) and 1 (anomalous)")
+        given = np.asarray(only_input(sample), np.float64)
+        made = np.asarray(pick_output(outputs, self._task.output, sample), np.float64)
+        if given.shape != made.shape:
+            raise DataError(
+                f"{sample.name}: input {list(given.shape)}, but output {list(made.shape)}",
+                "An autoencoder gives back its input's shape",
+            )
+        if len(labels) not in (1, len(given)):
+            raise DataError(
+                f"{sample.name}: {len(labels)} labels for a batch of {len(given)}", "Give one label, or one a row"
+            )
+        self._scores += ((given - made) ** 2).reshape(len(labels), -1).mean(axis=1).tolist()
+        self._labels += labels.tolist()
+
+    def result(self) -> Mapping[str, float]:
+        scores, labels = np.array(self._scores), np.array(self._labels)
+        if len(set(self._labels)) < 2:
+            raise DataError(
+                f"all {len(labels)} samples are labelled {labels[0]}", "AUC needs both; raise --count or use --stride"
+            )
+        return {"auc": roc_auc(scores, labels)}
+
+
+def roc_auc(scores: NDArray[Any], labels: NDArray[Any]) -> float:
+    """Area under the ROC curve: the chance that a positive scores above a negative, a tie counting one half.
+
+    Mann and Whitney's U over the number of pairs, from mean ranks. NaN where a score is NaN.
+    """
+    if np.isnan(scores).any():
+        return float("nan")
+    _, place, times = np.unique(scores, return_inverse=True, return_counts=True)
+    mean_rank = (np.cumsum(times) - (times - 1) / 2)[place]
+    positives = labels == 1
+    p = int(positives.sum())
+    n = len(labels) - p
+    return float((mean_rank[positives].sum() - p * (p + 1) / 2) / (p * n))

@@ -1,0 +1,110 @@
+"""Classification: top-1, and top-5 where there are more than five classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeq.errors import DataError, UsageError
+from edgeq.measure.inference import Outputs
+from edgeq.measure.labels import integer_labels, pick_output
+from edgeq.measure.task import TaskOptions
+
+if TYPE_CHECKING:
+    from edgeq.data.samples import Sample
+
+
+@dataclass(frozen=True)
+class Classification:
+    """Class scores [N, classes] (further axes of length 1 allowed), the label an integer per row.
+
+    One score a row is a binary classifier with a sigmoid: class 1 above one half. A row with NaN is never right.
+
+    Attributes:
+        class_offset: scores in front of class 0 that are no class (MobileNet's background: 1).
+        output: the output with the scores; None where the model has only one.
+    """
+
+    class_offset: int = 0
+    output: str | None = None
+    name: str = "classification"
+    primary: str = "top1"
+    higher_is_better: bool = True
+
+    def __post_init__(self) -> None:
+        if self.class_offset < 0:
+            raise UsageError(f"class offset is {self.class_offset}", "It counts scores to skip: 0 or more")
+
+    def start(self) -> ClassificationMeter:
+        return ClassificationMeter(self)
+
+
+def classification(options: TaskOptions) -> Classification:
+    """The task of the command line's options."""
+    return Classification(class_offset=options.class_offset or 0, output=options.output)
+
+
+class ClassificationMeter:
+    def __init__(self, task: Classification) -> None:
+        self._task = task
+        self._rows = 0
+        self._top1 = 0
+        self._top5 = 0
+        self._classes = 0
+
+    def update(self, outputs: Outputs, sample: Sample) -> None:
+        labels = integer_labels(sample)
+        scores = _scores(pick_output(outputs, self._task.output, sample), len(labels), sample)
+        scores = scores[:, self._task.class_offset :]
+        if not scores.shape[1]:
+            raise UsageError(f"class offset {self._task.class_offset} leaves no class", "Give a smaller --class-offset")
+        if scores.shape[1] == 1:
+            if scores.dtype.kind != "f":
+                raise DataError(f"{sample.name}: one integer score a row", "Where its middle lies is not known")
+            scores = np.concatenate([1 - scores, scores], axis=1)
+        self._classes = scores.shape[1]
+        outside = labels[(labels < 0) | (labels >= self._classes)]
+        if outside.size:
+            raise DataError(
+                f"{sample.name}: label {outside[0]} is not one of the model's {self._classes} classes",
+                "Check the labels and --class-offset",
+            )
+        rank = ranks(scores, labels)
+        self._rows += len(labels)
+        self._top1 += int((rank < 1).sum())
+        self._top5 += int((rank < 5).sum())
+
+    def result(self) -> Mapping[str, float]:
+        metrics = {"top1": self._top1 / self._rows}
+        if self._classes > 5:
+            metrics["top5"] = self._top5 / self._rows
+        return metrics
+
+
+def ranks(scores: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many classes stand before the right one, [N], of scores [N, C] and labels [N].
+
+    Of equal scores the lower index stands first, as with arg-max. A row with NaN ranks last: C.
+    """
+    own = scores[np.arange(len(labels)), labels][:, None]
+    before = np.arange(scores.shape[1])[None] < labels[:, None]
+    rank = ((scores > own) | ((scores == own) & before)).sum(axis=1)
+    if scores.dtype.kind == "f":
+        rank[np.isnan(scores).any(axis=1)] = scores.shape[1]
+    found: NDArray[np.int64] = rank
+    return found
+
+
+def _scores(output: NDArray[Any], rows: int, sample: Sample) -> NDArray[Any]:
+    batch = output if output.ndim > 1 else output[None]
+    inner = batch.shape[1:]
+    if len(batch) != rows or not batch.size or max(inner) != int(np.prod(inner)):
+        raise DataError(
+            f"{sample.name}: {rows} label(s), but scores of shape {list(output.shape)}",
+            "Classification takes [rows, classes]; choose the output with --output, or another task",
+        )
+    return batch.reshape(rows, -1)

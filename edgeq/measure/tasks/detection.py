@@ -1,0 +1,138 @@
+"""Object detection: COCO's mean average precision of a detector head's boxes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from edgeq.data.state import to_original
+from edgeq.errors import DataError, UsageError
+from edgeq.measure.boxes import Detections, Floats, suppress
+from edgeq.measure.coco import CocoAnnotations, Image, load_annotations, load_package, mean_average_precision
+from edgeq.measure.decoders import DECODERS, Decoder, load_decoder
+from edgeq.measure.inference import Outputs
+from edgeq.measure.labels import only_input
+from edgeq.measure.task import TaskOptions
+
+if TYPE_CHECKING:
+    from edgeq.data.samples import Sample
+
+
+@dataclass(frozen=True)
+class Detection:
+    """One image a sample, known to the annotations by its file's name.
+
+    Boxes go back to the original image by the geometry that resize or letterbox left in the sample's context, and are
+    not clipped to it.
+
+    Attributes:
+        annotations: the truth.
+        decoder: the model's head.
+        confidence: candidates that score at most this are dropped. Low, because average precision wants the tail.
+        iou: overlap above which the lower-scored of two boxes of a class is dropped.
+        limit: detections kept an image; COCO counts 100.
+    """
+
+    annotations: CocoAnnotations
+    decoder: Decoder
+    confidence: float = 0.01
+    iou: float = 0.65
+    limit: int = 100
+    name: str = "detection"
+    primary: str = "mAP50-95"
+    higher_is_better: bool = True
+
+    def __post_init__(self) -> None:
+        for option, value in (("confidence", self.confidence), ("iou", self.iou)):
+            if not 0 <= value <= 1:
+                raise UsageError(f"--{option} is {value}", "It lies between 0 and 1")
+
+    def start(self) -> DetectionMeter:
+        return DetectionMeter(self)
+
+
+def detection(options: TaskOptions) -> Detection:
+    """The task of the command line's options. Annotations and a decoder are needed."""
+    if options.annotations is None:
+        raise UsageError("detection needs annotations", "Give a COCO instances file with --annotations")
+    if options.decoder is None:
+        raise UsageError("detection needs a decoder", f"Choose --decoder {', '.join(DECODERS)}, or path.py:function")
+    thresholds = {k: v for k, v in options.given().items() if k in ("confidence", "iou")}
+    settings: Mapping[str, Any] = thresholds
+    return Detection(load_annotations(options.annotations), load_decoder(options.decoder), **settings)
+
+
+class DetectionMeter:
+    def __init__(self, task: Detection) -> None:
+        self._task = task
+        self._package = load_package()  # early: before minutes of inference
+        self._found: list[tuple[Image, Detections]] = []
+        self._seen: set[int] = set()
+
+    def update(self, outputs: Outputs, sample: Sample) -> None:
+        image = self._image(sample)
+        size = input_size(sample)
+        candidates = self._task.decoder(outputs, size)
+        categories = len(self._task.annotations.categories)
+        if len(candidates) and candidates.classes.max() >= categories:
+            raise DataError(
+                f"{self._task.annotations.source} has {categories} categories, the model's classes go to "
+                f"{candidates.classes.max()}",
+                "Use the annotations that the model was trained for, or a decoder that maps the classes",
+            )
+        kept = suppress(candidates, confidence=self._task.confidence, iou=self._task.iou, limit=self._task.limit)
+        boxes = _placed(kept.boxes, sample, image, size)
+        self._found.append((image, Detections(boxes, kept.scores, kept.classes)))
+
+    def result(self) -> Mapping[str, float]:
+        return mean_average_precision(self._task.annotations, self._found, self._package)
+
+    def _image(self, sample: Sample) -> Image:
+        annotations = self._task.annotations
+        file = sample.context.get("file")
+        name = PurePath(str(file) if file is not None else sample.name).name
+        image = annotations.images.get(name)
+        if image is None:
+            raise DataError(
+                f"{sample.name}: {annotations.source} lists no image {name!r}", "Take images and annotations of one set"
+            )
+        if image.id in self._seen:
+            raise DataError(f"{sample.name}: image {name!r} comes twice", "Give each image once")
+        self._seen.add(image.id)
+        return image
+
+
+def input_size(sample: Sample) -> tuple[int, int]:
+    """Width and height of the model's image input: the only one, [1, C, H, W] or [1, H, W, C] with C of 1, 3 or 4.
+
+    Raises:
+        DataError: no such input.
+    """
+    shape = only_input(sample).shape
+    if len(shape) == 4 and shape[0] == 1:
+        if shape[1] in (1, 3, 4):
+            return shape[3], shape[2]
+        if shape[3] in (1, 3, 4):
+            return shape[2], shape[1]
+    raise DataError(f"{sample.name}: input of shape {list(shape)} is not one image", "Detection takes one image a run")
+
+
+def _placed(boxes: Floats, sample: Sample, image: Image, size: tuple[int, int]) -> Floats:
+    """Boxes [N, 4] from pixels of the model's input to pixels of the original image."""
+    original = sample.context.get("original_size")
+    if image.size is not None and original is not None and tuple(original) != image.size:
+        raise DataError(
+            f"{sample.name} is {original[0]}x{original[1]}, annotated as {image.size[0]}x{image.size[1]}",
+            "Take images and annotations of one set",
+        )
+    if "scale" in sample.context:
+        return to_original(boxes, sample.context)
+    if image.size is not None and image.size != size:
+        raise DataError(
+            f"{sample.name}: no way back from the model's {size[0]}x{size[1]} to the image's "
+            f"{image.size[0]}x{image.size[1]}",
+            "Read image files with a --preprocess that resizes or letterboxes",
+        )
+    return boxes

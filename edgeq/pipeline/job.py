@@ -1,0 +1,142 @@
+"""One model with its data, made ready once for any number of targets, and the artifact for one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgeq.backends import Artifact, backend_named
+from edgeq.calibrate.collect import collect
+from edgeq.calibrate.files import load_statistics
+from edgeq.calibrate.ranges import Range, derive_ranges
+from edgeq.calibrate.statistics import Statistics
+from edgeq.data.samples import Samples, open_samples
+from edgeq.errors import CalibrationError, UsageError
+from edgeq.hardware.target import Target
+from edgeq.model.prepare import PreparedModel, prepare_model
+from edgeq.progress import SILENT, Progress
+from edgeq.scheme import Scheme
+
+
+@dataclass(frozen=True)
+class Data:
+    """Samples as a user names them; see `edgeq.data.samples.open_samples`.
+
+    Attributes:
+        source: path or iterable.
+        preprocess: name, specification or file; None looks for one beside the data.
+        labels: where labels are, for readers that need telling.
+        count: take at most so many; None takes all.
+    """
+
+    source: Any
+    preprocess: Any = None
+    labels: Any = None
+    count: int | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A prepared model, its samples, and the statistics of one float32 pass over them.
+
+    Attributes:
+        source: the user's model.
+        calibration: samples for ranges; None where statistics were given, or nothing static is built.
+        validation: samples for the proof.
+        held_out: whether validation samples are others than the calibration's.
+        statistics: None where nothing static is built.
+    """
+
+    source: Path
+    prepared: PreparedModel
+    calibration: Samples | None
+    validation: Samples
+    held_out: bool
+    statistics: Statistics | None
+
+
+@dataclass(frozen=True)
+class Built:
+    """An artifact with what it was built from."""
+
+    target: Target
+    artifact: Artifact
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+
+
+def open_job(
+    model: Path,
+    data: Data | None,
+    validation: Data | None,
+    workdir: Path,
+    *,
+    statistics: Path | None = None,
+    static: bool = True,
+    progress: Progress = SILENT,
+) -> Job:
+    """Prepare `model`, open the samples and, if anything static is to be built, calibrate once.
+
+    Args:
+        data: calibration samples; may be None with `statistics`, or where nothing is static.
+        validation: held-out samples; None takes `data`.
+        statistics: a folder that `edgeq calibrate` wrote, instead of a float32 pass.
+        static: whether any scheme needs ranges.
+
+    Raises:
+        UsageError: samples are needed and were not given.
+        CalibrationError: `statistics` belong to another model.
+    """
+    if data is None and validation is None:
+        raise UsageError("there are no samples to prove the result on", "Give --data or --val")
+    prepared = prepare_model(model, workdir, progress=progress)
+    calibration = _open(data, prepared, progress) if data is not None else None
+    held_out = validation is not None
+    proof_samples = _open(validation, prepared, progress) if validation is not None else calibration
+    assert proof_samples is not None
+    collected: Statistics | None = None
+    if static and statistics is not None:
+        collected = load_statistics(statistics)
+        collected.check_model(prepared.digest, str(statistics))
+        if not collected.complete:
+            raise CalibrationError(f"{statistics} is unfinished", "Finish it with `edgeq calibrate --resume`")
+    elif static:
+        if calibration is None:
+            raise UsageError("static quantization needs calibration samples", "Give --data or --calibration")
+        collected = collect(prepared.path, calibration, model_digest=prepared.digest, progress=progress)
+    return Job(model, prepared, calibration, proof_samples, held_out, collected)
+
+
+def build(job: Job, target: Target, overrides: Mapping[str, Any], destination: Path) -> Built:
+    """Build the artifact for `target` at `destination`, its profile's scheme changed by `overrides`."""
+    backend = backend_named(target.backend)
+    scheme = scheme_for(target, overrides)
+    ranges: Mapping[str, Range] = {}
+    if scheme.mode == "static":
+        assert job.statistics is not None
+        ranges = derive_ranges(
+            job.statistics,
+            scheme.method,
+            activation_type=scheme.activation_type,
+            symmetric=scheme.activation_symmetric,
+            options=scheme.method_options,
+        )
+    return Built(target, backend.build(job.prepared, ranges, scheme, destination), ranges)
+
+
+def scheme_for(target: Target, overrides: Mapping[str, Any]) -> Scheme:
+    """The profile's scheme with what the user set instead; None means not set."""
+    return target.profile.scheme.replace(**overrides)
+
+
+def _open(data: Data, prepared: PreparedModel, progress: Progress) -> Samples:
+    return open_samples(
+        data.source,
+        prepared.signature,
+        preprocess=data.preprocess,
+        labels=data.labels,
+        count=data.count,
+        model=prepared.source,
+        progress=progress,
+    )

@@ -1,0 +1,74 @@
+"""From the command line's flat options to the arguments that `quantize` and `package` take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from edgeq.errors import UsageError
+from edgeq.measure.task import TaskOptions, make_task
+from edgeq.pipeline.job import Data
+
+_SCHEME_FIELDS = (
+    "method",
+    "per_channel",
+    "reduce_range",
+    "format",
+    "activation_type",
+    "weight_type",
+    "activation_symmetric",
+)
+
+
+def build_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments that `quantize` and `package` have in common, from the options of `edgeq.cli._options`."""
+    task = None
+    if options["task"]:
+        if not options["val"]:
+            raise UsageError("--task needs labelled samples", "Give them with --val")
+        named = {name: options[name] for name in ("annotations", "decoder", "class_offset")}
+        task = make_task(options["task"], TaskOptions(**named))
+    preprocess = options["preprocess"]
+    return {
+        "data": Data(options["data"], preprocess, count=options["count"]) if options["data"] else None,
+        "validation": Data(options["val"], preprocess, options["labels"]) if options["val"] else None,
+        "statistics": options["calibration"],
+        "overrides": _overrides(options),
+        "task": task,
+        "max_drop": _share("--max-drop", options["max_drop"]),
+        "require_coverage": _share("--require-coverage", options["require_coverage"]),
+        "timed": not options["no_timing"],
+        "force": options["force"],
+    }
+
+
+def _overrides(options: Mapping[str, Any]) -> dict[str, Any]:
+    chosen = {name: options[name] for name in _SCHEME_FIELDS if options[name] is not None}
+    if options["percentile"] is not None:
+        if options["method"] != "percentile":
+            raise UsageError("--percentile goes with --method percentile")
+        chosen["method_options"] = {"percentile": options["percentile"]}
+    if options["dynamic"]:
+        chosen["mode"] = "dynamic"
+    if options["op_types"]:
+        chosen["op_types"] = options["op_types"]
+    if options["exclude"]:
+        chosen["exclude"] = options["exclude"]
+    return chosen
+
+
+def _share(option: str, text: str | None) -> float | None:
+    """A fraction from "0.01", "1%" or "1pt"."""
+    if text is None:
+        return None
+    number, scale = text.strip(), 1.0
+    for suffix in ("%", "pt"):
+        if number.endswith(suffix):
+            number, scale = number.removesuffix(suffix), 0.01
+    try:
+        value = float(number) * scale
+    except ValueError:
+        raise UsageError(f"{option} {text!r} is not a number", "Write 0.01, 1% or 1pt") from None
+    if not 0 <= value <= 1:
+        raise UsageError(f"{option} {text!r} is not between 0 and 1", "Write 0.01, 1% or 1pt")
+    return value

@@ -1,0 +1,193 @@
+"""What is checked after every build, before anything is called done."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgeq_device.distribution import Distribution
+from edgeq_device.latency import WarmUp, measure_interleaved
+from edgeq_device.ranking import Ratio, ratio
+
+from edgeq.backends import Artifact
+from edgeq.data.samples import Samples
+from edgeq.errors import CheckFailedError
+from edgeq.measure.accuracy import Accuracy, examine
+from edgeq.measure.agreement import Agreement
+from edgeq.measure.coverage import Coverage, Explain, measure_coverage
+from edgeq.measure.task import Task
+from edgeq.model.load import load_model
+from edgeq.model.prepare import PreparedModel
+from edgeq.progress import SILENT, Progress
+from edgeq.session import SessionSettings, open_session
+
+FLOAT, INT8, PLAIN = "float32", "int8", "int8, unoptimised"
+
+# Samples for comparing the optimised with the unoptimised graph: that one runs on reference kernels, which are slow.
+_OPTIMISER_SAMPLES = 8
+# Decibels that the runtime's optimiser may cost before it is said: fusing changes roundings, not more.
+_OPTIMISER_LOSS_DB = 3.0
+_TIMED_SECONDS = 1.5
+
+
+@dataclass(frozen=True)
+class Speed:
+    """float32 against the artifact on this machine, interleaved; `ratio` above 1 means the artifact is faster."""
+
+    latency: Mapping[str, Distribution]
+    ratio: Ratio
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "ratio": self.ratio.to_dict(),
+            "latency": {name: distribution.to_dict() for name, distribution in self.latency.items()},
+        }
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The figures of one artifact.
+
+    Attributes:
+        coverage: what runs on integers after the runtime's optimisation.
+        agreement: the artifact against the float model, with the session options that ship.
+        accuracy: by labels, of "float32" and "int8"; empty without a task.
+        optimiser: SQNR against float32 in dB of the optimised and the unoptimised artifact, on the same samples.
+        speed: None where it was not timed.
+        samples: how many samples `agreement` and `accuracy` rest on.
+        held_out: whether those samples are others than the calibration's.
+    """
+
+    coverage: Coverage
+    agreement: Agreement
+    accuracy: Mapping[str, Accuracy]
+    optimiser: tuple[float, float]
+    speed: Speed | None
+    samples: int
+    held_out: bool
+
+    @property
+    def drop(self) -> float | None:
+        """Accuracy lost against float32 in the task's primary metric, as a fraction; None without a task."""
+        return self.accuracy[INT8].loss_against(self.accuracy[FLOAT]) if self.accuracy else None
+
+    def warnings(self) -> tuple[str, ...]:
+        """What a user should not miss, one sentence each."""
+        found = []
+        if self.speed is not None and self.speed.ratio.estimate < 1:
+            found.append(f"it is SLOWER than float32 here: {self.speed.ratio.estimate:.2f} times float32's speed")
+        optimised, plain = self.optimiser
+        if optimised < plain - _OPTIMISER_LOSS_DB:
+            found.append(
+                f"ONNX Runtime's optimiser changes the answer: {optimised:.1f} dB SQNR against float32 on the "
+                f"optimised graph, {plain:.1f} dB on the graph as written"
+            )
+        if not self.held_out:
+            found.append("accuracy was measured on the calibration samples; give --val for held-out ones")
+        return tuple(found)
+
+    def check(self, *, max_drop: float | None, require_coverage: float | None) -> None:
+        """Raise CheckFailedError where a bar that the user set is not met."""
+        if max_drop is not None:
+            lost = self.drop
+            if lost is None:
+                raise CheckFailedError("--max-drop needs labels", "Give --task and labelled --val data")
+            if lost > max_drop:
+                raise CheckFailedError(
+                    f"accuracy falls by {lost:.4f}, more than the {max_drop:g} allowed",
+                    "Keep sensitive layers in float with --exclude, or try another --method",
+                )
+        if require_coverage is not None and self.coverage.share < require_coverage:
+            worst = max(self.coverage.float_nodes, key=lambda n: n.macs)
+            raise CheckFailedError(
+                f"{self.coverage.share:.1%} of the multiply-accumulates run in int8, less than the "
+                f"{require_coverage:.1%} asked for; the largest left in float is {worst.name} ({worst.reason})",
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "coverage": self.coverage.to_dict(),
+            "agreement": self.agreement.to_dict(),
+            "accuracy": {name: accuracy.to_dict() for name, accuracy in self.accuracy.items()},
+            "accuracy_drop": self.drop,
+            "optimiser_sqnr_db": {"optimised": _finite(self.optimiser[0]), "unoptimised": _finite(self.optimiser[1])},
+            "speed": self.speed.to_dict() if self.speed else None,
+            "samples": self.samples,
+            "held_out": self.held_out,
+            "warnings": list(self.warnings()),
+        }
+
+
+def prove(
+    prepared: PreparedModel,
+    artifact: Artifact,
+    samples: Samples,
+    explain: Explain,
+    *,
+    held_out: bool,
+    task: Task | None = None,
+    timed: bool = True,
+    threads: int = 0,
+    progress: Progress = SILENT,
+) -> Proof:
+    """Load the artifact as it will be loaded where it goes, and measure it against the float model it was made from.
+
+    Raises:
+        RuntimeUnavailableError: it does not load.
+        CheckFailedError: it gives NaN or infinities where the float model does not.
+    """
+    settings = artifact.settings(threads=threads)
+    float_settings = SessionSettings(intra_op_threads=threads)
+    opened = {FLOAT: float_settings, INT8: settings}
+    sessions = {
+        FLOAT: open_session(prepared.path, float_settings),
+        INT8: open_session(artifact.model, settings),
+    }
+    first = next(iter(samples))
+    source = load_model(prepared.path, external_data="none")
+    coverage = measure_coverage(artifact.model, settings, first.inputs, source, explain)
+    exam = examine(sessions, samples, task=task, reference=FLOAT, settings=opened, progress=progress)
+    agreement = exam.agreement[INT8]
+    broken = [output.name for output in agreement.outputs if output.nonfinite]
+    if broken:
+        raise CheckFailedError(
+            f"{artifact.model.name}: output {broken[0]!r} is not finite where the float model's is",
+            "Look at the ranges with `edgeq calibrate show`",
+        )
+    return Proof(
+        coverage=coverage,
+        agreement=agreement,
+        accuracy=exam.accuracy,
+        optimiser=_optimiser_effect(sessions, artifact, samples, threads),
+        speed=_time(sessions, first.inputs, progress) if timed else None,
+        samples=exam.count,
+        held_out=held_out,
+    )
+
+
+def _optimiser_effect(
+    sessions: Mapping[str, Any], artifact: Artifact, samples: Samples, threads: int
+) -> tuple[float, float]:
+    plain = SessionSettings(
+        providers=(artifact.provider,),
+        config=artifact.session_options,
+        intra_op_threads=threads,
+        optimization="none",
+    )
+    three = {**sessions, PLAIN: open_session(artifact.model, plain)}
+    agreement = examine(three, samples, reference=FLOAT, count=_OPTIMISER_SAMPLES).agreement
+    return agreement[INT8].sqnr_db, agreement[PLAIN].sqnr_db
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _time(sessions: Mapping[str, Any], feed: Mapping[str, Any], progress: Progress) -> Speed:
+    inputs = dict(feed)
+    runners = {name: (lambda session=session: session.run(None, inputs)) for name, session in sessions.items()}
+    with progress.stage("Timing int8 against float32"):
+        latency = measure_interleaved(runners, min_duration_s=_TIMED_SECONDS, min_runs=30, warmup=WarmUp())
+    return Speed(latency, ratio(latency[FLOAT], latency[INT8]))

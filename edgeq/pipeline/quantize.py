@@ -1,0 +1,178 @@
+"""`edgeq quantize`: one model, one target, one proven artifact."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgeq.atomic import check_free, output_file
+from edgeq.hardware.detect import detect_machine
+from edgeq.hardware.machine import Machine
+from edgeq.hardware.profile import load_profiles, match_profile
+from edgeq.hardware.target import Target, resolve
+from edgeq.measure.coverage import Explain
+from edgeq.measure.task import Task
+from edgeq.model.int8_rules import int8_rules
+from edgeq.model.load import load_model, model_files
+from edgeq.model.outlook import int8_outlook
+from edgeq.model.prepare import PreparedModel
+from edgeq.pipeline.job import Built, Data, Job, build, open_job, scheme_for
+from edgeq.pipeline.proof import Proof, prove
+from edgeq.progress import SILENT, Progress
+from edgeq.scheme import Scheme
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """What `quantize` did.
+
+    Attributes:
+        output: the quantized model.
+        scheme: what was built, after overrides.
+        session_options: must be set when the model is run, or its answers change.
+        bytes_float, bytes_int8: size on disk of the source and the output, with external data.
+        native: whether this machine runs the target's kernels itself; if not, the proof is of this machine's.
+    """
+
+    output: Path
+    target: Target
+    scheme: Scheme
+    session_options: Mapping[str, str]
+    proof: Proof
+    bytes_float: int
+    bytes_int8: int
+    native: bool
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "output": str(self.output),
+            "target": self.target.name,
+            "profile": self.target.profile.name,
+            "scheme": self.scheme.to_dict(),
+            "session_options": dict(self.session_options),
+            "bytes": {"float32": self.bytes_float, "int8": self.bytes_int8},
+            "native": self.native,
+            "notes": list(self.notes),
+            **self.proof.to_dict(),
+        }
+
+
+def quantize(
+    model: Path,
+    data: Data | None,
+    output: Path,
+    *,
+    target: str | Path = "auto",
+    validation: Data | None = None,
+    statistics: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    task: Task | None = None,
+    max_drop: float | None = None,
+    require_coverage: float | None = None,
+    timed: bool = True,
+    force: bool = False,
+    progress: Progress = SILENT,
+) -> Quantized:
+    """Quantize `model` for `target` and prove the result before it takes its place at `output`.
+
+    Args:
+        model: float32 ONNX model.
+        data: calibration samples.
+        target: "auto", a target, a profile, or a path to a TOML file.
+        validation: held-out samples for the proof, labelled where `task` is given; None proves on `data`.
+        statistics: folder written by `edgeq calibrate`, instead of a calibration pass.
+        overrides: fields of `Scheme` to set instead of the profile's; None values are ignored.
+        max_drop: accuracy that may be lost at most, as a fraction (0.01 is one point); needs `task`.
+        require_coverage: share of MACs that must run on integers.
+        timed: whether to time it against float32 on this machine.
+
+    Raises:
+        CheckFailedError: a bar is not met; nothing is written then.
+        EdgeqError: as the stages have it.
+    """
+    check_free(output, force=force)
+    machine = detect_machine()
+    chosen = resolve(target, machine)
+    overrides = dict(overrides or {})
+    native = runs_natively(chosen, machine)
+    with tempfile.TemporaryDirectory(prefix="edgeq-") as workdir, output_file(output, force=force) as draft:
+        static = scheme_for(chosen, overrides).mode == "static"
+        job = open_job(model, data, validation, Path(workdir), statistics=statistics, static=static, progress=progress)
+        built = build(job, chosen, overrides, draft)
+        proof = prove_built(
+            job, built, task=task, timed=timed and not chosen.profile.missing(machine), progress=progress
+        )
+        proof.check(max_drop=max_drop, require_coverage=require_coverage)
+        bytes_int8 = model_bytes(draft)
+    notes = [*job.prepared.notes, *built.artifact.notes]
+    if not native:
+        notes.append(f"checked on this machine's kernels, which are not those of {chosen.name}")
+    return Quantized(
+        output=output,
+        target=chosen,
+        scheme=built.artifact.scheme,
+        session_options=built.artifact.session_options,
+        proof=proof,
+        bytes_float=model_bytes(model),
+        bytes_int8=bytes_int8,
+        native=native,
+        notes=tuple(notes),
+    )
+
+
+def prove_built(
+    job: Job, built: Built, *, task: Task | None, timed: bool, threads: int = 0, progress: Progress = SILENT
+) -> Proof:
+    """`prove` with the reasons that the target's backend has for leaving nodes in float."""
+    return prove(
+        job.prepared,
+        built.artifact,
+        job.validation,
+        explainer(job.prepared, built),
+        held_out=job.held_out,
+        task=task,
+        timed=timed,
+        threads=threads,
+        progress=progress,
+    )
+
+
+def explainer(prepared: PreparedModel, built: Built) -> Explain:
+    """Why a node of the float model ran in float: because it was asked for, or by the backend's rules."""
+    scheme = built.artifact.scheme
+    rules = int8_rules(built.target.backend)
+    outlook = {node.name: node for node in int8_outlook(load_model(prepared.path, external_data="none"), rules)}
+    dynamic = set(scheme.dynamic_weight_types) if scheme.mode == "dynamic" else set()
+    types = set(scheme.op_types or ()) | dynamic
+
+    def explain(name: str, op_type: str) -> str:
+        node = outlook.get(name)
+        kind = node.op_type if node else op_type
+        if name in scheme.exclude:
+            return "kept in float on request"
+        if types and kind not in types:
+            return f"{kind} is not among the operator types that the scheme quantizes"
+        if node is None:
+            return "ONNX Runtime's optimiser made it of nodes that are not all in int8"
+        if node.verdict == "float":
+            return node.reason
+        return "it could run in int8, but what surrounds it is not all in int8, so ONNX Runtime did not fuse it"
+
+    return explain
+
+
+def runs_natively(target: Target, machine: Machine) -> bool:
+    """Whether the kernels that run here are those that the target runs: its profile is the one that fits this machine.
+
+    A machine that merely has all that an older one needs is not enough: it runs the model on other kernels.
+    """
+    return match_profile(machine, load_profiles()).profile.name == target.profile.name
+
+
+def model_bytes(model: Path) -> int:
+    """Size on disk, external data included."""
+    return sum(file.stat().st_size for file in model_files(model))

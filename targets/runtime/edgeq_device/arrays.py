@@ -1,0 +1,98 @@
+"""Arrays in .npy and .npz files, without pickle and without believing a header before the bytes are there."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import zipfile
+from pathlib import Path
+from typing import IO, Any, Dict, Mapping, Union
+
+import numpy as np
+
+from edgeq_device.errors import DataError
+
+MAX_ARRAY_BYTES = 1 << 32
+_FIXED_DATE = (1980, 1, 1, 0, 0, 0)
+
+
+def write_npz(target: Union[Path, IO[bytes]], arrays: Mapping[str, "np.ndarray[Any, Any]"]) -> None:
+    """Write a compressed .npz that depends on names and values alone: sorted members, a fixed date.
+
+    Raises:
+        DataError: an array of Python objects, which would need pickle.
+    """
+    with zipfile.ZipFile(target, "w") as archive:
+        for name in sorted(arrays):
+            buffer = io.BytesIO()
+            try:
+                np.lib.format.write_array(buffer, np.ascontiguousarray(arrays[name]), allow_pickle=False)
+            except ValueError as error:
+                raise DataError(f"{name!r} holds Python objects, which an .npz without pickle cannot") from error
+            entry = zipfile.ZipInfo(f"{name}.npy", _FIXED_DATE)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.create_system = 3
+            entry.external_attr = 0o100644 << 16
+            archive.writestr(entry, buffer.getvalue())
+
+
+def read_arrays(path: Path) -> Dict[str, "np.ndarray[Any, Any]"]:
+    """The arrays of an .npz by name, or of an .npy under the name "".
+
+    Raises:
+        DataError: missing, not such a file, truncated, pickled objects, or larger than 4 GiB.
+    """
+    try:
+        with path.open("rb") as stream:
+            magic = stream.read(2)
+            stream.seek(0)
+            if magic == b"PK":
+                return _read_npz(stream, path)
+            size = os.fstat(stream.fileno()).st_size
+            return {"": _read_npy(stream, size, str(path))}
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror})", "Name an .npy or .npz file") from error
+
+
+def _read_npz(stream: IO[bytes], path: Path) -> Dict[str, "np.ndarray[Any, Any]"]:
+    arrays: Dict[str, "np.ndarray[Any, Any]"] = {}
+    try:
+        with zipfile.ZipFile(stream) as archive:
+            total = sum(info.file_size for info in archive.infolist())
+            if total > MAX_ARRAY_BYTES:
+                raise DataError(f"{path} holds {total} bytes, more than {MAX_ARRAY_BYTES}")
+            for info in archive.infolist():
+                if not info.filename.endswith(".npy") or info.filename[:-4] in arrays:
+                    raise DataError(f"{path}: member {info.filename!r} is not an array, or is there twice")
+                with archive.open(info) as member:
+                    arrays[info.filename[:-4]] = _read_npy(member, info.file_size, f"{path}: {info.filename}")
+    except DataError:
+        raise
+    except Exception as error:  # a damaged zip raises BadZipFile, zlib.error, EOFError, RuntimeError ...
+        raise DataError(f"{path} is not a readable .npz ({error})", "Write it with numpy.savez") from error
+    return arrays
+
+
+def _read_npy(stream: IO[bytes], size: int, where: str) -> "np.ndarray[Any, Any]":
+    fix = "Write it with numpy.save(..., allow_pickle=False)"
+    if size > MAX_ARRAY_BYTES:
+        raise DataError(f"{where} is larger than {MAX_ARRAY_BYTES} bytes")
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version == (1, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+        elif version == (2, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
+        else:
+            raise ValueError(f"format version {version}")
+    except (ValueError, EOFError, SyntaxError, TypeError) as error:
+        raise DataError(f"{where} is not an .npy array ({' '.join(str(error).split())})", fix) from error
+    if dtype.hasobject:
+        raise DataError(f"{where} holds pickled Python objects", fix)
+    data = stream.read(size)
+    expected = math.prod(shape) * dtype.itemsize
+    if len(data) != expected:
+        raise DataError(f"{where}: its header promises {expected} bytes, {len(data)} are there", fix)
+    array = np.frombuffer(data, dtype=dtype)
+    return array.reshape(shape[::-1]).T if fortran else array.reshape(shape)

@@ -1,0 +1,261 @@
+"""One benchmark of several sessions: warm-up, the scenarios, what surrounded them, one report.
+
+The command `edgeq bench` on a workstation and `edgeq_run.py bench` on a device are this function and `format_bench`.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from edgeq_device import environment
+from edgeq_device.bench_settings import BOUND_FACTOR, BenchSettings
+from edgeq_device.distribution import Distribution, histogram, shared_edges
+from edgeq_device.environment import ROOT
+from edgeq_device.errors import DataError, UsageError
+from edgeq_device.latency import Clock, Runner, WarmedUp, measure_interleaved, warm_up
+from edgeq_device.monitor import Monitor, environment_notes
+from edgeq_device.ranking import Ratio, ratio
+from edgeq_device.scenarios import (
+    OFFLINE,
+    SCENARIOS,
+    SERVER,
+    Feed,
+    Scenario,
+    ServerResult,
+    find_max_rate,
+    query_runner,
+    serve,
+)
+
+SCHEMA = "edgeq.bench/1"
+Report = Dict[str, Any]
+OnProgress = Callable[[str, float], None]
+
+
+def run_bench(
+    sessions: Mapping[str, Any],
+    feeds: Sequence[Feed],
+    settings: Optional[BenchSettings] = None,
+    *,
+    memory: Optional[Mapping[str, Mapping[str, int]]] = None,
+    versions: Optional[Mapping[str, str]] = None,
+    root: Path = ROOT,
+    clock: Clock = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
+    on_progress: OnProgress = lambda scenario, share: None,
+) -> Report:
+    """Measure `sessions` (onnxruntime sessions, or what has their `run` and `get_providers`) side by side.
+
+    Args:
+        feeds: the fixed set of samples that the queries draw from; every session takes all of them.
+        memory: by session name, `MemoryUse.to_dict()` where the caller has measured it.
+        versions: of what the sessions run on, for the record (see `environment.describe_versions`).
+
+    Returns:
+        A report of plain values whose keys docs/bench.md lists; `format_bench` renders it.
+
+    Raises:
+        UsageError: settings that make no sense.
+        DataError: no samples, or samples that a session refuses.
+    """
+    settings = settings or BenchSettings()
+    settings.check()
+    if not sessions:
+        raise UsageError("there is nothing to measure", "Give a model")
+    baseline = settings.baseline or ("float32" if "float32" in sessions else next(iter(sessions)))
+    if baseline not in sessions:
+        raise UsageError(f"the baseline {baseline!r} is not among the models", f"Choose from {', '.join(sessions)}")
+    load_before = environment.read_load(root)
+    _try_out(sessions, feeds)
+
+    bench = _Bench(sessions, feeds, settings, baseline, clock, sleep, on_progress)
+    notes: List[str] = []
+    # One warm-up before the monitor starts, so that the rise from the idle clock is not taken for a disturbance.
+    bench.warm({name: query_runner(s, feeds, seed=settings.seed) for name, s in sessions.items()})
+    monitor = Monitor(root=root, load_before=load_before)
+    bench.monitor = monitor
+    scenarios = {name: bench.scenario(SCENARIOS[name], notes) for name in settings.scenarios}
+    seen = monitor.finish()
+    notes += environment_notes(seen, len(environment.allowed_cores()))
+    return {
+        "schema": SCHEMA,
+        "baseline": baseline,
+        "settings": settings.to_dict(),
+        "machine": environment.describe_machine(root),
+        "versions": dict(versions or {}),
+        "models": {
+            name: {"providers": list(session.get_providers()), "memory": dict((memory or {}).get(name, {})) or None}
+            for name, session in sessions.items()
+        },
+        "scenarios": scenarios,
+        "process_peak_rss_bytes": environment.read_memory(root)[1],
+        "environment": seen,
+        "notes": notes,
+    }
+
+
+def _try_out(sessions: Mapping[str, Any], feeds: Sequence[Feed]) -> None:
+    """Run each sample shape once, so that a sample that does not fit is an error with a name and not a crash later."""
+    if not feeds:
+        raise DataError("there are no samples to run", "Give data that holds at least one sample")
+    shapes_seen: Dict[Tuple[Tuple[str, Tuple[int, ...]], ...], int] = {}
+    for index, feed in enumerate(feeds):
+        shapes_seen.setdefault(tuple((k, np.shape(v)) for k, v in sorted(feed.items())), index)
+    for name, session in sessions.items():
+        for index in shapes_seen.values():
+            try:
+                session.run(None, dict(feeds[index]))
+            except Exception as error:  # onnxruntime raises a dozen unrelated types here
+                text = " ".join(str(error).split()).rstrip(".")
+                raise DataError(f"{name} refuses sample {index}: {text}", "Give inputs that fit the model") from error
+
+
+class _Bench:
+    """What the scenarios of one benchmark share."""
+
+    def __init__(
+        self,
+        sessions: Mapping[str, Any],
+        feeds: Sequence[Feed],
+        settings: BenchSettings,
+        baseline: str,
+        clock: Clock,
+        sleep: Callable[[float], None],
+        on_progress: OnProgress,
+    ) -> None:
+        self.sessions = sessions
+        self.feeds = feeds
+        self.settings = settings
+        self.baseline = baseline
+        self.clock = clock
+        self.sleep = sleep
+        self.on_progress = on_progress
+        self.monitor: Optional[Monitor] = None
+
+    def warm(self, runners: Mapping[str, Runner]) -> Dict[str, WarmedUp]:
+        return {name: warm_up(run, self.settings.warm_up, clock=self.clock) for name, run in runners.items()}
+
+    def scenario(self, scenario: Scenario, notes: List[str]) -> Report:
+        batch = self.settings.batch if scenario.name in ("offline", "multi-stream") else 1
+        per_query = batch if scenario is OFFLINE else scenario.samples_per_query
+        runners = self._runners(per_query, batch)
+        warmed = self.warm(runners)
+        notes += [
+            f"{scenario.name}: {name} did not become stable within {w.seconds:.1f} s of warm-up"
+            for name, w in warmed.items()
+            if not w.stable
+        ]
+        models: Dict[str, Report] = {name: {} for name in runners}
+        ratios: Dict[str, Ratio] = {}
+        if scenario is SERVER:
+            served = self._serve(runners)
+            distributions = {name: result.latency for name, result in served.items()}
+            for name, result in served.items():
+                models[name]["server"] = _server_report(result)
+                if not result.valid:
+                    notes.append(f"server: {name} did not keep p99 within {result.latency_bound_ms:.3g} ms")
+        else:
+            distributions = measure_interleaved(
+                runners,
+                min_duration_s=self.settings.min_duration_s,
+                min_runs=self.settings.min_queries,
+                seed=self.settings.seed,
+                samples_per_query=per_query,
+                clock=self.clock,
+                on_progress=lambda share: self._tick(scenario.name, share),
+            )
+            base = distributions[self.baseline]
+            ratios = {name: ratio(base, d) for name, d in distributions.items() if name != self.baseline}
+        edges = shared_edges(list(distributions.values()))
+        for name, distribution in distributions.items():
+            latency = distribution.to_dict()
+            figures = {**latency, **models[name].get("server", {})}
+            models[name]["metric_value"] = figures[scenario.metric]
+            models[name]["latency"] = latency
+            models[name]["warm_up"] = {"runs": warmed[name].runs, "stable": warmed[name].stable}
+            models[name]["histogram"] = histogram(distribution, edges)
+        notes += _small_sample_notes(scenario, distributions)
+        return {
+            "metric": scenario.metric,
+            "samples_per_query": per_query,
+            "batch": batch,
+            "models": models,
+            "ratios": {name: r.to_dict() for name, r in ratios.items()},
+            "histogram_edges_ms": [float(e) for e in edges],
+        }
+
+    def _runners(self, per_query: int, batch: int) -> Dict[str, Runner]:
+        runners = {}
+        for name, session in self.sessions.items():
+            try:
+                runner = query_runner(
+                    session, self.feeds, samples_per_query=per_query, batch=batch, seed=self.settings.seed
+                )
+                runner()
+            except Exception as error:  # the samples alone were fine, so it is the stacking that does not go
+                if batch == 1:
+                    raise
+                text = " ".join(str(error).split()).rstrip(".")
+                raise UsageError(f"{name} does not run in batches of {batch}: {text}", "Leave out --batch") from error
+            runners[name] = runner
+        return runners
+
+    def _serve(self, runners: Mapping[str, Runner]) -> Dict[str, ServerResult]:
+        """The server scenario, one model after another: arrivals need a stretch of time of their own."""
+        settings = self.settings
+        short = min(1.0, settings.min_duration_s)
+        alone = measure_interleaved(
+            runners, min_duration_s=short, min_runs=min(50, settings.min_queries), seed=settings.seed, clock=self.clock
+        )
+        bound = settings.latency_bound_ms or BOUND_FACTOR * alone[self.baseline].p50
+        results = {}
+        for position, (name, run) in enumerate(runners.items()):
+
+            def serve_at(rate: float, seconds: float, run: Runner = run, position: int = position) -> ServerResult:
+                return serve(
+                    run,
+                    rate_qps=rate,
+                    latency_bound_ms=bound,
+                    min_duration_s=seconds,
+                    min_queries=settings.min_queries,
+                    seed=settings.seed,
+                    clock=self.clock,
+                    sleep=self.sleep,
+                    on_progress=lambda share: self._tick(SERVER.name, (position + share) / len(runners)),
+                )
+
+            if settings.target_qps is not None:
+                results[name] = serve_at(settings.target_qps, settings.min_duration_s)
+            else:
+                service_s = alone[name].samples_ms / 1e3
+                results[name] = find_max_rate(
+                    serve_at, service_s, bound, full_s=settings.min_duration_s, seed=settings.seed
+                )
+        return results
+
+    def _tick(self, scenario: str, share: float) -> None:
+        if self.monitor is not None:
+            self.monitor.sample()
+        self.on_progress(scenario, share)
+
+
+def _server_report(result: ServerResult) -> Report:
+    return {
+        "target_qps": result.target_qps,
+        "achieved_qps": result.achieved_qps,
+        "latency_bound_ms": result.latency_bound_ms,
+        "over_bound_share": result.over_bound_share,
+        "valid": result.valid,
+    }
+
+
+def _small_sample_notes(scenario: Scenario, distributions: Mapping[str, Distribution]) -> List[str]:
+    fewest = min(d.count for d in distributions.values())
+    if fewest >= 1000:
+        return []
+    figure = "p99.9 is" if fewest >= 100 else "p99 and p99.9 are" if fewest >= 10 else "p90 to p99.9 are"
+    return [f"{scenario.name}: only {fewest} queries, so {figure} the slowest of them; a longer --duration gives more"]

@@ -1,0 +1,62 @@
+"""A bundle's variant for this device, and its float32 model if it carries one, as subjects of a benchmark."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Callable, List, Optional, Sequence
+
+from edgeq_device.arrays import read_arrays
+from edgeq_device.memory import MemoryUse, measure_memory
+from edgeq_device.package import FLOAT, Bundle
+from edgeq_device.scenarios import Feed
+from edgeq_device.select import Device, select
+from edgeq_device.sessions import open_session
+from edgeq_device.subjects import Shapes, Subject
+from edgeq_device.variants import Variant
+
+
+def bundle_variants(bundle: Bundle, device: Device, name: Optional[str] = None) -> List[Variant]:
+    """The float32 variant that runs here, where the bundle has one, then the one chosen (or named).
+
+    Raises:
+        BundleError: nothing in the bundle runs on this device, or not what was named.
+    """
+    chosen = select(bundle, device, name=name).variant
+    if FLOAT not in bundle.components:
+        return [chosen]
+    return [select(bundle, device, FLOAT).variant, chosen]
+
+
+def bundle_subjects(variants: Sequence[Variant]) -> List[Subject]:
+    """Subjects named like their variant; those of the component "float32" are named so."""
+    return [
+        Subject(
+            FLOAT if variant.component == FLOAT else variant.name,
+            partial(open_session, variant),
+            partial(_memory, variant),
+        )
+        for variant in variants
+    ]
+
+
+def bundle_feeds(variants: Sequence[Variant]) -> Optional[Callable[[Any], Sequence[Feed]]]:
+    """The inputs of the self-test as samples, in the form that `bench_subjects` takes; None where there are none."""
+    cases = [case for variant in variants for case in variant.cases]
+    if not cases:
+        return None
+    paths = sorted({case.inputs for case in cases})
+    return lambda session: [read_arrays(path) for path in paths]
+
+
+def _memory(variant: Variant, threads: int, shapes: Shapes) -> MemoryUse:
+    assert variant.model is not None  # select() gives only what onnxruntime runs
+    cpu = "CPUExecutionProvider"
+    return measure_memory(
+        variant.model,
+        shapes=shapes,
+        providers=(variant.ep,) if variant.ep == cpu else (variant.ep, cpu),
+        provider_options=variant.provider_options,
+        config=variant.session_options,
+        optimization=variant.info.get("optimization", "all"),
+        threads=threads,
+    )

@@ -1,0 +1,153 @@
+"""`python edgeq_run.py info|verify|bench|infer`: a bundle on its device, with numpy and onnxruntime alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+from edgeq_device.errors import BundleError, DeviceError
+from edgeq_device.package import Bundle, open_bundle
+
+INTERRUPTED = 130
+
+
+def main(argv: Optional[Sequence[str]] = None, root: Optional[Path] = None) -> int:
+    """Run one command on the bundle at `root` (or --bundle) and return the exit code."""
+    arguments = _parser(root).parse_args(argv)
+    try:
+        with open_bundle(arguments.bundle) as bundle:
+            return int(arguments.run(bundle, arguments))
+    except DeviceError as error:
+        print(f"edgeq_run: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("edgeq_run: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _parser(root: Optional[Path]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="edgeq_run.py", description="Check, time and run this bundle on this device.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, run, summary in (
+        ("info", _info, "Show the variants, which one this device takes, and why."),
+        ("verify", _verify, "Check the hashes and run the self-test of every variant that runs here."),
+        ("bench", _bench, "Measure latency and throughput."),
+        ("infer", _infer, "Run the model on tensors from .npy or .npz files."),
+    ):
+        command = commands.add_parser(name, help=summary, description=summary)
+        command.set_defaults(run=run)
+        command.add_argument("--json", action="store_true", help="print JSON and nothing else on stdout")
+        command.add_argument("--variant", metavar="NAME", help="use this variant instead of the best one")
+        command.add_argument(
+            "--bundle", type=Path, default=root, required=root is None, help="a bundle directory or .edgeq file"
+        )
+        if name in ("bench", "infer"):
+            command.add_argument("--threads", type=_count, default=0, help="threads inside an operator (0: all cores)")
+        if name == "bench":
+            _add_bench_options(command)
+        if name == "infer":
+            command.add_argument("inputs", nargs="+", metavar="INPUT", help="X.npz, X.npy, or INPUT_NAME=X.npy")
+            command.add_argument("-o", "--output", type=Path, required=True, help="the outputs, as .npz")
+            command.add_argument("--force", action="store_true", help="replace an existing output")
+    return parser
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError("must be 0 or more")
+    return value
+
+
+def _add_bench_options(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--scenario", default="single-stream", help="single-stream, multi-stream, server, offline or all")
+    add("--duration", type=float, metavar="S", help="seconds at least for each model (2)")
+    add("--official", action="store_true", help="MLPerf's official duration: 600 seconds")
+    add("--queries", dest="min_queries", type=int, default=100, help="queries at least for each model (100)")
+    add("--pin", metavar="CORES", help="run on these cores only, such as 0,2-3")
+    add("--batch", type=int, default=1, help="samples a run, offline and multi-stream (1)")
+    add("--qps", dest="target_qps", type=float, help="server: arrival rate; else the highest that holds is searched")
+    add("--latency-bound", dest="latency_bound_ms", type=float, metavar="MS", help="server: on p99 (10 x p50)")
+    add(
+        "--shape",
+        dest="shapes",
+        action="append",
+        default=[],
+        metavar="NAME=SIZES",
+        help="make inputs up, of this shape",
+    )
+    add("--seed", type=_count, default=0, help="of sample order, interleaving and arrivals (0)")
+    add("-v", "--verbose", action="store_true", help="draw the distributions, say what was measured on")
+
+
+def _info(bundle: Bundle, arguments: argparse.Namespace) -> int:
+    from edgeq_device.select import select
+    from edgeq_device.sessions import read_device
+    from edgeq_device.text import describe, info_lines
+
+    device = read_device()
+    try:
+        choice = select(bundle, device, name=arguments.variant)
+    except BundleError:
+        if arguments.variant is not None:
+            raise
+        # A bundle for other devices is still worth showing: each variant is listed with why it does not run here.
+        choice = None
+    _show(arguments, describe(bundle, device, choice), info_lines(bundle, device, choice))
+    return 0
+
+
+def _verify(bundle: Bundle, arguments: argparse.Namespace) -> int:
+    from edgeq_device.sessions import read_device
+    from edgeq_device.text import report_lines
+    from edgeq_device.verify import verify
+
+    report = verify(bundle, read_device(), arguments.variant)
+    _show(arguments, report.to_dict(), report_lines(report))
+    report.check()
+    return 0
+
+
+def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
+    from edgeq_device.bench_bundle import bundle_feeds, bundle_subjects, bundle_variants
+    from edgeq_device.bench_settings import parse_settings
+    from edgeq_device.bench_text import format_bench
+    from edgeq_device.feeds import parse_shapes
+    from edgeq_device.sessions import read_device
+    from edgeq_device.subjects import bench_subjects
+
+    settings = ("scenario", "duration", "official", "min_queries", "pin", "batch", "target_qps", "latency_bound_ms")
+    wanted = parse_settings(**{name: getattr(arguments, name) for name in (*settings, "seed", "threads")})
+    shapes = parse_shapes(arguments.shapes)
+    variants = bundle_variants(bundle, read_device(), arguments.variant)
+    feeds = None if shapes else bundle_feeds(variants)
+    report = bench_subjects(bundle_subjects(variants), wanted, feeds=feeds, shapes=shapes)
+    _show(arguments, report, [format_bench(report, verbose=arguments.verbose)])
+    return 0
+
+
+def _infer(bundle: Bundle, arguments: argparse.Namespace) -> int:
+    from edgeq_device.infer import infer, read_feeds, save_outputs
+    from edgeq_device.select import select
+    from edgeq_device.sessions import open_session, read_device
+
+    choice = select(bundle, read_device(), name=arguments.variant)
+    session = open_session(choice.variant, arguments.threads)
+    outputs = infer(session, read_feeds(session, arguments.inputs))
+    save_outputs(arguments.output, outputs, force=arguments.force)
+    shapes: Dict[str, Any] = {
+        name: {"dtype": str(array.dtype), "shape": list(array.shape)} for name, array in outputs.items()
+    }
+    plain = {"variant": choice.variant.name, "why": choice.why, "output": str(arguments.output), "outputs": shapes}
+    lines = [f"variant {choice.variant.name}: {choice.why}"]
+    lines += [f"  {name}: {entry['dtype']}{entry['shape']}" for name, entry in shapes.items()]
+    _show(arguments, plain, [*lines, f"written to {arguments.output}"])
+    return 0
+
+
+def _show(arguments: argparse.Namespace, plain: Dict[str, Any], lines: List[str]) -> None:
+    print(json.dumps(plain, indent=2, allow_nan=False) if arguments.json else "\n".join(lines))

@@ -1,0 +1,183 @@
+"""The bytes of a bundle against what its manifest declares: every file there, nothing else, all hashes right."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import zipfile
+import zlib
+from pathlib import Path
+from typing import IO, Dict, Iterator, Mapping, Optional
+
+from edgeq_device.errors import BundleError
+from edgeq_device.manifest import MANIFEST, FileRecord
+from edgeq_device.names import check_file_names
+from edgeq_device.plainjson import MAX_BYTES
+
+MAX_TOTAL = 1 << 40
+# Deflate reaches 1032:1; real bundles stay under 10:1. Small archives are let be, zeros in a tiny model compress well.
+MAX_RATIO = 200
+SMALL = 64 * 1024 * 1024
+_CHUNK = 1024 * 1024
+_AGAIN = "Do not use this bundle; get it again from where it was made"
+
+
+def list_directory(root: Path) -> Dict[str, int]:
+    """Relative POSIX path → size in bytes of every file under `root`.
+
+    Raises:
+        BundleError: a link, a device, a pipe, or a name that a bundle may not hold.
+    """
+    found: Dict[str, int] = {}
+    pending = [root]
+    while pending:
+        folder = pending.pop()
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                name = Path(entry.path).relative_to(root).as_posix()
+                mode = entry.stat(follow_symlinks=False).st_mode
+                if stat.S_ISDIR(mode):
+                    pending.append(Path(entry.path))
+                elif stat.S_ISREG(mode):
+                    found[name] = entry.stat(follow_symlinks=False).st_size
+                else:
+                    kind = "a link" if stat.S_ISLNK(mode) else "not a regular file"
+                    raise BundleError(f"{root}: {name!r} is {kind}; a bundle holds files only", _AGAIN)
+    check_file_names(sorted(found), str(root))
+    return found
+
+
+def list_archive(archive: zipfile.ZipFile, where: str) -> Dict[str, zipfile.ZipInfo]:
+    """Name → entry of every file in the zip.
+
+    Raises:
+        BundleError: an absolute or escaping name, a name twice, a directory or link entry, encryption, or an archive
+            that would grow out of proportion.
+    """
+    entries: Dict[str, zipfile.ZipInfo] = {}
+    check_file_names([info.orig_filename for info in archive.infolist()], where)
+    for info in archive.infolist():
+        mode = info.external_attr >> 16
+        if mode and not stat.S_ISREG(mode) and stat.S_IFMT(mode):
+            kind = "a link" if stat.S_ISLNK(mode) else "not a regular file"
+            raise BundleError(f"{where}: {info.filename!r} is {kind}; a bundle holds files only", _AGAIN)
+        if info.flag_bits & 0x1:
+            raise BundleError(f"{where}: {info.filename!r} is encrypted")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise BundleError(f"{where}: {info.filename!r} is compressed by a method that a bundle does not use")
+        entries[info.filename] = info
+    total = sum(info.file_size for info in entries.values())
+    packed = Path(where).stat().st_size
+    if total > MAX_TOTAL or (total > SMALL and total > MAX_RATIO * packed):
+        raise BundleError(f"{where} would grow from {packed} to {total} bytes, out of all proportion", _AGAIN)
+    return entries
+
+
+def read_manifest(stream: IO[bytes], where: str) -> bytes:
+    data = stream.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise BundleError(f"{where}: {MANIFEST} is larger than {MAX_BYTES} bytes")
+    return data
+
+
+def check_listing(found: Mapping[str, int], records: Mapping[str, FileRecord], where: str) -> None:
+    """Compare names and sizes (`found`: name → bytes) with the manifest, before a byte of content is read."""
+    declared = set(records) | {MANIFEST}
+    missing, extra = sorted(declared - set(found)), sorted(set(found) - declared)
+    if missing:
+        raise BundleError(f"{where}: {missing[0]} is missing{_and_more(missing)}", _AGAIN)
+    if extra:
+        raise BundleError(
+            f"{where}: {extra[0]} is not in the manifest{_and_more(extra)}",
+            "Remove what does not belong to the bundle, or get the bundle again",
+        )
+    for name, record in sorted(records.items()):
+        if found[name] != record.size:
+            raise BundleError(f"{where}: {name} has {found[name]} bytes, the manifest says {record.size}", _AGAIN)
+
+
+def check_directory(root: Path, records: Mapping[str, FileRecord]) -> None:
+    """Hash every file of a bundle directory."""
+    for name, record in sorted(records.items()):
+        try:
+            with _open_plain(root / name) as stream:
+                _check_content(stream, record, f"{root}: {name}", None)
+        except OSError as error:
+            raise BundleError(f"{root}: {name} cannot be read ({error.strerror})") from error
+
+
+def extract(
+    archive: zipfile.ZipFile, entries: Mapping[str, zipfile.ZipInfo], records: Mapping[str, FileRecord], to: Path
+) -> None:
+    """Write the declared files of `archive` under `to`, hashing while writing; stops at the first wrong byte count."""
+    where = str(archive.filename)
+    needed = sum(record.size for record in records.values())
+    if needed > shutil.disk_usage(to).free:
+        raise BundleError(
+            f"{where}: unpacking takes {needed} bytes, more than is free in {to.parent}",
+            "Free some space, or set TMPDIR to a larger place",
+        )
+    for name, record in sorted(records.items()):
+        target = to / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with archive.open(entries[name]) as stream, target.open("xb") as sink:
+                _check_content(stream, record, f"{where}: {name}", sink)
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError) as error:
+            raise BundleError(f"{where}: {name} cannot be unpacked ({error})", _AGAIN) from error
+        except OSError as error:
+            raise BundleError(f"{where}: {name} cannot be unpacked into {to} ({error.strerror})") from error
+
+
+def check_assets(records: Mapping[str, FileRecord], where: str) -> None:
+    """Hold each shared asset's directory name against the hash that the format gives a directory."""
+    assets: Dict[str, Dict[str, str]] = {}
+    for name, record in records.items():
+        if name.startswith("shared_assets/"):
+            _, folder, inner = name.split("/", 2) if name.count("/") >= 2 else ("", "", "")
+            assets.setdefault(folder, {})[inner] = record.sha256
+    for folder, members in sorted(assets.items()):
+        if folder != f"sha256-{directory_hash(members)}":
+            raise BundleError(f"{where}: shared asset {folder!r} does not have the hash that its name says", _AGAIN)
+
+
+def directory_hash(members: Mapping[str, str]) -> str:
+    """The model package's hash of a directory: sha256 of lines `<sha256>  <relative path>`, sorted by path."""
+    text = "".join(f"{members[name]}  {name}\n" for name in sorted(members))
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def _check_content(stream: IO[bytes], record: FileRecord, what: str, sink: Optional[IO[bytes]]) -> None:
+    digest = hashlib.sha256()
+    size = 0
+    for chunk in _chunks(stream):
+        size += len(chunk)
+        if size > record.size:
+            raise BundleError(f"{what} is larger than the {record.size} bytes that the manifest says", _AGAIN)
+        digest.update(chunk)
+        if sink is not None:
+            sink.write(chunk)
+    if size != record.size:
+        raise BundleError(f"{what} has {size} bytes, the manifest says {record.size}", _AGAIN)
+    if digest.hexdigest() != record.sha256:
+        raise BundleError(f"{what} was changed: its sha256 is not the one in the manifest", _AGAIN)
+
+
+def _chunks(stream: IO[bytes]) -> Iterator[bytes]:
+    while True:
+        chunk = stream.read(_CHUNK)
+        if not chunk:
+            return
+        yield chunk
+
+
+def _open_plain(path: Path) -> IO[bytes]:
+    # O_NOFOLLOW: the file could have become a link since it was listed.
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    return os.fdopen(os.open(path, flags), "rb")
+
+
+def _and_more(names: "list[str]") -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""

@@ -1,0 +1,103 @@
+"""Run a variant on tensors from files. The tensors are what the model takes: preprocessing has been done before."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Sequence
+
+import numpy as np
+
+from edgeq_device.arrays import read_arrays, write_npz
+from edgeq_device.errors import DataError, OutputError, RuntimeUnavailableError
+
+# ONNX Runtime's names for element types → numpy's.
+_DTYPES = {
+    "tensor(float)": "float32",
+    "tensor(double)": "float64",
+    "tensor(float16)": "float16",
+    "tensor(bool)": "bool",
+    **{f"tensor({kind}{bits})": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
+}
+
+
+def read_feeds(session: Any, files: Sequence[str]) -> Dict[str, "np.ndarray[Any, Any]"]:
+    """The model's inputs from `files`: .npz files whose keys are input names, `NAME=FILE.npy`, or one plain .npy.
+
+    Raises:
+        DataError: an input is missing, unknown, given twice, or has the wrong dtype or shape.
+    """
+    wanted = session.get_inputs()
+    feeds: Dict[str, "np.ndarray[Any, Any]"] = {}
+    for text in files:
+        name, path = _split(text, [spec.name for spec in wanted])
+        for key, array in read_arrays(Path(path)).items():
+            key = key or name
+            if not key and len(wanted) == 1:
+                key = wanted[0].name
+            if not key:
+                names = ", ".join(spec.name for spec in wanted)
+                raise DataError(f"{path}: the model has several inputs", f"Write NAME={path}, NAME one of {names}")
+            if key in feeds:
+                raise DataError(f"{path}: input {key!r} is given twice")
+            feeds[key] = array
+    check_feeds(session, feeds)
+    return feeds
+
+
+def _split(text: str, inputs: List[str]) -> "tuple[str, str]":
+    name, equals, path = text.partition("=")
+    return (name, path) if equals and name in inputs else ("", text)
+
+
+def check_feeds(session: Any, feeds: Mapping[str, "np.ndarray[Any, Any]"]) -> None:
+    """Hold `feeds` against the model's inputs: names, dtypes, shapes (named sizes fit anything)."""
+    specs = {spec.name: spec for spec in session.get_inputs()}
+    names = ", ".join(specs)
+    for name in feeds:
+        if name not in specs:
+            raise DataError(f"the model has no input {name!r}", f"Its inputs are {names}")
+    for name, spec in specs.items():
+        if name not in feeds:
+            raise DataError(f"input {name!r} is missing", f"The model takes {names}")
+        array, dtype = feeds[name], _DTYPES.get(spec.type)
+        if dtype is not None and array.dtype != np.dtype(dtype):
+            raise DataError(f"input {name!r} is {array.dtype}, the model takes {dtype}", "Convert it before saving")
+        shape = list(spec.shape)
+        fits = len(shape) == array.ndim and all(
+            not isinstance(size, int) or size == have for size, have in zip(shape, array.shape)
+        )
+        if not fits:
+            raise DataError(f"input {name!r} has shape {list(array.shape)}, the model takes {shape}")
+
+
+def infer(session: Any, feeds: Mapping[str, "np.ndarray[Any, Any]"]) -> Dict[str, "np.ndarray[Any, Any]"]:
+    """All outputs by name."""
+    names = [spec.name for spec in session.get_outputs()]
+    try:
+        results = session.run(names, dict(feeds))
+    except Exception as error:  # onnxruntime's exceptions have no common base
+        raise RuntimeUnavailableError(f"onnxruntime fails on this input ({' '.join(str(error).split())})") from error
+    return {name: np.asarray(result) for name, result in zip(names, results)}
+
+
+def save_outputs(path: Path, outputs: Mapping[str, "np.ndarray[Any, Any]"], *, force: bool) -> None:
+    """Write `outputs` as an .npz that appears whole or not at all.
+
+    Raises:
+        OutputError: `path` exists (without `force`) or cannot be written.
+    """
+    if path.exists() and not force:
+        raise OutputError(f"{path} exists already", "Pass --force to replace it, or choose another output")
+    try:
+        handle, draft = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.absolute().parent)
+        os.close(handle)
+        try:
+            write_npz(Path(draft), outputs)
+            os.replace(draft, path)
+        except BaseException:
+            Path(draft).unlink()
+            raise
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written ({error.strerror})", "Choose another output") from error

@@ -1,0 +1,225 @@
+"""Timing of runners side by side: warm-up until stable, then interleaved bursts, so that noise hits all alike.
+
+A runner is a function without arguments that runs one query. Why bursts and not single runs in turn: a run right after
+another model's pays for cold caches (measured: 5 to 20 % on a 1 ms model) and shares its cores with that model's
+worker threads, which spin on for a while. A deployed model runs after itself. So a round gives each runner, in an
+order shuffled by a seed, a short burst of back-to-back runs, the first of which are not recorded. A runner slower than
+a burst gets one run a round: plain interleaving.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from array import array
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Callable, Dict, Iterator, List, Mapping, Optional
+
+import numpy as np
+
+from edgeq_device.distribution import Distribution, percentile
+
+__all__ = ["Bursts", "Distribution", "Recorder", "WarmUp", "WarmedUp", "measure_interleaved", "percentile", "warm_up"]
+
+Clock = Callable[[], float]
+"""Seconds from an arbitrary start, never going back."""
+
+Runner = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """When a runner counts as warm: the medians of the last two windows of runs differ by at most `tolerance`.
+
+    Attributes:
+        window: runs a window.
+        tolerance: relative difference of the two medians.
+        min_s: seconds at least (clock governors need some tenths of a second to react).
+        max_s: seconds at most; after them the runner is measured all the same, and said not to be stable.
+        max_runs: runs at most.
+    """
+
+    window: int = 10
+    tolerance: float = 0.05
+    min_s: float = 0.3
+    max_s: float = 5.0
+    max_runs: int = 100_000
+
+
+@dataclass(frozen=True)
+class WarmedUp:
+    """What a warm-up took, and what it found."""
+
+    runs: int
+    seconds: float
+    stable: bool
+    typical_s: float
+
+
+def warm_up(run: Runner, settings: Optional[WarmUp] = None, *, clock: Clock = time.perf_counter) -> WarmedUp:
+    """Run until the latency is stable or the limits are reached; two runs at least, however slow they are."""
+    settings = settings or WarmUp()
+    latencies: List[float] = []
+    start = now = clock()
+    with quiet_collector():
+        while True:
+            before = now
+            run()
+            now = clock()
+            latencies.append(now - before)
+            spent = now - start
+            window = settings.window
+            full = len(latencies) >= 2 * window and len(latencies) % max(1, window // 2) == 0
+            if full and spent >= settings.min_s and _steady(latencies, window, settings.tolerance):
+                stable = True
+                break
+            if len(latencies) >= 2 and (spent >= settings.max_s or len(latencies) >= settings.max_runs):
+                window = min(window, len(latencies) // 2)
+                stable = len(latencies) >= 4 and _steady(latencies, window, settings.tolerance)
+                break
+    return WarmedUp(len(latencies), spent, stable, float(np.median(latencies[-2 * window :])))
+
+
+def _steady(latencies: List[float], window: int, tolerance: float) -> bool:
+    last = float(np.median(latencies[-window:]))
+    before = float(np.median(latencies[-2 * window : -window]))
+    return abs(last - before) <= tolerance * before
+
+
+@dataclass(frozen=True)
+class Bursts:
+    """How long a runner's turn in a round is.
+
+    Attributes:
+        length_s: recorded seconds of a turn (at least one run).
+        lead_in_s: seconds of unrecorded runs before it; none for a runner that is slower than `length_s`.
+    """
+
+    length_s: float = 0.1
+    lead_in_s: float = 0.02
+
+
+class Recorder:
+    """The latencies of one runner as they come in, turn by turn."""
+
+    def __init__(self, run: Runner, bursts: Bursts, clock: Clock) -> None:
+        self._run = run
+        self._bursts = bursts
+        self._clock = clock
+        self._samples = array("d")  # seconds; 8 bytes a query even in a ten-minute run
+        self._starts: List[int] = []
+        self.busy_s = 0.0
+
+    @property
+    def count(self) -> int:
+        return len(self._samples)
+
+    @property
+    def rounds(self) -> int:
+        return len(self._starts)
+
+    def turn(self) -> None:
+        """One burst."""
+        run, clock, samples = self._run, self._clock, self._samples
+        slow = self.count > 0 and self.busy_s / self.count >= self._bursts.length_s
+        now = clock()
+        if not slow and self._bursts.lead_in_s > 0:
+            end = now + self._bursts.lead_in_s
+            while now < end:
+                run()
+                now = clock()
+        self._starts.append(len(samples))
+        begin, end = now, now + self._bursts.length_s
+        while True:
+            before = clock()
+            run()
+            now = clock()
+            samples.append(now - before)
+            if now >= end:
+                break
+        self.busy_s += now - begin
+
+    def distribution(self, samples_per_query: int = 1) -> Distribution:
+        return Distribution(
+            np.array(self._samples, np.float64) * 1e3,
+            np.array(self._starts, np.int64),
+            samples_per_query,
+            self.busy_s,
+        )
+
+
+def measure_interleaved(
+    runners: Mapping[str, Runner],
+    *,
+    min_duration_s: float = 2.0,
+    min_runs: int = 100,
+    warmup: Optional[WarmUp] = None,
+    seed: int = 0,
+    bursts: Optional[Bursts] = None,
+    samples_per_query: int = 1,
+    clock: Clock = time.perf_counter,
+    on_progress: Callable[[float], None] = lambda share: None,
+) -> Dict[str, Distribution]:
+    """Latency distributions of several runners, taken in interleaved bursts.
+
+    Args:
+        min_duration_s: recorded seconds that every runner gets at least,
+        min_runs: and recorded runs; both must be met by each.
+        warmup: how to warm up each runner first; None where the caller has done it.
+        seed: decides the order of the runners in each round.
+        bursts: default `Bursts()`, shortened for a short `min_duration_s` so that there are at least 20 rounds.
+        on_progress: called between rounds with the share done, 0 to 1.
+
+    Returns:
+        A distribution a runner, in the order of `runners`, all with the same number of rounds.
+    """
+    check_limits(min_duration_s, min_runs)
+    if not runners:
+        raise ValueError("nothing to measure: no runners")
+    if warmup is not None:
+        for run in runners.values():
+            warm_up(run, warmup, clock=clock)
+    if bursts is None:
+        length = min(Bursts.length_s, min_duration_s / 20)
+        bursts = Bursts(length, min(Bursts.lead_in_s, length / 5))
+    recorders = {name: Recorder(run, bursts, clock) for name, run in runners.items()}
+    order = list(recorders.values())
+    shuffle = random.Random(seed).shuffle
+    while True:
+        shuffle(order)
+        with quiet_collector():
+            for recorder in order:
+                recorder.turn()
+        share = min(min(_share(r.busy_s, min_duration_s), _share(r.count, min_runs)) for r in order)
+        on_progress(share)
+        if share >= 1:
+            return {name: r.distribution(samples_per_query) for name, r in recorders.items()}
+
+
+def check_limits(min_duration_s: float, min_queries: int) -> None:
+    """Refuse limits that would never, or at once, be met."""
+    if not 0 <= min_duration_s < float("inf"):
+        raise ValueError(f"the minimum duration must be a number of seconds, not {min_duration_s}")
+    if min_queries < 1:
+        raise ValueError(f"the minimum number of queries must be at least 1, not {min_queries}")
+
+
+def _share(value: float, goal: float) -> float:
+    return min(1.0, value / goal) if goal > 0 else 1.0
+
+
+@contextmanager
+def quiet_collector() -> Iterator[None]:
+    """Keep Python's garbage collector, whose pauses are not the model's, out of what is timed.
+
+    It is held off for a burst at a time, so that it can work in between.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

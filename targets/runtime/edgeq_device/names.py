@@ -1,0 +1,56 @@
+"""Which names a bundle may hold. A name comes from a stranger until it has been through here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+from typing import Dict, Iterable
+
+from edgeq_device.errors import BundleError
+
+MAX_NAME = 512
+_CONTROL_OR_RESERVED = re.compile(r'[\x00-\x1f\x7f\\:*?"<>|]')
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
+
+
+def check_file_name(name: str, where: str) -> str:
+    """`name` if it is a relative POSIX path that stays inside the bundle on every operating system.
+
+    Raises:
+        BundleError: absolute, `..`, a backslash, a drive or a device name, a control character, or too long.
+    """
+    fix = "Do not use this bundle; get it again from where it was made"
+    if not name or len(name) > MAX_NAME:
+        raise BundleError(f"{where}: file name {name[:60]!r} is empty or longer than {MAX_NAME} characters", fix)
+    if _CONTROL_OR_RESERVED.search(name):
+        raise BundleError(f"{where}: file name {name!r} has a character that is not allowed", fix)
+    if name.startswith("/"):
+        raise BundleError(f"{where}: file name {name!r} is absolute", fix)
+    for part in name.split("/"):
+        if part in ("", ".", ".."):
+            raise BundleError(f"{where}: file name {name!r} is not a plain path inside the bundle", fix)
+        if part[-1] in ". ":
+            raise BundleError(f"{where}: file name {name!r} ends in a dot or a space, which Windows drops", fix)
+    return name
+
+
+def check_file_names(names: Iterable[str], where: str) -> None:
+    """Refuse a set of names in which two would meet in one file, or one would be a file and a directory at once.
+
+    Names are compared without case, as Windows and macOS compare them.
+    """
+    seen: Dict[str, str] = {}
+    for name in names:
+        folded = check_file_name(name, where).casefold()
+        if folded in seen:
+            raise BundleError(f"{where}: {name!r} is there twice (the other is {seen[folded]!r})")
+        seen[folded] = name
+    for folded, name in seen.items():
+        for parent in PurePosixPath(folded).parents:
+            if str(parent) in seen:
+                raise BundleError(f"{where}: {seen[str(parent)]!r} is both a file and the directory of {name!r}")
+
+
+def is_plain_name(name: object) -> bool:
+    """Whether `name` can name a component or a variant: letters, digits and `._+-`, at most 100 characters."""
+    return isinstance(name, str) and _PLAIN.fullmatch(name) is not None

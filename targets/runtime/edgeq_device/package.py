@@ -1,0 +1,149 @@
+"""Opening a bundle, as a directory or as an `.edgeq` zip. Everything is checked before anything is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Callable, Mapping, Optional, Tuple, Type, Union
+
+from edgeq_device.contents import (
+    check_assets,
+    check_directory,
+    check_listing,
+    extract,
+    list_archive,
+    list_directory,
+    read_manifest,
+)
+from edgeq_device.errors import BundleError
+from edgeq_device.manifest import MANIFEST, FileRecord, Manifest, parse_manifest
+from edgeq_device.plainjson import parse_json
+from edgeq_device.variants import Variant, load_variants
+
+MAIN = "model"
+FLOAT = "float32"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An opened, checked bundle. Close it (or use `with`): one that came as a zip lies in a temporary directory.
+
+    Attributes:
+        source: what was opened.
+        root: the directory that holds the files.
+        manifest_sha256: the hash that stands for the whole bundle, since the manifest holds all others.
+        metadata: additional_metadata.edgeq without the file list.
+    """
+
+    source: Path
+    root: Path
+    name: str
+    manifest_sha256: str
+    components: Mapping[str, Tuple[Variant, ...]]
+    metadata: Mapping[str, Any]
+    files: Mapping[str, FileRecord]
+    _cleanup: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
+
+    def close(self) -> None:
+        self._cleanup()
+
+    def __enter__(self) -> Bundle:
+        return self
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        self.close()
+
+
+def open_bundle(path: Union[str, Path]) -> Bundle:
+    """Open the bundle at `path` (a directory or a zip) after checking names, sizes, hashes and every key.
+
+    Raises:
+        BundleError: what is wrong, before anything of the bundle was loaded.
+    """
+    source = Path(path)
+    if source.is_dir():
+        return _open_directory(source)
+    if not source.is_file():
+        raise BundleError(f"{source} does not exist", "Name a bundle directory or an .edgeq file")
+    return _open_archive(source)
+
+
+def _open_directory(root: Path) -> Bundle:
+    try:
+        found = list_directory(root)
+        if MANIFEST not in found:
+            raise BundleError(f"{root} is not a bundle: it has no {MANIFEST}", "Name a bundle directory or .edgeq file")
+        with (root / MANIFEST).open("rb") as stream:
+            data = read_manifest(stream, str(root))
+    except OSError as error:
+        raise BundleError(f"{root} cannot be read ({error.strerror}: {error.filename})") from error
+    manifest = parse_manifest(parse_json(data, f"{root}: {MANIFEST}"), f"{root}: {MANIFEST}")
+    check_listing(found, manifest.files, str(root))
+    check_assets(manifest.files, str(root))
+    check_directory(root, manifest.files)
+    return _assemble(root, root, data, manifest, lambda: None)
+
+
+def _open_archive(source: Path) -> Bundle:
+    try:
+        archive = zipfile.ZipFile(source)
+    except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError) as error:
+        raise BundleError(
+            f"{source} is not a bundle: {error}", "It may be truncated; get it again, or name a bundle directory"
+        ) from error
+    except OSError as error:
+        raise BundleError(f"{source} cannot be read ({error.strerror or error})") from error
+    with archive:
+        entries = list_archive(archive, str(source))
+        if MANIFEST not in entries:
+            raise BundleError(f"{source} is not a bundle: it has no {MANIFEST}")
+        data = _manifest_of(archive, entries[MANIFEST], source)
+        manifest = parse_manifest(parse_json(data, f"{source}: {MANIFEST}"), f"{source}: {MANIFEST}")
+        check_listing({name: info.file_size for name, info in entries.items()}, manifest.files, str(source))
+        check_assets(manifest.files, str(source))
+        root = Path(tempfile.mkdtemp(prefix="edgeq-bundle-"))
+
+        def cleanup() -> None:
+            # On Windows a file that ONNX Runtime still maps cannot be removed; the system's clean-up takes it later.
+            shutil.rmtree(root, ignore_errors=True)
+
+        try:
+            extract(archive, entries, manifest.files, root)
+            return _assemble(source, root, data, manifest, cleanup)
+        except BaseException:
+            cleanup()
+            raise
+
+
+def _manifest_of(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, source: Path) -> bytes:
+    try:
+        with archive.open(entry) as stream:
+            return read_manifest(stream, str(source))
+    except BundleError:
+        raise
+    except Exception as error:  # zlib.error, BadZipFile, RuntimeError: a damaged entry raises many types
+        raise BundleError(f"{source}: {MANIFEST} cannot be unpacked ({error})") from error
+
+
+def _assemble(source: Path, root: Path, data: bytes, manifest: Manifest, cleanup: Callable[[], None]) -> Bundle:
+    components = {
+        name: load_variants(name, place, root, manifest.files, str(source))
+        for name, place in manifest.components.items()
+    }
+    return Bundle(
+        source=source,
+        root=root,
+        name=manifest.name,
+        manifest_sha256=hashlib.sha256(data).hexdigest(),
+        components=components,
+        metadata=manifest.edgeq,
+        files=manifest.files,
+        _cleanup=cleanup,
+    )

@@ -1,0 +1,85 @@
+"""JSON from a stranger: bounded in size and depth, no key twice, no NaN, no million-digit number."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, Dict, List, Tuple
+
+from edgeq_device.errors import BundleError
+
+MAX_BYTES = 16 * 1024 * 1024
+MAX_DEPTH = 40
+_MAX_DIGITS = 30
+
+
+def parse_json(data: bytes, where: str) -> Dict[str, Any]:
+    """The JSON object in `data` (UTF-8). `where` names the file in messages.
+
+    Raises:
+        BundleError: too large, too deep, not JSON, a key twice, a number that JSON does not have, or not an object.
+    """
+    if len(data) > MAX_BYTES:
+        raise BundleError(f"{where} is larger than {MAX_BYTES} bytes")
+    _check_depth(data, where)
+    try:
+        value = json.loads(
+            data.decode("utf-8"),
+            object_pairs_hook=_unique,
+            parse_constant=_refuse_constant,
+            parse_int=_bounded_int,
+            parse_float=_finite_float,
+        )
+    except (ValueError, UnicodeDecodeError) as error:
+        raise BundleError(f"{where} is not valid JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise BundleError(f"{where} is not a JSON object")
+    return value
+
+
+def _check_depth(data: bytes, where: str) -> None:
+    # Before parsing: Python's parser recurses, and a deep file would end in a RecursionError or worse.
+    depth = 0
+    in_string = escaped = False
+    for byte in data:
+        if in_string:
+            if escaped:
+                escaped = False
+            elif byte == 0x5C:
+                escaped = True
+            elif byte == 0x22:
+                in_string = False
+        elif byte == 0x22:
+            in_string = True
+        elif byte in (0x5B, 0x7B):
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise BundleError(f"{where} is nested more than {MAX_DEPTH} levels deep")
+        elif byte in (0x5D, 0x7D):
+            depth -= 1
+
+
+def _unique(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
+    values: Dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise ValueError(f"key {key!r} appears twice")
+        values[key] = value
+    return values
+
+
+def _refuse_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not a JSON number")
+
+
+def _bounded_int(text: str) -> int:
+    if len(text) > _MAX_DIGITS:
+        raise ValueError("a number has too many digits")
+    return int(text)
+
+
+def _finite_float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("a number is too large")
+    return value

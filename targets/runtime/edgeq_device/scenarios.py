@@ -1,0 +1,257 @@
+"""The four scenarios of MLPerf Inference: what a query is, when it is issued, and which figure counts.
+
+    single-stream   one sample a query, the next as soon as the last is done             p90 of the latency
+    multi-stream    eight samples a query, the next as soon as the last is done          p99 of the latency
+    server          one sample a query, arriving by a Poisson process of a given rate    rate at which p99 <= bound
+    offline         everything at once, in batches                                       samples a second
+
+Each runs for a minimum duration and a minimum number of queries, whichever comes later, on samples drawn by a seed
+from a fixed set. There is one worker: parallelism is the runtime's, inside the operators. In the server scenario a
+query that arrives while another runs therefore waits its turn, and its latency counts from its arrival.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any, Callable, Dict, List, Mapping, Sequence
+
+import numpy as np
+
+from edgeq_device.distribution import Distribution
+from edgeq_device.latency import Clock, Runner, check_limits, quiet_collector
+
+Feed = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A scenario's name, the figure that counts (a key of its report), and the samples of one query."""
+
+    name: str
+    metric: str
+    samples_per_query: int
+
+
+SINGLE_STREAM = Scenario("single-stream", "p90_ms", 1)
+MULTI_STREAM = Scenario("multi-stream", "p99_ms", 8)
+SERVER = Scenario("server", "achieved_qps", 1)
+OFFLINE = Scenario("offline", "samples_per_s", 1)
+SCENARIOS = {s.name: s for s in (SINGLE_STREAM, MULTI_STREAM, SERVER, OFFLINE)}
+
+_CYCLE = 1024  # queries after which the drawn order repeats
+
+
+def sample_order(samples: int, draws: int, seed: int) -> List[int]:
+    """`draws` indices into `samples` samples: whole shuffles one after another, so that all occur equally often."""
+    random = np.random.default_rng(seed)
+    shuffles = [random.permutation(samples) for _ in range(-(-draws // samples))]
+    return [int(i) for i in np.concatenate(shuffles)[:draws]]
+
+
+def query_runner(
+    session: Any, feeds: Sequence[Feed], *, samples_per_query: int = 1, batch: int = 1, seed: int = 0
+) -> Runner:
+    """A function that runs the next query on `session`, an `onnxruntime.InferenceSession` or what runs like one.
+
+    Args:
+        feeds: the fixed set of samples, each what `session.run` takes.
+        samples_per_query: samples of one query.
+        batch: samples that are stacked along axis 0 into one `run`; a query takes ceil(samples / batch) runs.
+        seed: decides the order of the samples; the same for every session, so that all get the same queries.
+    """
+    if not feeds:
+        raise ValueError("no samples to run")
+    order = cycle(sample_order(len(feeds), max(_CYCLE, len(feeds)) // samples_per_query * samples_per_query, seed))
+    run = session.run
+    if samples_per_query == 1:
+        single = cycle([dict(feeds[next(order)]) for _ in range(max(_CYCLE, len(feeds)))])
+        return lambda: run(None, next(single))
+    # Stacking is not the model's work: it is done here, before anything is timed, for as many queries as stay small.
+    one_query = sum(int(np.asarray(v).nbytes) for v in feeds[0].values()) * samples_per_query
+    ready = max(1, min(64, (64 << 20) // max(1, one_query)))
+    queries = cycle([_stack([feeds[next(order)] for _ in range(samples_per_query)], batch) for _ in range(ready)])
+
+    def run_all() -> None:
+        for feed in next(queries):
+            run(None, feed)
+
+    return run_all
+
+
+def _stack(feeds: List[Feed], batch: int) -> List[Dict[str, np.ndarray]]:
+    groups = [feeds[i : i + batch] for i in range(0, len(feeds), batch)]
+    if batch == 1:
+        return [dict(g[0]) for g in groups]
+    return [{name: np.concatenate([f[name] for f in group]) for name in group[0]} for group in groups]
+
+
+@dataclass(frozen=True, eq=False)
+class ServerResult:
+    """One run of the server scenario.
+
+    Attributes:
+        latency: from a query's arrival to its completion.
+        target_qps: mean arrival rate that was asked for.
+        achieved_qps: completed queries over the time from the start to the last completion.
+        latency_bound_ms: the bound.
+        over_bound_share: share of the queries over it, 0 to 1.
+        complete: False where the run was broken off because the bound could not be met any more.
+    """
+
+    latency: Distribution
+    target_qps: float
+    achieved_qps: float
+    latency_bound_ms: float
+    over_bound_share: float
+    complete: bool
+
+    @property
+    def valid(self) -> bool:
+        """Whether the rate was sustained: p99 within the bound."""
+        return self.complete and self.latency.p99 <= self.latency_bound_ms
+
+
+def arrivals(rate_qps: float, min_duration_s: float, min_queries: int, seed: int) -> np.ndarray:
+    """float64[n]: arrival times in seconds of a Poisson process, rising.
+
+    The gaps are exponential with mean 1 / rate. They go on until both limits are met, so n >= `min_queries` and the
+    last arrival is at `min_duration_s` or later.
+    """
+    if not 0 < rate_qps < float("inf"):
+        raise ValueError(f"the arrival rate must be a positive number of queries a second, not {rate_qps}")
+    random = np.random.default_rng(seed)
+    times = np.cumsum(random.exponential(1 / rate_qps, min_queries))
+    while times[-1] < min_duration_s:
+        more = random.exponential(1 / rate_qps, max(16, min(1 << 20, int(rate_qps * min_duration_s))))
+        times = np.concatenate([times, times[-1] + np.cumsum(more)])
+    enough = max(min_queries, int(np.searchsorted(times, min_duration_s)) + 1)
+    return times[:enough]
+
+
+def serve(
+    run: Runner,
+    *,
+    rate_qps: float,
+    latency_bound_ms: float,
+    min_duration_s: float = 2.0,
+    min_queries: int = 100,
+    seed: int = 0,
+    clock: Clock = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
+    on_progress: Callable[[float], None] = lambda share: None,
+) -> ServerResult:
+    """The server scenario at one rate. Broken off once so many queries were over the bound that p99 must be: an
+    overloaded server would otherwise take many times the duration to say the same."""
+    check_limits(min_duration_s, min_queries)
+    due = arrivals(rate_qps, min_duration_s, min_queries, seed)
+    fatal = len(due) - int(0.99 * len(due) + 1e-9)  # with this many over the bound, p99 is over it too
+    latencies = np.empty(len(due))
+    over = 0
+    done = 0
+    reported = time_zero = clock()
+    finished = time_zero
+    with quiet_collector():
+        for arrival in due + time_zero:
+            _wait_until(float(arrival), clock, sleep)
+            run()
+            finished = clock()
+            latencies[done] = finished - arrival
+            over += latencies[done] * 1e3 > latency_bound_ms
+            done += 1
+            if over >= fatal:
+                break
+            if finished - reported > 0.2:
+                on_progress(done / len(due))
+                reported = finished
+    on_progress(1.0)
+    elapsed = finished - time_zero
+    latency = Distribution(latencies[:done] * 1e3, elapsed_s=elapsed)
+    achieved = done / elapsed if elapsed > 0 else 0.0
+    return ServerResult(
+        latency, rate_qps, achieved, latency_bound_ms, latency.share_over(latency_bound_ms), done == len(due)
+    )
+
+
+def _wait_until(moment: float, clock: Clock, sleep: Callable[[float], None]) -> None:
+    """Sleep to half a millisecond before the moment, as sleeping is not more precise, then watch the clock."""
+    remaining = moment - clock()
+    while remaining > 0:
+        sleep(remaining - 5e-4 if remaining > 1e-3 else 0.0)
+        remaining = moment - clock()
+
+
+def estimate_max_rate(service_s: np.ndarray, latency_bound_ms: float, seed: int = 0, queries: int = 20_000) -> float:
+    """The highest Poisson rate, queries a second, at which a single worker with these service times keeps p99 within
+    the bound; 0 where none does. Simulated, not run: it is where the search on the machine starts.
+
+    With service times S and arrivals A, completions follow Lindley's recursion C[i] = max(A[i], C[i-1]) + S[i], which
+    unrolls to C[i] = T[i] + max over j <= i of (A[j] - T[j-1]), T being the running sum of S. Scaling one set of
+    exponential gaps makes p99 rise with the rate, so bisection finds the rate.
+    """
+    random = np.random.default_rng(seed)
+    service = random.choice(np.asarray(service_s, np.float64), queries)
+    gaps = np.cumsum(random.exponential(1.0, queries))
+    total = np.cumsum(service)
+    before = total - service
+
+    def p99_ms(rate: float) -> float:
+        arrival = gaps / rate
+        completion = total + np.maximum.accumulate(arrival - before)
+        return float(np.sort(completion - arrival)[int(0.99 * queries)]) * 1e3
+
+    low, high = 0.0, 1 / float(service.mean())
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if p99_ms(middle) <= latency_bound_ms else (low, middle)
+    return low if low > 1e-6 * high else 0.0
+
+
+def find_max_rate(
+    serve_at: Callable[[float, float], ServerResult],
+    service_s: np.ndarray,
+    latency_bound_ms: float,
+    *,
+    full_s: float,
+    probe_s: float = 2.0,
+    trials: int = 8,
+    within: float = 1.1,
+    seed: int = 0,
+) -> ServerResult:
+    """The highest rate that holds on the machine, to a tenth.
+
+    The search starts from the simulated rate and halves, on a logarithmic scale, the gap between the highest rate
+    that held and the lowest that did not, each tried for at most `probe_s` seconds; what it finds is then run in full.
+
+    Args:
+        serve_at: the scenario at a rate (queries a second) for a minimum duration (seconds).
+        service_s: service times of queries that do not wait, seconds.
+        full_s: the minimum duration of the run that counts.
+
+    Returns:
+        A valid run, or the last one tried, not valid, where no rate held.
+    """
+    high = 1 / float(np.median(service_s))
+    low = 0.0
+    rate = min(max(estimate_max_rate(service_s, latency_bound_ms, seed), 0.1 * high), 0.95 * high)
+    best = None
+    for _ in range(trials):
+        result = serve_at(rate, min(probe_s, full_s))
+        if result.valid:
+            best, low = result, rate
+        else:
+            high = rate
+        if low and high / low <= within:
+            break
+        rate = math.sqrt(low * high) if low else rate / 2
+    if best is None or full_s <= probe_s:
+        return best or result
+    result = serve_at(low, full_s)
+    for _ in range(3):
+        if result.valid:
+            break
+        low *= 0.9
+        result = serve_at(low, full_s)
+    return result

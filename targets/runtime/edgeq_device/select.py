@@ -1,0 +1,111 @@
+"""Which variant to run on this device, and why not the others."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import FrozenSet, List, Optional, Tuple
+
+from edgeq_device.errors import BundleError
+from edgeq_device.package import MAIN, Bundle
+from edgeq_device.variants import Variant
+
+
+@dataclass(frozen=True)
+class Device:
+    """What the choice depends on.
+
+    Attributes:
+        architecture: "x86_64", "arm64" ...
+        features: normalised CPU features.
+        runtime: version of onnxruntime.
+        providers: execution providers that this onnxruntime has.
+    """
+
+    architecture: str
+    features: FrozenSet[str]
+    runtime: str
+    providers: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a variant fits a device; `reasons` are what it lacks, empty where it fits."""
+
+    variant: Variant
+    reasons: Tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        return not self.reasons
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The variant to run, why it was chosen, and the verdict on each of the others, in the bundle's order."""
+
+    variant: Variant
+    why: str
+    others: Tuple[Verdict, ...]
+
+
+def judge(variant: Variant, device: Device) -> Verdict:
+    """Hold one variant against the device: architecture, features, execution provider, onnxruntime version."""
+    reasons: List[str] = []
+    if variant.model is None:
+        reasons.append("it is not run by ONNX Runtime")
+    if variant.architecture not in ("any", device.architecture):
+        reasons.append(f"it is for {variant.architecture}, this device is {device.architecture}")
+    else:
+        missing = [feature for feature in variant.required_features if feature not in device.features]
+        if missing:
+            reasons.append(f"this device has no {', '.join(missing)}")
+    if variant.ep not in device.providers:
+        reasons.append(f"onnxruntime {device.runtime} here has no {variant.ep}")
+    if parse_version(device.runtime) < parse_version(variant.min_onnxruntime):
+        reasons.append(f"it needs onnxruntime {variant.min_onnxruntime}, here is {device.runtime}")
+    return Verdict(variant, tuple(reasons))
+
+
+def select(bundle: Bundle, device: Device, component: str = MAIN, name: Optional[str] = None) -> Choice:
+    """The variant of `component` with the highest rank among those that fit; the first named wins a tie.
+
+    With `name`, that one and no other.
+
+    Raises:
+        BundleError: no such component or variant, or none that fits, each with its reason.
+    """
+    variants = bundle.components.get(component, ())
+    if not variants:
+        raise BundleError(f"{bundle.source} has no component {component}")
+    verdicts = [judge(variant, device) for variant in variants]
+    if name is not None:
+        named = next((verdict for verdict in verdicts if verdict.variant.name == name), None)
+        if named is None:
+            known = ", ".join(variant.name for variant in variants)
+            raise BundleError(f"{bundle.source} has no variant {name!r}", f"It has {known}")
+        if not named.fits:
+            raise BundleError(f"{bundle.source}: variant {name} does not run here: {'; '.join(named.reasons)}")
+        return Choice(named.variant, "it was asked for", _others(verdicts, named))
+    fitting = [verdict for verdict in verdicts if verdict.fits]
+    if not fitting:
+        why = "; ".join(f"{v.variant.name}: {', '.join(v.reasons)}" for v in verdicts)
+        raise BundleError(
+            f"{bundle.source} has no variant for this device ({why})",
+            f"Package the model for a target of this device's kind ({device.architecture})",
+        )
+    best = max(fitting, key=lambda verdict: verdict.variant.rank)
+    why = "it is the only one that runs here" if len(fitting) == 1 else f"rank {best.variant.rank} is the highest here"
+    if best.variant.required_features:
+        why += f"; this device has {', '.join(best.variant.required_features)}"
+    return Choice(best.variant, why, _others(verdicts, best))
+
+
+def _others(verdicts: List[Verdict], chosen: Verdict) -> Tuple[Verdict, ...]:
+    return tuple(verdict for verdict in verdicts if verdict is not chosen)
+
+
+def parse_version(text: str) -> Tuple[int, ...]:
+    """ "1.31.1" → (1, 31, 1); what follows the digits of a part ("1.20.0rc1") is left out; "" sorts before all."""
+    numbers = (re.match(r"\d+", part) for part in text.split("."))
+    return tuple(int(number.group()) for number in numbers if number is not None)

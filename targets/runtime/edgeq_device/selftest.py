@@ -1,0 +1,92 @@
+"""The self-test: run the bundle's vectors and hold each output against what it must be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
+
+from edgeq_device.arrays import read_arrays
+from edgeq_device.errors import BundleError
+from edgeq_device.variants import Variant
+
+
+@dataclass(frozen=True)
+class OutputCheck:
+    """One output over all cases.
+
+    Attributes:
+        max_error: largest absolute difference; infinite where shape, dtype or finiteness differ.
+        tolerance: what is allowed, absolute.
+        problem: "" or what differs besides the values.
+    """
+
+    name: str
+    max_error: float
+    tolerance: float
+    problem: str
+
+    @property
+    def passed(self) -> bool:
+        return not self.problem and self.max_error <= self.tolerance
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """The verdict: a bundle without vectors has no outputs here and does not pass."""
+
+    cases: int
+    outputs: Tuple[OutputCheck, ...]
+
+    @property
+    def passed(self) -> bool:
+        return self.cases > 0 and all(check.passed for check in self.outputs)
+
+
+def run_selftest(variant: Variant, session: Any) -> SelfTest:
+    """Run every case of `variant` in `session` and compare each expected output.
+
+    Raises:
+        BundleError: vectors that do not fit the model.
+        DataError: vectors that cannot be read.
+    """
+    worst: Dict[str, float] = {}
+    problems: Dict[str, str] = {}
+    for case in variant.cases:
+        feeds, expected = read_arrays(case.inputs), read_arrays(case.outputs)
+        names = sorted(expected)
+        try:
+            results = session.run(names, feeds)
+        except Exception as error:  # onnxruntime's exceptions have no common base
+            text = " ".join(str(error).split())
+            raise BundleError(f"variant {variant.name}: the self-test does not fit the model ({text})") from error
+        for name, result in zip(names, results):
+            if name not in variant.tolerance:
+                raise BundleError(f"variant {variant.name}: the self-test has no tolerance for output {name!r}")
+            error_here, problem = compare(np.asarray(result), expected[name])
+            worst[name] = max(worst.get(name, 0.0), error_here)
+            if problem:
+                problems.setdefault(name, problem)
+    checks: List[OutputCheck] = [
+        OutputCheck(name, worst[name], variant.tolerance[name], problems.get(name, "")) for name in sorted(worst)
+    ]
+    return SelfTest(len(variant.cases), tuple(checks))
+
+
+def compare(found: "np.ndarray[Any, Any]", expected: "np.ndarray[Any, Any]") -> Tuple[float, str]:
+    """Largest absolute difference in float64, and what else differs ("" if nothing does)."""
+    if found.shape != expected.shape:
+        return float("inf"), f"shape {found.shape} where {expected.shape} is expected"
+    if found.dtype != expected.dtype:
+        return float("inf"), f"dtype {found.dtype} where {expected.dtype} is expected"
+    if found.size == 0:
+        return 0.0, ""
+    if found.dtype.kind not in "biuf":
+        return float("inf"), f"dtype {found.dtype} cannot be compared"
+    left, right = found.astype(np.float64), expected.astype(np.float64)
+    if not np.isfinite(left).all():
+        return float("inf"), "it is not finite"
+    if not np.isfinite(right).all():
+        return float("inf"), "the expected values are not finite"
+    return float(np.abs(left - right).max()), ""

@@ -1,0 +1,108 @@
+"""ONNX Runtime on the device: what it is, and a session as the bundle says it must be."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Iterator, List, Optional, Tuple
+
+from edgeq_device.errors import BundleError, RuntimeUnavailableError
+from edgeq_device.select import Device, parse_version
+from edgeq_device.variants import EXTERNAL_FOLDER, Variant
+
+# Measured: up to 1.20 the folder option does nothing, 1.21 to 1.24 heed it for a model from bytes alone, 1.28 always.
+_FOLDER_FROM_BYTES = (1, 21)
+
+_LEVELS = {
+    "none": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "all": "ORT_ENABLE_ALL",
+}
+
+
+def onnxruntime() -> ModuleType:
+    """The onnxruntime module.
+
+    Raises:
+        RuntimeUnavailableError: it is not installed, or cannot be loaded here.
+    """
+    try:
+        import onnxruntime as module
+    except ImportError as error:
+        raise RuntimeUnavailableError(
+            f"onnxruntime cannot be imported ({error})", "Install it: python -m pip install onnxruntime"
+        ) from error
+    return module  # type: ignore[no-any-return]
+
+
+def read_device() -> Device:
+    """This device, read from the operating system and from onnxruntime."""
+    from edgeq_device.features import read_features
+
+    architecture, features = read_features()
+    ort = onnxruntime()
+    return Device(architecture, features, str(ort.__version__), tuple(ort.get_available_providers()))
+
+
+def open_session(variant: Variant, threads: int = 0) -> Any:
+    """An `onnxruntime.InferenceSession` for `variant` with the options that travel with it.
+
+    Args:
+        threads: threads inside an operator; 0 leaves it to ONNX Runtime.
+
+    Raises:
+        RuntimeUnavailableError: onnxruntime is missing or refuses the model.
+    """
+    if variant.model is None:
+        raise BundleError(f"variant {variant.name} is not run by ONNX Runtime")
+    ort = onnxruntime()
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads
+    level = variant.info.get("optimization", "all")
+    if level not in _LEVELS:
+        raise BundleError(f"variant {variant.name}: optimization is {level!r}; it can be {', '.join(_LEVELS)}")
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, _LEVELS[level])
+    for key, value in sorted(variant.session_options.items()):
+        options.add_session_config_entry(key, value)
+    try:
+        if EXTERNAL_FOLDER not in variant.session_options:
+            return ort.InferenceSession(str(variant.model), options, providers=_providers(variant))
+        if parse_version(str(ort.__version__)) >= _FOLDER_FROM_BYTES:
+            return ort.InferenceSession(variant.model.read_bytes(), options, providers=_providers(variant))
+        with _gathered(variant.model, Path(variant.session_options[EXTERNAL_FOLDER])) as model:
+            return ort.InferenceSession(str(model), options, providers=_providers(variant))
+    except Exception as error:  # onnxruntime raises a dozen unrelated types here, some of them bare Exception
+        text = " ".join(str(error).split())
+        raise RuntimeUnavailableError(
+            f"onnxruntime {ort.__version__} refuses variant {variant.name}: {text}",
+            f"Use onnxruntime {variant.min_onnxruntime} or newer" if variant.min_onnxruntime else "",
+        ) from error
+
+
+@contextmanager
+def _gathered(model: Path, weights: Path) -> Iterator[Path]:
+    """`model` beside its external weights, as runtimes need it that do not know the folder option; gone afterwards.
+
+    Hard links where the file system has them, else copies: newer runtimes refuse links that lead elsewhere.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgeq-session-") as name:
+        folder = Path(name)
+        for file in [model, *(file for file in sorted(weights.rglob("*")) if file.is_file())]:
+            target = folder / (file.name if file == model else file.relative_to(weights))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(file, target)
+            except OSError:
+                shutil.copyfile(file, target)
+        yield folder / model.name
+
+
+def _providers(variant: Variant, fallback: str = "CPUExecutionProvider") -> List[Any]:
+    first: Tuple[str, Optional[Any]] = (variant.ep, dict(variant.provider_options))
+    return [first] if variant.ep == fallback else [first, fallback]

@@ -1,0 +1,89 @@
+"""What the runner prints for people. The JSON forms are the `to_dict` of the values themselves."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional
+
+from edgeq_device.package import Bundle
+from edgeq_device.select import Choice, Device, Verdict, judge
+from edgeq_device.variants import Variant
+from edgeq_device.verify import Report
+
+
+def describe(bundle: Bundle, device: Device, choice: Optional[Choice]) -> Dict[str, Any]:
+    """What `info --json` prints: the bundle, the device, and each variant with the verdict on it."""
+    variants = [_describe_variant(judge(variant, device)) for group in bundle.components.values() for variant in group]
+    return {
+        "bundle": str(bundle.source),
+        "name": bundle.name,
+        "manifest_sha256": bundle.manifest_sha256,
+        "files": len(bundle.files),
+        "bytes": sum(record.size for record in bundle.files.values()),
+        "device": {
+            "architecture": device.architecture,
+            "features": sorted(device.features),
+            "onnxruntime": device.runtime,
+            "providers": list(device.providers),
+        },
+        "chosen": choice.variant.name if choice else None,
+        "why": choice.why if choice else None,
+        "variants": variants,
+        "metadata": dict(bundle.metadata),
+    }
+
+
+def _describe_variant(verdict: Verdict) -> Dict[str, Any]:
+    variant = verdict.variant
+    return {
+        "component": variant.component,
+        "variant": variant.name,
+        "ep": variant.ep,
+        "architecture": variant.architecture,
+        "required_features": list(variant.required_features),
+        "rank": variant.rank,
+        "min_onnxruntime": variant.min_onnxruntime,
+        "session_options": dict(variant.session_options),
+        "runs_here": verdict.fits,
+        "reasons": list(verdict.reasons),
+        "info": dict(variant.info),
+    }
+
+
+def info_lines(bundle: Bundle, device: Device, choice: Optional[Choice]) -> List[str]:
+    size = sum(record.size for record in bundle.files.values())
+    lines = [
+        f"{bundle.name or bundle.source}: {len(bundle.files)} files, {size / 1e6:.2f} MB, all hashes right",
+        f"manifest sha256 {bundle.manifest_sha256}",
+        f"this device: {device.architecture}, onnxruntime {device.runtime}",
+        "",
+    ]
+    for group in bundle.components.values():
+        for variant in group:
+            lines.append(_variant_line(judge(variant, device), choice))
+    return lines
+
+
+def _variant_line(verdict: Verdict, choice: Optional[Choice]) -> str:
+    variant = verdict.variant
+    if choice is not None and variant is choice.variant:
+        state = f"chosen: {choice.why}"
+    else:
+        state = "runs here" if verdict.fits else f"not here: {'; '.join(verdict.reasons)}"
+    return f"  {_name(variant)}: {state}"
+
+
+def report_lines(report: Report) -> List[str]:
+    lines = [f"{report.bundle.source}: {len(report.bundle.files)} files, all hashes right"]
+    for entry in report.variants:
+        lines.append(f"  {_name(entry.variant)}: {entry.status}" + (f" ({entry.reason})" if entry.reason else ""))
+        if entry.selftest is not None:
+            for check in entry.selftest.outputs:
+                verdict = "ok" if check.passed else "WRONG"
+                lines.append(
+                    f"    {check.name}: max error {check.max_error:.3g}, allowed {check.tolerance:.3g}: {verdict}"
+                )
+    return lines
+
+
+def _name(variant: Variant) -> str:
+    return variant.name if variant.component == variant.name else f"{variant.component}/{variant.name}"

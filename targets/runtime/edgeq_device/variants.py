@@ -1,0 +1,169 @@
+"""The variants of a component, with every path that they name resolved inside the bundle and there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Mapping, Optional, Tuple
+
+from edgeq_device.errors import BundleError
+from edgeq_device.manifest import COMPONENT, FileRecord, VariantBody, parse_component, resolve_reference, strings_in
+from edgeq_device.plainjson import MAX_BYTES, parse_json
+
+EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
+_PATH_OPTIONS = (EXTERNAL_FOLDER, "ep.context_file_path")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One self-test vector: two .npz files inside the bundle, keyed by input and by output name."""
+
+    inputs: Path
+    outputs: Path
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run the model.
+
+    Attributes:
+        name, component: as in the package; the quantized model is the component "model".
+        ep: execution provider.
+        model: the ONNX file; None where ONNX Runtime is not what runs this variant.
+        session_options, provider_options: what the session must be opened with; paths are resolved.
+        architecture: "x86_64", "arm64" ...; "any" fits all.
+        required_features: CPU features without which the variant is wrong or slow.
+        rank: among the variants that fit, the highest wins.
+        min_onnxruntime: "" where any will do.
+        cases, tolerance: the self-test; tolerance is absolute, per output name.
+        info: all of executor_info.edgeq.
+    """
+
+    name: str
+    component: str
+    ep: str
+    model: Optional[Path]
+    session_options: Mapping[str, str]
+    provider_options: Mapping[str, str]
+    architecture: str
+    required_features: Tuple[str, ...]
+    rank: int
+    min_onnxruntime: str
+    cases: Tuple[Case, ...]
+    tolerance: Mapping[str, float]
+    info: Mapping[str, Any]
+
+
+def load_variants(
+    component: str, place: str, root: Path, files: Mapping[str, FileRecord], where: str
+) -> Tuple[Variant, ...]:
+    """Read `place`/component.json under `root`; the variants in their order of preference.
+
+    Raises:
+        BundleError: a key, a value or a path that is not right.
+    """
+    file = f"{place}/{COMPONENT}"
+    where = f"{where}: {file}"
+    bodies = parse_component(_json_file(root, file, files, where), where)
+    return tuple(_variant(component, place, body, root, files, where) for body in bodies)
+
+
+def _variant(
+    component: str, place: str, body: VariantBody, root: Path, files: Mapping[str, FileRecord], where: str
+) -> Variant:
+    where = f"{where}: variant {body.name}"
+    directory = f"{place}/{body.directory}"
+    if not any(name.startswith(directory + "/") for name in files):
+        raise BundleError(f"{where}: its directory {directory} is not there")
+    if isinstance(body.edgeq, str):
+        file = resolve_reference(body.edgeq, directory, where)
+        info = _json_file(root, file, files, where)
+    else:
+        info = dict(body.edgeq)
+    model = None
+    if body.model_file is not None:
+        model = _existing(resolve_reference(body.model_file, directory, where), root, files, where)
+    options = dict(body.session_options)
+    for key in _PATH_OPTIONS:
+        if key in options:
+            options[key] = str(_inside(resolve_reference(options[key], directory, where), root, files, where))
+    rank = info.get("rank", 0)
+    if not isinstance(rank, int) or isinstance(rank, bool):
+        raise BundleError(f"{where}: rank is not a whole number")
+    architecture, minimum = info.get("architecture", "any"), info.get("min_onnxruntime", "")
+    if not isinstance(architecture, str) or not isinstance(minimum, str):
+        raise BundleError(f"{where}: architecture and min_onnxruntime must be strings")
+    cases, tolerance = _selftest(info.get("selftest", {}), root, files, where)
+    return Variant(
+        name=body.name,
+        component=component,
+        ep=body.ep,
+        model=model,
+        session_options=options,
+        provider_options=_provider_options(body.provider_options, directory, root, files, where),
+        architecture=architecture,
+        required_features=tuple(strings_in(info, "required_features", where)),
+        rank=rank,
+        min_onnxruntime=minimum,
+        cases=cases,
+        tolerance=tolerance,
+        info=info,
+    )
+
+
+def _selftest(
+    values: object, root: Path, files: Mapping[str, FileRecord], where: str
+) -> Tuple[Tuple[Case, ...], Dict[str, float]]:
+    where = f"{where}: selftest"
+    if not isinstance(values, dict) or not set(values) <= {"cases", "tolerance"}:
+        raise BundleError(f"{where} is not an object with cases and tolerance")
+    cases, tolerance = values.get("cases", []), values.get("tolerance", {})
+    if not isinstance(cases, list) or not isinstance(tolerance, dict):
+        raise BundleError(f"{where} is not an object with cases and tolerance")
+    found = []
+    for case in cases:
+        if not isinstance(case, dict) or set(case) != {"inputs", "outputs"}:
+            raise BundleError(f"{where}: a case names one file of inputs and one of outputs")
+        paths = []
+        for key in ("inputs", "outputs"):
+            if not isinstance(case[key], str):
+                raise BundleError(f"{where}: a case names one file of inputs and one of outputs")
+            paths.append(_existing(case[key], root, files, where))
+        found.append(Case(paths[0], paths[1]))
+    for name, value in tolerance.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+            raise BundleError(f"{where}: the tolerance of {name!r} is not a number from 0 up")
+    return tuple(found), {name: float(value) for name, value in tolerance.items()}
+
+
+def _provider_options(
+    options: Mapping[str, str], directory: str, root: Path, files: Mapping[str, FileRecord], where: str
+) -> Dict[str, str]:
+    """Provider options with their paths resolved. One that would load code or reach outside the bundle is refused."""
+    resolved = dict(options)
+    for key, value in options.items():
+        words = key.lower().replace(".", "_").split("_")
+        if "lib" in words or "plugin" in words or "library" in words:
+            raise BundleError(f"{where}: provider option {key} would load code; a bundle may not")
+        if {"path", "paths", "dir", "folder", "file"} & set(words):
+            resolved[key] = str(_inside(resolve_reference(value, directory, where), root, files, where))
+    return resolved
+
+
+def _existing(name: str, root: Path, files: Mapping[str, FileRecord], where: str) -> Path:
+    if name not in files:
+        raise BundleError(f"{where}: {name!r} is not in the bundle")
+    return root / name
+
+
+def _inside(name: str, root: Path, files: Mapping[str, FileRecord], where: str) -> Path:
+    if name not in files and not any(file.startswith(name + "/") for file in files):
+        raise BundleError(f"{where}: {name!r} is not in the bundle")
+    return root / name
+
+
+def _json_file(root: Path, name: str, files: Mapping[str, FileRecord], where: str) -> Dict[str, Any]:
+    path = _existing(name, root, files, where)
+    if files[name].size > MAX_BYTES:
+        raise BundleError(f"{where}: {name} is larger than {MAX_BYTES} bytes")
+    return parse_json(path.read_bytes(), where)

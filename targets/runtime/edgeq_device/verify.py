@@ -1,0 +1,126 @@
+"""Verify a bundle on this device: load every variant that can run here and run its self-test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional, Tuple
+
+from edgeq_device.errors import BundleError, CheckFailedError, DataError, RuntimeUnavailableError
+from edgeq_device.package import Bundle
+from edgeq_device.select import Device, judge
+from edgeq_device.selftest import SelfTest, run_selftest
+from edgeq_device.sessions import open_session
+from edgeq_device.variants import Variant
+
+PASSED, LOADED, FAILED, SKIPPED = "passed", "loaded", "failed", "not run"
+
+
+@dataclass(frozen=True)
+class VariantReport:
+    """One variant.
+
+    Attributes:
+        status: "passed" (self-test held), "loaded" (it loads and carries no self-test), "failed", or "not run".
+        reason: why it failed or was not run, else "".
+    """
+
+    variant: Variant
+    status: str
+    reason: str
+    selftest: Optional[SelfTest]
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Plain JSON values; an infinite error (another shape or dtype) is null."""
+        outputs = self.selftest.outputs if self.selftest is not None else ()
+        return {
+            "component": self.variant.component,
+            "variant": self.variant.name,
+            "status": self.status,
+            "reason": self.reason,
+            "cases": len(self.variant.cases),
+            "outputs": {
+                check.name: {
+                    "max_error": check.max_error if check.max_error != float("inf") else None,
+                    "tolerance": check.tolerance,
+                    "passed": check.passed,
+                    "problem": check.problem,
+                }
+                for check in outputs
+            },
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole bundle. It is verified when nothing failed and something ran."""
+
+    bundle: Bundle
+    device: Device
+    variants: Tuple[VariantReport, ...]
+
+    @property
+    def passed(self) -> bool:
+        statuses = [report.status for report in self.variants]
+        return FAILED not in statuses and (PASSED in statuses or LOADED in statuses)
+
+    def check(self) -> None:
+        """Raise CheckFailedError if a variant failed, BundleError if none could run here."""
+        failed = [report for report in self.variants if report.status == FAILED]
+        if failed:
+            raise CheckFailedError(
+                f"{self.bundle.source}: variant {failed[0].variant.name} failed: {failed[0].reason}",
+                "Do not deploy it on this device; package the model again, or choose another variant",
+            )
+        if not self.passed:
+            why = "; ".join(f"{report.variant.name}: {report.reason}" for report in self.variants)
+            raise BundleError(f"{self.bundle.source}: no variant runs on this device ({why})")
+
+    def to_dict(self) -> Dict[str, Any]:
+        return {
+            "bundle": str(self.bundle.source),
+            "name": self.bundle.name,
+            "manifest_sha256": self.bundle.manifest_sha256,
+            "files": len(self.bundle.files),
+            "bytes": sum(record.size for record in self.bundle.files.values()),
+            "architecture": self.device.architecture,
+            "onnxruntime": self.device.runtime,
+            "passed": self.passed,
+            "variants": [report.to_dict() for report in self.variants],
+        }
+
+
+def verify(bundle: Bundle, device: Device, name: Optional[str] = None) -> Report:
+    """Load and self-test every variant that `device` can run; the others are listed with the reason.
+
+    The hashes were checked when the bundle was opened. `name` restricts the work to the variants of that name.
+
+    Raises:
+        BundleError: there is no variant of that name.
+    """
+    reports: List[VariantReport] = []
+    for variants in bundle.components.values():
+        reports.extend(_report(variant, device) for variant in variants if name in (None, variant.name))
+    if not reports:
+        raise BundleError(f"{bundle.source} has no variant {name!r}")
+    return Report(bundle, device, tuple(reports))
+
+
+def _report(variant: Variant, device: Device) -> VariantReport:
+    verdict = judge(variant, device)
+    if not verdict.fits:
+        return VariantReport(variant, SKIPPED, "; ".join(verdict.reasons), None)
+    try:
+        session = open_session(variant)
+        if not variant.cases:
+            return VariantReport(variant, LOADED, "", None)
+        result = run_selftest(variant, session)
+    except (BundleError, DataError, RuntimeUnavailableError) as error:
+        return VariantReport(variant, FAILED, str(error), None)
+    if result.passed:
+        return VariantReport(variant, PASSED, "", result)
+    wrong = [check for check in result.outputs if not check.passed]
+    reason = "; ".join(
+        f"output {check.name}: {check.problem or f'error {check.max_error:.6g} is over {check.tolerance:.6g}'}"
+        for check in wrong
+    )
+    return VariantReport(variant, FAILED, reason, result)

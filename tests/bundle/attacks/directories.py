@@ -1,0 +1,423 @@
+"""Hostile and damaged bundle directories. Each attack changes a good bundle in place.
+
+`sealed` attacks write a manifest that matches the changed files, as an attacker would: only the check that is meant can
+stop them. The text beside each is what the refusal must say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Attack = Callable[[Path], None]
+ATTACKS: dict[str, tuple[Attack, str]] = {}
+
+COMPONENT = "models/model/component.json"
+INFO = "models/model/plain/edgeq.json"
+MODEL = "models/model/plain/model.onnx"
+
+
+def attack(says: str) -> Callable[[Attack], Attack]:
+    def register(function: Attack) -> Attack:
+        ATTACKS[function.__name__] = (function, says)
+        return function
+
+    return register
+
+
+def seal(root: Path, **changes: Any) -> None:
+    """Make the manifest agree with the files that are there; `changes` go into its top level."""
+    manifest = json.loads((root / "manifest.json").read_bytes())
+    manifest["additional_metadata"]["edgeq"]["files"] = {
+        path.relative_to(root).as_posix(): {
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+            "size": path.stat().st_size,
+        }
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and path.name != "manifest.json"
+    }
+    (root / "manifest.json").write_text(json.dumps({**manifest, **changes}))
+
+
+def edit(root: Path, name: str, change: Callable[[dict[str, Any]], Any]) -> None:
+    values = json.loads((root / name).read_bytes())
+    change(values)
+    (root / name).write_text(json.dumps(values))
+
+
+def edit_manifest(root: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    edit(root, "manifest.json", change)
+
+
+def edit_files(root: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    edit_manifest(root, lambda m: change(m["additional_metadata"]["edgeq"]["files"]))
+
+
+def edit_variant(root: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    edit(root, COMPONENT, lambda c: change(c["variants"]["plain"]))
+    seal(root)
+
+
+def edit_ort(root: Path, **changes: Any) -> None:
+    edit_variant(root, lambda v: v["executor_info"]["ort"].update(changes))
+
+
+# Files
+
+
+@attack("was changed")
+def flipped_byte(root: Path) -> None:
+    data = bytearray((root / MODEL).read_bytes())
+    data[len(data) // 2] ^= 1
+    (root / MODEL).write_bytes(data)
+
+
+@attack("the manifest says")
+def truncated_file(root: Path) -> None:
+    (root / MODEL).write_bytes((root / MODEL).read_bytes()[:-1])
+
+
+@attack("the manifest says")
+def longer_file(root: Path) -> None:
+    with (root / MODEL).open("ab") as stream:
+        stream.write(b"\0")
+
+
+@attack("was changed")
+def changed_runner(root: Path) -> None:
+    text = (root / "edgeq_run.py").read_bytes()
+    (root / "edgeq_run.py").write_bytes(text.replace(b"main", b"mian", 1))
+
+
+@attack("is missing")
+def missing_file(root: Path) -> None:
+    (root / MODEL).unlink()
+
+
+@attack("not in the manifest")
+def extra_file(root: Path) -> None:
+    (root / "edgeq_device" / "numpy.py").write_text("raise SystemExit")
+
+
+@attack("is a link")
+def link_to_a_file(root: Path) -> None:
+    (root / MODEL).rename(root.parent / "elsewhere.onnx")
+    (root / MODEL).symlink_to(root.parent / "elsewhere.onnx")
+
+
+@attack("is a link")
+def link_to_a_directory(root: Path) -> None:
+    (root / "selftest").rename(root.parent / "elsewhere")
+    (root / "selftest").symlink_to(root.parent / "elsewhere", target_is_directory=True)
+
+
+@attack("not a regular file")
+def pipe(root: Path) -> None:
+    (root / MODEL).unlink()
+    os.mkfifo(root / MODEL)
+
+
+# The manifest
+
+
+@attack("unknown key 'run_this'")
+def unknown_key(root: Path) -> None:
+    seal(root, run_this="x")
+
+
+@attack("schema_version is '2.0'")
+def later_schema(root: Path) -> None:
+    seal(root, schema_version="2.0")
+
+
+@attack("schema_version is 1")
+def schema_as_a_number(root: Path) -> None:
+    seal(root, schema_version=1)
+
+
+@attack("bundle schema is '9.9'")
+def later_bundle_schema(root: Path) -> None:
+    edit_manifest(root, lambda m: m["additional_metadata"]["edgeq"].update(bundle_schema="9.9"))
+
+
+@attack("layout is 'installed'")
+def installed_layout(root: Path) -> None:
+    seal(root, layout="installed")
+
+
+@attack("shared_assets moves assets")
+def moved_assets(root: Path) -> None:
+    seal(root, shared_assets={"sha256:" + "0" * 64: "/etc"})
+
+
+@attack("additional_metadata is missing")
+def no_metadata(root: Path) -> None:
+    edit_manifest(root, lambda m: m.pop("additional_metadata"))
+
+
+@attack("there is no component")
+def no_components(root: Path) -> None:
+    seal(root, components={})
+
+
+@attack("not a plain path")
+def component_outside(root: Path) -> None:
+    seal(root, components={"model": "../models/model"})
+
+
+@attack("is absolute")
+def component_absolute(root: Path) -> None:
+    seal(root, components={"model": "/models/model"})
+
+
+@attack("is not in the bundle")
+def component_nowhere(root: Path) -> None:
+    seal(root, components={"model": "models/nothing"})
+
+
+@attack("is not a JSON object")
+def manifest_is_a_list(root: Path) -> None:
+    (root / "manifest.json").write_text("[]")
+
+
+@attack("is not valid JSON")
+def manifest_is_cut(root: Path) -> None:
+    data = (root / "manifest.json").read_bytes()
+    (root / "manifest.json").write_bytes(data[: len(data) // 2])
+
+
+@attack("is not valid JSON")
+def manifest_is_not_text(root: Path) -> None:
+    (root / "manifest.json").write_bytes(b'{"schema_version": "\xff\xfe"}')
+
+
+@attack("nested more than")
+def manifest_is_deep(root: Path) -> None:
+    (root / "manifest.json").write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}")
+
+
+@attack("is larger than")
+def manifest_is_huge(root: Path) -> None:
+    (root / "manifest.json").write_bytes(b" " * (16 * 1024 * 1024 + 1))
+
+
+@attack("appears twice")
+def key_twice(root: Path) -> None:
+    text = (root / "manifest.json").read_text()
+    (root / "manifest.json").write_text('{"schema_version": "1.0",' + text.lstrip()[1:])
+
+
+@attack("too many digits")
+def endless_number(root: Path) -> None:
+    text = (root / "manifest.json").read_text()
+    (root / "manifest.json").write_text('{"n": ' + "9" * 5000 + "," + text.lstrip()[1:])
+
+
+@attack("is not a JSON number")
+def not_a_number(root: Path) -> None:
+    edit_manifest(root, lambda m: m["additional_metadata"].update(x=float("nan")))
+
+
+@attack("a number is too large")
+def infinite_number(root: Path) -> None:
+    text = (root / "manifest.json").read_text()
+    (root / "manifest.json").write_text('{"n": 1e999,' + text.lstrip()[1:])
+
+
+# Names and sizes in the manifest
+
+
+@attack("not a plain path")
+def name_outside(root: Path) -> None:
+    edit_files(root, lambda f: f.update({"../../escaped": f[MODEL]}))
+
+
+@attack("is absolute")
+def name_absolute(root: Path) -> None:
+    edit_files(root, lambda f: f.update({"/etc/passwd": f[MODEL]}))
+
+
+@attack("not allowed")
+def name_with_backslash(root: Path) -> None:
+    edit_files(root, lambda f: f.update({"..\\escaped": f[MODEL]}))
+
+
+@attack("not allowed")
+def name_with_drive(root: Path) -> None:
+    edit_files(root, lambda f: f.update({"C:escaped": f[MODEL]}))
+
+
+@attack("not allowed")
+def name_with_newline(root: Path) -> None:
+    edit_files(root, lambda f: f.update({"a\nb": f[MODEL]}))
+
+
+@attack("is there twice")
+def name_differs_in_case(root: Path) -> None:
+    edit_files(root, lambda f: f.update({MODEL.upper(): f[MODEL]}))
+
+
+@attack("is there twice")
+def manifest_in_the_manifest(root: Path) -> None:
+    edit_files(root, lambda f: f.update({"manifest.json": f[MODEL]}))
+
+
+@attack("both a file and the directory")
+def file_and_directory(root: Path) -> None:
+    edit_files(root, lambda f: f.update({f"{MODEL}/inner": f[MODEL]}))
+
+
+@attack("no proper size")
+def negative_size(root: Path) -> None:
+    edit_files(root, lambda f: f[MODEL].update(size=-1))
+
+
+@attack("no proper size")
+def size_is_true(root: Path) -> None:
+    edit_files(root, lambda f: f[MODEL].update(size=True))
+
+
+@attack("no proper sha256")
+def short_hash(root: Path) -> None:
+    edit_files(root, lambda f: f[MODEL].update(sha256="abc"))
+
+
+@attack("does not have the hash")
+def changed_asset(root: Path) -> None:
+    asset = next((root / "shared_assets").glob("*/weights.bin"))
+    asset.write_bytes(bytes(asset.stat().st_size))
+    seal(root)
+
+
+@attack("does not have the hash")
+def stray_asset(root: Path) -> None:
+    (root / "shared_assets" / "loose.bin").write_bytes(b"x")
+    seal(root)
+
+
+# Components and variants, sealed
+
+
+@attack("unknown key 'hooks'")
+def unknown_component_key(root: Path) -> None:
+    edit(root, COMPONENT, lambda c: c.update(hooks=[]))
+    seal(root)
+
+
+@attack("unknown key 'command'")
+def unknown_variant_key(root: Path) -> None:
+    edit_variant(root, lambda v: v.update(command="sh"))
+
+
+@attack("there is no variant")
+def no_variants(root: Path) -> None:
+    edit(root, COMPONENT, lambda c: c.update(variants={}))
+    seal(root)
+
+
+@attack("not a plain name")
+def variant_name_outside(root: Path) -> None:
+    edit(root, COMPONENT, lambda c: c["variants"].update({"../up": c["variants"]["plain"]}))
+    seal(root)
+
+
+@attack("not a plain path")
+def variant_directory_outside(root: Path) -> None:
+    edit_variant(root, lambda v: v.update(variant_directory="../../.."))
+
+
+@attack("is not there")
+def variant_directory_missing(root: Path) -> None:
+    edit_variant(root, lambda v: v.update(variant_directory="nowhere"))
+
+
+@attack("neither an object nor a file name")
+def no_edgeq_information(root: Path) -> None:
+    edit_variant(root, lambda v: v["executor_info"].pop("edgeq"))
+
+
+@attack("unknown key 'custom_ops'")
+def unknown_ort_key(root: Path) -> None:
+    edit_ort(root, custom_ops="evil.so")
+
+
+@attack("not a plain path")
+def model_outside(root: Path) -> None:
+    edit_ort(root, model_file="../../../../etc/passwd")
+
+
+@attack("is absolute")
+def model_absolute(root: Path) -> None:
+    edit_ort(root, model_file="/etc/passwd")
+
+
+@attack("is not in the bundle")
+def model_nowhere(root: Path) -> None:
+    edit_ort(root, model_file="other.onnx")
+
+
+@attack("not a plain path")
+def model_outside_its_asset(root: Path) -> None:
+    asset = next((root / "shared_assets").iterdir()).name
+    edit_ort(root, model_file=f"{asset.replace('-', ':')}/../../{MODEL}")
+
+
+@attack("not a proper shared-asset reference")
+def asset_without_a_hash(root: Path) -> None:
+    edit_ort(root, model_file="sha256:../../models")
+
+
+@attack("would write a file")
+def option_that_writes(root: Path) -> None:
+    edit_ort(root, session_options={"session.optimized_model_filepath": "/tmp/x"})
+
+
+@attack("not a string")
+def option_is_a_list(root: Path) -> None:
+    edit_ort(root, session_options={"session.x64quantprecision": ["1"]})
+
+
+@attack("is absolute")
+def weights_folder_outside(root: Path) -> None:
+    edit_ort(root, session_options={"session.model_external_initializers_file_folder_path": "/etc"})
+
+
+@attack("would load code")
+def option_that_loads_code(root: Path) -> None:
+    edit_ort(root, provider_options={"trt_extra_plugin_lib_paths": "model.onnx"})
+
+
+@attack("is absolute")
+def provider_path_outside(root: Path) -> None:
+    edit_ort(root, provider_options={"trt_engine_cache_path": "/root/.ssh"})
+
+
+@attack("is not in the bundle")
+def vectors_outside(root: Path) -> None:
+    def change(info: dict[str, Any]) -> None:
+        info["selftest"]["cases"][0]["inputs"] = "../../x.npz"
+
+    edit(root, INFO, change)
+    seal(root)
+
+
+@attack("is not a number from 0 up")
+def negative_tolerance(root: Path) -> None:
+    edit(root, INFO, lambda i: i["selftest"]["tolerance"].update(y=-1))
+    seal(root)
+
+
+@attack("rank is not a whole number")
+def rank_is_text(root: Path) -> None:
+    edit(root, INFO, lambda i: i.update(rank="high"))
+    seal(root)
+
+
+@attack("is not a list of strings")
+def features_are_a_string(root: Path) -> None:
+    edit(root, INFO, lambda i: i.update(required_features="avx2"))
+    seal(root)

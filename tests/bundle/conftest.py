@@ -1,0 +1,39 @@
+"""One good bundle, as a directory and as a zip, for every test here to read or to copy and spoil."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from edgeq.bundle.write import BundleSpec, write_bundle
+
+from .samples import small_spec
+
+
+@pytest.fixture(scope="session")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> BundleSpec:
+    return small_spec(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def good(spec: BundleSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A good bundle directory: do not change it."""
+    place = tmp_path_factory.mktemp("bundle") / "linear"
+    write_bundle(spec, place)
+    return place
+
+
+@pytest.fixture(scope="session")
+def good_zip(spec: BundleSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A good .edgeq file: do not change it."""
+    place = tmp_path_factory.mktemp("bundle") / "linear.edgeq"
+    write_bundle(spec, place)
+    return place
+
+
+@pytest.fixture
+def copy(good: Path, tmp_path: Path) -> Path:
+    """A good bundle directory of the test's own."""
+    return Path(shutil.copytree(good, tmp_path / "bundle"))

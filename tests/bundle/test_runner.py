@@ -1,0 +1,181 @@
+"""The runner as a device has it: a process of its own, inside the bundle, without edgeq."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgeq.bundle.write import BundleSpec, write_bundle
+
+from .attacks import directories
+from .samples import ELSEWHERE, INPUT, answer, linear, tree, variant
+
+
+def run(*arguments: str | Path, cwd: Path, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    if path is not None:
+        environment["PYTHONPATH"] = str(path)
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def result(done: subprocess.CompletedProcess[str]) -> Any:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def one_line(done: subprocess.CompletedProcess[str], code: int) -> str:
+    assert done.returncode == code, (done.returncode, done.stderr)
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    return done.stderr
+
+
+def test_info(good: Path) -> None:
+    told = result(run("edgeq_run.py", "info", "--json", cwd=good))
+    assert told["chosen"] == "plain"
+    reasons = {entry["variant"]: " ".join(entry["reasons"]) for entry in told["variants"]}
+    assert "no telepathy" in reasons["better"]
+    assert f"it is for {ELSEWHERE}" in reasons["elsewhere"]
+    text = run("edgeq_run.py", "info", cwd=good)
+    assert "plain: chosen" in text.stdout
+    assert "no telepathy" in text.stdout
+
+
+def test_verify(good: Path) -> None:
+    told = result(run("edgeq_run.py", "verify", "--json", cwd=good))
+    assert told["passed"] is True
+    assert {entry["variant"]: entry["status"] for entry in told["variants"]} == {
+        "plain": "passed",
+        "better": "not run",
+        "elsewhere": "not run",
+        "float32": "loaded",
+    }
+    assert "y: max error" in run("edgeq_run.py", "verify", cwd=good).stdout
+
+
+def test_a_zip_runs_as_it_is(good_zip: Path, tmp_path: Path) -> None:
+    told = result(run(good_zip, "verify", "--json", cwd=tmp_path))
+    assert told["passed"] is True
+    assert told["bundle"] == str(good_zip)
+
+
+def test_running_changes_nothing(copy: Path) -> None:
+    before = tree(copy)
+    few = ("--duration", "0.02", "--queries", "2")
+    for command in (("info",), ("verify",), ("bench", *few)):
+        result(run("edgeq_run.py", *command, "--json", cwd=copy))
+    assert tree(copy) == before
+
+
+def test_edgeq_is_not_needed(good: Path, tmp_path: Path) -> None:
+    (tmp_path / "edgeq.py").write_text("raise SystemExit('the runner imported edgeq')")
+    result(run("edgeq_run.py", "verify", "--json", cwd=good, path=tmp_path))
+
+
+def test_bench(good: Path, good_zip: Path, tmp_path: Path) -> None:
+    few = ("--duration", "0.02", "--queries", "2", "--json")
+    for command in ((good / "edgeq_run.py", "bench"), (good_zip, "bench")):
+        told = result(run(*command, *few, cwd=tmp_path))
+        assert set(told["scenarios"]["single-stream"]["models"]) == {"float32", "plain"}
+    assert "p50" in run(good / "edgeq_run.py", "bench", *few[:-1], cwd=tmp_path).stdout
+
+
+def test_infer(good: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", INPUT)
+    np.savez(tmp_path / "x.npz", x=INPUT)
+    for number, given in enumerate(("x.npy", "x.npz", "x=x.npy")):
+        out = tmp_path / f"out-{number}.npz"
+        told = result(run(good / "edgeq_run.py", "infer", given, "-o", out, "--json", cwd=tmp_path))
+        assert told["variant"] == "plain"
+        assert told["outputs"] == {"y": {"dtype": "float32", "shape": list(INPUT.shape)}}
+        with np.load(out, allow_pickle=False) as outputs:
+            np.testing.assert_allclose(outputs["y"], answer(0.0), atol=1e-4)
+    first, second = ((tmp_path / f"out-{number}.npz").read_bytes() for number in (0, 1))
+    assert first == second
+
+
+def test_infer_keeps_what_is_there(good: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", INPUT)
+    (tmp_path / "out.npz").write_text("precious")
+    command = (good / "edgeq_run.py", "infer", "x.npy", "-o", "out.npz")
+    assert "exists already" in one_line(run(*command, cwd=tmp_path), 6)
+    assert (tmp_path / "out.npz").read_text() == "precious"
+    assert run(*command, "--force", cwd=tmp_path).returncode == 0
+    assert "cannot be written" in one_line(run(*command[:-1], "no/out.npz", cwd=tmp_path), 6)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out.npz", "x.npy"]
+
+
+def test_infer_with_wrong_inputs(good: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "wide.npy", np.zeros((2, 7), np.float32))
+    np.save(tmp_path / "double.npy", np.zeros((2, 48)))
+    np.savez(tmp_path / "other.npz", z=INPUT)
+    (tmp_path / "text.npy").write_text("no array")
+    for given, says in (
+        ("wide.npy", "has shape [2, 7]"),
+        ("double.npy", "is float64, the model takes float32"),
+        ("other.npz", "no input 'z'"),
+        ("text.npy", "is not an .npy array"),
+        ("absent.npy", "cannot be read"),
+    ):
+        assert says in one_line(run(good / "edgeq_run.py", "infer", given, "-o", "o.npz", cwd=tmp_path), 4)
+    assert not (tmp_path / "o.npz").exists()
+
+
+@pytest.mark.parametrize("command", ["info", "verify", "bench"])
+def test_a_changed_bundle_is_refused(command: str, copy: Path) -> None:
+    directories.flipped_byte(copy)
+    assert "was changed" in one_line(run("edgeq_run.py", command, cwd=copy), 7)
+
+
+def test_a_bundle_for_elsewhere_is_refused(tmp_path: Path) -> None:
+    model = linear(tmp_path / "m.onnx", 0.0)
+    write_bundle(BundleSpec("x", (variant("v", model, 0.0, info={"architecture": ELSEWHERE}),)), tmp_path / "b")
+    np.save(tmp_path / "x.npy", INPUT)
+    for command in (("verify",), ("bench",), ("infer", "../x.npy", "-o", "../o.npz")):
+        line = one_line(run("edgeq_run.py", *command, cwd=tmp_path / "b"), 7)
+        assert f"it is for {ELSEWHERE}" in line
+    shown = run("edgeq_run.py", "info", cwd=tmp_path / "b")
+    assert shown.returncode == 0
+    assert "not here" in shown.stdout
+
+
+def test_a_failing_self_test_is_an_error(tmp_path: Path) -> None:
+    model = linear(tmp_path / "m.onnx", 0.5)
+    write_bundle(BundleSpec("x", (variant("v", model, 0.0),)), tmp_path / "b")
+    done = run("edgeq_run.py", "verify", "--json", cwd=tmp_path / "b")
+    assert "output y: error 0.5" in one_line(done, 10)
+    told = json.loads(done.stdout)
+    assert told["passed"] is False
+    assert told["variants"][0]["outputs"]["y"]["max_error"] == pytest.approx(0.5, abs=1e-4)
+
+
+def test_a_named_variant(good: Path) -> None:
+    told = result(run("edgeq_run.py", "verify", "--variant", "plain", "--json", cwd=good))
+    assert [entry["variant"] for entry in told["variants"]] == ["plain"]
+    assert "has no variant 'other'" in one_line(run("edgeq_run.py", "info", "--variant", "other", cwd=good), 7)
+    assert "no telepathy" in one_line(run("edgeq_run.py", "info", "--variant", "better", cwd=good), 7)
+
+
+def test_without_onnxruntime(good: Path, tmp_path: Path) -> None:
+    (tmp_path / "onnxruntime.py").write_text("raise ImportError('not here')")
+    line = one_line(run("edgeq_run.py", "verify", cwd=good, path=tmp_path), 8)
+    assert "onnxruntime cannot be imported" in line
+
+
+def test_wrong_usage(good: Path) -> None:
+    assert run("edgeq_run.py", cwd=good).returncode == 2
+    assert run("edgeq_run.py", "dance", cwd=good).returncode == 2

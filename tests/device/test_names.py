@@ -1,0 +1,78 @@
+"""Names that a bundle may hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from edgeq_device.errors import BundleError
+from edgeq_device.names import check_file_name, check_file_names, is_plain_name
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "models/model/a b/weights.bin", "ümlaut.onnx", "a/..b/c...d"])
+def test_allowed(name: str) -> None:
+    assert check_file_name(name, "here") == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "/a",
+        "../a",
+        "a/../b",
+        "a/./b",
+        "a//b",
+        "a/",
+        "a\\b",
+        "C:a",
+        "a\0b",
+        "a\nb",
+        "a:b",
+        "a.",
+        "a ",
+        "x" * 513,
+        ".",
+    ],
+)
+def test_refused(name: str) -> None:
+    with pytest.raises(BundleError):
+        check_file_name(name, "here")
+
+
+@given(st.text(max_size=40))
+def test_what_is_allowed_stays_inside(name: str) -> None:
+    try:
+        check_file_name(name, "here")
+    except BundleError:
+        return
+    root = Path("/bundle")
+    assert (root / name).resolve().is_relative_to(root)
+    assert (root / name).resolve() != root
+
+
+def test_sets_of_names() -> None:
+    check_file_names(["a/b", "a/c", "ab"], "here")
+    with pytest.raises(BundleError, match="is there twice"):
+        check_file_names(["a/B", "A/b"], "here")
+    with pytest.raises(BundleError, match="both a file and the directory"):
+        check_file_names(["a/b", "a/b/c"], "here")
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("x86_64-vnni", True),
+        ("a.b+c", True),
+        ("../a", False),
+        ("", False),
+        (".a", False),
+        ("a/b", False),
+        ("a" * 101, False),
+        (None, False),
+    ],
+)
+def test_plain_names(name: object, plain: bool) -> None:
+    assert is_plain_name(name) is plain

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edgeq.errors import HardwareError
+from edgeq.hardware.machine import Gpu, Machine
+from edgeq.hardware.profile import load_profiles, match_profile
+from edgeq.hardware.target import load_targets, resolve
+from edgeq.resources import shipped
+from tests.hardware.recorded import RECORDS, machine_of
+
+FOLDERS = {"folders": [shipped("targets")], "profile_folders": [shipped("profiles")]}
+PROFILES = load_profiles([shipped("profiles")])
+HERE = machine_of(RECORDS["skylake-sp"])
+TARGETS = load_targets(HERE, **FOLDERS)
+
+# A new board is one TOML file and one line here.
+EXPECTED = {
+    "this-machine": "x86-64-avx512",
+    "generic-x86-64": "x86-64",
+    "generic-arm64": "arm64-neon",
+    "raspberry-pi-4": "arm64-neon",
+    "raspberry-pi-5": "arm64-dotprod",
+    "graviton2": "arm64-dotprod",
+    "graviton3": "arm64-i8mm",
+    "haswell": "x86-64-avx2",
+    "cascade-lake": "x86-64-avx512-vnni",
+    "zen4": "x86-64-avx512-vnni",
+    "alder-lake": "x86-64-avx-vnni",
+    "nvidia-t4": "nvidia-sm75",
+    "nvidia-a100": "nvidia-sm80",
+    "jetson-orin": "nvidia-sm86",
+    "gemmini": "systolic-int8",
+}
+RECORD_OF = {
+    "raspberry-pi-4": "cortex-a72",
+    "raspberry-pi-5": "cortex-a76",
+    "graviton2": "neoverse-n1",
+    "graviton3": "neoverse-v1",
+    "haswell": "haswell",
+    "cascade-lake": "cascade-lake",
+    "zen4": "zen4",
+    "alder-lake": "alder-lake",
+}
+
+
+def test_the_shipped_targets() -> None:
+    assert {name: target.profile.name for name, target in TARGETS.items()} == EXPECTED
+    assert not set(TARGETS) & set(PROFILES), "a name means one thing"
+
+
+@pytest.mark.parametrize("name", sorted(set(EXPECTED) - {"this-machine", "generic-x86-64", "generic-arm64"}))
+def test_the_device_would_choose_the_same_profile(name: str) -> None:
+    target = TARGETS[name]
+    capability = target.device.get("compute_capability")
+    gpus = (Gpu(name, tuple(int(part) for part in capability.split("."))),) if capability else ()
+    runtimes = {"onnxruntime-gpu": "1.31.1", "tensorrt": "10.9"} if capability else {}
+    machine = Machine(target.architecture, target.features, gpus=gpus, runtimes=runtimes)
+    assert match_profile(machine, PROFILES).profile.name == target.profile.name
+
+
+@pytest.mark.parametrize(("name", "record"), RECORD_OF.items())
+def test_the_stated_features_are_the_recorded_ones(name: str, record: str) -> None:
+    assert TARGETS[name].features <= machine_of(RECORDS[record]).features
+
+
+@pytest.mark.parametrize("architecture", ["x86_64", "arm64"])
+def test_a_generic_target_is_right_on_every_machine_of_its_architecture(architecture: str) -> None:
+    generic = next(t for t in TARGETS.values() if t.name.startswith("generic") and t.architecture == architecture)
+    assert generic.profile.requires == frozenset()
+    for profile in PROFILES.values():
+        if profile.architecture == architecture and profile.backend == "cpu":
+            assert profile.includes(generic.profile)
+            saturating = set(profile.hazards.get("saturates_int16", ()))
+            assert not saturating or generic.profile.scheme.reduce_range
+
+
+def test_every_target_is_plain_json() -> None:
+    for target in TARGETS.values():
+        plain = target.to_dict()
+        assert json.loads(json.dumps(plain)) == plain
+
+
+def test_auto_follows_the_machine_at_hand() -> None:
+    arm = machine_of(RECORDS["neoverse-v1"])
+    for name in ("auto", "this-machine"):
+        target = resolve(name, arm, **FOLDERS)
+        assert (target.name, target.profile.name, target.architecture) == ("this-machine", "arm64-i8mm", "arm64")
+        assert target.features == arm.features
+
+
+def test_a_profile_is_a_target_too() -> None:
+    target = resolve("x86-64-avx2", **FOLDERS)
+    assert target.profile.name == target.name == "x86-64-avx2"
+    assert target.features == PROFILES["x86-64-avx2"].requires
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("rasberry-pi-5", r"unknown target or profile 'rasberry-pi-5'. Did you mean raspberry-pi-5\?"),
+        ("orin", r"Did you mean jetson-orin\?"),
+        ("avx-vnni", r"Did you mean x86-64-avx-vnni\?"),
+        ("quux", r"Known: alder-lake, .*zen4"),
+        ("absent.toml", r"absent.toml cannot be read"),
+    ],
+)
+def test_an_unknown_name_brings_the_nearest(name: str, message: str) -> None:
+    with pytest.raises(HardwareError, match=message):
+        resolve(name, **FOLDERS)
+
+
+def test_a_target_by_path_overrides_its_profile(tmp_path: Path) -> None:
+    path = tmp_path / "my-board.toml"
+    path.write_text(
+        'title = "My board"\nextends = "arm64-dotprod"\nfeatures = ["bf16"]\n'
+        "[scheme]\nper_channel = false\n[device]\ncores = 2\n",
+        encoding="utf-8",
+    )
+    target = resolve(path, **FOLDERS)
+    assert (target.name, target.title, target.profile.name) == ("my-board", "My board", "arm64-dotprod")
+    assert not target.profile.scheme.per_channel
+    assert target.profile.why["per_channel"] == f"set in {path}"
+    assert target.profile.title == PROFILES["arm64-dotprod"].title
+    assert target.features == {"asimddp", "bf16"}
+    assert target.device == {"cores": 2}
+    assert PROFILES["arm64-dotprod"].scheme.per_channel
+
+
+def test_a_profile_by_path(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('extends = "x86-64-avx2"\nrequires = ["avx512f"]\nrank = 25\n', encoding="utf-8")
+    target = resolve(path, **FOLDERS)
+    assert target.profile.name == "mine"
+    assert target.profile.requires == PROFILES["x86-64-avx2"].requires | {"avx512f"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('title = "x"\n', r"t.toml: extends is missing"),
+        ('extends = "arm64-neon"\n', r"t.toml: title is missing"),
+        (
+            'title = "x"\nextends = "arm64-nen"\n',
+            r"t.toml: extends 'arm64-nen', which is unknown. Did you mean arm64-neon",
+        ),
+        ('title = "x"\nextends = "arm64-neon"\n[systolic]\ndmi = 16\n', r"t.toml: unknown key 'dmi' in \[systolic\]"),
+        (
+            'title = "x"\nextends = "arm64-neon"\n[runtime]\npython = 3.11\n',
+            r"t.toml: runtime.python is 3.11. Make it a version",
+        ),
+    ],
+)
+def test_a_bad_target_is_refused_by_name_and_key(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "t.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(HardwareError, match=message):
+        resolve(tmp_path / "t.toml", **FOLDERS)
+
+
+def test_a_users_target_is_merged_over_the_shipped_one(tmp_path: Path) -> None:
+    (tmp_path / "raspberry-pi-5.toml").write_text("[device]\nmemory_mib = 16384\n", encoding="utf-8")
+    (tmp_path / "lab.toml").write_text('title = "Lab"\nextends = "auto"\n', encoding="utf-8")
+    targets = load_targets(HERE, [*FOLDERS["folders"], tmp_path], FOLDERS["profile_folders"])
+    assert targets["raspberry-pi-5"].device == {"cores": 4, "memory_mib": 16384}
+    assert targets["lab"].profile.name == "x86-64-avx512"

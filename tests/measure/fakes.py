@@ -1,0 +1,86 @@
+"""Samples and sessions made of nothing but arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+
+@dataclass(frozen=True)
+class FakeSample:
+    name: str = "sample"
+    inputs: Mapping[str, np.ndarray] = field(default_factory=lambda: {"x": np.zeros((1, 2), np.float32)})
+    label: Any = None
+    context: Mapping[str, Any] = field(default_factory=dict)
+
+
+class FakeSamples:
+    source = "fake"
+
+    def __init__(self, samples: Sequence[FakeSample]) -> None:
+        self._samples = list(samples)
+        self.decoded = 0
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __iter__(self) -> Iterator[FakeSample]:
+        for sample in self._samples:
+            self.decoded += 1
+            yield sample
+
+    def digest(self) -> str:
+        return "0" * 64
+
+
+class FakeSession:
+    """A session that computes its outputs by a Python function of the inputs."""
+
+    def __init__(self, function: Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]], names: Sequence[str]) -> None:
+        self._function = function
+        self._names = names
+
+    def get_outputs(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(name=name) for name in self._names]
+
+    def run(self, names: Sequence[str] | None, feed: Mapping[str, np.ndarray]) -> list[Any]:
+        made = self._function(feed)
+        return [made[name] for name in names or self._names]
+
+
+def vectors(arrays: Sequence[np.ndarray], labels: Sequence[Any] | None = None) -> FakeSamples:
+    """One sample an array, called sample0, sample1, …"""
+    chosen = labels if labels is not None else [None] * len(arrays)
+    return FakeSamples(
+        [FakeSample(f"sample{i}", {"x": a}, y) for i, (a, y) in enumerate(zip(arrays, chosen, strict=True))]
+    )
+
+
+def linear_model(scale: float = 1.0, width: int = 3) -> onnx.ModelProto:
+    """y = scale * x, float32 [N, width]."""
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "scale"], ["y"], name="mul")],
+        "linear",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", width])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", width])],
+        [helper.make_tensor("scale", TensorProto.FLOAT, [], [scale])],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def matmul_file(path: Path, width: int) -> Path:
+    """A real model, x: float32[n, 64] → y: float32[n, width], written to `path`."""
+    weights = numpy_helper.from_array(np.full((64, width), 0.5, np.float32), "w")
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", width])
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [weights])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path.write_bytes(model.SerializeToString())
+    return path

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from edgeq.errors import DataError
+from edgeq.measure.agreement import (
+    Comparison,
+    OutputComparison,
+    compare_many,
+    compare_sessions,
+    decibels,
+    is_class_scores,
+)
+from tests.measure.fakes import FakeSamples, FakeSession, vectors
+
+numbers = st.floats(-1e3, 1e3, width=32)
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> list[tuple[np.ndarray, np.ndarray]]:
+    shape = (draw(st.integers(1, 3)), draw(st.integers(2, 5)))
+    array = hnp.arrays(np.float32, shape, elements=numbers)
+    return draw(st.lists(st.tuples(array, array), min_size=1, max_size=5))
+
+
+@given(pairs())
+def test_streaming_equals_brute_force(samples: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    comparison = OutputComparison("y")
+    for r, c in samples:
+        comparison.update(r, c)
+    found = comparison.result()
+
+    r = np.concatenate([r for r, _ in samples]).astype(np.float64)
+    c = np.concatenate([c for _, c in samples]).astype(np.float64)
+    noise = ((r - c) ** 2).sum()
+    assert found.elements == r.size
+    assert found.max_abs_error == np.abs(r - c).max()
+    assert found.top1 == np.mean(r.argmax(axis=1) == c.argmax(axis=1))
+    if noise == 0:
+        assert found.sqnr_db == math.inf
+        assert found.equal
+    elif (r**2).sum() > 0:
+        assert found.sqnr_db == pytest.approx(10 * math.log10((r**2).sum() / noise), abs=1e-6)
+        assert not found.equal
+    if np.linalg.norm(r) > 0 and np.linalg.norm(c) > 0:
+        expected = (r * c).sum() / np.linalg.norm(r) / np.linalg.norm(c)
+        assert found.cosine == pytest.approx(expected, abs=1e-9)
+
+
+@given(pairs(), st.randoms(use_true_random=False))
+def test_order_of_samples_does_not_matter(samples: list[tuple[np.ndarray, np.ndarray]], random: object) -> None:
+    def total(order: list[tuple[np.ndarray, np.ndarray]]) -> OutputComparison:
+        comparison = OutputComparison("y")
+        for r, c in order:
+            comparison.update(r, c)
+        return comparison
+
+    shuffled = list(samples)
+    random.shuffle(shuffled)
+    one, other = total(samples).result(), total(shuffled).result()
+    assert one.sqnr_db == pytest.approx(other.sqnr_db)
+    assert one.top1 == other.top1
+
+
+def test_equal_outputs_have_no_noise_and_plain_json() -> None:
+    comparison = OutputComparison("y")
+    comparison.update(np.array([[1.0, -2.0]]), np.array([[1.0, -2.0]]))
+    plain = comparison.result().to_dict()
+    assert plain["sqnr_db"] is None
+    assert plain["equal"] is True
+    assert plain["cosine"] == pytest.approx(1.0)
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+
+
+def test_zeros() -> None:
+    assert decibels(0.0, 0.0) == math.inf
+    assert decibels(0.0, 1.0) == -math.inf
+    both = OutputComparison("y")
+    both.update(np.zeros((1, 2)), np.zeros((1, 2)))
+    assert both.result().cosine == 1.0
+    one = OutputComparison("y")
+    one.update(np.ones((1, 2)), np.zeros((1, 2)))
+    assert one.result().cosine == 0.0
+
+
+def test_nonfinite_pairs_are_counted_not_summed() -> None:
+    comparison = OutputComparison("y")
+    r = np.array([[1.0, -np.inf, np.nan, 2.0, 3.0]])
+    c = np.array([[1.0, -np.inf, np.nan, np.nan, np.inf]])
+    comparison.update(r, c)
+    found = comparison.result()
+    assert found.nonfinite == 2
+    assert found.elements == 1
+    assert not found.equal
+
+
+def test_shapes_that_differ_are_counted() -> None:
+    comparison = OutputComparison("boxes")
+    comparison.update(np.zeros((3, 4)), np.zeros((2, 4)))
+    found = comparison.result()
+    assert found.mismatched == 1
+    assert found.elements == 0
+    assert not found.equal
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((1, 10), True),
+        ((2, 10, 1, 1), True),
+        ((1, 1, 5), True),
+        ((1, 1), False),
+        ((10,), False),
+        ((1, 4, 4), False),
+        ((0, 3), False),
+    ],
+)
+def test_class_scores_by_shape(shape: tuple[int, ...], expected: bool) -> None:
+    assert is_class_scores(np.zeros(shape)) is expected
+
+
+def test_integer_and_boolean_outputs_are_compared_and_text_is_not() -> None:
+    comparison = Comparison()
+    r = {"i": np.array([[250, 3]], np.uint8), "b": np.array([True, False]), "s": np.array(["a"], dtype=object)}
+    c = {"i": np.array([[3, 250]], np.uint8), "b": np.array([True, True]), "s": np.array(["a"], dtype=object)}
+    comparison.update(r, c)
+    found = {output.name: output for output in comparison.result().outputs}
+    assert set(found) == {"i", "b"}
+    assert found["i"].max_abs_error == 247
+    assert found["i"].top1 == 0.0
+    assert found["b"].max_abs_error == 1
+
+
+def test_sessions_are_compared_over_all_samples() -> None:
+    samples = vectors([np.array([[1.0, 2.0]]), np.array([[3.0, 1.0]])])
+    reference = FakeSession(lambda feed: {"y": feed["x"]}, ["y"])
+    flipped = FakeSession(lambda feed: {"y": feed["x"][:, ::-1]}, ["y"])
+    agreement = compare_sessions(reference, flipped, samples)
+    assert agreement.count == 2
+    assert agreement.top1 == 0.0
+    assert agreement.sqnr_db == pytest.approx(10 * math.log10(15 / 10))
+    assert agreement.to_dict()["outputs"][0]["name"] == "y"
+
+
+def test_many_candidates_share_one_pass() -> None:
+    samples = vectors([np.array([[1.0, 2.0]])] * 3)
+    same = FakeSession(lambda feed: {"y": feed["x"]}, ["y"])
+    found = compare_many(same, {"reference": same, "double": FakeSession(lambda f: {"y": 2 * f["x"]}, ["y"])}, samples)
+    assert samples.decoded == 3
+    assert found["reference"].sqnr_db == math.inf
+    assert found["double"].sqnr_db == pytest.approx(0.0)
+
+
+def test_no_samples_are_refused() -> None:
+    same = FakeSession(lambda feed: {"y": feed["x"]}, ["y"])
+    with pytest.raises(DataError, match="no samples"):
+        compare_sessions(same, same, FakeSamples([]))

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgeq.errors import DataError, RuntimeUnavailableError
+from edgeq.measure import coco
+from edgeq.measure.boxes import Detections
+
+GOOD = {
+    "images": [{"id": 1, "file_name": "a.jpg"}],
+    "categories": [{"id": 4}, {"id": 2, "name": "dog"}],
+    "annotations": [{"id": 1, "image_id": 1, "category_id": 2, "bbox": [1, 2, 3, 4]}],
+}
+
+
+def write(path: Path, plain: object) -> Path:
+    path.write_text(json.dumps(plain))
+    return path
+
+
+def test_what_is_read(tmp_path: Path) -> None:
+    found = coco.load_annotations(write(tmp_path / "i.json", GOOD))
+    assert found.categories == (2, 4)
+    image = found.images["a.jpg"]
+    assert (image.id, image.size) == (1, None)
+    assert image.annotations[0]["area"] == 12.0
+
+
+@pytest.mark.parametrize(
+    ("plain", "message"),
+    [
+        ([], "not a COCO instances file"),
+        (GOOD | {"annotations": None}, "not a COCO instances file"),
+        ({k: v for k, v in GOOD.items() if k != "categories"}, "'categories'"),
+        (GOOD | {"annotations": [{"image_id": 1, "category_id": 2, "bbox": [1, 2]}]}, "not a COCO instances file"),
+        (GOOD | {"annotations": [{"image_id": 1, "category_id": 5, "bbox": [1, 2, 3, 4]}]}, "unknown category 5"),
+    ],
+)
+def test_damaged_files(tmp_path: Path, plain: object, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        coco.load_annotations(write(tmp_path / "i.json", plain))
+
+
+def test_files_that_are_no_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "i.json"
+    with pytest.raises(DataError, match="cannot be read"):
+        coco.load_annotations(path)
+    path.write_bytes(b"\xff\xfe{")
+    with pytest.raises(DataError, match="is not JSON"):
+        coco.load_annotations(path)
+    path.write_text("[" * 100_000)
+    with pytest.raises(DataError, match="is not JSON"):
+        coco.load_annotations(path)
+    monkeypatch.setattr(coco, "MAX_FILE_BYTES", 10)
+    with pytest.raises(DataError, match="larger than"):
+        coco.load_annotations(path)
+
+
+def test_no_package_is_a_clear_error() -> None:
+    with pytest.raises(RuntimeUnavailableError, match=r"neither .* pip install 'edgeq\[coco\]'"):
+        coco.load_package([("edgeq_no_such_package", "COCO", "COCOeval")])
+
+
+def test_both_packages_agree(tmp_path: Path) -> None:
+    for package, _, _ in coco.PACKAGES:
+        pytest.importorskip(package)
+    rng = np.random.default_rng(1)
+    corners = rng.uniform(0, 60, (40, 2))
+    boxes = np.concatenate([corners, rng.uniform(5, 40, (40, 2))], axis=1)
+    plain = {
+        "images": [{"id": i, "file_name": f"{i}.jpg", "width": 100, "height": 100} for i in range(4)],
+        "categories": [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}],
+        "annotations": [
+            {"image_id": i % 4, "category_id": 1 + i % 2, "bbox": box.tolist()} for i, box in enumerate(boxes)
+        ],
+    }
+    annotations = coco.load_annotations(write(tmp_path / "i.json", plain))
+    found = []
+    for i in range(4):
+        seen = boxes[i::4] + rng.normal(0, 2, (10, 4))
+        corners = np.concatenate([seen[:, :2], seen[:, :2] + seen[:, 2:]], axis=1)
+        classes = (np.arange(i, 40, 4) % 2).astype(np.int64)
+        found.append((annotations.images[f"{i}.jpg"], Detections(corners, rng.uniform(size=10), classes)))
+    one, other = (
+        coco.mean_average_precision(annotations, found, coco.load_package([package])) for package in coco.PACKAGES
+    )
+    assert 0.1 < one["mAP50-95"] < 1
+    assert one == pytest.approx(other, abs=1e-9)

@@ -1,0 +1,150 @@
+"""Coverage is judged from what ran: synthetic profiles for the rules, a real session for the whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from edgeq.measure.coverage import aliases, judge, measure_coverage
+from edgeq.model.macs import node_macs
+from edgeq.session import SessionSettings
+
+
+Shaped = tuple[str, list[int]]
+
+
+def event(name: str, op_type: str, inputs: list[Shaped], output: Shaped) -> dict[str, Any]:
+    arguments = {
+        "op_name": op_type,
+        "input_type_shape": [{dtype: shape} for dtype, shape in inputs],
+        "output_type_shape": [{output[0]: output[1]}],
+    }
+    return {"cat": "Node", "name": f"{name}_kernel_time", "args": arguments}
+
+
+IMAGE = ("uint8", [1, 8, 8, 16])
+FLOAT_IMAGE = ("float", [1, 16, 8, 8])
+
+
+@pytest.mark.parametrize(
+    ("op_type", "first", "kind"),
+    [
+        ("QLinearConv", IMAGE, "int8"),
+        ("Slice", IMAGE, "int8"),
+        ("Conv", FLOAT_IMAGE, "float"),
+        ("Softmax", FLOAT_IMAGE, "float"),
+        ("QuantizeLinear", FLOAT_IMAGE, "conversion"),
+        ("DequantizeLinear", IMAGE, "conversion"),
+        ("DynamicQuantizeMatMul", ("float", [1, 16]), "int8"),
+        ("ReorderInput", FLOAT_IMAGE, "other"),
+        ("Gather", ("int64", [1]), "other"),
+    ],
+)
+def test_kind(op_type: str, first: Shaped, kind: str) -> None:
+    dtype = "int64" if first[0] == "int64" else "float"
+    (run,) = judge([event("n", op_type, [first], (dtype, first[1]))], {}, {}, {})
+    assert run.kind == kind
+
+
+def test_only_kernels_count() -> None:
+    other = {"cat": "Session", "name": "session_initialization", "args": {}}
+    before = {"cat": "Node", "name": "n_fence_before", "args": {"op_name": "Conv"}}
+    assert judge([other, before], {}, {}, {}) == ()
+
+
+@pytest.mark.parametrize(
+    "name", ["conv", "conv_token_7", "conv_nchwc", "conv_token_7_nchwc", "conv/duplicated", "y", "relu"]
+)
+def test_renamed_nodes_are_recognised(name: str) -> None:
+    macs, known = {"conv": 1000}, {"conv": "conv", "y": "conv", "relu": "conv"}
+    weights = {name: (16, 16, 3, 3)}
+    (run,) = judge([event(name, "Conv", [FLOAT_IMAGE], FLOAT_IMAGE)], weights, macs, known)
+    assert (run.source, run.macs) == ("conv", 1000)
+
+
+def test_an_activation_that_runs_by_itself_is_not_the_node_before_it() -> None:
+    (run,) = judge([event("relu", "Relu", [FLOAT_IMAGE], FLOAT_IMAGE)], {}, {"conv": 1000}, {"relu": "conv"})
+    assert (run.source, run.macs) == ("relu", 0)
+
+
+def test_macs_from_shapes_where_the_name_is_lost() -> None:
+    conv = event("fused_1", "QLinearConv", [IMAGE], ("uint8", [1, 8, 8, 32]))
+    matmul = event("fused_2", "MatMulIntegerToFloat", [("uint8", [2, 5, 64])], ("float", [2, 5, 10]))
+    runs = judge([conv, matmul], {"fused_1": (32, 16, 3, 3)}, {}, {})
+    assert [run.macs for run in runs] == [8 * 8 * 32 * 16 * 9, 2 * 5 * 10 * 64]
+
+
+def model(tmp_path: Path) -> Path:
+    """A Conv in integers, by hand-placed Q/DQ, then an Exp that no integer kernel has."""
+    rng = np.random.default_rng(0)
+    weight = rng.integers(-127, 127, (8, 4, 3, 3), dtype=np.int8)
+    scalars = {"s": np.float32(0.02), "ws": np.float32(0.01), "zp": np.uint8(128), "wz": np.int8(0)}
+    initializers = [onnx.numpy_helper.from_array(np.asarray(v), k) for k, v in scalars.items()]
+    initializers.append(onnx.numpy_helper.from_array(weight, "wq"))
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "zp"], ["xq"], "q"),
+        helper.make_node("DequantizeLinear", ["xq", "s", "zp"], ["xd"], "dq"),
+        helper.make_node("DequantizeLinear", ["wq", "ws", "wz"], ["w"], "dw"),
+        helper.make_node("Conv", ["xd", "w"], ["c"], "conv"),
+        helper.make_node("QuantizeLinear", ["c", "s", "zp"], ["cq"], "q2"),
+        helper.make_node("DequantizeLinear", ["cq", "s", "zp"], ["cd"], "dq2"),
+        helper.make_node("Exp", ["cd"], ["y"], "exp"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4, 6, 6])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 8, 4, 4])],
+        initializers,
+    )
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def float_source() -> onnx.ModelProto:
+    weight = onnx.numpy_helper.from_array(np.zeros((8, 4, 3, 3), np.float32), "w")
+    nodes = [helper.make_node("Conv", ["x", "w"], ["c"], "conv"), helper.make_node("Exp", ["c"], ["y"], "exp")]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4, 6, 6])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 8, 4, 4])],
+        [weight],
+        value_info=[helper.make_tensor_value_info("c", TensorProto.FLOAT, [1, 8, 4, 4])],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+
+
+def test_a_real_session(tmp_path: Path) -> None:
+    feed = {"x": np.ones((1, 4, 6, 6), np.float32)}
+    found = measure_coverage(
+        model(tmp_path), SessionSettings(), feed, float_source(), lambda name, op_type: f"{op_type} because"
+    )
+    assert found.int8_macs == 8 * 4 * 4 * 4 * 9
+    assert found.float_macs == 0
+    assert found.share == 1.0
+    assert [(n.name, n.op_type, n.reason) for n in found.float_nodes] == [("exp", "Exp", "Exp because")]
+    assert found.to_dict()["float_nodes"][0]["name"] == "exp"
+    assert list(tmp_path.iterdir()) == [tmp_path / "m.onnx"], "the profile and the optimised graph are not left behind"
+
+
+def test_an_unfused_graph_is_float(tmp_path: Path) -> None:
+    feed = {"x": np.ones((1, 4, 6, 6), np.float32)}
+    found = measure_coverage(
+        model(tmp_path), SessionSettings(optimization="none"), feed, float_source(), lambda name, op_type: "why"
+    )
+    assert found.share == 0.0
+    assert found.float_macs == 8 * 4 * 4 * 4 * 9
+
+
+def test_aliases() -> None:
+    source = float_source()
+    macs = {name: count for name, count in node_macs(source).items() if count}
+    assert list(macs) == ["conv"]
+    assert aliases(source, macs) == {"conv": "conv", "c": "conv", "exp": "conv", "y": "conv"}

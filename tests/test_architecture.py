@@ -1,0 +1,277 @@
+"""The rules of the house, read off the source: floors, forbidden imports, swallowed errors, hardware names, faces.
+
+When one of these fails, the code is wrong far more often than the rule. docs/architecture.md says why each exists.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from edgeq.cli import COMMANDS
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+EDGEQ = REPOSITORY / "edgeq"
+RUNTIME = REPOSITORY / "targets" / "runtime"
+
+# From the ground up. A room is a module or package directly under edgeq/; it imports from floors below its own.
+FLOORS = (
+    {"errors"},
+    {"resources", "progress", "atomic", "signature", "device", "demo"},
+    {"scheme", "session"},
+    {"model", "data", "hardware"},
+    {"calibrate", "measure", "bundle"},
+    {"backends", "emulate", "report"},
+    {"pipeline"},
+    {"tune"},
+    {"cli", "compat"},
+    {"__init__", "__main__"},
+)
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+
+PICKLES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+
+HARDWARE = re.compile(
+    r"(?<![a-z0-9])("
+    r"x86(_64)?|x64|amd64|i[3-6]86|arm64|aarch64|armv\d\w*|riscv\d*|ppc64le|s390x"
+    r"|sse\d?\w*|avx\w*|amx\w*|vnni\w*|neon|asimd\w*|dotprod|i8mm|sve\d?|rvv"
+    r"|cortex\w*|neoverse\w*|graviton\d?|zen\d?|epyc|ryzen|xeon|haswell|broadwell|skylake|nehalem"
+    r"|(cascade|alder|sapphire|ice|lunar|arrow)[ _-]?(lake|rapids)|apple m\d"
+    r"|genuineintel|authenticamd|tesla|jetson|orin|t4|a100|h100|ampere|hopper|turing|gemmini|raspberry"
+    r")(?![a-z0-9])"
+)
+
+
+def python_files(root: Path) -> list[Path]:
+    return sorted(p for p in root.rglob("*.py") if "_shipped" not in p.parts)
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"), str(path))
+
+
+def where(path: Path, node: ast.AST) -> str:
+    return f"{path.relative_to(REPOSITORY)}:{getattr(node, 'lineno', '?')}"
+
+
+def room(path: Path) -> str:
+    return path.relative_to(EDGEQ).parts[0].removesuffix(".py")
+
+
+def imports(path: Path, root: Path) -> Iterator[tuple[ast.AST, str]]:
+    """Every dotted name that the file imports, relative imports resolved against its place under `root`."""
+    package = (*path.relative_to(root).parts[:-1],)
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(part for part in (base, node.module) if part)
+            for alias in node.names:
+                yield node, f"{module}.{alias.name}"
+
+
+def everything_under_edgeq() -> list[Path]:
+    return python_files(EDGEQ)
+
+
+def everything_shipped() -> list[Path]:
+    return python_files(EDGEQ) + python_files(RUNTIME)
+
+
+def test_every_room_has_a_floor() -> None:
+    unknown = sorted({room(p) for p in everything_under_edgeq()} - set(FLOOR_OF))
+    assert not unknown, f"give {unknown} a floor in FLOORS and in docs/architecture.md"
+
+
+def test_the_documented_floors_are_these() -> None:
+    text = (REPOSITORY / "docs" / "architecture.md").read_text("utf-8")
+    rows = re.findall(r"^\| (\d) \| (.*) \|$", text, re.MULTILINE)
+    drawn = {int(floor): set(re.findall(r"`(\w+)`", rooms)) for floor, rooms in rows}
+    outermost = len(FLOORS) - 1  # described in words
+    assert sorted(drawn) == list(range(len(FLOORS)))
+    assert {f: r for f, r in drawn.items() if f != outermost} == dict(enumerate(FLOORS[:outermost]))
+
+
+def test_rooms_import_only_from_floors_below() -> None:
+    wrong = []
+    for path in everything_under_edgeq():
+        own = room(path)
+        for node, name in imports(path, REPOSITORY):
+            parts = name.split(".")
+            if parts[0] != "edgeq" or len(parts) == 1 or name == "edgeq.__version__":
+                continue
+            other = parts[1]
+            if other != own and FLOOR_OF.get(other, len(FLOORS)) >= FLOOR_OF[own]:
+                wrong.append(f"{where(path, node)}: {own} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_the_outermost_modules_import_edgeq_whole() -> None:
+    wrong = [
+        where(path, node)
+        for path in everything_under_edgeq()
+        for node, name in imports(path, REPOSITORY)
+        if name == "edgeq" and FLOOR_OF[room(path)] < FLOOR_OF["cli"]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_device_side_stands_alone() -> None:
+    allowed = sys.stdlib_module_names | {"numpy", "onnxruntime", "edgeq_device"}
+    wrong = [
+        f"{where(path, node)}: imports {name}"
+        for path in python_files(RUNTIME)
+        for node, name in imports(path, RUNTIME)
+        if name.split(".")[0] not in allowed
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_device_side_is_python_3_9() -> None:
+    wrong = []
+    for path in python_files(RUNTIME):
+        parsed = ast.parse(path.read_text("utf-8"), str(path), feature_version=(3, 9))
+        postponed = any(name == "__future__.annotations" for _, name in imports(path, RUNTIME))
+        for node in ast.walk(parsed):
+            if isinstance(node, ast.Match) or type(node).__name__ == "TryStar":
+                wrong.append(f"{where(path, node)}: {type(node).__name__} is newer than 3.9")
+            if isinstance(node, ast.Call):
+                late = {k.arg for k in node.keywords} & {"kw_only", "slots"}
+                called = node.func.id if isinstance(node.func, ast.Name) else ""
+                if (called == "dataclass" and late) or (called == "zip" and node.keywords):
+                    wrong.append(f"{where(path, node)}: a keyword newer than 3.9")
+            if isinstance(node, (ast.AnnAssign, ast.arg)) and node.annotation is not None and not postponed:
+                wrong.append(f"{where(path, node)}: annotations need `from __future__ import annotations`")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_unpickles() -> None:
+    wrong = []
+    for path in everything_shipped():
+        wrong += [
+            f"{where(path, n)}: imports {name}"
+            for n, name in imports(path, REPOSITORY)
+            if name.split(".")[0] in PICKLES
+        ]
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+                if not (isinstance(node.value, ast.Constant) and node.value.value is False):
+                    wrong.append(f"{where(path, node.value)}: allow_pickle is not False")
+            elif isinstance(node, ast.Name) and node.id in {"eval", "exec"}:
+                wrong.append(f"{where(path, node)}: {node.id}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_error_is_swallowed() -> None:
+    wrong = []
+    for path in everything_shipped():
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ExceptHandler):
+                if node.type is None:
+                    wrong.append(f"{where(path, node)}: bare except")
+                if all(
+                    isinstance(s, ast.Pass) or (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))
+                    for s in node.body
+                ):
+                    wrong.append(f"{where(path, node)}: except that does nothing")
+            elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "suppress":
+                broad = {ast.unparse(a) for a in node.args} & {"Exception", "BaseException"}
+                wrong += [f"{where(path, node)}: suppress({name})" for name in sorted(broad)]
+    assert not wrong, "\n".join(wrong)
+
+
+def conditions(module: ast.Module) -> Iterator[ast.AST]:
+    for node in ast.walk(module):
+        if isinstance(node, (ast.If, ast.IfExp, ast.While)):
+            yield node.test
+        elif isinstance(node, ast.comprehension):
+            yield from node.ifs
+        elif isinstance(node, ast.match_case):
+            yield node.pattern
+        elif isinstance(node, ast.Compare):
+            yield node
+
+
+def hardware_names(module: ast.Module) -> Iterator[tuple[ast.AST, str]]:
+    for condition in conditions(module):
+        for node in ast.walk(condition):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found = HARDWARE.search(node.value.lower())
+                if found:
+                    yield node, found.group(1)
+
+
+def test_no_condition_names_hardware() -> None:
+    """What hardware is and wants stands in profiles/ and targets/, where a contributor can add a board."""
+    wrong = sorted(
+        {
+            f"{where(path, node)}: a condition names {name!r}"
+            for path in everything_under_edgeq()
+            for node, name in hardware_names(tree(path))
+        }
+    )
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("if arch == 'arm64': pass", {"arm64"}),
+        ("x = 1 if 'avx512_vnni' in features else 2", {"avx512_vnni"}),
+        ("[f for f in flags if f.startswith('sse4')]", {"sse4"}),
+        ("match cpu:\n    case 'Cortex-A72': pass", {"cortex"}),
+        ("ok = name != 'Zen 4'", {"zen"}),
+        ("if method == 'entropy': pass", set()),
+        ("spellings = {'amd64': 'x86_64'}", set()),
+    ],
+)
+def test_hardware_names_are_recognised(source: str, names: set[str]) -> None:
+    assert {name for _, name in hardware_names(ast.parse(source))} == names
+
+
+def leaves(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    if isinstance(command, click.Group):
+        for child, inner in sorted(command.commands.items()):
+            yield from leaves(f"{name} {child}", inner)
+    else:
+        yield name, command
+
+
+def test_every_command_file_is_listed() -> None:
+    files = {p.stem.replace("_", "-") for p in (EDGEQ / "cli").glob("*.py") if not p.stem.startswith("_")}
+    assert files - set(COMMANDS) == set(), "name it in COMMANDS, edgeq/cli/__init__.py"
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_explains_itself_and_speaks_json(name: str) -> None:
+    command = importlib.import_module(f"edgeq.cli.{name.replace('-', '_')}").command
+    assert isinstance(command, click.Command)
+    assert COMMANDS[name].endswith(".")
+    for full, leaf in leaves(name, command):
+        assert leaf.help, f"edgeq {full} has no help"
+        options = {o for p in leaf.params for o in p.opts}
+        assert {"--json", "--quiet", "--verbose"} <= options, f"edgeq {full} does not use @common"
+        for parameter in leaf.params:
+            if isinstance(parameter, click.Option):
+                assert parameter.help, f"edgeq {full} {parameter.opts[0]} has no help"
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """`edgeq --help` answers at once because onnx, onnxruntime, numpy and rich wait until a command needs them."""
+    heavy = {"numpy", "onnx", "onnxruntime", "onnx_ir", "rich", "PIL", "sympy", "cpuinfo"}
+    wrong = []
+    for path in (EDGEQ / "__init__.py", EDGEQ / "__main__.py", *sorted((EDGEQ / "cli").glob("*.py"))):
+        for node in tree(path).body:
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            wrong += [f"{where(path, node)}: {n} at module level" for n in names if n.split(".")[0] in heavy]
+    assert not wrong, "\n".join(wrong)

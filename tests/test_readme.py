@@ -1,0 +1,29 @@
+"""What the README shows exists: commands, scripts, links."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from edgeq.cli import COMMANDS
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+README = (REPOSITORY / "README.md").read_text("utf-8")
+BLOCKS = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_two_commands_come_first() -> None:
+    assert [line.split()[0] for line in BLOCKS[0].splitlines()] == ["scripts/quickstart", "scripts/test"]
+
+
+def test_commands_exist() -> None:
+    shown = set(re.findall(r"^edgeq ([a-z]+)", "\n".join(BLOCKS), re.MULTILINE))
+    assert shown
+    assert shown <= set(COMMANDS)
+
+
+def test_files_exist() -> None:
+    named = set(re.findall(r"\]\(([^)#:]+)\)", README))
+    named |= set(re.findall(r"`((?:scripts|docs|edgeq|profiles|targets)/[\w./]*)`", README))
+    assert named
+    assert [n for n in sorted(named) if not (REPOSITORY / n).exists()] == []

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from edgeq import demo
+from edgeq.errors import RuntimeUnavailableError
+from edgeq.session import SessionSettings, onnxruntime, open_session
+
+
+def model_of(op_type: str) -> bytes:
+    tensor = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in ("x", "y")]
+    graph = helper.make_graph([helper.make_node(op_type, ["x"], ["y"])], "g", tensor[:1], tensor[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+def test_bytes_and_files_run_alike(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model_of("Neg"))
+    x = np.array([1.0, -2.0], np.float32)
+    for source in (path, path.read_bytes()):
+        np.testing.assert_array_equal(open_session(source).run(None, {"x": x})[0], -x)
+
+
+def test_settings_reach_onnxruntime(tmp_path: Path) -> None:
+    optimized = tmp_path / "optimized.onnx"
+    session = open_session(
+        demo.MODEL,
+        SessionSettings(
+            config={"session.x64quantprecision": "1"},
+            intra_op_threads=1,
+            optimization="basic",
+            save_optimized_to=optimized,
+            profile_prefix=tmp_path / "profile",
+        ),
+    )
+    options = session.get_session_options()
+    assert options.intra_op_num_threads == 1
+    assert options.get_session_config_entry("session.x64quantprecision") == "1"
+    assert Path(session.end_profiling()).parent == tmp_path
+    kinds = {node.op_type for node in onnx.load(optimized).graph.node}
+    assert "BatchNormalization" not in kinds, "the basic level folds it"
+
+
+def test_no_optimization_means_none(tmp_path: Path) -> None:
+    optimized = tmp_path / "optimized.onnx"
+    open_session(demo.MODEL, SessionSettings(optimization="none", save_optimized_to=optimized))
+    assert "BatchNormalization" in {node.op_type for node in onnx.load(optimized).graph.node}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"", "refuses"), (b"this is not a model", "refuses"), (model_of("NoSuchOperator"), "NoSuchOperator")],
+    ids=["empty", "text", "unknown operator"],
+)
+def test_a_refused_model_is_one_line_that_names_it(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    with pytest.raises(RuntimeUnavailableError, match=words) as caught:
+        open_session(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeUnavailableError, match=r"absent\.onnx"):
+        open_session(tmp_path / "absent.onnx")
+
+
+def test_bytes_are_called_the_model() -> None:
+    with pytest.raises(RuntimeUnavailableError, match="refuses the model"):
+        open_session(b"this is not a model")
+
+
+def test_without_onnxruntime_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(RuntimeUnavailableError) as caught:
+        onnxruntime()
+    assert "edgeq[cpu]" in caught.value.fix
+    assert "edgeq[gpu]" in caught.value.fix
