@@ -1,4 +1,4 @@
-"""Removing nodes that do nothing at inference: Identity, Dropout, and whatever no output depends on."""
+"""Removing what does nothing at inference: Identity, Dropout, a Cast to the same type, what no output depends on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tidy(model: ir.Model) -> int:
 
 
 def remove_no_ops(model: ir.Model) -> int:
-    """Bypass Identity nodes, and Dropout nodes that are not in training mode, in place.
+    """Bypass Identity nodes, Dropout nodes that are not in training mode, and Casts that change nothing, in place.
 
     1. The output is no graph output: its users read the input instead.
     2. It is one, and the input is made by a node of the same graph and is no graph output: the input takes its name.
@@ -62,6 +62,8 @@ def _does_nothing(node: ir.Node) -> bool:
         return False
     if node.op_type == "Identity":
         return True
+    if node.op_type == "Cast":
+        return node.inputs[0].dtype is not None and node.inputs[0].dtype == node.attributes.get_int("to", 0)
     return node.op_type == "Dropout" and not _mask_used(node) and not _training(node)
 
 
