@@ -97,6 +97,7 @@ def open_job(
     collected: Statistics | None = None
     if static and statistics is not None:
         collected = Statistics.load(statistics)
+        collected.check_model(prepared.digest, str(statistics))
     elif static:
         if calibration is None:
             raise UsageError("static quantization needs calibration samples", "Give --data or --calibration")
