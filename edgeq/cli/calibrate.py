@@ -80,7 +80,13 @@ def merge(face: Face, parts: tuple[Path, ...], output: Path, force: bool) -> Non
 @click.argument("path", type=PATH)
 @click.option("--tensor", "tensors", multiple=True, metavar="NAME", help="Plot this tensor. Repeatable.")
 @click.option("--svg", type=PATH, metavar="OUT.svg", help="Write histograms and thresholds as SVG.")
-@click.option("--activation-type", type=click.Choice(["int8", "uint8"]), default="uint8", show_default=True)
+@click.option(
+    "--activation-type",
+    type=click.Choice(["int8", "uint8"]),
+    default="uint8",
+    show_default=True,
+    help="Integers that entropy and mse choose for.",
+)
 @click.option("--symmetric", is_flag=True, help="Ranges with zero in the middle.")
 @click.option("--force", is_flag=True, help="Replace the SVG if it exists.")
 @common
