@@ -91,10 +91,10 @@ def collect(
     data_digest = samples.digest()
     state = _initial(start, digest, data_digest, names, total)
     workers = workers or min(MOST_WORKERS, _cores())
-    waves, workers = split_in_waves(graph, names, state, samples, memory, workers)
+    waves, workers = split_in_waves(graph, names, state, samples, total, memory, workers)
 
     def snapshot() -> Statistics:
-        return Statistics(digest, data_digest, min(t.samples for t in state.values()), state, total)
+        return Statistics(digest, data_digest, min((t.samples for t in state.values()), default=total), state, total)
 
     with progress.stage(f"calibrating {len(names)} tensors", total * len(waves)) as advance:
         for wave in waves:
