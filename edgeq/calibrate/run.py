@@ -35,6 +35,7 @@ def calibrate_to(
     skip: Sequence[str] = (),
     memory: int | None = None,
     workers: int | None = None,
+    every_element: bool = False,
     checkpoint_seconds: float = 30.0,
     progress: Progress = SILENT,
 ) -> Statistics:
@@ -48,7 +49,7 @@ def calibrate_to(
             one. Without anything there, start.
         force: replace what is in `directory`.
         skip: names of tensors not to record.
-        memory: bytes that activations may take; see `collect`.
+        memory, workers, every_element: see `collect`.
 
     Raises:
         CalibrationError: a value is NaN or infinite; what is in `directory` belongs to other data or another model.
@@ -76,6 +77,7 @@ def calibrate_to(
             model_digest=prepared.digest,
             memory=memory,
             workers=workers,
+            every_element=every_element,
             start=start,
             checkpoint=lambda partial: save_statistics(partial, directory, force=True),
             checkpoint_seconds=checkpoint_seconds,

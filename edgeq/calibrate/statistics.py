@@ -53,7 +53,8 @@ class TensorStatistics:
         count: elements seen.
         minimum, maximum: exact extrema; +inf and -inf while nothing was seen. Minus zero is stored as zero.
         minimum_sum, maximum_sum: sums over samples of the extrema of each sample, in units of 2^-149.
-        histogram: every element, counted.
+        histogram: every element, or of a tensor that is very large in one sample an evenly spread part, each counted
+            for as many as it stands for.
         channels: extrema per channel where they were asked for.
     """
 

@@ -51,6 +51,7 @@ def command() -> None:
 @click.option("--memory", metavar="SIZE", help="Bound on activations held at once, such as 500MB or 2GB.")
 @click.option("--skip", multiple=True, metavar="TENSOR", help="Do not record this tensor. Repeatable.")
 @click.option("--workers", type=click.IntRange(min=1), help="Samples run at the same time.")
+@click.option("--every-element", is_flag=True, help="Count all elements of very large tensors too (slower).")
 @click.option("--resume", is_flag=True, help="Continue an interrupted run.")
 @click.option("--force", is_flag=True, help="Replace what is there.")
 @common

@@ -6,7 +6,6 @@ import onnx_ir as ir
 from onnx_ir.passes.common import (
     LiftConstantsToInitializersPass,
     RemoveInitializersFromInputsPass,
-    RemoveUnusedNodesPass,
 )
 
 
@@ -18,9 +17,11 @@ def tidy(model: ir.Model) -> int:
     """
     RemoveInitializersFromInputsPass()(model)
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    before = _count(model)
-    RemoveUnusedNodesPass()(model)
-    return before - _count(model)
+    dropped, last = 0, -1
+    while dropped != last:  # what only a dead node in a branch used dies in the next round
+        last = dropped
+        dropped += sum(_drop_dead(graph) for graph in model.graphs())
+    return dropped
 
 
 def remove_no_ops(model: ir.Model) -> int:
@@ -95,5 +96,15 @@ def _bypass(node: ir.Node, graph: ir.Graph) -> bool:
     return True
 
 
-def _count(model: ir.Model) -> int:
-    return sum(len(graph) for graph in model.graphs())
+def _drop_dead(graph: ir.Graph) -> int:
+    """Remove nodes and weights that nothing uses. onnx-ir's own pass also switches BatchNormalization out of training
+    mode in releases up to 1.0, which changes results."""
+    dead = 0
+    for node in reversed(graph):
+        if not any(o.uses() or o.is_graph_output() for o in node.outputs):
+            graph.remove(node, safe=True)
+            dead += 1
+    for name, value in list(graph.initializers.items()):
+        if not (value.uses() or value.is_graph_output() or value.is_graph_input()):
+            del graph.initializers[name]
+    return dead

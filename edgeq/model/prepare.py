@@ -210,6 +210,9 @@ def _set_shapes(proto: onnx.ModelProto, notes: list[str]) -> None:
     outputs = {o.name for o in proto.graph.output}
     made = [o for node in proto.graph.node for o in node.output if o in shapes and o not in outputs]
     infos = [shapes[name] for name in made]
+    for output in proto.graph.output:
+        if not output.type.tensor_type.HasField("shape") and output.name in shapes:
+            output.CopyFrom(shapes[output.name])
     del proto.graph.value_info[:]
     proto.graph.value_info.extend(infos)
     unknown = unknown_shapes(proto)

@@ -109,10 +109,9 @@ def test_damaged_flatbuffers_end_in_an_error_or_a_table(data: st.DataObject) -> 
     damaged = bytes(whole[: data.draw(st.integers(0, len(whole)))])
     try:
         pairs = decode_table(damaged)
-    except (ValueError, IndexError, struct.error) as error:
-        assert str(error)
-    else:
-        assert all(isinstance(text, str) for pair in pairs for text in pair)
+    except (ValueError, IndexError, struct.error):
+        return
+    assert all(isinstance(text, str) for pair in pairs for text in pair)
 
 
 @pytest.mark.parametrize(
