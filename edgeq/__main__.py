@@ -8,7 +8,7 @@ import signal
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from edgeq.cli import main  # noqa: E402
+from edgeq.cli import main
 
 if __name__ == "__main__":
     main()

@@ -50,7 +50,7 @@ class Face:
 
         class Piped(Console):
             def on_broken_pipe(self) -> None:
-                raise  # noqa: PLE0704  # rich calls this while it handles the error, and would end the program itself
+                raise  # rich calls this while it handles the error, and would end the program itself
 
         return Piped(soft_wrap=not sys.stdout.isatty(), highlight=False)
 
@@ -94,7 +94,8 @@ def common(function: F) -> F:
     @click.option("-v", "--verbose", is_flag=True, help="Give reasons.")
     @functools.wraps(function)
     def wrapped(*args: Any, as_json: bool, quiet: bool, verbose: bool, **kwargs: Any) -> Any:
-        logging.getLogger().setLevel(logging.INFO if verbose else logging.ERROR)
+        # onnxruntime's quantizer warns of what edgeq has done already.
+        logging.getLogger().setLevel(logging.ERROR)
         with ends_in_one_line(verbose=verbose):
             return function(*args, face=Face(as_json, quiet, verbose), **kwargs)
 

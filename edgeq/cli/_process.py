@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -49,8 +50,7 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 @contextmanager
 def ends_in_one_line(*, verbose: bool = False) -> Iterator[None]:
     """End the program on any error with its line on stderr and its exit code; with `verbose`, a bug's traceback too."""
-    if sys.stdout is None:  # closed by whoever started the program
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # it lives as long as the program
+    _prepare_output()
     try:
         yield
     except EdgeqError as error:
@@ -73,6 +73,15 @@ def ends_in_one_line(*, verbose: bool = False) -> Iterator[None]:
         _end(f"{error.filename or 'standard output'}: {error.strerror}", OutputError.exit_code)
     except Exception as error:
         _end_bug(error, verbose=verbose)
+
+
+def _prepare_output() -> None:
+    """Standard output that was closed by the caller is nowhere; what its encoding does not have is written as escapes,
+    as it is on stderr (a file name need not be text)."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # it lives as long as the program
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _end_bug(error: Exception, *, verbose: bool) -> NoReturn:
