@@ -180,7 +180,9 @@ def test_a_full_disk_for_work_files(room: Room, small_disk: Path, monkeypatch: p
 
     (small_disk / "filling").write_bytes(b"0" * 65_536)
     monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
-    says = f"no space left in {small_disk} for the work files of int8.onnx. Free some space and run again, or set TMPDIR"
+    says = (
+        f"no space left in {small_disk} for the work files of int8.onnx. Free some space and run again, or set TMPDIR"
+    )
     room.refused(OUTPUT, "quantize", *GOOD, "-o", "int8.onnx", says=says)
     assert contents(small_disk).keys() == {"filling"}
 
