@@ -1,4 +1,4 @@
-"""How commands talk: JSON alone on stdout, silence on request, exit codes as documented, output that cannot be written."""
+"""How commands talk: JSON alone on stdout, silence on request, documented exit codes, output that nobody takes."""
 
 from __future__ import annotations
 
