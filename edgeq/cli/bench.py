@@ -58,11 +58,11 @@ def command(
     edgeq bench int8.onnx --against float.onnx --data val/ --preprocess imagenet
     edgeq bench bundle/ --scenario all --pin 0-3
     """
-    from edgeq_device.bench_options import parse_settings
+    from edgeq_device.bench_settings import parse_settings
     from edgeq_device.feeds import parse_shapes
 
+    from edgeq.device import device_errors
     from edgeq.measure.bench import BenchData, bench
-    from edgeq.measure.device import device_errors
 
     with device_errors():
         settings = parse_settings(**options)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Target or profile name, or a .toml file. Repeatable.",
 )
-@click.option("-o", "--output", type=PATH, required=True, metavar="DIR|FILE.edgeq")
+@click.option("-o", "--output", type=PATH, required=True, metavar="DIR|FILE.edgeq", help="The bundle.")
 @click.option("--with-float", is_flag=True, help="Put the float32 model in, so that the device can time both.")
 @click.option(
     "--selftest", type=click.IntRange(min=1), default=2, show_default=True, help="Samples that travel as test vectors."
@@ -53,12 +53,12 @@ def command(face: Face, model: Path, targets: tuple[str, ...], output: Path, **o
 def _draw(console: Console, result: Packaged, *, verbose: bool) -> None:
     from edgeq.cli._proof import draw_proof
 
-    for name, (built, proof, native) in result.variants.items():
-        scheme = built.artifact.scheme
+    for name, variant in result.variants.items():
+        scheme = variant.built.artifact.scheme
         console.print(f"{name}: {scheme.mode} {scheme.format} {scheme.pair}", style="bold", markup=False)
-        if not native:
+        if not variant.native:
             console.print("  checked on this machine's kernels, which are not the target's", markup=False)
-        draw_proof(console, proof, verbose=verbose)
+        draw_proof(console, variant.proof, verbose=verbose)
     for note in result.notes:
         console.print(f"note: {note}", markup=False)
     console.print(f"bundle: {result.bundle}", markup=False)

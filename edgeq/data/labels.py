@@ -2,7 +2,8 @@
 
     none                    no labels, whatever the reader found
     folder                  class sub-folders (the default for such folders)
-    name:{label}_*          the part of the file name where {label} stands; * is any text. Digits become an integer
+    name:{label}_*          the part of the file name (without its suffix, or with it) where {label} stands; * is any
+                            text, and digits become an integer
     FILE.csv / .txt         lines of name and label, "name,label" or "name label"; a header line is allowed
     FILE.json               {"name": label, …} or [{"name": …, "label": …}, …]
     FILE.npy / IDX          one label a sample, by position
@@ -47,8 +48,8 @@ def load_labels_from(labels: Any, folder: Path | None, count: int, *, inside: bo
     """How to label records.
 
     Args:
-        labels: a string or path as above, a mapping of names, or a sequence by position. None and "folder" leave the
-            label that the reader found.
+        labels: a string or path as above, a mapping of names, or a sequence by position. None leaves the label that the
+            reader found.
         folder: where relative label files are looked for if not in the current directory.
         count: records there are, to check labels by position.
         inside: the name of the label file comes from the data folder itself (a sidecar): it must lie in `folder`.
@@ -56,9 +57,11 @@ def load_labels_from(labels: Any, folder: Path | None, count: int, *, inside: bo
     Raises:
         DataError: an unknown form, an unreadable file, a number of labels that differs.
     """
-    if labels is None or labels == "folder":
+    if labels is None:
         return None
-    if labels == "none":
+    if isinstance(labels, str) and labels == "folder":
+        return _by_folder
+    if isinstance(labels, str) and labels == "none":
         return lambda index, record: None
     if isinstance(labels, Mapping):
         return _by_name({str(name): label for name, label in labels.items()}, "the labels")
@@ -132,6 +135,14 @@ def _from_json(text: str, path: Path) -> dict[str, Any]:
     raise DataError(f"{path} has another form", 'Write {"name": label, …} or [{"name": …, "label": …}, …]')
 
 
+def _by_folder(index: int, record: Record) -> Any:
+    if "class" not in record.context:
+        raise DataError(
+            f"{record.name} is in no class folder", "Put every sample into one of at least two sub-folders of the data"
+        )
+    return record.label
+
+
 def _by_position(values: Sequence[Any], count: int, where: str) -> LabelOf:
     if len(values) != count:
         raise DataError(f"{where}: {len(values)} labels for {count} samples", "Give one label a sample, in their order")
@@ -158,7 +169,7 @@ def _by_pattern(pattern: str) -> LabelOf:
 
     def label_of(index: int, record: Record) -> Any:
         file = str(record.context.get("file", record.name))
-        match = compiled.fullmatch(file) or compiled.fullmatch(PurePosixPath(file).stem)
+        match = compiled.fullmatch(PurePosixPath(file).stem) or compiled.fullmatch(file)
         if match is None:
             raise DataError(f"{record.name} does not match the label pattern {pattern!r}", "Correct the pattern")
         return plain_label(match[1])

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 
 from edgeq.data.arrays import damage

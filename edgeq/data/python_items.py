@@ -6,18 +6,17 @@ memory stays flat.
 
 from __future__ import annotations
 
-import io
 import tempfile
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
 
 from edgeq.data.fit import first_input
 from edgeq.data.records import Hash, Record, Rows
-from edgeq.data.state import Array
 from edgeq.errors import DataError
 from edgeq.signature import Signature
 
@@ -93,50 +92,58 @@ def split_item(item: Any, signature: Signature, target: str, where: str) -> tupl
     """
     names = [spec.name for spec in signature.inputs]
     if isinstance(item, Mapping):
-        return {str(name): _array(value) for name, value in item.items()}, None
+        return {str(name): _array(value, where) for name, value in item.items()}, None
     if isinstance(item, tuple) and len(item) == 2 and (isinstance(item[0], Mapping | tuple) or len(names) != 2):
         inputs, _ = split_item(item[0], signature, target, where)
         return inputs, item[1].item() if isinstance(item[1], np.generic) else item[1]
     if isinstance(item, tuple) and len(item) != 1:
         if len(item) != len(names):
             raise DataError(f"{where} has {len(item)} arrays, the model takes {len(names)}", f"Give {', '.join(names)}")
-        return {name: _array(value) for name, value in zip(names, item, strict=True)}, None
-    return {target: _array(item[0] if isinstance(item, tuple) else item)}, None
+        return {name: _array(value, where) for name, value in zip(names, item, strict=True)}, None
+    return {target: _array(item[0] if isinstance(item, tuple) else item, where)}, None
 
 
-def _array(value: Any) -> Any:
-    return value if isinstance(value, str) else np.asarray(value)
+def _array(value: Any, where: str) -> Any:
+    if isinstance(value, str):
+        return value
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError) as error:
+        text = " ".join(str(error).split())
+        raise DataError(f"{where} is not an array ({text})", "Give numbers of one shape") from error
 
 
-def _spool(items: Iterator[Any], signature: Signature, target: str) -> tuple[Callable[[], Iterator[Any]], int]:
-    # The closure below keeps the file open as long as the samples live; it has no name on disk to clean up.
-    file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115
-    kept: list[tuple[list[tuple[str, int]], dict[str, str], Any]] = []
-    for index, item in enumerate(items):
-        inputs, label = split_item(item, signature, target, f"item {index}")
+class _Spool:
+    """Items written once, read again and again; the file has no name and goes when the spool does."""
+
+    def __init__(self) -> None:
+        self.file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115  # closed by finalize
+        self.kept: list[tuple[list[tuple[str, int]], dict[str, str], Any]] = []
+        weakref.finalize(self, self.file.close)
+
+    def add(self, inputs: Mapping[str, Any], label: Any, where: str) -> None:
         arrays, texts = [], {}
         for name, value in inputs.items():
             if isinstance(value, str):
                 texts[name] = value
-            else:
-                arrays.append((name, file.tell()))
-                _write(file, value, f"item {index}")
-        kept.append((arrays, texts, label))
+                continue
+            if value.dtype.hasobject:
+                raise DataError(f"{where} holds Python objects", "Give numeric arrays of one shape")
+            arrays.append((name, self.file.tell()))
+            npy.write_array(self.file, value, allow_pickle=False)
+        self.kept.append((arrays, texts, label))
 
-    def again() -> Iterator[Any]:
-        for arrays, texts, label in kept:
+    def again(self) -> Iterator[Any]:
+        for arrays, texts, label in self.kept:
             inputs: dict[str, Any] = dict(texts)
             for name, position in arrays:
-                file.seek(position)
-                inputs[name] = npy.read_array(file, allow_pickle=False)
+                self.file.seek(position)
+                inputs[name] = npy.read_array(self.file, allow_pickle=False)
             yield (inputs, label)
 
-    return again, len(kept)
 
-
-def _write(file: IO[bytes], array: Array, where: str) -> None:
-    if array.dtype.hasobject:
-        raise DataError(f"{where} holds Python objects", "Give numeric arrays of one shape")
-    buffer = io.BytesIO()
-    npy.write_array(buffer, array, allow_pickle=False)
-    file.write(buffer.getbuffer())
+def _spool(items: Iterator[Any], signature: Signature, target: str) -> tuple[Callable[[], Iterator[Any]], int]:
+    spool = _Spool()
+    for index, item in enumerate(items):
+        spool.add(*split_item(item, signature, target, f"item {index}"), f"item {index}")
+    return spool.again, len(spool.kept)

@@ -118,9 +118,11 @@ def _geometry(op: str, tokens: list[str]) -> dict[str, Any]:
             name, value = "position", token
         elif "size" not in found:
             name, value = "size", token if token == "model" else _size(token)
-        else:
+        elif op == "letterbox" and re.fullmatch(r"\d+|\[.*\]", token):
             values = _list([token])
             name, value = "value", [_integer(v) for v in values] if isinstance(values, list) else _integer(values)
+        else:
+            raise DataError(f"{op}: {token!r} is no part of it", _FIX)
         if name in found:
             raise DataError(f"{op}: a second {name}, {token!r}", _FIX)
         found[name] = value

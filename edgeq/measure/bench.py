@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.bench import BenchSettings
+from edgeq_device.bench_settings import BenchSettings
 from edgeq_device.scenarios import Feed
 from edgeq_device.subjects import Shapes
 
+from edgeq.device import device_errors
 from edgeq.errors import UsageError
-from edgeq.measure.device import device_errors
 from edgeq.measure.latency import Measurement, measure_subjects, model_subject
-from edgeq.measure.subject import is_bundle
+from edgeq.measure.subject import is_bundle, variant_preprocessing
 from edgeq.model.load import model_signature, signature_of
 from edgeq.progress import SILENT, Progress
 from edgeq.signature import Signature
@@ -106,7 +106,7 @@ def _bench_bundle(
             # Its external weights may lie elsewhere in the bundle, and only names and shapes are wanted.
             signature = signature_of(onnx.load(chosen.model, load_external_data=False), path)
             if data.preprocess is None:
-                data = replace(data, preprocess=chosen.info.get("preprocessing"))
+                data = replace(data, preprocess=variant_preprocessing(chosen))
             feeds = _feeds(data, signature, chosen.model, progress)
         return measure_subjects(bundle_subjects(variants), settings, feeds=feeds, shapes=data.shapes, progress=progress)
 

@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.bench import BenchSettings, OnProgress
+from edgeq_device.bench import OnProgress
+from edgeq_device.bench_settings import BenchSettings
 from edgeq_device.bench_text import format_bench
 from edgeq_device.memory import MemoryUse, measure_memory
 from edgeq_device.scenarios import Feed
 from edgeq_device.subjects import Shapes, Subject, bench_subjects
 
-from edgeq.measure.device import device_errors
+from edgeq.device import device_errors
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings, onnxruntime, open_session
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgeq.device import device_errors
 from edgeq.errors import UsageError
-from edgeq.measure.device import device_errors
 from edgeq.measure.inference import Session
 from edgeq.session import SessionSettings, open_session
 from edgeq.signature import Signature
@@ -100,7 +100,7 @@ def _open_variant(path: Path, settings: SessionSettings, name: str | None) -> It
             signature=signature_of(model, path),
             settings=_settings(chosen, settings),
             session=session,
-            preprocess=_preprocess(bundle.metadata.get("preprocess")),
+            preprocess=variant_preprocessing(chosen),
         )
 
 
@@ -113,8 +113,9 @@ def _settings(variant: Variant, settings: SessionSettings) -> SessionSettings:
     )
 
 
-def _preprocess(plain: Any) -> Mapping[str, Any] | None:
-    """A bundle's preprocessing. A stranger's bundle must not name a file of labels on this machine."""
+def variant_preprocessing(variant: Variant) -> Mapping[str, Any] | None:
+    """A variant's preprocessing. A stranger's bundle must not name a file of labels on this machine."""
+    plain = variant.info.get("preprocessing")
     if not isinstance(plain, Mapping):
         return None
     source = plain.get("source")

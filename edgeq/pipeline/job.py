@@ -9,10 +9,11 @@ from typing import Any
 
 from edgeq.backends import Artifact, backend_named
 from edgeq.calibrate.collect import collect
+from edgeq.calibrate.files import load_statistics
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Statistics
 from edgeq.data.samples import Samples, open_samples
-from edgeq.errors import UsageError
+from edgeq.errors import CalibrationError, UsageError
 from edgeq.hardware.target import Target
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.progress import SILENT, Progress
@@ -90,14 +91,16 @@ def open_job(
     if data is None and validation is None:
         raise UsageError("there are no samples to prove the result on", "Give --data or --val")
     prepared = prepare_model(model, workdir, progress=progress)
-    calibration = _open(data, prepared) if data is not None else None
+    calibration = _open(data, prepared, progress) if data is not None else None
     held_out = validation is not None
-    proof_samples = _open(validation, prepared) if validation is not None else calibration
+    proof_samples = _open(validation, prepared, progress) if validation is not None else calibration
     assert proof_samples is not None
     collected: Statistics | None = None
     if static and statistics is not None:
-        collected = Statistics.load(statistics)
+        collected = load_statistics(statistics)
         collected.check_model(prepared.digest, str(statistics))
+        if not collected.complete:
+            raise CalibrationError(f"{statistics} is unfinished", "Finish it with `edgeq calibrate --resume`")
     elif static:
         if calibration is None:
             raise UsageError("static quantization needs calibration samples", "Give --data or --calibration")
@@ -127,7 +130,13 @@ def scheme_for(target: Target, overrides: Mapping[str, Any]) -> Scheme:
     return target.profile.scheme.replace(**overrides)
 
 
-def _open(data: Data, prepared: PreparedModel) -> Samples:
+def _open(data: Data, prepared: PreparedModel, progress: Progress) -> Samples:
     return open_samples(
-        data.source, prepared.signature, preprocess=data.preprocess, labels=data.labels, count=data.count
+        data.source,
+        prepared.signature,
+        preprocess=data.preprocess,
+        labels=data.labels,
+        count=data.count,
+        model=prepared.source,
+        progress=progress,
     )

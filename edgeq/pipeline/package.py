@@ -16,14 +16,14 @@ from edgeq.bundle.write import BundleSpec, SelfTestCase, VariantSpec, write_bund
 from edgeq.calibrate.ranges import derive_ranges
 from edgeq.calibrate.table import write_tables
 from edgeq.data.samples import Samples
-from edgeq.errors import UsageError
+from edgeq.errors import OutputError, UsageError
 from edgeq.hardware.detect import detect_machine
-from edgeq.hardware.target import Target, resolve
+from edgeq.hardware.target import THIS_MACHINE, Target, resolve
 from edgeq.measure.task import Task
 from edgeq.model.load import model_digest
 from edgeq.pipeline.job import Built, Data, Job, build, open_job, scheme_for
 from edgeq.pipeline.proof import Proof
-from edgeq.pipeline.quantize import prove_built, runs_natively
+from edgeq.pipeline.quantize import model_bytes, prove_built, runs_natively
 from edgeq.progress import SILENT, Progress
 from edgeq.session import open_session
 
@@ -33,27 +33,38 @@ _SELFTEST_TOLERANCE = 0.025
 
 
 @dataclass(frozen=True)
+class PackagedVariant:
+    """One variant: what was built, its proof, whether that was taken on the target's own kernels, and its size."""
+
+    built: Built
+    proof: Proof
+    native: bool
+    bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "target": self.built.target.name,
+            "profile": self.built.target.profile.name,
+            "scheme": self.built.artifact.scheme.to_dict(),
+            "session_options": dict(self.built.artifact.session_options),
+            "bytes": self.bytes,
+            "native": self.native,
+            **self.proof.to_dict(),
+        }
+
+
+@dataclass(frozen=True)
 class Packaged:
-    """What `package` did: the bundle, and for each variant what it is and how it was proven."""
+    """What `package` did: the bundle and its variants by name."""
 
     bundle: Path
-    variants: Mapping[str, tuple[Built, Proof, bool]]
+    variants: Mapping[str, PackagedVariant]
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "bundle": str(self.bundle),
-            "variants": {
-                name: {
-                    "target": built.target.name,
-                    "profile": built.target.profile.name,
-                    "scheme": built.artifact.scheme.to_dict(),
-                    "session_options": dict(built.artifact.session_options),
-                    "native": native,
-                    **proof.to_dict(),
-                }
-                for name, (built, proof, native) in self.variants.items()
-            },
+            "variants": {name: variant.to_dict() for name, variant in self.variants.items()},
             "notes": list(self.notes),
         }
 
@@ -90,6 +101,7 @@ def package(
         EdgeqError: as the stages have it.
     """
     check_free(output, force=force)
+    _check_replaceable(output)
     machine = detect_machine()
     chosen = _in_package_order([resolve(target, machine) for target in targets])
     overrides = dict(overrides or {})
@@ -97,18 +109,20 @@ def package(
     with tempfile.TemporaryDirectory(prefix="edgeq-") as folder:
         workdir = Path(folder)
         job = open_job(model, data, validation, workdir, statistics=statistics, static=static, progress=progress)
-        done: dict[str, tuple[Built, Proof, bool]] = {}
+        done: dict[str, PackagedVariant] = {}
         specs = []
         for target in chosen:
-            place = workdir / target.name
+            name = variant_name(target)
+            place = workdir / name
             place.mkdir()
             built = build(job, target, overrides, place / "model.onnx")
             runnable = not target.profile.missing(machine)
             proof = prove_built(job, built, task=task, timed=timed and runnable, progress=progress)
             proof.check(max_drop=max_drop, require_coverage=require_coverage)
-            native = runs_natively(target, machine)
-            done[target.name] = (built, proof, native)
-            specs.append(_variant(built, proof, native, job, selftest))
+            done[name] = PackagedVariant(
+                built, proof, runs_natively(target, machine), model_bytes(built.artifact.model)
+            )
+            specs.append(_variant(name, done[name], job, selftest))
         spec = BundleSpec(
             name=model.stem,
             variants=tuple(specs),
@@ -117,30 +131,41 @@ def package(
                 "source_model_sha256": model_digest(model),
                 "calibration_sha256": job.statistics.data_digest if job.statistics else "",
                 "calibration_samples": job.statistics.samples if job.statistics else 0,
-                "preprocess": _preprocess(job.validation),
             },
             float_model=job.prepared.path if with_float else None,
         )
         write_bundle(spec, output, force=force)
-    notes = [*job.prepared.notes, *itertools.chain.from_iterable(b.artifact.notes for b, _, _ in done.values())]
+    notes = [*job.prepared.notes, *itertools.chain.from_iterable(v.built.artifact.notes for v in done.values())]
     return Packaged(output, done, tuple(dict.fromkeys(notes)))
+
+
+def variant_name(target: Target) -> str:
+    """What a target's variant is called; "this machine" means nothing elsewhere, so its profile stands for it."""
+    return target.profile.name if target.name == THIS_MACHINE else target.name
+
+
+def _check_replaceable(output: Path) -> None:
+    """Refuse, with --force too, to replace a folder that is no bundle: it may hold anything."""
+    if output.is_dir() and any(output.iterdir()) and not (output / "manifest.json").is_file():
+        raise OutputError(f"{output} holds files and is no bundle", "Choose another output, or remove it yourself")
 
 
 def _in_package_order(targets: Sequence[Target]) -> list[Target]:
     """Least demanding first: ONNX Runtime itself takes the first variant that fits, edgeq's runner the best."""
-    names = [target.name for target in targets]
+    names = [variant_name(target) for target in targets]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated:
         raise UsageError(f"target {repeated} is named twice", "Name each target once")
     return sorted(targets, key=lambda target: (target.architecture, target.profile.rank, target.name))
 
 
-def _variant(built: Built, proof: Proof, native: bool, job: Job, selftest: int) -> VariantSpec:
+def _variant(name: str, variant: PackagedVariant, job: Job, selftest: int) -> VariantSpec:
+    built, proof = variant.built, variant.proof
     target, artifact = built.target, built.artifact
     cases = _selftest_cases(built, job.validation, selftest)
-    where = "natively" if native else "on the build machine's kernels, not the target's"
+    where = "natively" if variant.native else "on the build machine's kernels, not the target's"
     return VariantSpec(
-        name=target.name,
+        name=name,
         model=artifact.model,
         ep=artifact.provider,
         session_options=artifact.session_options,
@@ -154,6 +179,7 @@ def _variant(built: Built, proof: Proof, native: bool, job: Job, selftest: int) 
             "rank": target.profile.rank,
             "min_onnxruntime": artifact.min_onnxruntime or target.profile.min_onnxruntime,
             "scheme": artifact.scheme.to_dict(),
+            "preprocessing": _preprocessing(job.validation),
             "coverage": {"int8_mac_share": round(proof.coverage.share, 4)},
             "accuracy": _accuracy(proof),
             "checks": dict.fromkeys(("load", "coverage", "accuracy", "self-test"), where),
@@ -203,6 +229,6 @@ def _tables(job: Job, folder: Path) -> Path | None:
     return folder
 
 
-def _preprocess(samples: Samples) -> dict[str, Any] | None:
+def _preprocessing(samples: Samples) -> dict[str, Any] | None:
     preprocess = getattr(samples, "preprocess", None)
     return preprocess.to_dict() if preprocess is not None else None

@@ -107,7 +107,7 @@ def quantize(
             job, built, task=task, timed=timed and not chosen.profile.missing(machine), progress=progress
         )
         proof.check(max_drop=max_drop, require_coverage=require_coverage)
-        bytes_int8 = _size(draft)
+        bytes_int8 = model_bytes(draft)
     notes = [*job.prepared.notes, *built.artifact.notes]
     if not native:
         notes.append(f"checked on this machine's kernels, which are not those of {chosen.name}")
@@ -117,7 +117,7 @@ def quantize(
         scheme=built.artifact.scheme,
         session_options=built.artifact.session_options,
         proof=proof,
-        bytes_float=_size(model),
+        bytes_float=model_bytes(model),
         bytes_int8=bytes_int8,
         native=native,
         notes=tuple(notes),
@@ -173,5 +173,6 @@ def runs_natively(target: Target, machine: Machine) -> bool:
     return match_profile(machine, load_profiles()).profile.name == target.profile.name
 
 
-def _size(model: Path) -> int:
+def model_bytes(model: Path) -> int:
+    """Size on disk, external data included."""
     return sum(file.stat().st_size for file in model_files(model))

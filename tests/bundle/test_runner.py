@@ -75,14 +75,23 @@ def test_a_zip_runs_as_it_is(good_zip: Path, tmp_path: Path) -> None:
 
 def test_running_changes_nothing(copy: Path) -> None:
     before = tree(copy)
-    for command in ("info", "verify"):
-        result(run("edgeq_run.py", command, "--json", cwd=copy))
+    few = ("--duration", "0.02", "--queries", "2")
+    for command in (("info",), ("verify",), ("bench", *few)):
+        result(run("edgeq_run.py", *command, "--json", cwd=copy))
     assert tree(copy) == before
 
 
 def test_edgeq_is_not_needed(good: Path, tmp_path: Path) -> None:
     (tmp_path / "edgeq.py").write_text("raise SystemExit('the runner imported edgeq')")
     result(run("edgeq_run.py", "verify", "--json", cwd=good, path=tmp_path))
+
+
+def test_bench(good: Path, good_zip: Path, tmp_path: Path) -> None:
+    few = ("--duration", "0.02", "--queries", "2", "--json")
+    for command in ((good / "edgeq_run.py", "bench"), (good_zip, "bench")):
+        told = result(run(*command, *few, cwd=tmp_path))
+        assert set(told["scenarios"]["single-stream"]["models"]) == {"float32", "plain"}
+    assert "p50" in run(good / "edgeq_run.py", "bench", *few[:-1], cwd=tmp_path).stdout
 
 
 def test_infer(good: Path, tmp_path: Path) -> None:

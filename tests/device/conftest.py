@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import cycle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 
 class SyntheticClock:
@@ -38,3 +43,51 @@ class SyntheticClock:
 @pytest.fixture
 def clock() -> SyntheticClock:
     return SyntheticClock()
+
+
+class FakeSession:
+    """What `run_bench` needs of a session: runs that take a given time on the synthetic clock."""
+
+    def __init__(self, clock: SyntheticClock, seconds: float, *, fixed_batch: bool = False) -> None:
+        self._clock = clock
+        self._seconds = seconds
+        self._fixed_batch = fixed_batch
+        self.runs = 0
+
+    def get_providers(self) -> list[str]:
+        return ["CPUExecutionProvider"]
+
+    def get_inputs(self) -> list[Any]:
+        size = 1 if self._fixed_batch else "n"
+        return [SimpleNamespace(name="x", type="tensor(float)", shape=[size, 4])]
+
+    def run(self, names: None, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+        rows = feed["x"].shape[0]
+        if self._fixed_batch and rows != 1:
+            raise RuntimeError(f"Got invalid dimensions for input: x\n index: 0 Got: {rows} Expected: 1.")
+        self._clock.now += self._seconds * rows
+        self.runs += 1
+        return [feed["x"]]
+
+
+@pytest.fixture
+def fake_session(clock: SyntheticClock) -> Callable[..., FakeSession]:
+    return lambda seconds, **options: FakeSession(clock, seconds, **options)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two small real models with the same input, x: float32[n, 64]; "wide" does more."""
+    folder = tmp_path_factory.mktemp("models")
+    return {name: _model(folder / f"{name}.onnx", width) for name, width in (("narrow", 8), ("wide", 2048))}
+
+
+def _model(path: Path, width: int) -> Path:
+    weights = np.full((64, width), 0.5, np.float32)
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", width])
+    graph = helper.make_graph([node], "g", [x], [y], [numpy_helper.from_array(weights, "w")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path.write_bytes(model.SerializeToString())
+    return path

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 
 @dataclass(frozen=True)
@@ -72,3 +73,14 @@ def linear_model(scale: float = 1.0, width: int = 3) -> onnx.ModelProto:
         [helper.make_tensor("scale", TensorProto.FLOAT, [], [scale])],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def matmul_file(path: Path, width: int) -> Path:
+    """A real model, x: float32[n, 64] → y: float32[n, width], written to `path`."""
+    weights = numpy_helper.from_array(np.full((64, width), 0.5, np.float32), "w")
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", width])
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [weights])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path.write_bytes(model.SerializeToString())
+    return path

@@ -47,10 +47,11 @@ def ask(folder: Path, model: str = "up.onnx", **changes: Any) -> Question:
 
 
 def bundle(folder: Path, name: str, preprocess: Any = None, **info: Any) -> Path:
+    info["preprocessing"] = preprocess
     variant = VariantSpec(
         "portable", folder / "up.onnx", info=info, session_options={"session.use_env_allocators": "1"}
     )
-    write_bundle(BundleSpec("demo", (variant,), metadata={"preprocess": preprocess}), folder / name)
+    write_bundle(BundleSpec("demo", (variant,)), folder / name)
     return folder / name
 
 

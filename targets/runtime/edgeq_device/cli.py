@@ -12,8 +12,6 @@ from edgeq_device.errors import BundleError, DeviceError
 from edgeq_device.package import Bundle, open_bundle
 
 INTERRUPTED = 130
-# Named here so that --help need not import numpy.
-_SCENARIOS = ("single-stream", "multi-stream", "server", "offline", "all")
 
 
 def main(argv: Optional[Sequence[str]] = None, root: Optional[Path] = None) -> int:
@@ -116,7 +114,7 @@ def _verify(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
 def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
     from edgeq_device.bench_bundle import bundle_feeds, bundle_subjects, bundle_variants
-    from edgeq_device.bench_options import parse_settings
+    from edgeq_device.bench_settings import parse_settings
     from edgeq_device.bench_text import format_bench
     from edgeq_device.feeds import parse_shapes
     from edgeq_device.sessions import read_device

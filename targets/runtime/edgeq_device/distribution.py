@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, Sequence
 
 import numpy as np
 
-PERCENTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999))
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
@@ -146,9 +145,3 @@ def sparkline(counts: Sequence[int]) -> str:
     """One character a bin, its height by the share of the fullest bin; a bin that is not empty is never blank."""
     top = max(counts) if len(counts) else 0
     return "".join(" " if c == 0 else _BARS[max(1, round(8 * c / top))] for c in counts)
-
-
-def as_rounds(parts: Sequence[Sequence[float]]) -> Tuple[np.ndarray, np.ndarray]:
-    """Latencies given a list a round, as (samples, rounds) for a `Distribution`."""
-    starts = np.cumsum([0, *(len(p) for p in parts[:-1])])
-    return np.concatenate([np.asarray(p, np.float64) for p in parts]), starts.astype(np.int64)

@@ -80,7 +80,8 @@ def measure_memory(
     path = os.pathsep.join(p for p in (here, os.environ.get("PYTHONPATH", "")) if p)
     try:
         child = subprocess.run(
-            [sys.executable, "-m", f"{__package__}.memory"],
+            # -B: a compiled file left in a bundle is one that its manifest does not know.
+            [sys.executable, "-B", "-m", f"{__package__}.memory"],
             input=json.dumps(order),
             env={**os.environ, "PYTHONPATH": path},
             capture_output=True,

@@ -119,7 +119,8 @@ def environment_notes(seen: Dict[str, Any], cores: int) -> List[str]:
         notes.append(f"the container's CPU quota held the process back in {seen['quota_throttles']} periods")
     load = seen["load_before"]
     if load is not None and load > max(0.5, DISTURBED * cores):
-        notes.append(f"the machine was loaded before the start (load average {load:.1f} on {cores} cores)")
+        where = f"{cores} core{'s' if cores > 1 else ''}"
+        notes.append(f"the machine was loaded before the start (load average {load:.1f} on {where})")
     if seen["others_share"] is not None and seen["others_share"] > DISTURBED:
         notes.append(f"other processes used {seen['others_share']:.0%} of the machine during the measurement")
     if seen["stolen_share"] is not None and seen["stolen_share"] > 0.01:

@@ -170,7 +170,9 @@ def serve(
     elapsed = finished - time_zero
     latency = Distribution(latencies[:done] * 1e3, elapsed_s=elapsed)
     achieved = done / elapsed if elapsed > 0 else 0.0
-    return ServerResult(latency, rate_qps, achieved, latency_bound_ms, over / done, done == len(due))
+    return ServerResult(
+        latency, rate_qps, achieved, latency_bound_ms, latency.share_over(latency_bound_ms), done == len(due)
+    )
 
 
 def _wait_until(moment: float, clock: Clock, sleep: Callable[[float], None]) -> None:

@@ -62,7 +62,7 @@ def judge(variant: Variant, device: Device) -> Verdict:
             reasons.append(f"this device has no {', '.join(missing)}")
     if variant.ep not in device.providers:
         reasons.append(f"onnxruntime {device.runtime} here has no {variant.ep}")
-    if _version(device.runtime) < _version(variant.min_onnxruntime):
+    if parse_version(device.runtime) < parse_version(variant.min_onnxruntime):
         reasons.append(f"it needs onnxruntime {variant.min_onnxruntime}, here is {device.runtime}")
     return Verdict(variant, tuple(reasons))
 
@@ -105,7 +105,7 @@ def _others(verdicts: List[Verdict], chosen: Verdict) -> Tuple[Verdict, ...]:
     return tuple(verdict for verdict in verdicts if verdict is not chosen)
 
 
-def _version(text: str) -> Tuple[int, ...]:
+def parse_version(text: str) -> Tuple[int, ...]:
     """ "1.31.1" → (1, 31, 1); what follows the digits of a part ("1.20.0rc1") is left out; "" sorts before all."""
     numbers = (re.match(r"\d+", part) for part in text.split("."))
     return tuple(int(number.group()) for number in numbers if number is not None)

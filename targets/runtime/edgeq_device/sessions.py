@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
-from typing import Any, List, Optional, Tuple
+from typing import Any, Iterator, List, Optional, Tuple
 
 from edgeq_device.errors import BundleError, RuntimeUnavailableError
-from edgeq_device.select import Device
+from edgeq_device.select import Device, parse_version
 from edgeq_device.variants import EXTERNAL_FOLDER, Variant
+
+# Measured: up to 1.20 the folder option does nothing, 1.21 to 1.24 heed it for a model from bytes alone, 1.28 always.
+_FOLDER_FROM_BYTES = (1, 21)
 
 _LEVELS = {
     "none": "ORT_DISABLE_ALL",
@@ -62,16 +70,37 @@ def open_session(variant: Variant, threads: int = 0) -> Any:
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, _LEVELS[level])
     for key, value in sorted(variant.session_options.items()):
         options.add_session_config_entry(key, value)
-    # From bytes, every runtime since 1.18 looks for external weights in the folder that the option names.
-    source = variant.model.read_bytes() if EXTERNAL_FOLDER in variant.session_options else str(variant.model)
     try:
-        return ort.InferenceSession(source, options, providers=_providers(variant))
+        if EXTERNAL_FOLDER not in variant.session_options:
+            return ort.InferenceSession(str(variant.model), options, providers=_providers(variant))
+        if parse_version(str(ort.__version__)) >= _FOLDER_FROM_BYTES:
+            return ort.InferenceSession(variant.model.read_bytes(), options, providers=_providers(variant))
+        with _gathered(variant.model, Path(variant.session_options[EXTERNAL_FOLDER])) as model:
+            return ort.InferenceSession(str(model), options, providers=_providers(variant))
     except Exception as error:  # onnxruntime raises a dozen unrelated types here, some of them bare Exception
         text = " ".join(str(error).split())
         raise RuntimeUnavailableError(
             f"onnxruntime {ort.__version__} refuses variant {variant.name}: {text}",
             f"Use onnxruntime {variant.min_onnxruntime} or newer" if variant.min_onnxruntime else "",
         ) from error
+
+
+@contextmanager
+def _gathered(model: Path, weights: Path) -> Iterator[Path]:
+    """`model` beside its external weights, as runtimes need it that do not know the folder option; gone afterwards.
+
+    Hard links where the file system has them, else copies: newer runtimes refuse links that lead elsewhere.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgeq-session-") as name:
+        folder = Path(name)
+        for file in [model, *(file for file in sorted(weights.rglob("*")) if file.is_file())]:
+            target = folder / (file.name if file == model else file.relative_to(weights))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(file, target)
+            except OSError:
+                shutil.copyfile(file, target)
+        yield folder / model.name
 
 
 def _providers(variant: Variant, fallback: str = "CPUExecutionProvider") -> List[Any]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from edgeq_device.bench import BenchSettings, OnProgress, Report, run_bench
+from edgeq_device.bench import OnProgress, Report, run_bench
+from edgeq_device.bench_settings import BenchSettings
 from edgeq_device.environment import describe_versions, pinned
 from edgeq_device.errors import DataError, RuntimeUnavailableError
 from edgeq_device.feeds import random_feeds

@@ -1,0 +1,57 @@
+"""edgeq demo: the main job on the embedded demo model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edgeq.cli._common import Face, common
+from edgeq.cli._options import PATH
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from edgeq.pipeline.demo import Demonstration
+
+
+@click.command("demo")
+@click.option("-o", "--output", type=PATH, default=Path("edgeq-demo"), show_default=True, help="Where the bundle goes.")
+@click.option("--force", is_flag=True, help="Replace what is there; a bundle of an earlier demo is replaced anyway.")
+@common
+def command(face: Face, output: Path, force: bool) -> None:
+    """Quantize the embedded digit classifier for this machine, prove it, bundle it, verify it and time it."""
+    from edgeq.pipeline.demo import demonstrate
+
+    result = demonstrate(output, force=force, progress=face.progress())
+    face.result(result.to_dict(), lambda console: _draw(console, result, verbose=face.verbose))
+
+
+def _draw(console: Console, result: Demonstration, *, verbose: bool) -> None:
+    from edgeq_device.text import report_lines
+    from rich.table import Table
+
+    machine, match = result.machine, result.match
+    console.print(f"machine   {machine.cpu_name or 'unknown CPU'}, {machine.usable_threads} threads", markup=False)
+    console.print(f"profile   {match.profile.name}: {match.profile.title}", markup=False)
+    for reason in match.explain() if verbose else [f"because it has {', '.join(match.reasons)}"]:
+        console.print(f"          {reason}", markup=False)
+    for line in report_lines(result.verified):
+        console.print(f"verify    {line}", markup=False)
+    table = Table("", "p50 ms", "p90 ms", "p99 ms", "size kB", "top-1", "int8 MACs")
+    for row in result.rows:
+        latency = (f"{value:.3f}" for value in (row.p50_ms, row.p90_ms, row.p99_ms))
+        table.add_row(row.name, *latency, f"{row.bytes / 1e3:.0f}", f"{row.top1:.4f}", f"{row.int8_mac_share:.1%}")
+    console.print(table)
+    name = next(n for n in result.measurement.report["models"] if n != result.rows[0].name)
+    ratio = result.measurement.ratio(name)
+    console.print(
+        f"int8 runs {ratio['estimate']:.2f} times as fast as float32 ({ratio['low']:.2f} to {ratio['high']:.2f}, "
+        f"{ratio['confidence']:.0%} confidence)",
+        markup=False,
+    )
+    for note in result.measurement.notes:
+        console.print(f"note: {note}", markup=False)
+    console.print(f"bundle    {result.packaged.bundle.resolve()}", markup=False)
+    console.print(f"try       python {result.packaged.bundle / 'edgeq_run.py'} verify", markup=False)

@@ -1,0 +1,126 @@
+"""The main job on the embedded demo model: detect, calibrate, quantize, bundle, verify, bench."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgeq_device.bench_settings import BenchSettings
+from edgeq_device.verify import Report
+
+from edgeq import demo
+from edgeq.bundle.verify import check_report, verify_bundle
+from edgeq.hardware.detect import detect_machine
+from edgeq.hardware.machine import Machine
+from edgeq.hardware.profile import ProfileMatch, load_profiles, match_profile
+from edgeq.hardware.target import THIS_MACHINE
+from edgeq.measure.bench import bench
+from edgeq.measure.latency import Measurement
+from edgeq.measure.task import make_task
+from edgeq.model.load import model_digest
+from edgeq.pipeline.job import Data
+from edgeq.pipeline.package import Packaged, package
+from edgeq.pipeline.proof import FLOAT, INT8
+from edgeq.progress import SILENT, Progress
+
+_MANIFEST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the closing table. Latencies in milliseconds, single stream."""
+
+    name: str
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+    bytes: int
+    top1: float
+    int8_mac_share: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """What each step of the main job gave."""
+
+    machine: Machine
+    match: ProfileMatch
+    packaged: Packaged
+    verified: Report
+    measurement: Measurement
+
+    @property
+    def rows(self) -> tuple[Row, Row]:
+        """float32 and int8."""
+        ((variant_name, variant),) = self.packaged.variants.items()
+        coverage = {FLOAT: 0.0, INT8: variant.proof.coverage.share}
+        size = {FLOAT: demo.MODEL.stat().st_size, INT8: variant.bytes}
+        found = []
+        for name, measured_as in ((FLOAT, FLOAT), (INT8, variant_name)):
+            latency = self.measurement.latency(measured_as)
+            found.append(
+                Row(
+                    name,
+                    latency["p50_ms"],
+                    latency["p90_ms"],
+                    latency["p99_ms"],
+                    size[name],
+                    variant.proof.accuracy[name].metrics["top1"],
+                    coverage[name],
+                )
+            )
+        return found[0], found[1]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "machine": self.machine.to_dict(),
+            "match": self.match.to_dict(),
+            "package": self.packaged.to_dict(),
+            "verify": self.verified.to_dict(),
+            "bench": self.measurement.to_dict(),
+            "table": [row.to_dict() for row in self.rows],
+            "bundle": str(self.packaged.bundle),
+        }
+
+
+def demonstrate(output: Path, *, force: bool = False, progress: Progress = SILENT) -> Demonstration:
+    """Run every stage on the embedded model and leave the bundle at `output`, in place of an earlier one of it.
+
+    Raises:
+        OutputError: `output` holds something else, without `force`.
+        CheckFailedError: the self-test does not hold.
+    """
+    machine = detect_machine()
+    packaged = package(
+        demo.MODEL,
+        Data(demo.CALIBRATION),
+        output,
+        targets=(THIS_MACHINE,),
+        validation=Data(demo.VALIDATION),
+        task=make_task("classification"),
+        with_float=True,
+        timed=False,  # the bench below does
+        force=force or _is_demo(output),
+        progress=progress,
+    )
+    verified = verify_bundle(output, progress=progress)
+    check_report(verified)
+    measurement = bench(output, settings=BenchSettings(), progress=progress)
+    return Demonstration(machine, match_profile(machine, load_profiles()), packaged, verified, measurement)
+
+
+def _is_demo(place: Path) -> bool:
+    """Whether `place` is a bundle of the embedded model."""
+    manifest = place / "manifest.json"
+    if not manifest.is_file() or manifest.stat().st_size > _MANIFEST_BYTES:
+        return False
+    try:
+        recorded = json.loads(manifest.read_text("utf-8"))["additional_metadata"]["edgeq"]["source_model_sha256"]
+    except (ValueError, KeyError, TypeError):
+        return False
+    return bool(recorded == model_digest(demo.MODEL))

@@ -1,0 +1,43 @@
+"""Gathering rows into the batch a model fixes, against the plain way."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeq.data.batches import batches, rebatch
+from edgeq.data.samples import Sample
+
+
+def make(number: int, rows: int) -> Sample:
+    values = np.array([[number * 100 + r] for r in range(rows)], np.float32)
+    return Sample(f"s{number}", {"x": values, "scalar": np.float32(3)}, number, {"file": f"f{number}"})
+
+
+@given(st.lists(st.integers(1, 5), max_size=8), st.integers(1, 4))
+def test_rows_keep_their_order_and_labels(sizes: list[int], size: int) -> None:
+    samples = [make(number, rows) for number, rows in enumerate(sizes)]
+    values: list[float] = []
+    labels: list[int] = []
+    for sample in rebatch(samples, size):
+        assert sample.inputs["x"].shape == (size, 1)
+        assert np.asarray(sample.inputs["scalar"]).shape == ()
+        rows = sample.context.get("rows")
+        valid = sample.context.get("valid", size)
+        got = sample.inputs["x"][:, 0].tolist()
+        values += got[:valid]
+        assert got[valid:] == [got[valid - 1]] * (size - valid)
+        if rows is not None:
+            assert len(rows) == len(sample.label) == valid
+            labels += sample.label
+        else:
+            labels += [sample.label] * size
+    assert values == [number * 100 + r for number, rows in enumerate(sizes) for r in range(rows)]
+    assert labels == [number for number, rows in enumerate(sizes) for _ in range(rows)]
+
+
+@given(st.integers(0, 30), st.integers(1, 8))
+def test_count(rows: int, size: int) -> None:
+    if size > 1:
+        assert batches(rows, size) == len(list(rebatch([make(i, 1) for i in range(rows)], size)))

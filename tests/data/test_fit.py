@@ -1,0 +1,134 @@
+"""What the first axis of stored arrays means, and what a model is never given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data.helpers import IMAGE_MODEL, signature, spec
+from edgeq.data.fit import (
+    Plan,
+    check_shapes,
+    fit_inputs,
+    fixed_batch,
+    match_names,
+    plan_prepared,
+)
+from edgeq.errors import DataError
+
+ONE = signature(spec("x", 1, 3, 8, 8))
+EIGHT = signature(spec("x", 8, 3, 8, 8))
+AUDIO = signature(spec("x", 1, "T", 161))
+FREE_TIME = signature(spec("x", "T", 161))
+TEXT = signature(spec("ids", "N", "S", dtype=np.int64), spec("mask", "N", "S", dtype=np.int64))
+STATE = signature(spec("x", 1, "T", 4), spec("h", 2, 1, 5))
+UNKNOWN = signature(spec("x", None, None))
+
+
+@pytest.mark.parametrize(
+    ("model", "shapes", "stack", "plan"),
+    [
+        (IMAGE_MODEL, {"x": (300, 3, 8, 8)}, None, Plan("rows", 300, True)),
+        (IMAGE_MODEL, {"x": (300, 3, 8, 8)}, False, Plan("whole", 1, False)),
+        (IMAGE_MODEL, {"x": (1, 3, 8, 8)}, None, Plan("rows", 1, True)),
+        (IMAGE_MODEL, {"x": (3, 8, 8)}, None, Plan("single", 1, True)),
+        (IMAGE_MODEL, {"x": (7, 1, 3, 8, 8)}, None, Plan("items", 7, True)),
+        (IMAGE_MODEL, {"x": (7, 2, 3, 8, 8)}, None, Plan("items", 7, False)),
+        (ONE, {"x": (1, 3, 8, 8)}, None, Plan("whole", 1, True)),
+        (ONE, {"x": (1, 3, 8, 8)}, True, Plan("rows", 1, True)),
+        (ONE, {"x": (5, 3, 8, 8)}, None, Plan("rows", 5, True)),
+        (EIGHT, {"x": (8, 3, 8, 8)}, None, Plan("whole", 1, False)),
+        (EIGHT, {"x": (20, 3, 8, 8)}, None, Plan("rows", 20, True)),
+        (EIGHT, {"x": (4, 8, 3, 8, 8)}, None, Plan("items", 4, False)),
+        (EIGHT, {"x": (3, 8, 8)}, None, Plan("single", 1, True)),
+        (AUDIO, {"x": (1, 77, 161)}, None, Plan("whole", 1, True)),
+        (AUDIO, {"x": (6, 77, 161)}, None, Plan("rows", 6, True)),
+        (AUDIO, {"x": (77, 161)}, None, Plan("single", 1, True)),
+        (FREE_TIME, {"x": (77, 161)}, False, Plan("whole", 1, False)),
+        (TEXT, {"ids": (5, 9), "mask": (5, 9)}, None, Plan("rows", 5, True)),
+        (TEXT, {"ids": (9,), "mask": (9,)}, None, Plan("single", 1, True)),
+        (STATE, {"x": (1, 6, 4), "h": (2, 1, 5)}, None, Plan("whole", 1, False)),
+        (STATE, {"x": (3, 1, 6, 4), "h": (3, 2, 1, 5)}, None, Plan("items", 3, False)),
+        (UNKNOWN, {"x": (4, 2)}, None, Plan("rows", 4, True)),
+    ],
+)
+def test_plans(model: Any, shapes: dict[str, tuple[int, ...]], stack: bool | None, plan: Plan) -> None:
+    assert plan_prepared(shapes, model, "f.npz", stack) == plan
+
+
+@pytest.mark.parametrize(
+    ("model", "shapes", "says"),
+    [
+        (IMAGE_MODEL, {"x": (8, 8, 3)}, r"f.npz: input 'x' has shape \[8, 8, 3\], the model takes x: float32\[N, 3"),
+        (IMAGE_MODEL, {"x": (5, 8, 8, 3)}, "has shape"),
+        (IMAGE_MODEL, {"x": (0, 3, 8, 8)}, "empty array"),
+        (TEXT, {"ids": (5, 9), "mask": (4, 9)}, "disagree on the number"),
+        (TEXT, {"ids": (5, 9), "mask": (5, 8)}, "input 'mask'"),
+        (STATE, {"x": (1, 6, 4), "h": (3, 1, 5)}, "disagree"),
+    ],
+)
+def test_unfit_shapes_are_named(model: Any, shapes: dict[str, tuple[int, ...]], says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        plan_prepared(shapes, model, "f.npz")
+
+
+def test_names() -> None:
+    assert match_names([""], IMAGE_MODEL, "f") == {"x": ""}
+    assert match_names(["arr_0"], IMAGE_MODEL, "f") == {"x": "arr_0"}
+    assert match_names(["arr_1", "arr_0"], TEXT, "f") == {"ids": "arr_0", "mask": "arr_1"}
+    assert match_names(["mask", "ids", "labels"], TEXT, "f") == {"ids": "ids", "mask": "mask"}
+    with pytest.raises(DataError, match=r"no array for the model input 'x'.*it holds X, Y"):
+        match_names(["X", "Y"], IMAGE_MODEL, "f")
+    with pytest.raises(DataError, match="holds 'z', which is no input"):
+        match_names(["x", "z"], IMAGE_MODEL, "f")
+
+
+def test_fixed_batch() -> None:
+    assert [fixed_batch(s) for s in (ONE, EIGHT, IMAGE_MODEL, STATE, UNKNOWN)] == [1, 8, None, None, None]
+
+
+def fit(array: Any, dtype: Any, *, prepared: bool = True) -> np.ndarray:
+    return fit_inputs("f", {"x": np.asarray(array)}, signature(spec("x", "N", dtype=dtype)), prepared=prepared)["x"]
+
+
+def test_lossless_conversions() -> None:
+    assert fit(np.array([1.5], np.float64), np.float32).dtype == np.float32
+    assert fit(np.array([7], np.int32), np.int64).tolist() == [7]
+    assert fit(np.array([7], np.int64), np.int32).dtype == np.int32
+    assert fit(np.array([7], np.uint8), np.float32, prepared=False).tolist() == [7.0]
+    assert fit(3.0, np.float32).shape == (1,)
+
+
+@pytest.mark.parametrize(
+    ("array", "dtype", "says"),
+    [
+        (np.array([7], np.uint8), np.float32, "uint8, the model takes float32.*--preprocess"),
+        (np.array([1.5]), np.int64, "float64, the model takes int64"),
+        (np.array([1 << 40]), np.int32, "values that int32 cannot"),
+        (np.array([1e300]), np.float32, "values that float32 cannot"),
+        (np.array([np.nan], np.float32), np.float32, "holds NaN"),
+        (np.array([np.inf], np.float32), np.float32, "holds infinity"),
+        (np.array(["a"]), np.float32, "<U1, the model takes float32"),
+        (np.array([None]), np.float32, "Python objects"),
+    ],
+)
+def test_values_a_model_is_never_given(array: np.ndarray, dtype: Any, says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        fit(array, dtype)
+
+
+def test_missing_and_unknown_inputs() -> None:
+    with pytest.raises(DataError, match="nothing for the model input 'mask'"):
+        fit_inputs("f", {"ids": np.zeros((1, 2), np.int64)}, TEXT, prepared=True)
+    with pytest.raises(DataError, match="'idz' is no input"):
+        fit_inputs("f", {"idz": np.zeros((1, 2), np.int64)}, TEXT, prepared=True)
+
+
+def test_shapes_are_exact_but_for_a_common_batch() -> None:
+    check_shapes("f", {"x": np.zeros((3, 3, 8, 8))}, EIGHT)
+    with pytest.raises(DataError, match="input 'h'"):
+        check_shapes("f", {"x": np.zeros((1, 6, 4)), "h": np.zeros((3, 1, 5))}, STATE)
+    with pytest.raises(DataError, match="input 'mask'"):
+        check_shapes("f", {"ids": np.zeros((2, 6)), "mask": np.zeros((2, 5))}, TEXT)

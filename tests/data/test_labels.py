@@ -1,0 +1,140 @@
+"""Labels from names, files and Python."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgeq.data.labels import load_labels_from, plain_label
+from edgeq.data.records import Record
+from edgeq.errors import DataError
+
+CAT = Record("/data/pets/cat_01.jpg", {}, 5, {"file": "cat_01.jpg", "path": "pets/cat_01.jpg"})
+
+
+def label(labels: Any, record: Record = CAT, index: int = 0, count: int = 1, folder: Path | None = None) -> Any:
+    lookup = load_labels_from(labels, folder, count)
+    return record.label if lookup is None else lookup(index, record)
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        ("7", 7),
+        (" 007 ", 7),
+        ("-1", -1),
+        ("2.5", 2.5),
+        ("1.5e3", 1500.0),
+        ("cat", "cat"),
+        ("1e5", "1e5"),
+        (np.uint8(3), 3),
+    ],
+)
+def test_plain_labels(value: Any, plain: Any) -> None:
+    assert plain_label(value) == plain
+    assert type(plain_label(value)) is type(plain)
+
+
+def test_default_folder_and_none() -> None:
+    assert (label(None), label("none")) == (5, None)
+    assert label("folder", Record("a/b.png", {}, 3, {"class": "a"})) == 3
+    with pytest.raises(DataError, match="in no class folder"):
+        label("folder")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "file", "expected"),
+    [
+        ("name:{label}_*", "0042_n015_tench.jpg", 42),
+        ("name:*_{label}", "img_7.png", 7),
+        ("name:{label}_*", "dog_1_2.jpg", "dog"),
+        ("name:a.{label}.*", "a.b.c.jpg", "b"),
+    ],
+)
+def test_patterns(pattern: str, file: str, expected: Any) -> None:
+    assert label(pattern, Record(file, {}, None, {"file": file})) == expected
+
+
+@pytest.mark.parametrize("pattern", ["name:{label}{label}", "name:*", "name:" + "*" * 300 + "{label}"])
+def test_bad_patterns(pattern: str) -> None:
+    with pytest.raises(DataError, match=r"Write \{label\} once"):
+        label(pattern)
+
+
+def test_a_name_that_does_not_match_is_named() -> None:
+    with pytest.raises(DataError, match=r"cat_01.jpg does not match"):
+        label("name:x{label}_*")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("l.csv", "name,label\ncat_01.jpg,3\n"),
+        ("l.csv", '"pets/cat_01.jpg",3\n\n'),
+        ("l.csv", "cat_01,3"),
+        ("l.txt", "cat_01.jpg 3\nother.jpg 4\n"),
+        ("l.tsv", "file\tlabel\ncat_01.jpg\t3\n"),
+        ("l.json", json.dumps({"cat_01.jpg": 3})),
+        ("l.json", json.dumps([{"name": "cat_01.jpg", "label": "3"}])),
+        ("l.json", json.dumps([{"file": "pets/cat_01.jpg", "label": 3}])),
+    ],
+)
+def test_files(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    assert label(tmp_path / name) == 3
+    assert label(name, folder=tmp_path) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("l.csv", "dog.jpg,3", "no label for pets/cat_01.jpg"),
+        ("l.csv", "cat_01.jpg", "row 1 has no label"),
+        ("l.json", "{", "is not JSON"),
+        ("l.json", "3", "another form"),
+        ("l.json", '[{"label": 3}]', "another form"),
+        ("l.json", '{"images": [], "annotations": []}', "COCO annotations"),
+        ("l.xml", "<a/>", "no known kind"),
+        ("l.npy", "text", "cannot be read"),
+    ],
+)
+def test_bad_files(tmp_path: Path, name: str, content: str, says: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=says) as caught:
+        label(tmp_path / name)
+    assert "\n" not in str(caught.value)
+
+
+def test_by_position(tmp_path: Path) -> None:
+    assert label([4, 5], index=1, count=2) == 5
+    assert label(np.array([4, 5], np.uint8), index=1, count=2) == 5
+    np.save(tmp_path / "y.npy", np.array([8, 9]))
+    assert label(tmp_path / "y.npy", index=1, count=2) == 9
+    with pytest.raises(DataError, match="2 labels for 3 samples"):
+        label([4, 5], count=3)
+
+
+def test_mappings() -> None:
+    assert label({"cat_01": "tabby"}) == "tabby"
+
+
+def test_missing_file() -> None:
+    with pytest.raises(DataError, match="does not exist"):
+        label("nothing.csv")
+
+
+@pytest.mark.parametrize("path", ["../secret.csv", "/etc/hostname", "sub/../../secret.csv"])
+def test_a_sidecar_cannot_point_outside(tmp_path: Path, path: str) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (tmp_path / "secret.csv").write_text("cat_01,3")
+    with pytest.raises(DataError, match="outside the data folder"):
+        load_labels_from(path, folder, 1, inside=True)
+    (folder / "l.csv").write_text("cat_01,3")
+    inside = load_labels_from("l.csv", folder, 1, inside=True)
+    assert inside is not None
+    assert inside(0, CAT) == 3

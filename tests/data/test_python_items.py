@@ -1,0 +1,91 @@
+"""Python objects as records, read again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data.helpers import IMAGE_MODEL, floats, signature, spec
+from edgeq.data.python_items import open_python, split_item
+from edgeq.errors import DataError
+
+TWO = signature(spec("a", "N", 2), spec("b", "N", 3))
+ITEMS = [floats(1, 3, 8, 8, seed=i) for i in range(4)]
+
+
+class Reader:
+    """As ONNX Runtime's CalibrationDataReader."""
+
+    def __init__(self) -> None:
+        self.left = list(ITEMS)
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        return {"x": self.left.pop(0)} if self.left else None
+
+
+def generator() -> Iterator[np.ndarray]:
+    yield from ITEMS
+
+
+class Dataset:
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return iter(ITEMS)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: list(ITEMS), lambda: tuple(ITEMS), generator, lambda: generator, Dataset, Reader, lambda: np.stack(ITEMS)],
+)
+def test_everything_that_gives_samples_can_be_read_twice(make: Callable[[], Any]) -> None:
+    items = open_python(make(), IMAGE_MODEL, prepared=True, wanted=None)
+    assert len(items) == 4
+    for indices in (range(4), range(1, 4, 2)):
+        got = [record.raw["x"] for record in items.read(indices)]
+        assert [np.array_equal(a, ITEMS[i]) for a, i in zip(got, indices, strict=True)] == [True] * len(indices)
+
+
+def test_ragged_generators_keep_shapes_labels_and_text() -> None:
+    def ragged() -> Iterator[Any]:
+        for length in (3, 5):
+            yield {"x": np.zeros((1, length), np.float16), "words": "text"}, length
+
+    items = open_python(ragged(), IMAGE_MODEL, prepared=True, wanted=None)
+    records = list(items.read(range(2)))
+    assert [r.raw["x"].shape for r in records] == [(1, 3), (1, 5)]
+    assert [r.label for r in records] == [3, 5]
+    assert records[0].raw["words"] == "text"
+    assert records[0].raw["x"].dtype == np.float16
+
+
+def test_items() -> None:
+    a, b = floats(1, 2), floats(1, 3)
+    both = {"a": a, "b": b}
+    for item in (both, (a, b), (both, 7), ((a, b), 7)):
+        raw, label = split_item(item, TWO, "", "item 0")
+        assert np.array_equal(raw["a"], a)
+        assert np.array_equal(raw["b"], b)
+        assert label in (None, 7)
+    assert split_item((a, np.int64(3)), IMAGE_MODEL, "x", "")[1] == 3
+    assert split_item((a,), IMAGE_MODEL, "x", "")[0]["x"] is a
+    assert split_item([[1, 2]], IMAGE_MODEL, "x", "")[0]["x"].shape == (1, 2)
+    with pytest.raises(DataError, match="item 0 has 3 arrays, the model takes 2"):
+        split_item((a, b, a), TWO, "", "item 0")
+
+
+@pytest.mark.parametrize("source", [3, None, b"bytes", {"x": 1}])
+def test_what_is_no_data(source: Any) -> None:
+    with pytest.raises(DataError, match="is not data"):
+        open_python(source, IMAGE_MODEL, prepared=True, wanted=None)
+
+
+def test_objects_are_never_pickled() -> None:
+    with pytest.raises(DataError, match="Python objects"):
+        open_python(iter([np.array([object()])]), IMAGE_MODEL, prepared=True, wanted=None)
+
+
+def test_ragged_items_are_named() -> None:
+    with pytest.raises(DataError, match="item 1 is not an array"):
+        list(open_python([[1], [[1], [1, 2]]], IMAGE_MODEL, prepared=True, wanted=None).read(range(2)))

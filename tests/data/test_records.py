@@ -1,0 +1,17 @@
+"""Splitting a selection over files, against the plain way."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeq.data.records import spans
+
+
+@given(st.lists(st.integers(0, 7), max_size=6), st.integers(0, 20), st.integers(1, 5), st.integers(0, 30))
+def test_spans(counts: list[int], start: int, step: int, count: int) -> None:
+    where = [(number, local) for number, size in enumerate(counts) for local in range(size)]
+    indices = range(start, len(where), step)[:count]
+    got = [(number, local) for number, part, _ in spans(counts, indices) for local in part]
+    assert got == [where[i] for i in indices]
+    assert [i for _, _, part in spans(counts, indices) for i in part] == list(indices)

@@ -1,0 +1,42 @@
+"""Text files and paths, for preprocessings of a user's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgeq.data.texts import Paths, open_text
+from edgeq.errors import DataError
+
+
+def test_rows_and_lines(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text('"a, b",c,2.5\n\nd,e,3\n')
+    text = open_text(tmp_path / "x.csv", "", "2")
+    assert [(r.raw[""], r.label) for r in text.read(range(2))] == [(["a, b", "c", "2.5"], 2.5), (["d", "e", "3"], 3)]
+    (tmp_path / "x.txt").write_text("one line\nanother\n")
+    lines = open_text(tmp_path / "x.txt", "ids", None)
+    assert [r.raw["ids"] for r in lines.read(range(1, 2))] == ["another"]
+
+
+@pytest.mark.parametrize(
+    ("content", "label", "says"),
+    [("a,b", "5", "no column 5"), ("a,b", "Y", "names no column"), ("\n\n", None, "is empty")],
+)
+def test_what_cannot_be_read(tmp_path: Path, content: str, label: str | None, says: str) -> None:
+    (tmp_path / "x.csv").write_text(content)
+    with pytest.raises(DataError, match=says):
+        list(open_text(tmp_path / "x.csv", "", label).read(range(1)))
+
+
+def test_no_text(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(DataError, match="cannot be read"):
+        open_text(tmp_path / "x.csv", "", None)
+
+
+def test_paths(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"1")
+    record = next(iter(Paths(tmp_path, (tmp_path / "a",), "x").read(range(1))))
+    assert record.raw["x"] == tmp_path / "a"
+    assert record.context == {"file": "a", "path": "a"}

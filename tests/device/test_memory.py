@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from edgeq_device.environment import read_memory
+from edgeq_device.errors import RuntimeUnavailableError
+from edgeq_device.memory import measure_memory
+
+pytestmark = pytest.mark.skipif(read_memory()[0] is None, reason="this system does not tell a process's memory")
+
+
+def test_a_models_memory_is_measured_in_its_own_process(models: dict[str, Path]) -> None:
+    use = measure_memory(models["wide"], shapes={"x": (1, 64)}, threads=1, optimization="basic")
+    assert 0 <= use.load_bytes <= use.session_peak_bytes < use.process_peak_bytes
+    assert use.session_peak_bytes > 64 * 2048 * 4  # at least its weights
+
+
+def test_larger_inputs_take_more(models: dict[str, Path]) -> None:
+    small, large = (measure_memory(models["wide"], shapes={"x": (n, 64)}, threads=1) for n in (1, 8192))
+    assert large.session_peak_bytes - small.session_peak_bytes > 8192 * 2048 * 4 * 0.8
+
+
+def test_a_model_that_does_not_load_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "bad.onnx").write_bytes(b"nonsense")
+    with pytest.raises(RuntimeUnavailableError, match=r"bad\.onnx could not be measured: ") as caught:
+        measure_memory(tmp_path / "bad.onnx")
+    assert "\n" not in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_a_child_that_takes_too_long_is_given_up(models: dict[str, Path]) -> None:
+    with pytest.raises(RuntimeUnavailableError, match="timed out"):
+        measure_memory(models["narrow"], timeout_s=0.01)
+
+
+def test_the_child_speaks_json(models: dict[str, Path]) -> None:
+    order = {
+        "model": str(models["narrow"]),
+        "shapes": {},
+        "providers": ["CPUExecutionProvider"],
+        "provider_options": {},
+        "config": {},
+        "level": "ORT_ENABLE_ALL",
+        "threads": 1,
+    }
+    runtime = Path(__file__).resolve().parents[2] / "targets" / "runtime"
+    child = subprocess.run(
+        [sys.executable, "-m", "edgeq_device.memory"],
+        input=json.dumps(order),
+        capture_output=True,
+        text=True,
+        cwd=runtime,
+        check=True,
+    )
+    assert set(json.loads(child.stdout)) == {"load_bytes", "session_peak_bytes", "process_peak_bytes"}
