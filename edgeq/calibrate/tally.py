@@ -95,12 +95,19 @@ class Tally:
             self._minimum, self._maximum = min(self._minimum, seen.minimum), max(self._maximum, seen.maximum)
             self._sums = (self._sums[0] + in_units(seen.minimum), self._sums[1] + in_units(seen.maximum))
 
-    def freeze(self, histogram: Histogram | None = None) -> TensorStatistics:
-        """The totals as a value; `histogram` where it was derived instead of counted."""
+    def freeze(self, histogram: Histogram | None = None, *, last: bool = False) -> TensorStatistics:
+        """The totals as a value.
+
+        Args:
+            histogram: the tensor's, where it was derived instead of counted.
+            last: nothing will be observed any more, so let go of the memory.
+        """
         if histogram is None:
             histogram = self._start.histogram
             if self._counter is not None and self._count:
-                histogram = self._counter.freeze()
+                histogram = self._counter.freeze(self._minimum, self._maximum)
+            if last:
+                self._counter = None
         return TensorStatistics(
             self._dtype,
             self._samples,
