@@ -15,7 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edgeq.measure.compare_activations import MEMORY, ActivationComparison, compare_activations
+from edgeq.measure.activation_tally import ActivationComparison
+from edgeq.measure.compare_activations import MEMORY, compare_activations
 from edgeq.measure.graphs import GraphIndex, read_graph
 from edgeq.measure.match_activations import ActivationMatch, match_activations
 from edgeq.measure.match_weights import (
