@@ -23,17 +23,20 @@ def split_in_waves(
     names: Sequence[str],
     state: Mapping[str, TensorStatistics],
     samples: Iterable[_Sample],
+    total: int,
     memory: int | None,
     workers: int,
 ) -> tuple[list[tuple[str, ...]], int]:
     """Waves of tensor names, and how many samples may run at once.
 
-    Tensors of one wave are neighbours in the graph and have seen the same number of samples. Fewer samples at once come
+    Tensors of one wave are neighbours in the graph and have seen the same number of samples; those that have seen all
+    are in none. Fewer samples at once come
     before more waves, because each wave runs the model again. Sizes are those of the first sample.
     """
     by_progress: dict[int, list[str]] = {}
     for name in names:
-        by_progress.setdefault(state[name].samples, []).append(name)
+        if state[name].samples < total:
+            by_progress.setdefault(state[name].samples, []).append(name)
     groups = list(by_progress.values())
     if memory is None:
         return [tuple(group) for group in groups], workers

@@ -52,6 +52,9 @@ class Face:
 
 
 class _StderrProgress:
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
     @contextmanager
     def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
         if not sys.stderr.isatty():
@@ -67,7 +70,10 @@ class _StderrProgress:
             yield lambda steps: bar.advance(task, steps)
 
     def note(self, text: str) -> None:
-        click.echo(text, err=True)
+        """Once each: calibration and validation data often have the same things said of them."""
+        if text not in self._said:
+            self._said.add(text)
+            click.echo(text, err=True)
 
 
 def common(function: F) -> F:
