@@ -92,7 +92,8 @@ class GraphIndex:
 
 
 def read_graph(path: Path) -> GraphIndex:
-    """Load a model, checked, with its external data left on disk until a constant is asked for.
+    """Load a model, checked, with its external data left on disk until a constant is asked for. Whoever has a model
+    whose external data lies in another folder makes the `GraphIndex` with a path in that folder.
 
     Raises:
         ModelError: it is no model, or a damaged one.

@@ -142,6 +142,11 @@ def dequantized(graph: GraphIndex, match: WeightMatch) -> NDArray[np.float32]:
     return np.swapaxes(values, -1, -2) if match.transposed else values
 
 
+def count_quantized_weights(graph: GraphIndex) -> int:
+    """How many constants of a quantized model stand for weights, matched or not."""
+    return len({name for name, _, _, _ in _quantized_weights(graph)})
+
+
 def finite(value: float) -> float | None:
     """JSON has no infinity."""
     return value if math.isfinite(value) else None
