@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,16 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from edgeq.atomic import check_free
-from edgeq.bundle.write import BundleSpec, SelfTestCase, VariantSpec, write_bundle
+from edgeq.atomic import Kind
+from edgeq.bundle.write import SUFFIX, BundleSpec, SelfTestCase, VariantSpec, write_bundle
 from edgeq.calibrate.ranges import derive_ranges
 from edgeq.calibrate.table import write_tables
 from edgeq.data.samples import Samples
-from edgeq.errors import OutputError, UsageError
+from edgeq.errors import UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import THIS_MACHINE, Target, resolve
 from edgeq.measure.task import Task
 from edgeq.model.load import model_digest
+from edgeq.pipeline.checks import check_output, check_request
 from edgeq.pipeline.job import Built, Data, Job, build, open_job, scheme_for
 from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.quantize import model_bytes, prove_built, runs_natively
@@ -100,15 +102,26 @@ def package(
         CheckFailedError: a bar is not met by some variant; nothing is written then.
         EdgeqError: as the stages have it.
     """
-    check_free(output, force=force)
-    _check_replaceable(output)
+    kind: Kind = "file" if output.suffix == SUFFIX else "directory"
+    samples = (data, validation)
+    check_output(output, kind=kind, force=force, model=model, samples=samples, statistics=statistics)
     machine = detect_machine()
     chosen = _in_package_order([resolve(target, machine) for target in targets])
     overrides = dict(overrides or {})
-    static = any(scheme_for(target, overrides).mode == "static" for target in chosen)
+    check_request(chosen, overrides, task=task, max_drop=max_drop)
+    schemes = [scheme_for(target, overrides) for target in chosen]
     with tempfile.TemporaryDirectory(prefix="edgeq-") as folder:
         workdir = Path(folder)
-        job = open_job(model, data, validation, workdir, statistics=statistics, static=static, progress=progress)
+        job = open_job(
+            model,
+            data,
+            validation,
+            workdir,
+            statistics=statistics,
+            static=any(scheme.mode == "static" for scheme in schemes),
+            exclude=sorted({name for scheme in schemes for name in scheme.exclude}),
+            progress=progress,
+        )
         done: dict[str, PackagedVariant] = {}
         specs = []
         for target in chosen:
@@ -124,7 +137,7 @@ def package(
             )
             specs.append(_variant(name, done[name], job, selftest))
         spec = BundleSpec(
-            name=model.stem,
+            name=os.fsencode(model.stem).decode("utf-8", "replace"),
             variants=tuple(specs),
             calibration=_tables(job, workdir / "tables"),
             metadata={
@@ -142,12 +155,6 @@ def package(
 def variant_name(target: Target) -> str:
     """What a target's variant is called; "this machine" means nothing elsewhere, so its profile stands for it."""
     return target.profile.name if target.name == THIS_MACHINE else target.name
-
-
-def _check_replaceable(output: Path) -> None:
-    """Refuse, with --force too, to replace a folder that is no bundle: it may hold anything."""
-    if output.is_dir() and any(output.iterdir()) and not (output / "manifest.json").is_file():
-        raise OutputError(f"{output} holds files and is no bundle", "Choose another output, or remove it yourself")
 
 
 def _in_package_order(targets: Sequence[Target]) -> list[Target]:
