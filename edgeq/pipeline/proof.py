@@ -82,8 +82,8 @@ class Proof:
             found.append(f"it is SLOWER than float32 here: {self.speed.ratio.estimate:.2f} times float32's speed")
         if self.agreement.sqnr_db < _POOR_SQNR_DB:
             found.append(
-                f"the outputs follow float32 to only {self.agreement.sqnr_db:.1f} dB SQNR: measure accuracy with --task "
-                "before you deploy it, and keep sensitive layers in float with --exclude"
+                f"the outputs follow float32 to only {self.agreement.sqnr_db:.1f} dB SQNR: measure accuracy with "
+                "--task before you deploy it, and keep sensitive layers in float with --exclude"
             )
         optimised, plain = self.optimiser
         if optimised < plain - _OPTIMISER_LOSS_DB:
