@@ -1,8 +1,8 @@
-"""Options that `quantize` and `package` have in common."""
+"""Options that `quantize`, `package` and `tune` have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,9 +38,9 @@ _SCHEME = (
     click.option("--per-channel/--no-per-channel", default=None, help="One weight scale per output channel."),
     click.option("--reduce-range/--no-reduce-range", default=None, help="7-bit weights."),
     click.option("--format", type=click.Choice(["QDQ", "QOperator"]), help="How quantization is written."),
-    click.option("--activation-type", type=_INTEGER),
-    click.option("--weight-type", type=_INTEGER),
-    click.option("--activation-symmetric/--activation-asymmetric", default=None),
+    click.option("--activation-type", type=_INTEGER, help="Integers of activations."),
+    click.option("--weight-type", type=_INTEGER, help="Integers of weights."),
+    click.option("--activation-symmetric/--activation-asymmetric", default=None, help="Where 0 lies in activations."),
     click.option("--dynamic", is_flag=True, help="Measure activation ranges at run time (transformers, RNNs)."),
     click.option("--op-type", "op_types", multiple=True, help="Quantize only this operator type. Repeatable."),
     click.option("--exclude", multiple=True, metavar="NODE", help="Keep this node in float. Repeatable."),
@@ -54,8 +54,17 @@ _BARS = (
 )  # fmt: skip
 
 
+def data_options(function: F) -> F:
+    """Add the options on data."""
+    return _added(function, _DATA)
+
+
 def build_options(function: F) -> F:
     """Add every option on data, scheme and bars."""
-    for option in reversed((*_DATA, *_SCHEME, *_BARS)):
+    return _added(function, (*_DATA, *_SCHEME, *_BARS))
+
+
+def _added(function: F, options: Sequence[Callable[[F], F]]) -> F:
+    for option in reversed(options):
         function = option(function)
     return function

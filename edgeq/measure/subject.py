@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgeq.device import device_errors
 from edgeq.errors import UsageError
-from edgeq.measure.device import device_errors
 from edgeq.measure.inference import Session
 from edgeq.session import SessionSettings, open_session
 from edgeq.signature import Signature

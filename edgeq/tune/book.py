@@ -79,11 +79,11 @@ class Book:
 
     def qualified(self) -> list[Trial]:
         """Best first: by cost, of equal cost the more accurate."""
-        return sorted((t for t in self.alive() if self.meets(t)), key=lambda t: (self.cost(t), loss_of(t)))
+        return sorted((t for t in self.alive() if self.meets(t)), key=lambda t: (self.cost(t), accuracy_key(t)))
 
     def mark_pareto(self) -> None:
         """Set `pareto` of every trial that was measured in full and timed."""
-        front = set(pareto_front((t for t in self if t.assessment and t.assessment.complete and t.timing)))
+        front = set(pareto_front(t for t in self if t.assessment and t.assessment.complete and t.timing))
         for trial in self:
             self.update(trial.name, pareto=trial.name in front)
 
@@ -102,6 +102,12 @@ def pareto_front(trials: Iterable[Trial]) -> list[str]:
 
 def loss_of(trial: Trial) -> float:
     return trial.assessment.loss if trial.assessment else float("inf")
+
+
+def accuracy_key(trial: Trial) -> tuple[float, float, str]:
+    """Sorts the more accurate first: by loss, where that is equal by the distance of the outputs."""
+    sqnr = trial.assessment.sqnr_db if trial.assessment else 0.0
+    return loss_of(trial), -sqnr, trial.name
 
 
 def structure_of(trial: Trial) -> str:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Protocol
 
 from edgeq.hardware.target import Target
-from edgeq.pipeline.job import Built, Job, build as build_scheme
+from edgeq.pipeline.job import Built, Job
+from edgeq.pipeline.job import build as build_scheme
 from edgeq.progress import Progress
 from edgeq.tune.candidate import Candidate
 

@@ -17,6 +17,14 @@ def times(timing: Timing) -> str:
     return "" if s is None else f"{s['estimate']:.2f} times its speed ({s['low']:.2f} to {s['high']:.2f})"
 
 
+def less_accurate(trial: Trial, better: Trial) -> str:
+    """Why `better` is preferred to `trial`, which is as fast."""
+    if points(_loss(trial)) != points(_loss(better)):
+        return f"and loses {points(_loss(trial))}, not {points(_loss(better))}"
+    a, b = (t.assessment.sqnr_db if t.assessment else 0.0 for t in (trial, better))
+    return f"as accurate, and its outputs are further from float32's (SQNR {a:.1f} dB, not {b:.1f})"
+
+
 def verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     """What was found, the most important first."""
     winner = outcome.winner

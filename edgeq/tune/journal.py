@@ -24,11 +24,12 @@ _MOST_BYTES = 1 << 28
 class Journal:
     """Measurements by key, each written down as soon as it is there."""
 
-    def __init__(self, path: Path, settings: Mapping[str, Any], *, resume: bool) -> None:
+    def __init__(self, path: Path, settings: Mapping[str, Any], *, resume: bool, force: bool = False) -> None:
         """Open the journal at `path`: a new one, or with `resume` the one that is there.
 
         Args:
             settings: what the measurements depend on, plain values; a journal with others is refused.
+            force: start anew over one that is there.
 
         Raises:
             OutputError: it was written for something else, or is no journal; or one is there without `resume`.
@@ -38,8 +39,10 @@ class Journal:
         self._header = {"format": FORMAT, "settings": dict(settings)}
         if path.exists() and resume:
             self._read()
+        elif path.exists() and force:
+            path.unlink()
         elif path.exists():
-            raise OutputError(f"{path} is there from an earlier run", "Go on with --resume, or remove it")
+            raise OutputError(f"{path} is there from an earlier run", "Go on with --resume, or start anew with --force")
 
     @property
     def known(self) -> int:
@@ -123,23 +126,27 @@ class JournaledWorkshop:
         names = {candidate.name: f"assess {samples} {digest(candidate)}" for candidate in candidates}
         found: dict[str, Any] = {}
 
-        def measure_all() -> dict[str, Any]:
+        def measure_all() -> dict[str, dict[str, Any]]:
             # Those that the journal lacks share one pass, at the first of them that is asked for.
             if not found:
                 lacking = [c for c in candidates if names[c.name] not in self._journal]
                 found.update({n: a.to_dict() for n, a in self._workshop.assess(lacking, samples).items()})
             return found
 
-        return {
-            name: Assessment.from_dict(self._journal.remember(key, lambda name=name: measure_all()[name]))
-            for name, key in names.items()
-        }
+        def measure(name: str) -> Callable[[], dict[str, Any]]:
+            return lambda: measure_all()[name]
 
-    def race(self, runners: Mapping[str, Runner], baseline: str, *, top: int | None, seconds: float) -> Race:
+        return {name: Assessment.from_dict(self._journal.remember(key, measure(name))) for name, key in names.items()}
+
+    def race(
+        self, runners: Mapping[str, Runner], baseline: str, *, top: int | None, tie: float, seconds: float
+    ) -> Race:
         plain = {name: [candidate and digest(candidate), threads] for name, (candidate, threads) in runners.items()}
         key = "race " + _hash([plain, baseline, top])
         race = self._workshop.race
-        value = self._journal.remember(key, lambda: race(runners, baseline, top=top, seconds=seconds).to_dict())
+        value = self._journal.remember(
+            key, lambda: race(runners, baseline, top=top, tie=tie, seconds=seconds).to_dict()
+        )
         return Race.from_dict(value)
 
     def memory(self, candidate: Candidate | None, threads: int) -> int:

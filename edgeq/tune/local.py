@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,12 +120,15 @@ class LocalWorkshop:
                 found[candidate.name] = self._assess(candidate, samples, advance)
         return found
 
-    def race(self, runners: Mapping[str, Runner], baseline: str, *, top: int | None, seconds: float) -> Race:
+    def race(
+        self, runners: Mapping[str, Runner], baseline: str, *, top: int | None, tie: float, seconds: float
+    ) -> Race:
         batch, feed = self._feed()
         sessions = {name: self._session(candidate, threads) for name, (candidate, threads) in runners.items()}
         ranking = rank_until_settled(
-            {name: (lambda session=session: session.run(None, feed)) for name, session in sessions.items()},
+            {name: partial(session.run, None, feed) for name, session in sessions.items()},
             top=top,
+            tie=tie,
             max_duration_s=seconds,
             warmup=WarmUp(min_s=0.1, max_s=1.0),
         )
@@ -152,6 +156,10 @@ class LocalWorkshop:
             config=artifact.session_options,
             threads=threads,
         ).session_peak_bytes
+
+    def float_metrics(self) -> dict[str, float]:
+        """float32's metrics over all validation samples; empty without a task."""
+        return dict(self._float_measured(self.total).metrics) if self._task is not None else {}
 
     def recoveries(self) -> tuple[str, ...]:
         return builders.recoveries()
@@ -212,9 +220,9 @@ class LocalWorkshop:
     def _feed(self) -> tuple[int, dict[str, Any]]:
         """What a timed query runs: (samples in it, inputs)."""
         inputs = dict(self._samples[0].inputs)
-        shapes = {spec.name: spec.shape for spec in self._job.prepared.signature.inputs}
-        free = all(shapes.get(n) and not isinstance(shapes[n][0], int) and len(a) == 1 for n, a in inputs.items())
-        if not (self._batched and free):
+        shapes = {spec.name: spec.shape or () for spec in self._job.prepared.signature.inputs}
+        free = all(shapes[name] and not isinstance(shapes[name][0], int) for name in inputs)
+        if not (self._batched and free and all(len(array) == 1 for array in inputs.values())):
             return 1, inputs
         return _BATCH, {name: np.repeat(array, _BATCH, axis=0) for name, array in inputs.items()}
 

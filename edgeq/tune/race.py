@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgeq.progress import Progress
-from edgeq.tune.book import Book, loss_of, structure_of
-from edgeq.tune.explain import points
+from edgeq.tune.book import Book, accuracy_key, structure_of
+from edgeq.tune.explain import less_accurate, points
 from edgeq.tune.goal import Deadline
 from edgeq.tune.record import Trial
 from edgeq.tune.workshop import Workshop
@@ -24,16 +24,15 @@ def rungs(total: int) -> tuple[int, ...]:
 def halve(book: Book, workshop: Workshop, deadline: Deadline, share: float, progress: Progress) -> None:
     """Assess the candidates that are alive, dropping on the way those that cannot win.
 
-    Two kinds cannot: one whose loss is above the bar even at the favourable end of its 95 % interval, and one that loses
-    more than half of the others of its own speed. Afterwards every trial that is alive was measured in full, but where
-    the time ran out.
+    Two kinds cannot: one whose loss is above the bar even at the favourable end of its 95 % interval, and one that
+    loses more than half of the others of its own speed. Afterwards every trial that is alive was measured in full.
     """
     steps = rungs(workshop.total)
     for step, samples in enumerate(steps):
         entered = book.alive()
         if deadline.passed(share) and step < len(steps) - 1:
             # One more look, at all samples, for the one that looks best: an answer beats none.
-            for trial in sorted(entered, key=lambda t: (loss_of(t), book.cost(t)))[1:]:
+            for trial in sorted(entered, key=lambda t: (accuracy_key(t), book.cost(t)))[1:]:
                 book.eliminate(trial.name, "the budget ran out before it was measured in full")
             samples = workshop.total
             entered = book.alive()
@@ -65,7 +64,7 @@ def say_short(book: Book, trial: Trial) -> None:
 
 def say_best(book: Book, progress: Progress) -> None:
     """One line on the candidate that leads now."""
-    leaders = book.qualified() or sorted(book.alive(), key=lambda t: (loss_of(t), book.cost(t)))
+    leaders = book.qualified() or sorted(book.alive(), key=lambda t: (accuracy_key(t), book.cost(t)))
     for trial in leaders[:1]:
         if trial.assessment is None:
             return
@@ -88,12 +87,10 @@ def _drop_hopeless(book: Book) -> None:
 
 def _drop_worse_half(book: Book, samples: int) -> None:
     for group in _by_structure(book.alive()):
-        group.sort(key=lambda t: (loss_of(t), t.name))
+        group.sort(key=accuracy_key)
         for trial in group[(len(group) + 1) // 2 :]:
             book.eliminate(
-                trial.name,
-                f"as fast as {group[0].name}, and after {samples} samples it loses {points(loss_of(trial))} against "
-                f"{points(loss_of(group[0]))}",
+                trial.name, f"as fast as {group[0].name}, {less_accurate(trial, group[0])} ({samples} samples)"
             )
 
 

@@ -58,7 +58,7 @@ def method_candidates(candidate: Candidate, profile: Profile) -> tuple[Candidate
 
 def thread_counts(cores: int) -> tuple[int, ...]:
     """Threads worth comparing on a machine of so many cores: all (0), half, one."""
-    return tuple(dict.fromkeys(n for n in (0, cores // 2, 1) if n != cores and (n > 0 or cores > 1) or n == 0))
+    return (0,) if cores < 2 else tuple(dict.fromkeys((0, cores // 2, 1)))
 
 
 def _kernel_schemes(profile: Profile) -> Iterator[Scheme]:

@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgeq.tune.book import TIE, Book, loss_of, structure_of
-from edgeq.tune.explain import points, times
+from edgeq.tune.book import TIE, Book, accuracy_key, structure_of
+from edgeq.tune.explain import less_accurate, points, times
 from edgeq.tune.record import Timing, Trial
 from edgeq.tune.workshop import FLOAT, Race, Runner, Workshop
 
-MOST_S = 30.0
+MOST_S = 20.0
 """A race that is not settled by then is close enough not to matter."""
+_ROUGHLY = 0.03
+# Differences that do not matter before the last race.
 _FINALISTS = 4
 
 
@@ -38,7 +40,7 @@ def time_kernels(book: Book, workshop: Workshop, threads: Sequence[int], seconds
         for trial in alive:
             book.update(trial.name, candidate=trial.candidate.replace(threads=int8_threads))
     first = list({structure_of(t): t for t in reversed(book.alive())}.values())[::-1]
-    race = _race(workshop, first, float_threads, top=None, seconds=share)
+    race = _race(workshop, first, float_threads, top=None, tie=_ROUGHLY, seconds=share)
     for trial in first:
         book.time(trial, race.timings[trial.name])
     if book.goal.objective == "memory":
@@ -59,7 +61,7 @@ def decide(book: Book, workshop: Workshop, baseline: Baseline, seconds: float) -
     finalists = _finalists(book, workshop)
     if not finalists:
         return baseline
-    race = _race(workshop, finalists, baseline.threads, top=1, seconds=seconds)
+    race = _race(workshop, finalists, baseline.threads, top=1, tie=TIE, seconds=seconds)
     for trial in finalists:
         book.time(trial, race.timings[trial.name])
     for trial in book.qualified():
@@ -69,7 +71,7 @@ def decide(book: Book, workshop: Workshop, baseline: Baseline, seconds: float) -
     ranked = book.qualified()
     if ranked:
         close = [t for t in ranked if not book.cheaper(ranked[0], t)]
-        winner = min(close, key=lambda t: (loss_of(t), book.cost(t)))
+        winner = min(close, key=accuracy_key)
         for trial in ranked:
             _say_why_not(book, trial, winner)
         book.update(winner.name, status="chosen", reason=_why(book, winner))
@@ -80,7 +82,7 @@ def _choose_threads(trial: Trial, workshop: Workshop, threads: Sequence[int], se
     """The threads that suit float32 and a typical candidate best; more of them only where they pay."""
     runners: dict[str, Runner] = {f"{FLOAT} {n}": (None, n) for n in threads}
     runners.update({f"int8 {n}": (trial.candidate, n) for n in threads})
-    race = workshop.race(runners, f"{FLOAT} {threads[0]}", top=None, seconds=seconds)
+    race = workshop.race(runners, f"{FLOAT} {threads[0]}", top=None, tie=_ROUGHLY, seconds=seconds)
     best = []
     for kind in (FLOAT, "int8"):
         p50 = {n: race.timings[f"{kind} {n}"].latency["p50_ms"] for n in threads}
@@ -90,16 +92,18 @@ def _choose_threads(trial: Trial, workshop: Workshop, threads: Sequence[int], se
     return best[0], best[1]
 
 
-def _race(workshop: Workshop, trials: Sequence[Trial], float_threads: int, *, top: int | None, seconds: float) -> Race:
+def _race(
+    workshop: Workshop, trials: Sequence[Trial], float_threads: int, *, top: int | None, tie: float, seconds: float
+) -> Race:
     runners: dict[str, Runner] = {FLOAT: (None, float_threads)}
     runners.update({t.name: (t.candidate, t.candidate.threads) for t in trials})
-    return workshop.race(runners, FLOAT, top=top, seconds=seconds)
+    return workshop.race(runners, FLOAT, top=top, tie=tie, seconds=seconds)
 
 
 def _finalists(book: Book, workshop: Workshop) -> list[Trial]:
-    """Of each structure that qualifies the most accurate; structures that were never timed, and the best of the rest."""
+    """Of each structure that qualifies the most accurate: the cheapest few, and all that were never timed."""
     best: dict[str, Trial] = {}
-    for trial in sorted(book.qualified(), key=loss_of):
+    for trial in sorted(book.qualified(), key=accuracy_key):
         best.setdefault(structure_of(trial), book.timed(trial))
     if book.goal.objective == "memory":
         for key, trial in best.items():
@@ -131,7 +135,7 @@ def _why(book: Book, winner: Trial) -> str:
 
 def _say_why_not(book: Book, trial: Trial, winner: Trial) -> None:
     if structure_of(trial) == structure_of(winner):
-        why = f"as fast as {winner.name}, which loses less ({points(loss_of(winner))}, not {points(loss_of(trial))})"
+        why = f"as fast as {winner.name}, {less_accurate(trial, winner)}"
     elif book.cheaper(winner, trial):
         share = book.cost(trial) / book.cost(winner)
         words = {"size": "larger than", "memory": "times the memory of"}.get(
@@ -139,5 +143,5 @@ def _say_why_not(book: Book, trial: Trial, winner: Trial) -> None:
         )
         why = f"{share:.2f} {'times ' if book.goal.objective == 'size' else ''}{words} {winner.name}"
     else:
-        why = f"no better than {winner.name} by more than {TIE:.0%}, and loses more"
+        why = f"within {TIE:.0%} of {winner.name}, {less_accurate(trial, winner)}"
     book.update(trial.name, status="qualified", reason=why)

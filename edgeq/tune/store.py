@@ -42,7 +42,8 @@ class ArrayStore:
             return
         # Names of tensors may hold anything; numpy makes file names of them.
         names = list(arrays)
-        np.savez(self._file(key), names=np.array(names), **{f"a{i}": arrays[n] for i, n in enumerate(names)})
+        numbered = {f"a{i}": arrays[name] for i, name in enumerate(names)}
+        np.savez(self._file(key), allow_pickle=False, names=np.array(names), **numbered)
 
     def get(self, key: int) -> Arrays:
         if key in self._held:

@@ -180,8 +180,8 @@ def assess(agreement: AgreementTally, labels: tuple[Task, Measured, Measured] | 
         task, reference, candidate = labels
         sign = 1 if task.higher_is_better else -1
         drop = sign * (reference.metrics[task.primary] - candidate.metrics[task.primary])
-        error, factor = block_error([sign * d for d in _differences(reference.blocks, candidate.blocks)])
-        expected = _combine(drop, error, regret, compared.count) if task.primary == _TOP1 else drop
+        error, factor = block_error(_differences(reference.blocks, candidate.blocks), least=1 / compared.count)
+        expected = _combine(drop, error, regret) if task.primary == _TOP1 else drop
         low, high = (drop - factor * error, drop + factor * error) if error is not None else (-1.0, 1.0)
         return Assessment(**known, metrics=candidate.metrics, drop=drop, low=low, high=high, expected=expected)
     if regret is not None:
@@ -191,16 +191,19 @@ def assess(agreement: AgreementTally, labels: tuple[Task, Measured, Measured] | 
     return Assessment(**known, drop=drop, low=0.0, high=1.0, expected=drop)
 
 
-def block_error(differences: Sequence[float]) -> tuple[float | None, float]:
+def block_error(differences: Sequence[float], *, least: float = 0.0) -> tuple[float | None, float]:
     """Standard error of the mean of paired block differences, and Student's 97.5 % factor for as many.
 
-    The factor is the Cornish-Fisher expansion of the t quantile, right to 1 % from four blocks on. None: too few.
+    The factor is the Cornish-Fisher expansion of the t quantile, right to 4 % from four blocks on. None: too few.
+
+    Args:
+        least: the error is no smaller than this (one sample's weight): that no sample changed is luck, too.
     """
     if len(differences) < _FEWEST_BLOCKS:
         return None, 0.0
     freedom = len(differences) - 1
     error = float(np.std(differences, ddof=1)) / math.sqrt(len(differences))
-    return error, _SURE + 2.37 / freedom + 2.82 / freedom**2
+    return max(error, least), _SURE + 2.37 / freedom + 2.82 / freedom**2
 
 
 def _differences(reference: Sequence[float | None], candidate: Sequence[float | None]) -> list[float]:
@@ -208,7 +211,7 @@ def _differences(reference: Sequence[float | None], candidate: Sequence[float | 
     return [r - c for r, c in pairs if r is not None and c is not None]
 
 
-def _combine(drop: float, error: float | None, regret: Regret | None, rows: int) -> float:
+def _combine(drop: float, error: float | None, regret: Regret | None) -> float:
     """The measured loss of top-1 and the regret, weighted by the inverse of their variances.
 
     What labels say is unbiased and noisy: only rows that change between right and wrong count, and a few hundred
@@ -216,6 +219,6 @@ def _combine(drop: float, error: float | None, regret: Regret | None, rows: int)
     """
     if regret is None or error is None:
         return drop
-    measured = max(error, 1 / rows) ** 2
+    measured = error**2
     trusted = max(regret.error**2 + regret.mean**2, 1e-12)
     return (drop / measured + regret.mean / trusted) / (1 / measured + 1 / trusted)

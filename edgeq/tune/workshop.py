@@ -68,10 +68,11 @@ class Workshop(Protocol):
         baseline: str,
         *,
         top: int | None,
+        tie: float,
         seconds: float,
     ) -> Race:
-        """Measure latencies side by side until the order of the first `top` (None: all) is settled, or `seconds` are
-        over."""
+        """Measure latencies side by side until the order of the first `top` (None: all) is settled, where differences
+        below `tie` do not count, or `seconds` are over."""
 
     def memory(self, candidate: Candidate | None, threads: int) -> int:
         """Peak memory of a session, bytes."""
