@@ -7,15 +7,19 @@ value with a name, in `BUILDERS`, and is used wherever `Candidate.builder` names
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from edgeq.hardware.target import Target
+from edgeq.model.int8_rules import int8_rules, quantizable_operators
+from edgeq.model.load import load_model
+from edgeq.model.macs import node_macs
 from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.job import build as build_scheme
 from edgeq.progress import Progress
 from edgeq.tune.candidate import Candidate
+from edgeq.tune.layers import noisy_pieces, shortest_exclusion
 
 
 class Builder(Protocol):
@@ -51,12 +55,39 @@ def recoveries() -> tuple[str, ...]:
 
 def exclude(
     job: Job,
-    built: Built,
+    target: Target,
     candidate: Candidate,
+    noise_of: Callable[[Candidate], float],
     loss: Callable[[Candidate], float],
     max_drop: float,
     expired: Callable[[], bool],
-    progress: Progress,
-) -> tuple[Candidate, ...]:
-    """Candidates made from `candidate` with layers kept in float, until one loses at most `max_drop`."""
-    return ()
+) -> None:
+    """Keep layers of `candidate` in float, the noisiest for their cost first, until one loses at most `max_drop`.
+
+    Args:
+        noise_of: noise over signal of a candidate's outputs on a few samples.
+        loss: told of every candidate that is worth measuring.
+    """
+    graph = load_model(job.prepared.path, external_data="none")
+    done = set(candidate.scheme.exclude)
+    types = candidate.scheme.op_types or quantizable_operators(int8_rules(target.backend))
+    counted = node_macs(graph)
+    macs = {
+        node.name: counted[node.name]
+        for node in graph.graph.node
+        if node.op_type in types and counted.get(node.name) and node.name not in done
+    }
+    if len(macs) < 2:
+        return
+
+    def without(nodes: Iterable[str], name: str) -> Candidate:
+        scheme = candidate.scheme.replace(exclude=(*done, *nodes))
+        return candidate.replace(name=name, scheme=scheme)
+
+    def noise(nodes: Sequence[str]) -> float:
+        return noise_of(without(macs.keys() - set(nodes), f"{candidate.name}, only {nodes[0]} to {nodes[-1]}"))
+
+    def lost(nodes: tuple[str, ...]) -> float:
+        return loss(without(nodes, f"{candidate.name}, {len(nodes)} layers in float"))
+
+    shortest_exclusion(noisy_pieces(macs, noise, expired), lost, max_drop, expired)

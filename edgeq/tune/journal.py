@@ -158,8 +158,8 @@ class JournaledWorkshop:
 
     def exclude(
         self, candidate: Candidate, loss: Callable[[Candidate], float], max_drop: float, expired: Callable[[], bool]
-    ) -> tuple[Candidate, ...]:
-        return self._workshop.exclude(candidate, loss, max_drop, expired)
+    ) -> None:
+        self._workshop.exclude(candidate, loss, max_drop, expired)
 
 
 def digest(candidate: Candidate) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from edgeq_device.ranking import rank_until_settled, ratio
 from edgeq.data.samples import Sample
 from edgeq.errors import CheckFailedError
 from edgeq.hardware.target import Target
-from edgeq.measure.agreement import Comparison
+from edgeq.measure.agreement import Agreement, Comparison
 from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.inference import Outputs, Session, infer
 from edgeq.measure.rows import rows
@@ -94,11 +95,7 @@ class LocalWorkshop:
         built = self.built(candidate)
         spent = time.perf_counter() - start
         artifact = built.artifact
-        session = open_session(artifact.model, artifact.settings())
-        comparison = Comparison()
-        for position in range(min(_SCREENED, self.total)):
-            comparison.update(self._reference(position), infer(session, self._samples[position], model=candidate.name))
-        agreement = comparison.result()
+        agreement = self._compare(built, candidate.name)
         if any(output.nonfinite for output in agreement.outputs):
             raise CheckFailedError("its outputs are not finite where the float model's are")
         structure = structure_digest(artifact.model, artifact.session_options)
@@ -166,8 +163,9 @@ class LocalWorkshop:
 
     def exclude(
         self, candidate: Candidate, loss: Callable[[Candidate], float], max_drop: float, expired: Callable[[], bool]
-    ) -> tuple[Candidate, ...]:
-        return builders.exclude(self._job, self.built(candidate), candidate, loss, max_drop, expired, self._progress)
+    ) -> None:
+        with self._progress.stage("looking for layers to keep in float"):
+            builders.exclude(self._job, self._target, candidate, self._noise, loss, max_drop, expired)
 
     def _assess(self, candidate: Candidate, samples: int, advance: Callable[[int], None]) -> Assessment:
         tally = self._tallies.get(candidate.name)
@@ -187,6 +185,20 @@ class LocalWorkshop:
         if self._task is not None and tally.metric is not None:
             labels = self._task, self._float_measured(samples), tally.metric.measured()
         return assess(tally.agreement, labels, complete=samples >= self.total)
+
+    def _noise(self, candidate: Candidate) -> float:
+        """Noise power over signal power of the worst output, on a few samples, of a candidate that is not kept."""
+        with tempfile.TemporaryDirectory(dir=self._workdir) as folder:
+            place = Path(folder) / "model.onnx"
+            built = builders.build(self._job, self._target, candidate, place, self._progress)
+            return float(10 ** (-self._compare(built, candidate.name).sqnr_db / 10))
+
+    def _compare(self, built: Built, name: str) -> Agreement:
+        session = open_session(built.artifact.model, built.artifact.settings())
+        comparison = Comparison()
+        for position in range(min(_SCREENED, self.total)):
+            comparison.update(self._reference(position), infer(session, self._samples[position], model=name))
+        return comparison.result()
 
     def _metric(self) -> MetricTally | None:
         return MetricTally(self._task, max(1, self.total // _BLOCKS)) if self._task is not None else None

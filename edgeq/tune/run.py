@@ -250,10 +250,11 @@ def _describe(task: Task | None) -> dict[str, str]:
     """A task's name and options, as far as they are plain."""
     if task is None:
         return {}
-    options = (
-        {f.name: getattr(task, f.name) for f in dataclasses.fields(task)} if dataclasses.is_dataclass(task) else {}
-    )
-    plain = {n: str(v) for n, v in options.items() if isinstance(v, str | int | float | bool | None)}
+    plain = {}
+    for name in [f.name for f in dataclasses.fields(task)] if dataclasses.is_dataclass(task) else ():
+        value = getattr(task, name)
+        if isinstance(value, str | int | float | bool | None):
+            plain[name] = str(value)
     return {"kind": type(task).__qualname__, "primary": task.primary, **plain}
 
 

@@ -32,6 +32,8 @@ from edgeq.tune.record import Assessment
 
 _FEWEST_BLOCKS = 4
 _TOP1 = "top1"
+# Standard deviation of the regret as an estimate of the loss, over itself: by how much float32 may misjudge itself.
+_TRUST = 0.5
 _SURE = 1.96  # two-sided 95 % of the normal distribution
 
 
@@ -215,10 +217,10 @@ def _combine(drop: float, error: float | None, regret: Regret | None) -> float:
     """The measured loss of top-1 and the regret, weighted by the inverse of their variances.
 
     What labels say is unbiased and noisy: only rows that change between right and wrong count, and a few hundred
-    samples have a dozen of those. The regret is steady and may be biased; it is trusted to within its own size.
+    samples have a dozen of those. The regret is steady and may be biased; it is trusted to within half its size.
     """
     if regret is None or error is None:
         return drop
     measured = error**2
-    trusted = max(regret.error**2 + regret.mean**2, 1e-12)
+    trusted = max(regret.error**2 + (_TRUST * regret.mean) ** 2, 1e-12)
     return (drop / measured + regret.mean / trusted) / (1 / measured + 1 / trusted)

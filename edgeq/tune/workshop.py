@@ -82,5 +82,5 @@ class Workshop(Protocol):
 
     def exclude(
         self, candidate: Candidate, loss: Callable[[Candidate], float], max_drop: float, expired: Callable[[], bool]
-    ) -> tuple[Candidate, ...]:
-        """Candidates made from `candidate` with layers kept in float, until `loss` of one is at most `max_drop`."""
+    ) -> None:
+        """Ask `loss` of candidates with ever more layers kept in float, until it is at most `max_drop`."""
