@@ -250,8 +250,9 @@ def _describe(task: Task | None) -> dict[str, str]:
     """A task's name and options, as far as they are plain."""
     if task is None:
         return {}
-    plain = {}
-    for name in [f.name for f in dataclasses.fields(task)] if dataclasses.is_dataclass(task) else ():
+    plain: dict[str, str] = {}
+    names = [f.name for f in dataclasses.fields(task)] if dataclasses.is_dataclass(task) else []
+    for name in names:
         value = getattr(task, name)
         if isinstance(value, str | int | float | bool | None):
             plain[name] = str(value)

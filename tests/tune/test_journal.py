@@ -35,8 +35,9 @@ def search(workshop: Any, path: Path, *, resume: bool = False) -> tuple[Outcome,
 
 def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
     first = FakeWorkshop(FACTS, methods=("x",))
-    whole, _ = search(first, tmp_path / "whole.jsonl")
-    for after in range(1, len(first.log)):
+    counted = Interrupted(first, 1000)
+    whole, _ = search(counted, tmp_path / "whole.jsonl")
+    for after in range(1, 1000 - counted.after):
         path = tmp_path / f"{after}.jsonl"
         with pytest.raises(KeyboardInterrupt):
             search(Interrupted(FakeWorkshop(FACTS, methods=("x",)), after), path)
