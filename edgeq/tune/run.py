@@ -251,7 +251,7 @@ def _describe(task: Task | None) -> dict[str, str]:
     if task is None:
         return {}
     plain: dict[str, str] = {}
-    names = [f.name for f in dataclasses.fields(task)] if dataclasses.is_dataclass(task) else []
+    names: list[str] = [f.name for f in dataclasses.fields(task)] if dataclasses.is_dataclass(task) else []
     for name in names:
         value = getattr(task, name)
         if isinstance(value, str | int | float | bool | None):
