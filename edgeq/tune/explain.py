@@ -11,10 +11,11 @@ def points(loss: float) -> str:
     return f"{100 * loss:.2f} points"
 
 
-def times(timing: Timing) -> str:
+def times(timing: Timing, of: str = "") -> str:
     """The ratio to float32 with its interval."""
     s = timing.speedup
-    return "" if s is None else f"{s['estimate']:.2f} times its speed ({s['low']:.2f} to {s['high']:.2f})"
+    whose = f"{of}'s" if of else "its"
+    return "" if s is None else f"{s['estimate']:.2f} times {whose} speed ({s['low']:.2f} to {s['high']:.2f})"
 
 
 def less_accurate(trial: Trial, better: Trial) -> str:
@@ -36,7 +37,7 @@ def verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
         assert found is not None
         assert timing is not None
         lines = [
-            f"{winner.name} runs at {times(timing).replace('its', 'float32' + chr(39) + 's')}",
+            f"{winner.name} runs at {times(timing, of='float32')}",
             f"it loses {points(found.drop)} ({points(found.low)} to {points(found.high)}), by {found.basis}, "
             f"on {found.samples} samples; {points(goal.max_drop)} were allowed",
         ]
@@ -52,19 +53,24 @@ def verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
 def needed(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     """What would be needed where nothing qualified: the nearest misses, and what would let each through."""
     lines = []
-    quick = [t for t in outcome.trials if t.assessment and t.assessment.complete and _faster(t)]
+    timed = [t for t in outcome.trials if t.timing]
+    measured = [t for t in timed if t.assessment and t.assessment.complete]
+    quick = [t for t in measured if _faster(t)]
+    accurate = [t for t in measured if _loss(t) <= goal.max_drop]
     if quick:
         near = min(quick, key=_loss)
         lines.append(
             f"{near.name} is faster than float32 and loses {points(_loss(near))}: "
             f"--max-drop {100 * _loss(near) + 0.005:.2f}% would let it through"
         )
-    accurate = [t for t in outcome.trials if t.assessment and t.assessment.complete and _loss(t) <= goal.max_drop]
-    if accurate and not any(_faster(t) for t in accurate):
-        near = min(accurate, key=lambda t: -_speed(t))
+    elif accurate:
+        near = max(accurate, key=_speed)
         lines.append(f"{near.name} keeps the accuracy, at {_speed(near):.2f} times float32's speed: not worth shipping")
-    if not lines:
-        lines.append("no candidate was measured in full: give more --budget, or look at the reasons")
+    elif timed and not any(_faster(t) for t in timed):
+        near = max(timed, key=_speed)
+        lines.append(f"int8 does not pay here: the fastest, {near.name}, has {_speed(near):.2f} times float32's speed")
+    elif not outcome.out_of_time:
+        lines.append("no candidate was measured in full: the reasons are with the candidates")
     if outcome.out_of_time:
         lines.append("more --budget: the search was not finished")
     return tuple(lines)

@@ -235,7 +235,7 @@ def _settings(job: Job, target: Target, machine: Machine, task: Task | None, goa
     """What every measurement of a run depends on."""
     return {
         "model": job.prepared.digest,
-        "calibration_data": job.statistics.data_digest if job.statistics else "",
+        "calibration_data": job.calibration.digest() if job.calibration else _statistics_digest(job),
         "validation_data": job.validation.digest(),
         "target": target.name,
         "profile": _digest(target.profile.to_dict()),
@@ -244,6 +244,10 @@ def _settings(job: Job, target: Target, machine: Machine, task: Task | None, goa
         "goal": {key: value for key, value in goal.to_dict().items() if key != "budget_s"},
         "version": _versions(),
     }
+
+
+def _statistics_digest(job: Job) -> str:
+    return job.statistics.data_digest if job.statistics else ""
 
 
 def _describe(task: Task | None) -> dict[str, str]:
