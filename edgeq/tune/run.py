@@ -26,7 +26,7 @@ from edgeq.model.load import load_model, model_digest
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.pipeline.job import Data, Job, open_job
-from edgeq.pipeline.package import PackagedVariant, bundle_variants, check_replaceable
+from edgeq.pipeline.package import PackagedVariant, bundle_variants, check_replaceable, variant_name
 from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.quantize import model_bytes, prove_built, runs_natively
 from edgeq.progress import SILENT, Progress
@@ -195,7 +195,7 @@ def tune(
         size = model_bytes(built.artifact.model)
         bundle_variants(
             job,
-            [PackagedVariant(built, proof, runs_natively(chosen, machine), size, winner.threads)],
+            {variant_name(chosen): PackagedVariant(built, proof, runs_natively(chosen, machine), size, winner.threads)},
             output,
             workdir=workdir,
             selftest=selftest,
