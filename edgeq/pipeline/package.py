@@ -36,12 +36,16 @@ _SELFTEST_TOLERANCE = 0.025
 
 @dataclass(frozen=True)
 class PackagedVariant:
-    """One variant: what was built, its proof, whether that was taken on the target's own kernels, and its size."""
+    """One variant: what was built, its proof, whether that was taken on the target's own kernels, and its size.
+
+    `threads` are those that suit it, which the runner takes where it is told none; 0 leaves it to the runtime.
+    """
 
     built: Built
     proof: Proof
     native: bool
     bytes: int
+    threads: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -102,9 +106,7 @@ def package(
         CheckFailedError: a bar is not met by some variant; nothing is written then.
         EdgeqError: as the stages have it.
     """
-    kind: Kind = "file" if output.suffix == SUFFIX else "directory"
-    samples = (data, validation)
-    check_output(output, kind=kind, force=force, model=model, samples=samples, statistics=statistics)
+    check_bundle_output(output, force=force, model=model, samples=(data, validation), statistics=statistics)
     machine = detect_machine()
     chosen = _in_package_order([resolve(target, machine) for target in targets])
     overrides = dict(overrides or {})
@@ -123,7 +125,6 @@ def package(
             progress=progress,
         )
         done: dict[str, PackagedVariant] = {}
-        specs = []
         for target in chosen:
             name = variant_name(target)
             place = workdir / name
@@ -135,26 +136,56 @@ def package(
             done[name] = PackagedVariant(
                 built, proof, runs_natively(target, machine), model_bytes(built.artifact.model)
             )
-            specs.append(_variant(name, done[name], job, selftest))
-        spec = BundleSpec(
-            name=os.fsencode(model.stem).decode("utf-8", "replace"),
-            variants=tuple(specs),
-            calibration=_tables(job, workdir / "tables"),
-            metadata={
-                "source_model_sha256": model_digest(model),
-                "calibration_sha256": job.statistics.data_digest if job.statistics else "",
-                "calibration_samples": job.statistics.samples if job.statistics else 0,
-            },
-            float_model=job.prepared.path if with_float else None,
-        )
-        write_bundle(spec, output, force=force)
+        bundle_variants(job, done, output, workdir=workdir, selftest=selftest, with_float=with_float, force=force)
     notes = [*job.prepared.notes, *itertools.chain.from_iterable(v.built.artifact.notes for v in done.values())]
     return Packaged(output, done, tuple(dict.fromkeys(notes)))
+
+
+def check_bundle_output(
+    output: Path, *, force: bool, model: Path, samples: Sequence[Data | None], statistics: Path | None
+) -> None:
+    """`check_output` for a bundle, which is a directory or a file by its name."""
+    kind: Kind = "file" if output.suffix == SUFFIX else "directory"
+    check_output(output, kind=kind, force=force, model=model, samples=samples, statistics=statistics)
 
 
 def variant_name(target: Target) -> str:
     """What a target's variant is called; "this machine" means nothing elsewhere, so its profile stands for it."""
     return target.profile.name if target.name == THIS_MACHINE else target.name
+
+
+def bundle_variants(
+    job: Job,
+    variants: Mapping[str, PackagedVariant],
+    output: Path,
+    *,
+    workdir: Path,
+    selftest: int = 2,
+    with_float: bool = False,
+    extras: Mapping[str, bytes] | None = None,
+    force: bool = False,
+) -> None:
+    """Write proven variants of one job as a bundle.
+
+    Args:
+        variants: by name, in the order of the package.
+        workdir: a private folder, for the calibration tables.
+        extras: further files that stand beside the manifest, by name.
+        Others as `package`.
+    """
+    spec = BundleSpec(
+        name=os.fsencode(job.source.stem).decode("utf-8", "replace"),
+        variants=tuple(_variant(name, variant, job, selftest) for name, variant in variants.items()),
+        calibration=_tables(job, workdir / "tables"),
+        metadata={
+            "source_model_sha256": model_digest(job.source),
+            "calibration_sha256": job.statistics.data_digest if job.statistics else "",
+            "calibration_samples": job.statistics.samples if job.statistics else 0,
+        },
+        float_model=job.prepared.path if with_float else None,
+        extras=extras or {},
+    )
+    write_bundle(spec, output, force=force)
 
 
 def _in_package_order(targets: Sequence[Target]) -> list[Target]:
@@ -190,6 +221,7 @@ def _variant(name: str, variant: PackagedVariant, job: Job, selftest: int) -> Va
             "coverage": {"int8_mac_share": round(proof.coverage.share, 4)},
             "accuracy": _accuracy(proof),
             "checks": dict.fromkeys(("load", "coverage", "accuracy", "self-test"), where),
+            **({"threads": variant.threads} if variant.threads else {}),
         },
         selftest=cases,
         tolerance=_tolerance(cases),
