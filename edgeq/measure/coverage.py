@@ -131,7 +131,7 @@ def measure_coverage(
         session = open_session(model, profiled)
         session.run(None, dict(feed))
         events = json.loads(Path(session.end_profiling()).read_text())
-        weights = _weight_shapes(optimized)
+        weights = weight_shapes(optimized)
     macs = {name: count for name, count in node_macs(source).items() if count}
     nodes = judge(events, weights, macs, aliases(source, macs))
     float_nodes = tuple(
@@ -226,7 +226,8 @@ def _macs_from_shapes(
     return 0
 
 
-def _weight_shapes(optimized: Path) -> dict[str, tuple[int, ...]]:
+def weight_shapes(optimized: Path) -> dict[str, tuple[int, ...]]:
+    """Shape of each node's largest constant input, by node name."""
     graph = onnx.load(optimized, load_external_data=False).graph
     constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     return {

@@ -134,7 +134,8 @@ class Layer:
     """One layer, in execution order.
 
     Attributes:
-        sqnr_db: of its output against the float model's, dB.
+        sqnr_db: of its output against the float model's, dB, with all errors of the layers before it.
+        own_db: of what this layer alone makes of the float model's inputs: the error that arises here.
         saturated: share of its output's values at an end of the integer range.
         float_us, int8_us: median time of what runs it in either model, microseconds.
         culprit: named as one that costs accuracy.
@@ -144,6 +145,7 @@ class Layer:
     name: str
     op_type: str = ""
     sqnr_db: float | None = None
+    own_db: float | None = None
     cosine: float | None = None
     saturated: float | None = None
     float_us: float | None = None
@@ -151,6 +153,11 @@ class Layer:
     int8_kind: str = ""
     culprit: bool = False
     advice: str = ""
+
+    @property
+    def error_db(self) -> float | None:
+        """What layers are ranked by: their own error where it is known."""
+        return self.own_db if self.own_db is not None else self.sqnr_db
 
 
 @dataclass(frozen=True)

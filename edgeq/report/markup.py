@@ -11,7 +11,7 @@ Attribute = str | int | float | bool | None
 
 _HTML_VOID = frozenset({"meta", "br", "hr"})
 _SVG_LEAVES = frozenset({"line", "rect", "circle", "path"})
-# Characters that reorder or break the text around them: shown as their number, so that a name cannot dress up as another.
+# Characters that reorder or break the text around them: shown as numbers, so that no name dresses up as another.
 _UNRULY = frozenset("\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff")
 _UNPRINTABLE = frozenset({"Cc", "Cs"})
 
@@ -76,7 +76,7 @@ def number(value: str | int | float) -> str:
 
 
 def isolated(name: str, *, limit: int = 200, class_: str | None = None) -> Markup:
-    """A name from a model: in a direction of its own, cut in the middle if it is longer than `limit`, whole on hover."""
+    """A name from a model: in a direction of its own, cut in the middle where longer than `limit`, whole on hover."""
     shown = shorten(name, limit)
     return tag("bdi", shown, class_=class_, title=shorten(name, 1000) if shown != name else None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from edgeq.report.data import Coverage, FloatNode, Layer, Operator, TensorHistogram, Threshold
@@ -18,12 +19,13 @@ def read_layers(layers: object, kernels: object) -> tuple[tuple[Layer, ...], flo
     """Layers in execution order, SQNR and times joined by node name; and what conversions (Q/DQ) take, microseconds.
 
     Args:
-        layers: rows with node, op_type, sqnr_db, cosine, saturated; in execution order.
+        layers: what `edgeq debug` says of activations, or rows with node, op_type, sqnr_db, cosine, saturated; in
+            execution order.
         kernels: "float32" and "int8", each rows of name, op_type, kind, us; in execution order.
     """
     culprits = {string(name) for name in listed(mapping(layers).get("culprits"))[:200]}
     measured: dict[str, Mapping[str, Any]] = {}
-    for row in rows(mapping(layers).get("layers") or layers, MOST_LAYERS):
+    for row in rows(mapping(layers).get("activations") or layers, MOST_LAYERS):
         name = string(row.get("node")) or string(row.get("name")) or string(row.get("tensor"))
         measured.setdefault(name, row)
     times = {which: _times(mapping(kernels).get(which)) for which in ("float32", "int8")}
@@ -40,9 +42,10 @@ def read_layers(layers: object, kernels: object) -> tuple[tuple[Layer, ...], flo
             Layer(
                 name=name,
                 op_type=string(row.get("op_type")) or before.get("op_type", "") or after.get("op_type", ""),
-                sqnr_db=number(row.get("sqnr_db")),
-                cosine=number(row.get("cosine")),
-                saturated=number(row.get("saturated")),
+                sqnr_db=_figure(row, "accumulated", "sqnr_db"),
+                own_db=_figure(row, "layer", "sqnr_db"),
+                cosine=_figure(row, "accumulated", "cosine"),
+                saturated=_saturated(row.get("saturated")),
                 float_us=before.get("us"),
                 int8_us=after.get("us"),
                 int8_kind=after.get("kind", ""),
@@ -51,6 +54,20 @@ def read_layers(layers: object, kernels: object) -> tuple[tuple[Layer, ...], flo
             )
         )
     return tuple(found), sum(t["us"] for t in conversions) if conversions else None
+
+
+def _figure(row: Mapping[str, Any], which: str, key: str) -> float | None:
+    """From the report of `edgeq debug`, or from a flat row, which has no figures of the layer alone."""
+    if which in row:
+        return number(mapping(row[which]).get(key))
+    return number(row.get(key)) if which == "accumulated" else None
+
+
+def _saturated(value: object) -> float | None:
+    """A share, or the shares at both ends."""
+    if isinstance(value, Mapping):
+        return (number(value.get("low")) or 0.0) + (number(value.get("high")) or 0.0)
+    return number(value)
 
 
 def _times(value: object) -> dict[str, dict[str, Any]]:
@@ -114,7 +131,7 @@ def read_histograms(value: object) -> tuple[TensorHistogram, ...]:
         rising = [e for e in edges if e is not None]
         if len(rising) != len(counts) + 1 or not counts or any(n is None or n < 0 for n in counts):
             continue
-        if any(not a < b for a, b in zip(rising, rising[1:], strict=False)):
+        if any(not a < b for a, b in pairwise(rising)):
             continue
         found.append(
             TensorHistogram(

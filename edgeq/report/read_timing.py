@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from edgeq.report.data import FLOAT, Latency, Pairs, Ratio, Timing
@@ -127,5 +128,5 @@ def _edges(value: object) -> tuple[float, ...]:
     """Rising positive edges, else none."""
     edges = [positive(e) for e in listed(value)[: _MOST_BINS + 1]]
     known = [e for e in edges if e is not None]
-    rising = all(a < b for a, b in zip(known, known[1:], strict=False))
+    rising = all(a < b for a, b in pairwise(known))
     return tuple(known) if len(known) == len(edges) and rising else ()

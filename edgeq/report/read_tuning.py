@@ -107,10 +107,14 @@ def _facts(plain: Mapping[str, Any], metric: str, tried: int) -> Pairs:
         ("budget", _seconds(budget)),
         ("took", _seconds(elapsed)),
         ("candidates", str(tried)),
-        ("order of the finalists", {True: "settled", False: "not settled"}.get(plain.get("settled"), "")),
+        ("order of the finalists", _settled(plain.get("settled"))),
         ("ended", "by the budget" if plain.get("out_of_time") is True else ""),
     ]
     return tuple((key, value) for key, value in facts if value)
+
+
+def _settled(value: object) -> str:
+    return "" if not isinstance(value, bool) else "settled" if value else "not settled"
 
 
 def _seconds(value: float | None) -> str:

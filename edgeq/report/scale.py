@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from edgeq.report.numbers import significant
 
@@ -71,7 +72,7 @@ def nice_ticks(low: float, high: float, most: int = 6) -> tuple[float, ...]:
 
 
 def log_ticks(low: float, high: float, most: int = 6) -> tuple[float, ...]:
-    """1, 2, 5 times powers of ten inside low..high, or powers alone, or every n-th power; linear where those are few."""
+    """1, 2, 5 times powers of ten inside low..high, or fewer of them; evenly spaced ones where those are too few."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1, 2, 5), (1, 3), (1,)):
         found = [f * 10.0**e for e in exponents for f in factors]
@@ -85,7 +86,7 @@ def tick_labels(ticks: Sequence[float]) -> tuple[str, ...]:
     """The ticks as text, all with the decimals that tell them apart where they are evenly spaced."""
     if len(ticks) < 2:
         return tuple(significant(t) for t in ticks)
-    steps = [b - a for a, b in zip(ticks, ticks[1:], strict=False)]
+    steps = [b - a for a, b in pairwise(ticks)]
     even = max(steps) - min(steps) < 1e-6 * max(map(abs, steps))
     if not even or max(map(abs, ticks)) >= 1e6 or min(steps) < 1e-6:
         return tuple(significant(t).rstrip("0").rstrip(".") if "." in significant(t) else significant(t) for t in ticks)

@@ -75,7 +75,7 @@ def figure(width: float, height: float, description: str, *children: str | None,
 
 
 def x_axis(scale: Scale, y: float, top: float, title: str, *, most: int = 7) -> Markup:
-    """Ticks under the line `y`, grid lines up to `top`, the title under the ticks. Labels that would touch are left out."""
+    """Ticks under the line `y`, grid lines up to `top`, the title below. Labels that would touch are left out."""
     ticks = scale.ticks(most)
     parts = [tag("line", x1=scale.start, x2=scale.end, y1=y, y2=y, class_="axis")]
     reached = float("-inf")

@@ -18,8 +18,8 @@ _MOST_COLUMNS = 600
 def layer_profile(layers: Sequence[Layer], width: float) -> Markup:
     """Two panels over one axis, either left out where nothing is known; empty where nothing is."""
     columns = _columns(layers)
-    has_sqnr = any(c.sqnr_db is not None for c in layers)
-    has_time = any(c.int8_us is not None or c.float_us is not None for c in layers)
+    has_sqnr = any(layer.error_db is not None for layer in layers)
+    has_time = any(layer.int8_us is not None or layer.float_us is not None for layer in layers)
     panels = [_sqnr] * has_sqnr + [_time] * has_time
     if not panels or len(columns) < 2:
         return Markup()
@@ -42,7 +42,7 @@ def _columns(layers: Sequence[Layer]) -> list[Sequence[Layer]]:
 
 
 def _sqnr_scale(layers: Sequence[Layer], top: float) -> Scale:
-    known = [layer.sqnr_db for layer in layers if layer.sqnr_db is not None]
+    known = [db for layer in layers for db in (layer.sqnr_db, layer.own_db) if db is not None]
     return scale_for([*known, min(0.0, *known)] if min(known) < 20 else known, top + _PANEL, top, log=False)
 
 
@@ -56,19 +56,21 @@ def _sum(column: Sequence[Layer], which: str) -> float:
 
 
 def _sqnr(columns: Sequence[Sequence[Layer]], xs: Scale, ys: Scale) -> Markup:
+    """A line for the error so far, and a dot for what each layer alone adds, where that is known; else on the line."""
     parts = [y_axis(ys, xs.start, xs.end, "SQNR of each layer's output (dB)", most=4)]
-    previous: tuple[float, float] | None = None
-    dots = []
+    alone = any(layer.own_db is not None for column in columns for layer in column)
+    path, dots = [], []
     for i, column in enumerate(columns):
-        known = [layer.sqnr_db for layer in column if layer.sqnr_db is not None]
-        if not known:
-            continue
-        x, y = xs(i + 0.5), ys(min(known))
-        if previous is not None:
-            parts.append(tag("line", x1=previous[0], y1=previous[1], x2=x, y2=y, class_="joint"))
-        previous = x, y
-        bad = any(layer.culprit for layer in column)
-        dots.append(tag("circle", cx=x, cy=y, r=4.0 if bad else 2.5, class_="dot bad" if bad else "dot"))
+        x = xs(i + 0.5)
+        so_far = [layer.sqnr_db for layer in column if layer.sqnr_db is not None]
+        own = [layer.own_db for layer in column if layer.own_db is not None] if alone else so_far
+        if so_far:
+            path.append(f"{'L' if path else 'M'}{x:.1f},{ys(min(so_far)):.1f}")
+        if own:
+            bad = any(layer.culprit for layer in column)
+            dots.append(tag("circle", cx=x, cy=ys(min(own)), r=4.0 if bad else 2.5, class_="dot bad" if bad else "dot"))
+    if len(path) > 1:
+        parts.append(tag("path", d="".join(path), class_="joint"))
     return tag("g", *parts, *dots)
 
 

@@ -29,8 +29,8 @@ def facts(pairs: Pairs, *, class_: str | None = None) -> Markup:
         return Markup()
     return tag(
         "dl",
-        class_=class_,
         *(tag("div", tag("dt", key), tag("dd", isolated(value, limit=300))) for key, value in pairs),
+        class_=class_,
     )
 
 

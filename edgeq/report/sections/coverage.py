@@ -24,8 +24,8 @@ def coverage_section(variant: Variant, anchor: str = "coverage") -> Markup:
         _operators(coverage),
         _reasons(coverage.float_nodes),
         _nodes(coverage),
-        lead=f"{share(coverage.share)} of the multiply-accumulates run on integers, as ONNX Runtime's own profile of the "
-        "optimised graph shows, which is not always what the file asks for.",
+        lead=f"{share(coverage.share)} of the multiply-accumulates run on integers, as ONNX Runtime's own profile of "
+        "the optimised graph shows, which is not always what the file asks for.",
     )
 
 

@@ -17,8 +17,8 @@ def histograms_section(variant: Variant, anchor: str = "ranges") -> Markup:
         anchor,
         "Ranges of the worst tensors",
         tag("div", *cards, class_="cards") if cards else None,
-        lead="Bars: how often each value came up in calibration (logarithmic). Strips: the range that each method would "
-        "keep, with the SQNR of the tensor quantized alone; the one in use is bold, and what it clips is shaded.",
+        lead="Bars: how often each value came up in calibration (logarithmic). Strips: the range that each method "
+        "would keep, with the SQNR of the tensor quantized alone; the one in use is bold, and what it clips is shaded.",
     )
 
 

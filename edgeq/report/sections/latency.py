@@ -25,7 +25,7 @@ def latency_section(data: ReportData, variant: Variant | None) -> Markup:
         _table(timing),
         notes(timing.notes),
         facts(timing.settings, class_="two"),
-        lead=f"Measured interleaved, so that noise hits all alike ({scenario}). Each shape is every query of one model.",
+        lead=f"Measured interleaved, so that noise hits all alike ({scenario}). Each shape is one model.",
     )
 
 

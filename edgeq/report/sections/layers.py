@@ -22,11 +22,10 @@ def layers_section(variant: Variant, anchor: str = "layers") -> Markup:
     layers = variant.layers
     if not layers:
         return Markup()
-    by_error = any(layer.sqnr_db is not None for layer in layers)
+    by_error = any(layer.error_db is not None for layer in layers)
     timed = any(layer.int8_us is not None or layer.float_us is not None for layer in layers)
     worst = sorted(layers, key=_error_key if by_error else _time_key)[:_SHOWN]
     wide = layer_profile(layers, 880)
-    what = "SQNR" if by_error else "time"
     order = "the lowest SQNR first" if by_error else "the slowest first"
     more = len(layers) - _TABLE
     return section(
@@ -36,7 +35,7 @@ def layers_section(variant: Variant, anchor: str = "layers") -> Markup:
         if wide
         else None,
         tag("h3", f"{'All layers' if len(worst) == len(layers) else f'{len(worst)} of {len(layers)} layers'}, {order}"),
-        _bars(worst, by_error, timed),
+        _bars(worst, max((layer.error_db or 0.0 for layer in layers), default=0.0) if by_error else None, timed),
         _conversions(variant) if timed else None,
         folded(
             f"All {len(layers)} layers in execution order"
@@ -46,30 +45,47 @@ def layers_section(variant: Variant, anchor: str = "layers") -> Markup:
         )
         if len(layers) > len(worst)
         else None,
-        lead=f"{what} of what each layer puts out, compared with float32's." if by_error else "What each layer takes.",
+        lead=_lead(layers, by_error),
     )
 
 
+def _lead(layers: Sequence[Layer], by_error: bool) -> str:
+    if not by_error:
+        return "The time that each layer takes."
+    if any(layer.own_db is not None for layer in layers):
+        return (
+            "How much of each layer's output is signal, compared with float32's. Dots: the error that arises in the "
+            "layer itself. Line: all errors so far."
+        )
+    return "How much of each layer's output is signal, compared with float32's, with all errors so far."
+
+
 def _error_key(layer: Layer) -> tuple[bool, float]:
-    return (not layer.culprit, layer.sqnr_db if layer.sqnr_db is not None else float("inf"))
+    return (not layer.culprit, layer.error_db if layer.error_db is not None else float("inf"))
 
 
 def _time_key(layer: Layer) -> float:
     return -(layer.int8_us or layer.float_us or 0.0)
 
 
-def _bars(layers: Sequence[Layer], by_error: bool, timed: bool) -> Markup:
-    top = max((layer.sqnr_db for layer in layers if layer.sqnr_db is not None), default=0.0) or 1.0
+def _bars(layers: Sequence[Layer], top: float | None, timed: bool) -> Markup:
+    """`top`: the best SQNR of all layers, dB, which is the full length; None leaves SQNR out."""
+    by_error = top is not None
     slowest = max((v for layer in layers for v in (layer.float_us, layer.int8_us) if v is not None), default=0.0) or 1.0
     items = []
     for layer in layers:
         parts = [tag("div", isolated(layer.name, limit=70, class_="layer"), " ", _kind(layer), class_="who")]
         if by_error:
-            parts.append(tag("div", _sqnr_bar(layer, top), class_="what"))
+            parts.append(tag("div", _sqnr_bar(layer, top or 1.0), class_="what"))
         if timed:
             parts.append(tag("div", _time_bars(layer, slowest), class_="what"))
         items.append(tag("li", *parts))
-    heads = ["layer", "SQNR of its output" if by_error else "", "time, float32 and int8" if timed else ""]
+    alone = any(layer.own_db is not None for layer in layers)
+    heads = [
+        "layer",
+        ("SQNR of this layer alone" if alone else "SQNR of its output") if by_error else "",
+        "time, float32 and int8" if timed else "",
+    ]
     two = " two" if by_error and timed else ""
     return join(
         [
@@ -80,7 +96,7 @@ def _bars(layers: Sequence[Layer], by_error: bool, timed: bool) -> Markup:
 
 
 def _kind(layer: Layer) -> Markup:
-    low = layer.sqnr_db is not None and layer.sqnr_db < _LOW_DB
+    low = layer.error_db is not None and layer.error_db < _LOW_DB
     return join(
         [
             tag("span", layer.op_type, class_="op") if layer.op_type else None,
@@ -94,10 +110,14 @@ def _kind(layer: Layer) -> Markup:
 
 
 def _sqnr_bar(layer: Layer, top: float) -> Markup:
-    if layer.sqnr_db is None:
+    error = layer.error_db
+    if error is None:
         return tag("span", "–", class_="muted")
-    bad = layer.culprit or layer.sqnr_db < _LOW_DB
-    return bar([(layer.sqnr_db / top, "bad" if bad else "other")], decibels(layer.sqnr_db), said="SQNR")
+    bad = layer.culprit or error < _LOW_DB
+    drawn = bar([(error / top, "bad" if bad else "other")], decibels(error), said="SQNR")
+    if layer.own_db is None or layer.sqnr_db is None:
+        return drawn
+    return join([drawn, tag("span", f"{decibels(layer.sqnr_db)} with all errors so far", class_="muted small")])
 
 
 def _time_bars(layer: Layer, slowest: float) -> Markup:
@@ -118,11 +138,12 @@ def _conversions(variant: Variant) -> Markup | None:
 
 
 def _table(layers: Sequence[Layer]) -> Markup:
-    heads = ("layer", "operator", "SQNR dB", "cosine", "clipped", "float32 µs", "int8 µs")
+    heads = ("layer", "operator", "alone dB", "SQNR dB", "cosine", "clipped", "float32 µs", "int8 µs")
     rows = [
         (
             isolated(layer.name, limit=80),
             layer.op_type or "–",
+            f"{layer.own_db:.1f}" if layer.own_db is not None else "–",
             f"{layer.sqnr_db:.1f}" if layer.sqnr_db is not None else "–",
             f"{layer.cosine:.5f}" if layer.cosine is not None else "–",
             share(layer.saturated) if layer.saturated is not None else "–",

@@ -92,7 +92,7 @@ def _table(tuning: Tuning, candidates: list[Candidate], caption: str) -> Markup:
         ("candidate", "median", metric_name(tuning.metric), "size", "why"),
         (
             [
-                join([_sample(c.status), " ", isolated(c.name, limit=60)]),
+                tag("span", _sample(c.status), " ", isolated(c.name, limit=60), class_="candidate"),
                 milliseconds(c.latency_ms) if c.latency_ms else "–",
                 metric(tuning.metric, c.accuracy) if c.accuracy is not None else "–",
                 size(c.bytes) if c.bytes else "–",
