@@ -20,6 +20,8 @@ COMMANDS = {
     "verify": "Check a bundle: hashes, loading, self-test.",
     "bench": "Measure latency and throughput of a model or a bundle.",
     "eval": "Measure accuracy of a model or a bundle on labelled data.",
+    "compare": "Compare two models or bundles: size, accuracy, speed, coverage.",
+    "report": "Write a bundle's report: one HTML file that opens offline.",
     "preprocess": "List preprocessings, or show one's arithmetic.",
     "demo": "Run the main job on the embedded demo model.",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +21,13 @@ from edgeq.errors import OutputError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import Target, resolve
 from edgeq.measure.task import Task
-from edgeq.model.load import model_digest
+from edgeq.model.load import load_model, model_digest
 from edgeq.pipeline.job import Built, Data, Job, build, open_job, scheme_for
 from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.quantize import model_bytes, prove_built, runs_natively
 from edgeq.progress import SILENT, Progress
+from edgeq.report.histograms import quantized_tensors, worst_tensors
+from edgeq.report.record import DEVICE_COMMANDS, make_record, report_files
 from edgeq.session import open_session
 
 # Two architectures round differently: up to 1.6 % of an output's largest value was seen between x86 and ARM on the same
@@ -122,6 +125,8 @@ def package(
                 built, proof, runs_natively(target, machine), model_bytes(built.artifact.model)
             )
             specs.append(_variant(done[target.name], job, selftest))
+        artifacts = itertools.chain.from_iterable(v.built.artifact.notes for v in done.values())
+        notes = tuple(dict.fromkeys([*job.prepared.notes, *artifacts]))
         spec = BundleSpec(
             name=model.stem,
             variants=tuple(specs),
@@ -132,10 +137,33 @@ def package(
                 "calibration_samples": job.statistics.samples if job.statistics else 0,
             },
             float_model=job.prepared.path if with_float else None,
+            extras=report_files(_record(model, job, done, notes)),
         )
         write_bundle(spec, output, force=force)
-    notes = [*job.prepared.notes, *itertools.chain.from_iterable(v.built.artifact.notes for v in done.values())]
-    return Packaged(output, done, tuple(dict.fromkeys(notes)))
+    return Packaged(output, done, notes)
+
+
+def _record(model: Path, job: Job, variants: Mapping[str, PackagedVariant], notes: Sequence[str]) -> dict[str, Any]:
+    """What the bundle keeps for its report: nothing that another run on the same input would measure otherwise."""
+    bodies = {}
+    for name, variant in variants.items():
+        built, plain = variant.built, variant.to_dict()
+        del plain["speed"]
+        # How fast it was is no part of a bundle that is to be the same every time.
+        plain["warnings"] = list(variant.proof.warnings(timed=False))
+        histograms = []
+        if job.statistics is not None and built.ranges:
+            among = quantized_tensors(load_model(built.artifact.model, external_data="none"))
+            histograms = worst_tensors(job.statistics, built.ranges, built.artifact.scheme, among=among)
+        bodies[name] = {**plain, "title": built.target.title, "histograms": histograms}
+    targets = " ".join(f"-t {name}" for name in variants)
+    return make_record(
+        model.stem,
+        bodies,
+        model={"sha256": model_digest(model), "bytes": model_bytes(model)},
+        commands=[f"edgeq package {shlex.quote(model.name)} --data CALIBRATION {targets} -o BUNDLE", *DEVICE_COMMANDS],
+        notes=notes,
+    )
 
 
 def _check_replaceable(output: Path) -> None:

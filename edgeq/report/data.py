@@ -277,3 +277,11 @@ class ReportData:
     identity: Pairs = ()
     commands: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def main(self) -> Variant | None:
+        """What the verdict is about: the variant that was timed, else one checked on its own kernels, else any."""
+        timed = {m.name for m in self.timing.models} if self.timing else set()
+        by_name = [v for v in self.variants if v.name in timed]
+        native = [v for v in self.variants if v.native]
+        return next(iter([*by_name, *native, *self.variants]), None)

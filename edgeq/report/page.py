@@ -27,7 +27,7 @@ def render(data: ReportData) -> str:
     """The report as one HTML document: the same data give the same text."""
     style = (_HERE / "style.css").read_text("utf-8")
     script = (_HERE / "script.js").read_text("utf-8")
-    main = data.variants[0] if len(data.variants) == 1 else _best(data)
+    main = data.main
     body = join(
         [
             _header(data, main),
@@ -78,14 +78,6 @@ def _header(data: ReportData, main: Variant | None) -> Markup:
 def _machine(data: ReportData) -> str:
     known = dict(data.machine)
     return known.get("board") or known.get("cpu name") or known.get("cpu") or ""
-
-
-def _best(data: ReportData) -> Variant | None:
-    """The variant that the measurements are of, else the one checked on its own kernels, else the first."""
-    names = {m.name for m in data.timing.models} if data.timing else set()
-    by_name = [v for v in data.variants if v.name in names]
-    native = [v for v in data.variants if v.native]
-    return next(iter([*by_name, *native, *data.variants]), None)
 
 
 def _details(data: ReportData) -> list[Markup]:

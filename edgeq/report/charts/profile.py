@@ -59,7 +59,8 @@ def _sqnr(columns: Sequence[Sequence[Layer]], xs: Scale, ys: Scale) -> Markup:
     """A line for the error so far, and a dot for what each layer alone adds, where that is known; else on the line."""
     parts = [y_axis(ys, xs.start, xs.end, "SQNR of each layer's output (dB)", most=4)]
     alone = any(layer.own_db is not None for column in columns for layer in column)
-    path, dots = [], []
+    path: list[str] = []
+    dots = []
     for i, column in enumerate(columns):
         x = xs(i + 0.5)
         so_far = [layer.sqnr_db for layer in column if layer.sqnr_db is not None]
