@@ -64,7 +64,10 @@ def kernel_times(
         events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
         weights = weight_shapes(optimized)
     macs = {name: count for name, count in node_macs(source).items() if count}
-    return times_of(events, weights, macs, aliases(source, macs), _WARM_UP + runs)
+    # The runtime may call a node by what it gives.
+    nodes = {node.output[0]: node.name for node in source.graph.node if node.name and node.output}
+    found = times_of(events, weights, macs, aliases(source, macs), _WARM_UP + runs)
+    return tuple(replace(kernel, name=nodes.get(kernel.name, kernel.name)) for kernel in found)
 
 
 def times_of(
