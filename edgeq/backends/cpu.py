@@ -13,8 +13,9 @@ import onnx
 from edgeq.backends.base import Artifact
 from edgeq.calibrate.ranges import Range
 from edgeq.errors import CalibrationError, ModelError, UsageError
-from edgeq.model.int8_rules import int8_rules, quantizable_operators
+from edgeq.model.int8_rules import Rule, int8_rules, quantizable_operators
 from edgeq.model.load import load_model, model_files
+from edgeq.model.outlook import int8_outlook
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import IntegerType, Scheme
 from edgeq.session import onnxruntime
@@ -89,6 +90,7 @@ def _write_static(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: 
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, quantize_static
     from onnxruntime.quantization.calibrate import TensorsData, save_tensors_data
 
+    rules = int8_rules("cpu")
     table = {name: (np.float32(r.low), np.float32(r.high)) for name, r in ranges.items()}
     # The folder is private: the quantizer leaves shape-inferred copies of big models beside the file it reads.
     with tempfile.TemporaryDirectory(prefix="edgeq-ranges-") as folder:
@@ -101,12 +103,12 @@ def _write_static(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: 
                 destination,
                 None,
                 quant_format=QuantFormat[scheme.format],
-                op_types_to_quantize=list(scheme.op_types or quantizable_operators(int8_rules("cpu"))),
+                op_types_to_quantize=list(scheme.op_types or quantizable_operators(rules)),
                 per_channel=scheme.per_channel,
                 reduce_range=scheme.reduce_range,
                 activation_type=_quant_type(scheme.activation_type),
                 weight_type=_quant_type(scheme.weight_type),
-                nodes_to_exclude=list(scheme.exclude),
+                nodes_to_exclude=sorted({*scheme.exclude, *_float_nodes(prepared, rules)}),
                 use_external_data_format=_needs_external_data(prepared.path),
                 calibration_cache_path=cache,
                 extra_options={
@@ -124,6 +126,13 @@ def _write_static(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: 
                 f"{prepared.source}: onnxruntime's quantizer refuses it: {_one_line(error)}",
                 "Keep the node in float with --exclude, or choose another scheme",
             ) from error
+
+
+def _float_nodes(prepared: PreparedModel, rules: Mapping[str, Rule]) -> list[str]:
+    """Nodes of quantizable types that have no integer form as they stand. Q/DQ around them costs time and accuracy,
+    and some (a dilated AveragePool) would make a file that ONNX Runtime refuses."""
+    outlook = int8_outlook(load_model(prepared.path, external_data="none"), rules)
+    return [node.name for node in outlook if node.verdict == "float"]
 
 
 def _write_dynamic(prepared: PreparedModel, scheme: Scheme, destination: Path) -> None:

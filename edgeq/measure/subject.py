@@ -25,7 +25,7 @@ class Subject:
 
     Attributes:
         path: as given.
-        model: the file that was opened: `path`, or a bundle's, which is there as long as the subject is open.
+        model: the ONNX file that runs: `path` itself, or one inside a bundle, there as long as the subject is open.
         variant: the bundle's variant; None for a model file.
         signature: inputs and outputs.
         settings: what the session was opened with.
