@@ -27,6 +27,7 @@ from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.quantize import model_bytes, prove_built, runs_natively
 from edgeq.progress import SILENT, Progress
 from edgeq.report.histograms import quantized_tensors, worst_tensors
+from edgeq.report.layers import layer_record
 from edgeq.report.record import DEVICE_COMMANDS, make_record, report_files
 from edgeq.session import open_session
 
@@ -138,13 +139,15 @@ def package(
                 "calibration_samples": job.statistics.samples if job.statistics else 0,
             },
             float_model=job.prepared.path if with_float else None,
-            extras=report_files(_record(model, job, done, notes)),
+            extras=report_files(_record(model, job, done, notes, progress)),
         )
         write_bundle(spec, output, force=force)
     return Packaged(output, done, notes)
 
 
-def _record(model: Path, job: Job, variants: Mapping[str, PackagedVariant], notes: Sequence[str]) -> dict[str, Any]:
+def _record(
+    model: Path, job: Job, variants: Mapping[str, PackagedVariant], notes: Sequence[str], progress: Progress
+) -> dict[str, Any]:
     """What the bundle keeps for its report: nothing that another run on the same input would measure otherwise."""
     bodies = {}
     for name, variant in variants.items():
@@ -156,7 +159,9 @@ def _record(model: Path, job: Job, variants: Mapping[str, PackagedVariant], note
         if job.statistics is not None and built.ranges:
             among = quantized_tensors(load_model(built.artifact.model, external_data="none"))
             histograms = worst_tensors(job.statistics, built.ranges, built.artifact.scheme, among=among)
-        bodies[name] = {**plain, "title": built.target.title, "histograms": histograms}
+        artifact = built.artifact
+        layers = layer_record(job.prepared.path, artifact.model, job.validation, artifact.settings(), progress=progress)
+        bodies[name] = {**plain, "title": built.target.title, "histograms": histograms, "layers": layers}
     targets = " ".join(f"-t {name}" for name in variants)
     return make_record(
         model.stem,

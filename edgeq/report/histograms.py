@@ -9,7 +9,7 @@ import numpy as np
 
 from edgeq.calibrate.histogram import Histogram
 from edgeq.calibrate.linear import linear_of
-from edgeq.calibrate.mse import Grid, squared_errors
+from edgeq.calibrate.mse import Grid, moments_of, squared_errors
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
 from edgeq.measure.agreement import decibels
@@ -92,7 +92,7 @@ def sqnr_of(histogram: Histogram, kept: Range, grid: Grid) -> float | None:
         return None
     linear = linear_of(histogram)
     signal = float(linear.counts @ linear.centres() ** 2)
-    noise = float(squared_errors(linear, np.array([kept.low]), np.array([kept.high]), grid)[0])
+    noise = float(squared_errors(moments_of(linear), np.array([kept.low]), np.array([kept.high]), grid)[0])
     return decibels(signal, max(noise, signal * 1e-12)) if signal > 0 else None
 
 

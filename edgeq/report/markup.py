@@ -78,7 +78,7 @@ def number(value: str | int | float) -> str:
 def isolated(name: str, *, limit: int = 200, class_: str | None = None) -> Markup:
     """A name from a model: in a direction of its own, cut in the middle where longer than `limit`, whole on hover."""
     shown = shorten(name, limit)
-    return tag("bdi", shown, class_=class_, title=shorten(name, 1000) if shown != name else None)
+    return tag("bdi", shown, class_=class_, title=shorten(name, 1000) if len(name) > limit else None)
 
 
 def shorten(value: str, limit: int) -> str:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from edgeq.report.data import Coverage, FloatNode, Layer, Operator, TensorHistogram, Threshold
-from edgeq.report.plain import listed, mapping, number, positive, rows, string
+from edgeq.report.plain import listed, mapping, number, positive, rows, string, strings
 
 MOST_LAYERS = 20_000
 MOST_FLOAT_NODES = 2000
@@ -23,7 +23,7 @@ def read_layers(layers: object, kernels: object) -> tuple[tuple[Layer, ...], flo
             execution order.
         kernels: "float32" and "int8", each rows of name, op_type, kind, us; in execution order.
     """
-    culprits = {string(name) for name in listed(mapping(layers).get("culprits"))[:200]}
+    culprits = {string(row.get("name")): row for row in rows(mapping(layers).get("culprits"), 200)}
     measured: dict[str, Mapping[str, Any]] = {}
     for row in rows(mapping(layers).get("activations") or layers, MOST_LAYERS):
         name = string(row.get("node")) or string(row.get("name")) or string(row.get("tensor"))
@@ -49,11 +49,18 @@ def read_layers(layers: object, kernels: object) -> tuple[tuple[Layer, ...], flo
                 float_us=before.get("us"),
                 int8_us=after.get("us"),
                 int8_kind=after.get("kind", ""),
-                culprit=row.get("culprit") is True or name in culprits,
-                advice=string(row.get("advice")),
+                culprit=string(row.get("name")) in culprits,
+                advice=_advice(culprits.get(string(row.get("name")), {})),
             )
         )
     return tuple(found), sum(t["us"] for t in conversions) if conversions else None
+
+
+def _advice(culprit: Mapping[str, Any]) -> str:
+    """Why, and which nodes to keep in float."""
+    exclude = strings(culprit.get("exclude"), 8)
+    flags = f"float: {', '.join(exclude)}" if exclude else ""
+    return "; ".join(part for part in (string(culprit.get("reason")), flags) if part)
 
 
 def _figure(row: Mapping[str, Any], which: str, key: str) -> float | None:

@@ -22,7 +22,7 @@ def plain(shown: str) -> str:
         (123.4, "123"),
         (1234.5, "1230"),
         (-0.01234, "-0.0123"),
-        (9.999, "10.0"),
+        (9.999, "10.00"),
     ],
 )
 def test_significant_digits(value: float, shown: str) -> None:
