@@ -25,6 +25,8 @@ COMMANDS = {
     "bench": "Measure latency and throughput of a model or a bundle.",
     "debug": "Find the layers that lose accuracy in a quantized model.",
     "eval": "Measure accuracy of a model or a bundle on labelled data.",
+    "compare": "Compare two models or bundles: size, accuracy, speed, coverage.",
+    "report": "Write a bundle's report: one HTML file that opens offline.",
     "preprocess": "List preprocessings, or show one's arithmetic.",
     "demo": "Run the main job on the embedded demo model.",
 }
