@@ -71,10 +71,15 @@ class _StderrProgress:
             yield lambda steps: None
             return
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
+        from rich.text import Text
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        class Speed(ProgressColumn):
+            def render(self, task: Task) -> Text:
+                return Text(f"{task.speed:.1f}/s" if task.speed else "")
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Speed(), TimeRemainingColumn())
         with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task(title, total=total)
             yield lambda steps: bar.advance(task, steps)

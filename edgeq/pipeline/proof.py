@@ -75,10 +75,10 @@ class Proof:
         """Accuracy lost against float32 in the task's primary metric, as a fraction; None without a task."""
         return self.accuracy[INT8].loss_against(self.accuracy[FLOAT]) if self.accuracy else None
 
-    def warnings(self) -> tuple[str, ...]:
-        """What a user should not miss, one sentence each."""
+    def warnings(self, *, timed: bool = True) -> tuple[str, ...]:
+        """What a user should not miss, one sentence each; without `timed`, nothing about speed."""
         found = []
-        if self.speed is not None and self.speed.ratio.estimate < 1:
+        if timed and self.speed is not None and self.speed.ratio.estimate < 1:
             found.append(f"it is SLOWER than float32 here: {self.speed.ratio.estimate:.2f} times float32's speed")
         if self.agreement.sqnr_db < _POOR_SQNR_DB:
             found.append(
