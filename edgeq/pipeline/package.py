@@ -103,7 +103,7 @@ def package(
             )
         artifacts = itertools.chain.from_iterable(v.built.artifact.notes for v in done.values())
         notes = tuple(dict.fromkeys([*job.prepared.notes, *artifacts]))
-        named = " ".join(f"-t {shlex.quote(str(target))}" for target in targets)
+        named = " ".join(f"-t {shlex.quote(target)}" for target in sorted(map(str, targets)))
         bundle_variants(
             job,
             done,
