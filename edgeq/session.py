@@ -71,6 +71,8 @@ def open_session(model: Path | bytes, settings: SessionSettings | None = None) -
     for key, value in sorted(settings.config.items()):
         options.add_session_config_entry(key, value)
     source = model if isinstance(model, bytes) else os.fspath(model)
+    if isinstance(source, str) and not _is_utf8(source):
+        raise RuntimeUnavailableError(f"onnxruntime takes no path that is not UTF-8: {source!r}", "Rename it")
     try:
         return ort.InferenceSession(source, options, providers=list(settings.providers))
     except Exception as error:  # onnxruntime raises a dozen unrelated types here, some of them bare Exception
@@ -80,3 +82,11 @@ def open_session(model: Path | bytes, settings: SessionSettings | None = None) -
             f"onnxruntime {ort.__version__} refuses {where}: {text}",
             "Check the model with `edgeq inspect`, or use a newer onnxruntime",
         ) from error
+
+
+def _is_utf8(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

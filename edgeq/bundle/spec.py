@@ -52,7 +52,8 @@ class VariantSpec:
         provider_options: options of `ep`.
         info: becomes executor_info.edgeq. The runner reads `architecture` ("x86_64", "arm64", "any"),
             `required_features` (list), `rank` (int, the highest that fits wins), `min_onnxruntime` ("1.17") and
-            `optimization` ("none", "basic", "extended", "all"); the rest is for people.
+            `optimization` ("none", "basic", "extended", "all") and `threads` (those that suit it best, taken where the
+            runner is told none); the rest is for people.
         selftest: vectors; `tolerance` is the absolute difference allowed for each of their outputs.
     """
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from typing import Any
 
 import click
 
 from edgeq import __version__
+from edgeq.cli._process import ends_in_one_line, restore_interrupts
 
 # Command → its one-line help. Standing here so that `edgeq --help` need not import fifteen modules.
 COMMANDS = {
@@ -15,6 +18,7 @@ COMMANDS = {
     "targets": "List deployment targets, or show one.",
     "inspect": "Show a model's operators, shapes, MACs and what runs in int8 where.",
     "calibrate": "Run the float model once over samples and keep the statistics.",
+    "tune": "Find the best int8 model for this machine that keeps its accuracy.",
     "quantize": "Quantize a model for a profile and prove the result.",
     "package": "Quantize and write a deployable bundle.",
     "verify": "Check a bundle: hashes, loading, self-test.",
@@ -44,6 +48,12 @@ class _LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run one command and exit, whatever happens with one line at most."""
+        with ends_in_one_line():
+            code = super().main(*args, **{**options, "standalone_mode": False})
+            sys.exit(code if isinstance(code, int) else 0)
+
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="edgeq")
@@ -53,4 +63,5 @@ def group() -> None:
 
 def main() -> None:
     """The `edgeq` program."""
+    restore_interrupts()
     group(prog_name="edgeq")

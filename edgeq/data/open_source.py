@@ -45,6 +45,19 @@ def open_source(
     model: Path | None,
 ) -> Opened:
     """See `edgeq.data.samples.open_samples`."""
+    try:
+        return _open(source, signature, preprocess, model)
+    except OSError as error:
+        place = error.filename or source
+        raise DataError(f"{place} cannot be read: {error.strerror or error}", "Check it and its permissions") from error
+
+
+def _open(
+    source: Any,
+    signature: Signature,
+    preprocess: Preprocess | str | Path | Mapping[str, Any] | None,
+    model: Path | None,
+) -> Opened:
     named = load_preprocess(preprocess) if preprocess is not None else None
     if not isinstance(source, str | Path):
         wanted = named.source.input if named is not None else None

@@ -28,6 +28,7 @@ Kind = Literal["int8", "float", "conversion", "other"]
 _DYNAMIC_INTEGER = re.compile(r"^(DynamicQuantize(MatMul|LSTM)|MatMulNBits)$")
 _CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 _MOVES_DATA = frozenset({"ReorderInput", "ReorderOutput", "MemcpyToHost", "MemcpyFromHost"})
+_ELEMENT_WISE = frozenset({"Add", "Cast", "Mul"})
 # What ONNX Runtime appends to a node's name when a fusion, the layout optimiser or the quantizer replaces it.
 _RENAMED = re.compile(r"(_token_\d+|_nchwc|_quant(_scales_mul)?|/duplicated|_matmul|/MatMulAddFusion)+$")
 
@@ -192,8 +193,11 @@ def judge(
         outputs = [next(iter(o.items())) for o in arguments.get("output_type_shape", ()) if o]
         stem = name if name in known else _RENAMED.sub("", name)
         computed = _macs_from_shapes(op_type, inputs, outputs, weights.get(name, ()))
-        # An activation's name stands for the node it was fused into only if what ran under it multiplies.
-        source = known[stem] if stem in known and (computed or stem in macs) else stem
+        # A name stands for the node it was made from only if what ran under it multiplies: not an activation that was
+        # not fused, not the scaling behind a dynamically quantized node.
+        multiplies = computed or (stem in macs and op_type not in _ELEMENT_WISE)
+        standing = name if stem in macs else stem
+        source = known[stem] if stem in known and multiplies else standing
         count = macs.get(source, computed)
         runs.append(NodeRun(name, source, op_type, _kind(op_type, inputs, outputs), count))
     return tuple(runs)
