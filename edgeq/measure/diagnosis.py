@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 from edgeq.data.samples import open_samples
 from edgeq.errors import ModelError, UsageError
 from edgeq.measure.agreement import Agreement, compare_many
-from edgeq.measure.culprits import Culprit, LayerNoise, find_culprits, layer_noise, nodes_to_exclude
+from edgeq.measure.culprits import Culprit, LayerNoise, candidates, find_culprits, layer_noise, nodes_to_exclude
+from edgeq.measure.effects import output_effects
 from edgeq.measure.graphs import GraphIndex, read_graph
+from edgeq.measure.layer_runs import MEMORY
 from edgeq.measure.layers import LayerComparison, compare_layers
 from edgeq.measure.match_activations import match_activations
-from edgeq.measure.match_weights import compare_weights, count_quantized_weights, match_weights
+from edgeq.measure.match_weights import compare_weights, count_quantized_weights, finite, match_weights
 from edgeq.measure.observe import observing_session
 from edgeq.measure.subject import Subject, open_subject
 from edgeq.model.load import is_quantized
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
 SAMPLES = 32
 """Samples by default: sums over all elements of a tensor settle after a few."""
 
+# Layers whose errors are followed to the outputs for each culprit that may be named, and samples that this is done on:
+# a run of the float model each.
+_CANDIDATES = 4
+_FOLLOWED = 4
 # Fusing changes roundings; what costs more than this is another answer.
 _OPTIMISER_LOSS_DB = 3.0
 _DISABLED = "optimization.disable_specified_optimizers"
@@ -85,7 +91,8 @@ class Diagnosis:
     Attributes:
         prepared: whether the float model had to be prepared (`edgeq.model.prepare`) to match.
         comparison: weights and activations, on the graph as written.
-        noise: what each activation's layer adds, in the same order.
+        noise: what each activation's layer adds itself, in the same order.
+        effects: the float model's outputs with the error of one layer alone, for the layers that may be to blame.
         optimised: the model's outputs in the session that ships; `written`: without graph optimisation.
         notes, warnings: one sentence each.
     """
@@ -95,6 +102,7 @@ class Diagnosis:
     prepared: bool
     comparison: LayerComparison
     noise: tuple[LayerNoise, ...]
+    effects: Mapping[str, Agreement]
     culprits: tuple[Culprit, ...]
     optimised: Agreement
     written: Agreement
@@ -110,7 +118,9 @@ class Diagnosis:
         """Plain JSON values; every key is always there."""
         plain = self.comparison.to_dict()
         for activation, noise in zip(plain["activations"], self.noise, strict=True):
-            activation["noise"] = {"weights": noise.weights, "range": noise.range, "inputs": noise.inputs}
+            effect = self.effects.get(noise.name)
+            activation["noise"] = noise.to_dict()
+            activation["output_sqnr_db"] = None if effect is None else finite(effect.sqnr_db)
         return {
             "float_model": str(self.question.float_model),
             "quantized_model": str(self.question.quantized),
@@ -151,18 +161,30 @@ def diagnose(question: DebugQuestion, *, progress: Progress = SILENT) -> Diagnos
             model=question.float_model,
             progress=progress,
         )
-        memory = {} if question.memory is None else {"memory": question.memory}
+        settings, memory = subject.settings, question.memory or MEMORY
         comparison = compare_layers(
-            reference.graph, quantized, samples, settings=subject.settings, progress=progress, **memory
+            reference.graph, quantized, samples, settings=settings, memory=memory, progress=progress
         )
         outputs = _outputs(reference.graph.path, subject, quantized, samples, progress)
-    culprits = find_culprits(comparison.activations, comparison.weights, question.worst)
+        effects = output_effects(
+            reference.graph,
+            quantized,
+            match_activations(reference.graph, quantized),
+            candidates(comparison.activations, reference.graph.outputs, _CANDIDATES * question.worst),
+            samples,
+            count=_FOLLOWED,
+            settings=settings,
+            memory=memory,
+            progress=progress,
+        )
+    culprits = find_culprits(comparison.activations, comparison.weights, effects, outputs["written"], question.worst)
     return Diagnosis(
         question=question,
         variant=subject.variant,
         prepared=reference.prepared,
         comparison=comparison,
         noise=layer_noise(comparison.activations),
+        effects=effects,
         culprits=culprits,
         optimised=outputs["optimised"],
         written=outputs["written"],
@@ -282,8 +304,8 @@ def _warnings(outputs: Mapping[str, Agreement], comparison: LayerComparison) -> 
     changed = [weight.name for weight in comparison.weights if weight.changed]
     if changed:
         found.append(
-            f"{len(changed)} weights differ by more than rounding ({', '.join(changed[:_LISTED])}): they were folded or "
-            "equalized before they were quantized; compare with the float model that has them so"
+            f"{len(changed)} weights differ by more than rounding ({', '.join(changed[:_LISTED])}): they were changed "
+            "before they were quantized, by folding or equalization; compare with the float model that has them so"
         )
     broken = [a.name for a in comparison.activations if a.accumulated.nonfinite]
     if broken:
