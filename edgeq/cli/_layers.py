@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _CLEAN_DB = 50.0
 _BAR = 10
 _WEIGHTS_SHOWN = 5
+_LEAST_SHARE = 0.0001
 
 
 def draw_diagnosis(console: Console, found: Diagnosis, *, verbose: bool) -> None:
@@ -57,7 +58,7 @@ def _draw_layers(console: Console, found: Diagnosis, *, verbose: bool) -> None:
     pairs = list(zip(found.comparison.activations, found.noise, strict=True))
     shown = {id(noise) for _, noise in sorted(pairs, key=lambda pair: -pair[1].own)[: found.question.worst]}
     title = "layers in execution order (SQNR in dB)" if verbose else "worst layers in execution order (SQNR in dB)"
-    table = Table("", "tensor", "layer", "all so far", "alone", "", "rounding", "outside", "cosine", title=title)
+    table = Table("", "tensor", "layer", "all so far", "alone", "", "rounding", "outside", "outputs", title=title)
     for activation, noise in pairs:
         if not verbose and id(noise) not in shown and activation.name not in ranks:
             continue
@@ -71,7 +72,7 @@ def _draw_layers(console: Console, found: Diagnosis, *, verbose: bool) -> None:
             _bar(activation.layer.sqnr_db),
             _db(activation.rounding.sqnr_db) if activation.rounding else activation.kind,
             _share(activation.saturated_low + activation.saturated_high),
-            f"{activation.accumulated.cosine:.4f}",
+            _db(found.effects[noise.name].sqnr_db) if noise.name in found.effects else "",
         )
     console.print(table)
     if not verbose and len(shown) < len(pairs):
@@ -122,4 +123,4 @@ def _bar(sqnr: float) -> str:
 
 
 def _share(value: float) -> str:
-    return f"{value:.2%}" if value else ""
+    return f"{value:.2%}" if value >= _LEAST_SHARE else "< 0.01%" if value else ""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from edgeq.measure.agreement import OutputAgreement, OutputComparison
 from edgeq.measure.match_activations import ActivationMatch
+from edgeq.measure.match_weights import finite
 from edgeq.measure.quantization import dynamic_quantization
 
 Kind = Literal["static", "dynamic", "float"]
@@ -59,8 +60,8 @@ class ActivationComparison:
             "quantized_name": self.computed,
             "kind": self.kind,
             "range": list(self.range) if self.range else None,
-            "minimum": self.minimum,
-            "maximum": self.maximum,
+            "minimum": finite(self.minimum),
+            "maximum": finite(self.maximum),
             "reads": list(self.reads),
             "accumulated": _figures(self.accumulated),
             "layer": _figures(self.layer),

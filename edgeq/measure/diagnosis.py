@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeq.data.samples import open_samples
-from edgeq.errors import ModelError, UsageError
+from edgeq.errors import UsageError
 from edgeq.measure.agreement import Agreement, compare_many
 from edgeq.measure.culprits import Culprit, LayerNoise, candidates, find_culprits, layer_noise, nodes_to_exclude
 from edgeq.measure.effects import output_effects
@@ -18,11 +18,11 @@ from edgeq.measure.graphs import GraphIndex, read_graph
 from edgeq.measure.layer_runs import MEMORY
 from edgeq.measure.layers import LayerComparison, compare_layers
 from edgeq.measure.match_activations import match_activations
-from edgeq.measure.match_weights import compare_weights, count_quantized_weights, finite, match_weights
+from edgeq.measure.match_weights import finite
 from edgeq.measure.observe import observing_session
+from edgeq.measure.reference import find_reference
 from edgeq.measure.subject import Subject, open_subject
 from edgeq.model.load import is_quantized
-from edgeq.model.prepare import prepare_model
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings, open_session
 
@@ -41,7 +41,6 @@ _OPTIMISER_LOSS_DB = 3.0
 _DISABLED = "optimization.disable_specified_optimizers"
 _REQUANTIZER = "WeightBiasQuantization"
 _LISTED = 3
-_ORDER = "Give the float model first, then its int8 form"
 
 
 @dataclass(frozen=True)
@@ -150,7 +149,7 @@ def diagnose(question: DebugQuestion, *, progress: Progress = SILENT) -> Diagnos
         tempfile.TemporaryDirectory(prefix="edgeq-debug-") as workdir,
     ):
         quantized = _quantized_graph(subject)
-        reference = _reference(question, quantized, Path(workdir), progress)
+        reference = find_reference(question.float_model, quantized, Path(workdir), progress)
         samples = open_samples(
             question.data,
             subject.signature,
@@ -193,13 +192,6 @@ def diagnose(question: DebugQuestion, *, progress: Progress = SILENT) -> Diagnos
     )
 
 
-@dataclass(frozen=True)
-class _Reference:
-    graph: GraphIndex
-    prepared: bool
-    notes: tuple[str, ...] = ()
-
-
 def _quantized_graph(subject: Subject) -> GraphIndex:
     import onnx
     from edgeq_device.variants import EXTERNAL_FOLDER
@@ -214,53 +206,6 @@ def _quantized_graph(subject: Subject) -> GraphIndex:
             f"{subject.name} holds no quantized operator", "Give the float model first, then its int8 form"
         )
     return graph
-
-
-def _reference(question: DebugQuestion, quantized: GraphIndex, workdir: Path, progress: Progress) -> _Reference:
-    """The float model as given or, where that explains more of the quantized one, as edgeq prepares it."""
-    given = read_graph(question.float_model)
-    if is_quantized(given.model):
-        raise UsageError(f"{question.float_model} is quantized", _ORDER)
-    missing = sorted(set(quantized.inputs) - set(given.inputs))
-    if missing:
-        raise UsageError(
-            f"{question.float_model} has no input {missing[0]!r}, which {question.quantized} takes",
-            "Give the float model that it was made from",
-        )
-    fit = _fit(given, quantized)
-    names = [node.name for node in given.model.graph.node]
-    whole = fit.weights == count_quantized_weights(quantized)
-    if whole and all(names) and len(set(names)) == len(names):
-        return _Reference(given, prepared=False)
-    try:
-        prepared = read_graph(prepare_model(question.float_model, workdir, progress=progress).path)
-    except ModelError as error:
-        return _Reference(given, prepared=False, notes=(f"the float model is taken as it is: {error.problem}",))
-    better = _fit(prepared, quantized)
-    if (better.weights, better.activations) < (fit.weights, fit.activations):
-        return _Reference(given, prepared=False)
-    if not better.activations:
-        raise UsageError(
-            f"{question.quantized} has no activation of {question.float_model}, prepared or not",
-            "Give the float model that it was made from",
-        )
-    note = f"{question.float_model} was compared as `edgeq quantize` prepares it"
-    if better.weights > fit.weights:
-        note += f": {better.weights} quantized weights match then, {fit.weights} as it is"
-    return _Reference(prepared, prepared=True, notes=(note,))
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """Quantized weights that are rounded weights of a float model, and activations that both have."""
-
-    weights: int
-    activations: int
-
-
-def _fit(graph: GraphIndex, quantized: GraphIndex) -> _Fit:
-    weights = compare_weights(graph, quantized, match_weights(graph, quantized))
-    return _Fit(sum(not w.changed for w in weights), len(match_activations(graph, quantized)))
 
 
 def _outputs(

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto
 
 from edgeq.measure.agreement import Agreement, Comparison
@@ -69,7 +70,7 @@ def output_effects(
     calm = {name: np.zeros((), kinds[name]) for name in (disturbance_name(match.name) for match in chosen)}
     found: dict[str, Comparison] = {}
 
-    def answers(sample: Sample, disturbance: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def answers(sample: Sample, disturbance: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         fed = dataclasses.replace(sample, inputs={**sample.inputs, **calm, **disturbance})
         return {outputs[name]: values for name, values in infer(session, fed, model="the float model").items()}
 
@@ -82,12 +83,19 @@ def output_effects(
                 undisturbed = answers(sample, {})
                 for match in wave:
                     name = disturbance_name(match.name)
-                    error = layers.alone[match.name].astype(kinds[name]) - layers.excused[match.name]
+                    error = _finite_difference(layers.alone[match.name], layers.excused[match.name])
                     if error.any():
                         disturbed = answers(sample, {name: error.astype(kinds[name], copy=False)})
                         found.setdefault(match.name, Comparison()).update(undisturbed, disturbed)
                     advance(1)
     return {name: comparison.result() for name, comparison in found.items()}
+
+
+def _finite_difference(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    """a - b, and 0 where an infinity (of a mask, say) or NaN stands in one of them."""
+    with np.errstate(invalid="ignore"):
+        difference = np.asarray(a - b)
+    return np.where(np.isfinite(difference), difference, 0)
 
 
 def _spread(samples: Samples, count: int) -> Iterator[Sample]:
