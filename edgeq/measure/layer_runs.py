@@ -147,13 +147,12 @@ def layer_reads(layers: GraphIndex, match: ActivationMatch, given: Mapping[str, 
     found: dict[str, None] = {}
     pending, seen = [match.computed], set()
     while pending:
-        node = layers.producers.get(pending.pop())
-        for name in node.input if node is not None else ():
-            if name in given:
-                found[given[name].name] = None
-            elif name not in seen:
-                seen.add(name)
-                pending.append(name)
+        name = pending.pop()
+        if name in given:
+            found[given[name].name] = None
+        elif name in layers.producers and name not in seen:
+            seen.add(name)
+            pending.extend(reversed(layers.producers[name].input))
     return tuple(found)
 
 

@@ -62,7 +62,7 @@ def float_model(*, batch_norm: bool = False, scales: Mapping[str, np.ndarray] | 
     weights = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
     for name, factors in (scales or {}).items():
         weights[name] *= factors.reshape(-1, *(1,) * (weights[name].ndim - 1)).astype(np.float32)
-    weights["low"], weights["high"] = np.float32(0), np.float32(6)
+    weights["low"], weights["high"] = np.float32(0), np.float32(2)
     stem_out = "stem_raw" if batch_norm else "stem_out"
     nodes = [
         helper.make_node("Conv", ["x", "stem.weight", "stem.bias"], [stem_out], "stem", pads=[1, 1, 1, 1]),
