@@ -9,7 +9,8 @@ from edgeq.measure.agreement import Agreement
 from edgeq.measure.culprits import Culprit, candidates, find_culprits
 from edgeq.measure.effects import output_effects
 from edgeq.measure.graphs import GraphIndex
-from edgeq.measure.layers import MEMORY, LayerComparison
+from edgeq.measure.layer_runs import MEMORY
+from edgeq.measure.layers import LayerComparison
 from edgeq.measure.match_activations import match_activations
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings
