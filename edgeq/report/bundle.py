@@ -10,6 +10,7 @@ from typing import Any
 import onnx
 from edgeq_device.arrays import read_arrays
 from edgeq_device.bench_bundle import bundle_variants
+from edgeq_device.bench_settings import BenchSettings
 from edgeq_device.package import FLOAT, MAIN, Bundle
 from edgeq_device.plainjson import MAX_BYTES, parse_json
 from edgeq_device.sessions import read_device
@@ -61,6 +62,7 @@ def report_bundle(
     *,
     measure: bool = False,
     variant: str | None = None,
+    settings: BenchSettings | None = None,
     force: bool = False,
     progress: Progress = SILENT,
 ) -> Reported:
@@ -72,6 +74,7 @@ def report_bundle(
         output: the page; None puts it beside the bundle, as NAME.report.html.
         measure: time the bundle on this machine now, against its float32 model if it has one, and its layers.
         variant: which one to measure; None takes the best for this machine.
+        settings: how to time it.
         force: replace `output` whatever it is; an earlier report is replaced anyway.
 
     Raises:
@@ -86,7 +89,7 @@ def report_bundle(
     with opened(path) as bundle:
         record = bundle_record(bundle)
         if measure:
-            record = measured(record, path, bundle, variant, progress)
+            record = measured(record, bundle, variant, settings, progress)
     data = read_report(record)
     page = render(data).encode("utf-8")
     with output_file(place, force=force or _is_report(place)) as draft:
@@ -123,10 +126,10 @@ def bundle_record(bundle: Bundle) -> dict[str, Any]:
 
 
 def measured(
-    record: Mapping[str, Any], path: Path, bundle: Bundle, name: str | None, progress: Progress
+    record: Mapping[str, Any], bundle: Bundle, name: str | None, settings: BenchSettings | None, progress: Progress
 ) -> dict[str, Any]:
     """`record` with latencies and kernel times taken now, on this machine."""
-    found = bench(path, variant=name, progress=progress)
+    found = bench(bundle.source, variant=name, settings=settings, progress=progress)
     variants = bundle_variants(bundle, read_device(), name)
     chosen = variants[-1]
     times = _kernels(variants)

@@ -97,7 +97,7 @@ class Comparison:
     @property
     def same(self) -> bool:
         """Whether both are the same bytes, run the same way."""
-        return self.a.digest is not None and (self.a.digest, self.a.variant) == (self.b.digest, self.b.variant)
+        return _same(self.a, self.b)
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """The table: what, A, B, B against A."""
@@ -129,6 +129,10 @@ class Comparison:
         }
 
 
+def _same(a: Side, b: Side) -> bool:
+    return a.digest is not None and (a.digest, a.variant) == (b.digest, b.variant)
+
+
 def compare(question: Question, *, progress: Progress = SILENT) -> Comparison:
     """Open both and measure what can be compared. What cannot is a note, not an error.
 
@@ -153,7 +157,9 @@ def compare(question: Question, *, progress: Progress = SILENT) -> Comparison:
             notes.append("without --data their answers are not compared")
         exam = _examine(question, a, b, samples, progress) if samples is not None and fits else None
         sides = [_side(subject, key, samples, exam, notes) for key, subject in ((A, a), (B, b))]
-        measurement = _time(question, a, b, samples, progress) if question.timed and fits else None
+        # The same bytes run the same way: timing them would measure the machine's noise.
+        timed = question.timed and fits and not _same(*sides)
+        measurement = _time(question, a, b, samples, progress) if timed else None
     return Comparison(
         a=sides[0],
         b=sides[1],

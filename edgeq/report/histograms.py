@@ -100,9 +100,10 @@ def _described(
     name: str, tensor: TensorStatistics, thresholds: Mapping[Method, Range], method: Method, grid: Grid
 ) -> dict[str, Any]:
     centres, counts, zeros = _values(tensor.histogram)
-    # float32 extrema: the histogram's outermost bins reach a little further.
+    # The histogram's outermost bins reach a little further than what was seen.
+    centres = np.clip(centres, tensor.minimum, tensor.maximum)
     edges = np.linspace(tensor.minimum, tensor.maximum, BINS + 1)
-    drawn, _ = np.histogram(np.clip(centres, edges[0], edges[-1]), edges, weights=counts)
+    drawn, _ = np.histogram(centres, edges, weights=counts)
     used = thresholds[method]
     outside = float(counts[(centres < used.low) | (centres > used.high)].sum())
     return {

@@ -59,6 +59,7 @@ def _sqnr(columns: Sequence[Sequence[Layer]], xs: Scale, ys: Scale) -> Markup:
     """A line for the error so far, and a dot for what each layer alone adds, where that is known; else on the line."""
     parts = [y_axis(ys, xs.start, xs.end, "SQNR of each layer's output (dB)", most=4)]
     alone = any(layer.own_db is not None for column in columns for layer in column)
+    small = min(2.5, max(1.3, (xs.end - xs.start) / len(columns)))
     path: list[str] = []
     dots = []
     for i, column in enumerate(columns):
@@ -69,7 +70,8 @@ def _sqnr(columns: Sequence[Sequence[Layer]], xs: Scale, ys: Scale) -> Markup:
             path.append(f"{'L' if path else 'M'}{x:.1f},{ys(min(so_far)):.1f}")
         if own:
             bad = any(layer.culprit for layer in column)
-            dots.append(tag("circle", cx=x, cy=ys(min(own)), r=4.0 if bad else 2.5, class_="dot bad" if bad else "dot"))
+            size = 1.6 * small if bad else small
+            dots.append(tag("circle", cx=x, cy=ys(min(own)), r=size, class_="dot bad" if bad else "dot"))
     if len(path) > 1:
         parts.append(tag("path", d="".join(path), class_="joint"))
     return tag("g", *parts, *dots)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from edgeq.report.data import Metric, OutputAgreement, Variant
 from edgeq.report.markup import Markup, isolated
 from edgeq.report.numbers import decibels, difference, metric, metric_name, share, significant
@@ -21,12 +23,19 @@ def accuracy_section(variant: Variant, anchor: str = "accuracy") -> Markup:
         table(
             ("metric", "float32", "int8", "difference"), (_metric(m) for m in variant.metrics), caption="Against labels"
         ),
-        table(
-            ("output", "SQNR", "cosine", "largest error", "same top answer"),
-            (_output(o) for o in variant.outputs[:24]),
-            caption="Each output against float32's",
-        ),
+        _outputs(variant.outputs[:24]),
         lead=lead,
+    )
+
+
+def _outputs(outputs: Sequence[OutputAgreement]) -> Markup:
+    heads = ("output", "SQNR", "cosine", "largest error", "same top answer")
+    rows = [_output(output) for output in outputs]
+    known = [any(row[i] != "–" for row in rows) for i in range(len(heads))]
+    return table(
+        [head for head, k in zip(heads, known, strict=True) if k],
+        ([cell for cell, k in zip(row, known, strict=True) if k] for row in rows),
+        caption="Each output against float32's",
     )
 
 
