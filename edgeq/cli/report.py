@@ -31,8 +31,8 @@ def command(
 ) -> None:
     """Write the report of BUNDLE (a directory or an .edgeq file): one HTML file that opens offline.
 
-    It is rebuilt from the figures in the bundle; the bundle itself is not changed. A tuning run that found nothing has a
-    report too, of the record that `edgeq tune --json` prints.
+    It is rebuilt from the figures in the bundle; the bundle itself is not changed. A tuning run that found nothing
+    has a report too, of the record that `edgeq tune --json` prints.
 
     \b
     edgeq report dist/ --open
