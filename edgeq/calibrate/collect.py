@@ -221,6 +221,8 @@ class _Pass:
 
     def _arrays(self, sample: SampleLike) -> Iterator[tuple[str, NDArray[Any]]]:
         for name in self._plan.inputs:
+            if name not in sample.inputs:
+                raise DataError(f"sample {sample.name} has no input {name!r}", "Give all inputs of the model")
             yield name, sample.inputs[name]
         if not self._plan.fetched:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,8 @@ def _open(
 def _cases(source: str | Path, named: Preprocess | None) -> Found | None:
     """A folder of test_data_set_N, or one that holds input_0.pb itself."""
     path = Path(source)
+    if path.is_dir():
+        os.scandir(path).close()  # a folder that may not be listed is told apart from an empty one
     if not path.is_dir() or (named is not None and named.reads != "array"):
         return None
     from edgeq.data.protobufs import find_cases

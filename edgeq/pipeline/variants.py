@@ -15,6 +15,7 @@ import numpy as np
 from edgeq.bundle.write import BundleSpec, SelfTestCase, VariantSpec, write_bundle
 from edgeq.calibrate.ranges import derive_ranges
 from edgeq.calibrate.table import write_tables
+from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.data.samples import Samples
 from edgeq.hardware.target import THIS_MACHINE, Target
 from edgeq.model.load import load_model, model_digest
@@ -201,7 +202,8 @@ def _tables(job: Job, folder: Path) -> Path | None:
     if job.statistics is None:
         return None
     folder.mkdir()
-    write_tables(folder, derive_ranges(job.statistics, "minmax"))
+    tensors = quantizable_tensors(load_model(job.prepared.path, external_data="none"))
+    write_tables(folder, derive_ranges(job.statistics, "minmax"), tensors=tensors)
     return folder
 
 

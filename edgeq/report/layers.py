@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from edgeq.data.samples import Samples, Subset
 from edgeq.errors import EdgeqError
-from edgeq.measure.culprits import find_culprits
+from edgeq.measure.agreement import compare_sessions
+from edgeq.measure.blame import blame
 from edgeq.measure.graphs import read_graph
 from edgeq.measure.layers import compare_layers
 from edgeq.progress import SILENT, Progress
-from edgeq.session import SessionSettings
+from edgeq.session import SessionSettings, open_session
 
 SAMPLES = 4
 """Sums over all elements of a tensor are telling after a few."""
@@ -40,12 +42,13 @@ def layer_record(
     """
     few = Subset(samples, range(min(count, len(samples))))
     try:
-        found = compare_layers(
-            read_graph(float_model), read_graph(quantized), few, settings=settings, progress=progress
-        )
+        reference, candidate = read_graph(float_model), read_graph(quantized)
+        found = compare_layers(reference, candidate, few, settings=settings, progress=progress)
+        written = replace(settings, optimization="none")
+        outputs = compare_sessions(open_session(float_model), open_session(quantized, written), few)
+        _, culprits = blame(reference, candidate, found, outputs, few, most=_CULPRITS, settings=settings)
     except EdgeqError as error:
         return {"error": str(error)}
-    culprits = find_culprits(found.activations, found.weights, _CULPRITS)
     return {
         "count": found.count,
         "activations": [_cut(activation.to_dict()) for activation in found.activations],
