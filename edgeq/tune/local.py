@@ -159,7 +159,7 @@ class LocalWorkshop:
         return dict(self._float_measured(self.total).metrics) if self._task is not None else {}
 
     def recoveries(self) -> tuple[str, ...]:
-        return builders.recoveries()
+        return builders.recoveries() if self._job.calibration is not None else ()
 
     def exclude(
         self, candidate: Candidate, loss: Callable[[Candidate], float], max_drop: float, expired: Callable[[], bool]

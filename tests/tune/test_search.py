@@ -120,21 +120,27 @@ def test_of_equally_fast_threads_the_fewest() -> None:
     assert outcome.winner.candidate.threads == 1
 
 
-def test_recoveries_stack_while_they_help_and_stop_at_the_bar() -> None:
+def test_all_recoveries_at_once_first() -> None:
+    facts = {"a": Fact(loss=0.05), "a + x + y": Fact(loss=0.002)}
+    outcome = run(FakeWorkshop(facts, methods=("x", "y")), "a")
+    assert outcome.chosen == "a + x + y"
+    assert outcome.winner is not None
+    assert outcome.winner.candidate.recoveries == ("x", "y")
+    assert outcome.winner.parent == "a"
+    assert [t.name for t in outcome.trials] == ["a", "a + x + y"]
+
+
+def test_recoveries_one_by_one_where_together_they_do_harm() -> None:
     facts = {
         "a": Fact(loss=0.05),
+        "a + x + y + z": Fact(loss=0.07),
         "a + x": Fact(loss=0.03),
         "a + x + y": Fact(loss=0.04),
         "a + x + z": Fact(loss=0.002),
     }
-    workshop = FakeWorkshop(facts, methods=("x", "y", "z", "w"))
-    outcome = run(workshop, "a")
+    outcome = run(FakeWorkshop(facts, methods=("x", "y", "z")), "a")
     assert outcome.chosen == "a + x + z"
-    assert outcome.winner is not None
-    assert outcome.winner.candidate.recoveries == ("x", "z")
-    assert outcome.winner.parent == "a + x"
     assert outcome.trial("a + x + y").status == "short"
-    assert not any("w" in t.candidate.recoveries for t in outcome.trials)
 
 
 def test_layers_go_to_float_last() -> None:
