@@ -44,6 +44,8 @@ def rescue(
     for base in _bases(book, workshop):
         if expired():
             return
+        if not _worthwhile(book, base):
+            continue
         best = _recover(workshop, base, measured, expired)
         if book.meets(best):
             continue
@@ -65,34 +67,38 @@ def _recover(
     names = workshop.recoveries() if base.candidate.scheme.mode == "static" and not base.candidate.builder else ()
     if not names or expired():
         return base
-    best = measured(_with(base.candidate, names), "recovery", base.name)
+    best = measured(_with(base.candidate, names, "recovery"), "recovery", base.name)
     if loss_of(best) < loss_of(base) or len(names) == 1:
         return min(best, base, key=loss_of)
     best = base
     for name in names:
         if expired():
             break
-        made = measured(_with(best.candidate, (name,)), "recovery", best.name)
+        made = measured(_with(best.candidate, (name,), name), "recovery", best.name)
         best = min(best, made, key=loss_of)
     return best
 
 
-def _with(candidate: Candidate, names: tuple[str, ...]) -> Candidate:
-    recoveries = (*candidate.recoveries, *names)
-    return candidate.replace(name=f"{candidate.name} + {' + '.join(names)}", recoveries=recoveries)
+def _with(candidate: Candidate, names: tuple[str, ...], title: str) -> Candidate:
+    return candidate.replace(name=f"{candidate.name} + {title}", recoveries=(*candidate.recoveries, *names))
 
 
 def _bases(book: Book, workshop: Workshop) -> list[Trial]:
     """The most accurate trial of each structure that falls short and is cheaper than the best that qualifies."""
-    qualified = book.qualified()
     best: dict[str, Trial] = {}
     for trial in sorted((t for t in book if t.assessment and t.timing), key=loss_of):
         speedup = trial.timing.speedup if trial.timing else None
         if speedup is not None and speedup["high"] >= 1:
             best.setdefault(structure_of(trial), trial)
-    short = [t for t in best.values() if not book.meets(t) and (not qualified or book.cheaper(t, qualified[0]))]
+    short = [t for t in best.values() if not book.meets(t) and _worthwhile(book, t)]
     chosen = sorted(short, key=lambda t: (book.cost(t), loss_of(t)))[:_BASES]
     return [_in_full(book, workshop, t) for t in sorted(chosen, key=loss_of)]
+
+
+def _worthwhile(book: Book, trial: Trial) -> bool:
+    """Whether it would win if it qualified."""
+    qualified = book.qualified()
+    return not qualified or book.cheaper(trial, qualified[0])
 
 
 def _in_full(book: Book, workshop: Workshop, trial: Trial) -> Trial:
