@@ -179,12 +179,16 @@ def tune(
             chosen.profile,
             JournaledWorkshop(workshop, journal),
             goal,
-            deadline,
+            Deadline(None if goal.budget_s is None else deadline.left_s()),
             threads=thread_counts(machine.usable_threads),
             progress=progress,
         )
         first = (*_kernels(job.prepared, chosen, static=static), *_extra(job, chosen))
-        outcome = search.run(first)
+        try:
+            outcome = search.run(first)
+        except KeyboardInterrupt:
+            progress.note(f"{journal.known} measurements are kept in {journal.path}: --resume goes on from there")
+            raise
         float32 = workshop.float_metrics()
         record = _record(job, chosen, machine, task, goal, outcome, deadline.elapsed_s, float32)
         if outcome.winner is None:

@@ -88,9 +88,9 @@ class Search:
         )
 
     def _stage(self, name: str, work: Callable[[], Any]) -> None:
+        # No progress stage of its own: what works in it opens stages, and two at once cannot be drawn.
         before, start = len(self.book.alive()), self._deadline.elapsed_s
-        with self._progress.stage(name):
-            work()
+        work()
         spent = self._deadline.elapsed_s - start
         self._stages.append(StageTime(name, round(spent, 3), before, len(self.book.alive())))
 
