@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from edgeq import __version__
-from edgeq.atomic import check_free
 from edgeq.calibrate.files import save_statistics
 from edgeq.errors import GoalNotMetError, HardwareError
 from edgeq.hardware.detect import detect_machine
@@ -26,9 +26,10 @@ from edgeq.model.load import load_model, model_digest
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.pipeline.job import Data, Job, open_job
-from edgeq.pipeline.package import PackagedVariant, bundle_variants, check_replaceable, variant_name
+from edgeq.pipeline.package import check_bundle_output
 from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.quantize import model_bytes, prove_built, runs_natively
+from edgeq.pipeline.variants import PackagedVariant, bundle_variants, variant_name
 from edgeq.progress import SILENT, Progress
 from edgeq.tune import builders
 from edgeq.tune.candidate import Candidate
@@ -40,7 +41,6 @@ from edgeq.tune.record import SCHEMA, Outcome
 from edgeq.tune.search import Search
 from edgeq.tune.space import kernel_candidates, method_candidates, thread_counts
 
-RECORD = "tuning.json"
 # Share of a model's multiply-accumulates from which on quantizing activations at run time is worth a try.
 _DYNAMIC_SHARE = 0.5
 
@@ -156,8 +156,7 @@ def tune(
     """
     goal = goal or Goal()
     deadline = Deadline(goal.budget_s)
-    check_free(output, force=force)
-    check_replaceable(output)
+    check_bundle_output(output, force=force, model=model, samples=(data, validation), statistics=statistics)
     machine = detect_machine()
     chosen = _resolve(target, machine)
     kept = output.with_name(f"{output.name}.tuning")
@@ -204,8 +203,11 @@ def tune(
             workdir=workdir,
             selftest=selftest,
             with_float=with_float,
-            extras={RECORD: (json.dumps(record, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()},
+            command=f"edgeq tune {shlex.quote(model.name)} --data CALIBRATION -o BUNDLE",
+            tuning=record,
+            notes=(*job.prepared.notes, *built.artifact.notes),
             force=force,
+            progress=progress,
         )
         _clear(kept, journal)
     return Tuned(output, outcome, goal, proof, record)
