@@ -191,7 +191,8 @@ def tune(
         float32 = workshop.float_metrics()
         record = _record(job, chosen, machine, task, goal, outcome, deadline.elapsed_s, float32)
         if outcome.winner is None:
-            raise GoalNotMetError("; ".join(verdict(outcome, goal)), "-v lists all candidates", record)
+            hint = f"-v lists all candidates; what was measured is kept in {kept} for --resume with another --max-drop"
+            raise GoalNotMetError("; ".join(verdict(outcome, goal)), hint, record)
         winner = outcome.winner.candidate
         built = workshop.built(winner)
         proof = prove_built(job, built, task=task, timed=False, threads=winner.threads, progress=progress)
@@ -247,7 +248,8 @@ def _settings(job: Job, target: Target, machine: Machine, task: Task | None, goa
         "profile": _digest(target.profile.to_dict()),
         "machine": _digest(machine.to_dict()),
         "task": _describe(task),
-        "goal": {key: value for key, value in goal.to_dict().items() if key != "budget_s"},
+        # Not the accuracy asked for, nor the time: they decide what is measured, not what comes out.
+        "objective": goal.objective,
         "version": _versions(),
     }
 
