@@ -71,6 +71,22 @@ class Scheme:
         short = {"uint8": "U8", "int8": "S8"}
         return short[self.activation_type] + short[self.weight_type]
 
+    @property
+    def quantized_types(self) -> frozenset[str] | None:
+        """Operator types that the scheme quantizes; None means all that the backend can."""
+        if self.mode == "static":
+            return frozenset(self.op_types) if self.op_types is not None else None
+        types = frozenset(self.dynamic_weight_types)
+        return types if self.op_types is None else types & frozenset(self.op_types)
+
+    @property
+    def title(self) -> str:
+        """The scheme in a few words, such as "static QDQ U8S8" or "dynamic (Gemm int8, MatMul int8)"."""
+        if self.mode == "static":
+            return f"static {self.format} {self.pair}"
+        types = sorted(self.quantized_types or ())
+        return f"dynamic ({', '.join(f'{t} {self.dynamic_weight_types[t]}' for t in types)})"
+
     def replace(self, **changes: Any) -> Scheme:
         """A copy with `changes`; None leaves a field as it is, so unset options can be passed through."""
         return dataclasses.replace(self, **{k: v for k, v in changes.items() if v is not None})
