@@ -7,6 +7,7 @@ the error of each candidate alone does to the outputs (`edgeq.measure.effects`) 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -110,11 +111,10 @@ def candidates(activations: Sequence[ActivationComparison], outputs: Iterable[st
         sorted((n for n in noise if traced[n] > 0), key=lambda n: -traced[n]),
     ]
     chosen: dict[str, None] = {}
-    for pair in zip(*rankings, strict=True):
-        for name in pair:
-            if len(chosen) < most:
-                chosen[name] = None
-    return tuple(a.name for a in activations if a.name in chosen)
+    for pair in itertools.zip_longest(*rankings):
+        chosen.update(dict.fromkeys(name for name in pair if name is not None))
+    kept = set(itertools.islice(chosen, most))
+    return tuple(a.name for a in activations if a.name in kept)
 
 
 def find_culprits(

@@ -234,18 +234,23 @@ def _loss(outputs: Mapping[str, Agreement]) -> float:
     return outputs["written"].sqnr_db - outputs["optimised"].sqnr_db
 
 
+def optimiser_warning(outputs: Mapping[str, Agreement]) -> str | None:
+    """What to say where the optimised session answers otherwise than the graph as written; None where it does not."""
+    if not abs(_loss(outputs)) > _OPTIMISER_LOSS_DB:
+        return None
+    optimised, written = outputs["optimised"].sqnr_db, outputs["written"].sqnr_db
+    text = (
+        f"the optimised session answers with {optimised:.1f} dB SQNR, the graph as written with {written:.1f} dB: "
+        "the figures by layer are those of the graph as written"
+    )
+    without = outputs.get("without")
+    if without is not None and without.sqnr_db > optimised + _OPTIMISER_LOSS_DB:
+        text += f"; with the session option {_DISABLED}={_REQUANTIZER} it is {without.sqnr_db:.1f} dB"
+    return text
+
+
 def _warnings(outputs: Mapping[str, Agreement], comparison: LayerComparison) -> tuple[str, ...]:
-    found = []
-    if abs(_loss(outputs)) > _OPTIMISER_LOSS_DB:
-        optimised, written = outputs["optimised"].sqnr_db, outputs["written"].sqnr_db
-        text = (
-            f"the optimised session answers with {optimised:.1f} dB SQNR, the graph as written with {written:.1f} dB: "
-            "the figures by layer are those of the graph as written"
-        )
-        without = outputs.get("without")
-        if without is not None and without.sqnr_db > optimised + _OPTIMISER_LOSS_DB:
-            text += f"; with the session option {_DISABLED}={_REQUANTIZER} it is {without.sqnr_db:.1f} dB"
-        found.append(text)
+    found = [warning for warning in [optimiser_warning(outputs)] if warning is not None]
     changed = [weight.name for weight in comparison.weights if weight.changed]
     if changed:
         found.append(

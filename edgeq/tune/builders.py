@@ -20,6 +20,7 @@ from edgeq.pipeline.job import build as build_scheme
 from edgeq.progress import Progress
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.layers import noisy_pieces, shortest_exclusion
+from edgeq.tune.recover import FREE, recover
 
 
 class Builder(Protocol):
@@ -44,13 +45,15 @@ def build(job: Job, target: Target, candidate: Candidate, destination: Path, pro
     """The candidate's model at `destination`, by its builder or the target's backend, with its recoveries."""
     if candidate.builder:
         return BUILDERS[candidate.builder].build(job, target, candidate, destination, progress)
+    if candidate.recoveries:
+        return recover(job, target, candidate.scheme, candidate.recoveries, destination, progress=progress)
     scheme = {f.name: getattr(candidate.scheme, f.name) for f in dataclasses.fields(candidate.scheme)}
     return build_scheme(job, target, scheme, destination)
 
 
 def recoveries() -> tuple[str, ...]:
-    """Names of the accuracy recoveries, cheapest first."""
-    return ()
+    """Names of the accuracy recoveries that cost no speed, in the order in which they are applied."""
+    return FREE
 
 
 def exclude(
@@ -85,7 +88,9 @@ def exclude(
         return candidate.replace(name=name, scheme=scheme)
 
     def noise(nodes: Sequence[str]) -> float:
-        return noise_of(without(macs.keys() - set(nodes), f"{candidate.name}, only {nodes[0]} to {nodes[-1]}"))
+        only = without(macs.keys() - set(nodes), f"{candidate.name}, only {nodes[0]} to {nodes[-1]}")
+        # Recoveries take time, and move the noise of all layers alike, more or less.
+        return noise_of(only.replace(recoveries=()))
 
     def lost(nodes: tuple[str, ...]) -> float:
         return loss(without(nodes, f"{candidate.name}, {len(nodes)} layers in float"))

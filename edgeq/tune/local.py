@@ -159,13 +159,13 @@ class LocalWorkshop:
         return dict(self._float_measured(self.total).metrics) if self._task is not None else {}
 
     def recoveries(self) -> tuple[str, ...]:
-        return builders.recoveries()
+        return builders.recoveries() if self._job.calibration is not None else ()
 
     def exclude(
         self, candidate: Candidate, loss: Callable[[Candidate], float], max_drop: float, expired: Callable[[], bool]
     ) -> None:
-        with self._progress.stage("looking for layers to keep in float"):
-            builders.exclude(self._job, self._target, candidate, self._noise, loss, max_drop, expired)
+        self._progress.note(f"looking for the layers of {candidate.name} to keep in float")
+        builders.exclude(self._job, self._target, candidate, self._noise, loss, max_drop, expired)
 
     def _assess(self, candidate: Candidate, samples: int, advance: Callable[[int], None]) -> Assessment:
         tally = self._tallies.get(candidate.name)

@@ -21,68 +21,91 @@ class Screen(Protocol):
 
 
 def rescue(
-    book: Book, workshop: Workshop, deadline: Deadline, share: float, screen: Screen, progress: Progress
+    book: Book,
+    workshop: Workshop,
+    deadline: Deadline,
+    share: float,
+    screen: Screen,
+    time_new: Callable[[], None],
+    progress: Progress,
 ) -> None:
     """Try to bring what is cheaper than the best that qualifies above the bar.
 
-    Recoveries are added one by one, and kept while the loss falls. Then layers go to float.
+    Recoveries first, then layers go to float.
     """
 
     def expired() -> bool:
         return deadline.passed(share)
 
-    def measured(candidate: Candidate, stage: Stage, parent: str) -> float:
+    def measured(candidate: Candidate, stage: Stage, parent: str) -> Trial:
         if not screen(candidate, stage, parent):
-            return loss_of(book[candidate.name])
+            return book[candidate.name]
         found = workshop.assess([candidate], workshop.total)
         trial = book.update(candidate.name, assessment=found[candidate.name])
         if not book.meets(trial):
             say_short(book, trial)
         say_best(book, progress)
-        return loss_of(trial)
+        return book[trial.name]
 
     for base in _bases(book, workshop):
         if expired():
             return
-        best = _recover(book, workshop, base, measured, expired)
+        time_new()
+        if not _worthwhile(book, base):
+            continue
+        best = _recover(workshop, base, measured, expired)
         if book.meets(best):
             continue
 
         def loss(candidate: Candidate, parent: str = best.name) -> float:
-            return measured(candidate, "exclusion", parent)
+            return loss_of(measured(candidate, "exclusion", parent))
 
         if not expired():
             workshop.exclude(best.candidate, loss, book.goal.max_drop, expired)
 
 
 def _recover(
-    book: Book,
     workshop: Workshop,
     base: Trial,
-    measured: Callable[[Candidate, Stage, str], float],
+    measured: Callable[[Candidate, Stage, str], Trial],
     expired: Callable[[], bool],
 ) -> Trial:
+    """The best of `base` with recoveries: with all of them, and where that is no better, with one after the other."""
+    names = workshop.recoveries() if base.candidate.scheme.mode == "static" and not base.candidate.builder else ()
+    if not names or expired():
+        return base
+    best = measured(_with(base.candidate, names, "recovery"), "recovery", base.name)
+    if loss_of(best) < loss_of(base) or len(names) == 1:
+        return min(best, base, key=loss_of)
     best = base
-    for name in workshop.recoveries():
-        if expired() or book.meets(best):
+    for name in names:
+        if expired():
             break
-        made = best.candidate.replace(name=f"{best.name} + {name}", recoveries=(*best.candidate.recoveries, name))
-        if measured(made, "recovery", best.name) < loss_of(best):
-            best = book[made.name]
+        made = measured(_with(best.candidate, (name,), name), "recovery", best.name)
+        best = min(best, made, key=loss_of)
     return best
+
+
+def _with(candidate: Candidate, names: tuple[str, ...], title: str) -> Candidate:
+    return candidate.replace(name=f"{candidate.name} + {title}", recoveries=(*candidate.recoveries, *names))
 
 
 def _bases(book: Book, workshop: Workshop) -> list[Trial]:
     """The most accurate trial of each structure that falls short and is cheaper than the best that qualifies."""
-    qualified = book.qualified()
     best: dict[str, Trial] = {}
     for trial in sorted((t for t in book if t.assessment and t.timing), key=loss_of):
         speedup = trial.timing.speedup if trial.timing else None
         if speedup is not None and speedup["high"] >= 1:
             best.setdefault(structure_of(trial), trial)
-    short = [t for t in best.values() if not book.meets(t) and (not qualified or book.cheaper(t, qualified[0]))]
+    short = [t for t in best.values() if not book.meets(t) and _worthwhile(book, t)]
     chosen = sorted(short, key=lambda t: (book.cost(t), loss_of(t)))[:_BASES]
     return [_in_full(book, workshop, t) for t in sorted(chosen, key=loss_of)]
+
+
+def _worthwhile(book: Book, trial: Trial) -> bool:
+    """Whether it would win if it qualified."""
+    qualified = book.qualified()
+    return not qualified or book.cheaper(trial, qualified[0])
 
 
 def _in_full(book: Book, workshop: Workshop, trial: Trial) -> Trial:

@@ -67,7 +67,15 @@ class Search:
         self._stage("timing", time_kernels)
         self._stage("methods", lambda: self._methods(baseline))
         self._stage("accuracy", lambda: halve(book, workshop, deadline, _HALVED, progress))
-        self._stage("recovery", lambda: rescue.rescue(book, workshop, deadline, _RESCUED, self._screened, progress))
+
+        def recover() -> None:
+            def time_new() -> None:
+                seconds = deadline.left_s(_RESCUED, speed.MOST_S / 4)
+                speed.time_new(book, workshop, baseline.threads, seconds)
+
+            rescue.rescue(book, workshop, deadline, _RESCUED, self._screened, time_new, progress)
+
+        self._stage("recovery", recover)
         final = baseline
 
         def decide() -> None:
@@ -88,9 +96,9 @@ class Search:
         )
 
     def _stage(self, name: str, work: Callable[[], Any]) -> None:
+        # No progress stage of its own: what works in it opens stages, and two at once cannot be drawn.
         before, start = len(self.book.alive()), self._deadline.elapsed_s
-        with self._progress.stage(name):
-            work()
+        work()
         spent = self._deadline.elapsed_s - start
         self._stages.append(StageTime(name, round(spent, 3), before, len(self.book.alive())))
 

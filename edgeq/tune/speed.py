@@ -78,6 +78,15 @@ def decide(book: Book, workshop: Workshop, baseline: Baseline, seconds: float) -
     return Baseline(race.timings[FLOAT], baseline.threads, race.settled, race.histograms)
 
 
+def time_new(book: Book, workshop: Workshop, float_threads: int, seconds: float) -> None:
+    """Time the structures that qualify and were never timed, roughly: to know whether others need be looked at."""
+    new = {structure_of(t): t for t in book.qualified() if book.timed(t).timing is None}
+    if new:
+        race = _race(workshop, list(new.values()), float_threads, top=None, tie=_ROUGHLY, seconds=seconds)
+        for trial in new.values():
+            book.time(trial, race.timings[trial.name])
+
+
 def _choose_threads(trial: Trial, workshop: Workshop, threads: Sequence[int], seconds: float) -> tuple[int, int]:
     """The threads that suit float32 and a typical candidate best; more of them only where they pay."""
     runners: dict[str, Runner] = {f"{FLOAT} {n}": (None, n) for n in threads}

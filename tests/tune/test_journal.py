@@ -20,7 +20,7 @@ from tests.tune.fakes import Clock, Fact, FakeWorkshop, Interrupted, profile
 SETTINGS = {"model": "m", "validation_data": "d"}
 FACTS = {
     "a": Fact(speed=3, loss=0.05),
-    "a + x": Fact(speed=3, loss=0.004),
+    "a + recovery": Fact(speed=3, loss=0.004),
     "b": Fact(speed=2, sqnr_db=float("inf")),
     "c": Fact(error="no kernel"),
 }

@@ -120,47 +120,53 @@ def test_of_equally_fast_threads_the_fewest() -> None:
     assert outcome.winner.candidate.threads == 1
 
 
-def test_recoveries_stack_while_they_help_and_stop_at_the_bar() -> None:
+def test_all_recoveries_at_once_first() -> None:
+    facts = {"a": Fact(loss=0.05), "a + recovery": Fact(loss=0.002)}
+    outcome = run(FakeWorkshop(facts, methods=("x", "y")), "a")
+    assert outcome.chosen == "a + recovery"
+    assert outcome.winner is not None
+    assert outcome.winner.candidate.recoveries == ("x", "y")
+    assert outcome.winner.parent == "a"
+    assert [t.name for t in outcome.trials] == ["a", "a + recovery"]
+
+
+def test_recoveries_one_by_one_where_together_they_do_harm() -> None:
     facts = {
         "a": Fact(loss=0.05),
+        "a + recovery": Fact(loss=0.07),
         "a + x": Fact(loss=0.03),
         "a + x + y": Fact(loss=0.04),
         "a + x + z": Fact(loss=0.002),
     }
-    workshop = FakeWorkshop(facts, methods=("x", "y", "z", "w"))
-    outcome = run(workshop, "a")
+    outcome = run(FakeWorkshop(facts, methods=("x", "y", "z")), "a")
     assert outcome.chosen == "a + x + z"
-    assert outcome.winner is not None
-    assert outcome.winner.candidate.recoveries == ("x", "z")
-    assert outcome.winner.parent == "a + x"
     assert outcome.trial("a + x + y").status == "short"
-    assert not any("w" in t.candidate.recoveries for t in outcome.trials)
 
 
 def test_layers_go_to_float_last() -> None:
     facts = {
         "a": Fact(loss=0.05),
-        "a + x": Fact(loss=0.02),
-        "a + x - 1 layers": Fact(loss=0.015, speed=1.9),
-        "a + x - 2 layers": Fact(loss=0.005, speed=1.8),
+        "a + recovery": Fact(loss=0.02),
+        "a + recovery - 1 layers": Fact(loss=0.015, speed=1.9),
+        "a + recovery - 2 layers": Fact(loss=0.005, speed=1.8),
     }
     workshop = FakeWorkshop(facts, methods=("x",), exclusions=(("n1",), ("n1", "n2"), ("n1", "n2", "n3")))
     outcome = run(workshop, "a")
-    assert outcome.chosen == "a + x - 2 layers"
-    assert outcome.trial("a + x - 1 layers").stage == "exclusion"
-    assert "a + x - 3 layers" not in [t.name for t in outcome.trials]
+    assert outcome.chosen == "a + recovery - 2 layers"
+    assert outcome.trial("a + recovery - 1 layers").stage == "exclusion"
+    assert "a + recovery - 3 layers" not in [t.name for t in outcome.trials]
 
 
 def test_no_recovery_where_the_fastest_qualifies() -> None:
     facts = {"a": Fact(speed=3), "b": Fact(speed=2, loss=0.02)}
     workshop = FakeWorkshop(facts, methods=("x",))
     assert run(workshop, "a", "b").chosen == "a"
-    assert not [line for line in workshop.log if "+ x" in line]
+    assert not [line for line in workshop.log if "+ recovery" in line]
 
 
 def test_something_faster_that_falls_short_is_recovered_although_another_qualifies() -> None:
-    facts = {"a": Fact(speed=3, loss=0.03), "a + x": Fact(speed=3, loss=0.001), "b": Fact(speed=1.5)}
-    assert run(FakeWorkshop(facts, methods=("x",)), "a", "b").chosen == "a + x"
+    facts = {"a": Fact(speed=3, loss=0.03), "a + recovery": Fact(speed=3, loss=0.001), "b": Fact(speed=1.5)}
+    assert run(FakeWorkshop(facts, methods=("x",)), "a", "b").chosen == "a + recovery"
 
 
 def test_halving_keeps_the_better_half_of_one_speed_and_measures_the_last_in_full() -> None:
@@ -205,3 +211,14 @@ def test_nothing_to_try_is_an_outcome() -> None:
     outcome = run(FakeWorkshop({}))
     assert outcome.winner is None
     assert outcome.baseline is None
+
+
+def test_once_one_is_recovered_another_of_its_speed_is_left_alone() -> None:
+    facts = {
+        "a": Fact(speed=3, loss=0.02),
+        "a + recovery": Fact(speed=3, loss=0.001),
+        "b": Fact(speed=3.01, loss=0.5),
+    }
+    workshop = FakeWorkshop(facts, methods=("x",))
+    assert run(workshop, "a", "b").chosen == "a + recovery"
+    assert not [line for line in workshop.log if line.startswith("screen b + recovery")]
