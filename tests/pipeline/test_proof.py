@@ -53,12 +53,14 @@ def changed(**changes: Any) -> Proof:
 
 def test_nothing_to_warn_of() -> None:
     assert GOOD.warnings() == ()
+    assert changed(agreement=agreement(5.0)).warnings() == (), "labels say more than agreement"
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"agreement": agreement(5.0)}, "follow float32 to only 5.0 dB SQNR"),
+        ({"agreement": agreement(5.0), "accuracy": {}}, "follow float32 to only 5.0 dB SQNR"),
+        ({"accuracy": {FLOAT: accuracy(0.9), INT8: accuracy(0.7)}}, "accuracy falls from 0.9000 to 0.7000"),
         ({"optimiser": (10.0, 30.0)}, "optimiser changes the answer: 10.0 dB SQNR against float32 on the optimised"),
         ({"held_out": False}, "accuracy was measured on the calibration samples; give --val"),
     ],
