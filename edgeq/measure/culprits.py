@@ -61,8 +61,8 @@ class Culprit:
     """A layer that spoils the outputs.
 
     Attributes:
-        name: its tensor; "" is no name of a node: a graph input has none.
-        node, op_type: what computes it.
+        name: its tensor.
+        node, op_type: what computes it; "" and "Input" for a graph input.
         output_sqnr_db: of the float model's outputs with this layer's error and no other.
         share: of the noise in the quantized model's outputs, 0 to 1; errors do not simply add up, nor do shares.
         cause: "weights" or "range" (of its result).
@@ -138,7 +138,9 @@ def find_culprits(
         share = _share(effect, outputs)
         if share >= _STANDS_OUT:
             a = by_name[name]
-            cause = noise[name].cause
+            # What Gather gives is rows of its weight, in the weight's own scale.
+            rows = a.op_type == "Gather" and a.node in by_node
+            cause: Cause = "weights" if rows else noise[name].cause
             reason = _weight_reason(by_node.get(a.node)) if cause == "weights" else _range_reason(a)
             nodes = [a.node] if cause == "weights" else _touching(a, by_name)
             exclude = tuple(node for node in dict.fromkeys(nodes) if node)
@@ -194,7 +196,7 @@ def _ratio(agreement: OutputAgreement | None) -> float:
 
 def _touching(tensor: ActivationComparison, activations: Mapping[str, ActivationComparison]) -> list[str]:
     """Nodes because of which a tensor is quantized. A dynamic scale belongs to the readers alone."""
-    readers = [a.node for a in activations.values() if tensor.name in a.reads]
+    readers = [a.node for a in activations.values() if tensor.name in a.reads and tensor.name not in a.exact_reads]
     return readers if tensor.kind == "dynamic" else [tensor.node, *readers]
 
 

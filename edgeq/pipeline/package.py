@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from edgeq.measure.task import Task
 from edgeq.pipeline.checks import check_output, check_request
 from edgeq.pipeline.job import Data, build, open_job, scheme_for
 from edgeq.pipeline.quantize import model_bytes, prove_built, runs_natively
-from edgeq.pipeline.variants import PackagedVariant, bundle_variants, variant_name
+from edgeq.pipeline.variants import PackagedVariant, as_text, bundle_variants, variant_name
 from edgeq.progress import SILENT, Progress
 
 
@@ -109,7 +108,7 @@ def package(
             done,
             output,
             workdir=workdir,
-            command=f"edgeq package {shlex.quote(os.fsdecode(model.name))} --data CALIBRATION {named} -o BUNDLE",
+            command=f"edgeq package {shlex.quote(as_text(model.name))} --data CALIBRATION {named} -o BUNDLE",
             selftest=selftest,
             with_float=with_float,
             notes=notes,

@@ -18,6 +18,13 @@ def times(timing: Timing, of: str = "") -> str:
     return "" if s is None else f"{s['estimate']:.2f} times {whose} speed ({s['low']:.2f} to {s['high']:.2f})"
 
 
+def share(trial: Trial, other: Trial) -> float:
+    """The median latency of `trial` over that of `other`; 0 where one was not timed."""
+    if trial.timing is None or other.timing is None:
+        return 0.0
+    return trial.timing.latency["p50_ms"] / other.timing.latency["p50_ms"]
+
+
 def less_accurate(trial: Trial, better: Trial) -> str:
     """Why `better` is preferred to `trial`, which is as fast."""
     if points(_loss(trial)) != points(_loss(better)):

@@ -188,7 +188,7 @@ def test_plain_values(quantized: Quantized) -> None:
     assert plain["weights"][0]["name"] == "stem.weight"
     assert {key for a in plain["activations"] for key in a} == {
         "name", "node", "op_type", "folded", "quantized_name", "kind", "range", "minimum", "maximum", "reads",
-        "accumulated", "layer", "inputs", "rounding", "saturated",
+        "exact_reads", "accumulated", "layer", "inputs", "rounding", "saturated",
     }  # fmt: skip
 
 

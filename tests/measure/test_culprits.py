@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from edgeq.backends.cpu import CpuBackend
-from edgeq.measure.agreement import compare_sessions
+from edgeq.measure.agreement import Agreement, OutputAgreement, compare_sessions
 from edgeq.measure.culprits import candidates, find_culprits, layer_noise, nodes_to_exclude
 from edgeq.measure.diagnosis import DebugQuestion, diagnose
 from edgeq.measure.layers import compare_layers, read_graph
@@ -90,6 +90,18 @@ def test_the_flags_do_what_they_say(quantized: Quantized, tmp_path: Path) -> Non
         for session in (open_session(wide), open_session(artifact.model, artifact.settings()))
     )
     assert after > before + 6
+
+
+def test_a_dynamic_range_is_excluded_by_its_quantizing_readers(quantized: Quantized) -> None:
+    reference, graph = read_graph(quantized.prepared.path), read_graph(quantized.models["dynamic"])
+    found = {a.name: a for a in compare_layers(reference, graph, quantized.samples).activations}
+    # The residual Add reads what the depthwise Conv quantizes for itself.
+    assert found["sum"].reads == ("pw_out", "stem_act")
+    assert found["sum"].exact_reads == ("stem_act",)
+    assert found["dw_out"].exact_reads == ()
+    loud = Agreement((OutputAgreement("logits", 1, 10.0, 1.0, 0.1, None, 0, 0),), 1)
+    (culprit,) = find_culprits(tuple(found.values()), (), {"stem_act": loud}, loud)
+    assert culprit.exclude == ("depthwise",)
 
 
 def test_noise_is_charged_once(quantized: Quantized) -> None:
