@@ -18,7 +18,7 @@ from edgeq import demo
 from edgeq.backends.cpu import CpuBackend
 from edgeq.bundle import write as bundle_write
 from edgeq.cli._process import INTERRUPTED, TERMINATED
-from edgeq.pipeline import job, package, quantize
+from edgeq.pipeline import job, quantize, variants
 from tests.cli import process
 from tests.cli.room import Room, contents
 
@@ -62,7 +62,7 @@ def test_ctrl_c_while_the_bundle_is_written(room: Room, monkeypatch: pytest.Monk
 
 
 def test_ctrl_c_in_the_demo_before_the_bundle(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(package, "write_bundle", interrupt(lambda *a, **k: None))
+    monkeypatch.setattr(variants, "write_bundle", interrupt(lambda *a, **k: None))
     room.refused(INTERRUPTED, "demo", "-o", "demo", says="interrupted")
 
 
