@@ -30,6 +30,10 @@ _DISABLED = "optimization.disable_specified_optimizers"
 _REQUANTIZER = "WeightBiasQuantization"
 _REQUANTIZED_AT_LOAD = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
+# In dynamic mode the runtime's quantizer first makes every plain Gemm a MatMul of this name and an Add.
+_GEMM_IS = {"Gemm": "MatMul"}
+_GEMM_SUFFIX = "_MatMul"
+
 
 class CpuBackend:
     name = "cpu"
@@ -98,7 +102,7 @@ def _quantizable(scheme: Scheme) -> tuple[str, ...]:
         return quantizable_operators(int8_rules("cpu"))
     from onnxruntime.quantization.registry import IntegerOpsRegistry
 
-    return tuple(sorted({*IntegerOpsRegistry, "Gemm"}))  # a Gemm is made a MatMul first
+    return tuple(sorted({*IntegerOpsRegistry, *_GEMM_IS}))
 
 
 def _check_dynamic(scheme: Scheme) -> None:
@@ -180,20 +184,22 @@ def _write_dynamic(prepared: PreparedModel, scheme: Scheme, destination: Path) -
     by_type: dict[IntegerType, list[str]] = {}
     for op_type in sorted(scheme.quantized_types or ()):
         by_type.setdefault(scheme.dynamic_weight_types[op_type], []).append(op_type)
+    nodes = load_model(prepared.path, external_data="none").graph.node
     # The runtime's quantizer takes one weight type a call: one pass a type, each over what the last one left in float.
     source = prepared.path
     with tempfile.TemporaryDirectory(prefix="edgeq-dynamic-") as folder:
         for step, (weight_type, op_types) in enumerate(sorted(by_type.items())):
             last = step == len(by_type) - 1
             target = destination if last else Path(folder) / f"pass{step}.onnx"
+            kept = {n.name for n in nodes if n.op_type not in op_types or n.name in scheme.exclude}
             quantize_dynamic(
                 source,
                 target,
-                op_types_to_quantize=op_types,
+                op_types_to_quantize=sorted({_GEMM_IS.get(op_type, op_type) for op_type in op_types}),
                 per_channel=scheme.per_channel,
                 reduce_range=scheme.reduce_range,
                 weight_type=_quant_type(weight_type),
-                nodes_to_exclude=list(scheme.exclude),
+                nodes_to_exclude=sorted(kept | {f"{name}{_GEMM_SUFFIX}" for name in kept}),
                 use_external_data_format=_needs_external_data(source),
             )
             source = target

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command("report")
-@click.argument("bundle", type=PATH)
+@click.argument("bundle", type=PATH, metavar="BUNDLE|RECORD.json")
 @click.option("-o", "--output", type=PATH, metavar="FILE.html", help="The page. [beside the bundle, NAME.report.html]")
 @click.option(
     "--bench", "measure", is_flag=True, help="Time it here and now against its float32 model, layer by layer."
@@ -31,11 +31,13 @@ def command(
 ) -> None:
     """Write the report of BUNDLE (a directory or an .edgeq file): one HTML file that opens offline.
 
-    It is rebuilt from the figures in the bundle; the bundle itself is not changed.
+    It is rebuilt from the figures in the bundle; the bundle itself is not changed. A tuning run that found nothing
+    has a report too, of the record that `edgeq tune --json` prints.
 
     \b
     edgeq report dist/ --open
     edgeq report dist/ --bench -o report.html
+    edgeq report tuning.json --open
     """
     from edgeq.report.bundle import report_bundle
 

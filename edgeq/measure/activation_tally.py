@@ -26,7 +26,8 @@ class ActivationComparison:
         kind: "static" or "dynamic" quantization, or "float" where it is not quantized.
         range: smallest and largest number that it can hold; None unless static.
         minimum, maximum: of the float values seen.
-        reads: names of the activations that its layer reads.
+        reads: names of the activations that its layer reads; exact_reads: those of them that it reads before they are
+            quantized.
         accumulated, layer, inputs: see `compare_activations`. For a graph input the first two are `rounding`, and the
             last is exact.
         rounding: None where it is not quantized.
@@ -43,6 +44,7 @@ class ActivationComparison:
     minimum: float
     maximum: float
     reads: tuple[str, ...]
+    exact_reads: tuple[str, ...]
     accumulated: OutputAgreement
     layer: OutputAgreement
     inputs: OutputAgreement
@@ -63,6 +65,7 @@ class ActivationComparison:
             "minimum": finite(self.minimum),
             "maximum": finite(self.maximum),
             "reads": list(self.reads),
+            "exact_reads": list(self.exact_reads),
             "accumulated": _figures(self.accumulated),
             "layer": _figures(self.layer),
             "inputs": _figures(self.inputs),
@@ -80,6 +83,7 @@ def _figures(agreement: OutputAgreement) -> dict[str, Any]:
 class ActivationTally:
     match: ActivationMatch
     reads: tuple[str, ...]
+    exact_reads: tuple[str, ...]
     low: int = 0
     high: int = 0
     elements: int = 0
@@ -126,6 +130,7 @@ class ActivationTally:
             minimum=self.minimum if self.elements else 0.0,
             maximum=self.maximum if self.elements else 0.0,
             reads=self.reads,
+            exact_reads=self.exact_reads,
             accumulated=self.accumulated.result(),
             layer=self.layer.result(),
             inputs=self.inputs.result(),

@@ -74,7 +74,11 @@ class _Observer:
     def __init__(self, pair: LayerPair, wave: Sequence[ActivationMatch]) -> None:
         self._runs = LayerRuns(pair, wave)
         self._quantized = pair.session(pair.quantized_graph, [m.computed for m in wave if not m.is_input])
-        self._tallies = [ActivationTally(match, layer_reads(pair.layers, match, pair.given)) for match in wave]
+        self._tallies = []
+        for match in wave:
+            reads = layer_reads(pair.layers, match, pair.given)
+            exact = tuple(name for name in reads if (name, match.node) in pair.exact)
+            self._tallies.append(ActivationTally(match, reads, exact))
 
     def observe(self, sample: Sample) -> None:
         found = self._runs.run(sample)

@@ -30,7 +30,7 @@ _CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantize
 _MOVES_DATA = frozenset({"ReorderInput", "ReorderOutput", "MemcpyToHost", "MemcpyFromHost"})
 _ELEMENT_WISE = frozenset({"Add", "Cast", "Mul"})
 # What ONNX Runtime appends to a node's name when a fusion, the layout optimiser or the quantizer replaces it.
-_RENAMED = re.compile(r"(_token_\d+|_nchwc|_quant(_scales_mul)?|/duplicated|_matmul|/MatMulAddFusion)+$")
+_RENAMED = re.compile(r"(_token_\d+|_nchwc|_quant(_scales_mul)?|/duplicated|_matmul|_MatMul|/MatMulAddFusion)+$")
 
 
 @dataclass(frozen=True)

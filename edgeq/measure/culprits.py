@@ -7,6 +7,7 @@ the error of each candidate alone does to the outputs (`edgeq.measure.effects`) 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,8 +61,8 @@ class Culprit:
     """A layer that spoils the outputs.
 
     Attributes:
-        name: its tensor; "" is no name of a node: a graph input has none.
-        node, op_type: what computes it.
+        name: its tensor.
+        node, op_type: what computes it; "" and "Input" for a graph input.
         output_sqnr_db: of the float model's outputs with this layer's error and no other.
         share: of the noise in the quantized model's outputs, 0 to 1; errors do not simply add up, nor do shares.
         cause: "weights" or "range" (of its result).
@@ -110,11 +111,10 @@ def candidates(activations: Sequence[ActivationComparison], outputs: Iterable[st
         sorted((n for n in noise if traced[n] > 0), key=lambda n: -traced[n]),
     ]
     chosen: dict[str, None] = {}
-    for pair in zip(*rankings, strict=True):
-        for name in pair:
-            if len(chosen) < most:
-                chosen[name] = None
-    return tuple(a.name for a in activations if a.name in chosen)
+    for pair in itertools.zip_longest(*rankings):
+        chosen.update(dict.fromkeys(name for name in pair if name is not None))
+    kept = set(itertools.islice(chosen, most))
+    return tuple(a.name for a in activations if a.name in kept)
 
 
 def find_culprits(
@@ -138,7 +138,9 @@ def find_culprits(
         share = _share(effect, outputs)
         if share >= _STANDS_OUT:
             a = by_name[name]
-            cause = noise[name].cause
+            # What Gather gives is rows of its weight, in the weight's own scale.
+            rows = a.op_type == "Gather" and a.node in by_node
+            cause: Cause = "weights" if rows else noise[name].cause
             reason = _weight_reason(by_node.get(a.node)) if cause == "weights" else _range_reason(a)
             nodes = [a.node] if cause == "weights" else _touching(a, by_name)
             exclude = tuple(node for node in dict.fromkeys(nodes) if node)
@@ -194,7 +196,7 @@ def _ratio(agreement: OutputAgreement | None) -> float:
 
 def _touching(tensor: ActivationComparison, activations: Mapping[str, ActivationComparison]) -> list[str]:
     """Nodes because of which a tensor is quantized. A dynamic scale belongs to the readers alone."""
-    readers = [a.node for a in activations.values() if tensor.name in a.reads]
+    readers = [a.node for a in activations.values() if tensor.name in a.reads and tensor.name not in a.exact_reads]
     return readers if tensor.kind == "dynamic" else [tensor.node, *readers]
 
 

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 from edgeq.data.samples import open_samples
 from edgeq.errors import UsageError
 from edgeq.measure.agreement import Agreement, compare_many
-from edgeq.measure.culprits import Culprit, LayerNoise, candidates, find_culprits, layer_noise, nodes_to_exclude
-from edgeq.measure.effects import output_effects
+from edgeq.measure.blame import blame
+from edgeq.measure.culprits import Culprit, LayerNoise, layer_noise, nodes_to_exclude
 from edgeq.measure.graphs import GraphIndex, read_graph
 from edgeq.measure.layer_runs import MEMORY
 from edgeq.measure.layers import LayerComparison, compare_layers
-from edgeq.measure.match_activations import match_activations
 from edgeq.measure.match_weights import finite
 from edgeq.measure.observe import observing_session
 from edgeq.measure.reference import find_reference
@@ -32,10 +31,6 @@ if TYPE_CHECKING:
 SAMPLES = 32
 """Samples by default: sums over all elements of a tensor settle after a few."""
 
-# Layers whose errors are followed to the outputs for each culprit that may be named, and samples that this is done on:
-# a run of the float model each.
-_CANDIDATES = 4
-_FOLLOWED = 4
 # Fusing changes roundings; what costs more than this is another answer.
 _OPTIMISER_LOSS_DB = 3.0
 _DISABLED = "optimization.disable_specified_optimizers"
@@ -165,18 +160,17 @@ def diagnose(question: DebugQuestion, *, progress: Progress = SILENT) -> Diagnos
             reference.graph, quantized, samples, settings=settings, memory=memory, progress=progress
         )
         outputs = _outputs(reference.graph.path, subject, quantized, samples, progress)
-        effects = output_effects(
+        effects, culprits = blame(
             reference.graph,
             quantized,
-            match_activations(reference.graph, quantized),
-            candidates(comparison.activations, reference.graph.outputs, _CANDIDATES * question.worst),
+            comparison,
+            outputs["written"],
             samples,
-            count=_FOLLOWED,
+            most=question.worst,
             settings=settings,
             memory=memory,
             progress=progress,
         )
-    culprits = find_culprits(comparison.activations, comparison.weights, effects, outputs["written"], question.worst)
     return Diagnosis(
         question=question,
         variant=subject.variant,
@@ -234,18 +228,23 @@ def _loss(outputs: Mapping[str, Agreement]) -> float:
     return outputs["written"].sqnr_db - outputs["optimised"].sqnr_db
 
 
+def optimiser_warning(outputs: Mapping[str, Agreement]) -> str | None:
+    """What to say where the optimised session answers otherwise than the graph as written; None where it does not."""
+    if not abs(_loss(outputs)) > _OPTIMISER_LOSS_DB:
+        return None
+    optimised, written = outputs["optimised"].sqnr_db, outputs["written"].sqnr_db
+    text = (
+        f"the optimised session answers with {optimised:.1f} dB SQNR, the graph as written with {written:.1f} dB: "
+        "the figures by layer are those of the graph as written"
+    )
+    without = outputs.get("without")
+    if without is not None and without.sqnr_db > optimised + _OPTIMISER_LOSS_DB:
+        text += f"; with the session option {_DISABLED}={_REQUANTIZER} it is {without.sqnr_db:.1f} dB"
+    return text
+
+
 def _warnings(outputs: Mapping[str, Agreement], comparison: LayerComparison) -> tuple[str, ...]:
-    found = []
-    if abs(_loss(outputs)) > _OPTIMISER_LOSS_DB:
-        optimised, written = outputs["optimised"].sqnr_db, outputs["written"].sqnr_db
-        text = (
-            f"the optimised session answers with {optimised:.1f} dB SQNR, the graph as written with {written:.1f} dB: "
-            "the figures by layer are those of the graph as written"
-        )
-        without = outputs.get("without")
-        if without is not None and without.sqnr_db > optimised + _OPTIMISER_LOSS_DB:
-            text += f"; with the session option {_DISABLED}={_REQUANTIZER} it is {without.sqnr_db:.1f} dB"
-        found.append(text)
+    found = [warning for warning in [optimiser_warning(outputs)] if warning is not None]
     changed = [weight.name for weight in comparison.weights if weight.changed]
     if changed:
         found.append(

@@ -11,7 +11,7 @@ layer too: each error counts once, where it arises.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,12 +24,15 @@ from edgeq.measure.graphs import GraphIndex
 from edgeq.measure.inference import infer
 from edgeq.measure.layer_runs import MEMORY, LayerPair, LayerRuns, in_waves
 from edgeq.measure.match_activations import ActivationMatch, element_types
-from edgeq.measure.observe import observing_session
+from edgeq.measure.observe import float_input, observing_session
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings
 
 if TYPE_CHECKING:
     from edgeq.data.samples import Sample, Samples
+
+
+_TYPES = {"tensor(float16)": np.float16}
 
 
 def output_effects(
@@ -61,16 +64,15 @@ def output_effects(
     if not chosen or first is None:
         return {}
     pair = LayerPair(float_graph, quantized_graph, matches, settings)
-    model = with_disturbances(float_graph.model, [match.name for match in chosen])
+    model = with_disturbances(float_graph.model, [match.name for match in chosen], pair.exact)
     session = observing_session(model, float_graph, optimization="all", settings=settings)
     outputs = dict(zip((o.name for o in session.get_outputs()), float_graph.outputs, strict=True))
-    kinds = {
-        value.name: np.float16 if value.type == "tensor(float16)" else np.float32 for value in session.get_inputs()
-    }
-    calm = {name: np.zeros((), kinds[name]) for name in (disturbance_name(match.name) for match in chosen)}
+    types = {value.name: _TYPES.get(value.type, np.float32) for value in session.get_inputs()}
+    disturbances = {m.name: (disturbance_name(m.name), exact_disturbance_name(m.name)) for m in chosen}
+    calm = {name: np.zeros((), types[name]) for pairs in disturbances.values() for name in pairs if name in types}
     found: dict[str, Comparison] = {}
 
-    def answers(sample: Sample, disturbance: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def answers(sample: Sample, disturbance: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         fed = dataclasses.replace(sample, inputs={**sample.inputs, **calm, **disturbance})
         return {outputs[name]: values for name, values in infer(session, fed, model="the float model").items()}
 
@@ -82,11 +84,16 @@ def output_effects(
                 layers = runs.run(sample)
                 undisturbed = answers(sample, {})
                 for match in wave:
-                    name = disturbance_name(match.name)
-                    error = _finite_difference(layers.alone[match.name], layers.excused[match.name])
-                    if error.any():
-                        disturbed = answers(sample, {name: error.astype(kinds[name], copy=False)})
-                        found.setdefault(match.name, Comparison()).update(undisturbed, disturbed)
+                    excused = layers.excused[match.name]
+                    errors = {
+                        name: _finite_difference(values, excused).astype(types[name])
+                        for name, values in zip(
+                            disturbances[match.name], (layers.alone[match.name], layers.raw[match.name]), strict=True
+                        )
+                        if name in types
+                    }
+                    if any(error.any() for error in errors.values()):
+                        found.setdefault(match.name, Comparison()).update(undisturbed, answers(sample, errors))
                     advance(1)
     return {name: comparison.result() for name, comparison in found.items()}
 
@@ -104,33 +111,52 @@ def _spread(samples: Samples, count: int) -> Iterator[Sample]:
     return (sample for position, sample in enumerate(samples) if position in wanted)
 
 
-def with_disturbances(model: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto:
+def with_disturbances(
+    model: onnx.ModelProto, names: Collection[str], exact: Collection[tuple[str, str]] = ()
+) -> onnx.ModelProto:
     """A copy of a float model in which readers of each tensor of `names` get it plus the new input
-    `disturbance_name(name)`, of the tensor's type and shape or a shape that broadcasts to it. An output that is among
-    them is called `<name>/disturbed`, in its place."""
+    `disturbance_name(name)`, of the tensor's type and of its shape or one that broadcasts to it. An output that is
+    among them is given under another name, in its place.
+
+    Args:
+        exact: (tensor, node) as `exact_readers` gives them: these get `exact_disturbance_name(name)` instead.
+    """
     types = element_types(model)
     disturbed = onnx.ModelProto()
     disturbed.CopyFrom(model)
     graph = disturbed.graph
     wanted = dict.fromkeys(names)
+    # Per tensor, the disturbances that somebody reads.
+    used: dict[str, dict[str, None]] = {name: {} for name in wanted}
+
+    def source(tensor: str, reader: str) -> str:
+        disturbance = exact_disturbance_name(tensor) if (tensor, reader) in exact else disturbance_name(tensor)
+        used[tensor][disturbance] = None
+        return f"{disturbance}/added"
+
     for node in graph.node:
         for place, name in enumerate(node.input):
             if name in wanted:
-                node.input[place] = _disturbed_name(name)
-    nodes = [_adder(value.name) for value in graph.input if value.name in wanted]
-    for node in graph.node:
-        nodes.append(node)
-        nodes += [_adder(name) for name in node.output if name in wanted]
-    del graph.node[:]
-    graph.node.extend(nodes)
+                node.input[place] = source(name, node.name)
     for output in graph.output:
         if output.name in wanted:
-            output.name = _disturbed_name(output.name)
-    for name in wanted:
-        value = onnx.ValueInfoProto(name=disturbance_name(name))
+            output.name = source(output.name, "")
+
+    def adders(made: Iterable[str]) -> list[onnx.NodeProto]:
+        return [
+            onnx.helper.make_node("Add", [name, disturbance], [f"{disturbance}/added"])
+            for name in made
+            for disturbance in used.get(name, ())
+        ]
+
+    nodes = adders(value.name for value in graph.input)
+    for node in graph.node:
+        nodes += [node, *adders(node.output)]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    for name, disturbances in used.items():
         half = types.get(name) == TensorProto.FLOAT16
-        value.type.tensor_type.elem_type = TensorProto.FLOAT16 if half else TensorProto.FLOAT
-        graph.input.append(value)
+        graph.input.extend(float_input(disturbance, half=half) for disturbance in disturbances)
     return disturbed
 
 
@@ -138,9 +164,5 @@ def disturbance_name(name: str) -> str:
     return f"{name}/disturbance"
 
 
-def _disturbed_name(name: str) -> str:
-    return f"{name}/disturbed"
-
-
-def _adder(name: str) -> onnx.NodeProto:
-    return onnx.helper.make_node("Add", [name, disturbance_name(name)], [_disturbed_name(name)])
+def exact_disturbance_name(name: str) -> str:
+    return f"{name}/exact disturbance"

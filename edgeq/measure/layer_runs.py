@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from edgeq.measure.activation_tally import as_read
 from edgeq.measure.graphs import GraphIndex
 from edgeq.measure.inference import Session, infer
-from edgeq.measure.match_activations import ActivationMatch, element_types
-from edgeq.measure.observe import cut_layers, given_name, observing_session, only_outputs
+from edgeq.measure.match_activations import ActivationMatch, element_types, exact_readers
+from edgeq.measure.observe import cut_layers, exact_name, given_name, observing_session, only_outputs
 from edgeq.model.sizes import tensor_sizes
 from edgeq.session import SessionSettings
 
@@ -42,11 +42,13 @@ class LayerPair:
         self.float_graph, self.quantized_graph = float_graph, quantized_graph
         self.matches = matches
         self.settings = settings
+        self.exact = exact_readers(float_graph, quantized_graph, matches)
         # In the float model, a tensor is what its name says.
         twins = [dataclasses.replace(match, computed=match.name, integer=False) for match in matches]
         self.given = {given_name(match): match for match in matches}
         self.given_twins = {given_name(twin): match for twin, match in zip(twins, matches, strict=True)}
-        self.float_layers = GraphIndex(cut_layers(float_graph, twins), float_graph.path)
+        self.exact_twins = {exact_name(twin): match for twin, match in zip(twins, matches, strict=True)}
+        self.float_layers = GraphIndex(cut_layers(float_graph, twins, self.exact), float_graph.path)
         self.layers = GraphIndex(cut_layers(quantized_graph, matches), quantized_graph.path)
 
     def session(self, graph: GraphIndex, names: Sequence[str]) -> Any:
@@ -63,11 +65,13 @@ class LayerArrays:
 
     Attributes:
         exact: the float model's tensor.
-        alone: what the quantized layer makes of the float model's tensors, as its readers get it.
+        raw: what the quantized layer makes of the float model's tensors: floats before they are quantized, or integers.
+        alone: the same as its readers get it.
         excused: what the float layer makes of the same tensors rounded as the quantized model rounds them.
     """
 
     exact: Mapping[str, NDArray[Any]]
+    raw: Mapping[str, NDArray[Any]]
     alone: Mapping[str, NDArray[Any]]
     excused: Mapping[str, NDArray[Any]]
 
@@ -82,7 +86,9 @@ class LayerRuns:
         self._float_layers = pair.session(pair.float_layers, [m.name for m in made])
         self._given = _fed(self._layers, pair.given)
         self._given_twins = _fed(self._float_layers, pair.given_twins)
-        read = [*made, *(match for match, _ in [*self._given.values(), *self._given_twins.values()])]
+        self._exact_twins = _fed(self._float_layers, pair.exact_twins)
+        fed = [*self._given.values(), *self._given_twins.values(), *self._exact_twins.values()]
+        read = [*made, *(match for match, _ in fed)]
         self._float = pair.session(pair.float_graph, list(dict.fromkeys(m.name for m in read if not m.is_input)))
 
     def run(self, sample: Sample) -> LayerArrays:
@@ -92,10 +98,11 @@ class LayerRuns:
         rounded = {
             name: as_read(match, exact[match.name]).astype(kind, copy=False)
             for name, (match, kind) in self._given_twins.items()
-        }
+        } | {name: exact[match.name].astype(kind, copy=False) for name, (match, kind) in self._exact_twins.items()}
         excused = {**sample.inputs, **_run(self._float_layers, _with(sample, rounded), "a layer of the float model")}
+        raw = {m.name: alone[m.computed] for m in self._wave}
         return LayerArrays(
-            exact=exact, alone={m.name: as_read(m, alone[m.computed]) for m in self._wave}, excused=excused
+            exact=exact, raw=raw, alone={m.name: as_read(m, raw[m.name]) for m in self._wave}, excused=excused
         )
 
 

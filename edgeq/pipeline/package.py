@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from edgeq.measure.task import Task
 from edgeq.pipeline.checks import check_output, check_request
 from edgeq.pipeline.job import Data, build, open_job, scheme_for
 from edgeq.pipeline.quantize import model_bytes, prove_built, runs_natively
-from edgeq.pipeline.variants import PackagedVariant, bundle_variants, variant_name
+from edgeq.pipeline.variants import PackagedVariant, as_text, bundle_variants, variant_name
 from edgeq.progress import SILENT, Progress
 
 
@@ -103,13 +102,13 @@ def package(
             )
         artifacts = itertools.chain.from_iterable(v.built.artifact.notes for v in done.values())
         notes = tuple(dict.fromkeys([*job.prepared.notes, *artifacts]))
-        named = " ".join(f"-t {shlex.quote(str(target))}" for target in targets)
+        named = " ".join(f"-t {shlex.quote(target)}" for target in sorted(map(str, targets)))
         bundle_variants(
             job,
             done,
             output,
             workdir=workdir,
-            command=f"edgeq package {shlex.quote(os.fsdecode(model.name))} --data CALIBRATION {named} -o BUNDLE",
+            command=f"edgeq package {shlex.quote(as_text(model.name))} --data CALIBRATION {named} -o BUNDLE",
             selftest=selftest,
             with_float=with_float,
             notes=notes,

@@ -30,8 +30,13 @@ _OPTIMISER_SAMPLES = 8
 # Decibels that the runtime's optimiser may cost before it is said: fusing changes roundings, not more.
 _OPTIMISER_LOSS_DB = 3.0
 _TIMED_SECONDS = 1.5
+# A model of seconds is timed this often, not for minutes: the fewest pairs that a 95 % interval of their median needs.
+_TIMED_RUNS = 6
+_WARM_UP = WarmUp(window=3, max_s=2.0)
 # Below this, a tenth of the output's power is quantization noise.
 _POOR_SQNR_DB = 10.0
+# Accuracy lost, as a fraction, from which on it is said; what is too much is for --max-drop to say.
+_POOR_DROP = 0.05
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,12 @@ class Proof:
         found = []
         if timed and self.speed is not None and self.speed.ratio.estimate < 1:
             found.append(f"it is SLOWER than float32 here: {self.speed.ratio.estimate:.2f} times float32's speed")
-        if self.agreement.sqnr_db < _POOR_SQNR_DB:
+        if self.drop is not None and self.drop > _POOR_DROP:
+            found.append(
+                f"accuracy falls from {self.accuracy[FLOAT].value:.4f} to {self.accuracy[INT8].value:.4f}: keep "
+                "sensitive layers in float with --exclude, or let `edgeq tune` find out which"
+            )
+        elif self.drop is None and self.agreement.sqnr_db < _POOR_SQNR_DB:
             found.append(
                 f"the outputs follow float32 to only {self.agreement.sqnr_db:.1f} dB SQNR: measure accuracy with "
                 "--task before you deploy it, and keep sensitive layers in float with --exclude"
@@ -195,5 +205,5 @@ def _time(sessions: Mapping[str, Any], feed: Mapping[str, Any], progress: Progre
     inputs = dict(feed)
     runners = {name: (lambda session=session: session.run(None, inputs)) for name, session in sessions.items()}
     with progress.stage("Timing int8 against float32"):
-        latency = measure_interleaved(runners, min_duration_s=_TIMED_SECONDS, min_runs=30, warmup=WarmUp())
+        latency = measure_interleaved(runners, min_duration_s=_TIMED_SECONDS, min_runs=_TIMED_RUNS, warmup=_WARM_UP)
     return Speed(latency, ratio(latency[FLOAT], latency[INT8]))

@@ -91,7 +91,7 @@ def bundle_variants(
     if tuning is not None:
         extras[TUNING] = (json.dumps(tuning, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()
     spec = BundleSpec(
-        name=_model_name(job),
+        name=as_text(job.source.stem),
         variants=tuple(_variant(name, variant, job, selftest) for name, variant in variants.items()),
         calibration=_tables(job, workdir / "tables"),
         metadata={
@@ -105,9 +105,9 @@ def bundle_variants(
     write_bundle(spec, output, force=force)
 
 
-def _model_name(job: Job) -> str:
-    """The source's name without its suffix, as text that JSON can hold."""
-    return os.fsencode(job.source.stem).decode("utf-8", "replace")
+def as_text(name: str) -> str:
+    """A file name as text that UTF-8 can hold."""
+    return os.fsencode(name).decode("utf-8", "replace")
 
 
 def _report_record(
@@ -127,7 +127,7 @@ def _report_record(
         layers = layer_record(job.prepared.path, artifact.model, job.validation, artifact.settings(), progress=progress)
         bodies[name] = {**plain, "title": built.target.title, "histograms": histograms, "layers": layers}
     return make_record(
-        _model_name(job),
+        as_text(job.source.stem),
         bodies,
         model={"sha256": model_digest(job.source), "bytes": model_bytes(job.source)},
         commands=[command, *DEVICE_COMMANDS],

@@ -11,6 +11,7 @@ import onnx
 from edgeq_device.arrays import read_arrays
 from edgeq_device.bench_bundle import bundle_variants
 from edgeq_device.bench_settings import BenchSettings
+from edgeq_device.errors import DeviceError
 from edgeq_device.package import FLOAT, MAIN, Bundle
 from edgeq_device.plainjson import MAX_BYTES, parse_json
 from edgeq_device.sessions import read_device
@@ -18,7 +19,7 @@ from edgeq_device.variants import Variant
 
 from edgeq.atomic import output_file
 from edgeq.bundle.read import opened
-from edgeq.errors import OutputError, UsageError
+from edgeq.errors import DataError, OutputError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.measure.bench import bench
 from edgeq.measure.kernels import kernel_times
@@ -66,7 +67,7 @@ def report_bundle(
     force: bool = False,
     progress: Progress = SILENT,
 ) -> Reported:
-    """Write the report of the bundle at `path`.
+    """Write the report of the bundle, or of the record, at `path`.
 
     The page is always made anew from the bundle's figures: a page that came with a stranger's bundle is not opened.
 
@@ -78,23 +79,52 @@ def report_bundle(
         force: replace `output` whatever it is; an earlier report is replaced anyway.
 
     Raises:
-        UsageError: `path` is a model file.
+        UsageError: `path` is a model file, or a record that is to be measured.
+        DataError: `path` is a JSON file, but no record.
         BundleError: the bundle is damaged, was changed, or nothing in it runs here.
         OutputError: `output` is something else, or cannot be written.
     """
-    if path.is_file() and not is_bundle(path):
-        raise UsageError(f"{path} is not a bundle", "Name a bundle; `edgeq compare` takes model files")
     place = output or _beside(path)
     _check_outside(place, path)
-    with opened(path) as bundle:
-        record = bundle_record(bundle)
+    if path.suffix == ".json" and path.is_file():
         if measure:
-            record = measured(record, bundle, variant, settings, progress)
+            raise UsageError(f"{path} is a record, which cannot be timed", "Name a bundle, or leave --bench out")
+        record = read_record(path)
+    elif path.is_file() and not is_bundle(path):
+        raise UsageError(f"{path} is not a bundle", "Name a bundle; `edgeq compare` takes model files")
+    else:
+        with opened(path) as bundle:
+            record = bundle_record(bundle)
+            if measure:
+                record = measured(record, bundle, variant, settings, progress)
     data = read_report(record)
     page = render(data).encode("utf-8")
     with output_file(place, force=force or _is_report(place)) as draft:
         draft.write_bytes(page)
     return Reported(path, place, data, len(page))
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """A record in a file of its own: report.json, tuning.json or what `edgeq tune --json` printed.
+
+    Raises:
+        DataError: it is no such record.
+    """
+    size = path.stat().st_size
+    if size > MAX_BYTES:
+        raise DataError(f"{path} is larger than {MAX_BYTES} bytes", "Give a record that edgeq wrote")
+    try:
+        plain = parse_json(path.read_bytes(), str(path))
+    except DeviceError as error:
+        raise DataError(error.problem, "Give a record that edgeq wrote") from error
+    kind = str(plain.get("schema", "")).partition("/")[0]
+    if kind == "edgeq.tuning":
+        return {"tuning": plain}
+    if kind != "edgeq.report":
+        raise DataError(
+            f"{path} is no record of a report or a tuning run", "Give a bundle, or a record that edgeq wrote"
+        )
+    return plain
 
 
 def bundle_record(bundle: Bundle) -> dict[str, Any]:
@@ -217,7 +247,7 @@ def _body(value: object) -> dict[str, Any]:
 
 def _beside(path: Path) -> Path:
     whole = path.absolute()
-    return whole.with_name(f"{whole.name.removesuffix('.edgeq')}.report.html")
+    return whole.with_name(f"{whole.name.removesuffix('.edgeq').removesuffix('.json')}.report.html")
 
 
 def _check_outside(place: Path, bundle: Path) -> None:

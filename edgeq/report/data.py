@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 Pairs = tuple[tuple[str, str], ...]
@@ -154,10 +154,17 @@ class Layer:
     culprit: bool = False
     advice: str = ""
 
-    @property
-    def error_db(self) -> float | None:
-        """What layers are ranked by: their own error where it is known."""
-        return self.own_db if self.own_db is not None else self.sqnr_db
+    def error_db(self, *, alone: bool) -> float | None:
+        """What layers are ranked by: their own error, where that was measured at all (`alone`), else the error so far.
+
+        A layer that adds no error has none to be ranked by.
+        """
+        return self.own_db if alone else self.sqnr_db
+
+
+def measured_alone(layers: Sequence[Layer]) -> bool:
+    """Whether it is known what layers add by themselves."""
+    return any(layer.own_db is not None for layer in layers)
 
 
 @dataclass(frozen=True)
@@ -219,7 +226,7 @@ class Tuning:
 
     Attributes:
         met: whether a candidate meets what was asked; None where the record does not say.
-        least_accuracy: what was asked for, in the metric's unit.
+        least_accuracy: what was asked for, in the metric's unit; `allowed_loss` as a loss against float32.
         facts: what else is worth a line: objective, budget, seconds, candidates tried.
     """
 
@@ -227,6 +234,7 @@ class Tuning:
     candidates: tuple[Candidate, ...]
     higher_is_better: bool = True
     least_accuracy: float | None = None
+    allowed_loss: float | None = None
     met: bool | None = None
     facts: Pairs = ()
     notes: tuple[str, ...] = ()

@@ -95,7 +95,7 @@ def metric_name(name: str) -> str:
 
 def is_share(name: str) -> bool:
     """Whether a metric is a fraction that people state in percent."""
-    return name.casefold().startswith(("top", "map", "ar1", "accuracy", "agreement"))
+    return name.casefold().startswith(("top", "map", "ar1", "accuracy"))
 
 
 def _signed(shown: str) -> str:

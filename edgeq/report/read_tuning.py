@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgeq.report.data import Candidate, Pairs, Tuning
-from edgeq.report.numbers import difference
+from edgeq.report.numbers import difference, metric_name
 from edgeq.report.plain import listed, mapping, number, pairs, positive, string, strings
 
 MOST_CANDIDATES = 300
+_AGAINST_FLOAT = ("top-1 agreement", "agreement", "cosine")
+"""Metrics of agreement with float32, which by nature has 1."""
 # What a scheme has where nothing special was chosen: not worth a line in each candidate's settings.
 _USUAL = {"mode": "static", "weight_symmetric": "yes", "activation_symmetric": "no", "reduce_range": "no"}
 
@@ -19,8 +21,9 @@ def read_tuning(value: object) -> Tuning | None:
     entries = [e for e in listed(plain.get("candidates")) if isinstance(e, Mapping)]
     if not entries:
         return None
-    metric = string(plain.get("metric")) or "accuracy"
-    higher = plain.get("higher_is_better") is not False
+    described = mapping(plain.get("metric"))
+    metric = string(described.get("name")) or "accuracy"
+    higher = described.get("higher_is_better") is not False
     base = _float_accuracy(plain, metric)
     drop = number(mapping(plain.get("goal")).get("max_drop"))
     # The chosen ones first, so that a limit never takes them away.
@@ -40,6 +43,7 @@ def read_tuning(value: object) -> Tuning | None:
         candidates=(baseline, *(_candidate(e, metric, base, sign) for e in kept)),
         higher_is_better=higher,
         least_accuracy=None if base is None or drop is None else base - sign * drop,
+        allowed_loss=drop,
         met=bool(plain["chosen"]) if "chosen" in plain else None,
         facts=_facts(plain, metric, len(entries)),
         notes=(*strings(plain.get("verdict"), 12), *strings(plain.get("needed"), 12)),
@@ -76,21 +80,18 @@ def _settings(entry: Mapping[str, Any]) -> Pairs:
 
 
 def _accuracy(plain: Mapping[str, Any], metric: str, base: float | None, sign: float) -> float | None:
+    """The value of the metric. Of what was measured on a part of the samples only the loss can be compared with others,
+    because float32 has another value on that part."""
     found = number(mapping(plain.get("metrics")).get(metric))
-    if found is not None or not plain:
+    if found is not None and plain.get("complete") is not False:
         return found
-    disagreement = number(plain.get("disagreement"))
-    if metric == "agreement" and disagreement is not None:
-        return 1 - disagreement
-    if metric == "cosine" and number(plain.get("cosine")) is not None:
-        return number(plain.get("cosine"))
     drop = number(plain.get("drop"))
     return None if base is None or drop is None else base - sign * drop
 
 
 def _float_accuracy(plain: Mapping[str, Any], metric: str) -> float | None:
     found = number(mapping(mapping(plain.get("float32")).get("accuracy")).get(metric))
-    return 1.0 if found is None and metric in ("agreement", "cosine") else found
+    return 1.0 if found is None and metric in _AGAINST_FLOAT else found
 
 
 def _latency(entry: Mapping[str, Any]) -> dict[str, float | None]:
@@ -103,7 +104,10 @@ def _facts(plain: Mapping[str, Any], metric: str, tried: int) -> Pairs:
     drop, budget, elapsed = (number(v) for v in (goal.get("max_drop"), goal.get("budget_s"), plain.get("elapsed_s")))
     facts = [
         ("objective", string(goal.get("objective"))),
-        ("allowed loss", difference(metric, drop).lstrip("+") + f" of {metric}" if drop is not None else ""),
+        (
+            "allowed loss",
+            difference(metric, drop).lstrip("+") + f" of {metric_name(metric)}" if drop is not None else "",
+        ),
         ("budget", _seconds(budget)),
         ("took", _seconds(elapsed)),
         ("candidates", str(tried)),

@@ -115,7 +115,7 @@ def axis_room(scale: Scale, most: int = 6) -> float:
 def place_label(
     x: float, y: float, width: float, frame: Box, taken: Sequence[Box], *, gap: float = 9.0
 ) -> tuple[float, float, str, Box] | None:
-    """A free place for a label beside the point (x, y): right, left, above, below.
+    """A free place for a label beside the point (x, y): right, left, above, below, or at a corner.
 
     Returns:
         x, y of the baseline, text-anchor and the box it takes; None where every place is taken.
@@ -127,7 +127,13 @@ def place_label(
         (x, y - gap, "middle", Box(x - width / 2, y - gap - height, width, height)),
         (x, y + gap + EM * 0.8, "middle", Box(x - width / 2, y + gap - 2, width, height)),
     )
-    for px, py, anchor, box in places:
+    up, down = y - gap - height, y + gap
+    corners = tuple(
+        (px, top + EM, anchor, Box(left, top, width, height))
+        for top in (up, down)
+        for px, anchor, left in ((x + gap / 2, "start", x + gap / 2), (x - gap / 2, "end", x - gap / 2 - width))
+    )
+    for px, py, anchor, box in (*places, *corners):
         if box.inside(frame) and not any(box.overlaps(other) for other in taken):
             return px, py, anchor, box
     return None

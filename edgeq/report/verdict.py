@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from edgeq.report.data import Latency, Metric, ReportData, Timing, Variant
+from edgeq.report.data import Latency, Metric, ReportData, Timing, Tuning, Variant
 from edgeq.report.numbers import decibels, difference, metric, metric_name, milliseconds, share, size, times
 
 Tone = Literal["good", "bad", "neutral"]
@@ -44,7 +44,7 @@ def verdict_of(data: ReportData, variant: Variant | None) -> Verdict:
         f
         for f in (
             _speed(timing, variant),
-            _accuracy(variant),
+            _accuracy(variant, data.tuning),
             _agreement(variant),
             _size(data, variant),
             _coverage(variant),
@@ -125,7 +125,7 @@ def _speed_words(timing: Timing | None, variant: Variant | None) -> str:
     )
 
 
-def _accuracy(variant: Variant | None) -> Figure | None:
+def _accuracy(variant: Variant | None, tuning: Tuning | None) -> Figure | None:
     primary = variant.primary if variant else None
     if primary is None or primary.int8 is None:
         return None
@@ -135,15 +135,18 @@ def _accuracy(variant: Variant | None) -> Figure | None:
         metric_name(primary.name),
         metric(primary.name, primary.int8),
         f"{difference(primary.name, primary.gain)} against float32's {metric(primary.name, primary.float32 or 0.0)}",
-        _accuracy_tone(primary),
+        _accuracy_tone(primary, tuning),
     )
 
 
-def _accuracy_tone(primary: Metric) -> Tone:
+def _accuracy_tone(primary: Metric, tuning: Tuning | None) -> Tone:
+    """By what was asked of the tuning run; where nothing was asked, by what is usually put up with."""
     gain = primary.gain or 0.0
     lost = -gain if primary.higher_is_better else gain
     if lost <= 0:
         return "good"
+    if tuning is not None and tuning.metric == primary.name and tuning.allowed_loss is not None:
+        return "good" if lost <= tuning.allowed_loss else "bad"
     scale = abs(primary.float32 or 0.0) or 1.0
     return "good" if lost <= _SMALL_LOSS * min(1.0, scale) else "bad"
 

@@ -23,7 +23,7 @@ from edgeq.pipeline.job import Data, Job, open_job
 from edgeq.pipeline.package import check_bundle_output
 from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.quantize import model_bytes, prove_built, runs_natively
-from edgeq.pipeline.variants import PackagedVariant, bundle_variants, variant_name
+from edgeq.pipeline.variants import PackagedVariant, as_text, bundle_variants, variant_name
 from edgeq.progress import SILENT, Progress
 from edgeq.tune import builders
 from edgeq.tune.candidate import Candidate
@@ -199,7 +199,7 @@ def tune(
             workdir=workdir,
             selftest=selftest,
             with_float=with_float,
-            command=f"edgeq tune {shlex.quote(model.name)} --data CALIBRATION -o BUNDLE",
+            command=f"edgeq tune {shlex.quote(as_text(model.name))} --data CALIBRATION -o BUNDLE",
             tuning=record,
             notes=(*job.prepared.notes, *built.artifact.notes),
             force=force,

@@ -41,7 +41,11 @@ class Quantized:
     ranges: Mapping[str, Range]
 
 
-def float_model(*, batch_norm: bool = False, scales: Mapping[str, np.ndarray] | None = None) -> onnx.ModelProto:
+def float_model(
+    *,
+    batch_norm: bool = False,
+    scales: Mapping[str, np.ndarray] | None = None,
+) -> onnx.ModelProto:
     """x [N, 3, 8, 8] → Conv, Relu → depthwise Conv, Clip → pointwise Conv → Add → mean → Gemm → logits [N, 5].
 
     Args:

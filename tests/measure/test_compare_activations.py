@@ -185,10 +185,10 @@ def test_plain_values(quantized: Quantized) -> None:
     found = compare_layers(reference, graph, quantized.samples)
     plain = found.to_dict()
     assert plain["count"] == len(quantized.samples)
-    assert [w["name"] for w in plain["weights"]][0] == "stem.weight"
+    assert plain["weights"][0]["name"] == "stem.weight"
     assert {key for a in plain["activations"] for key in a} == {
         "name", "node", "op_type", "folded", "quantized_name", "kind", "range", "minimum", "maximum", "reads",
-        "accumulated", "layer", "inputs", "rounding", "saturated",
+        "exact_reads", "accumulated", "layer", "inputs", "rounding", "saturated",
     }  # fmt: skip
 
 

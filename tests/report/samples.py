@@ -71,7 +71,7 @@ def candidate(name: str, top1: float, ms: float, status: str = "qualified", **ch
         "reason": "",
         "pareto": False,
         "screening": {"bytes": 5e5, "int8_mac_share": 0.97},
-        "accuracy": {"metrics": {"top1": top1}, "drop": 0.5678 - top1},
+        "accuracy": {"complete": True, "metrics": {"top1": top1}, "drop": 0.5678 - top1},
         "timing": {"latency": figures(ms), "speedup": {"estimate": 2.0 / ms}},
         **changes,
     }
@@ -81,8 +81,7 @@ def tuning() -> dict[str, Any]:
     return {
         "schema": "edgeq.tuning/1",
         "model": {"name": "net", "sha256": "ab" * 32, "bytes": 2_000_000},
-        "metric": "top1",
-        "higher_is_better": True,
+        "metric": {"name": "top1", "higher_is_better": True},
         "goal": {"objective": "latency", "max_drop": 0.005, "budget_s": 600},
         "elapsed_s": 312.4,
         "verdict": ["winner is the fastest that loses at most 0.5 points"],

@@ -14,7 +14,7 @@ from edgeq_device.bench_settings import BenchSettings
 from edgeq import demo
 from edgeq.bundle.read import opened
 from edgeq.cli import group
-from edgeq.errors import BundleError, OutputError, UsageError
+from edgeq.errors import BundleError, DataError, OutputError, UsageError
 from edgeq.measure.task import make_task
 from edgeq.pipeline.job import Data
 from edgeq.pipeline.package import package
@@ -116,6 +116,26 @@ def test_a_hostile_record_invents_no_variant(copy: Path, tmp_path: Path) -> None
     with opened(copy) as found:
         assert [v.name for v in done.data.variants] == [v.name for v in found.components["model"]]
     assert done.page.read_text("utf-8").count("<script") == 1
+
+
+def test_a_tuning_run_without_a_bundle_has_a_report(tmp_path: Path) -> None:
+    place = tmp_path / "run.json"
+    place.write_text(json.dumps({**samples.tuning(), "chosen": None, "needed": ["more time"]}), "utf-8")
+    done = report_bundle(place)
+    assert done.page == tmp_path / "run.report.html"
+    page = done.page.read_text("utf-8")
+    assert "Goal not met" in page
+    assert "more time" in page
+    with pytest.raises(UsageError, match="cannot be timed"):
+        report_bundle(place, measure=True)
+
+
+@pytest.mark.parametrize("content", ["{}", "[1]", '{"schema": "edgeq.bench/1"}', "{"])
+def test_any_other_json_is_refused(tmp_path: Path, content: str) -> None:
+    place = tmp_path / "other.json"
+    place.write_text(content, "utf-8")
+    with pytest.raises(DataError, match=r"other\.json"):
+        report_bundle(place)
 
 
 def test_what_is_there_is_not_lost(copy: Path, tmp_path: Path) -> None:

@@ -167,6 +167,16 @@ def test_layer_profile_has_two_panels() -> None:
     assert "(µs)" in "".join(root.itertext())
 
 
+def test_a_layer_that_adds_no_error_has_no_dot() -> None:
+    layers = [
+        Layer("a", sqnr_db=20.0, own_db=30.0),
+        Layer("in float", sqnr_db=19.0),
+        Layer("b", sqnr_db=18.0, own_db=25),
+    ]
+    root = parsed(layer_profile(layers, 880))
+    assert len(by_class(root, "dot")) == 2
+
+
 def test_layer_profile_stays_small_with_many_layers() -> None:
     layers = [Layer(f"l{i}", sqnr_db=30.0, float_us=1.0, int8_us=1.0) for i in range(20_000)]
     assert len(layer_profile(layers, 880)) < 300_000

@@ -128,14 +128,24 @@ def test_tuning() -> None:
 
 
 def test_tuning_by_agreement() -> None:
-    plain = {**samples.tuning(), "metric": "agreement", "float32": {"accuracy": {}}}
+    metric = {"name": "top-1 agreement", "higher_is_better": True}
+    plain = {**samples.tuning(), "metric": metric, "float32": {"accuracy": {}}}
     plain["candidates"] = [
-        {"name": "a", "status": "chosen", "accuracy": {"disagreement": 0.02, "metrics": {}}, "timing": None},
+        {"name": "a", "status": "chosen", "accuracy": {"drop": 0.02, "metrics": {}}, "timing": None},
         {"name": "b", "status": "short", "accuracy": {"drop": 0.3, "metrics": {}}, "timing": None},
     ]
     tuning = read_tuning(plain)
     assert tuning is not None
     assert [c.accuracy for c in tuning.candidates] == pytest.approx([1.0, 0.98, 0.7])
+
+
+def test_a_part_of_the_samples_is_compared_by_its_loss() -> None:
+    plain = samples.tuning()
+    part = {"complete": False, "metrics": {"top1": 0.9}, "drop": 0.01}
+    plain["candidates"] = [samples.candidate("a", 0.5, 1.0, accuracy=part)]
+    tuning = read_tuning(plain)
+    assert tuning is not None
+    assert tuning.candidates[1].accuracy == pytest.approx(0.5578)
 
 
 def test_the_chosen_candidate_survives_any_limit() -> None:

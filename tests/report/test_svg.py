@@ -31,7 +31,7 @@ def test_labels_keep_apart() -> None:
         place = place_label(100 + i, 100, 60, frame, taken)
         if place is not None:
             taken.append(place[3])
-    assert 2 <= len(taken) <= 4
+    assert 2 <= len(taken) < 8
     for i, box in enumerate(taken):
         assert box.inside(frame)
         assert not any(box.overlaps(other) for other in taken[:i])

@@ -66,6 +66,17 @@ def test_accuracy_is_judged(int8: float, tone: str) -> None:
     assert next(f for f in found.figures if f.label == "top-1").tone == tone
 
 
+def test_what_was_asked_for_decides() -> None:
+    asked = samples.tuning()
+    asked["goal"]["max_drop"] = 0.1
+    accuracy = {
+        "float32": {"primary": "top1", "metrics": {"top1": 0.5678}},
+        "int8": {"primary": "top1", "metrics": {"top1": 0.50}},
+    }
+    assert verdict(variants=only(accuracy=accuracy), tuning=asked).word == "Goal met"
+    assert verdict(variants=only(accuracy=accuracy)).word == "Look closer"
+
+
 def test_lower_is_better() -> None:
     accuracy = {
         "float32": {"primary": "error", "higher_is_better": False, "metrics": {"error": 1.0}},

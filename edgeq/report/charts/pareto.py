@@ -148,12 +148,14 @@ def _labels(points: Sequence[_Point], frame: Box) -> Markup:
     parts = []
     wanted = [p for status in ("chosen", "float32", "front") for p in points if p.candidate.status == status]
     for point in wanted:
-        name = fitted(point.candidate.name, frame.width * 0.4)
-        place = place_label(point.x, point.y, text_width(name), frame, [*taken], gap=12)
-        if place is not None:
-            x, y, anchor, box = place
-            taken.append(box)
-            parts.append(label(x, y, name, anchor=anchor, class_="name"))
+        for share in (0.5, 0.25):
+            name = fitted(point.candidate.name, frame.width * share)
+            place = place_label(point.x, point.y, text_width(name), frame, taken, gap=12)
+            if place is not None:
+                x, y, anchor, box = place
+                taken.append(box)
+                parts.append(label(x, y, name, anchor=anchor, class_="name"))
+                break
     return tag("g", *parts, aria_hidden="true")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgeq.report.data import Layer
+from edgeq.report.data import Layer, measured_alone
 from edgeq.report.markup import Markup, join, tag
 from edgeq.report.scale import Scale, scale_for
 from edgeq.report.svg import axis_room, figure, label, y_axis
@@ -18,7 +18,7 @@ _MOST_COLUMNS = 600
 def layer_profile(layers: Sequence[Layer], width: float) -> Markup:
     """Two panels over one axis, either left out where nothing is known; empty where nothing is."""
     columns = _columns(layers)
-    has_sqnr = any(layer.error_db is not None for layer in layers)
+    has_sqnr = any(layer.own_db is not None or layer.sqnr_db is not None for layer in layers)
     has_time = any(layer.int8_us is not None or layer.float_us is not None for layer in layers)
     panels = [_sqnr] * has_sqnr + [_time] * has_time
     if not panels or len(columns) < 2:
@@ -58,14 +58,14 @@ def _sum(column: Sequence[Layer], which: str) -> float:
 def _sqnr(columns: Sequence[Sequence[Layer]], xs: Scale, ys: Scale) -> Markup:
     """A line for the error so far, and a dot for what each layer alone adds, where that is known; else on the line."""
     parts = [y_axis(ys, xs.start, xs.end, "SQNR of each layer's output (dB)", most=4)]
-    alone = any(layer.own_db is not None for column in columns for layer in column)
+    alone = any(measured_alone(column) for column in columns)
     small = min(2.5, max(1.3, (xs.end - xs.start) / len(columns)))
     path: list[str] = []
     dots = []
     for i, column in enumerate(columns):
         x = xs(i + 0.5)
         so_far = [layer.sqnr_db for layer in column if layer.sqnr_db is not None]
-        own = [layer.own_db for layer in column if layer.own_db is not None] if alone else so_far
+        own = [db for layer in column if (db := layer.error_db(alone=alone)) is not None]
         if so_far:
             path.append(f"{'L' if path else 'M'}{x:.1f},{ys(min(so_far)):.1f}")
         if own:

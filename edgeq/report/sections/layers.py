@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgeq.report.charts.profile import layer_profile
-from edgeq.report.data import Layer, Variant
+from edgeq.report.data import Layer, Variant, measured_alone
 from edgeq.report.markup import Markup, isolated, join, tag
 from edgeq.report.numbers import decibels, share, significant
 from edgeq.report.sections.blocks import SERIES, bar, folded, legend, section, table
@@ -22,9 +22,11 @@ def layers_section(variant: Variant, anchor: str = "layers") -> Markup:
     layers = variant.layers
     if not layers:
         return Markup()
-    by_error = any(layer.error_db is not None for layer in layers)
+    alone = measured_alone(layers)
+    errors = [db for layer in layers if (db := layer.error_db(alone=alone)) is not None]
+    by_error = bool(errors)
     timed = any(layer.int8_us is not None or layer.float_us is not None for layer in layers)
-    worst = sorted(layers, key=_error_key if by_error else _time_key)[:_SHOWN]
+    worst = sorted(layers, key=(lambda layer: _error_key(layer, alone)) if by_error else _time_key)[:_SHOWN]
     wide = layer_profile(layers, 880)
     order = "the lowest SQNR first" if by_error else "the slowest first"
     more = len(layers) - _TABLE
@@ -35,7 +37,7 @@ def layers_section(variant: Variant, anchor: str = "layers") -> Markup:
         if wide
         else None,
         tag("h3", f"{'All layers' if len(worst) == len(layers) else f'{len(worst)} of {len(layers)} layers'}, {order}"),
-        _bars(worst, max((layer.error_db or 0.0 for layer in layers), default=0.0) if by_error else None, timed),
+        _bars(worst, max(errors, default=0.0) if by_error else None, timed, alone),
         _conversions(variant) if timed else None,
         folded(
             f"All {len(layers)} layers in execution order"
@@ -52,7 +54,7 @@ def layers_section(variant: Variant, anchor: str = "layers") -> Markup:
 def _lead(layers: Sequence[Layer], by_error: bool) -> str:
     if not by_error:
         return "The time that each layer takes."
-    if any(layer.own_db is not None for layer in layers):
+    if measured_alone(layers):
         return (
             "How much of each layer's output is signal, compared with float32's. Dots: the error that arises in the "
             "layer itself. Line: all errors so far."
@@ -60,27 +62,27 @@ def _lead(layers: Sequence[Layer], by_error: bool) -> str:
     return "How much of each layer's output is signal, compared with float32's, with all errors so far."
 
 
-def _error_key(layer: Layer) -> tuple[bool, float]:
-    return (not layer.culprit, layer.error_db if layer.error_db is not None else float("inf"))
+def _error_key(layer: Layer, alone: bool) -> tuple[bool, float]:
+    error = layer.error_db(alone=alone)
+    return (not layer.culprit, error if error is not None else float("inf"))
 
 
 def _time_key(layer: Layer) -> float:
     return -(layer.int8_us or layer.float_us or 0.0)
 
 
-def _bars(layers: Sequence[Layer], top: float | None, timed: bool) -> Markup:
+def _bars(layers: Sequence[Layer], top: float | None, timed: bool, alone: bool) -> Markup:
     """`top`: the best SQNR of all layers, dB, which is the full length; None leaves SQNR out."""
     by_error = top is not None
     slowest = max((v for layer in layers for v in (layer.float_us, layer.int8_us) if v is not None), default=0.0) or 1.0
     items = []
     for layer in layers:
-        parts = [tag("div", isolated(layer.name, limit=70, class_="layer"), " ", _kind(layer), class_="who")]
+        parts = [tag("div", isolated(layer.name, limit=70, class_="layer"), " ", _kind(layer, alone), class_="who")]
         if by_error:
-            parts.append(tag("div", _sqnr_bar(layer, top or 1.0), class_="what"))
+            parts.append(tag("div", _sqnr_bar(layer, top or 1.0, alone), class_="what"))
         if timed:
             parts.append(tag("div", _time_bars(layer, slowest), class_="what"))
         items.append(tag("li", *parts))
-    alone = any(layer.own_db is not None for layer in layers)
     heads = [
         "layer",
         ("SQNR of this layer alone" if alone else "SQNR of its output") if by_error else "",
@@ -95,8 +97,9 @@ def _bars(layers: Sequence[Layer], top: float | None, timed: bool) -> Markup:
     )
 
 
-def _kind(layer: Layer) -> Markup:
-    low = layer.error_db is not None and layer.error_db < _LOW_DB
+def _kind(layer: Layer, alone: bool) -> Markup:
+    error = layer.error_db(alone=alone)
+    low = error is not None and error < _LOW_DB
     return join(
         [
             tag("span", layer.op_type, class_="op") if layer.op_type else None,
@@ -109,8 +112,8 @@ def _kind(layer: Layer) -> Markup:
     )
 
 
-def _sqnr_bar(layer: Layer, top: float) -> Markup:
-    error = layer.error_db
+def _sqnr_bar(layer: Layer, top: float, alone: bool) -> Markup:
+    error = layer.error_db(alone=alone)
     if error is None:
         return tag("span", "–", class_="muted")
     bad = layer.culprit or error < _LOW_DB
