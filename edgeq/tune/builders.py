@@ -7,7 +7,7 @@ value with a name, in `BUILDERS`, and is used wherever `Candidate.builder` names
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from edgeq.model.macs import node_macs
 from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.job import build as build_scheme
 from edgeq.progress import Progress
+from edgeq.scheme import Scheme
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.layers import noisy_pieces, shortest_exclusion
 from edgeq.tune.recover import FREE, recover
@@ -73,7 +74,7 @@ def exclude(
     """
     graph = load_model(job.prepared.path, external_data="none")
     done = set(candidate.scheme.exclude)
-    types = candidate.scheme.op_types or quantizable_operators(int8_rules(target.backend))
+    types = _types(candidate.scheme, target)
     counted = node_macs(graph)
     macs = {
         node.name: counted[node.name]
@@ -96,3 +97,10 @@ def exclude(
         return loss(without(nodes, f"{candidate.name}, {len(nodes)} layers in float"))
 
     shortest_exclusion(noisy_pieces(macs, noise, expired), lost, max_drop, expired)
+
+
+def _types(scheme: Scheme, target: Target) -> Container[str]:
+    """Operator types that a scheme quantizes."""
+    if scheme.mode == "dynamic":
+        return scheme.dynamic_weight_types
+    return scheme.op_types or quantizable_operators(int8_rules(target.backend))

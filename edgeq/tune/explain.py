@@ -18,6 +18,12 @@ def times(timing: Timing, of: str = "") -> str:
     return "" if s is None else f"{s['estimate']:.2f} times {whose} speed ({s['low']:.2f} to {s['high']:.2f})"
 
 
+def hopeless(found: Assessment, max_drop: float) -> str:
+    """Why a candidate was not measured on all samples."""
+    least = f"loses {points(found.low)} at least (95 % sure after {found.samples} samples)"
+    return f"{least}; {points(max_drop)} are allowed"
+
+
 def share(trial: Trial, other: Trial) -> float:
     """The median latency of `trial` over that of `other`; 0 where one was not timed."""
     if trial.timing is None or other.timing is None:

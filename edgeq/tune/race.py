@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from edgeq.progress import Progress
 from edgeq.tune.book import Book, accuracy_key, structure_of
-from edgeq.tune.explain import less_accurate, points
+from edgeq.tune.explain import hopeless, less_accurate, points
 from edgeq.tune.goal import Deadline
 from edgeq.tune.record import Trial
 from edgeq.tune.workshop import Workshop
@@ -53,9 +53,12 @@ def halve(book: Book, workshop: Workshop, deadline: Deadline, share: float, prog
 
 
 def say_short(book: Book, trial: Trial) -> None:
-    """Mark a trial that was measured in full and is below the bar."""
+    """Mark a trial that is below the bar: measured in full, or surely so after fewer samples."""
     found = trial.assessment
     assert found is not None
+    if not found.complete:
+        book.eliminate(trial.name, hopeless(found, book.goal.max_drop))
+        return
     text = f"loses {points(found.drop)}"
     if found.expected > found.drop:
         text += f" on these samples, {points(found.expected)} are to be expected on others"
@@ -78,11 +81,7 @@ def _drop_hopeless(book: Book) -> None:
     for trial in book.alive():
         found = trial.assessment
         if found is not None and found.low > book.goal.max_drop:
-            book.eliminate(
-                trial.name,
-                f"loses {points(found.low)} at least (95 % sure after {found.samples} samples); "
-                f"{points(book.goal.max_drop)} are allowed",
-            )
+            book.eliminate(trial.name, hopeless(found, book.goal.max_drop))
 
 
 def _drop_worse_half(book: Book, samples: int) -> None:

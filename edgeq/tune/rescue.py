@@ -9,7 +9,7 @@ from edgeq.progress import Progress
 from edgeq.tune.book import Book, loss_of, structure_of
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.goal import Deadline
-from edgeq.tune.race import say_best, say_short
+from edgeq.tune.race import rungs, say_best, say_short
 from edgeq.tune.record import Stage, Trial
 from edgeq.tune.workshop import Workshop
 
@@ -40,8 +40,11 @@ def rescue(
     def measured(candidate: Candidate, stage: Stage, parent: str) -> Trial:
         if not screen(candidate, stage, parent):
             return book[candidate.name]
-        found = workshop.assess([candidate], workshop.total)
-        trial = book.update(candidate.name, assessment=found[candidate.name])
+        for samples in rungs(workshop.total):
+            found = workshop.assess([candidate], samples)[candidate.name]
+            trial = book.update(candidate.name, assessment=found)
+            if found.low > book.goal.max_drop:
+                break
         if not book.meets(trial):
             say_short(book, trial)
         say_best(book, progress)

@@ -140,7 +140,7 @@ def test_recoveries_one_by_one_where_together_they_do_harm() -> None:
     }
     outcome = run(FakeWorkshop(facts, methods=("x", "y", "z")), "a")
     assert outcome.chosen == "a + x + z"
-    assert outcome.trial("a + x + y").status == "short"
+    assert outcome.trial("a + x + y").status == "eliminated"
 
 
 def test_layers_go_to_float_last() -> None:
