@@ -5,22 +5,23 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 
 from edgeq.backends.base import Artifact
+from edgeq.backends.dynamic import write_dynamic
+from edgeq.backends.quantizer import needs_external_data, one_line, quant_type
+from edgeq.backends.stored import store_weights
+from edgeq.backends.weight_only import write_weight_only
 from edgeq.calibrate.ranges import Range
+from edgeq.calibrate.tensors import constant_tensors
 from edgeq.errors import CalibrationError, ModelError, UsageError
-from edgeq.model.int8_rules import int8_rules, quantizable_operators
-from edgeq.model.load import load_model, model_files
+from edgeq.model.int8_rules import int8_rules, quantizable_operators, slow_fusions
+from edgeq.model.load import load_model, save_model
 from edgeq.model.prepare import PreparedModel
-from edgeq.scheme import IntegerType, Scheme
+from edgeq.scheme import Scheme
 from edgeq.session import onnxruntime
-
-# Protobuf refuses messages from 2 GiB on; the quantized file is smaller, but the intermediate ones may not be.
-_EXTERNAL_DATA_FROM = 2**31 - 2**20
 
 # At load, this optimizer quantizes the weights of a float Conv or Gemm that stands between integer tensors, per tensor
 # and without being asked: what was kept in float for accuracy becomes the worst layer of all.
@@ -38,20 +39,30 @@ class CpuBackend:
         """Write the quantized model to `destination`. See `Backend.build`."""
         onnxruntime()  # the quantizer is part of it: one clear error where it is missing
         _check_excluded(prepared, scheme)
+        notes: list[str] = []
         if scheme.mode == "dynamic":
-            _write_dynamic(prepared, scheme, destination)
+            notes.extend(write_dynamic(prepared, scheme, destination))
+        elif scheme.mode == "weight-only":
+            notes.extend(write_weight_only(prepared, scheme, destination))
         else:
             _write_static(prepared, ranges, scheme, destination)
+        notes.extend(_store(scheme, destination))
+        written = load_model(destination, external_data="none")
         session_options = dict(scheme.session_options)
-        notes = []
-        kept = float_compute_nodes(load_model(destination))
+        disabled = [name for name in session_options.get(_DISABLED, "").split(";") if name]
+        kept = float_compute_nodes(written)
         if kept:
-            disabled = [name for name in session_options.get(_DISABLED, "").split(";") if name]
-            session_options[_DISABLED] = ";".join(dict.fromkeys([*disabled, _REQUANTIZER]))
+            disabled.append(_REQUANTIZER)
             notes.append(
                 f"{len(kept)} compute nodes stay in float; the session option {_DISABLED} keeps ONNX Runtime from "
                 "quantizing their weights at load"
             )
+        slow = slow_fusions(self.name, written)
+        for fusion in slow:
+            disabled.append(fusion.optimizer)
+            notes.append(f"without ONNX Runtime's {fusion.optimizer}: {fusion.reason}")
+        if disabled:
+            session_options[_DISABLED] = ";".join(dict.fromkeys(disabled))
         return Artifact(
             model=destination,
             scheme=scheme,
@@ -62,16 +73,31 @@ class CpuBackend:
 
 
 def float_compute_nodes(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Names of Conv, ConvTranspose, Gemm and MatMul nodes with a constant float weight in a graph that is quantized."""
+    """Names of Conv, ConvTranspose, Gemm and MatMul nodes with a constant float weight in a graph that has Q nodes."""
     graph = model.graph
-    if not any(node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in graph.node):
+    if not any(node.op_type == "QuantizeLinear" for node in graph.node):
         return ()
-    constants = {tensor.name for tensor in graph.initializer}
+    constants = constant_tensors(model)
+    integers = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
     return tuple(
         node.name
         for node in graph.node
-        if node.op_type in _REQUANTIZED_AT_LOAD and len(node.input) > 1 and node.input[1] in constants
+        if node.op_type in _REQUANTIZED_AT_LOAD
+        and len(node.input) > 1
+        and node.input[1] in constants
+        and node.input[1] not in integers
     )
+
+
+def _store(scheme: Scheme, destination: Path) -> tuple[str, ...]:
+    if not scheme.stored_types:
+        return ()
+    model = load_model(destination, external_data="all")
+    stored = store_weights(model, scheme.stored_types, scheme.exclude)
+    if not stored:
+        return ()
+    save_model(model, destination)
+    return (f"{len(stored)} weights of layers that compute in float are 8-bit integers in the file",)
 
 
 def _check_excluded(prepared: PreparedModel, scheme: Scheme) -> None:
@@ -104,10 +130,10 @@ def _write_static(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: 
                 op_types_to_quantize=list(scheme.op_types or quantizable_operators(int8_rules("cpu"))),
                 per_channel=scheme.per_channel,
                 reduce_range=scheme.reduce_range,
-                activation_type=_quant_type(scheme.activation_type),
-                weight_type=_quant_type(scheme.weight_type),
+                activation_type=quant_type(scheme.activation_type),
+                weight_type=quant_type(scheme.weight_type),
                 nodes_to_exclude=list(scheme.exclude),
-                use_external_data_format=_needs_external_data(prepared.path),
+                use_external_data_format=needs_external_data(prepared.path),
                 calibration_cache_path=cache,
                 extra_options={
                     "ActivationSymmetric": scheme.activation_symmetric,
@@ -117,52 +143,10 @@ def _write_static(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: 
         except ValueError as error:
             if "Quantization parameters are not specified" in str(error):
                 raise CalibrationError(
-                    f"{prepared.source}: {_one_line(error)}",
+                    f"{prepared.source}: {one_line(error)}",
                     "The calibration does not cover this tensor: calibrate this model again",
                 ) from error
             raise ModelError(
-                f"{prepared.source}: onnxruntime's quantizer refuses it: {_one_line(error)}",
+                f"{prepared.source}: onnxruntime's quantizer refuses it: {one_line(error)}",
                 "Keep the node in float with --exclude, or choose another scheme",
             ) from error
-
-
-def _write_dynamic(prepared: PreparedModel, scheme: Scheme, destination: Path) -> None:
-    from onnxruntime.quantization import quantize_dynamic
-
-    if not scheme.dynamic_weight_types:
-        raise UsageError("dynamic quantization needs a weight type per operator type", "Choose a profile that has them")
-    by_type: dict[IntegerType, list[str]] = {}
-    for op_type, weight_type in sorted(scheme.dynamic_weight_types.items()):
-        if scheme.op_types is None or op_type in scheme.op_types:
-            by_type.setdefault(weight_type, []).append(op_type)
-    # The runtime's quantizer takes one weight type a call: one pass a type, each over what the last one left in float.
-    source = prepared.path
-    with tempfile.TemporaryDirectory(prefix="edgeq-dynamic-") as folder:
-        for step, (weight_type, op_types) in enumerate(sorted(by_type.items())):
-            last = step == len(by_type) - 1
-            target = destination if last else Path(folder) / f"pass{step}.onnx"
-            quantize_dynamic(
-                source,
-                target,
-                op_types_to_quantize=op_types,
-                per_channel=scheme.per_channel,
-                reduce_range=scheme.reduce_range,
-                weight_type=_quant_type(weight_type),
-                nodes_to_exclude=list(scheme.exclude),
-                use_external_data_format=_needs_external_data(source),
-            )
-            source = target
-
-
-def _quant_type(name: IntegerType) -> Any:
-    from onnxruntime.quantization import QuantType
-
-    return {"int8": QuantType.QInt8, "uint8": QuantType.QUInt8}[name]
-
-
-def _needs_external_data(model: Path) -> bool:
-    return sum(file.stat().st_size for file in model_files(model)) >= _EXTERNAL_DATA_FROM
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

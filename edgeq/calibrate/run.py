@@ -84,5 +84,7 @@ def _without(model: Path, skip: Sequence[str]) -> tuple[str, ...]:
     names = quantizable_tensors(load_model(model, external_data="none"))
     unknown = sorted(set(skip) - set(names))
     if unknown:
-        raise UsageError(f"{model} has no float activation {unknown[0]!r}", "Use names that `edgeq calibrate show` lists")
+        raise UsageError(
+            f"{model} has no float activation {unknown[0]!r}", "Use names that `edgeq calibrate show` lists"
+        )
     return tuple(name for name in names if name not in skip)

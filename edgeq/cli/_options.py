@@ -22,7 +22,9 @@ _DATA = (
     click.option("--preprocess", help="Preprocessing: a name, a .toml file, steps, or path.py:function."),
     click.option("--count", type=click.IntRange(min=1), help="At most so many calibration samples."),
     click.option("--labels", help="Where the --val labels are, if not with the data."),
-    click.option("--task", help="What to measure on --val: classification, detection, anomaly, similarity, or path.py:factory."),
+    click.option(
+        "--task", help="What to measure on --val: classification, detection, anomaly, similarity, or path.py:factory."
+    ),
     click.option("--annotations", type=PATH, help="Detection: COCO instances file."),
     click.option("--decoder", help="Detection: yolox, yolov8, ssd, or path.py:function."),
     click.option("--class-offset", type=int, help="Classification: scores in front of class 0 (background: 1)."),

@@ -82,7 +82,9 @@ def test_a_sidecar_in_the_folder_is_found_and_said(tmp_path: Path) -> None:
 def test_a_sidecar_beside_the_model(tmp_path: Path) -> None:
     model = tmp_path / "model" / "m.onnx"
     model.parent.mkdir()
-    (model.parent / "preprocess.toml").write_text('steps = "divide=255,layout=NCHW"\n[source]\nkey = "X"\nlayout = "HWC"')
+    (model.parent / "preprocess.toml").write_text(
+        'steps = "divide=255,layout=NCHW"\n[source]\nkey = "X"\nlayout = "HWC"'
+    )
     save_image(tmp_path / "images" / "a.png")
     assert np.max(fed(open_samples(tmp_path / "images", IMAGE_MODEL, model=model))[0]) <= 1
     np.savez(tmp_path / "raw.npz", X=pixels(8, 8)[None])
@@ -217,7 +219,10 @@ def test_user_functions(tmp_path: Path) -> None:
     (tmp_path / "clips" / "a.bin").write_bytes(b"abc")
     (tmp_path / "clips" / "b.txt").write_bytes(b"abc")
     (tmp_path / "clips" / "c.bin").write_bytes(b"de")
-    assert [x.shape for x in fed(open_samples(tmp_path / "clips", AUDIO, preprocess=f"{file}:load"))] == [(1, 3), (1, 2)]
+    assert [x.shape for x in fed(open_samples(tmp_path / "clips", AUDIO, preprocess=f"{file}:load"))] == [
+        (1, 3),
+        (1, 2),
+    ]
     (tmp_path / "t.csv").write_text("two words,1\nthree words here,0\n")
     got = list(open_samples(tmp_path / "t.csv", TEXT, preprocess=f"{file}:words"))
     assert [(s.inputs["ids"].shape, s.label) for s in got] == [((1, 2), 1), ((1, 3), 0)]
