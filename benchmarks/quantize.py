@@ -179,7 +179,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     options = parser.parse_args()
     machine = edgeq_json("detect")
-    print(f"onnxruntime {onnxruntime.__version__}, Python {platform.python_version()}, profile {machine['profile']}")
+    versions = f"onnxruntime {onnxruntime.__version__}, Python {platform.python_version()}"
+    print(f"{versions}, profile {machine['match']['profile']}")
     results: Results = {"machine": machine, "onnxruntime": onnxruntime.__version__}
     for name in options.only:
         results[name] = SECTIONS[name](options.seconds)

@@ -55,7 +55,7 @@ def open_session(model: Path | bytes, settings: SessionSettings | None = None) -
     settings = settings or SessionSettings()
     ort = onnxruntime()
     options = ort.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what it logs as an error it also raises, and that becomes one line
     options.graph_optimization_level = {
         "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
         "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,

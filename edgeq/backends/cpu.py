@@ -17,8 +17,9 @@ from edgeq.backends.weight_only import write_weight_only
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.tensors import constant_tensors
 from edgeq.errors import CalibrationError, ModelError, UsageError
-from edgeq.model.int8_rules import int8_rules, quantizable_operators, slow_fusions
+from edgeq.model.int8_rules import Rule, int8_rules, quantizable_operators, slow_fusions
 from edgeq.model.load import load_model, save_model
+from edgeq.model.outlook import int8_outlook
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import Scheme
 from edgeq.session import onnxruntime
@@ -115,6 +116,7 @@ def _write_static(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: 
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, quantize_static
     from onnxruntime.quantization.calibrate import TensorsData, save_tensors_data
 
+    rules = int8_rules("cpu")
     table = {name: (np.float32(r.low), np.float32(r.high)) for name, r in ranges.items()}
     # The folder is private: the quantizer leaves shape-inferred copies of big models beside the file it reads.
     with tempfile.TemporaryDirectory(prefix="edgeq-ranges-") as folder:
@@ -127,12 +129,12 @@ def _write_static(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: 
                 destination,
                 None,
                 quant_format=QuantFormat[scheme.format],
-                op_types_to_quantize=list(scheme.op_types or quantizable_operators(int8_rules("cpu"))),
+                op_types_to_quantize=list(scheme.op_types or quantizable_operators(rules)),
                 per_channel=scheme.per_channel,
                 reduce_range=scheme.reduce_range,
                 activation_type=quant_type(scheme.activation_type),
                 weight_type=quant_type(scheme.weight_type),
-                nodes_to_exclude=list(scheme.exclude),
+                nodes_to_exclude=sorted({*scheme.exclude, *_float_nodes(prepared, rules)}),
                 use_external_data_format=needs_external_data(prepared.path),
                 calibration_cache_path=cache,
                 extra_options={
@@ -150,3 +152,10 @@ def _write_static(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: 
                 f"{prepared.source}: onnxruntime's quantizer refuses it: {one_line(error)}",
                 "Keep the node in float with --exclude, or choose another scheme",
             ) from error
+
+
+def _float_nodes(prepared: PreparedModel, rules: Mapping[str, Rule]) -> list[str]:
+    """Nodes of quantizable types that have no integer form as they stand. Q/DQ around them costs time and accuracy,
+    and some (a dilated AveragePool) would make a file that ONNX Runtime refuses."""
+    outlook = int8_outlook(load_model(prepared.path, external_data="none"), rules)
+    return [node.name for node in outlook if node.verdict == "float"]

@@ -7,7 +7,8 @@ from pathlib import Path
 from edgeq_device.sessions import read_device
 from edgeq_device.verify import Report, verify
 
-from edgeq.bundle.read import device_errors, opened
+from edgeq.bundle.read import opened
+from edgeq.device import device_errors
 from edgeq.progress import SILENT, Progress
 
 

@@ -55,6 +55,7 @@ def collect(
     progress: Progress = SILENT,
     channels: Mapping[str, int] | None = None,
     workers: int | None = None,
+    every_element: bool = False,
     start: Statistics | None = None,
     checkpoint: Checkpoint | None = None,
     checkpoint_seconds: float = 30.0,
@@ -73,6 +74,7 @@ def collect(
             all samples and for a part of the tensors. None: no limit.
         channels: channel axis by tensor name, for tensors whose extrema are wanted per channel too.
         workers: samples run at the same time; None lets the number of cores decide.
+        every_element: count all elements of large tensors too, see `edgeq.calibrate.tally.PLENTY`.
         start: unfinished statistics of the same model, data and tensors to continue.
         checkpoint: called with the statistics so far, now and then and when interrupted (Ctrl-C).
 
@@ -91,18 +93,18 @@ def collect(
     data_digest = samples.digest()
     state = _initial(start, digest, data_digest, names, total)
     workers = workers or min(MOST_WORKERS, _cores())
-    waves, workers = split_in_waves(graph, names, state, samples, memory, workers)
+    waves, workers = split_in_waves(graph, names, state, samples, total, memory, workers)
 
     def snapshot() -> Statistics:
-        return Statistics(digest, data_digest, min(t.samples for t in state.values()), state, total)
+        return Statistics(digest, data_digest, min((t.samples for t in state.values()), default=total), state, total)
 
     with progress.stage(f"calibrating {len(names)} tensors", total * len(waves)) as advance:
         for wave in waves:
-            steps = _Pass(graph, model, plan(graph, wave, channels), state, channels, workers)
+            steps = _Pass(graph, model, plan(graph, wave, channels), state, channels, workers, every_element)
             done = state[wave[0]].samples
             advance(done)
             saved = time.monotonic()
-            rest: Iterable[SampleLike] = itertools.islice(samples, done, None)
+            rest = itertools.islice(enumerate(samples), done, None)
             try:
                 for _ in steps.run(rest):
                     advance(1)
@@ -113,13 +115,13 @@ def collect(
                         saved = time.monotonic()
             except KeyboardInterrupt:
                 steps.close()
-                state.update(steps.freeze())
+                state.update(steps.freeze(last=True))
                 if checkpoint is not None:
                     checkpoint(snapshot())
                 raise
             finally:
                 steps.close()
-            state.update(steps.freeze())
+            state.update(steps.freeze(last=True))
     return snapshot()
 
 
@@ -134,22 +136,23 @@ class _Pass:
         state: Mapping[str, TensorStatistics],
         channels: Mapping[str, int],
         workers: int,
+        every_element: bool,
     ) -> None:
         self._plan = steps
         threads = max(1, _cores() // workers)
         self._model = ObservedModel(graph, path, steps.fetched, keep_layout=channels, threads=threads)
         names = [*steps.inputs, *steps.fetched, *(d.name for d in steps.derived)]
-        self._tallies = {name: Tally(state[name], channels.get(name)) for name in names}
+        self._tallies = {name: Tally(state[name], channels.get(name), every_element=every_element) for name in names}
         self._pool = ThreadPoolExecutor(workers)
         self._local = threading.local()
         self._limit = workers + 1
         self._pending: set[Future[None]] = set()
         self._failure: EdgeqError | None = None
 
-    def run(self, samples: Iterable[SampleLike]) -> Iterator[None]:
-        """Observe each sample; gives one value for every sample that is done."""
-        for sample in samples:
-            self._pending.add(self._pool.submit(self._observe_or_fail, sample))
+    def run(self, samples: Iterable[tuple[int, SampleLike]]) -> Iterator[None]:
+        """Observe each sample, given with its place; gives one value for every sample that is done."""
+        for place, sample in samples:
+            self._pending.add(self._pool.submit(self._observe_or_fail, sample, place))
             while len(self._pending) >= self._limit:
                 yield from self._finished(wait(self._pending, return_when=FIRST_COMPLETED).done)
         while self._pending:
@@ -160,8 +163,8 @@ class _Pass:
         for future in tuple(self._pending):
             future.result()
 
-    def freeze(self) -> dict[str, TensorStatistics]:
-        """Statistics of the wave's tensors; only while no sample is half done.
+    def freeze(self, *, last: bool = False) -> dict[str, TensorStatistics]:
+        """Statistics of the wave's tensors; only while no sample is half done. The `last` time frees the memory.
 
         Raises:
             EdgeqError: a sample failed.
@@ -169,7 +172,7 @@ class _Pass:
         if self._failure is not None:
             raise self._failure
         derived = {d.name: d for d in self._plan.derived}
-        done = {name: t.freeze() for name, t in self._tallies.items() if name not in derived}
+        done = {name: t.freeze(last=last) for name, t in self._tallies.items() if name not in derived}
         for name, how in derived.items():
             parts = [done[source].histogram for source in how.sources]
             histogram = parts[0]
@@ -190,21 +193,21 @@ class _Pass:
             future.result()
             yield None
 
-    def _observe_or_fail(self, sample: SampleLike) -> None:
+    def _observe_or_fail(self, sample: SampleLike, place: int) -> None:
         try:
-            self._observe(sample)
+            self._observe(sample, place)
         except EdgeqError as error:
             self._failure = error
             raise
 
-    def _observe(self, sample: SampleLike) -> None:
+    def _observe(self, sample: SampleLike, place: int) -> None:
         buffer = getattr(self._local, "buffer", None)
         if buffer is None:
             buffer = self._local.buffer = KeyBuffer()
         seen: dict[str, tuple[Seen, str]] = {}
         for name, values in self._arrays(sample):
             try:
-                seen[name] = (self._tallies[name].observe(values, buffer), str(values.dtype))
+                seen[name] = (self._tallies[name].observe(values, buffer, place), str(values.dtype))
             except CalibrationError as error:
                 raise CalibrationError(
                     f"tensor {name!r} in sample {sample.name}: {error.problem}",

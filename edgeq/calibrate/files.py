@@ -153,7 +153,7 @@ def _statistics(described: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
             if axis is None
             else ChannelExtrema(_natural(axis), splits["channel_minimum"][i], splits["channel_maximum"][i]),
         )
-        if not sound(histogram) or histogram.total != tensor.count or entry["name"] in tensors:
+        if not sound(histogram) or bool(histogram.total) != bool(tensor.count) or entry["name"] in tensors:
             raise ValueError(f"tensor {entry['name']!r} contradicts itself")
         if tensor.count and not -np.inf < tensor.minimum <= tensor.maximum < np.inf:
             raise ValueError(f"tensor {entry['name']!r} has the extrema {tensor.minimum}..{tensor.maximum}")

@@ -30,7 +30,8 @@ Int64s = NDArray[np.int64]
 
 CHUNK = 1 << 16
 """Values counted at a time: few enough for the caches, enough to make the cost of a call small."""
-_HALF, _UPPER = np.uint64(32), np.uint64(32 + _SHIFT)
+_MOST = 2**32 - 1
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +59,8 @@ class Histogram:
         return int(self.counts.sum())
 
     def merge(self, other: Histogram) -> Histogram:
+        if not (self.keys.size and other.keys.size):
+            return self if self.keys.size else other
         return _collect(np.concatenate([self.keys, other.keys]), np.concatenate([self.counts, other.counts]))
 
     def clip(self, low: float, high: float) -> Histogram:
@@ -89,44 +92,50 @@ EMPTY = Histogram(np.zeros(0, np.uint32), np.zeros(0, np.int64))
 
 
 class Counter:
-    """A histogram under construction: one int64 per key, most of it memory that is never touched."""
+    """A histogram under construction: one 32-bit number per key, most of it memory that is never touched.
+
+    Not for several threads at once.
+    """
 
     def __init__(self, start: Histogram = EMPTY) -> None:
-        self.counts: Int64s = np.zeros(KEYS, np.int64)
-        self.counts[start.keys] = start.counts
+        self._kept = start
+        self._counts: NDArray[np.uint32] = np.zeros(KEYS, np.uint32)
+        self._room = _MOST
+
+    def add(self, values: Float32s, buffer: KeyBuffer, weight: int = 1) -> None:
+        """Count at most CHUNK finite values, each `weight` times."""
+        keys = buffer.keys(values)
+        self._room -= values.size * weight
+        if self._room < 0:
+            self._kept = self.freeze(-_LARGEST, _LARGEST)
+            self._counts = np.zeros(KEYS, np.uint32)
+            self._room = _MOST - values.size * weight
+        np.add.at(self._counts, keys, np.uint32(weight))
 
     def freeze(self, minimum: float, maximum: float) -> Histogram:
-        """The histogram so far of values from `minimum` to `maximum`, which bound the memory that is looked at."""
+        """The histogram so far, of values from `minimum` to `maximum`: memory beyond them is left untouched."""
         least, most = (int(k) & (_SIGN - 1) for k in _keys_of(np.array([minimum, maximum], np.float32)))
-        positive = self.counts[: most + 1 if maximum > 0 else 1].copy()
-        positive[0] += self.counts[_SIGN]
-        negative = self.counts[_SIGN + 1 : _SIGN + least + 1][::-1] if minimum < 0 else self.counts[:0]
-        places = np.flatnonzero(negative), np.flatnonzero(positive)
+        positive = self._counts[: most + 1 if maximum >= 0 else 0]
+        negative = self._counts[_SIGN : _SIGN + least + 1 if minimum <= 0 else _SIGN][::-1]
+        places = np.flatnonzero(negative != 0), np.flatnonzero(positive != 0)
         keys = np.concatenate([_SIGN + least - places[0], places[1]]).astype(np.uint32)
-        return Histogram(keys, np.concatenate([negative[places[0]], positive[places[1]]]))
+        counts = np.concatenate([negative[places[0]], positive[places[1]]]).astype(np.int64)
+        # Minus zero's bin has yet to join plus zero's.
+        fresh = Histogram(keys, counts) if not self._counts[_SIGN] else _collect(keys, counts)
+        return fresh.merge(self._kept)
 
 
 class KeyBuffer:
     """Scratch memory of one thread for turning values into keys."""
 
     def __init__(self) -> None:
-        self._words: NDArray[np.uint64] = np.empty(CHUNK, np.uint64)
+        self._keys: NDArray[np.intp] = np.empty(CHUNK, np.intp)
 
     def keys(self, values: Float32s) -> NDArray[np.intp]:
-        """Keys of at most CHUNK contiguous float32 values, in an order of its own; valid until the next call.
-
-        Two values are shifted as one 64-bit word, which gives array indices without a widening copy.
-        """
-        even = values.size & ~1
-        pairs = values[:even].view(np.uint64)
-        words = self._words[: values.size]
-        first, second = words[: even // 2], words[even // 2 : even]
-        np.right_shift(pairs, _UPPER, out=first)
-        np.left_shift(pairs, _HALF, out=second)
-        np.right_shift(second, _UPPER, out=second)
-        if even != values.size:
-            words[even] = values[even:].view(np.uint32)[0] >> np.uint32(_SHIFT)
-        return words.view(np.intp)
+        """Keys of at most CHUNK contiguous values; valid until the next call."""
+        keys = self._keys[: values.size]
+        np.right_shift(values.view(np.uint32), np.uint32(_SHIFT), out=keys, casting="unsafe")
+        return keys
 
 
 def histogram_of(values: NDArray[Any]) -> Histogram:
@@ -158,11 +167,13 @@ def sound(histogram: Histogram) -> bool:
 
 def _collect(keys: NDArray[np.uint32], counts: Int64s) -> Histogram:
     """Add counts of equal keys and sort; minus zero's bin joins plus zero's, so equal values have one bin."""
+    if not keys.size:
+        return EMPTY
     order = order_of(np.where(keys == _SIGN, np.uint32(0), keys))
-    unique, place = np.unique(order, return_inverse=True)
-    summed = np.zeros(unique.size, np.int64)
-    np.add.at(summed, place, counts)
-    return Histogram(from_order(unique), summed)
+    place = np.argsort(order, kind="stable")
+    order = order[place]
+    first = np.flatnonzero(np.diff(order, prepend=order[0] - 1))
+    return Histogram(from_order(order[first]), np.add.reduceat(counts[place], first))
 
 
 def _keys_of(values: Float32s) -> NDArray[np.uint32]:

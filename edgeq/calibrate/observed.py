@@ -63,7 +63,8 @@ class ObservedModel:
         with tempfile.TemporaryDirectory(prefix="edgeq-calibrate-") as folder:
             written = Path(folder) / "optimised.onnx"
             self._session = open_session(content, replace(settings, save_optimized_to=written))
-            optimised = onnx.load(written)
+            # Weights that were external still are, and are found beside the model.
+            optimised = onnx.load(written, load_external_data=False)
         blocked = without_conversions(optimised, set(names) - set(keep_layout))
         if blocked:
             self._fetched = [blocked.get(name, name) for name in names]

@@ -2,62 +2,90 @@
 
 from __future__ import annotations
 
+import re
+import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from edgeq.atomic import check_free
-from edgeq.calibrate.collect import SamplesLike, collect
+from edgeq.calibrate.collect import collect
 from edgeq.calibrate.files import load_statistics, save_statistics
 from edgeq.calibrate.statistics import Statistics
+from edgeq.calibrate.tensors import quantizable_tensors
+from edgeq.data.samples import open_samples
 from edgeq.errors import CalibrationError, UsageError
-from edgeq.model.load import model_digest
+from edgeq.model.load import load_model
+from edgeq.model.prepare import prepare_model
 from edgeq.progress import SILENT, Progress
 
 
 def calibrate_to(
     model: Path,
-    samples: SamplesLike,
+    data: Any,
     directory: Path,
     *,
+    preprocess: Any = None,
+    count: int | None = None,
+    first: int = 0,
+    stride: int = 1,
     resume: bool = False,
     force: bool = False,
     skip: Sequence[str] = (),
     memory: int | None = None,
     workers: int | None = None,
+    every_element: bool = False,
     checkpoint_seconds: float = 30.0,
     progress: Progress = SILENT,
 ) -> Statistics:
-    """Collect statistics into `directory`, saving now and then and when interrupted, so that nothing is lost.
+    """Prepare a model as `quantize` does, run it over samples and write the statistics to `directory`.
+
+    They are saved now and then and when interrupted, so that nothing is lost.
 
     Args:
-        resume: continue what an interrupted run left in `directory`; finished statistics are returned as they are.
+        data, preprocess, count, first, stride: as `edgeq.data.samples.open_samples` takes them.
+        resume: continue what an interrupted run left in `directory`; the result has the same bytes as an uninterrupted
+            one. Without anything there, start.
         force: replace what is in `directory`.
         skip: names of tensors not to record.
+        memory, workers, every_element: see `collect`.
 
     Raises:
         CalibrationError: a value is NaN or infinite; what is in `directory` belongs to other data or another model.
     """
-    digest = model_digest(model)
-    start = None
-    if resume and directory.exists():
-        start = load_statistics(directory)
-    else:
-        check_free(directory, force=force)
-    tensors = None
-    if skip:
-        tensors = _without(model, skip)
-    statistics = collect(
-        model,
-        samples,
-        tensors,
-        model_digest=digest,
-        memory=memory,
-        workers=workers,
-        start=start,
-        checkpoint=lambda partial: save_statistics(partial, directory, force=True),
-        checkpoint_seconds=checkpoint_seconds,
-        progress=progress,
-    )
+    start = load_statistics(directory) if resume and directory.exists() else None
+    check_free(directory, force=force or start is not None)
+    with tempfile.TemporaryDirectory(prefix="edgeq-calibrate-") as folder:
+        prepared = prepare_model(model, Path(folder), progress=progress)
+        samples = open_samples(
+            data,
+            prepared.signature,
+            preprocess=preprocess,
+            count=count,
+            start=first,
+            stride=stride,
+            model=model,
+            progress=progress,
+        )
+        before = start.samples if start is not None else 0
+        began = time.monotonic()
+        statistics = collect(
+            prepared.path,
+            samples,
+            _without(prepared.path, skip) if skip else None,
+            model_digest=prepared.digest,
+            memory=memory,
+            workers=workers,
+            every_element=every_element,
+            start=start,
+            checkpoint=lambda partial: save_statistics(partial, directory, force=True),
+            checkpoint_seconds=checkpoint_seconds,
+            progress=progress,
+        )
+    seconds = time.monotonic() - began
+    done = statistics.samples - before
+    progress.note(f"{done} samples in {seconds:.1f} s, {done / seconds:.1f} samples/s")
     save_statistics(statistics, directory, force=True)
     return statistics
 
@@ -78,13 +106,23 @@ def merge_to(parts: Sequence[Path], directory: Path, *, force: bool = False) -> 
 
 
 def _without(model: Path, skip: Sequence[str]) -> tuple[str, ...]:
-    from edgeq.calibrate.tensors import quantizable_tensors
-    from edgeq.model.load import load_model
-
     names = quantizable_tensors(load_model(model, external_data="none"))
     unknown = sorted(set(skip) - set(names))
     if unknown:
         raise UsageError(
-            f"{model} has no float activation {unknown[0]!r}", "Use names that `edgeq calibrate show` lists"
+            f"the prepared model has no float activation {unknown[0]!r}", "Look for it with `edgeq inspect`"
         )
     return tuple(name for name in names if name not in skip)
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from "500MB", "2 GiB", "1e9" or plain digits; decimal prefixes are powers of ten, binary ones of two."""
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", text.lower())
+    try:
+        number = float(match[1]) if match else 0.0
+    except ValueError:
+        number = 0.0
+    if match is None or not 1 <= number < 1e18:
+        raise UsageError(f"--memory {text!r} is no size", "Write 500MB or 2GB")
+    power = " kmgt".index(match[2] or " ")
+    return int(number * (1024 if match[3] else 1000) ** power)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.calibrate.histogram import EMPTY, Histogram
-from edgeq.errors import CalibrationError
+from edgeq.errors import CalibrationError, UsageError
 
 UNIT = 2.0**-149
 """The smallest float32. Sums of extrema are integers in this unit, so that adding them is exact and order-free."""
@@ -52,7 +53,8 @@ class TensorStatistics:
         count: elements seen.
         minimum, maximum: exact extrema; +inf and -inf while nothing was seen. Minus zero is stored as zero.
         minimum_sum, maximum_sum: sums over samples of the extrema of each sample, in units of 2^-149.
-        histogram: every element, counted.
+        histogram: every element, or of a tensor that is very large in one sample an evenly spread part, each counted
+            for as many as it stands for.
         channels: extrema per channel where they were asked for.
     """
 
@@ -116,6 +118,19 @@ class Statistics:
     def complete(self) -> bool:
         return self.samples == self.total and all(t.samples == self.samples for t in self.tensors.values())
 
+    def save(self, directory: Path, *, force: bool = False) -> None:
+        """See `edgeq.calibrate.files.save_statistics`."""
+        from edgeq.calibrate.files import save_statistics
+
+        save_statistics(self, directory, force=force)
+
+    @classmethod
+    def load(cls, directory: Path) -> Statistics:
+        """See `edgeq.calibrate.files.load_statistics`."""
+        from edgeq.calibrate.files import load_statistics
+
+        return load_statistics(directory)
+
     def check_model(self, digest: str, place: str) -> None:
         """Refuse these statistics for another model than theirs; `place` names them in the message."""
         if digest and self.model_digest and digest != self.model_digest:
@@ -123,6 +138,15 @@ class Statistics:
                 f"{place} was collected on another model ({self.model_digest[:12]}…, this one is {digest[:12]}…)",
                 "Run `edgeq calibrate` on this model",
             )
+
+    def select(self, names: Iterable[str]) -> Statistics:
+        """These statistics for some tensors only."""
+        chosen = {}
+        for name in names:
+            if name not in self.tensors:
+                raise UsageError(f"there are no statistics of a tensor {name!r}", "`edgeq calibrate show` lists them")
+            chosen[name] = self.tensors[name]
+        return replace(self, tensors=chosen)
 
     def merge(self, other: Statistics) -> Statistics:
         """Both parts together; associative and commutative to the last bit.

@@ -105,7 +105,7 @@ def read_table(path: Path) -> Table:
     content = _read(path)
     if content.startswith(b"TRT-"):
         return read_native(path)
-    if content[:1] == b"{":
+    if path.suffix == ".json" or content[:1] == b"{":
         return read_json(path)
     return read_cache(path) if path.suffix == ".cache" else read_flatbuffers(path)
 

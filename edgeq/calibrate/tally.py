@@ -14,7 +14,11 @@ from edgeq.calibrate.histogram import CHUNK, Counter, Histogram, KeyBuffer
 from edgeq.calibrate.statistics import ChannelExtrema, TensorStatistics, in_units
 from edgeq.errors import CalibrationError
 
-_ONE = np.int64(1)
+ALL_COUNTED = 1 << 16
+"""Elements of one tensor in one sample up to which all are counted, whatever came before."""
+PLENTY = 1 << 21
+"""Once the samples before would hold so many elements, if all were as large as this one, only an evenly spread part of
+a larger tensor is counted, each element for those that it stands for. Extrema are always those of all elements."""
 # np.add.at keeps Python's global lock while it counts, so threads lose nothing by taking turns; the lock says so openly
 # and keeps counts right on interpreters without that lock.
 _COUNTING = threading.Lock()
@@ -32,7 +36,10 @@ class Seen:
 class Tally:
     """Mutable; `observe` may be called by several threads at once, each with its own buffer."""
 
-    def __init__(self, start: TensorStatistics, channel_axis: int | None = None) -> None:
+    def __init__(
+        self, start: TensorStatistics, channel_axis: int | None = None, *, every_element: bool = False
+    ) -> None:
+        self._every = every_element
         self._start = start
         self._counter: Counter | None = None
         self._lock = threading.Lock()
@@ -43,8 +50,12 @@ class Tally:
         self._minimum, self._maximum = start.minimum, start.maximum
         self._sums = (start.minimum_sum, start.maximum_sum)
 
-    def observe(self, values: NDArray[Any], buffer: KeyBuffer) -> Seen:
+    def observe(self, values: NDArray[Any], buffer: KeyBuffer, place: int = 0) -> Seen:
         """Count one sample's values (float32 or float16, any shape) and note their extrema.
+
+        Args:
+            place: the sample's place among the samples, from 0. Deciding by it, not by what other threads have done by
+                now, keeps the result the same every time.
 
         Raises:
             CalibrationError: a value is NaN or infinite.
@@ -53,6 +64,8 @@ class Tally:
             with self._lock:
                 self._counter = self._counter or Counter(self._start.histogram)
         flat = np.ascontiguousarray(values).reshape(-1)
+        plenty = flat.size > ALL_COUNTED and place * flat.size >= PLENTY
+        stride = spread_stride(values.shape) if plenty and not self._every else 1
         low, high = math.inf, -math.inf
         for begin in range(0, flat.size, CHUNK):
             part = flat[begin : begin + CHUNK].astype(np.float32, copy=False)
@@ -60,9 +73,10 @@ class Tally:
             if not (math.isfinite(smallest) and math.isfinite(largest)):
                 raise CalibrationError(_describe(part))
             low, high = min(low, smallest), max(high, largest)
-            keys = buffer.keys(part)
+            if stride > 1:
+                part = np.ascontiguousarray(part[-begin % stride :: stride])
             with _COUNTING:
-                np.add.at(self._counter.counts, keys, _ONE)
+                self._counter.add(part, buffer, stride)
         seen = Seen(flat.size, low + 0.0, high + 0.0)
         self.note(seen, str(values.dtype))
         if self._axis is not None and flat.size:
@@ -81,12 +95,19 @@ class Tally:
             self._minimum, self._maximum = min(self._minimum, seen.minimum), max(self._maximum, seen.maximum)
             self._sums = (self._sums[0] + in_units(seen.minimum), self._sums[1] + in_units(seen.maximum))
 
-    def freeze(self, histogram: Histogram | None = None) -> TensorStatistics:
-        """The totals as a value; `histogram` where it was derived instead of counted."""
+    def freeze(self, histogram: Histogram | None = None, *, last: bool = False) -> TensorStatistics:
+        """The totals as a value.
+
+        Args:
+            histogram: the tensor's, where it was derived instead of counted.
+            last: nothing will be observed any more, so let go of the memory.
+        """
         if histogram is None:
             histogram = self._start.histogram
             if self._counter is not None and self._count:
                 histogram = self._counter.freeze(self._minimum, self._maximum)
+            if last:
+                self._counter = None
         return TensorStatistics(
             self._dtype,
             self._samples,
@@ -110,6 +131,18 @@ class Tally:
         )
         with self._lock:
             self._channels = extrema if self._channels is None else self._channels.merge(extrema)
+
+
+def spread_stride(shape: tuple[int, ...]) -> int:
+    """The step from one counted element to the next, so that about ALL_COUNTED are.
+
+    It has no factor in common with any dimension, nor with the channel blocks of blocked layouts, so the steps walk
+    through all channels, rows and columns evenly.
+    """
+    stride = -(-math.prod(shape) // ALL_COUNTED)
+    while any(math.gcd(stride, size) > 1 for size in (*shape, 2)):
+        stride += 1
+    return stride
 
 
 def _describe(part: NDArray[np.float32]) -> str:

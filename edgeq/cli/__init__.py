@@ -19,6 +19,7 @@ COMMANDS = {
     "package": "Quantize and write a deployable bundle.",
     "verify": "Check a bundle: hashes, loading, self-test.",
     "bench": "Measure latency and throughput of a model or a bundle.",
+    "debug": "Find the layers that lose accuracy in a quantized model.",
     "eval": "Measure accuracy of a model or a bundle on labelled data.",
     "preprocess": "List preprocessings, or show one's arithmetic.",
     "demo": "Run the main job on the embedded demo model.",

@@ -52,22 +52,33 @@ class Face:
 
 
 class _StderrProgress:
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
     @contextmanager
     def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
         if not sys.stderr.isatty():
             yield lambda steps: None
             return
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
+        from rich.text import Text
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        class Speed(ProgressColumn):
+            def render(self, task: Task) -> Text:
+                return Text(f"{task.speed:.1f}/s" if task.speed else "")
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Speed(), TimeRemainingColumn())
         with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task(title, total=total)
             yield lambda steps: bar.advance(task, steps)
 
     def note(self, text: str) -> None:
-        click.echo(text, err=True)
+        """Once each: calibration and validation data often have the same things said of them."""
+        if text not in self._said:
+            self._said.add(text)
+            click.echo(text, err=True)
 
 
 def common(function: F) -> F:

@@ -61,8 +61,8 @@ def command(
     from edgeq_device.bench_settings import parse_settings
     from edgeq_device.feeds import parse_shapes
 
+    from edgeq.device import device_errors
     from edgeq.measure.bench import BenchData, bench
-    from edgeq.measure.device import device_errors
 
     with device_errors():
         settings = parse_settings(**options)

@@ -40,7 +40,9 @@ def _show(report: ModelReport, console: Console, *, verbose: bool) -> None:
     from rich.table import Table
 
     opsets = ", ".join(f"{domain} {version}" for domain, version in report.opsets.items())
-    console.print(f"{report.path}  {_size(report.file_bytes)}, {opsets}, IR {report.ir_version}, {report.producer}")
+    console.print(
+        f"{report.path}  {_size(report.file_bytes)}, {opsets}, IR {report.ir_version}, {report.producer}", markup=False
+    )
     console.print(
         f"{_number(report.parameters)} parameters ({_size(report.parameter_bytes)}), {_number(report.macs)} MACs"
     )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Target or profile name, or a .toml file. Repeatable.",
 )
-@click.option("-o", "--output", type=PATH, required=True, metavar="DIR|FILE.edgeq")
+@click.option("-o", "--output", type=PATH, required=True, metavar="DIR|FILE.edgeq", help="The bundle.")
 @click.option("--with-float", is_flag=True, help="Put the float32 model in, so that the device can time both.")
 @click.option(
     "--selftest", type=click.IntRange(min=1), default=2, show_default=True, help="Samples that travel as test vectors."

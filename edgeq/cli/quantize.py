@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.command("quantize")
 @click.argument("model", type=PATH)
-@click.option("-o", "--output", type=PATH, required=True, metavar="OUT.onnx")
+@click.option("-o", "--output", type=PATH, required=True, metavar="OUT.onnx", help="The quantized model.")
 @click.option(
     "--profile", "target", default="auto", help="auto, a profile, a target, or a .toml file.", show_default=True
 )

@@ -9,6 +9,7 @@ import gzip
 import math
 import re
 import struct
+import tokenize
 import warnings
 import zipfile
 import zlib
@@ -28,7 +29,17 @@ from edgeq.errors import DataError
 MAX_MEMBERS = 10_000
 IDX_NAME = re.compile(r"[-.]idx\d")
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-_DAMAGE = (OSError, EOFError, ValueError, struct.error, zlib.error, zipfile.BadZipFile, RuntimeError)
+_DAMAGE = (
+    OSError,
+    EOFError,
+    ValueError,
+    struct.error,
+    zlib.error,
+    zipfile.BadZipFile,
+    RuntimeError,
+    SyntaxError,  # numpy parses a damaged .npy header as Python text
+    tokenize.TokenError,
+)
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,8 @@ def load_labels_from(labels: Any, folder: Path | None, count: int, *, inside: bo
     """How to label records.
 
     Args:
-        labels: a string or path as above, a mapping of names, or a sequence by position. None and "folder" leave the
-            label that the reader found.
+        labels: a string or path as above, a mapping of names, or a sequence by position. None leaves the label that the
+            reader found.
         folder: where relative label files are looked for if not in the current directory.
         count: records there are, to check labels by position.
         inside: the name of the label file comes from the data folder itself (a sidecar): it must lie in `folder`.
@@ -57,8 +57,10 @@ def load_labels_from(labels: Any, folder: Path | None, count: int, *, inside: bo
     Raises:
         DataError: an unknown form, an unreadable file, a number of labels that differs.
     """
-    if labels is None or (isinstance(labels, str) and labels == "folder"):
+    if labels is None:
         return None
+    if isinstance(labels, str) and labels == "folder":
+        return _by_folder
     if isinstance(labels, str) and labels == "none":
         return lambda index, record: None
     if isinstance(labels, Mapping):
@@ -131,6 +133,14 @@ def _from_json(text: str, path: Path) -> dict[str, Any]:
         if all(isinstance(name, str) for name in names):
             return {str(name): plain_label(row["label"]) for name, row in zip(names, value, strict=True)}
     raise DataError(f"{path} has another form", 'Write {"name": label, …} or [{"name": …, "label": …}, …]')
+
+
+def _by_folder(index: int, record: Record) -> Any:
+    if "class" not in record.context:
+        raise DataError(
+            f"{record.name} is in no class folder", "Put every sample into one of at least two sub-folders of the data"
+        )
+    return record.label
 
 
 def _by_position(values: Sequence[Any], count: int, where: str) -> LabelOf:

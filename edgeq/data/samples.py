@@ -7,6 +7,7 @@ for sample in samples:
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -94,8 +95,11 @@ class SourceSamples:
             rows = "one" if self.preprocess.one_row and rows == "one" else "unknown"
         if size is None or rows == "exact" or (rows == "one" and size == 1):
             return len(self.selection)
-        if rows == "one":
-            return batches(len(self.selection), size)
+        return batches(len(self.selection), size) if rows == "one" else self._counted
+
+    @functools.cached_property
+    def _counted(self) -> int:
+        # Only reading tells how many rows the records have, for a model that fixes its batch.
         return sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[Sample]:

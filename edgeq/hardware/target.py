@@ -179,6 +179,7 @@ def _build_for(machine: Machine, document: Document, profiles: Mapping[str, Docu
     detected = {"cores": machine.cores, "memory_mib": machine.memory_bytes >> 20}
     return dataclasses.replace(
         target,
+        title=f"{target.title}: {target.profile.title}",
         architecture=machine.architecture,
         features=machine.features | target.features,
         runtime={**machine.runtimes, **target.runtime},

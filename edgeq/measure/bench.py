@@ -11,8 +11,8 @@ from edgeq_device.bench_settings import BenchSettings
 from edgeq_device.scenarios import Feed
 from edgeq_device.subjects import Shapes
 
+from edgeq.device import device_errors
 from edgeq.errors import UsageError
-from edgeq.measure.device import device_errors
 from edgeq.measure.latency import Measurement, measure_subjects, model_subject
 from edgeq.measure.subject import is_bundle, variant_preprocessing
 from edgeq.model.load import model_signature, signature_of

@@ -192,7 +192,8 @@ def _kind(op_type: str, inputs: list[tuple[str, list[int]]], outputs: list[tuple
         return "conversion"
     if op_type in _MOVES_DATA or not inputs:
         return "other"
-    if _DYNAMIC_INTEGER.match(op_type) or inputs[0][0] in ("int8", "uint8"):
+    # QLinearConcat takes its scales first; there the output tells.
+    if _DYNAMIC_INTEGER.match(op_type) or {d for d, _ in (inputs[0], *outputs[:1])} & {"int8", "uint8"}:
         return "int8"
     computed_in_float = inputs[0][0] in ("float", "float16", "double") or any(d == "float" for d, _ in outputs)
     return "float" if computed_in_float else "other"

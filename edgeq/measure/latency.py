@@ -19,7 +19,7 @@ from edgeq_device.memory import MemoryUse, measure_memory
 from edgeq_device.scenarios import Feed
 from edgeq_device.subjects import Shapes, Subject, bench_subjects
 
-from edgeq.measure.device import device_errors
+from edgeq.device import device_errors
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings, onnxruntime, open_session
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgeq.device import device_errors
 from edgeq.errors import UsageError
-from edgeq.measure.device import device_errors
 from edgeq.measure.inference import Session
 from edgeq.session import SessionSettings, open_session
 from edgeq.signature import Signature
@@ -25,6 +25,7 @@ class Subject:
 
     Attributes:
         path: as given.
+        model: the ONNX file that runs: `path` itself, or one inside a bundle.
         variant: the bundle's variant; None for a model file.
         signature: inputs and outputs.
         settings: what the session was opened with.
@@ -32,6 +33,7 @@ class Subject:
     """
 
     path: Path
+    model: Path
     variant: str | None
     signature: Signature
     settings: SessionSettings
@@ -72,7 +74,7 @@ def open_subject(
     from edgeq.model.load import model_signature
 
     signature = model_signature(path)
-    yield Subject(path, None, signature, settings, open_session(path, settings))
+    yield Subject(path, path, None, signature, settings, open_session(path, settings))
 
 
 @contextmanager
@@ -96,6 +98,7 @@ def _open_variant(path: Path, settings: SessionSettings, name: str | None) -> It
         model = onnx.load(chosen.model, load_external_data=False)
         yield Subject(
             path=path,
+            model=chosen.model,
             variant=chosen.name,
             signature=signature_of(model, path),
             settings=_settings(chosen, settings),

@@ -1,4 +1,4 @@
-"""Removing nodes that do nothing at inference: Identity, Dropout, and whatever no output depends on."""
+"""Removing what does nothing at inference: Identity, Dropout, a Cast to the same type, what no output depends on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import onnx_ir as ir
 from onnx_ir.passes.common import (
     LiftConstantsToInitializersPass,
     RemoveInitializersFromInputsPass,
-    RemoveUnusedNodesPass,
 )
 
 
@@ -18,13 +17,15 @@ def tidy(model: ir.Model) -> int:
     """
     RemoveInitializersFromInputsPass()(model)
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    before = _count(model)
-    RemoveUnusedNodesPass()(model)
-    return before - _count(model)
+    dropped, last = 0, -1
+    while dropped != last:  # what only a dead node in a branch used dies in the next round
+        last = dropped
+        dropped += sum(_drop_dead(graph) for graph in model.graphs())
+    return dropped
 
 
 def remove_no_ops(model: ir.Model) -> int:
-    """Bypass Identity nodes, and Dropout nodes that are not in training mode, in place.
+    """Bypass Identity nodes, Dropout nodes that are not in training mode, and Casts that change nothing, in place.
 
     1. The output is no graph output: its users read the input instead.
     2. It is one, and the input is made by a node of the same graph and is no graph output: the input takes its name.
@@ -62,6 +63,8 @@ def _does_nothing(node: ir.Node) -> bool:
         return False
     if node.op_type == "Identity":
         return True
+    if node.op_type == "Cast":
+        return node.inputs[0].dtype is not None and node.inputs[0].dtype == node.attributes.get_int("to", 0)
     return node.op_type == "Dropout" and not _mask_used(node) and not _training(node)
 
 
@@ -93,5 +96,15 @@ def _bypass(node: ir.Node, graph: ir.Graph) -> bool:
     return True
 
 
-def _count(model: ir.Model) -> int:
-    return sum(len(graph) for graph in model.graphs())
+def _drop_dead(graph: ir.Graph) -> int:
+    """Remove nodes and weights that nothing uses. onnx-ir's own pass also switches BatchNormalization out of training
+    mode in releases up to 1.0, which changes results."""
+    dead = 0
+    for node in reversed(graph):
+        if not any(o.uses() or o.is_graph_output() for o in node.outputs):
+            graph.remove(node, safe=True)
+            dead += 1
+    for name, value in list(graph.initializers.items()):
+        if not (value.uses() or value.is_graph_output() or value.is_graph_input()):
+            del graph.initializers[name]
+    return dead

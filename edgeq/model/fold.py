@@ -153,7 +153,8 @@ def _constant(value: ir.Value | None) -> Array | None:
     tensor = ir.convenience.get_const_tensor(value)
     if tensor is None or not tensor.dtype.is_floating_point():
         return None
-    return np.asarray(tensor.numpy()).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a weight may be a signalling NaN
+        return np.asarray(tensor.numpy()).astype(np.float64)
 
 
 def _store(layer: ir.Node, index: int, values: Array) -> None:

@@ -14,15 +14,10 @@ MAX_NODES = 1_000_000
 """Functions that call functions can stand for exponentially many nodes; a model that would have more is refused."""
 
 
-def inline_functions(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
-    """`model` without local functions: every call replaced by the function's nodes.
-
-    Raises:
-        ModelError: functions call each other in a circle, or expand to more than `MAX_NODES` nodes.
-    """
+def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model` without local functions: each call replaced by the function's nodes. `check_functions` comes first."""
     if not model.functions:
         return model
-    _check_expansion(model, path)
     import onnx_ir
     from onnx_ir.passes.common import InlinePass
 
@@ -31,7 +26,11 @@ def inline_functions(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
     return onnx_ir.serde.serialize_model(graph_model)
 
 
-def _check_expansion(model: onnx.ModelProto, path: Path) -> None:
+def check_functions(model: onnx.ModelProto, path: Path) -> None:
+    """Refuse functions that call each other in a circle, or stand for more than `MAX_NODES` nodes.
+
+    Must come before onnx's shape inference and onnxruntime, both of which expand every call.
+    """
     functions = {(f.domain, f.name): f for f in model.functions}
     sizes: dict[tuple[str, str], int] = {}
     # Depth first with a stack of its own: a chain of calls may be longer than Python's.

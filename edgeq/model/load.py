@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import onnx
 
 from edgeq.errors import ModelError, OutputError
+from edgeq.model.functions import check_functions
 from edgeq.model.identify import likely_cause
 from edgeq.model.order import sort_nodes
 from edgeq.model.skeleton import skeleton
 from edgeq.model.tensors import (
+    DAMAGED,
     check_sparse_tensor,
     check_tensor,
     external_span,
@@ -74,6 +76,7 @@ def load_model(path: Path, *, external_data: ExternalData = "small") -> onnx.Mod
     total = sum(external_span(t, path).length for t in iter_tensors(model) if is_external(t))
     for graph in iter_graphs(model.graph):
         sort_nodes(graph, path)
+    check_functions(model, path)
     check_valid(model, path)
     if external_data == "all" or (external_data == "small" and total <= SMALL_EXTERNAL):
         for tensor in iter_tensors(model):
@@ -183,7 +186,7 @@ def _parse(content: bytes, path: Path) -> onnx.ModelProto:
     try:
         model.ParseFromString(content)
         # Many byte strings happen to parse: as unknown fields, or as a message that holds next to nothing.
-        parsed = model.HasField("graph") and model.ir_version > 0 and bool(model.opset_import)
+        parsed = model.HasField("graph") and model.ir_version > 0 and bool(model.opset_import) and _text_is_text(model)
     except DecodeError:
         parsed = False
     if not parsed:
@@ -198,6 +201,24 @@ def _parse(content: bytes, path: Path) -> onnx.ModelProto:
             "Install a newer onnx, or export the model with an older opset",
         )
     return model
+
+
+def _text_is_text(message: Any) -> bool:
+    """Whether every string in a message is UTF-8. The parser lets others through as bytes, which break what follows.
+
+    Recursion is bounded by the parser, which refuses messages nested deeper than 100.
+    """
+    from google.protobuf.descriptor import FieldDescriptor
+
+    for field, value in message.ListFields():
+        if field.type == FieldDescriptor.TYPE_STRING:
+            if not all(isinstance(v, str) for v in ([value] if isinstance(value, str | bytes) else value)):
+                return False
+        elif field.type == FieldDescriptor.TYPE_MESSAGE and not all(
+            _text_is_text(v) for v in ([value] if hasattr(value, "ListFields") else value)
+        ):
+            return False
+    return True
 
 
 def check_valid(model: onnx.ModelProto, path: Path) -> None:
@@ -222,6 +243,8 @@ def _spec(value: onnx.ValueInfoProto, path: Path) -> TensorSpec:
             "edgeq takes models whose inputs and outputs are tensors",
         )
     tensor = value.type.tensor_type
+    if tensor.elem_type not in onnx.TensorProto.DataType.values():
+        raise ModelError(f"{path}: {value.name!r} has the unknown data type {tensor.elem_type}", DAMAGED)
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
     shape = tuple(_dimension(d) for d in tensor.shape.dim) if tensor.HasField("shape") else None
     return TensorSpec(value.name, dtype, shape)

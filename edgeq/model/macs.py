@@ -165,9 +165,9 @@ _RULES: dict[str, Callable[[onnx.NodeProto, Mapping[str, Shape]], int]] = {
 
 
 def _known_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
-    described = {v.name for v in model.graph.value_info}
-    values = {v.name: v for v in [*model.graph.input, *model.graph.value_info, *model.graph.output]}
-    if any(o and o not in described and o not in values for node in model.graph.node for o in node.output):
+    listed = [*model.graph.input, *model.graph.value_info, *model.graph.output]
+    values = {v.name: v for v in listed if v.type.tensor_type.HasField("shape")}
+    if any(o and o not in values for node in model.graph.node for o in node.output):
         values.update(infer_shapes(model)[0])
     for graph in iter_graphs(model.graph):
         if graph is not model.graph:

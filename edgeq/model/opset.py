@@ -14,6 +14,9 @@ LOWEST = 13
 """The first opset whose QuantizeLinear and DequantizeLinear have an axis, and so take per-channel scales."""
 RAISED_TO = 17
 """What an older model is raised to: the opset of most exporters today, known to every runtime edgeq works with."""
+OLDEST = 7
+"""Older models cannot be checked, because ONNX Runtime does not run them; and onnx's converter gets some of them wrong:
+it loses the axis of an Add or Mul that broadcasts the way opset 6 did."""
 _IR_VERSION = 8
 """The IR version that came with opset 15 to 18; from 4 on, weights need not be listed as inputs."""
 
@@ -25,11 +28,14 @@ def raise_opset(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
         path: the model's file, for messages.
 
     Raises:
-        ModelError: the converter cannot, or made something invalid (it leaves the bodies of If and Loop as they were).
+        ModelError: older than `OLDEST`, or the converter cannot, or it made something invalid.
     """
     opset = opset_of(model)
     if opset >= LOWEST:
         return model
+    fix = f"Export the model again with opset {LOWEST} or later"
+    if opset < OLDEST:
+        raise ModelError(f"{path} uses opset {opset}, which ONNX Runtime does not run", fix)
     from onnx import version_converter
 
     bare = skeleton(model)
@@ -43,11 +49,14 @@ def raise_opset(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
             if not outputs[output.name].type.tensor_type.HasField("shape"):
                 output.type.tensor_type.shape.SetInParent()
         onnx.checker.check_model(converted)
+        changed = [a.name for a, b in zip(bare.graph.input, converted.graph.input, strict=True) if a != b]
+        if changed:
+            raise ValueError(f"it changes the input {changed[0]!r}")
     except Exception as error:  # C++ raises ConvertError, ValidationError, RuntimeError, IndexError and others
-        text = " ".join(str(error).split())
+        text = " ".join(str(error).split()).rpartition("failed: ")[2]  # without the place in onnx's own source
         raise ModelError(
             f"{path} uses opset {opset}, and onnx's converter cannot raise it to {RAISED_TO}: {text[:200]}",
-            f"Export the model again with opset {LOWEST} or later",
+            fix,
         ) from error
     for output in converted.graph.output:
         output.CopyFrom(outputs[output.name])

@@ -17,6 +17,7 @@ from edgeq.model.load import (
     is_quantized,
     load_model,
     model_digest,
+    model_files,
     opset_of,
     save_model,
     signature_of,
@@ -24,7 +25,7 @@ from edgeq.model.load import (
 from edgeq.model.names import name_nodes
 from edgeq.model.opset import raise_opset
 from edgeq.model.optimize import optimize_basic
-from edgeq.model.shapes import check_bounds, infer_shapes, unknown_shapes
+from edgeq.model.shapes import describe, infer_shapes, unknown_shapes
 from edgeq.model.tensors import iter_nodes, iter_tensors, tensor_bytes
 from edgeq.progress import SILENT, Progress
 from edgeq.signature import Signature
@@ -96,9 +97,10 @@ def prepare_model(
             finished = _finished(optimized, model, source, notes)
             notes.extend(_difference(rewritten, finished))
             path = workdir / PREPARED_NAME
+            (workdir / f"{PREPARED_NAME}.data").unlink(missing_ok=True)
             save_model(finished, path, base=Path(scratch), inline_limit=inline_limit)
         advance(1)
-    if external:
+    if len(model_files(path)) > 1:
         notes.append(f"weights kept in external data ({PREPARED_NAME}.data)")
     signature = signature_of(finished, path)
     return PreparedModel(path, source, model_digest(path), signature, opset_of(finished), tuple(notes))
@@ -110,13 +112,13 @@ def _loaded(source: Path, notes: list[str]) -> onnx.ModelProto:
     signature_of(proto, source)
     if is_quantized(proto):
         raise ModelError(f"{source} is quantized already", "Give the float32 model that it was made from")
-    check_bounds(proto, source)
     if proto.functions:
         notes.append(f"{_count(len(proto.functions), 'local function')} inlined")
-        proto = inline_functions(proto, source)
+        proto = inline_functions(proto)
     _refuse_unknown_domains(proto, source)
     opset = opset_of(proto)
     proto = raise_opset(proto, source)
+    describe(proto, source)
     if opset_of(proto) != opset:
         notes.append(f"opset {opset} → {opset_of(proto)}")
     named = name_nodes(proto)
@@ -143,12 +145,12 @@ def _rewrite(model: ir.Model, notes: list[str]) -> None:
     dead = tidy(model)
     if dead:
         notes.append(f"{_count(dead, 'node')} removed that no output depends on")
-    removed = remove_no_ops(model)
-    if removed:
-        notes.append(f"{removed} Identity or Dropout removed")
     widened = widen_half(model)
     if widened:
         notes.append(f"16-bit floats widened to float32 ({_count(widened, 'weight')})")
+    removed = remove_no_ops(model)
+    if removed:
+        notes.append(f"{_count(removed, 'node')} removed that do nothing (Identity, Dropout, Cast to the same type)")
     folded, _ = fold_batch_norms(model)
     if folded:
         notes.append(f"{folded} BatchNormalization folded")
@@ -208,6 +210,9 @@ def _set_shapes(proto: onnx.ModelProto, notes: list[str]) -> None:
     outputs = {o.name for o in proto.graph.output}
     made = [o for node in proto.graph.node for o in node.output if o in shapes and o not in outputs]
     infos = [shapes[name] for name in made]
+    for output in proto.graph.output:
+        if not output.type.tensor_type.HasField("shape") and output.name in shapes:
+            output.CopyFrom(shapes[output.name])
     del proto.graph.value_info[:]
     proto.graph.value_info.extend(infos)
     unknown = unknown_shapes(proto)

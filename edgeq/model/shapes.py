@@ -45,10 +45,11 @@ def unknown_shapes(model: onnx.ModelProto) -> tuple[str, ...]:
     return tuple(o for node in model.graph.node for o in node.output if o and o not in shaped)
 
 
-def check_bounds(model: onnx.ModelProto, path: Path) -> None:
-    """Refuse a model that announces a tensor too large for any machine, before something tries to allocate it.
+def describe(model: onnx.ModelProto, path: Path) -> None:
+    """Write what onnx's own inference finds into `model.graph.value_info`, in place, and refuse a model that announces
+    a tensor too large for any machine, before something tries to allocate it.
 
-    Uses onnx's inference without data propagation, which computes shapes only and does not compute values.
+    Without data propagation: that computes shapes only, while propagation computes values, however many there are.
     """
     inferred = onnx.shape_inference.infer_shapes(skeleton(model))
     for value in [*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output]:
@@ -58,6 +59,8 @@ def check_bounds(model: onnx.ModelProto, path: Path) -> None:
                 f"{path}: tensor {value.name!r} has the shape {sizes}, more than {MAX_ACTIVATION_BYTES >> 30} GiB",
                 "Give the model realistic input sizes; if it was downloaded, do not trust it",
             )
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(inferred.graph.value_info)
 
 
 def _symbolic(bare: onnx.ModelProto) -> onnx.ModelProto:

@@ -15,6 +15,7 @@ from edgeq.bundle.verify import check_report, verify_bundle
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import ProfileMatch, load_profiles, match_profile
+from edgeq.hardware.target import THIS_MACHINE
 from edgeq.measure.bench import bench
 from edgeq.measure.latency import Measurement
 from edgeq.measure.task import make_task
@@ -24,7 +25,6 @@ from edgeq.pipeline.package import Packaged, package
 from edgeq.pipeline.proof import FLOAT, INT8
 from edgeq.progress import SILENT, Progress
 
-VARIANT = "this-machine"
 _MANIFEST_BYTES = 1 << 20
 
 
@@ -57,11 +57,11 @@ class Demonstration:
     @property
     def rows(self) -> tuple[Row, Row]:
         """float32 and int8."""
-        variant = self.packaged.variants[VARIANT]
+        ((variant_name, variant),) = self.packaged.variants.items()
         coverage = {FLOAT: 0.0, INT8: variant.proof.coverage.share}
         size = {FLOAT: demo.MODEL.stat().st_size, INT8: variant.bytes}
         found = []
-        for name, measured_as in ((FLOAT, FLOAT), (INT8, VARIANT)):
+        for name, measured_as in ((FLOAT, FLOAT), (INT8, variant_name)):
             latency = self.measurement.latency(measured_as)
             found.append(
                 Row(
@@ -100,7 +100,7 @@ def demonstrate(output: Path, *, force: bool = False, progress: Progress = SILEN
         demo.MODEL,
         Data(demo.CALIBRATION),
         output,
-        targets=(VARIANT,),
+        targets=(THIS_MACHINE,),
         validation=Data(demo.VALIDATION),
         task=make_task("classification"),
         with_float=True,

@@ -18,7 +18,7 @@ from edgeq.calibrate.table import write_tables
 from edgeq.data.samples import Samples
 from edgeq.errors import OutputError, UsageError
 from edgeq.hardware.detect import detect_machine
-from edgeq.hardware.target import Target, resolve
+from edgeq.hardware.target import THIS_MACHINE, Target, resolve
 from edgeq.measure.task import Task
 from edgeq.model.load import model_digest
 from edgeq.pipeline.job import Built, Data, Job, build, open_job, scheme_for
@@ -112,16 +112,17 @@ def package(
         done: dict[str, PackagedVariant] = {}
         specs = []
         for target in chosen:
-            place = workdir / target.name
+            name = variant_name(target)
+            place = workdir / name
             place.mkdir()
             built = build(job, target, overrides, place / "model.onnx")
             runnable = not target.profile.missing(machine)
             proof = prove_built(job, built, task=task, timed=timed and runnable, progress=progress)
             proof.check(max_drop=max_drop, require_coverage=require_coverage)
-            done[target.name] = PackagedVariant(
+            done[name] = PackagedVariant(
                 built, proof, runs_natively(target, machine), model_bytes(built.artifact.model)
             )
-            specs.append(_variant(done[target.name], job, selftest))
+            specs.append(_variant(name, done[name], job, selftest))
         spec = BundleSpec(
             name=model.stem,
             variants=tuple(specs),
@@ -138,6 +139,11 @@ def package(
     return Packaged(output, done, tuple(dict.fromkeys(notes)))
 
 
+def variant_name(target: Target) -> str:
+    """What a target's variant is called; "this machine" means nothing elsewhere, so its profile stands for it."""
+    return target.profile.name if target.name == THIS_MACHINE else target.name
+
+
 def _check_replaceable(output: Path) -> None:
     """Refuse, with --force too, to replace a folder that is no bundle: it may hold anything."""
     if output.is_dir() and any(output.iterdir()) and not (output / "manifest.json").is_file():
@@ -146,20 +152,20 @@ def _check_replaceable(output: Path) -> None:
 
 def _in_package_order(targets: Sequence[Target]) -> list[Target]:
     """Least demanding first: ONNX Runtime itself takes the first variant that fits, edgeq's runner the best."""
-    names = [target.name for target in targets]
+    names = [variant_name(target) for target in targets]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated:
         raise UsageError(f"target {repeated} is named twice", "Name each target once")
     return sorted(targets, key=lambda target: (target.architecture, target.profile.rank, target.name))
 
 
-def _variant(variant: PackagedVariant, job: Job, selftest: int) -> VariantSpec:
+def _variant(name: str, variant: PackagedVariant, job: Job, selftest: int) -> VariantSpec:
     built, proof = variant.built, variant.proof
     target, artifact = built.target, built.artifact
     cases = _selftest_cases(built, job.validation, selftest)
     where = "natively" if variant.native else "on the build machine's kernels, not the target's"
     return VariantSpec(
-        name=target.name,
+        name=name,
         model=artifact.model,
         ep=artifact.provider,
         session_options=artifact.session_options,

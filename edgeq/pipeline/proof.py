@@ -30,6 +30,8 @@ _OPTIMISER_SAMPLES = 8
 # Decibels that the runtime's optimiser may cost before it is said: fusing changes roundings, not more.
 _OPTIMISER_LOSS_DB = 3.0
 _TIMED_SECONDS = 1.5
+# Below this, a tenth of the output's power is quantization noise.
+_POOR_SQNR_DB = 10.0
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,11 @@ class Proof:
         found = []
         if self.speed is not None and self.speed.ratio.estimate < 1:
             found.append(f"it is SLOWER than float32 here: {self.speed.ratio.estimate:.2f} times float32's speed")
+        if self.agreement.sqnr_db < _POOR_SQNR_DB:
+            found.append(
+                f"the outputs follow float32 to only {self.agreement.sqnr_db:.1f} dB SQNR: measure accuracy with "
+                "--task before you deploy it, and keep sensitive layers in float with --exclude"
+            )
         optimised, plain = self.optimiser
         if optimised < plain - _OPTIMISER_LOSS_DB:
             found.append(

@@ -40,7 +40,10 @@ def test_plain_labels(value: Any, plain: Any) -> None:
 
 
 def test_default_folder_and_none() -> None:
-    assert (label(None), label("folder"), label("none")) == (5, 5, None)
+    assert (label(None), label("none")) == (5, None)
+    assert label("folder", Record("a/b.png", {}, 3, {"class": "a"})) == 3
+    with pytest.raises(DataError, match="in no class folder"):
+        label("folder")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from edgeq.measure.coverage import aliases, judge, measure_coverage
 from edgeq.model.macs import node_macs
 from edgeq.session import SessionSettings
 
-
 Shaped = tuple[str, list[int]]
 
 
@@ -49,6 +48,13 @@ def test_kind(op_type: str, first: Shaped, kind: str) -> None:
     dtype = "int64" if first[0] == "int64" else "float"
     (run,) = judge([event("n", op_type, [first], (dtype, first[1]))], {}, {}, {})
     assert run.kind == kind
+
+
+def test_a_concat_takes_its_scales_first() -> None:
+    concat = event(
+        "n", "QLinearConcat", [("float", []), ("uint8", []), IMAGE, ("float", []), ("uint8", []), IMAGE], IMAGE
+    )
+    assert judge([concat], {}, {}, {})[0].kind == "int8"
 
 
 def test_only_kernels_count() -> None:

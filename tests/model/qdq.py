@@ -31,12 +31,16 @@ class Probe:
     same_scale: bool = False
 
 
-def build(probe: Probe, *, activation: str = "uint8", weight: str = "int8") -> onnx.ModelProto:
-    """DequantizeLinear → the operator → QuantizeLinear, with float graph inputs and outputs around it."""
+def build(probe: Probe, *, activation: str = "uint8", weight: str = "int8", zero: int = 128) -> onnx.ModelProto:
+    """DequantizeLinear → the operator → QuantizeLinear, with float graph inputs and outputs around it.
+
+    Args:
+        zero: zero point of the activations as in uint8; int8 has it 128 lower.
+    """
     nodes: list[onnx.NodeProto] = []
     initializers: list[onnx.TensorProto] = []
     act_dtype = np.dtype(activation).type
-    zero = act_dtype(128 if activation == "uint8" else 0)
+    zero_point = act_dtype(zero if activation == "uint8" else zero - 128)
 
     def constant(name: str, value: Any) -> str:
         initializers.append(numpy_helper.from_array(np.asarray(value), name))
@@ -44,7 +48,7 @@ def build(probe: Probe, *, activation: str = "uint8", weight: str = "int8") -> o
 
     constant("in_scale", np.float32(0.02))
     constant("out_scale", np.float32(0.02 if probe.same_scale else 0.05))
-    constant("zero", zero)
+    constant("zero", zero_point)
 
     def pair(source: str, target: str, scale: str) -> str:
         nodes.append(helper.make_node("QuantizeLinear", [source, scale, "zero"], [f"{target}_q"], name=f"{target}_q"))
@@ -105,8 +109,8 @@ PROBES: dict[str, Probe] = {
         Probe("Min", ((1, 4, 8, 8),) * 2),
         Probe("Concat", ((1, 4, 8, 8),) * 2, attributes={"axis": 1}),
         Probe("Where", ((1, 4),) * 2, extras=(np.array([[True, False, True, False]]),), order=_first_extra_last),
-        Probe("Relu"),
-        Probe("Clip", extras=(np.float32(0), np.float32(6))),
+        Probe("Relu", same_scale=True),
+        Probe("Clip", extras=(np.float32(0), np.float32(6)), same_scale=True),
         Probe("LeakyRelu", attributes={"alpha": 0.1}),
         Probe("PRelu", weights=((4, 1, 1),)),
         Probe("Elu"),

@@ -1,0 +1,227 @@
+"""Calibration against its bars and against ONNX Runtime's calibrators, side by side in one run.
+
+    python -m benchmarks.calibration            # everything, a few minutes
+    python -m benchmarks.calibration --quick    # fewer samples and rounds
+
+Times are the least of several interleaved rounds, so that what else the machine does disturbs all rows alike. Samples
+are in memory. "Whole calibration" begins with the model file and ends with the ranges of every method.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import chdir
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import onnxruntime
+
+from benchmarks.models import IMAGE, mobilenetv2_shaped, resnet50_shaped
+from edgeq.calibrate.collect import collect
+from edgeq.calibrate.histogram import histogram_of
+from edgeq.calibrate.ranges import derive_ranges
+from edgeq.calibrate.statistics import Statistics, TensorStatistics
+from edgeq.scheme import Method
+
+METHODS: tuple[Method, ...] = get_args(Method)
+
+
+@dataclass(frozen=True)
+class Images:
+    """`count` samples that go round over a few random images, so that memory does not depend on their number."""
+
+    count: int
+    arrays: tuple[np.ndarray, ...]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Any]:
+        for i in range(self.count):
+            yield _Sample(f"image-{i}", {"input": self.arrays[i % len(self.arrays)]})
+
+    def digest(self) -> str:
+        return f"images-{self.count}"
+
+
+@dataclass(frozen=True)
+class _Sample:
+    name: str
+    inputs: Mapping[str, np.ndarray]
+
+
+def random_images(count: int) -> Images:
+    random = np.random.default_rng(0)
+    shape = (1, 3, IMAGE, IMAGE)
+    return Images(count, tuple(random.normal(size=shape).astype(np.float32) for _ in range(min(count, 16))))
+
+
+def calibrate(model: Path, samples: Images, *, every_element: bool = False) -> Statistics:
+    statistics = collect(model, samples, every_element=every_element)
+    for method in METHODS:
+        derive_ranges(statistics, method)
+    return statistics
+
+
+def plain(session: Any, samples: Images) -> None:
+    for sample in samples:
+        session.run(None, sample.inputs)
+
+
+def interleaved(rounds: int, **runs: Callable[[], object]) -> dict[str, float]:
+    """Seconds of each, the least of `rounds`, in turns."""
+    best = dict.fromkeys(runs, float("inf"))
+    for _ in range(rounds):
+        for name, run in runs.items():
+            gc.collect()
+            begin = time.perf_counter()
+            run()
+            best[name] = min(best[name], time.perf_counter() - begin)
+    return best
+
+
+def bench_time(title: str, model: Path, samples: Images, rounds: int, bar: float | None) -> None:
+    session = onnxruntime.InferenceSession(model)
+    plain(session, samples)
+    seconds = interleaved(
+        rounds,
+        float32=lambda: plain(session, samples),
+        calibration=lambda: calibrate(model, samples),
+        exhaustive=lambda: calibrate(model, samples, every_element=True),
+    )
+    for name, note in (("calibration", bar), ("exhaustive", None)):
+        row(f"{title}: {name} ÷ float32, {len(samples)} samples", seconds[name] / seconds["float32"], note, "at most")
+    print(f"    float32 {1e3 * seconds['float32'] / len(samples):.2f} ms a sample")
+
+
+def bench_peers(model: Path, samples: Images, rounds: int) -> None:
+    session = onnxruntime.InferenceSession(model)
+    runs = {name: lambda name=name: onnxruntime_calibrator(name, model, samples) for name in ("MinMax", "Percentile")}
+    seconds = interleaved(
+        rounds, float32=lambda: plain(session, samples), edgeq=lambda: calibrate(model, samples), **runs
+    )
+    for name in runs:
+        row(
+            f"MobileNetV2-shaped: ONNX Runtime {name} ÷ edgeq, {len(samples)} samples",
+            seconds[name] / seconds["edgeq"],
+            8.0 if name == "Percentile" else None,
+            "at least",
+        )
+        print(f"    ONNX Runtime {name} ÷ float32: {seconds[name] / seconds['float32']:.1f}")
+
+
+def onnxruntime_calibrator(method: str, model: Path, samples: Images) -> None:
+    from onnxruntime.quantization.calibrate import CalibrationDataReader, CalibrationMethod, create_calibrator
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.items = iter(samples)
+
+        def get_next(self) -> Mapping[str, np.ndarray] | None:
+            sample = next(self.items, None)
+            return None if sample is None else sample.inputs
+
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        calibrator = create_calibrator(
+            model,
+            [],
+            augmented_model_path=str(Path(folder) / "augmented.onnx"),
+            calibrate_method=CalibrationMethod[method],
+        )
+        calibrator.collect_data(Reader())
+        calibrator.compute_data()
+
+
+def bench_memory(model: Path) -> None:
+    """Each in a process of its own; peak resident memory of the whole process."""
+    peaks = {}
+    for count in (16, 256):
+        run = [sys.executable, "-m", "benchmarks.calibration", "--memory-of", str(model), str(count)]
+        peaks[count] = json.loads(subprocess.run(run, check=True, capture_output=True, text=True).stdout)["peak_kb"]
+    row("peak memory, 256 samples ÷ 16 samples", peaks[256] / peaks[16], 1.05, "at most")
+    print(f"    {peaks[16] / 1024:.0f} MB at 16 samples, {peaks[256] / 1024:.0f} MB at 256")
+
+
+def bench_entropy() -> None:
+    random = np.random.default_rng(0)
+    tensors = {}
+    for i in range(100):
+        values = (random.standard_t(3, 200_000) * 10.0 ** random.uniform(-3, 3)).astype(np.float32)
+        tensors[f"t{i:03}"] = TensorStatistics(
+            samples=1,
+            nonempty=1,
+            count=values.size,
+            minimum=float(values.min()),
+            maximum=float(values.max()),
+            histogram=histogram_of(values),
+        )
+    statistics = Statistics("", "", 1, tensors)
+    seconds = interleaved(3, **{method: lambda m=method: derive_ranges(statistics, m) for method in METHODS})
+    row("entropy ranges of 100 tensors, over 2048 bins, seconds", seconds["entropy"], 2.0, "at most")
+    print("    " + ", ".join(f"{name} {1e3 * value:.0f} ms" for name, value in seconds.items()))
+
+
+def bench_real(rounds: int) -> None:
+    from edgeq.data.samples import open_samples
+    from edgeq.model.load import model_signature
+    from tests.conftest import find_shared_data
+
+    data = find_shared_data()
+    if data is None:
+        print("mobilenet_v1_0.25_224: skipped, shared/data is not beside this checkout")
+        return
+    model = data / "mobilenet_v1_0.25_224" / "model.onnx"
+    opened = open_samples(data / "imagenet-sample" / "calib", model_signature(model), preprocess="tf")
+    arrays = tuple(dict(sample.inputs)["input"] for sample in opened)
+    bench_time("mobilenet_v1_0.25_224, real images", model, Images(len(arrays), arrays), rounds, None)
+
+
+def row(what: str, value: float, bar: float | None, kind: str) -> None:
+    verdict = ""
+    if bar is not None:
+        held = value <= bar if kind == "at most" else value >= bar
+        verdict = f"  bar {kind} {bar:g}: {'held' if held else 'MISSED'}"
+    print(f"{what:<72}{value:8.2f}{verdict}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", choices=["time", "peers", "memory", "entropy", "real"])
+    parser.add_argument("--memory-of", nargs=2, metavar=("MODEL", "SAMPLES"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.memory_of:
+        calibrate(Path(arguments.memory_of[0]), random_images(int(arguments.memory_of[1])))
+        # Not getrusage: there a child begins with the peak of the process that started it.
+        status = Path("/proc/self/status").read_text()
+        print(json.dumps({"peak_kb": int(status.split("VmHWM:")[1].split()[0])}))
+        return
+    samples, rounds = (64, 2) if arguments.quick else (256, 5)
+    wanted = [arguments.only] if arguments.only else ["time", "real", "peers", "memory", "entropy"]
+    with tempfile.TemporaryDirectory() as folder:
+        resnet = resnet50_shaped(Path(folder) / "resnet50.onnx")
+        mobilenet = mobilenetv2_shaped(Path(folder) / "mobilenetv2.onnx")
+        if "time" in wanted:
+            bench_time("MobileNetV2-shaped", mobilenet, random_images(samples), rounds, 2.5)
+            bench_time("ResNet-50-shaped", resnet, random_images(samples // 4), rounds, 1.6)
+        if "real" in wanted:
+            bench_real(rounds)
+        if "peers" in wanted:
+            bench_peers(mobilenet, random_images(32 if arguments.quick else 64), 2)
+        if "memory" in wanted:
+            bench_memory(mobilenet)
+        if "entropy" in wanted:
+            bench_entropy()
+
+
+if __name__ == "__main__":
+    main()

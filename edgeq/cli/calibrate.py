@@ -1,0 +1,144 @@
+"""edgeq calibrate: collect statistics, merge them, show them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgeq.cli._common import Face, common
+from edgeq.cli._options import PATH
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from edgeq.calibrate.show import Shown
+    from edgeq.calibrate.statistics import Statistics
+
+
+class _CollectByDefault(click.Group):
+    """A group whose first argument may be left out: `calibrate MODEL` is `calibrate collect MODEL`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            args = ["collect", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group("calibrate", cls=_CollectByDefault, context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """Run the float model once over samples and keep the statistics.
+
+    \b
+    edgeq calibrate model.onnx --data calib/ -o CAL/
+    edgeq calibrate model.onnx --data calib/ -o CAL/ --resume
+    edgeq calibrate merge CAL-0/ CAL-1/ -o CAL/
+    edgeq calibrate show CAL/ --svg ranges.svg
+
+    `edgeq calibrate collect --help` lists the options of the first form.
+    """
+
+
+@command.command("collect")
+@click.argument("model", type=PATH)
+@click.option("--data", required=True, help="A folder of images or test_data_set_N, .npz, .npy, .pb.")
+@click.option("-o", "--output", type=PATH, required=True, metavar="CAL/", help="Directory for the statistics.")
+@click.option("--preprocess", help="Preprocessing: a name, a .toml file, steps, or path.py:function.")
+@click.option("--count", type=click.IntRange(min=1), help="At most so many samples.")
+@click.option("--start", "first", type=click.IntRange(min=0), default=0, help="First sample, for shards.")
+@click.option("--stride", type=click.IntRange(min=1), default=1, help="Every n-th sample, for shards.")
+@click.option("--memory", metavar="SIZE", help="Bound on activations held at once, such as 500MB or 2GB.")
+@click.option("--skip", multiple=True, metavar="TENSOR", help="Do not record this tensor. Repeatable.")
+@click.option("--workers", type=click.IntRange(min=1), help="Samples run at the same time.")
+@click.option("--every-element", is_flag=True, help="Count all elements of very large tensors too (slower).")
+@click.option("--resume", is_flag=True, help="Continue an interrupted run.")
+@click.option("--force", is_flag=True, help="Replace what is there.")
+@common
+def collect(face: Face, model: Path, data: str, output: Path, memory: str | None, **options: Any) -> None:
+    """Run MODEL once over samples and write the statistics. This is what `edgeq calibrate MODEL` does."""
+    from edgeq.calibrate.run import calibrate_to, parse_bytes
+
+    limit = parse_bytes(memory) if memory is not None else None
+    statistics = calibrate_to(model, data, output, memory=limit, progress=face.progress(), **options)
+    face.result(_plain(statistics, output), lambda console: _draw_written(console, statistics, output))
+
+
+@command.command("merge")
+@click.argument("parts", nargs=-1, required=True, type=PATH)
+@click.option("-o", "--output", type=PATH, required=True, metavar="CAL/", help="Directory for the merged statistics.")
+@click.option("--force", is_flag=True, help="Replace what is there.")
+@common
+def merge(face: Face, parts: tuple[Path, ...], output: Path, force: bool) -> None:
+    """Merge statistics of one model that were collected on different samples, in any order."""
+    from edgeq.calibrate.run import merge_to
+
+    statistics = merge_to(parts, output, force=force)
+    face.result(_plain(statistics, output), lambda console: _draw_written(console, statistics, output))
+
+
+@command.command("show")
+@click.argument("path", type=PATH)
+@click.option("--tensor", "tensors", multiple=True, metavar="NAME", help="Plot this tensor. Repeatable.")
+@click.option("--svg", type=PATH, metavar="OUT.svg", help="Write histograms and thresholds as SVG.")
+@click.option(
+    "--activation-type",
+    type=click.Choice(["int8", "uint8"]),
+    default="uint8",
+    show_default=True,
+    help="Integers that entropy and mse choose for.",
+)
+@click.option("--symmetric", is_flag=True, help="Ranges with zero in the middle.")
+@click.option("--force", is_flag=True, help="Replace the SVG if it exists.")
+@common
+def show(face: Face, path: Path, svg: Path | None, force: bool, **options: Any) -> None:
+    """List and plot statistics with the thresholds of every method, or list a calibration table.
+
+    PATH is a directory that `edgeq calibrate` wrote, one with ONNX Runtime's three tables, one of those tables, or a
+    native TensorRT cache.
+    """
+    from edgeq.calibrate.plot import write_svg
+    from edgeq.calibrate.show import Shown, open_shown
+
+    shown = open_shown(path, options["tensors"], options["activation_type"], symmetric=options["symmetric"])
+    if svg is not None:
+        write_svg(shown, svg, force=force)
+    plain = shown.to_dict() if isinstance(shown, Shown) else shown
+    face.result(plain, lambda console: _draw(console, shown, plotted=bool(options["tensors"])))
+
+
+def _plain(statistics: Statistics, output: Path) -> dict[str, Any]:
+    return {
+        "output": str(output),
+        "model": statistics.model_digest,
+        "data": statistics.data_digest,
+        "samples": statistics.samples,
+        "tensors": len(statistics.tensors),
+    }
+
+
+def _draw_written(console: Console, statistics: Statistics, output: Path) -> None:
+    console.print(f"{output}: {len(statistics.tensors)} tensors, {statistics.samples} samples", markup=False)
+
+
+def _draw(console: Console, shown: Shown | dict[str, Any], *, plotted: bool) -> None:
+    from edgeq.calibrate.plot import sparkline, text_plot
+    from edgeq.calibrate.show import METHODS, Shown
+
+    if not isinstance(shown, Shown):
+        for entry in shown["tensors"]:
+            console.print(f"{entry['magnitude']:>14.6g}  {entry['name']}", markup=False)
+        return
+    statistics = shown.statistics
+    for name in statistics.tensors if plotted else ():
+        for line in text_plot(shown, name):
+            console.print(line, markup=False)
+    if plotted:
+        return
+    state = "" if statistics.complete else f" of {statistics.total}, unfinished"
+    console.print(f"{len(statistics.tensors)} tensors, {statistics.samples} samples{state}", markup=False)
+    console.print(f"{'':24}  {'  '.join(f'{m:>21}' for m in METHODS)}", markup=False)
+    for name in statistics.tensors:
+        spans = [shown.ranges[m][name] for m in METHODS]
+        numbers = "  ".join(f"{s.low:>10.4g} {s.high:>10.4g}" for s in spans)
+        console.print(f"{sparkline(shown, name)}  {numbers}  {name}", markup=False)

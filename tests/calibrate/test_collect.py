@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from edgeq.calibrate.collect import collect
+from edgeq.calibrate.histogram import histogram_of
+from edgeq.calibrate.statistics import Statistics
+from edgeq.calibrate.tensors import quantizable_tensors
+from edgeq.errors import CalibrationError, DataError
+from edgeq.progress import Advance, Silent
+
+from .models import ListSamples, images, small_cnn, value, write
+
+
+def brute_force(path: Path, items: list[dict[str, np.ndarray]]) -> dict[str, list[np.ndarray]]:
+    """Every tensor of every sample, by a session that has them all as outputs."""
+    model = onnx.load(path)
+    names = quantizable_tensors(model)
+    inputs = {i.name for i in model.graph.input}
+    outputs = {o.name for o in model.graph.output}
+    model.graph.output.extend(onnx.ValueInfoProto(name=n) for n in names if n not in inputs | outputs)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    fetched = [n for n in names if n not in inputs]
+    values: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    for item in items:
+        for name, array in [*zip(fetched, session.run(fetched, item), strict=True), *item.items()]:
+            if name in values:
+                values[name].append(array)
+    return values
+
+
+@pytest.mark.parametrize("channels", [32, 20])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_statistics_equal_brute_force_to_the_last_bit(tmp_path: Path, channels: int, workers: int) -> None:
+    path = small_cnn(tmp_path / "m.onnx", channels)
+    items = images(5)
+    statistics = collect(path, ListSamples(items), workers=workers)
+    truth = brute_force(path, items)
+    assert set(statistics.tensors) == set(truth)
+    assert statistics.complete
+    for name, arrays in truth.items():
+        tensor, values = statistics.tensors[name], np.concatenate([a.ravel() for a in arrays])
+        assert (tensor.minimum, tensor.maximum, tensor.count) == (values.min(), values.max(), values.size), name
+        assert tensor.histogram == histogram_of(values), name
+        assert (tensor.samples, tensor.nonempty) == (5, 5)
+
+
+def test_the_number_of_workers_does_not_change_a_bit(tmp_path: Path) -> None:
+    path = small_cnn(tmp_path / "m.onnx")
+    one, four = (collect(path, ListSamples(images(9)), workers=n) for n in (1, 4))
+    assert one == four
+
+
+def test_shards_merge_to_the_whole(tmp_path: Path) -> None:
+    path, items = small_cnn(tmp_path / "m.onnx"), images(7)
+    whole = collect(path, ListSamples(items))
+    parts = [collect(path, ListSamples(items[i::3])) for i in range(3)]
+    assert parts[2].merge(parts[0]).merge(parts[1]).tensors == whole.tensors
+
+
+def test_dynamic_shapes_and_ragged_batches(tmp_path: Path) -> None:
+    path = small_cnn(tmp_path / "m.onnx", size="S")
+    items = [images(1, size)[0] for size in (5, 9, 16)]
+    items.append({"x": np.concatenate([i["x"] for i in images(3, 7)])})
+    statistics = collect(path, ListSamples(items))
+    truth = brute_force(path, items)
+    for name, arrays in truth.items():
+        assert statistics.tensors[name].histogram == histogram_of(np.concatenate([a.ravel() for a in arrays]))
+
+
+def test_waves_give_the_same_statistics_but_for_what_the_optimiser_fuses(tmp_path: Path) -> None:
+    path, samples = small_cnn(tmp_path / "m.onnx"), ListSamples(images(4))
+    whole = collect(path, samples)
+    for memory in (1, 40_000, 10**9):
+        waves = collect(path, samples, memory=memory)
+        assert waves.complete
+        for name, tensor in whole.tensors.items():
+            assert waves.tensors[name].count == tensor.count
+            assert waves.tensors[name].maximum == pytest.approx(tensor.maximum, rel=1e-5)
+    assert collect(path, samples, memory=10**9) == whole
+
+
+def test_chosen_tensors_only(tmp_path: Path) -> None:
+    statistics = collect(small_cnn(tmp_path / "m.onnx"), ListSamples(images(2)), ["relu", "x"])
+    assert list(statistics.tensors) == ["relu", "x"]
+    with pytest.raises(CalibrationError, match="no tensor 'nowhere'"):
+        collect(tmp_path / "m.onnx", ListSamples(images(2)), ["nowhere"])
+
+
+def test_channel_extrema(tmp_path: Path) -> None:
+    path, items = small_cnn(tmp_path / "m.onnx"), images(3)
+    statistics = collect(path, ListSamples(items), channels={"conv1": 1, "relu": 1, "x": 1})
+    truth = brute_force(path, items)
+    for name in ("conv1", "relu", "x"):
+        channels = statistics.tensors[name].channels
+        stacked = np.concatenate(truth[name])
+        assert channels is not None
+        assert np.array_equal(channels.minimum, stacked.min(axis=(0, 2, 3)))
+        assert np.array_equal(channels.maximum, stacked.max(axis=(0, 2, 3)))
+    assert statistics.tensors["conv2"].channels is None
+
+
+def identity_model(path: Path, kind: int = TensorProto.FLOAT) -> Path:
+    nodes = [helper.make_node("Add", ["a", "b"], ["y"], "add")]
+    return write(path, nodes, [value("a", ["N"], kind), value("b", ["N"], kind)], [value("y", ["N"], kind)])
+
+
+def test_several_inputs_and_all_negative_constant_and_empty_tensors(tmp_path: Path) -> None:
+    path = identity_model(tmp_path / "m.onnx")
+    items = [
+        {"a": np.float32([-27.8, -0.1]), "b": np.float32([0, 0])},
+        {"a": np.zeros(0, np.float32), "b": np.zeros(0, np.float32)},
+    ]
+    tensors = collect(path, ListSamples(items)).tensors
+    assert (tensors["a"].minimum, tensors["a"].maximum) == (np.float32(-27.8), np.float32(-0.1))
+    assert (tensors["b"].minimum, tensors["b"].maximum, tensors["b"].histogram.keys.size) == (0, 0, 1)
+    assert (tensors["y"].count, tensors["y"].samples, tensors["y"].nonempty) == (2, 2, 1)
+
+
+def test_float16_tensors(tmp_path: Path) -> None:
+    path = identity_model(tmp_path / "m.onnx", TensorProto.FLOAT16)
+    items = [{"a": np.float16([1.5, -2.25]), "b": np.float16([0.5, 60000])}]
+    tensors = collect(path, ListSamples(items)).tensors
+    assert tensors["y"].dtype == "float16"
+    assert (tensors["y"].minimum, tensors["y"].maximum) == (2.0, 60000.0)
+
+
+def test_a_tensor_that_is_input_and_output(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"], "relu")]
+    path = write(tmp_path / "m.onnx", nodes, [value("x", [2])], [value("x", [2]), value("y", [2])])
+    tensors = collect(path, ListSamples([{"x": np.float32([-1, 3])}])).tensors
+    assert (tensors["x"].minimum, tensors["y"].minimum, tensors["y"].maximum) == (-1, 0, 3)
+
+
+@pytest.mark.parametrize(("bad", "word"), [(np.nan, "NaN"), (np.inf, "infinity"), (-np.inf, "infinity")])
+def test_values_that_are_not_finite_name_tensor_and_sample(tmp_path: Path, bad: float, word: str) -> None:
+    path = identity_model(tmp_path / "m.onnx")
+    items = [{"a": np.float32([1, 2]), "b": np.float32([1, 2])} for _ in range(4)]
+    items[2]["b"][1] = bad
+    with pytest.raises(CalibrationError, match=rf"'b' in sample sample-2: it holds (an )?{word}"):
+        collect(path, ListSamples(items))
+
+
+def test_an_infinity_that_arises_inside_names_its_tensor(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Log", ["x"], ["log"], "log"), helper.make_node("Relu", ["log"], ["y"], "relu")]
+    path = write(tmp_path / "m.onnx", nodes, [value("x", [2])], [value("y", [2])])
+    with pytest.raises(CalibrationError, match="'log' in sample sample-1"):
+        collect(path, ListSamples([{"x": np.float32([1, 2])}, {"x": np.float32([0, 2])}]))
+
+
+def test_a_sample_of_the_wrong_shape_is_named(tmp_path: Path) -> None:
+    path = small_cnn(tmp_path / "m.onnx")
+    with pytest.raises(DataError, match="sample-1"):
+        collect(path, ListSamples([*images(1), {"x": np.zeros((1, 4, 12, 12), np.float32)}]))
+
+
+def test_no_samples(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no samples"):
+        collect(small_cnn(tmp_path / "m.onnx"), ListSamples([]))
+
+
+@pytest.mark.parametrize("memory", [None, 1, 40_000])
+@pytest.mark.parametrize("after", [0, 3, 5])
+def test_after_an_interruption_the_rest_gives_the_same_statistics(
+    tmp_path: Path, memory: int | None, after: int
+) -> None:
+    path, items = small_cnn(tmp_path / "m.onnx"), images(6)
+    whole = collect(path, ListSamples(items), memory=memory)
+    kept: list[Statistics] = []
+    with pytest.raises(KeyboardInterrupt):
+        collect(path, ListSamples(items, interrupt_after=after), checkpoint=kept.append, memory=memory)
+    if after == 0 and memory is not None:  # the first sample, which tells sizes, was never read
+        assert not kept
+        return
+    assert max(after - 4, 0) <= max(t.samples for t in kept[-1].tensors.values()) <= after
+    assert not kept[-1].complete
+    assert collect(path, ListSamples(items), start=kept[-1], memory=memory) == whole
+
+
+def test_an_interruption_in_a_later_wave(tmp_path: Path) -> None:
+    path, items = small_cnn(tmp_path / "m.onnx"), images(4)
+    whole = collect(path, ListSamples(items), memory=1)
+    kept: list[Statistics] = []
+
+    class Interrupting(Silent):
+        @contextmanager
+        def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
+            done = 0
+
+            def advance(steps: int) -> None:
+                nonlocal done
+                done += steps
+                if done == 14:
+                    raise KeyboardInterrupt
+
+            yield advance
+
+    with pytest.raises(KeyboardInterrupt):
+        collect(path, ListSamples(items), memory=1, checkpoint=kept.append, progress=Interrupting())
+    assert len({t.samples for t in kept[-1].tensors.values()}) > 2
+    assert collect(path, ListSamples(items), start=kept[-1], memory=1) == whole
+    assert collect(path, ListSamples(items), start=whole) == whole
+
+
+def test_checkpoints_come_while_it_runs(tmp_path: Path) -> None:
+    path, kept = small_cnn(tmp_path / "m.onnx"), list[Statistics]()
+    whole = collect(path, ListSamples(images(5)), checkpoint=kept.append, checkpoint_seconds=0.0)
+    assert kept
+    assert all(collect(path, ListSamples(images(5)), start=part) == whole for part in kept)
+
+
+def test_an_unfinished_part_of_other_data_or_tensors_is_refused(tmp_path: Path) -> None:
+    path = small_cnn(tmp_path / "m.onnx")
+    part = collect(path, ListSamples(images(2)), ["x", "y"])
+    with pytest.raises(CalibrationError, match="other data"):
+        collect(path, ListSamples(images(2, seed=1)), start=part)
+    with pytest.raises(CalibrationError, match="other tensors"):
+        collect(path, ListSamples(images(2)), start=part)
+    other = small_cnn(tmp_path / "other.onnx", channels=16)
+    with pytest.raises(CalibrationError, match="another model"):
+        collect(other, ListSamples(images(2)), start=part)
+
+
+def test_external_data(tmp_path: Path) -> None:
+    inline = small_cnn(tmp_path / "inline.onnx")
+    (tmp_path / "folder").mkdir()
+    outside = tmp_path / "folder" / "m.onnx"
+    onnx.save(onnx.load(inline), outside, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    a, b = (collect(p, ListSamples(images(2)), model_digest="same") for p in (inline, outside))
+    assert a == b

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from edgeq.calibrate import histogram as module
+from edgeq.calibrate.histogram import CHUNK, EMPTY, Counter, Histogram, KeyBuffer, histogram_of, sound
+from edgeq.errors import CalibrationError
+
+floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
+arrays = hnp.arrays(np.float32, st.integers(0, 60), elements=floats)
+
+
+@given(arrays)
+def test_every_value_lies_in_its_bin_and_is_counted_once(values: np.ndarray) -> None:
+    histogram = histogram_of(values)
+    lower, upper = histogram.edges()
+    assert sound(histogram)
+    assert histogram.total == values.size
+    assert (np.diff(lower) > 0).all()
+    for value in values.astype(np.float64):
+        # Bins are open at their outer end, so a value is inside exactly one; zero's bin reaches to both sides.
+        inside = np.where(lower >= 0, (lower <= value) & (value < upper), (lower < value) & (value <= upper))
+        assert inside.sum() == 1
+
+
+@given(arrays, arrays, arrays)
+def test_merging_is_associative_commutative_and_the_same_as_counting_together(
+    a: np.ndarray, b: np.ndarray, c: np.ndarray
+) -> None:
+    x, y, z = histogram_of(a), histogram_of(b), histogram_of(c)
+    assert x.merge(y).merge(z) == x.merge(y.merge(z))
+    assert x.merge(y) == y.merge(x)
+    assert x.merge(EMPTY) == x
+    assert x.merge(y).merge(z) == histogram_of(np.concatenate([a, b, c]))
+
+
+@given(arrays, floats, floats)
+def test_clipping_the_histogram_is_counting_the_clipped_values(values: np.ndarray, a: float, b: float) -> None:
+    low, high = min(a, b), max(a, b)
+    assert histogram_of(values).clip(low, high) == histogram_of(np.clip(values, np.float32(low), np.float32(high)))
+    assert histogram_of(values).clip(0.0, float("inf")) == histogram_of(np.maximum(values, np.float32(0)))
+
+
+@given(arrays)
+def test_the_counter_counts_as_the_plain_way_does(values: np.ndarray) -> None:
+    counter, buffer = Counter(), KeyBuffer()
+    for part in (values[:7], values[7:]):
+        counter.add(np.ascontiguousarray(part), buffer)
+    if values.size:
+        assert counter.freeze(float(values.min()), float(values.max())) == histogram_of(values)
+
+
+def test_a_counter_continues_a_histogram() -> None:
+    values = np.random.default_rng(0).normal(size=1001).astype(np.float32)
+    counter = Counter(histogram_of(values[:500]))
+    counter.add(values[500:], KeyBuffer())
+    assert counter.freeze(float(values.min()), float(values.max())) == histogram_of(values)
+
+
+def test_a_counter_does_not_overflow() -> None:
+    counter, buffer, values = Counter(), KeyBuffer(), np.float32([1.0, 1.0, -2.0])
+    for _ in range(4):
+        counter.add(values, buffer, weight=2**30)
+    frozen = counter.freeze(-2.0, 1.0)
+    assert frozen.counts.tolist() == [2**32, 2**33]
+    assert counter.freeze(-2.0, 1.0) == frozen
+
+
+def test_bins_have_a_relative_width_of_at_most_a_thousandth() -> None:
+    lower, upper = histogram_of(np.float32([-3.7, -1e-20, 1.0, 1.999, 5e30])).edges()
+    assert ((upper - lower) / np.minimum(np.abs(lower), np.abs(upper)) <= 1 / 1024).all()
+
+
+def test_float16_values_have_a_bin_each() -> None:
+    values = np.arange(65536, dtype=np.uint16).view(np.float16)
+    values = values[np.isfinite(values)]
+    assert histogram_of(values).keys.size == values.size - 1  # both zeros share one
+
+
+def test_key_buffer_takes_a_full_chunk() -> None:
+    values = np.random.default_rng(1).normal(size=CHUNK).astype(np.float32)
+    assert np.array_equal(KeyBuffer().keys(values), values.view(np.uint32) >> 13)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite_are_refused(bad: float) -> None:
+    with pytest.raises(CalibrationError, match="NaN or infinite"):
+        histogram_of(np.float32([1.0, bad]))
+
+
+@pytest.mark.parametrize(
+    ("keys", "counts"),
+    [
+        ([5, 5], [1, 1]),
+        ([6, 5], [1, 1]),
+        ([5], [0]),
+        ([5], [-1]),
+        ([5], [1, 1]),
+        ([module.KEYS], [1]),
+        ([255 << 10], [1]),
+        ([module.KEYS // 2], [1]),
+    ],
+)
+def test_unsound_histograms_are_told(keys: list[int], counts: list[int]) -> None:
+    assert not sound(Histogram(np.array(keys, np.uint32), np.array(counts, np.int64)))

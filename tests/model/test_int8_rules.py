@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+from edgeq.errors import HardwareError
+from edgeq.model.int8_rules import (
+    CONDITIONS,
+    DEFAULT,
+    Surroundings,
+    backends,
+    explain_float,
+    int8_rules,
+    quantizable_operators,
+)
+
+from .build import node
+
+GOOD = """
+[default]
+reason = "no kernel"
+source = "s"
+[[rule]]
+operators = ["Conv"]
+int8 = "only-if"
+only_if = ["constant-weights", "no-dilation"]
+reason = "r"
+source = "s"
+[[rule]]
+operators = ["Tanh"]
+int8 = "no"
+reason = "a table would be needed"
+source = "s"
+"""
+
+
+@pytest.mark.parametrize("backend", backends())
+def test_shipped_rules_name_operators_that_exist(backend: str) -> None:
+    rules = int8_rules(backend)
+    known = {schema.name for schema in onnx.defs.get_all_schemas()}
+    assert set(rules) - {DEFAULT} <= known
+    assert all(rule.reason and rule.source for rule in rules.values())
+    assert {"Conv", "MatMul", "Gemm"} <= set(quantizable_operators(rules))
+
+
+def test_each_backend_that_a_profile_names_has_rules() -> None:
+    from edgeq.hardware.profile import load_profiles
+
+    assert {p.backend for p in load_profiles().values()} <= set(backends())
+
+
+def test_unknown_backend() -> None:
+    with pytest.raises(HardwareError, match=r"'abacus'.*cpu"):
+        int8_rules("abacus")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("[default]", "[default"), "toy.toml"),
+        (('source = "s"\n', ""), "'source' is missing"),
+        (('"only-if"', '"maybe"'), "'maybe'"),
+        (('"no-dilation"', '"full-moon"'), "'full-moon'"),
+        (('"Tanh"', '"Conv"'), "two rules"),
+        (('int8 = "no"', 'int8 = "only-if"'), "only_if goes with"),
+    ],
+)
+def test_malformed_rules(tmp_path: Path, change: tuple[str, str], expected: str) -> None:
+    (tmp_path / "toy.toml").write_text(GOOD.replace(*change))
+    with pytest.raises(HardwareError, match=expected):
+        int8_rules("toy", tmp_path)
+
+
+class TestExplainFloat:
+    @pytest.fixture
+    def rules(self, tmp_path: Path) -> object:
+        (tmp_path / "toy.toml").write_text(GOOD)
+        return int8_rules("toy", tmp_path)
+
+    def test_reasons(self, rules: dict[str, object]) -> None:
+        around = Surroundings(constants={"w"})
+        conv = node("Conv", ["x", "w"], ["y"], name="c")
+        assert explain_float(conv, rules, around) == ""
+        assert explain_float(conv, rules, around, excluded={"c"}) == "excluded by request"
+        assert "not constant" in explain_float(conv, rules)
+        dilated = node("Conv", ["x", "w"], ["y"], dilations=[2, 2])
+        assert explain_float(dilated, rules, around) == "it has dilations [2, 2]"
+        assert explain_float(node("Tanh", ["x"], ["y"]), rules) == "a table would be needed"
+        assert explain_float(node("Sin", ["x"], ["y"]), rules) == "no kernel"
+        foreign = node("Conv", ["x", "w"], ["y"], domain="acme")
+        assert "acme.Conv" in explain_float(foreign, rules, around)
+
+
+CASES = [
+    ("constant-weights", node("Conv", ["x", "w"], ["y"]), Surroundings(constants={"w"}), True),
+    ("constant-weights", node("Conv", ["x", "w"], ["y"]), Surroundings(), False),
+    ("after-quantized", node("Relu", ["x"], ["y"]), Surroundings(), True),
+    ("after-quantized", node("Relu", ["x"], ["y"]), Surroundings(quantized={"x"}), True),
+    ("after-quantized", node("Relu", ["x"], ["y"]), Surroundings(quantized=set()), False),
+    ("after-conv-or-add", node("Relu", ["x"], ["y"]), Surroundings(makers={"x": "Conv"}), True),
+    ("after-conv-or-add", node("Relu", ["x"], ["y"]), Surroundings(makers={"x": "MatMul"}), False),
+    ("unit-alpha-beta", node("Gemm", ["x", "w", "b"], ["y"]), Surroundings(), True),
+    ("unit-alpha-beta", node("Gemm", ["x", "w", "b"], ["y"], beta=0.5), Surroundings(), False),
+    ("unit-alpha-beta", node("Gemm", ["x", "w"], ["y"], beta=0.5), Surroundings(), True),
+    ("unit-alpha-beta", node("Gemm", ["x", "w"], ["y"], alpha=0.5), Surroundings(), False),
+    ("not-transposed-a", node("Gemm", ["x", "w"], ["y"], transA=1), Surroundings(), False),
+    ("not-transposed-a", node("Gemm", ["x", "w"], ["y"]), Surroundings(), True),
+    ("nearest", node("Resize", ["x"], ["y"]), Surroundings(), True),
+    ("nearest", node("Resize", ["x"], ["y"], mode="linear"), Surroundings(), False),
+    ("no-dilation", node("MaxPool", ["x"], ["y"], dilations=[1, 1]), Surroundings(), True),
+    ("no-dilation", node("MaxPool", ["x"], ["y"], dilations=[1, 2]), Surroundings(), False),
+    ("no-ceil-mode", node("MaxPool", ["x"], ["y"], ceil_mode=1), Surroundings(), False),
+    ("no-ceil-mode", node("MaxPool", ["x"], ["y"]), Surroundings(), True),
+    ("explicit-padding", node("MaxPool", ["x"], ["y"], auto_pad="SAME_UPPER"), Surroundings(), False),
+    ("explicit-padding", node("MaxPool", ["x"], ["y"], auto_pad="VALID"), Surroundings(), True),
+    ("not-vector", node("MatMul", ["x", "w"], ["y"]), Surroundings(shapes={"x": (8, 4), "w": (4, 1)}), False),
+    ("not-vector", node("MatMul", ["x", "w"], ["y"]), Surroundings(shapes={"x": (1, 4), "w": (4, 9)}), True),
+    ("not-vector", node("MatMul", ["x", "w"], ["y"]), Surroundings(shapes={"x": (2, 1, 4), "w": (4, 9)}), False),
+    ("not-vector", node("Gemm", ["x", "w"], ["y"], transB=1), Surroundings(shapes={"w": (1, 4)}), False),
+    ("equal-shapes", node("Add", ["x", "w"], ["y"]), Surroundings(shapes={"x": (1, 4), "w": (1, 4)}), True),
+    ("equal-shapes", node("Add", ["x", "w"], ["y"]), Surroundings(shapes={"x": (1, 4), "w": (1, 1)}), False),
+    ("equal-shapes", node("Add", ["x", "w"], ["y"]), Surroundings(constants={"w"}), False),
+]
+
+
+@pytest.mark.parametrize(("name", "op", "around", "holds"), CASES)
+def test_conditions(name: str, op: onnx.NodeProto, around: Surroundings, holds: bool) -> None:
+    assert (CONDITIONS[name](op, around) == "") is holds
+
+
+def test_every_condition_is_tested_both_ways() -> None:
+    assert {(name, holds) for name, _, _, holds in CASES} == {(n, h) for n in CONDITIONS for h in (True, False)}

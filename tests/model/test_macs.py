@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from edgeq.model.load import load_model
+from edgeq.model.macs import node_macs
+
+from .build import model, node, rand, small_cnn
+
+
+def total(proto: onnx.ModelProto) -> int:
+    return sum(node_macs(proto).values())
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # Published: MobileNet v1 0.25 at 224 has 41 M (its paper), the MLPerf Tiny networks 2.66 M, 7.49 M and 0.264 M.
+        ("mobilenet_v1_0.25_224", 41_030_528),
+        ("mlperf_tiny_kws", 2_656_768),
+        ("mlperf_tiny_vww", 7_489_664),
+        ("mlperf_tiny_ad", 264_192),
+        ("resnet20_cifar10", 40_551_040),  # 40.55 M in the ResNet paper's layer plan
+        ("lenet_mnist", 2_293_000),
+    ],
+)
+def test_real_models(shared_data: Path, name: str, expected: int) -> None:
+    assert total(load_model(shared_data / name / "model.onnx")) == expected
+
+
+def convolution_by_hand(
+    size: int, c_in: int, c_out: int, kernel: int, stride: int, dilation: int, group: int, transposed: bool
+) -> tuple[int, int]:
+    """Multiplications of a one-dimensional convolution without padding, one by one, and its output size."""
+    reach = (kernel - 1) * dilation + 1
+    count = 0
+    if transposed:
+        out = (size - 1) * stride + reach
+        for _, c, k in itertools.product(range(size), range(c_in), range(kernel)):
+            assert c < c_in
+            assert k < kernel
+            count += c_out // group
+        return count, out
+    out = (size - reach) // stride + 1
+    for o, position, k, c in itertools.product(range(c_out), range(out), range(kernel), range(c_in)):
+        if c // (c_in // group) == o // (c_out // group):
+            assert position * stride + k * dilation < size
+            count += 1
+    return count, out
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.integers(5, 9),
+    per_group=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    group=st.integers(1, 3),
+    kernel=st.integers(1, 3),
+    stride=st.integers(1, 3),
+    dilation=st.integers(1, 2),
+    batch=st.sampled_from([1, 2, "N"]),
+    transposed=st.booleans(),
+)
+def test_convolutions_against_counting(
+    size: int,
+    per_group: tuple[int, int],
+    group: int,
+    kernel: int,
+    stride: int,
+    dilation: int,
+    batch: Any,
+    transposed: bool,
+) -> None:
+    c_in, c_out = per_group[0] * group, per_group[1] * group
+    shape = (c_in, per_group[1], kernel) if transposed else (c_out, per_group[0], kernel)
+    op_type = "ConvTranspose" if transposed else "Conv"
+    op = node(op_type, ["x", "w"], ["y"], name="c", group=group, strides=[stride], dilations=[dilation])
+    proto = model([op], {"x": [batch, c_in, size]}, weights={"w": rand(*shape)})
+    expected, _ = convolution_by_hand(size, c_in, c_out, kernel, stride, dilation, group, transposed)
+    assert node_macs(proto) == {"c": expected * (batch if isinstance(batch, int) else 1)}
+
+
+class Number:
+    multiplications = 0
+
+    def __mul__(self, other: Number) -> Number:
+        Number.multiplications += 1
+        return self
+
+    def __add__(self, other: Number) -> Number:
+        return self
+
+
+def numbers(*shape: int) -> np.ndarray[Any, Any]:
+    return np.array([Number() for _ in range(math.prod(shape))], dtype=object).reshape(shape)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shapes=st.sampled_from(
+        [
+            ((3, 4), (4, 5)),
+            ((2, 3, 4), (4, 5)),
+            ((3, 4), (2, 4, 5)),
+            ((2, 1, 3, 4), (3, 4, 2)),
+            ((2, 3, 4), (2, 4, 1)),
+            ((4,), (4, 5)),
+            ((3, 4), (4,)),
+            ((4,), (4,)),
+        ]
+    )
+)
+def test_matmul_against_counting(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    a, b = shapes
+    Number.multiplications = 0
+    np.matmul(numbers(*a), numbers(*b))
+    proto = model([node("MatMul", ["x", "w"], ["y"], name="m")], {"x": a}, weights={"w": rand(*b)})
+    assert node_macs(proto) == {"m": Number.multiplications}
+
+
+@pytest.mark.parametrize("trans_a", [0, 1])
+@pytest.mark.parametrize("trans_b", [0, 1])
+def test_gemm_transposes(trans_a: int, trans_b: int) -> None:
+    op = node("Gemm", ["x", "w"], ["y"], name="g", transA=trans_a, transB=trans_b)
+    weights = {"w": rand(5, 4) if trans_b else rand(4, 5)}
+    assert node_macs(model([op], {"x": [4, 3] if trans_a else [3, 4]}, weights=weights)) == {"g": 3 * 4 * 5}
+
+
+@pytest.mark.parametrize(("op_type", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
+@pytest.mark.parametrize("directions", [1, 2])
+def test_recurrent(op_type: str, gates: int, directions: int) -> None:
+    steps, batch, width, hidden = 7, 2, 5, 3
+    weights = {"w": rand(directions, gates * hidden, width), "r": rand(directions, gates * hidden, hidden)}
+    direction = "bidirectional" if directions == 2 else "forward"
+    op = node(op_type, ["x", "w", "r"], ["y"], name="r", hidden_size=hidden, direction=direction)
+    expected = steps * batch * directions * gates * hidden * (width + hidden)
+    assert node_macs(model([op], {"x": [steps, batch, width]}, weights=weights)) == {"r": expected}
+
+
+def test_einsum() -> None:
+    op = node("Einsum", ["x", "w"], ["y"], name="e", equation="bij,jk->bik")
+    assert node_macs(model([op], {"x": [2, 3, 4]}, weights={"w": rand(4, 5)})) == {"e": 2 * 3 * 4 * 5}
+
+
+def test_attention() -> None:
+    op = node("Attention", ["q", "k", "v"], ["y"], name="a")
+    shapes = {"q": [2, 4, 5, 8], "k": [2, 4, 7, 8], "v": [2, 4, 7, 6]}
+    expected = 2 * 4 * 5 * 7 * 8 + 2 * 4 * 5 * 7 * 6
+    assert node_macs(model([op], shapes, opset=23, ir_version=10)) == {"a": expected}
+    op = node("Attention", ["q", "k", "v"], ["y"], name="a", q_num_heads=4, kv_num_heads=4)
+    flat = {"q": [2, 5, 32], "k": [2, 7, 32], "v": [2, 7, 24]}
+    assert node_macs(model([op], flat, opset=23, ir_version=10)) == {"a": expected}
+
+
+def test_quantized_forms_count_as_their_float_ones() -> None:
+    scales = {f"s{i}": np.float32(1) for i in range(3)} | {f"z{i}": np.uint8(0) for i in range(3)}
+    weight = np.ones((6, 4, 3, 3), np.uint8)
+    op = node("QLinearConv", ["x", "s0", "z0", "w", "s1", "z1", "s2", "z2"], ["y"], name="q")
+    proto = model([op], {"x": [1, 4, 8, 8]}, weights={**scales, "w": weight}, dtype=TensorProto.UINT8)
+    assert node_macs(proto) == {"q": 6 * 6 * 6 * 4 * 3 * 3}
+    op = node("QGemm", ["x", "s0", "z0", "w", "s1", "z1"], ["y"], name="q", domain="com.microsoft", transB=1)
+    weights = {**scales, "w": np.ones((5, 4), np.uint8)}
+    proto = model([op], {"x": [3, 4]}, weights=weights, dtype=TensorProto.UINT8, domains=["com.microsoft"])
+    assert node_macs(proto) == {"q": 3 * 4 * 5}
+
+
+def test_unnamed_nodes_subgraphs_and_other_operators() -> None:
+    body = helper.make_graph(
+        [node("MatMul", ["x", "w"], ["t"], name="inside")],
+        "then",
+        [],
+        [helper.make_tensor_value_info("t", TensorProto.FLOAT, [2, 5])],
+    )
+    other = helper.make_graph(
+        [node("MatMul", ["x", "v"], ["e"], name="inside")],
+        "else",
+        [],
+        [helper.make_tensor_value_info("e", TensorProto.FLOAT, [2, 5])],
+    )
+    nodes = [node("If", ["c"], ["m"], then_branch=body, else_branch=other), node("Relu", ["m"], ["y"])]
+    weights = {"w": rand(4, 5), "v": rand(4, 5), "c": np.array(True)}
+    counts = node_macs(model(nodes, {"x": [2, 4]}, weights=weights))
+    assert sum(counts.values()) == 2 * (2 * 4 * 5)
+    assert set(counts) == {"If_0", "Relu_1", "inside", "inside_3"}
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    proto = small_cnn()
+    proto.graph.node[0].name = ""
+    before = proto.SerializeToString()
+    assert node_macs(proto)["Conv_0"] == 8 * 8 * 8 * 27
+    assert proto.SerializeToString() == before
