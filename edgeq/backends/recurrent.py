@@ -16,11 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from edgeq.model.tensors import iter_graphs
 
 LEAST_MACS = 2**18
 """Products of a step from which the Scan is faster than ONNX Runtime's float GRU. Measured: 8 us of overhead a step;
@@ -65,12 +68,14 @@ def expand_grus(
     constants = {tensor.name: tensor for tensor in graph.initializer}
     replaced: list[str] = []
     nodes: list[NodeProto] = []
+    needed = {name for part in iter_graphs(graph) for node in part.node for name in node.input}
+    needed.update(output.name for output in graph.output)
     for node in graph.node:
         layer = None if node.name in exclude else _read(node, constants, least_macs)
         if layer is None:
             nodes.append(node)
             continue
-        nodes += layer.expand(how, graph)
+        nodes += layer.expand(how, graph, needed)
         replaced.append(node.name)
     if replaced:
         del graph.node[:]
@@ -99,18 +104,23 @@ class _Layer:
     reset_last: bool
     directions: tuple[_Direction, ...]
 
-    def expand(self, how: IntegerWeights, graph: onnx.GraphProto) -> list[NodeProto]:
-        """The nodes that stand for the layer; their constants are added to `graph`."""
+    def expand(self, how: IntegerWeights, graph: onnx.GraphProto, needed: Collection[str]) -> list[NodeProto]:
+        """The nodes that stand for the layer and give those of its outputs that are needed; their constants are added
+        to `graph`."""
         made = _Maker(self.node.name, graph)
         states = self._initial_states(made)
-        sequences, last = [], []
-        for index, (direction, state) in enumerate(zip(self.directions, states, strict=True)):
-            part = _scan(made.within(str(index)), self, direction, how, state)
-            sequences.append(made.node("Unsqueeze", [part[1], made.integers("axis1", [1])]))
-            last.append(made.node("Unsqueeze", [part[0], made.integers("axis0", [0])]))
-        for position, parts, axis in ((0, sequences, 1), (1, last, 0)):
-            if position < len(self.node.output) and self.node.output[position]:
-                made.node("Concat", parts, outputs=[self.node.output[position]], axis=axis)
+        results = [
+            _scan(made.within(str(index)), self, direction, how, state)
+            for index, (direction, state) in enumerate(zip(self.directions, states, strict=True))
+        ]
+        # Y [steps, directions, batch, hidden] of all states, Y_h [directions, batch, hidden] of the last ones.
+        for output, position, axis in zip(self.node.output, (1, 0), (1, 0), strict=False):
+            if output in needed:
+                axes = made.integers(f"axis{axis}", [axis])
+                one = [output] if len(results) == 1 else []
+                parts = [made.node("Unsqueeze", [result[position], axes], outputs=one) for result in results]
+                if not one:
+                    made.node("Concat", parts, outputs=[output], axis=axis)
         return made.nodes
 
     def _initial_states(self, made: _Maker) -> list[str]:
@@ -188,11 +198,11 @@ class _Maker:
     def name(self, local: str) -> str:
         return f"{self._prefix}/{local}"
 
-    def node(self, op_type: str, inputs: Sequence[str], *, outputs: Sequence[str] = (), **attributes: object) -> str:
+    def node(self, op_type: str, inputs: Sequence[str], *, outputs: Sequence[str] = (), **attributes: Any) -> str:
         return self.node_of(op_type, inputs, 1, outputs=outputs, **attributes)[0]
 
     def node_of(
-        self, op_type: str, inputs: Sequence[str], count: int, *, outputs: Sequence[str] = (), **attributes: object
+        self, op_type: str, inputs: Sequence[str], count: int, *, outputs: Sequence[str] = (), **attributes: Any
     ) -> list[str]:
         self._count += 1
         name = self.name(f"{op_type}_{self._count}")
@@ -256,10 +266,8 @@ def _read(node: NodeProto, constants: dict[str, TensorProto], least_macs: int) -
 
 
 def _drop_unused(graph: onnx.GraphProto) -> None:
-    used = {name for node in graph.node for name in node.input} | {output.name for output in graph.output}
-    for node in graph.node:
-        for attribute in node.attribute:
-            used.update(name for inner in attribute.g.node for name in inner.input)
+    used = {name for part in iter_graphs(graph) for node in part.node for name in node.input}
+    used.update(output.name for output in graph.output)
     kept = [tensor for tensor in graph.initializer if tensor.name in used]
     del graph.initializer[:]
     graph.initializer.extend(kept)

@@ -80,7 +80,8 @@ def embeddings(output: NDArray[Any], sample: Sample) -> NDArray[np.float64]:
     fitting = [np.asarray(v) for n, v in sorted(sample.inputs.items()) if _MASK in n and v.shape == values.shape[:2]]
     mask = (fitting[0] != 0)[..., None] if fitting else np.ones((*values.shape[:2], 1), bool)
     summed: NDArray[np.float64] = np.where(mask, values, 0.0).sum(axis=1)
-    return summed / np.maximum(mask.sum(axis=1), 1)
+    summed /= np.maximum(mask.sum(axis=1), 1)
+    return summed
 
 
 def correlation(a: NDArray[Any], b: NDArray[Any]) -> float:
