@@ -1,0 +1,80 @@
+"""What a recovery is: a function from a state of the work to a better one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from edgeq.backends import Artifact
+from edgeq.calibrate.ranges import Range
+from edgeq.calibrate.statistics import Statistics
+from edgeq.data.samples import Samples
+from edgeq.model.prepare import PreparedModel
+from edgeq.progress import Progress
+from edgeq.scheme import Scheme
+
+Stage = Literal["model", "ranges", "artifact"]
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that a recovery may look at and replace.
+
+    Attributes:
+        prepared: the float model that is quantized. A "model" recovery puts an equivalent one in its place.
+        statistics: of `prepared`, on the calibration samples.
+        ranges: by tensor; empty before ranges are derived.
+        scheme: how it is quantized. A "ranges" recovery may add to `exclude`.
+        artifact: what was built; None before.
+        notes: what was done, one sentence each.
+    """
+
+    prepared: PreparedModel
+    statistics: Statistics
+    ranges: Mapping[str, Range]
+    scheme: Scheme
+    artifact: Artifact | None = None
+    notes: tuple[str, ...] = ()
+
+    def replace(self, **changes: Any) -> State:
+        """A copy with `changes`."""
+        return dataclasses.replace(self, **changes)
+
+    def note(self, text: str) -> State:
+        """A copy with one note more."""
+        return self.replace(notes=(*self.notes, text))
+
+
+class Recovery(Protocol):
+    """One method.
+
+    Attributes:
+        name: as users and candidates name it.
+        title: what it does, a few words.
+        stage: "model" replaces the float model by an equivalent one, "ranges" changes ranges or what is quantized,
+            "artifact" edits the quantized file.
+        free: whether the result has the same nodes, so that it costs no time on the device.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def stage(self) -> Stage: ...
+
+    @property
+    def free(self) -> bool: ...
+
+    def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
+        """The state after it; the state as it was, with a note, where there is nothing to do.
+
+        Args:
+            samples: calibration samples.
+            workdir: an existing folder for files that the new state refers to.
+        """

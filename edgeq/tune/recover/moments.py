@@ -1,0 +1,135 @@
+"""First and second moments of what layers read, from one float pass over a few samples.
+
+They are all that is needed to say what an error in the weights does to a layer's output: with dW the error, the output
+is off by dW x, on average dW E[x], with the covariance dW Cov[x] dW'.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from edgeq.calibrate.observed import ObservedModel
+from edgeq.data.samples import Samples
+from edgeq.model.load import load_model
+from edgeq.progress import SILENT, Progress
+from edgeq.tune.recover.layers import Floats, Layer
+
+MEMORY = 2**29
+"""Bytes that moments may take at once; more layers are seen to in several passes."""
+LARGEST = 2**26
+"""Entries of a layer's second moment (groups x taps^2). A layer with more is left out: half a gigabyte."""
+SAMPLES = 32
+_PATCHES_PER_TAP = 4
+_FEWEST, _MOST = 512, 8192
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Of the patches that a layer reads.
+
+    Attributes:
+        count: patches seen.
+        mean: float64 [groups, taps].
+        covariance: float64 [groups, taps, taps].
+    """
+
+    count: int
+    mean: Floats
+    covariance: Floats
+
+
+def layer_moments(
+    model: Path,
+    layers: Sequence[Layer],
+    samples: Samples,
+    *,
+    count: int = SAMPLES,
+    memory: int = MEMORY,
+    progress: Progress = SILENT,
+) -> Iterator[tuple[Layer, Moments]]:
+    """The moments of each layer's patches, layer by layer; layers that share their input share its computation.
+
+    Positions are drawn at random with a fixed seed, about four patches for each tap over all samples.
+
+    Args:
+        model: the float model that the layers belong to.
+        count: samples at most, spread over all there are.
+        memory: bytes for the moments of one pass.
+    """
+    graph = load_model(model, external_data="none")
+    fitting = [layer for layer in layers if layer.groups * layer.taps**2 <= LARGEST]
+    waves = list(_waves(fitting, memory))
+    with progress.stage("moments of the layers' inputs", len(waves) * min(count, len(samples))) as advance:
+        for wave in waves:
+            sums = {layer.name: _Sums(layer) for layer in wave}
+            runs = _runs(graph, model, wave, samples, count)
+            for seen, total, values in runs:
+                for layer in wave:
+                    random = np.random.default_rng([seen, layer.taps])
+                    sums[layer.name].add(values[layer.source], total, random)
+                advance(1)
+            for layer in wave:
+                yield layer, sums.pop(layer.name).moments()
+
+
+class _Sums:
+    def __init__(self, layer: Layer) -> None:
+        self._layer = layer
+        self._count = 0
+        self._first = np.zeros((layer.groups, layer.taps))
+        self._second = np.zeros((layer.groups, layer.taps, layer.taps))
+
+    def add(self, values: NDArray[Any], samples: int, random: np.random.Generator) -> None:
+        wanted = min(max(_PATCHES_PER_TAP * self._layer.taps, _FEWEST), _MOST)
+        patches = self._layer.patches(values, -(-wanted // samples), random)
+        self._count += patches.shape[1]
+        self._first += patches.sum(1, dtype=np.float64)
+        self._second += patches.transpose(0, 2, 1) @ patches
+
+    def moments(self) -> Moments:
+        mean = self._first / self._count
+        covariance = self._second / self._count - mean[:, :, None] * mean[:, None, :]
+        return Moments(self._count, mean, covariance)
+
+
+def _waves(layers: Sequence[Layer], memory: int) -> Iterator[list[Layer]]:
+    wave: list[Layer] = []
+    held = 0
+    for layer in layers:
+        needed = 8 * layer.groups * layer.taps**2
+        if wave and held + needed > memory:
+            yield wave
+            wave, held = [], 0
+        wave.append(layer)
+        held += needed
+    if wave:
+        yield wave
+
+
+def _runs(
+    graph: onnx.ModelProto, path: Path, layers: Sequence[Layer], samples: Samples, count: int
+) -> Iterator[tuple[int, int, Mapping[str, NDArray[Any]]]]:
+    """(number, how many there will be, input tensors by name) for each sample."""
+    given = {i.name for i in graph.graph.input}
+    names = list(dict.fromkeys(layer.source for layer in layers if layer.source not in given))
+    session = ObservedModel(graph, path, names, keep_layout=names) if names else None
+    total = min(count, len(samples))
+    for number, sample in enumerate(spread(samples, count)):
+        values = dict(sample.inputs)
+        if session is not None:
+            values.update(zip(names, session.run(sample.inputs, sample.name), strict=True))
+        yield number, total, values
+
+
+def spread(samples: Samples, count: int) -> Iterator[Any]:
+    """At most `count` of the samples, at even distances."""
+    step = max(1, len(samples) // count)
+    return itertools.islice(iter(samples), 0, min(len(samples), step * count), step)

@@ -1,0 +1,41 @@
+"""Recoveries that choose ranges: behind non-linear functions, and the method tensor by tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeq.calibrate.ranges import Range
+from edgeq.data.samples import Samples
+from edgeq.model.load import load_model
+from edgeq.progress import Progress
+from edgeq.tune.recover.base import Stage, State
+from edgeq.tune.recover.elementwise import Followers
+from edgeq.tune.recover.nonlinear import grid_of, range_behind
+
+
+@dataclass(frozen=True)
+class NonlinearRanges:
+    """Ranges of tensors in front of an activation function, for the least error behind it."""
+
+    name: str = "nonlinear-ranges"
+    title: str = "ranges before activation functions that spend no steps on what the function flattens"
+    stage: Stage = "ranges"
+    free: bool = True
+
+    def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
+        del samples, workdir
+        followers = Followers(load_model(state.prepared.path, external_data="none"))
+        grid = grid_of(state.scheme.activation_type, state.scheme.activation_symmetric)
+        chosen: dict[str, Range] = {}
+        with progress.stage("ranges before activation functions", len(state.ranges)) as advance:
+            for name in state.ranges:
+                advance(1)
+                follower = followers.of(name)
+                if follower.nodes and name not in follower.ends and name in state.statistics.tensors:
+                    chosen[name] = range_behind(state.statistics.tensors[name], followers.function(follower), grid)
+        if not chosen:
+            return state.note(f"{self.name}: no activation function follows a quantized tensor")
+        return state.replace(ranges={**state.ranges, **chosen}).note(
+            f"{self.name}: {len(chosen)} ranges chosen for the least error behind the function that follows"
+        )
