@@ -19,6 +19,9 @@ A message is one line: what is wrong, where (file, node, field), and what to do 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class EdgeqError(Exception):
     """Base of all deliberate failures.
@@ -73,4 +76,10 @@ class CheckFailedError(EdgeqError):
 
 
 class GoalNotMetError(EdgeqError):
+    """`record` is what was found all the same: the tuning record, plain values."""
+
     exit_code = 11
+
+    def __init__(self, problem: str, fix: str = "", record: Mapping[str, Any] | None = None) -> None:
+        super().__init__(problem, fix)
+        self.record = record or {}

@@ -42,6 +42,7 @@ def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
         components[FLOAT] = _float_variants(spec, spec.float_model)
     files: dict[str, Content] = dict(_runner_files())
     files.update(_calibration_files(spec.calibration))
+    files.update(spec.extras)
     digests: dict[str, str] = {}
     placements, assets = share(
         {

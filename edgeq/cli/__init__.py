@@ -15,6 +15,7 @@ COMMANDS = {
     "targets": "List deployment targets, or show one.",
     "inspect": "Show a model's operators, shapes, MACs and what runs in int8 where.",
     "calibrate": "Run the float model once over samples and keep the statistics.",
+    "tune": "Find the best int8 model for this machine that keeps its accuracy.",
     "quantize": "Quantize a model for a profile and prove the result.",
     "package": "Quantize and write a deployable bundle.",
     "verify": "Check a bundle: hashes, loading, self-test.",

@@ -1,8 +1,8 @@
-"""Options that `quantize` and `package` have in common."""
+"""Options that `quantize`, `package` and `tune` have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,8 +56,17 @@ _BARS = (
 )  # fmt: skip
 
 
+def data_options(function: F) -> F:
+    """Add the options on data."""
+    return _added(function, _DATA)
+
+
 def build_options(function: F) -> F:
     """Add every option on data, scheme and bars."""
-    for option in reversed((*_DATA, *_SCHEME, *_BARS)):
+    return _added(function, (*_DATA, *_SCHEME, *_BARS))
+
+
+def _added(function: F, options: Sequence[Callable[[F], F]]) -> F:
+    for option in reversed(options):
         function = option(function)
     return function

@@ -34,12 +34,16 @@ _SELFTEST_TOLERANCE = 0.025
 
 @dataclass(frozen=True)
 class PackagedVariant:
-    """One variant: what was built, its proof, whether that was taken on the target's own kernels, and its size."""
+    """One variant: what was built, its proof, whether that was taken on the target's own kernels, and its size.
+
+    `threads` are those that suit it, which the runner takes where it is told none; 0 leaves it to the runtime.
+    """
 
     built: Built
     proof: Proof
     native: bool
     bytes: int
+    threads: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -101,7 +105,7 @@ def package(
         EdgeqError: as the stages have it.
     """
     check_free(output, force=force)
-    _check_replaceable(output)
+    check_replaceable(output)
     machine = detect_machine()
     chosen = _in_package_order([resolve(target, machine) for target in targets])
     overrides = dict(overrides or {})
@@ -110,7 +114,6 @@ def package(
         workdir = Path(folder)
         job = open_job(model, data, validation, workdir, statistics=statistics, static=static, progress=progress)
         done: dict[str, PackagedVariant] = {}
-        specs = []
         for target in chosen:
             name = variant_name(target)
             place = workdir / name
@@ -122,19 +125,7 @@ def package(
             done[name] = PackagedVariant(
                 built, proof, runs_natively(target, machine), model_bytes(built.artifact.model)
             )
-            specs.append(_variant(name, done[name], job, selftest))
-        spec = BundleSpec(
-            name=model.stem,
-            variants=tuple(specs),
-            calibration=_tables(job, workdir / "tables"),
-            metadata={
-                "source_model_sha256": model_digest(model),
-                "calibration_sha256": job.statistics.data_digest if job.statistics else "",
-                "calibration_samples": job.statistics.samples if job.statistics else 0,
-            },
-            float_model=job.prepared.path if with_float else None,
-        )
-        write_bundle(spec, output, force=force)
+        bundle_variants(job, done, output, workdir=workdir, selftest=selftest, with_float=with_float, force=force)
     notes = [*job.prepared.notes, *itertools.chain.from_iterable(v.built.artifact.notes for v in done.values())]
     return Packaged(output, done, tuple(dict.fromkeys(notes)))
 
@@ -144,7 +135,41 @@ def variant_name(target: Target) -> str:
     return target.profile.name if target.name == THIS_MACHINE else target.name
 
 
-def _check_replaceable(output: Path) -> None:
+def bundle_variants(
+    job: Job,
+    variants: Mapping[str, PackagedVariant],
+    output: Path,
+    *,
+    workdir: Path,
+    selftest: int = 2,
+    with_float: bool = False,
+    extras: Mapping[str, bytes] | None = None,
+    force: bool = False,
+) -> None:
+    """Write proven variants of one job as a bundle.
+
+    Args:
+        variants: by name, in the order of the package.
+        workdir: a private folder, for the calibration tables.
+        extras: further files that stand beside the manifest, by name.
+        Others as `package`.
+    """
+    spec = BundleSpec(
+        name=job.source.stem,
+        variants=tuple(_variant(name, variant, job, selftest) for name, variant in variants.items()),
+        calibration=_tables(job, workdir / "tables"),
+        metadata={
+            "source_model_sha256": model_digest(job.source),
+            "calibration_sha256": job.statistics.data_digest if job.statistics else "",
+            "calibration_samples": job.statistics.samples if job.statistics else 0,
+        },
+        float_model=job.prepared.path if with_float else None,
+        extras=extras or {},
+    )
+    write_bundle(spec, output, force=force)
+
+
+def check_replaceable(output: Path) -> None:
     """Refuse, with --force too, to replace a folder that is no bundle: it may hold anything."""
     if output.is_dir() and any(output.iterdir()) and not (output / "manifest.json").is_file():
         raise OutputError(f"{output} holds files and is no bundle", "Choose another output, or remove it yourself")
@@ -183,6 +208,7 @@ def _variant(name: str, variant: PackagedVariant, job: Job, selftest: int) -> Va
             "coverage": {"int8_mac_share": round(proof.coverage.share, 4)},
             "accuracy": _accuracy(proof),
             "checks": dict.fromkeys(("load", "coverage", "accuracy", "self-test"), where),
+            **({"threads": variant.threads} if variant.threads else {}),
         },
         selftest=cases,
         tolerance=_tolerance(cases),

@@ -1,0 +1,110 @@
+"""Accuracy recovery, where something fast falls short: methods that cost no speed first, layers in float last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from edgeq.progress import Progress
+from edgeq.tune.book import Book, loss_of, structure_of
+from edgeq.tune.candidate import Candidate
+from edgeq.tune.goal import Deadline
+from edgeq.tune.race import say_best, say_short
+from edgeq.tune.record import Stage, Trial
+from edgeq.tune.workshop import Workshop
+
+_BASES = 2
+
+
+class Screen(Protocol):
+    def __call__(self, candidate: Candidate, stage: Stage, parent: str = "") -> bool: ...
+
+
+def rescue(
+    book: Book, workshop: Workshop, deadline: Deadline, share: float, screen: Screen, progress: Progress
+) -> None:
+    """Try to bring what is cheaper than the best that qualifies above the bar.
+
+    Recoveries first, then layers go to float.
+    """
+
+    def expired() -> bool:
+        return deadline.passed(share)
+
+    def measured(candidate: Candidate, stage: Stage, parent: str) -> Trial:
+        if not screen(candidate, stage, parent):
+            return book[candidate.name]
+        found = workshop.assess([candidate], workshop.total)
+        trial = book.update(candidate.name, assessment=found[candidate.name])
+        if not book.meets(trial):
+            say_short(book, trial)
+        say_best(book, progress)
+        return book[trial.name]
+
+    for base in _bases(book, workshop):
+        if expired():
+            return
+        if not _worthwhile(book, base):
+            continue
+        best = _recover(workshop, base, measured, expired)
+        if book.meets(best):
+            continue
+
+        def loss(candidate: Candidate, parent: str = best.name) -> float:
+            return loss_of(measured(candidate, "exclusion", parent))
+
+        if not expired():
+            workshop.exclude(best.candidate, loss, book.goal.max_drop, expired)
+
+
+def _recover(
+    workshop: Workshop,
+    base: Trial,
+    measured: Callable[[Candidate, Stage, str], Trial],
+    expired: Callable[[], bool],
+) -> Trial:
+    """The best of `base` with recoveries: with all of them, and where that is no better, with one after the other."""
+    names = workshop.recoveries() if base.candidate.scheme.mode == "static" and not base.candidate.builder else ()
+    if not names or expired():
+        return base
+    best = measured(_with(base.candidate, names, "recovery"), "recovery", base.name)
+    if loss_of(best) < loss_of(base) or len(names) == 1:
+        return min(best, base, key=loss_of)
+    best = base
+    for name in names:
+        if expired():
+            break
+        made = measured(_with(best.candidate, (name,), name), "recovery", best.name)
+        best = min(best, made, key=loss_of)
+    return best
+
+
+def _with(candidate: Candidate, names: tuple[str, ...], title: str) -> Candidate:
+    return candidate.replace(name=f"{candidate.name} + {title}", recoveries=(*candidate.recoveries, *names))
+
+
+def _bases(book: Book, workshop: Workshop) -> list[Trial]:
+    """The most accurate trial of each structure that falls short and is cheaper than the best that qualifies."""
+    best: dict[str, Trial] = {}
+    for trial in sorted((t for t in book if t.assessment and t.timing), key=loss_of):
+        speedup = trial.timing.speedup if trial.timing else None
+        if speedup is not None and speedup["high"] >= 1:
+            best.setdefault(structure_of(trial), trial)
+    short = [t for t in best.values() if not book.meets(t) and _worthwhile(book, t)]
+    chosen = sorted(short, key=lambda t: (book.cost(t), loss_of(t)))[:_BASES]
+    return [_in_full(book, workshop, t) for t in sorted(chosen, key=loss_of)]
+
+
+def _worthwhile(book: Book, trial: Trial) -> bool:
+    """Whether it would win if it qualified."""
+    qualified = book.qualified()
+    return not qualified or book.cheaper(trial, qualified[0])
+
+
+def _in_full(book: Book, workshop: Workshop, trial: Trial) -> Trial:
+    if trial.assessment is not None and trial.assessment.complete:
+        return trial
+    found = workshop.assess([trial.candidate], workshop.total)
+    trial = book.update(trial.name, assessment=found[trial.name])
+    # Dropped on fewer samples than there are, or for want of time: all samples have the last word.
+    return book.update(trial.name, reason="") if book.meets(trial) else trial
