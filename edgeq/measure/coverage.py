@@ -32,7 +32,9 @@ _CONTROL = frozenset({"If", "Loop", "Scan"})
 _CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 _MOVES_DATA = frozenset({"Shape", "ReorderInput", "ReorderOutput", "MemcpyToHost", "MemcpyFromHost"})
 # What ONNX Runtime appends to a node's name when a fusion, the layout optimiser or the quantizer replaces it.
-_RENAMED = re.compile(r"(_token_\d+|_nchwc|_quant(_scales_mul)?|/duplicated|_matmul|/MatMulAddFusion|/MatMulScaleFusion/)+$")
+_RENAMED = re.compile(
+    r"(_token_\d+|_nchwc|_quant|_quant_scales_mul|/duplicated|_matmul|_MatMul|/MatMulAddFusion|/MatMulScaleFusion/)$"
+)
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,7 @@ def judge(
         op_type = arguments["op_name"]
         inputs = [next(iter(i.items())) for i in arguments.get("input_type_shape", ()) if i]
         outputs = [next(iter(o.items())) for o in arguments.get("output_type_shape", ()) if o]
-        stem = name if name in known else _RENAMED.sub("", name)
+        stem = _stem(name, known)
         computed = _macs_from_shapes(op_type, inputs, outputs, weights.get(name, ()))
         # An activation's name stands for the node it was fused into only if what ran under it multiplies.
         source = known[stem] if stem in known and (computed or stem in macs) else stem
@@ -191,6 +193,13 @@ def judge(
         before = runs.get((name, op_type, kind))
         runs[name, op_type, kind] = NodeRun(name, source, op_type, kind, count + (before.macs if before else 0))
     return tuple(runs.values())
+
+
+def _stem(name: str, known: Mapping[str, str]) -> str:
+    """`name` without what was appended to it, as far as that leads to a known one."""
+    while name not in known and (shorter := _RENAMED.sub("", name)) != name:
+        name = shorter
+    return name
 
 
 def _kind(op_type: str, inputs: list[tuple[str, list[int]]], outputs: list[tuple[str, list[int]]]) -> Kind:

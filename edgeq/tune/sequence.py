@@ -124,7 +124,7 @@ def _transformed(
         draft = folder.with_name(f"{folder.name}.draft")
         draft.mkdir(exist_ok=True)
         if recovery == _SMOOTH:
-            done, changed = smooth(
+            _, changed = smooth(
                 prepared,
                 samples,
                 draft / kept.name,
@@ -134,7 +134,7 @@ def _transformed(
             )
             found = bool(changed)
         else:
-            done, count = fuse_attention(prepared, samples, draft / kept.name)
+            _, count = fuse_attention(prepared, samples, draft / kept.name)
             found = bool(count)
         if not found:
             raise UsageError(f"{recovery} finds nothing to do in this model")

@@ -94,14 +94,19 @@ def _fused(prepared: PreparedModel) -> tuple[onnx.ModelProto | None, int]:
         # The default form of a mask is its length, which is wrong for padding on the left.
         options.use_raw_attention_mask(True)
         model = load_model(prepared.path, external_data="all")
+        before = _count(model)
         split_unsqueezes(model)
         optimized = optimize_model(
             model, model_type=family, num_heads=0, hidden_size=0, opt_level=0, optimization_options=options
         ).model
-        count = sum(node.op_type == _ATTENTION and node.domain == _DOMAIN for node in optimized.graph.node)
+        count = _count(optimized) - before
         if count > best[1]:
             best = (optimized, count)
     return best
+
+
+def _count(model: onnx.ModelProto) -> int:
+    return sum(node.op_type == _ATTENTION and node.domain == _DOMAIN for node in model.graph.node)
 
 
 def split_unsqueezes(model: onnx.ModelProto) -> int:

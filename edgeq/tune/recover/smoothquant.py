@@ -136,9 +136,9 @@ def product_groups(model: onnx.ModelProto, exclude: Collection[str] = ()) -> tup
             continue
         x, weight = node.input[:2]
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        if weight in constants and len(constants[weight].dims) == 2 and x not in constants:
-            if not attributes.get("transA", 0):
-                found.setdefault(x, []).append((node.name, weight, bool(attributes.get("transB", 0))))
+        matrix = weight in constants and len(constants[weight].dims) == 2
+        if matrix and x not in constants and not attributes.get("transA", 0):
+            found.setdefault(x, []).append((node.name, weight, bool(attributes.get("transB", 0))))
     return tuple(Group(tensor, tuple(products)) for tensor, products in found.items())
 
 
