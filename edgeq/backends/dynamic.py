@@ -9,7 +9,7 @@ from pathlib import Path
 
 from onnx import TensorProto
 
-from edgeq.backends.quantizer import needs_external_data, one_line, quant_type
+from edgeq.backends.quantizer import needs_external_data, one_line, quant_type, quiet
 from edgeq.backends.recurrent import IntegerWeights, expand_grus
 from edgeq.errors import ModelError, UsageError
 from edgeq.model.load import load_model, save_model
@@ -80,18 +80,19 @@ def quantize_types(
     from onnxruntime.quantization import quantize_dynamic
 
     try:
-        quantize_dynamic(
-            source,
-            target,
-            op_types_to_quantize=sorted(op_types),
-            per_channel=scheme.per_channel,
-            reduce_range=scheme.reduce_range,
-            weight_type=quant_type(weight_type),
-            nodes_to_exclude=list(scheme.exclude),
-            use_external_data_format=needs_external_data(source),
-            # Shape inference knows nothing of what the runtime's own operators give.
-            extra_options={"DefaultTensorType": TensorProto.FLOAT},
-        )
+        with quiet():
+            quantize_dynamic(
+                source,
+                target,
+                op_types_to_quantize=sorted(op_types),
+                per_channel=scheme.per_channel,
+                reduce_range=scheme.reduce_range,
+                weight_type=quant_type(weight_type),
+                nodes_to_exclude=list(scheme.exclude),
+                use_external_data_format=needs_external_data(source),
+                # Shape inference knows nothing of what the runtime's own operators give.
+                extra_options={"DefaultTensorType": TensorProto.FLOAT},
+            )
     except (ValueError, RuntimeError) as error:
         raise ModelError(
             f"{prepared.source}: onnxruntime's quantizer refuses it: {one_line(error)}",

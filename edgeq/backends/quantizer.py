@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,3 +30,14 @@ def needs_external_data(model: Path) -> bool:
 def one_line(error: Exception) -> str:
     """An exception's text for a message."""
     return " ".join(str(error).split())
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps onnxruntime's tools, which log the story of every node on the root logger, to themselves."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(before)

@@ -6,13 +6,13 @@ the integer kernels of dynamic quantization win. Activations are quantized per b
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import onnx
 from onnx import helper, numpy_helper
 
 from edgeq.backends.dynamic import quantize_types
+from edgeq.backends.quantizer import quiet
 from edgeq.errors import ModelError, UsageError
 from edgeq.model.load import load_model, save_model
 from edgeq.model.prepare import PreparedModel
@@ -92,12 +92,7 @@ def _in_blocks(model: onnx.ModelProto, scheme: Scheme) -> onnx.ModelProto:
         nodes_to_exclude=list(scheme.exclude),
         op_types_to_quantize=("MatMul",),
     )
-    # It tells the story of every node on the root logger.
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
+    with quiet():
         quantizer.process()
-    finally:
-        logging.disable(before)
     done: onnx.ModelProto = quantizer.model.model
     return done

@@ -44,6 +44,12 @@ _SCHEME = (
     click.option("--weight-type", type=_INTEGER, help="Integers of weights."),
     click.option("--activation-symmetric/--activation-asymmetric", default=None, help="Where 0 lies in activations."),
     click.option("--dynamic", is_flag=True, help="Measure activation ranges at run time (transformers, RNNs)."),
+    click.option(
+        "--weight-only",
+        type=click.Choice(["8", "4"]),
+        metavar="BITS",
+        help="Only the weights of matrix products, in blocks of 8 or 4 bits.",
+    ),
     click.option("--op-type", "op_types", multiple=True, help="Quantize only this operator type. Repeatable."),
     click.option("--exclude", multiple=True, metavar="NODE", help="Keep this node in float. Repeatable."),
 )

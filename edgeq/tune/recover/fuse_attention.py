@@ -6,15 +6,13 @@ Which exports it recognises is its own business; whatever it makes is checked ag
 from __future__ import annotations
 
 import dataclasses
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from edgeq.backends.quantizer import quiet
 from edgeq.data.samples import Samples
 from edgeq.measure.accuracy import examine
 from edgeq.model.load import load_model, model_digest, save_model
@@ -62,7 +60,7 @@ def fuse_attention(prepared: PreparedModel, samples: Samples, destination: Path)
     Nothing is written, and `prepared` comes back, where nothing is recognised or where the fused model computes
     something else.
     """
-    with _quiet():
+    with quiet():
         fused, count = _fused(prepared)
     if fused is None or not count:
         return prepared, 0
@@ -136,14 +134,3 @@ def split_unsqueezes(model: onnx.ModelProto) -> int:
     del graph.node[:]
     graph.node.extend(nodes)
     return count
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The optimizer tells what it does and does not recognise at every level of the log."""
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.disable(before)
