@@ -27,16 +27,16 @@ class EdgeqError(Exception):
     """Base of all deliberate failures.
 
     Args:
-        problem: what is wrong and where, one sentence without a final full stop.
+        problem: what is wrong and where, one sentence; a full stop at its end (other libraries' texts) is dropped.
         fix: what the reader can do about it, in the imperative.
     """
 
     exit_code = 1
 
     def __init__(self, problem: str, fix: str = "") -> None:
-        self.problem = problem
+        self.problem = problem.rstrip(".")
         self.fix = fix
-        super().__init__(f"{problem}. {fix}" if fix else problem)
+        super().__init__(f"{self.problem}. {fix}" if fix else self.problem)
 
 
 class UsageError(EdgeqError):

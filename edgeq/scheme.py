@@ -16,6 +16,8 @@ IntegerType = Literal["int8", "uint8"]
 Method = Literal["minmax", "moving-average", "percentile", "entropy", "mse"]
 WEIGHT_BITS = (4, 8)
 BLOCK_SIZES = (16, 32, 64, 128, 256)
+WEIGHT_ONLY_TYPES = ("Gather", "Gemm", "MatMul")
+"""What weight-only quantization is of."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,24 @@ class Scheme:
         """Activation and weight type in the field's short form, such as "U8S8"."""
         short = {"uint8": "U8", "int8": "S8"}
         return short[self.activation_type] + short[self.weight_type]
+
+    @property
+    def quantized_types(self) -> frozenset[str] | None:
+        """Operator types that the scheme quantizes; None means all that the backend can."""
+        if self.mode == "static":
+            return frozenset(self.op_types) if self.op_types is not None else None
+        types = frozenset(self.dynamic_weight_types if self.mode == "dynamic" else WEIGHT_ONLY_TYPES)
+        return types if self.op_types is None else types & frozenset(self.op_types)
+
+    @property
+    def title(self) -> str:
+        """The scheme in a few words: "static QDQ U8S8", "dynamic (Gemm int8, MatMul int8)", "weight-only 4 bits"."""
+        if self.mode == "static":
+            return f"static {self.format} {self.pair}"
+        if self.mode == "weight-only":
+            return f"weight-only {self.weight_bits} bits"
+        types = sorted(self.quantized_types or ())
+        return f"dynamic ({', '.join(f'{t} {self.dynamic_weight_types[t]}' for t in types)})"
 
     def replace(self, **changes: Any) -> Scheme:
         """A copy with `changes`; None leaves a field as it is, so unset options can be passed through."""

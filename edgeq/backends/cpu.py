@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from edgeq.backends.base import Artifact
-from edgeq.backends.dynamic import write_dynamic
+from edgeq.backends.base import Artifact, check_names
+from edgeq.backends.dynamic import OPERATORS as DYNAMIC_OPERATORS
+from edgeq.backends.dynamic import check_dynamic, write_dynamic
 from edgeq.backends.quantizer import needs_external_data, one_line, quant_type
 from edgeq.backends.stored import store_weights
 from edgeq.backends.weight_only import write_weight_only
@@ -18,10 +20,10 @@ from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.tensors import constant_tensors
 from edgeq.errors import CalibrationError, ModelError, UsageError
 from edgeq.model.int8_rules import Rule, int8_rules, quantizable_operators, slow_fusions
-from edgeq.model.load import load_model, save_model
+from edgeq.model.load import is_quantized, load_model, save_model
 from edgeq.model.outlook import int8_outlook
 from edgeq.model.prepare import PreparedModel
-from edgeq.scheme import Scheme
+from edgeq.scheme import WEIGHT_ONLY_TYPES, Scheme
 from edgeq.session import onnxruntime
 
 # At load, this optimizer quantizes the weights of a float Conv or Gemm that stands between integer tensors, per tensor
@@ -34,12 +36,27 @@ _REQUANTIZED_AT_LOAD = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 class CpuBackend:
     name = "cpu"
 
+    def check(self, scheme: Scheme) -> None:
+        """Refuse a scheme that no model could be built with. See `Backend.check`."""
+        if scheme.mode == "dynamic":
+            check_dynamic(scheme)
+        elif scheme.mode == "static" and scheme.pair == "S8U8":
+            raise UsageError("int8 activations with uint8 weights have no kernels", "Make --weight-type int8")
+        known = _quantizable(scheme)
+        named = (*(scheme.op_types or ()), *(scheme.dynamic_weight_types if scheme.mode == "dynamic" else ()))
+        unknown = next((op_type for op_type in named if op_type not in known), None)
+        if unknown is not None:
+            close = difflib.get_close_matches(unknown, known, n=3)
+            hint = f"Did you mean {', '.join(close)}?" if close else f"It can be {', '.join(known)}"
+            raise UsageError(f"no operator {unknown!r} has an int8 form on the {self.name} backend", hint)
+
     def build(
         self, prepared: PreparedModel, ranges: Mapping[str, Range], scheme: Scheme, destination: Path
     ) -> Artifact:
         """Write the quantized model to `destination`. See `Backend.build`."""
         onnxruntime()  # the quantizer is part of it: one clear error where it is missing
-        _check_excluded(prepared, scheme)
+        self.check(scheme)
+        check_names(load_model(prepared.path, external_data="none"), scheme.exclude, prepared.source)
         notes: list[str] = []
         if scheme.mode == "dynamic":
             notes.extend(write_dynamic(prepared, scheme, destination))
@@ -47,19 +64,21 @@ class CpuBackend:
             notes.extend(write_weight_only(prepared, scheme, destination))
         else:
             _write_static(prepared, ranges, scheme, destination)
-        notes.extend(_store(scheme, destination))
-        written = load_model(destination, external_data="none")
+        stored = _store(scheme, destination)
+        notes.extend(stored)
+        built = load_model(destination, external_data="none")
+        if not is_quantized(built) and not stored:
+            raise ModelError(f"{prepared.source}: nothing in it was quantized", _why_nothing(prepared, scheme))
         session_options = dict(scheme.session_options)
         disabled = [name for name in session_options.get(_DISABLED, "").split(";") if name]
-        kept = float_compute_nodes(written)
+        kept = float_compute_nodes(built)
         if kept:
             disabled.append(_REQUANTIZER)
             notes.append(
                 f"{len(kept)} compute nodes stay in float; the session option {_DISABLED} keeps ONNX Runtime from "
                 "quantizing their weights at load"
             )
-        slow = slow_fusions(self.name, written)
-        for fusion in slow:
+        for fusion in slow_fusions(self.name, built):
             disabled.append(fusion.optimizer)
             notes.append(f"without ONNX Runtime's {fusion.optimizer}: {fusion.reason}")
         if disabled:
@@ -101,15 +120,24 @@ def _store(scheme: Scheme, destination: Path) -> tuple[str, ...]:
     return (f"{len(stored)} weights of layers that compute in float are 8-bit integers in the file",)
 
 
-def _check_excluded(prepared: PreparedModel, scheme: Scheme) -> None:
-    names = {node.name for node in load_model(prepared.path).graph.node}
-    unknown = [name for name in scheme.exclude if name not in names]
-    if unknown:
-        import difflib
+def _quantizable(scheme: Scheme) -> tuple[str, ...]:
+    if scheme.mode == "static":
+        return quantizable_operators(int8_rules("cpu"))
+    return DYNAMIC_OPERATORS if scheme.mode == "dynamic" else WEIGHT_ONLY_TYPES
 
-        close = difflib.get_close_matches(unknown[0], names, n=3)
-        hint = f"Did you mean {', '.join(close)}?" if close else "List the node names with `edgeq inspect -v`"
-        raise UsageError(f"{prepared.source}: no node is named {unknown[0]!r}", hint)
+
+def _why_nothing(prepared: PreparedModel, scheme: Scheme) -> str:
+    """What a user can do about a model in which nothing was quantized, with the first reason that there is."""
+    model = load_model(prepared.path, external_data="none")
+    for node in int8_outlook(model, int8_rules("cpu")):
+        if node.name in scheme.exclude:
+            return "Exclude fewer nodes"
+        types = scheme.quantized_types
+        if node.verdict == "int8" and types is not None and node.op_type not in types:
+            return f"It holds {node.op_type}, which the scheme leaves in float: choose other operator types"
+        if node.verdict == "float":
+            return f"Deploy the float model; {node.op_type} ({node.name}): {node.reason}"
+    return "Deploy the float model"
 
 
 def _write_static(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: Scheme, destination: Path) -> None:

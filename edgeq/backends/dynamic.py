@@ -16,35 +16,38 @@ from edgeq.model.load import load_model, save_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import IntegerType, Scheme
 
-# Types that onnxruntime's quantizer rewrites; it makes MatMul and Add of a Gemm.
+# Types that onnxruntime's quantizer rewrites; it first makes every plain Gemm a MatMul of this name and an Add.
 _QUANTIZER = frozenset({"Attention", "Conv", "EmbedLayerNormalization", "Gather", "Gemm", "LSTM", "MatMul"})
+_GEMM_IS = {"Gemm": "MatMul"}
+_GEMM_SUFFIX = "_MatMul"
 _OURS = frozenset({"GRU"})
+OPERATORS = tuple(sorted(_QUANTIZER | _OURS))
 # Largest weight of 7 and of 8 bits.
 _LIMITS = {True: 63, False: 127}
+
+
+def check_dynamic(scheme: Scheme) -> None:
+    """Refuse a dynamic scheme that no model could be built with.
+
+    Raises:
+        UsageError: it has no weight types, lacks one for an operator type that it names, or has one too many.
+    """
+    if not scheme.dynamic_weight_types:
+        raise UsageError("dynamic quantization needs a weight type per operator type", "Choose a profile that has them")
+    untyped = next((t for t in scheme.op_types or () if t in OPERATORS and t not in scheme.dynamic_weight_types), None)
+    if untyped is not None:
+        raise UsageError(
+            f"the profile has no weight type for dynamic {untyped}", "Name one with --weight-type, or leave it in float"
+        )
 
 
 def write_dynamic(prepared: PreparedModel, scheme: Scheme, destination: Path) -> tuple[str, ...]:
     """Write the dynamically quantized model; returns notes.
 
     Raises:
-        UsageError: the scheme names no operator type, or one that has no dynamic form.
         ModelError: onnxruntime's quantizer refuses the model.
     """
-    wanted = {
-        op_type: weight_type
-        for op_type, weight_type in scheme.dynamic_weight_types.items()
-        if scheme.op_types is None or op_type in scheme.op_types
-    }
-    if not wanted:
-        raise UsageError(
-            "dynamic quantization has no operator type to quantize",
-            f"Choose among {', '.join(sorted(scheme.dynamic_weight_types)) or 'those of another profile'}",
-        )
-    unknown = sorted(set(wanted) - _QUANTIZER - _OURS)
-    if unknown:
-        raise UsageError(
-            f"{unknown[0]} has no dynamic form in ONNX Runtime", f"There are {', '.join(sorted(_QUANTIZER | _OURS))}"
-        )
+    wanted = {op_type: scheme.dynamic_weight_types[op_type] for op_type in sorted(scheme.quantized_types or ())}
     _quantize_types(prepared, scheme, {t: w for t, w in wanted.items() if t in _QUANTIZER}, destination)
     return _expand(scheme, destination) if "GRU" in wanted else ()
 
@@ -79,16 +82,18 @@ def quantize_types(
     """
     from onnxruntime.quantization import quantize_dynamic
 
+    nodes = load_model(prepared.path, external_data="none").graph.node
+    kept = {node.name for node in nodes if node.op_type not in op_types or node.name in scheme.exclude}
     try:
         with quiet():
             quantize_dynamic(
                 source,
                 target,
-                op_types_to_quantize=sorted(op_types),
+                op_types_to_quantize=sorted({_GEMM_IS.get(op_type, op_type) for op_type in op_types}),
                 per_channel=scheme.per_channel,
                 reduce_range=scheme.reduce_range,
                 weight_type=quant_type(weight_type),
-                nodes_to_exclude=list(scheme.exclude),
+                nodes_to_exclude=sorted(kept | {f"{name}{_GEMM_SUFFIX}" for name in kept}),
                 use_external_data_format=needs_external_data(source),
                 # Shape inference knows nothing of what the runtime's own operators give.
                 extra_options={"DefaultTensorType": TensorProto.FLOAT},

@@ -13,12 +13,11 @@ from onnx import helper, numpy_helper
 
 from edgeq.backends.dynamic import quantize_types
 from edgeq.backends.quantizer import quiet
-from edgeq.errors import ModelError, UsageError
+from edgeq.errors import ModelError
 from edgeq.model.load import load_model, save_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import Scheme
 
-OPERATORS = ("Gather", "Gemm", "MatMul")
 # The kernel computes in int8 at this level; at lower ones it expands the weights to float32 each time.
 _INT8_COMPUTE = 4
 _SINCE = {4: "1.17", 8: "1.22"}
@@ -28,16 +27,13 @@ def write_weight_only(prepared: PreparedModel, scheme: Scheme, destination: Path
     """Write the model with its constant matrices in blocks, and tables of Gather as 8-bit rows; returns notes.
 
     Raises:
-        UsageError: the scheme wants none of `OPERATORS`.
         ModelError: there is no constant matrix to quantize.
     """
-    wanted = [t for t in OPERATORS if scheme.op_types is None or t in scheme.op_types]
-    if not wanted:
-        raise UsageError("weight-only quantization has no operator type", f"There are {', '.join(OPERATORS)}")
+    wanted = scheme.quantized_types or frozenset()
     model = load_model(prepared.path, external_data="all")
     if "Gemm" in wanted:
         gemms_to_matmuls(model, scheme.exclude)
-    blocked = _in_blocks(model, scheme)
+    blocked = _in_blocks(model, scheme) if "MatMul" in wanted or "Gemm" in wanted else model
     if not any(node.op_type == "MatMulNBits" for node in blocked.graph.node):
         raise ModelError(f"{prepared.source}: it has no product with a constant matrix", "Choose another scheme")
     save_model(blocked, destination)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edgeq.calibrate.histogram import KeyBuffer
 from edgeq.calibrate.observed import ObservedModel
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
-from edgeq.calibrate.tally import Seen, Tally
+from edgeq.calibrate.tally import Seen, Tally, dtype_name
 from edgeq.calibrate.tensors import Derived, Plan, element_types, plan, quantizable_tensors
 from edgeq.calibrate.waves import split_in_waves
 from edgeq.errors import CalibrationError, DataError, EdgeqError
@@ -207,7 +207,7 @@ class _Pass:
         seen: dict[str, tuple[Seen, str]] = {}
         for name, values in self._arrays(sample):
             try:
-                seen[name] = (self._tallies[name].observe(values, buffer, place), str(values.dtype))
+                seen[name] = (self._tallies[name].observe(values, buffer, place), dtype_name(values))
             except CalibrationError as error:
                 raise CalibrationError(
                     f"tensor {name!r} in sample {sample.name}: {error.problem}",
@@ -221,6 +221,8 @@ class _Pass:
 
     def _arrays(self, sample: SampleLike) -> Iterator[tuple[str, NDArray[Any]]]:
         for name in self._plan.inputs:
+            if name not in sample.inputs:
+                raise DataError(f"sample {sample.name} has no input {name!r}", "Give all inputs of the model")
             yield name, sample.inputs[name]
         if not self._plan.fetched:
             return

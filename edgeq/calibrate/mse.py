@@ -9,7 +9,7 @@ import numpy as np
 from edgeq.calibrate.histogram import Float64s
 from edgeq.calibrate.linear import BINS, Linear
 
-COARSE = 2.0 ** (-np.arange(15) / 2.0)
+COARSE = 2.0 ** (-np.arange(13) / 2.0)
 """Shares of the extremes that are tried first; the best is then refined by ever smaller factors."""
 REFINEMENTS = 2.0 ** (-1.0 / np.array([4.0, 8.0, 16.0, 32.0, 64.0]))
 

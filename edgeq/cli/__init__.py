@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from typing import Any
 
 import click
 
 from edgeq import __version__
+from edgeq.cli._process import ends_in_one_line, restore_interrupts
 
 # Command → its one-line help. Standing here so that `edgeq --help` need not import fifteen modules.
 COMMANDS = {
@@ -22,6 +25,8 @@ COMMANDS = {
     "bench": "Measure latency and throughput of a model or a bundle.",
     "debug": "Find the layers that lose accuracy in a quantized model.",
     "eval": "Measure accuracy of a model or a bundle on labelled data.",
+    "compare": "Compare two models or bundles: size, accuracy, speed, coverage.",
+    "report": "Write a bundle's report: one HTML file that opens offline.",
     "preprocess": "List preprocessings, or show one's arithmetic.",
     "demo": "Run the main job on the embedded demo model.",
 }
@@ -43,6 +48,12 @@ class _LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run one command and exit, whatever happens with one line at most."""
+        with ends_in_one_line():
+            code = super().main(*args, **{**options, "standalone_mode": False})
+            sys.exit(code if isinstance(code, int) else 0)
+
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="edgeq")
@@ -52,4 +63,5 @@ def group() -> None:
 
 def main() -> None:
     """The `edgeq` program."""
+    restore_interrupts()
     group(prog_name="edgeq")

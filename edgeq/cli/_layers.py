@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _CLEAN_DB = 50.0
 _BAR = 10
 _WEIGHTS_SHOWN = 5
+_LEAST_SHARE = 0.0001
 
 
 def draw_diagnosis(console: Console, found: Diagnosis, *, verbose: bool) -> None:
@@ -37,19 +38,17 @@ def draw_diagnosis(console: Console, found: Diagnosis, *, verbose: bool) -> None
 
 def _draw_culprits(console: Console, found: Diagnosis) -> None:
     if not found.culprits:
-        console.print("\nno layer stands out: the noise comes from all of them alike", markup=False)
+        console.print("\nno layer stands out: the noise comes from many alike", markup=False)
         return
-    share = sum(culprit.share for culprit in found.culprits)
-    console.print(f"\nlayers that add the noise ({share:.0%} of all that layers add), worst first", markup=False)
+    console.print("\nlayers to blame, each with the SQNR that the outputs have with its error alone", markup=False)
     for rank, culprit in enumerate(found.culprits, 1):
         who = f"{culprit.node} ({culprit.op_type})" if culprit.node else f"input {culprit.name}"
         console.print(
-            f"{rank:3}. {who}: {_db(culprit.layer_sqnr_db)} dB alone, {culprit.share:.0%}; "
-            f"{culprit.cause}: {culprit.reason}",
-            markup=False,
+            f"{rank:3}. {who}: {_db(culprit.output_sqnr_db)} dB; {culprit.cause}: {culprit.reason}", markup=False
         )
         console.print(f"     {_flags(culprit.exclude)}", markup=False)
-    console.print(f"all of them in float: {_flags(found.exclude)}", markup=False, soft_wrap=True)
+    if len(found.culprits) > 1:
+        console.print(f"all of them: {_flags(found.exclude)}", markup=False)
 
 
 def _draw_layers(console: Console, found: Diagnosis, *, verbose: bool) -> None:
@@ -57,9 +56,9 @@ def _draw_layers(console: Console, found: Diagnosis, *, verbose: bool) -> None:
 
     ranks = {culprit.name: rank for rank, culprit in enumerate(found.culprits, 1)}
     pairs = list(zip(found.comparison.activations, found.noise, strict=True))
-    shown = {id(noise) for _, noise in sorted(pairs, key=lambda pair: -pair[1].total)[: found.question.worst]}
+    shown = {id(noise) for _, noise in sorted(pairs, key=lambda pair: -pair[1].own)[: found.question.worst]}
     title = "layers in execution order (SQNR in dB)" if verbose else "worst layers in execution order (SQNR in dB)"
-    table = Table("", "tensor", "layer", "all so far", "alone", "", "rounding", "outside", "cosine", title=title)
+    table = Table("", "tensor", "layer", "all so far", "alone", "", "rounding", "outside", "outputs", title=title)
     for activation, noise in pairs:
         if not verbose and id(noise) not in shown and activation.name not in ranks:
             continue
@@ -73,7 +72,7 @@ def _draw_layers(console: Console, found: Diagnosis, *, verbose: bool) -> None:
             _bar(activation.layer.sqnr_db),
             _db(activation.rounding.sqnr_db) if activation.rounding else activation.kind,
             _share(activation.saturated_low + activation.saturated_high),
-            f"{activation.accumulated.cosine:.4f}",
+            _db(found.effects[noise.name].sqnr_db) if noise.name in found.effects else "",
         )
     console.print(table)
     if not verbose and len(shown) < len(pairs):
@@ -124,4 +123,4 @@ def _bar(sqnr: float) -> str:
 
 
 def _share(value: float) -> str:
-    return f"{value:.2%}" if value else ""
+    return f"{value:.2%}" if value >= _LEAST_SHARE else "< 0.01%" if value else ""

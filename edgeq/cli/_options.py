@@ -10,7 +10,8 @@ import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-PATH = click.Path(path_type=Path)
+# What cannot be read is told by the room that reads it, with its own exit code.
+PATH = click.Path(path_type=Path, readable=False)
 _INTEGER = click.Choice(["int8", "uint8"])
 
 _DATA = (
@@ -36,7 +37,11 @@ _SCHEME = (
         type=click.Choice(["minmax", "moving-average", "percentile", "entropy", "mse"]),
         help="How ranges are derived from the calibration.",
     ),
-    click.option("--percentile", type=float, help="With --method percentile: share of values kept, such as 99.99."),
+    click.option(
+        "--percentile",
+        type=click.FloatRange(0, 100, min_open=True),
+        help="With --method percentile: share of values kept, such as 99.99.",
+    ),
     click.option("--per-channel/--no-per-channel", default=None, help="One weight scale per output channel."),
     click.option("--reduce-range/--no-reduce-range", default=None, help="7-bit weights."),
     click.option("--format", type=click.Choice(["QDQ", "QOperator"]), help="How quantization is written."),

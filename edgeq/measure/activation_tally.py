@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from edgeq.measure.agreement import OutputAgreement, OutputComparison
 from edgeq.measure.match_activations import ActivationMatch
+from edgeq.measure.match_weights import finite
 from edgeq.measure.quantization import dynamic_quantization
 
 Kind = Literal["static", "dynamic", "float"]
@@ -25,8 +26,10 @@ class ActivationComparison:
         kind: "static" or "dynamic" quantization, or "float" where it is not quantized.
         range: smallest and largest number that it can hold; None unless static.
         minimum, maximum: of the float values seen.
-        reads: names of the activations that its layer reads.
-        accumulated, layer, inputs: see `compare_activations`. For a graph input the first two are `rounding`.
+        reads: names of the activations that its layer reads; exact_reads: those of them that it reads before they are
+            quantized.
+        accumulated, layer, inputs: see `compare_activations`. For a graph input the first two are `rounding`, and the
+            last is exact.
         rounding: None where it is not quantized.
         saturated_low, saturated_high: share of the float values that lie outside the range by more than half a step.
     """
@@ -41,6 +44,7 @@ class ActivationComparison:
     minimum: float
     maximum: float
     reads: tuple[str, ...]
+    exact_reads: tuple[str, ...]
     accumulated: OutputAgreement
     layer: OutputAgreement
     inputs: OutputAgreement
@@ -58,9 +62,10 @@ class ActivationComparison:
             "quantized_name": self.computed,
             "kind": self.kind,
             "range": list(self.range) if self.range else None,
-            "minimum": self.minimum,
-            "maximum": self.maximum,
+            "minimum": finite(self.minimum),
+            "maximum": finite(self.maximum),
             "reads": list(self.reads),
+            "exact_reads": list(self.exact_reads),
             "accumulated": _figures(self.accumulated),
             "layer": _figures(self.layer),
             "inputs": _figures(self.inputs),
@@ -78,6 +83,7 @@ def _figures(agreement: OutputAgreement) -> dict[str, Any]:
 class ActivationTally:
     match: ActivationMatch
     reads: tuple[str, ...]
+    exact_reads: tuple[str, ...]
     low: int = 0
     high: int = 0
     elements: int = 0
@@ -92,11 +98,13 @@ class ActivationTally:
         for name in ("accumulated", "layer", "inputs", "rounding"):
             setattr(self, name, OutputComparison(self.match.name))
 
-    def update(self, exact: NDArray[Any], whole: NDArray[Any], alone: NDArray[Any], blamed: NDArray[Any]) -> None:
+    def update(self, exact: NDArray[Any], whole: NDArray[Any], alone: NDArray[Any], excused: NDArray[Any]) -> None:
+        """Add one sample: the float tensor; the quantized model's and its layer's alone, as their readers get them; and
+        what the float layer makes of rounded inputs."""
         match = self.match
-        self.accumulated.update(exact, as_read(match, whole))
-        self.layer.update(exact, as_read(match, alone))
-        self.inputs.update(exact, blamed)
+        self.accumulated.update(exact, whole)
+        self.layer.update(exact, alone)
+        self.inputs.update(exact, excused)
         if match.quantization is not None or match.dynamic:
             self.rounding.update(exact, as_read(match, exact))
         self.elements += exact.size
@@ -122,6 +130,7 @@ class ActivationTally:
             minimum=self.minimum if self.elements else 0.0,
             maximum=self.maximum if self.elements else 0.0,
             reads=self.reads,
+            exact_reads=self.exact_reads,
             accumulated=self.accumulated.result(),
             layer=self.layer.result(),
             inputs=self.inputs.result(),

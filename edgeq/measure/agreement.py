@@ -91,7 +91,13 @@ class Agreement:
         return min((output.top1 for output in self.outputs if output.top1 is not None), default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"count": self.count, "outputs": [output.to_dict() for output in self.outputs]}
+        """Plain JSON values; an infinite SQNR is null, because JSON has no infinity."""
+        return {
+            "count": self.count,
+            "sqnr_db": self.sqnr_db if math.isfinite(self.sqnr_db) else None,
+            "top1": self.top1,
+            "outputs": [output.to_dict() for output in self.outputs],
+        }
 
 
 @dataclass

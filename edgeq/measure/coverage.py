@@ -31,6 +31,7 @@ _DYNAMIC_INTEGER = re.compile(r"^(DynamicQuantize(MatMul|LSTM)|MatMulNBits)$")
 _CONTROL = frozenset({"If", "Loop", "Scan"})
 _CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 _MOVES_DATA = frozenset({"Shape", "ReorderInput", "ReorderOutput", "MemcpyToHost", "MemcpyFromHost"})
+_ELEMENT_WISE = frozenset({"Add", "Cast", "Mul"})
 # What ONNX Runtime appends to a node's name when a fusion, the layout optimiser or the quantizer replaces it.
 _RENAMED = re.compile(
     r"(_token_\d+|_nchwc|_quant|_quant_scales_mul|/duplicated|_matmul|_MatMul|/MatMulAddFusion|/MatMulScaleFusion/)$"
@@ -79,12 +80,24 @@ class Coverage:
         total = self.int8_macs + self.float_macs
         return self.int8_macs / total if total else 0.0
 
+    def by_operator(self) -> list[dict[str, Any]]:
+        """For each kernel type that computes: how many of them ran on integers and in float, and their MACs."""
+        found: dict[str, dict[str, Any]] = {}
+        for node in self.nodes:
+            if node.kind in ("int8", "float"):
+                zeros = {"int8_macs": 0, "float_macs": 0, "int8_kernels": 0, "float_kernels": 0}
+                entry = found.setdefault(node.op_type, {"op_type": node.op_type, **zeros})
+                entry[f"{node.kind}_macs"] += node.macs
+                entry[f"{node.kind}_kernels"] += 1
+        return sorted(found.values(), key=lambda e: (-e["int8_macs"] - e["float_macs"], e["op_type"]))
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "int8_mac_share": round(self.share, 6),
             "int8_macs": self.int8_macs,
             "float_macs": self.float_macs,
             "kernels": {kind: sum(n.kind == kind for n in self.nodes) for kind in ("int8", "float", "conversion")},
+            "operators": self.by_operator(),
             "float_nodes": [
                 {"name": n.name, "op_type": n.op_type, "macs": n.macs, "reason": n.reason} for n in self.float_nodes
             ],
@@ -124,7 +137,7 @@ def measure_coverage(
         session = open_session(model, profiled)
         session.run(None, dict(feed))
         events = json.loads(Path(session.end_profiling()).read_text())
-        weights = _weight_shapes(optimized)
+        weights = weight_shapes(optimized)
     macs = {name: count for name, count in node_macs(_sized(source, feed)).items() if count}
     nodes = judge(events, weights, macs, aliases(source, macs))
     float_nodes = tuple(
@@ -186,8 +199,11 @@ def judge(
         outputs = [next(iter(o.items())) for o in arguments.get("output_type_shape", ()) if o]
         stem = _stem(name, known)
         computed = _macs_from_shapes(op_type, inputs, outputs, weights.get(name, ()))
-        # An activation's name stands for the node it was fused into only if what ran under it multiplies.
-        source = known[stem] if stem in known and (computed or stem in macs) else stem
+        # A name stands for the node it was made from only if what ran under it multiplies: not an activation that was
+        # not fused, not the scaling behind a dynamically quantized node.
+        multiplies = computed or (stem in macs and op_type not in _ELEMENT_WISE)
+        standing = name if stem in macs else stem
+        source = known[stem] if stem in known and multiplies else standing
         count = macs.get(source, computed)
         kind = _kind(op_type, inputs, outputs)
         before = runs.get((name, op_type, kind))
@@ -246,7 +262,8 @@ def _sized(source: onnx.ModelProto, feed: Mapping[str, np.ndarray]) -> onnx.Mode
     return sized
 
 
-def _weight_shapes(optimized: Path) -> dict[str, tuple[int, ...]]:
+def weight_shapes(optimized: Path) -> dict[str, tuple[int, ...]]:
+    """Shape of each node's largest constant input, by node name."""
     graph = onnx.load(optimized, load_external_data=False).graph
     constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     return {

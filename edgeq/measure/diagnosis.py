@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeq.data.samples import open_samples
-from edgeq.errors import ModelError, UsageError
+from edgeq.errors import UsageError
 from edgeq.measure.agreement import Agreement, compare_many
-from edgeq.measure.culprits import Culprit, LayerNoise, find_culprits, layer_noise, nodes_to_exclude
+from edgeq.measure.blame import blame
+from edgeq.measure.culprits import Culprit, LayerNoise, layer_noise, nodes_to_exclude
 from edgeq.measure.graphs import GraphIndex, read_graph
+from edgeq.measure.layer_runs import MEMORY
 from edgeq.measure.layers import LayerComparison, compare_layers
-from edgeq.measure.match_activations import match_activations
-from edgeq.measure.match_weights import compare_weights, count_quantized_weights, match_weights
+from edgeq.measure.match_weights import finite
 from edgeq.measure.observe import observing_session
+from edgeq.measure.reference import find_reference
 from edgeq.measure.subject import Subject, open_subject
 from edgeq.model.load import is_quantized
-from edgeq.model.prepare import prepare_model
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings, open_session
 
@@ -35,7 +36,6 @@ _OPTIMISER_LOSS_DB = 3.0
 _DISABLED = "optimization.disable_specified_optimizers"
 _REQUANTIZER = "WeightBiasQuantization"
 _LISTED = 3
-_ORDER = "Give the float model first, then its int8 form"
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,8 @@ class Diagnosis:
     Attributes:
         prepared: whether the float model had to be prepared (`edgeq.model.prepare`) to match.
         comparison: weights and activations, on the graph as written.
-        noise: what each activation's layer adds, in the same order.
+        noise: what each activation's layer adds itself, in the same order.
+        effects: the float model's outputs with the error of one layer alone, for the layers that may be to blame.
         optimised: the model's outputs in the session that ships; `written`: without graph optimisation.
         notes, warnings: one sentence each.
     """
@@ -95,6 +96,7 @@ class Diagnosis:
     prepared: bool
     comparison: LayerComparison
     noise: tuple[LayerNoise, ...]
+    effects: Mapping[str, Agreement]
     culprits: tuple[Culprit, ...]
     optimised: Agreement
     written: Agreement
@@ -110,7 +112,9 @@ class Diagnosis:
         """Plain JSON values; every key is always there."""
         plain = self.comparison.to_dict()
         for activation, noise in zip(plain["activations"], self.noise, strict=True):
-            activation["noise"] = {"weights": noise.weights, "range": noise.range, "inputs": noise.inputs}
+            effect = self.effects.get(noise.name)
+            activation["noise"] = noise.to_dict()
+            activation["output_sqnr_db"] = None if effect is None else finite(effect.sqnr_db)
         return {
             "float_model": str(self.question.float_model),
             "quantized_model": str(self.question.quantized),
@@ -140,7 +144,7 @@ def diagnose(question: DebugQuestion, *, progress: Progress = SILENT) -> Diagnos
         tempfile.TemporaryDirectory(prefix="edgeq-debug-") as workdir,
     ):
         quantized = _quantized_graph(subject)
-        reference = _reference(question, quantized, Path(workdir), progress)
+        reference = find_reference(question.float_model, quantized, Path(workdir), progress)
         samples = open_samples(
             question.data,
             subject.signature,
@@ -151,31 +155,35 @@ def diagnose(question: DebugQuestion, *, progress: Progress = SILENT) -> Diagnos
             model=question.float_model,
             progress=progress,
         )
-        memory = {} if question.memory is None else {"memory": question.memory}
+        settings, memory = subject.settings, question.memory or MEMORY
         comparison = compare_layers(
-            reference.graph, quantized, samples, settings=subject.settings, progress=progress, **memory
+            reference.graph, quantized, samples, settings=settings, memory=memory, progress=progress
         )
         outputs = _outputs(reference.graph.path, subject, quantized, samples, progress)
-    culprits = find_culprits(comparison.activations, comparison.weights, question.worst)
+        effects, culprits = blame(
+            reference.graph,
+            quantized,
+            comparison,
+            outputs["written"],
+            samples,
+            most=question.worst,
+            settings=settings,
+            memory=memory,
+            progress=progress,
+        )
     return Diagnosis(
         question=question,
         variant=subject.variant,
         prepared=reference.prepared,
         comparison=comparison,
         noise=layer_noise(comparison.activations),
+        effects=effects,
         culprits=culprits,
         optimised=outputs["optimised"],
         written=outputs["written"],
         notes=reference.notes,
         warnings=_warnings(outputs, comparison),
     )
-
-
-@dataclass(frozen=True)
-class _Reference:
-    graph: GraphIndex
-    prepared: bool
-    notes: tuple[str, ...] = ()
 
 
 def _quantized_graph(subject: Subject) -> GraphIndex:
@@ -192,53 +200,6 @@ def _quantized_graph(subject: Subject) -> GraphIndex:
             f"{subject.name} holds no quantized operator", "Give the float model first, then its int8 form"
         )
     return graph
-
-
-def _reference(question: DebugQuestion, quantized: GraphIndex, workdir: Path, progress: Progress) -> _Reference:
-    """The float model as given or, where that explains more of the quantized one, as edgeq prepares it."""
-    given = read_graph(question.float_model)
-    if is_quantized(given.model):
-        raise UsageError(f"{question.float_model} is quantized", _ORDER)
-    missing = sorted(set(quantized.inputs) - set(given.inputs))
-    if missing:
-        raise UsageError(
-            f"{question.float_model} has no input {missing[0]!r}, which {question.quantized} takes",
-            "Give the float model that it was made from",
-        )
-    fit = _fit(given, quantized)
-    names = [node.name for node in given.model.graph.node]
-    whole = fit.weights == count_quantized_weights(quantized)
-    if whole and all(names) and len(set(names)) == len(names):
-        return _Reference(given, prepared=False)
-    try:
-        prepared = read_graph(prepare_model(question.float_model, workdir, progress=progress).path)
-    except ModelError as error:
-        return _Reference(given, prepared=False, notes=(f"the float model is taken as it is: {error.problem}",))
-    better = _fit(prepared, quantized)
-    if (better.weights, better.activations) < (fit.weights, fit.activations):
-        return _Reference(given, prepared=False)
-    if not better.activations:
-        raise UsageError(
-            f"{question.quantized} has no activation of {question.float_model}, prepared or not",
-            "Give the float model that it was made from",
-        )
-    note = f"{question.float_model} was compared as `edgeq quantize` prepares it"
-    if better.weights > fit.weights:
-        note += f": {better.weights} quantized weights match then, {fit.weights} as it is"
-    return _Reference(prepared, prepared=True, notes=(note,))
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """Quantized weights that are rounded weights of a float model, and activations that both have."""
-
-    weights: int
-    activations: int
-
-
-def _fit(graph: GraphIndex, quantized: GraphIndex) -> _Fit:
-    weights = compare_weights(graph, quantized, match_weights(graph, quantized))
-    return _Fit(sum(not w.changed for w in weights), len(match_activations(graph, quantized)))
 
 
 def _outputs(
@@ -267,23 +228,28 @@ def _loss(outputs: Mapping[str, Agreement]) -> float:
     return outputs["written"].sqnr_db - outputs["optimised"].sqnr_db
 
 
+def optimiser_warning(outputs: Mapping[str, Agreement]) -> str | None:
+    """What to say where the optimised session answers otherwise than the graph as written; None where it does not."""
+    if not abs(_loss(outputs)) > _OPTIMISER_LOSS_DB:
+        return None
+    optimised, written = outputs["optimised"].sqnr_db, outputs["written"].sqnr_db
+    text = (
+        f"the optimised session answers with {optimised:.1f} dB SQNR, the graph as written with {written:.1f} dB: "
+        "the figures by layer are those of the graph as written"
+    )
+    without = outputs.get("without")
+    if without is not None and without.sqnr_db > optimised + _OPTIMISER_LOSS_DB:
+        text += f"; with the session option {_DISABLED}={_REQUANTIZER} it is {without.sqnr_db:.1f} dB"
+    return text
+
+
 def _warnings(outputs: Mapping[str, Agreement], comparison: LayerComparison) -> tuple[str, ...]:
-    found = []
-    if abs(_loss(outputs)) > _OPTIMISER_LOSS_DB:
-        optimised, written = outputs["optimised"].sqnr_db, outputs["written"].sqnr_db
-        text = (
-            f"the optimised session answers with {optimised:.1f} dB SQNR, the graph as written with {written:.1f} dB: "
-            "the figures by layer are those of the graph as written"
-        )
-        without = outputs.get("without")
-        if without is not None and without.sqnr_db > optimised + _OPTIMISER_LOSS_DB:
-            text += f"; with the session option {_DISABLED}={_REQUANTIZER} it is {without.sqnr_db:.1f} dB"
-        found.append(text)
+    found = [warning for warning in [optimiser_warning(outputs)] if warning is not None]
     changed = [weight.name for weight in comparison.weights if weight.changed]
     if changed:
         found.append(
-            f"{len(changed)} weights differ by more than rounding ({', '.join(changed[:_LISTED])}): they were folded or "
-            "equalized before they were quantized; compare with the float model that has them so"
+            f"{len(changed)} weights differ by more than rounding ({', '.join(changed[:_LISTED])}): they were changed "
+            "before they were quantized, by folding or equalization; compare with the float model that has them so"
         )
     broken = [a.name for a in comparison.activations if a.accumulated.nonfinite]
     if broken:

@@ -7,7 +7,7 @@ The four operations of ONNX Runtime's `qdq_loss_debug`, for every quantized form
     collect_activations   those tensors, one sample at a time
     match_activations     which tensor stands for which activation (`compare_activations`: how well)
 
-`compare_layers` is all of it.
+`compare_layers` is all of it; `output_effects` says what the error of one layer alone does to the outputs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edgeq.measure.activation_tally import ActivationComparison
-from edgeq.measure.compare_activations import MEMORY, compare_activations
+from edgeq.measure.compare_activations import compare_activations
+from edgeq.measure.effects import output_effects
 from edgeq.measure.graphs import GraphIndex, read_graph
+from edgeq.measure.layer_runs import MEMORY
 from edgeq.measure.match_activations import ActivationMatch, match_activations
 from edgeq.measure.match_weights import (
     WeightComparison,
@@ -48,6 +50,7 @@ __all__ = [
     "match_activations",
     "match_weights",
     "only_outputs",
+    "output_effects",
     "read_graph",
     "weight_values",
     "with_outputs",

@@ -9,6 +9,7 @@ folded      Conv → Relu becomes Conv with a range that starts at 0  the convol
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import onnx
@@ -80,6 +81,24 @@ def match_activations(float_graph: GraphIndex, quantized_graph: GraphIndex) -> t
                     del found[node.input[0]]
                     found[name] = matcher.describe(name, before.computed, node)
     return tuple(found.values())
+
+
+def exact_readers(
+    float_graph: GraphIndex, quantized_graph: GraphIndex, matches: Iterable[ActivationMatch]
+) -> frozenset[tuple[str, str]]:
+    """(tensor, float node) where the quantized model's node of that name reads the tensor before it is quantized, as a
+    residual Add does beside a MatMul that quantizes its input; (tensor, "") where it is a graph output like that."""
+    found = set()
+    for match in matches:
+        if match.integer or (match.quantization is None and not match.dynamic):
+            continue
+        for reader, _ in quantized_graph.consumers.get(match.computed, []):
+            twin = float_graph.nodes.get(reader.name)
+            if twin is not None and twin.op_type == reader.op_type:
+                found.add((match.name, twin.name))
+        if match.computed in quantized_graph.outputs:
+            found.add((match.name, ""))
+    return frozenset(found)
 
 
 class _Matcher:

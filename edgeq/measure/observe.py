@@ -61,36 +61,40 @@ def only_outputs(
     return part
 
 
-def cut_layers(graph: GraphIndex, matches: Sequence[ActivationMatch]) -> onnx.ModelProto:
-    """A copy of a quantized model in which every layer is fed from outside.
+def cut_layers(
+    graph: GraphIndex, matches: Sequence[ActivationMatch], exact: Collection[tuple[str, str]] = ()
+) -> onnx.ModelProto:
+    """A copy of a model in which every layer is fed from outside.
 
-    Wherever a node reads the tensor that a match speaks of, it reads the new float input `given_name(match)`, quantized
-    on the way where it takes integers. So `computed` of each match becomes what its layer alone makes of exact inputs.
-    Tensors that the bodies of If, Loop and Scan read stay connected.
+    Wherever a node reads the tensor that a match speaks of (`computed`), it reads the new float input
+    `given_name(match)`, quantized on the way where it takes integers. So `computed` of each match becomes what its
+    layer alone makes of exact inputs. Tensors that the bodies of If, Loop and Scan read stay connected.
+
+    Args:
+        exact: (tensor, node) as `exact_readers` gives them: these nodes read `exact_name(match)` instead.
     """
     given = {m.computed: m for m in matches if m.computed not in graph.captured}
     types = element_types(graph.model)
     cut = onnx.ModelProto()
     cut.CopyFrom(graph.model)
-    read = set()
+    read: dict[str, ActivationMatch] = {}
     for node in cut.graph.node:
         for place, name in enumerate(node.input):
             if name in given:
-                node.input[place] = given_name(given[name]) + (_AS_INTEGERS if given[name].integer else "")
-                read.add(name)
+                match = given[name]
+                entry = exact_name(match) if (match.name, node.name) in exact else given_name(match)
+                node.input[place] = entry + (_AS_INTEGERS if match.integer else "")
+                read[entry] = match
     quantizers = []
-    for match in (given[name] for name in given if name in read):
-        value = onnx.ValueInfoProto(name=given_name(match))
+    for entry, match in read.items():
         half = types.get(match.computed) == TensorProto.FLOAT16
-        value.type.tensor_type.elem_type = TensorProto.FLOAT16 if half else TensorProto.FLOAT
-        cut.graph.input.append(value)
+        cut.graph.input.append(float_input(entry, half=half))
         if match.integer:
             assert match.quantization is not None, "integers that are matched have a scale"
-            name = given_name(match)
-            scale, zero_point = match.quantization.to_tensors(name + "/scale", name + "/zero_point")
+            scale, zero_point = match.quantization.to_tensors(entry + "/scale", entry + "/zero_point")
             cut.graph.initializer.extend([scale, zero_point])
             quantizers.append(
-                onnx.helper.make_node("QuantizeLinear", [name, scale.name, zero_point.name], [name + _AS_INTEGERS])
+                onnx.helper.make_node("QuantizeLinear", [entry, scale.name, zero_point.name], [entry + _AS_INTEGERS])
             )
     nodes = [*quantizers, *cut.graph.node]
     del cut.graph.node[:]
@@ -101,6 +105,18 @@ def cut_layers(graph: GraphIndex, matches: Sequence[ActivationMatch]) -> onnx.Mo
 def given_name(match: ActivationMatch) -> str:
     """The input of a cut model that takes the float tensor of a match."""
     return f"{match.computed}/given"
+
+
+def exact_name(match: ActivationMatch) -> str:
+    """The input for readers that read the tensor before it is quantized."""
+    return f"{match.computed}/exact"
+
+
+def float_input(name: str, *, half: bool) -> onnx.ValueInfoProto:
+    """A graph input of unknown shape."""
+    value = onnx.ValueInfoProto(name=name)
+    value.type.tensor_type.elem_type = TensorProto.FLOAT16 if half else TensorProto.FLOAT
+    return value
 
 
 def observing_session(

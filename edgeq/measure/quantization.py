@@ -174,7 +174,10 @@ class Quantization:
 
 def dynamic_quantization(values: NDArray[Any]) -> Quantization:
     """What DynamicQuantizeLinear takes for `values`: 8 bits from the smallest to the largest, zero among them."""
-    low, high = min(0.0, float(values.min(initial=0))), max(0.0, float(values.max(initial=0)))
+    low, high = float(values.min(initial=0)), float(values.max(initial=0))
+    if not np.isfinite([low, high]).all():  # an attention mask may hold infinities
+        values = values[np.isfinite(values)]
+        low, high = float(values.min(initial=0)), float(values.max(initial=0))
     scale = np.float32((high - low) / 255) or np.float32(1)
     return Quantization(np.asarray(scale), np.asarray(round(-low / float(scale)), np.int64), 0, 255)
 

@@ -65,16 +65,33 @@ def _overrides(options: Mapping[str, Any]) -> dict[str, Any]:
             raise UsageError("--percentile goes with --method percentile")
         chosen["method_options"] = {"percentile": options["percentile"]}
     if options["dynamic"]:
-        chosen["mode"] = "dynamic"
+        chosen |= _dynamic(options)
     if options["weight_only"]:
         if options["dynamic"]:
-            raise UsageError("--dynamic and --weight-only are two ways to quantize", "Give one of them")
-        chosen["mode"], chosen["weight_bits"] = "weight-only", int(options["weight_only"])
+            raise UsageError("--dynamic and --weight-only exclude each other", "Give one of them")
+        chosen |= {"mode": "weight-only", "weight_bits": int(options["weight_only"])}
     if options["op_types"]:
         chosen["op_types"] = options["op_types"]
     if options["exclude"]:
         chosen["exclude"] = options["exclude"]
     return chosen
+
+
+def _dynamic(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What --dynamic sets. --weight-type counts for the types that --op-type names: each wants its own."""
+    static = next(
+        (name for name in ("method", "activation_type", "activation_symmetric") if options[name] is not None), ""
+    )
+    if static:
+        raise UsageError(
+            f"--{static.replace('_', '-')} and --dynamic exclude each other",
+            "Dynamic quantization takes unsigned activations and measures their ranges at run time",
+        )
+    if options["weight_type"] is None:
+        return {"mode": "dynamic"}
+    if not options["op_types"]:
+        raise UsageError("dynamic weight types are per operator type", "Say which with --op-type")
+    return {"mode": "dynamic", "dynamic_weight_types": dict.fromkeys(options["op_types"], options["weight_type"])}
 
 
 def _share(option: str, text: str | None) -> float | None:

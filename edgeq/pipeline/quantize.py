@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeq.atomic import check_free, output_file
+from edgeq.atomic import output_file
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import Target, resolve
 from edgeq.measure.task import Task
 from edgeq.model.load import model_files
+from edgeq.pipeline.checks import check_output, check_request
 from edgeq.pipeline.job import Built, Data, Job, build, open_job, scheme_for
 from edgeq.pipeline.proof import Proof, prove
 from edgeq.pipeline.reasons import explainer
@@ -91,14 +92,25 @@ def quantize(
         CheckFailedError: a bar is not met; nothing is written then.
         EdgeqError: as the stages have it.
     """
-    check_free(output, force=force)
+    samples = (data, validation)
+    check_output(output, kind="file", force=force, model=model, samples=samples, statistics=statistics)
     machine = detect_machine()
     chosen = resolve(target, machine)
     overrides = dict(overrides or {})
+    check_request([chosen], overrides, task=task, max_drop=max_drop)
     native = runs_natively(chosen, machine)
     with tempfile.TemporaryDirectory(prefix="edgeq-") as workdir, output_file(output, force=force) as draft:
-        static = scheme_for(chosen, overrides).mode == "static"
-        job = open_job(model, data, validation, Path(workdir), statistics=statistics, static=static, progress=progress)
+        scheme = scheme_for(chosen, overrides)
+        job = open_job(
+            model,
+            data,
+            validation,
+            Path(workdir),
+            statistics=statistics,
+            static=scheme.mode == "static",
+            exclude=scheme.exclude,
+            progress=progress,
+        )
         built = build(job, chosen, overrides, draft)
         proof = prove_built(
             job, built, task=task, timed=timed and not chosen.profile.missing(machine), progress=progress
@@ -129,7 +141,7 @@ def prove_built(
         job.prepared,
         built.artifact,
         job.validation,
-        explainer(job.prepared, built.artifact.scheme, built.target.backend),
+        explainer(job.prepared, built),
         held_out=job.held_out,
         task=task,
         timed=timed,

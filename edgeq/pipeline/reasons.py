@@ -10,16 +10,21 @@ from edgeq.model.int8_rules import int8_rules
 from edgeq.model.load import load_model
 from edgeq.model.outlook import int8_outlook
 from edgeq.model.prepare import PreparedModel
+from edgeq.pipeline.job import Built
 from edgeq.scheme import Scheme
 
 ON_REQUEST = "kept in float on request"
+_FOREIGN = "{} is not among the operator types that the scheme quantizes"
 _PRODUCTS = ("MatMul", "Gemm")
-_WEIGHT_ONLY_TYPES = ("Gather", "Gemm", "MatMul")
 
 
-def explainer(prepared: PreparedModel, scheme: Scheme, backend: str) -> Explain:
-    """(node, operator type) → the reason. `scheme` is what was built."""
-    model = load_model(prepared.path, external_data="none")
+def explainer(prepared: PreparedModel, built: Built) -> Explain:
+    """(node, operator type) → the reason, by the scheme that was built and the backend's rules."""
+    model, scheme, backend = (
+        load_model(prepared.path, external_data="none"),
+        built.artifact.scheme,
+        built.target.backend,
+    )
     return _static(model, scheme, backend) if scheme.mode == "static" else _at_run_time(model, scheme)
 
 
@@ -32,7 +37,7 @@ def _static(model: onnx.ModelProto, scheme: Scheme, backend: str) -> Explain:
         if name in scheme.exclude:
             return ON_REQUEST
         if scheme.op_types and kind not in scheme.op_types:
-            return f"{kind} is not among the operator types that the scheme quantizes"
+            return _FOREIGN.format(kind)
         if node is None:
             return "ONNX Runtime's optimiser made it of nodes that are not all in int8"
         if node.verdict == "float":
@@ -46,9 +51,7 @@ def _at_run_time(model: onnx.ModelProto, scheme: Scheme) -> Explain:
     """For dynamic and weight-only quantization, where only products with constant matrices are in int8."""
     nodes = {node.name: node for node in model.graph.node}
     constants = constant_tensors(model)
-    types = set(scheme.dynamic_weight_types if scheme.mode == "dynamic" else _WEIGHT_ONLY_TYPES)
-    if scheme.op_types is not None:
-        types &= set(scheme.op_types)
+    types = scheme.quantized_types or frozenset()
 
     def explain(name: str, op_type: str) -> str:
         node = nodes.get(name)
@@ -59,7 +62,7 @@ def _at_run_time(model: onnx.ModelProto, scheme: Scheme) -> Explain:
         if node is None and whole in nodes and nodes[whole].op_type == "GRU":
             return f"of {whole}, only the products run in int8"
         if kind not in types:
-            return f"{scheme.mode} quantization is of {', '.join(sorted(types))}: all else computes in float"
+            return _FOREIGN.format(kind)
         if node is not None and kind in _PRODUCTS and not constants.intersection(node.input[:2]):
             return f"it multiplies two activations; {scheme.mode} quantization takes constant matrices"
         if kind == "GRU":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgeq.tune.goal import Goal
-from edgeq.tune.record import Outcome, Timing, Trial
+from edgeq.tune.record import Assessment, Outcome, Timing, Trial
 
 
 def points(loss: float) -> str:
@@ -16,6 +16,13 @@ def times(timing: Timing, of: str = "") -> str:
     s = timing.speedup
     whose = f"{of}'s" if of else "its"
     return "" if s is None else f"{s['estimate']:.2f} times {whose} speed ({s['low']:.2f} to {s['high']:.2f})"
+
+
+def share(trial: Trial, other: Trial) -> float:
+    """The median latency of `trial` over that of `other`; 0 where one was not timed."""
+    if trial.timing is None or other.timing is None:
+        return 0.0
+    return trial.timing.latency["p50_ms"] / other.timing.latency["p50_ms"]
 
 
 def less_accurate(trial: Trial, better: Trial) -> str:
@@ -38,8 +45,8 @@ def verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
         assert timing is not None
         lines = [
             f"{winner.name} runs at {times(timing, of='float32')}",
-            f"it loses {points(found.drop)} ({points(found.low)} to {points(found.high)}), by {found.basis}, "
-            f"on {found.samples} samples; {points(goal.max_drop)} were allowed",
+            f"it loses {points(found.drop)}{_interval(found)}, by {found.basis}, on {found.samples} samples; "
+            f"{points(goal.max_drop)} were allowed",
         ]
         if found.expected != found.drop:
             lines.append(f"on other samples {points(found.expected)} are to be expected")
@@ -74,6 +81,11 @@ def needed(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     if outcome.out_of_time:
         lines.append("more --budget: the search was not finished")
     return tuple(lines)
+
+
+def _interval(found: Assessment) -> str:
+    """Empty where nothing is known of it: the whole scale."""
+    return "" if found.high - found.low >= 1 else f" ({points(found.low)} to {points(found.high)})"
 
 
 def _loss(trial: Trial) -> float:

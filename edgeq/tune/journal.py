@@ -149,6 +149,10 @@ class JournaledWorkshop:
         )
         return Race.from_dict(value)
 
+    def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
+        key = f"slow layers {candidate.threads} {float_threads} {digest(candidate)}"
+        return tuple(self._journal.remember(key, lambda: list(self._workshop.slow_layers(candidate, float_threads))))
+
     def memory(self, candidate: Candidate | None, threads: int) -> int:
         key = f"memory {threads} {candidate and digest(candidate)}"
         return int(self._journal.remember(key, lambda: self._workshop.memory(candidate, threads)))

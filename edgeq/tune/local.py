@@ -22,15 +22,18 @@ from edgeq.hardware.target import Target
 from edgeq.measure.agreement import Agreement, Comparison
 from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.inference import Outputs, Session, infer
+from edgeq.measure.kernels import KernelTime, kernel_times
 from edgeq.measure.rows import rows
 from edgeq.measure.task import Task
 from edgeq.model.load import load_model
+from edgeq.model.macs import node_macs
 from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.quantize import model_bytes
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings, open_session
 from edgeq.tune import builders
 from edgeq.tune.candidate import Candidate
+from edgeq.tune.mixed import slower_in_integers
 from edgeq.tune.record import Assessment, Screening, Timing
 from edgeq.tune.store import MEMORY, ArrayStore, SampleStore
 from edgeq.tune.structure import content_digest, structure_digest
@@ -140,6 +143,16 @@ class LocalWorkshop:
         counts = {name: histogram(distribution, edges) for name, distribution in measured.items()}
         return Race(timings, ranking.order, ranking.settled, {"edges_ms": edges.tolist(), "counts": counts})
 
+    def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
+        source = load_model(self._job.prepared.path, external_data="none")
+        artifact = self.built(candidate).artifact
+        feed = self._feed()[1]
+        settings = SessionSettings(intra_op_threads=float_threads)
+        in_float = by_layer(kernel_times(self._job.prepared.path, settings, feed, source))
+        in_int8 = by_layer(kernel_times(artifact.model, artifact.settings(threads=candidate.threads), feed, source))
+        macs = node_macs(source)
+        return slower_in_integers([n.name for n in source.graph.node if macs.get(n.name)], in_float, in_int8)
+
     def memory(self, candidate: Candidate | None, threads: int) -> int:
         shapes = {name: list(array.shape) for name, array in self._samples[0].inputs.items()}
         if candidate is None:
@@ -243,6 +256,14 @@ class LocalWorkshop:
         feed = self._samples[0].inputs
         settings = built.artifact.settings()
         return measure_coverage(built.artifact.model, settings, feed, source, lambda name, op_type: "").share
+
+
+def by_layer(kernels: Sequence[KernelTime]) -> dict[str, float]:
+    """Microseconds by source node: a layer may run as several kernels."""
+    found: dict[str, float] = {}
+    for kernel in kernels:
+        found[kernel.name] = found.get(kernel.name, 0.0) + kernel.us
+    return found
 
 
 @dataclass

@@ -21,7 +21,13 @@ class Screen(Protocol):
 
 
 def rescue(
-    book: Book, workshop: Workshop, deadline: Deadline, share: float, screen: Screen, progress: Progress
+    book: Book,
+    workshop: Workshop,
+    deadline: Deadline,
+    share: float,
+    screen: Screen,
+    time_new: Callable[[], None],
+    progress: Progress,
 ) -> None:
     """Try to bring what is cheaper than the best that qualifies above the bar.
 
@@ -44,6 +50,7 @@ def rescue(
     for base in _bases(book, workshop):
         if expired():
             return
+        time_new()
         if not _worthwhile(book, base):
             continue
         best = _recover(workshop, base, measured, expired)

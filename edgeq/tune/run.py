@@ -2,45 +2,40 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import hashlib
-import json
+import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from edgeq import __version__
-from edgeq.atomic import check_free
 from edgeq.calibrate.files import save_statistics
 from edgeq.errors import GoalNotMetError, HardwareError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target, resolve
 from edgeq.measure.task import Task
-from edgeq.model.load import load_model, model_digest
+from edgeq.model.load import load_model
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.pipeline.job import Data, Job, open_job
-from edgeq.pipeline.package import PackagedVariant, bundle_variants, check_replaceable, variant_name
+from edgeq.pipeline.package import check_bundle_output
 from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.quantize import model_bytes, prove_built, runs_natively
+from edgeq.pipeline.variants import PackagedVariant, as_text, bundle_variants, variant_name
 from edgeq.progress import SILENT, Progress
 from edgeq.tune import builders
 from edgeq.tune.candidate import Candidate
-from edgeq.tune.explain import needed, verdict
+from edgeq.tune.document import make_record, settings_of
+from edgeq.tune.explain import verdict
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.journal import Journal, JournaledWorkshop
 from edgeq.tune.local import LocalWorkshop
-from edgeq.tune.record import SCHEMA, Outcome
+from edgeq.tune.record import Outcome
 from edgeq.tune.search import Search
 from edgeq.tune.space import kernel_candidates, method_candidates, thread_counts
 
-RECORD = "tuning.json"
 # Share of a model's multiply-accumulates from which on quantizing activations at run time is worth a try.
 _DYNAMIC_SHARE = 0.5
 
@@ -156,8 +151,7 @@ def tune(
     """
     goal = goal or Goal()
     deadline = Deadline(goal.budget_s)
-    check_free(output, force=force)
-    check_replaceable(output)
+    check_bundle_output(output, force=force, model=model, samples=(data, validation), statistics=statistics)
     machine = detect_machine()
     chosen = _resolve(target, machine)
     kept = output.with_name(f"{output.name}.tuning")
@@ -167,7 +161,7 @@ def tune(
         reuse = collected if statistics is None and resume and collected.exists() else statistics
         static = data is not None or statistics is not None
         job = open_job(model, data, validation, workdir, statistics=reuse, static=static, progress=progress)
-        settings = _settings(job, chosen, machine, task, goal)
+        settings = settings_of(job, chosen, machine, task, goal)
         journal = Journal(kept / "journal.jsonl", settings, resume=resume, force=force)
         if journal.known:
             progress.note(f"going on from {journal.path}: {journal.known} measurements are known")
@@ -190,9 +184,10 @@ def tune(
             progress.note(f"{journal.known} measurements are kept in {journal.path}: --resume goes on from there")
             raise
         float32 = workshop.float_metrics()
-        record = _record(job, chosen, machine, task, goal, outcome, deadline.elapsed_s, float32)
+        record = make_record(job, chosen, machine, task, goal, outcome, deadline.elapsed_s, float32)
         if outcome.winner is None:
-            raise GoalNotMetError("; ".join(verdict(outcome, goal)), "-v lists all candidates", record)
+            hint = f"-v lists all candidates; what was measured is kept in {kept} for --resume with another --max-drop"
+            raise GoalNotMetError("; ".join(verdict(outcome, goal)), hint, record)
         winner = outcome.winner.candidate
         built = workshop.built(winner)
         proof = prove_built(job, built, task=task, timed=False, threads=winner.threads, progress=progress)
@@ -204,8 +199,11 @@ def tune(
             workdir=workdir,
             selftest=selftest,
             with_float=with_float,
-            extras={RECORD: (json.dumps(record, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()},
+            command=f"edgeq tune {shlex.quote(as_text(model.name))} --data CALIBRATION -o BUNDLE",
+            tuning=record,
+            notes=(*job.prepared.notes, *built.artifact.notes),
             force=force,
+            progress=progress,
         )
         _clear(kept, journal)
     return Tuned(output, outcome, goal, proof, record)
@@ -233,96 +231,6 @@ def _kernels(prepared: PreparedModel, target: Target, *, static: bool) -> tuple[
 
 def _extra(job: Job, target: Target) -> tuple[Candidate, ...]:
     return tuple(c for builder in builders.BUILDERS.values() for c in builder.candidates(job, target))
-
-
-def _settings(job: Job, target: Target, machine: Machine, task: Task | None, goal: Goal) -> dict[str, Any]:
-    """What every measurement of a run depends on."""
-    return {
-        "model": job.prepared.digest,
-        "calibration_data": job.calibration.digest() if job.calibration else _statistics_digest(job),
-        "validation_data": job.validation.digest(),
-        "target": target.name,
-        "profile": _digest(target.profile.to_dict()),
-        "machine": _digest(machine.to_dict()),
-        "task": _describe(task),
-        "goal": {key: value for key, value in goal.to_dict().items() if key != "budget_s"},
-        "version": _versions(),
-    }
-
-
-def _statistics_digest(job: Job) -> str:
-    return job.statistics.data_digest if job.statistics else ""
-
-
-def _describe(task: Task | None) -> dict[str, str]:
-    """A task's name and options, as far as they are plain."""
-    if task is None:
-        return {}
-    plain: dict[str, str] = {}
-    names: list[str] = [f.name for f in dataclasses.fields(task)] if dataclasses.is_dataclass(task) else []
-    for name in names:
-        value = getattr(task, name)
-        if isinstance(value, str | int | float | bool | None):
-            plain[name] = str(value)
-    return {"kind": type(task).__qualname__, "primary": task.primary, **plain}
-
-
-def _record(
-    job: Job,
-    target: Target,
-    machine: Machine,
-    task: Task | None,
-    goal: Goal,
-    outcome: Outcome,
-    elapsed_s: float,
-    float32: Mapping[str, float],
-) -> dict[str, Any]:
-    found = outcome.to_dict()
-    baseline, threads = found.pop("baseline"), found.pop("baseline_threads")
-    classes = any(t.assessment and t.assessment.disagreement is not None for t in outcome.trials)
-    metric = task.primary if task else "top-1 agreement" if classes else "cosine"
-    return {
-        "schema": SCHEMA,
-        "model": {
-            "name": job.source.name,
-            "sha256": model_digest(job.source),
-            "bytes": model_bytes(job.source),
-        },
-        "data": {
-            "calibration_samples": job.statistics.samples if job.statistics else 0,
-            "validation_samples": len(job.validation),
-            "held_out": job.held_out,
-            "labelled": task is not None,
-        },
-        "target": target.name,
-        "profile": target.profile.name,
-        "machine": {"cpu": machine.cpu_name, "architecture": machine.architecture, "threads": machine.usable_threads},
-        "versions": _versions(),
-        "goal": goal.to_dict(),
-        "metric": {"name": metric, "higher_is_better": task.higher_is_better if task else True},
-        "elapsed_s": round(elapsed_s, 3),
-        "verdict": list(verdict(outcome, goal)),
-        "needed": [] if outcome.winner else list(needed(outcome, goal)),
-        "float32": {
-            "accuracy": dict(float32),
-            "timing": baseline,
-            "threads": threads,
-            "bytes": model_bytes(job.prepared.path),
-        },
-        **found,
-    }
-
-
-def _versions() -> dict[str, str]:
-    found = {"edgeq": __version__}
-    for name in ("numpy", "onnx", "onnxruntime", "onnxruntime-gpu"):
-        with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
-
-
-def _digest(plain: Any) -> str:
-    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def _clear(kept: Path, journal: Journal) -> None:

@@ -1,7 +1,8 @@
 """The search: screen, time, halve, recover, decide. Greedy, one coordinate at a time; every step leaves a reason.
 
 1. Kernel choices (what decides speed) are built and screened.
-2. Threads, then kernel choices, are timed against float32; what is slower than float32 is dropped.
+2. Threads, then kernel choices, are timed against float32. Layers that integers make slower go to float. What is
+   slower than float32 even so is dropped.
 3. Calibration methods on what is left: as fast, other accuracy.
 4. Successive halving on accuracy.
 5. Where something faster than the best that qualifies falls short: recoveries, cheapest first, then layers in float.
@@ -21,7 +22,7 @@ from edgeq.tune.book import Book, structure_of
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.race import halve
-from edgeq.tune.record import Outcome, Stage, StageTime
+from edgeq.tune.record import Outcome, Stage, StageTime, Trial
 from edgeq.tune.space import method_candidates
 from edgeq.tune.speed import Baseline
 from edgeq.tune.workshop import Workshop
@@ -62,12 +63,21 @@ class Search:
 
         def time_kernels() -> None:
             nonlocal baseline
-            baseline = speed.time_kernels(book, workshop, self._threads, deadline.left_s(_TIMED, speed.MOST_S))
+            seconds = deadline.left_s(_TIMED, speed.MOST_S)
+            baseline = speed.time_kernels(book, workshop, self._threads, seconds, self._screened)
 
         self._stage("timing", time_kernels)
         self._stage("methods", lambda: self._methods(baseline))
         self._stage("accuracy", lambda: halve(book, workshop, deadline, _HALVED, progress))
-        self._stage("recovery", lambda: rescue.rescue(book, workshop, deadline, _RESCUED, self._screened, progress))
+
+        def recover() -> None:
+            def time_new() -> None:
+                seconds = deadline.left_s(_RESCUED, speed.MOST_S / 4)
+                speed.time_new(book, workshop, baseline.threads, seconds)
+
+            rescue.rescue(book, workshop, deadline, _RESCUED, self._screened, time_new, progress)
+
+        self._stage("recovery", recover)
         final = baseline
 
         def decide() -> None:
@@ -122,7 +132,19 @@ class Search:
         book.timed(book[candidate.name])
         return not book[candidate.name].reason
 
+    def _drop_dominated(self) -> None:
+        """Kernel choices that are no cheaper than another one whose outputs are far closer to float32's."""
+        for trial in self.book.alive():
+            for other in self.book.alive():
+                cheap = not self.book.cheaper(trial, other)
+                behind = _sqnr(other) - _sqnr(trial)
+                if cheap and behind > _SQNR_BEHIND_DB:
+                    why = f"no better than {other.name} in {self._goal.objective}, and its outputs' SQNR"
+                    self.book.eliminate(trial.name, f"{why} is {behind:.0f} dB lower")
+                    break
+
     def _methods(self, baseline: Baseline) -> None:
+        self._drop_dominated()
         for kernel in list(self.book.alive()):
             family = [
                 c.replace(threads=kernel.candidate.threads) for c in method_candidates(kernel.candidate, self._profile)
@@ -130,12 +152,15 @@ class Search:
             self._screen(family, "space", _METHODS)
         for structure in dict.fromkeys(structure_of(t) for t in self.book.alive()):
             group = [t for t in self.book.alive() if structure_of(t) == structure]
-            best = max(group, key=lambda t: t.screening.sqnr_db if t.screening else 0.0)
+            best = max(group, key=_sqnr)
             for trial in group:
-                assert trial.screening is not None
-                assert best.screening is not None
-                behind = best.screening.sqnr_db - trial.screening.sqnr_db
+                behind = _sqnr(best) - _sqnr(trial)
                 if behind > _SQNR_BEHIND_DB:
                     self.book.eliminate(
                         trial.name, f"as fast as {best.name}, and its outputs' SQNR is {behind:.0f} dB lower"
                     )
+
+
+def _sqnr(trial: Trial) -> float:
+    """Of the screening, dB; equal outputs count as 200, so that differences are numbers."""
+    return min(200.0, trial.screening.sqnr_db) if trial.screening else -200.0

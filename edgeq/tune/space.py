@@ -8,7 +8,7 @@ the kernel choices that are worth it: a sum, not a product.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from edgeq.calibrate.ranges import OPTIONS
@@ -54,6 +54,12 @@ def method_candidates(candidate: Candidate, profile: Profile) -> tuple[Candidate
             if made.name != candidate.name:
                 found.setdefault(made.name, made)
     return tuple(found.values())
+
+
+def in_float(candidate: Candidate, nodes: Iterable[str]) -> Candidate:
+    """`candidate` with `nodes` kept in float, too."""
+    scheme = candidate.scheme.replace(exclude=(*candidate.scheme.exclude, *nodes))
+    return candidate.replace(name=_name(scheme), scheme=scheme)
 
 
 def thread_counts(cores: int) -> tuple[int, ...]:
@@ -118,4 +124,6 @@ def _name(scheme: Scheme) -> str:
         words.append("7-bit")
     words += [f"{key.rpartition('.')[2]}={value}" for key, value in sorted(scheme.session_options.items())]
     method = [scheme.method, *(f"{value:g}" for value in scheme.method_options.values())]
+    if scheme.exclude:
+        method.append(f"({len(scheme.exclude)} in float)")
     return f"{' '.join(words)}, {' '.join(method)}"

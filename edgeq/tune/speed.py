@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from edgeq.tune.book import TIE, Book, accuracy_key, structure_of
+from edgeq.tune.candidate import Candidate
 from edgeq.tune.explain import less_accurate, points, times
-from edgeq.tune.record import Timing, Trial
+from edgeq.tune.mixed import keep_slow_layers_in_float
+from edgeq.tune.record import Stage, Timing, Trial
 from edgeq.tune.workshop import FLOAT, Race, Runner, Workshop
 
-MOST_S = 20.0
+MOST_S = 30.0
 """A race that is not settled by then is close enough not to matter."""
 _ROUGHLY = 0.03
 # Differences that do not matter before the last race.
@@ -28,12 +30,19 @@ class Baseline:
     histograms: Mapping[str, Any] = field(default_factory=dict)
 
 
-def time_kernels(book: Book, workshop: Workshop, threads: Sequence[int], seconds: float) -> Baseline:
-    """Choose the threads, time every structure that is alive, and drop what is slower than float32."""
+def time_kernels(
+    book: Book,
+    workshop: Workshop,
+    threads: Sequence[int],
+    seconds: float,
+    screen: Callable[[Candidate, Stage, str], bool],
+) -> Baseline:
+    """Choose the threads, time every structure that is alive, keep layers in float that are faster so, and drop what is
+    slower than float32."""
     alive = book.alive()
     if not alive:
         return Baseline()
-    share = seconds / 2 if len(threads) > 1 else seconds
+    share = seconds / 3
     float_threads = int8_threads = threads[0]
     if len(threads) > 1:
         float_threads, int8_threads = _choose_threads(alive[0], workshop, threads, share)
@@ -43,6 +52,7 @@ def time_kernels(book: Book, workshop: Workshop, threads: Sequence[int], seconds
     race = _race(workshop, first, float_threads, top=None, tie=_ROUGHLY, seconds=share)
     for trial in first:
         book.time(trial, race.timings[trial.name])
+    _mix(book, workshop, float_threads, share, screen)
     if book.goal.objective == "memory":
         for trial in first:
             peak = workshop.memory(trial.candidate, int8_threads)
@@ -76,6 +86,37 @@ def decide(book: Book, workshop: Workshop, baseline: Baseline, seconds: float) -
             _say_why_not(book, trial, winner)
         book.update(winner.name, status="chosen", reason=_why(book, winner))
     return Baseline(race.timings[FLOAT], baseline.threads, race.settled, race.histograms)
+
+
+def _mix(
+    book: Book, workshop: Workshop, float_threads: int, seconds: float, screen: Callable[[Candidate, Stage, str], bool]
+) -> None:
+    """Layers that integers make slower, in the fastest kernel choice; where size counts, only if it is not worth
+    shipping otherwise."""
+    static = [t for t in book.alive() if t.timing and t.candidate.scheme.mode == "static" and not t.candidate.builder]
+    if not static:
+        return
+    least = min(_p50(t) for t in static)
+    base = next(t for t in static if _p50(t) <= least * (1 + _ROUGHLY))
+    if book.goal.objective in ("size", "memory") and _not_slower(base, strict=False):
+        return
+
+    def race(trials: Sequence[Trial]) -> None:
+        found = _race(workshop, trials, float_threads, top=None, tie=_ROUGHLY, seconds=seconds)
+        for trial in trials:
+            book.time(trial, found.timings[trial.name])
+
+    slow = workshop.slow_layers(base.candidate, float_threads)
+    keep_slow_layers_in_float(book, base, slow, screen, race)
+
+
+def time_new(book: Book, workshop: Workshop, float_threads: int, seconds: float) -> None:
+    """Time the structures that qualify and were never timed, roughly: to know whether others need be looked at."""
+    new = {structure_of(t): t for t in book.qualified() if book.timed(t).timing is None}
+    if new:
+        race = _race(workshop, list(new.values()), float_threads, top=None, tie=_ROUGHLY, seconds=seconds)
+        for trial in new.values():
+            book.time(trial, race.timings[trial.name])
 
 
 def _choose_threads(trial: Trial, workshop: Workshop, threads: Sequence[int], seconds: float) -> tuple[int, int]:
@@ -113,6 +154,10 @@ def _finalists(book: Book, workshop: Workshop) -> list[Trial]:
     new = [t for t in best.values() if t.timing is None]
     old = sorted((t for t in best.values() if t.timing is not None), key=book.cost)
     return [*old[:_FINALISTS], *new]
+
+
+def _p50(trial: Trial) -> float:
+    return trial.timing.latency["p50_ms"] if trial.timing else float("inf")
 
 
 def _surely_slower(trial: Trial) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from edgeq.progress import SILENT, Progress
 
 MEMORY = 1 << 30
 _SEED = 0
+_MOST_OF_DISK = 0.8
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 
@@ -64,6 +66,8 @@ class SampleStore:
         self._bare: list[Sample] = []
         with progress.stage("reading samples", len(samples)) as advance:
             for index, sample in enumerate(samples):
+                if index == 0:
+                    _check_room(sample, len(samples), memory, folder, self.source)
                 self._arrays.put(index, sample.inputs)
                 self._bare.append(dataclasses.replace(sample, inputs={}))
                 advance(1)
@@ -78,3 +82,14 @@ class SampleStore:
     def __getitem__(self, position: int) -> Sample:
         index = self._order[position]
         return dataclasses.replace(self._bare[index], inputs=self._arrays.get(index))
+
+
+def _check_room(sample: Sample, count: int, memory: int, folder: Path, source: str) -> None:
+    """Refuse before the disk is full: samples are taken to be as large as the first."""
+    needed = sum(array.nbytes for array in sample.inputs.values()) * count - memory
+    free = shutil.disk_usage(folder).free
+    if needed > _MOST_OF_DISK * free:
+        raise DataError(
+            f"{source}: {count} samples take {needed / 1e9:.1f} GB of temporary space, of {free / 1e9:.1f} GB free",
+            "Give fewer validation samples, or set TMPDIR to a larger disk",
+        )

@@ -217,10 +217,12 @@ def _combine(drop: float, error: float | None, regret: Regret | None) -> float:
     """The measured loss of top-1 and the regret, weighted by the inverse of their variances.
 
     What labels say is unbiased and noisy: only rows that change between right and wrong count, and a few hundred
-    samples have a dozen of those. The regret is steady and may be biased; it is trusted to within half its size.
+    samples have a dozen of those. The regret is steady and may be biased; it is trusted to within half its size. A
+    candidate that seems better than float32 counts as equal: of several candidates some are lucky on the few samples,
+    and would be chosen for it.
     """
     if regret is None or error is None:
         return drop
     measured = error**2
     trusted = max(regret.error**2 + (_TRUST * regret.mean) ** 2, 1e-12)
-    return (drop / measured + regret.mean / trusted) / (1 / measured + 1 / trusted)
+    return (max(drop, 0.0) / measured + regret.mean / trusted) / (1 / measured + 1 / trusted)

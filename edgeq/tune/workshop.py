@@ -74,6 +74,9 @@ class Workshop(Protocol):
         """Measure latencies side by side until the order of the first `top` (None: all) is settled, where differences
         below `tie` do not count, or `seconds` are over."""
 
+    def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
+        """Layers of `candidate` that take longer than float32's, by the runtime's profile, worst first."""
+
     def memory(self, candidate: Candidate | None, threads: int) -> int:
         """Peak memory of a session, bytes."""
 

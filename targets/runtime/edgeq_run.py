@@ -9,6 +9,11 @@ from pathlib import Path
 
 # A compiled file beside the sources would be one that the manifest does not know, and the next check would refuse it.
 sys.dont_write_bytecode = True
+# `python BUNDLE/ verify` has compiled this very file (as __main__.py) before it could say so.
+if __spec__ is not None and __spec__.cached is not None and Path(__spec__.cached).is_file():
+    Path(__spec__.cached).unlink()
+    if not any(Path(__spec__.cached).parent.iterdir()):
+        Path(__spec__.cached).parent.rmdir()
 
 from edgeq_device.cli import main  # noqa: E402
 

@@ -13,7 +13,9 @@ from edgeq.backends.cpu import CpuBackend
 from edgeq.backends.recurrent import LEAST_MACS
 from edgeq.backends.weight_only import gemms_to_matmuls
 from edgeq.errors import ModelError, UsageError
+from edgeq.hardware.target import resolve
 from edgeq.measure.coverage import measure_coverage
+from edgeq.pipeline.job import Built
 from edgeq.pipeline.reasons import explainer
 from edgeq.scheme import Scheme
 from edgeq.session import open_session
@@ -76,13 +78,13 @@ def test_products_in_integers(tmp_path: Path, scheme: Scheme, kernel: str, least
 def test_coverage_names_source_nodes_and_reasons(tmp_path: Path) -> None:
     model = prepared(mlp(), tmp_path)
     artifact = CpuBackend().build(model, {}, DYNAMIC.replace(exclude=("first",)), tmp_path / "q.onnx")
-    explain = explainer(model, artifact.scheme, "cpu")
+    explain = explainer(model, Built(resolve("cpu-any"), artifact))
     found = measure_coverage(artifact.model, artifact.settings(), rows(4), onnx.load(model.path), explain)
     assert found.int8_macs == 4 * 96 * 32, "of the batch that ran"
     assert found.float_macs == 4 * 64 * 96
     reasons = {node.name: node.reason for node in found.float_nodes}
     assert reasons["first"] == "kept in float on request"
-    assert reasons["norm"].startswith("dynamic quantization is of GRU, Gather, Gemm, LSTM, MatMul")
+    assert reasons["norm"] == "LayerNormalization is not among the operator types that the scheme quantizes"
     assert "second" in {node.source for node in found.nodes if node.kind == "int8"}
 
 
@@ -116,7 +118,7 @@ def test_recurrent_layers(tmp_path: Path, kind: str, kernel: str) -> None:
     data = {"x": RANDOM.normal(0, 1, (6, 2, hidden)).astype(np.float32)}
     session = open_session(artifact.model, artifact.settings())
     assert sqnr_db(run(model.path, data)["y"], session.run(None, data)[0]) > 28
-    explain = explainer(model, artifact.scheme, "cpu")
+    explain = explainer(model, Built(resolve("cpu-any"), artifact))
     found = measure_coverage(artifact.model, artifact.settings(), data, onnx.load(model.path), explain)
     macs = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind] * hidden * 2 * hidden * 6 * 2
     assert found.int8_macs + found.float_macs == macs
@@ -149,11 +151,11 @@ def test_tables_become_integers(tmp_path: Path) -> None:
 
 def test_what_is_refused(tmp_path: Path) -> None:
     ready, out = prepared(mlp(), tmp_path), tmp_path / "q.onnx"
-    with pytest.raises(UsageError, match=r"no operator type to quantize\. Choose among GRU"):
+    with pytest.raises(UsageError, match="no weight type for dynamic Conv"):
         CpuBackend().build(ready, {}, DYNAMIC.replace(op_types=("Conv",)), out)
-    with pytest.raises(UsageError, match="Softmax has no dynamic form"):
+    with pytest.raises(UsageError, match=r"no operator .Softmax. has an int8 form"):
         CpuBackend().build(ready, {}, DYNAMIC.replace(dynamic_weight_types={"Softmax": "int8"}), out)
-    with pytest.raises(UsageError, match="weight-only quantization has no operator type"):
+    with pytest.raises(UsageError, match=r"no operator .Conv. has an int8 form"):
         CpuBackend().build(ready, {}, Scheme(mode="weight-only", op_types=("Conv",)), out)
     with pytest.raises(ModelError, match="no product with a constant matrix"):
         CpuBackend().build(ready, {}, Scheme(mode="weight-only", exclude=("first", "second")), out)

@@ -37,6 +37,7 @@ class FakeWorkshop:
     total: int = 400
     methods: tuple[str, ...] = ()
     exclusions: tuple[tuple[str, ...], ...] = ()
+    slow: tuple[str, ...] = ()
     float_ms: float = 10.0
     thread_gain: Mapping[int, float] = field(default_factory=dict)
     clock: Clock | None = None
@@ -79,6 +80,9 @@ class FakeWorkshop:
             ratio = {"estimate": estimate, "low": estimate * 0.99, "high": estimate * 1.01}
             timings[name] = Timing({"p50_ms": value}, None if name == baseline else ratio)
         return Race(timings, tuple(sorted(p50, key=lambda n: p50[n])), True, {"edges_ms": [], "counts": {}})
+
+    def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
+        return self.slow
 
     def memory(self, candidate: Candidate | None, threads: int) -> int:
         return 1000 if candidate is None else self.fact(candidate.name).bytes * 2

@@ -138,8 +138,8 @@ def test_an_interrupted_run_goes_on_and_only_with_the_same_settings(tmp_path: Pa
     assert known > 3
     with pytest.raises(OutputError, match="--resume"):
         tuned(output)
-    with pytest.raises(OutputError, match="another goal"):
-        tuned(output, goal=Goal(max_drop=0.02), resume=True)
+    with pytest.raises(OutputError, match="another objective"):
+        tuned(output, goal=Goal("size"), resume=True)
     with pytest.raises(OutputError, match="another calibration data"):
         edgeq.tune(
             demo.MODEL,
@@ -150,7 +150,7 @@ def test_an_interrupted_run_goes_on_and_only_with_the_same_settings(tmp_path: Pa
             goal=GOAL,
             resume=True,
         )
-    result = tuned(output, resume=True)
+    result = tuned(output, goal=Goal(max_drop=0.02, budget_s=8), resume=True)
     assert result.outcome.winner is not None
     assert not journal.parent.exists()
 

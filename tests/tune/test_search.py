@@ -222,3 +222,16 @@ def test_once_one_is_recovered_another_of_its_speed_is_left_alone() -> None:
     workshop = FakeWorkshop(facts, methods=("x",))
     assert run(workshop, "a", "b").chosen == "a + recovery"
     assert not [line for line in workshop.log if line.startswith("screen b + recovery")]
+
+
+def test_a_kernel_choice_that_is_no_faster_and_far_less_exact_gets_no_methods() -> None:
+    facts = {
+        "a": Fact(speed=2, sqnr_db=30),
+        "b": Fact(speed=2.005, sqnr_db=5),
+        "c": Fact(speed=3, sqnr_db=5, loss=0.5),
+    }
+    workshop = FakeWorkshop(facts)
+    outcome = run(workshop, "a", "b", "c")
+    assert "no better than a in latency, and its outputs' SQNR is 25 dB lower" in outcome.trial("b").reason
+    assert not [line for line in workshop.log if line.startswith("assess b")]
+    assert [line for line in workshop.log if line.startswith("assess c")]

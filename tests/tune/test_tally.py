@@ -67,6 +67,15 @@ def test_few_labels_are_weighed_against_what_float_thinks() -> None:
     assert found.loss == found.expected
 
 
+def test_luck_on_few_labels_does_not_pay_for_other_answers() -> None:
+    """Two candidates that change the same answers; one happens to change them to what the labels say."""
+    pairs = [(row(0.6, 0.4), row(0.4, 0.6))] * 4 + [(row(0.6, 0.4), row(0.6, 0.4))] * 76
+    lucky, unlucky = scores(pairs, [1] * 80), scores(pairs, [0] * 80)
+    assert lucky.drop < 0 < unlucky.drop
+    assert 0 < lucky.expected < unlucky.expected
+    assert lucky.loss > 0
+
+
 def test_many_labels_have_the_last_word() -> None:
     pairs, labels = noisy(4000, 0.5)
     few, many = scores(pairs[:200], labels[:200]), scores(pairs, labels)
