@@ -23,7 +23,9 @@ _DATA = (
     click.option("--preprocess", help="Preprocessing: a name, a .toml file, steps, or path.py:function."),
     click.option("--count", type=click.IntRange(min=1), help="At most so many calibration samples."),
     click.option("--labels", help="Where the --val labels are, if not with the data."),
-    click.option("--task", help="What to measure on --val: classification, detection, anomaly, or path.py:factory."),
+    click.option(
+        "--task", help="What to measure on --val: classification, detection, anomaly, similarity, or path.py:factory."
+    ),
     click.option("--annotations", type=PATH, help="Detection: COCO instances file."),
     click.option("--decoder", help="Detection: yolox, yolov8, ssd, or path.py:function."),
     click.option("--class-offset", type=int, help="Classification: scores in front of class 0 (background: 1)."),
@@ -47,6 +49,12 @@ _SCHEME = (
     click.option("--weight-type", type=_INTEGER, help="Integers of weights."),
     click.option("--activation-symmetric/--activation-asymmetric", default=None, help="Where 0 lies in activations."),
     click.option("--dynamic", is_flag=True, help="Measure activation ranges at run time (transformers, RNNs)."),
+    click.option(
+        "--weight-only",
+        type=click.Choice(["8", "4"]),
+        metavar="BITS",
+        help="Only the weights of matrix products, in blocks of 8 or 4 bits.",
+    ),
     click.option("--op-type", "op_types", multiple=True, help="Quantize only this operator type. Repeatable."),
     click.option("--exclude", multiple=True, metavar="NODE", help="Keep this node in float. Repeatable."),
 )

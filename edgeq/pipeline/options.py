@@ -66,6 +66,10 @@ def _overrides(options: Mapping[str, Any]) -> dict[str, Any]:
         chosen["method_options"] = {"percentile": options["percentile"]}
     if options["dynamic"]:
         chosen |= _dynamic(options)
+    if options["weight_only"]:
+        if options["dynamic"]:
+            raise UsageError("--dynamic and --weight-only exclude each other", "Give one of them")
+        chosen |= {"mode": "weight-only", "weight_bits": int(options["weight_only"])}
     if options["op_types"]:
         chosen["op_types"] = options["op_types"]
     if options["exclude"]:

@@ -22,6 +22,7 @@ from edgeq.scheme import Scheme
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.layers import noisy_pieces, shortest_exclusion
 from edgeq.tune.recover import FREE, recover
+from edgeq.tune.sequence import SequenceBuilder
 
 
 class Builder(Protocol):
@@ -39,7 +40,7 @@ class Builder(Protocol):
         """
 
 
-BUILDERS: Mapping[str, Builder] = {}
+BUILDERS: Mapping[str, Builder] = {builder.name: builder for builder in (SequenceBuilder(),)}
 
 
 def build(job: Job, target: Target, candidate: Candidate, destination: Path, progress: Progress) -> Built:

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeq.backends import backend_named, cpu
+from edgeq.backends import backend_named, quantizer
 from edgeq.backends.cpu import CpuBackend, float_compute_nodes
 from edgeq.errors import CalibrationError, HardwareError, ModelError, UsageError
 from edgeq.model.load import model_files
@@ -140,7 +140,7 @@ def test_an_old_opset_is_raised_to_where_per_channel_is_valid(tmp_path: Path) ->
 def test_weights_beyond_the_limit_go_to_external_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wide = bench(tmp_path, residual(width=32))  # the quantizer keeps weights below 1 KiB inside
     inside = wide.sqnr(wide.build("inside.onnx"))
-    monkeypatch.setattr(cpu, "_EXTERNAL_DATA_FROM", 1)
+    monkeypatch.setattr(quantizer, "_EXTERNAL_DATA_FROM", 1)
     for name, scheme in (("static.onnx", {}), ("operators.onnx", {"format": "QOperator"})):
         artifact = wide.build(name, **scheme)
         assert [file.name for file in model_files(artifact.model)] == [name, f"{name}.data"]
@@ -152,7 +152,7 @@ def test_dynamic_weights_beyond_the_limit_go_to_external_data(tmp_path: Path, mo
     wide = bench(tmp_path, mixed(width=32))
     types = {"Conv": "uint8", "MatMul": "int8"}
     inside = wide.sqnr(wide.build("inside.onnx", mode="dynamic", dynamic_weight_types=types))
-    monkeypatch.setattr(cpu, "_EXTERNAL_DATA_FROM", 1)
+    monkeypatch.setattr(quantizer, "_EXTERNAL_DATA_FROM", 1)
     artifact = wide.build("outside.onnx", mode="dynamic", dynamic_weight_types=types)
     assert [file.name for file in model_files(artifact.model)] == ["outside.onnx", "outside.onnx.data"]
     assert wide.sqnr(artifact) == inside

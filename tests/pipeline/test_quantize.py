@@ -127,11 +127,11 @@ def test_size_counts_external_data(place: Path) -> None:
 
 
 def test_external_data_of_the_output_lies_beside_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgeq.backends import cpu
+    from edgeq.backends import quantizer
     from tests.backends.build import residual
 
     NET.write_bytes(residual(width=32).SerializeToString())
-    monkeypatch.setattr(cpu, "_EXTERNAL_DATA_FROM", 1)
+    monkeypatch.setattr(quantizer, "_EXTERNAL_DATA_FROM", 1)
     result = quantized()
     data = Path("int8.onnx.data")
     assert data.is_file()
