@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -131,13 +132,14 @@ def _put(draft: Path, path: Path, stage: Path, *, force: bool) -> None:
 @contextmanager
 def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
     check_free(path, force=force, kind=kind)
-    stage: Path | None = None
+    # Named before it is made, so that no signal can come between the two and leave it behind.
+    stage = path.parent / f".{path.name[:100]}.{secrets.token_hex(8)}.partial"
     parents: list[Path] = []
     try:
         for parent in reversed([p for p in path.absolute().parents if not p.exists()]):
             parents.append(parent)
             parent.mkdir(exist_ok=True)
-        stage = Path(tempfile.mkdtemp(prefix=f".{path.name[:100]}.", suffix=".partial", dir=path.parent))
+        stage.mkdir(mode=0o700)
         yield stage
     except OSError as error:
         if error.errno in _FULL:
@@ -148,15 +150,14 @@ def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
     finally:
         try:
             _remove(stage, parents)
-        except KeyboardInterrupt:  # while cleaning up: clean up first
+        except (KeyboardInterrupt, SystemExit):  # a signal while cleaning up: clean up first
             _remove(stage, parents)
             raise
 
 
-def _remove(stage: Path | None, parents: list[Path]) -> None:
+def _remove(stage: Path, parents: list[Path]) -> None:
     """Remove the private folder, and those parents that were made for an output that did not come."""
-    if stage is not None:
-        shutil.rmtree(stage, ignore_errors=True)
+    shutil.rmtree(stage, ignore_errors=True)
     for parent in reversed(parents):
         if parent.is_dir() and not any(parent.iterdir()):
             parent.rmdir()
