@@ -21,6 +21,8 @@ from edgeq.tune.recover.layers import Floats, Layer
 
 # Places of (input scale, weight, weight scale, weight zero point, bias) among a node's inputs.
 _PLACES = {"QLinearConv": (1, 3, 4, 5, 8), "QLinearMatMul": (1, 3, 4, 5, None), "QGemm": (1, 3, 4, 5, 6)}
+# Places of (scale, zero point) of the output.
+_OUTPUTS = {"QLinearConv": (6, 7), "QLinearMatMul": (6, 7), "QGemm": (7, 8)}
 _SUFFIX = "_quant"
 _INT32 = np.iinfo(np.int32)
 
@@ -76,6 +78,23 @@ class QuantizedFile:
         """Those of `layers` that are in integers here, in the same order."""
         found = (self._integer_layer(layer) for layer in layers)
         return tuple(f for f in found if f is not None)
+
+    def output_range(self, layer: IntegerLayer) -> tuple[float, float]:
+        """The smallest and largest number that the integers of a layer's output can stand for; infinite for floats."""
+        node = self._nodes[layer.node]
+        if node.op_type in _OUTPUTS:
+            places = _OUTPUTS[node.op_type]
+            scale, zero = (node.input[p] if len(node.input) > p else "" for p in places)
+        else:
+            readers = [n for n in self.model.graph.node if node.output[0] in n.input]
+            if len(readers) != 1 or readers[0].op_type != "QuantizeLinear" or len(readers[0].input) < 3:
+                return -np.inf, np.inf
+            scale, zero = readers[0].input[1:3]
+        if scale not in self._constants or zero not in self._constants:
+            return -np.inf, np.inf
+        limits = np.iinfo(onnx.helper.tensor_dtype_to_np_dtype(self._constants[zero].data_type))
+        step, middle = float(self._array(scale).ravel()[0]), int(self._array(zero).ravel()[0])
+        return (limits.min - middle) * step, (limits.max - middle) * step
 
     def weight(self, layer: IntegerLayer) -> NDArray[np.int64]:
         """Integers as [groups, outputs per group, taps], less their zero points."""

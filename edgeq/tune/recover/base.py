@@ -26,7 +26,7 @@ class State:
     Attributes:
         prepared: the float model that is quantized. A "model" recovery puts an equivalent one in its place.
         statistics: of `prepared`, on the calibration samples.
-        ranges: by tensor; empty before ranges are derived.
+        ranges: by tensor; before ranges are derived, only those that a model recovery has fixed.
         scheme: how it is quantized. A "ranges" recovery may add to `exclude`.
         artifact: what was built; None before.
         notes: what was done, one sentence each.
@@ -76,5 +76,6 @@ class Recovery(Protocol):
 
         Args:
             samples: calibration samples.
-            workdir: an existing folder for files that the new state refers to.
+            workdir: an empty folder for files that the new state refers to. Its parent is the same for all builds of
+                one job, for what they can share.
         """

@@ -1,13 +1,19 @@
 """Bias correction in context: each layer's mean error, channel by channel, taken off where it arises.
 
-Rounding and clipping shift the mean of a layer's output, and the shifts add up from layer to layer. In the order of the
-graph, each layer of the quantized model is fed what the corrected layers before it give; the mean difference of its
-output from the float model's goes into its int32 bias (Nagel et al. 2019, "Data-Free Quantization Through Weight
-Equalization and Bias Correction", section 4.2, with data instead of their assumptions). All at once would correct what
-earlier corrections have corrected already, and diverges.
+Rounding and clipping shift the mean of what a layer gives, and the shifts add up from layer to layer. In the order of
+the graph, each layer of the quantized model is fed what the corrected layers before it give; the mean difference from
+the float model goes into its int32 bias (Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias
+Correction", section 4.2, with data instead of their assumptions). All layers at once would correct what earlier
+corrections have corrected already, and diverge.
 
-A mean over few samples is uncertain. With d the mean difference and s^2 the variance of that mean, d (1 - s^2 / d^2),
-where positive, is what is corrected: noise is left alone (positive-part shrinkage of James and Stein).
+What counts is the mean behind the activation function f that follows: most of what stands in front of a SiLU or in front
+of a detector's score may be far below zero, where an error means nothing, and its mean would drown what matters. With
+y the float output, z the quantized model's, both cut to the range that is left of them, the bias d is one Newton step:
+
+    d = (mean f(y) - mean f(z)) / mean f'(z)
+
+A mean over few samples is uncertain. With v the variance of d over samples, over their number, d (1 - v / d^2), where
+positive, is what is corrected: noise is left alone (positive-part shrinkage of James and Stein).
 """
 
 from __future__ import annotations
@@ -27,6 +33,7 @@ from edgeq.model.load import load_model
 from edgeq.progress import Progress
 from edgeq.tune.recover.artifact import IntegerLayer, QuantizedFile
 from edgeq.tune.recover.base import Stage, State
+from edgeq.tune.recover.elementwise import Followers, Function
 from edgeq.tune.recover.expand import expanded
 from edgeq.tune.recover.layers import Floats, Layer, find_layers
 from edgeq.tune.recover.moments import spread
@@ -37,6 +44,10 @@ MEMORY = 2**29
 """Bytes that the activations of all samples may take at once; fewer samples are used where they would take more."""
 # Tensors of the largest size that are alive at once, on both sides of a branch and of Q/DQ nodes.
 _ALIVE = 4
+# Positions of a sample that are looked at.
+_POSITIONS = 4096
+# Slopes of the activation below this are taken for none: such a channel is shut, and its bias means nothing.
+_FLAT = 0.02
 
 
 @dataclass(frozen=True)
@@ -59,8 +70,7 @@ class BiasCorrection:
         integers = [found for found in file.integer_layers(find_layers(graph)) if found.bias and not found.shared]
         if not integers:
             return state.note(f"{self.name}: no layer has an int32 bias of its own")
-        chosen = list(spread(samples, SAMPLES))
-        shifts = correct(graph, source, file, integers, chosen, progress)
+        shifts = correct(graph, source, file, integers, list(spread(samples, SAMPLES)), progress)
         path = workdir / state.artifact.model.name
         file.save(path)
         done = sum(bool(np.any(shift)) for shift in shifts.values())
@@ -80,30 +90,72 @@ def correct(
     """Correct the biases of `integers` in `file`, in the order of the graph.
 
     Args:
-        graph: the float model at `source`; its weights need not be loaded.
+        graph: the float model at `source`; its larger weights need not be loaded.
         samples: how many are used is bounded by `MEMORY`.
 
     Returns:
         What was added to each layer's bias, float64 [outputs], by the layer's name.
     """
-    means, largest = _float_means(graph, source, [i.layer for i in integers], samples)
+    followers = Followers(graph)
+    looks = {
+        i.layer.name: _Look(i.layer, followers.function(followers.of(i.layer.output)), file.output_range(i))
+        for i in integers
+    }
+    wanted, largest = _float_means(graph, source, looks, samples)
     count = int(np.clip(MEMORY // (_ALIVE * largest), 1, len(samples)))
     nodes, extra = expanded(file.model)
     made = {node.name: node.output[0] for node in nodes}
+    place = {node.name: index for index, node in enumerate(nodes)}
     steps = Stepper(file.model, [sample.inputs for sample in samples[:count]], nodes=nodes, extra=extra)
     shifts: dict[str, Floats] = {}
     with progress.stage("correcting biases", len(integers)) as advance:
-        for integer in _in_order(file, integers):
-            layer = integer.layer
-            tensor = made[integer.node]
-            now = np.stack([_channel_means(value, layer) for value in steps.advance(tensor)])
-            added = file.add_to_bias(integer, shrunk(means[layer.name][:count] - now))
+        for integer in sorted(integers, key=lambda i: place[i.node]):
+            layer, tensor = integer.layer, made[integer.node]
+            values = steps.advance(tensor)
+            added = file.add_to_bias(integer, shift_of(looks[layer.name], wanted[layer.name][:count], values))
             shape = [1, -1] + [1] * (len(layer.shape) - 2) if layer.op_type == "Conv" else [-1]
-            shift = added.astype(np.float32).reshape(shape)
-            steps.change(tensor, lambda value, shift=shift: value + shift)  # type: ignore[misc]
+            steps.add(tensor, added.astype(np.float32).reshape(shape))
             shifts[layer.name] = added
             advance(1)
     return shifts
+
+
+@dataclass(frozen=True, eq=False)
+class _Look:
+    """How the output of a layer is looked at: some positions, cut to its integer range, behind its activation."""
+
+    layer: Layer
+    function: Function
+    limits: tuple[float, float]
+
+    def table(self, value: NDArray[Any]) -> NDArray[np.float32]:
+        """Some positions, the same in every tensor of this shape: float32 [positions, channels]."""
+        axis = self.layer.channel_axis % value.ndim
+        table = np.moveaxis(value, axis, -1).reshape(-1, value.shape[axis])
+        step = max(1, -(-len(table) // _POSITIONS))
+        return np.clip(table[::step], *self.limits)
+
+    def means(self, table: NDArray[np.float32]) -> Floats:
+        """float64 [ends, channels]: the mean behind the activation."""
+        return np.asarray(self.function(table).reshape(-1, *table.shape).mean(1), np.float64)
+
+
+def shift_of(look: _Look, wanted: Floats, values: Sequence[NDArray[Any]]) -> Floats:
+    """The bias to add, float64 [channels].
+
+    Args:
+        wanted: the float model's means, float64 [samples, ends, channels].
+        values: the quantized model's output for each sample.
+    """
+    differences, slopes = [], []
+    for target, value in zip(wanted, values, strict=True):
+        table = look.table(value)
+        step = np.float32(max(1e-3, 1e-2 * float(np.abs(table).mean())))
+        differences.append(target - look.means(table))
+        slopes.append((look.means(table + step) - look.means(table - step)) / (2 * float(step)))
+    slope = np.mean(slopes, axis=0)
+    steps = (np.stack(differences) * slope).sum(1) / np.maximum((slope**2).sum(0), _FLAT**2)
+    return shrunk(np.where((slope**2).sum(0) > _FLAT**2, steps, 0.0))
 
 
 def shrunk(differences: Floats) -> Floats:
@@ -118,26 +170,15 @@ def shrunk(differences: Floats) -> Floats:
 
 
 def _float_means(
-    graph: onnx.ModelProto, source: Path, layers: Sequence[Layer], samples: Sequence[Sample]
+    graph: onnx.ModelProto, source: Path, looks: Mapping[str, _Look], samples: Sequence[Sample]
 ) -> tuple[Mapping[str, Floats], int]:
-    """(mean output [samples, channels] of each layer in the float model, bytes of the largest output)."""
-    names = [layer.output for layer in layers]
+    """(means [samples, ends, channels] of each layer in the float model, bytes of the largest output)."""
+    names = [look.layer.output for look in looks.values()]
     model = ObservedModel(graph, source, names, keep_layout=names)
-    collected: dict[str, list[Floats]] = {layer.name: [] for layer in layers}
+    collected: dict[str, list[Floats]] = {name: [] for name in looks}
     largest = 1
     for sample in samples:
-        for layer, value in zip(layers, model.run(sample.inputs, sample.name), strict=True):
-            collected[layer.name].append(_channel_means(value, layer))
+        for look, value in zip(looks.values(), model.run(sample.inputs, sample.name), strict=True):
+            collected[look.layer.name].append(look.means(look.table(value)))
             largest = max(largest, value.nbytes)
     return {name: np.stack(rows) for name, rows in collected.items()}, largest
-
-
-def _channel_means(value: NDArray[Any], layer: Layer) -> Floats:
-    axis = layer.channel_axis % value.ndim
-    others = tuple(a for a in range(value.ndim) if a != axis)
-    return np.asarray(value.mean(others, dtype=np.float64))
-
-
-def _in_order(file: QuantizedFile, integers: Sequence[IntegerLayer]) -> list[IntegerLayer]:
-    place = {node.name: index for index, node in enumerate(file.model.graph.node)}
-    return sorted(integers, key=lambda integer: place[integer.node])

@@ -6,6 +6,7 @@ is off by dW x, on average dW E[x], with the covariance dW Cov[x] dW'.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ LARGEST = 2**26
 SAMPLES = 32
 _PATCHES_PER_TAP = 4
 _FEWEST, _MOST = 512, 8192
+_STORED = 2**23
+_HELD = 2**20
+"""Bytes of patches of a layer that wait to be multiplied."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +57,7 @@ def layer_moments(
     *,
     count: int = SAMPLES,
     memory: int = MEMORY,
+    store: Path | None = None,
     progress: Progress = SILENT,
 ) -> Iterator[tuple[Layer, Moments]]:
     """The moments of each layer's patches, layer by layer; layers that share their input share its computation.
@@ -63,7 +68,15 @@ def layer_moments(
         model: the float model that the layers belong to.
         count: samples at most, spread over all there are.
         memory: bytes for the moments of one pass.
+        store: a folder where moments of this very model and samples are kept, unless they are very large; found there,
+            they are not computed again.
     """
+    if store is not None:
+        store.mkdir(exist_ok=True)
+        kept = [layer for layer in layers if _file(store, layer).exists()]
+        for layer in kept:
+            yield layer, _load(_file(store, layer))
+        layers = [layer for layer in layers if layer not in kept]
     graph = load_model(model, external_data="none")
     fitting = [layer for layer in layers if layer.groups * layer.taps**2 <= LARGEST]
     waves = list(_waves(fitting, memory))
@@ -77,27 +90,50 @@ def layer_moments(
                     sums[layer.name].add(values[layer.source], total, random)
                 advance(1)
             for layer in wave:
-                yield layer, sums.pop(layer.name).moments()
+                found = sums.pop(layer.name).moments()
+                if store is not None and found.covariance.nbytes <= _STORED:
+                    np.savez(_file(store, layer), count=found.count, mean=found.mean, covariance=found.covariance)
+                yield layer, found
 
 
 class _Sums:
+    """Sums over patches. Patches of several samples are multiplied at once: one large product instead of many small."""
+
     def __init__(self, layer: Layer) -> None:
         self._layer = layer
         self._count = 0
+        self._held: list[NDArray[np.float32]] = []
         self._first = np.zeros((layer.groups, layer.taps))
         self._second = np.zeros((layer.groups, layer.taps, layer.taps))
 
     def add(self, values: NDArray[Any], samples: int, random: np.random.Generator) -> None:
         wanted = min(max(_PATCHES_PER_TAP * self._layer.taps, _FEWEST), _MOST)
-        patches = self._layer.patches(values, -(-wanted // samples), random)
-        self._count += patches.shape[1]
-        self._first += patches.sum(1, dtype=np.float64)
-        self._second += patches.transpose(0, 2, 1) @ patches
+        self._held.append(self._layer.patches(values, -(-wanted // samples), random))
+        if sum(patches.nbytes for patches in self._held) > _HELD:
+            self._multiply()
+
+    def _multiply(self) -> None:
+        if self._held:
+            patches = np.concatenate(self._held, axis=1)
+            self._held.clear()
+            self._count += patches.shape[1]
+            self._first += patches.sum(1, dtype=np.float64)
+            self._second += patches.transpose(0, 2, 1) @ patches
 
     def moments(self) -> Moments:
+        self._multiply()
         mean = self._first / self._count
         covariance = self._second / self._count - mean[:, :, None] * mean[:, None, :]
         return Moments(self._count, mean, covariance)
+
+
+def _file(store: Path, layer: Layer) -> Path:
+    return store / (hashlib.sha256(layer.name.encode()).hexdigest() + ".npz")
+
+
+def _load(path: Path) -> Moments:
+    with np.load(path, allow_pickle=False) as arrays:
+        return Moments(int(arrays["count"]), arrays["mean"], arrays["covariance"])
 
 
 def _waves(layers: Sequence[Layer], memory: int) -> Iterator[list[Layer]]:

@@ -54,7 +54,8 @@ class WeightRounding:
         limits = weight_limits(state.scheme.weight_type, state.scheme.reduce_range)
         gains = []
         layers = [found.layer for found in integers.values()]
-        for layer, moments in layer_moments(source, layers, samples, progress=progress):
+        store = workdir.parent / f"moments-{state.prepared.digest}"
+        for layer, moments in layer_moments(source, layers, samples, store=store, progress=progress):
             gains.append(round_layer(file, integers[layer.name], weights[layer.weight], weights, moments, limits))
         if not gains:
             return state.note(f"{self.name}: no layer has integer weights of its own")

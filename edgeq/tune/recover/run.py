@@ -11,18 +11,26 @@ from types import MappingProxyType
 from edgeq.backends import backend_named
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import derive_ranges
+from edgeq.data.samples import Samples
 from edgeq.errors import UsageError
 from edgeq.hardware.target import Target
 from edgeq.model.load import load_model, save_model
 from edgeq.pipeline.job import Built, Job
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
-from edgeq.tune.recover.base import Recovery, State
+from edgeq.tune.recover.base import Recovery, Stage, State
 from edgeq.tune.recover.bias import BiasCorrection
+from edgeq.tune.recover.gates import SplitGates
 from edgeq.tune.recover.ranges import NonlinearRanges
 from edgeq.tune.recover.rounding import WeightRounding
 
-_ALL: tuple[Recovery, ...] = (NonlinearRanges(), WeightRounding(), BiasCorrection())
+_ALL: tuple[Recovery, ...] = (
+    SplitGates(),
+    SplitGates("split-more-gates", share=0.02),
+    NonlinearRanges(),
+    WeightRounding(),
+    BiasCorrection(),
+)
 
 RECOVERIES: Mapping[str, Recovery] = MappingProxyType({recovery.name: recovery for recovery in _ALL})
 """All recoveries, in the order in which they are applied, whatever the order in which they are named."""
@@ -34,6 +42,79 @@ FREE: tuple[str, ...] = tuple(recovery.name for recovery in _ALL if recovery.fre
 def recoveries() -> Mapping[str, Recovery]:
     """All recoveries by name, in the order in which they are applied."""
     return RECOVERIES
+
+
+class Recoverer:
+    """Builds artifacts of one job with recoveries, and keeps what several builds have in common.
+
+    Args:
+        workdir: an existing folder for float models that recoveries made and for moments; it must live as long.
+    """
+
+    def __init__(self, job: Job, target: Target, workdir: Path) -> None:
+        self._job = job
+        self._target = target
+        self._workdir = workdir
+        self._models: dict[object, State] = {}
+
+    def build(self, scheme: Scheme, names: Sequence[str], destination: Path, *, progress: Progress = SILENT) -> Built:
+        """See `recover`."""
+        final = self.state(scheme, names, destination, progress=progress)
+        assert final.artifact is not None
+        if final.artifact.model != destination:
+            save_model(load_model(final.artifact.model, external_data="all"), destination)
+        notes = (*final.artifact.notes, *final.notes)
+        return Built(self._target, replace(final.artifact, model=destination, notes=notes), final.ranges)
+
+    def state(self, scheme: Scheme, names: Sequence[str], destination: Path, *, progress: Progress = SILENT) -> State:
+        """The state at the end of all stages. Its artifact may lie in the work folder, not at `destination`."""
+        samples = self._check(scheme, names)
+        state = self._with_model(scheme, names, samples, progress)
+        derived = derive_ranges(
+            state.statistics,
+            scheme.method,
+            activation_type=scheme.activation_type,
+            symmetric=scheme.activation_symmetric,
+            options=scheme.method_options,
+        )
+        # What a model recovery has fixed already stays.
+        state = state.replace(scheme=scheme, ranges={**derived, **state.ranges})
+        state = self._apply("ranges", names, state, samples, progress)
+        backend = backend_named(self._target.backend)
+        state = state.replace(artifact=backend.build(state.prepared, state.ranges, state.scheme, destination))
+        return self._apply("artifact", names, state, samples, progress)
+
+    def _check(self, scheme: Scheme, names: Sequence[str]) -> Samples:
+        unknown = [name for name in names if name not in RECOVERIES]
+        if unknown:
+            raise UsageError(f"no recovery is called {unknown[0]!r}", f"There are {', '.join(RECOVERIES)}")
+        if scheme.mode != "static" or self._job.statistics is None:
+            raise UsageError("recoveries need a static scheme", "Choose one, or leave the recoveries out")
+        if self._job.calibration is None:
+            raise UsageError("recoveries need calibration samples", "Give them with --data")
+        return self._job.calibration
+
+    def _with_model(self, scheme: Scheme, names: Sequence[str], samples: Samples, progress: Progress) -> State:
+        """The state after the "model" stage, with statistics of its model; made once for each set of recoveries."""
+        assert self._job.statistics is not None
+        start = State(self._job.prepared, self._job.statistics, {}, scheme)
+        wanted = tuple(r.name for r in RECOVERIES.values() if r.stage == "model" and r.name in names)
+        key = (wanted, scheme.activation_type, scheme.activation_symmetric, scheme.exclude)
+        if wanted and key not in self._models:
+            state = self._apply("model", wanted, start, samples, progress)
+            if state.prepared != start.prepared:
+                prepared = state.prepared
+                statistics = collect(prepared.path, samples, model_digest=prepared.digest, progress=progress)
+                state = state.replace(statistics=statistics)
+            self._models[key] = state
+        return self._models.get(key, start)
+
+    def _apply(self, stage: Stage, names: Sequence[str], state: State, samples: Samples, progress: Progress) -> State:
+        for recovery in RECOVERIES.values():
+            if recovery.stage == stage and recovery.name in names:
+                place = Path(tempfile.mkdtemp(prefix=f"{recovery.name}-", dir=self._workdir))
+                state = recovery.apply(state, samples, place, progress)
+        return state
 
 
 def recover(
@@ -54,47 +135,5 @@ def recover(
         UsageError: an unknown recovery, a scheme that is not static, or no calibration samples.
         EdgeqError: as the stages have it.
     """
-    unknown = [name for name in names if name not in RECOVERIES]
-    if unknown:
-        raise UsageError(f"no recovery is called {unknown[0]!r}", f"There are {', '.join(RECOVERIES)}")
-    if scheme.mode != "static" or job.statistics is None:
-        raise UsageError("recoveries need a static scheme", "Choose one, or leave the recoveries out")
-    if job.calibration is None:
-        raise UsageError("recoveries need calibration samples", "Give them with --data")
-    chosen = [recovery for name, recovery in RECOVERIES.items() if name in names]
-    state = State(job.prepared, job.statistics, {}, scheme)
     with tempfile.TemporaryDirectory(prefix="edgeq-recover-") as folder:
-        workdir = Path(folder)
-
-        def apply(stage: str) -> None:
-            nonlocal state
-            for recovery in chosen:
-                if recovery.stage == stage:
-                    place = workdir / recovery.name
-                    place.mkdir()
-                    state = recovery.apply(state, job.calibration, place, progress)  # type: ignore[arg-type]
-
-        apply("model")
-        if state.prepared != job.prepared:
-            prepared = state.prepared
-            statistics = collect(prepared.path, job.calibration, model_digest=prepared.digest, progress=progress)
-            state = state.replace(statistics=statistics)
-        state = state.replace(
-            ranges=derive_ranges(
-                state.statistics,
-                scheme.method,
-                activation_type=scheme.activation_type,
-                symmetric=scheme.activation_symmetric,
-                options=scheme.method_options,
-            )
-        )
-        apply("ranges")
-        backend = backend_named(target.backend)
-        state = state.replace(artifact=backend.build(state.prepared, state.ranges, state.scheme, destination))
-        apply("artifact")
-        artifact = state.artifact
-        assert artifact is not None
-        if artifact.model != destination:
-            save_model(load_model(artifact.model, external_data="all"), destination)
-    artifact = replace(artifact, model=destination, notes=(*artifact.notes, *state.notes))
-    return Built(target, artifact, state.ranges)
+        return Recoverer(job, target, Path(folder)).build(scheme, names, destination, progress=progress)

@@ -5,7 +5,7 @@ All samples stand at the same place of the graph; only tensors that are still ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,10 +60,10 @@ class Stepper:
             self._run(stop, tensor)
         return [values[tensor] for values in self._values]
 
-    def change(self, tensor: str, how: Callable[[Array], Array]) -> None:
-        """Replace the value of a tensor that is there, in every sample."""
+    def add(self, tensor: str, shift: Array) -> None:
+        """Add to a tensor that is there, in every sample."""
         for values in self._values:
-            values[tensor] = how(values[tensor])
+            values[tensor] = values[tensor] + shift
 
     def _run(self, stop: int, tensor: str) -> None:
         nodes = self._nodes[self._position : stop]
