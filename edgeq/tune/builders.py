@@ -21,7 +21,7 @@ from edgeq.progress import Progress
 from edgeq.scheme import Scheme
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.layers import noisy_pieces, shortest_exclusion
-from edgeq.tune.recover import FREE, recover
+from edgeq.tune.recover import FREE, RECOVERIES, Recoverer
 from edgeq.tune.sequence import SequenceBuilder
 
 
@@ -43,19 +43,22 @@ class Builder(Protocol):
 BUILDERS: Mapping[str, Builder] = {builder.name: builder for builder in (SequenceBuilder(),)}
 
 
-def build(job: Job, target: Target, candidate: Candidate, destination: Path, progress: Progress) -> Built:
+def build(
+    job: Job, target: Target, candidate: Candidate, destination: Path, recoverer: Recoverer, progress: Progress
+) -> Built:
     """The candidate's model at `destination`, by its builder or the target's backend, with its recoveries."""
     if candidate.builder:
         return BUILDERS[candidate.builder].build(job, target, candidate, destination, progress)
     if candidate.recoveries:
-        return recover(job, target, candidate.scheme, candidate.recoveries, destination, progress=progress)
+        return recoverer.build(candidate.scheme, candidate.recoveries, destination, progress=progress)
     scheme = {f.name: getattr(candidate.scheme, f.name) for f in dataclasses.fields(candidate.scheme)}
     return build_scheme(job, target, scheme, destination)
 
 
-def recoveries() -> tuple[str, ...]:
-    """Names of the accuracy recoveries that cost no speed, in the order in which they are applied."""
-    return FREE
+def recoveries() -> tuple[tuple[str, ...], ...]:
+    """Names of the accuracy recoveries in groups, in the order in which they are tried: first all that cost no speed,
+    then the others one by one."""
+    return (FREE, *((name,) for name in RECOVERIES if name not in FREE))
 
 
 def exclude(

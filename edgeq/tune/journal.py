@@ -157,7 +157,7 @@ class JournaledWorkshop:
         key = f"memory {threads} {candidate and digest(candidate)}"
         return int(self._journal.remember(key, lambda: self._workshop.memory(candidate, threads)))
 
-    def recoveries(self) -> tuple[str, ...]:
+    def recoveries(self) -> tuple[tuple[str, ...], ...]:
         return self._workshop.recoveries()
 
     def exclude(

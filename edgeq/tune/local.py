@@ -35,6 +35,7 @@ from edgeq.tune import builders
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.mixed import slower_in_integers
 from edgeq.tune.record import Assessment, Screening, Timing
+from edgeq.tune.recover import Recoverer
 from edgeq.tune.store import MEMORY, ArrayStore, SampleStore
 from edgeq.tune.structure import content_digest, structure_digest
 from edgeq.tune.tally import AgreementTally, Measured, MetricTally, assess
@@ -74,6 +75,8 @@ class LocalWorkshop:
         self._samples = SampleStore(job.validation, workdir / "samples", memory=memory // 2, progress=progress)
         self._float_outputs = ArrayStore(workdir / "float", memory // 2)
         self._built: dict[str, Built] = {}
+        (workdir / "recover").mkdir()
+        self._recoverer = Recoverer(job, target, workdir / "recover")
         self._tallies: dict[str, _Tally] = {}
         self._float_metrics: dict[int, Measured] = {}
         self._float_session: Session | None = None
@@ -88,9 +91,7 @@ class LocalWorkshop:
         if candidate.name not in self._built:
             place = self._workdir / f"candidate-{len(self._built)}"
             place.mkdir()
-            self._built[candidate.name] = builders.build(
-                self._job, self._target, candidate, place / "model.onnx", self._progress
-            )
+            self._built[candidate.name] = self._build(candidate, place / "model.onnx")
         return self._built[candidate.name]
 
     def screen(self, candidate: Candidate) -> Screening:
@@ -171,7 +172,7 @@ class LocalWorkshop:
         """float32's metrics over all validation samples; empty without a task."""
         return dict(self._float_measured(self.total).metrics) if self._task is not None else {}
 
-    def recoveries(self) -> tuple[str, ...]:
+    def recoveries(self) -> tuple[tuple[str, ...], ...]:
         return builders.recoveries() if self._job.calibration is not None else ()
 
     def exclude(
@@ -199,11 +200,14 @@ class LocalWorkshop:
             labels = self._task, self._float_measured(samples), tally.metric.measured()
         return assess(tally.agreement, labels, complete=samples >= self.total)
 
+    def _build(self, candidate: Candidate, destination: Path) -> Built:
+        return builders.build(self._job, self._target, candidate, destination, self._recoverer, self._progress)
+
     def _noise(self, candidate: Candidate) -> float:
         """Noise power over signal power of the worst output, on a few samples, of a candidate that is not kept."""
         with tempfile.TemporaryDirectory(dir=self._workdir) as folder:
             place = Path(folder) / "model.onnx"
-            built = builders.build(self._job, self._target, candidate, place, self._progress)
+            built = self._build(candidate, place)
             return float(10 ** (-self._compare(built, candidate.name).sqnr_db / 10))
 
     def _compare(self, built: Built, name: str) -> Agreement:

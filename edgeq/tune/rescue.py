@@ -56,7 +56,7 @@ def rescue(
         time_new()
         if not _worthwhile(book, base):
             continue
-        best = _recover(workshop, base, measured, expired)
+        best = _recover(workshop, base, measured, book.goal.max_drop, expired)
         if book.meets(best):
             continue
 
@@ -71,21 +71,24 @@ def _recover(
     workshop: Workshop,
     base: Trial,
     measured: Callable[[Candidate, Stage, str], Trial],
+    max_drop: float,
     expired: Callable[[], bool],
 ) -> Trial:
-    """The best of `base` with recoveries: with all of them, and where that is no better, with one after the other."""
-    names = workshop.recoveries() if base.candidate.scheme.mode == "static" and not base.candidate.builder else ()
-    if not names or expired():
-        return base
-    best = measured(_with(base.candidate, names, "recovery"), "recovery", base.name)
-    if loss_of(best) < loss_of(base) or len(names) == 1:
-        return min(best, base, key=loss_of)
+    """The best of `base` with recoveries: group after group, each together, or where that does harm one by one."""
     best = base
-    for name in names:
-        if expired():
-            break
-        made = measured(_with(best.candidate, (name,), name), "recovery", best.name)
-        best = min(best, made, key=loss_of)
+    if base.candidate.scheme.mode != "static" or base.candidate.builder:
+        return best
+    for position, group in enumerate(workshop.recoveries()):
+        title = group[0] if position else "recovery"
+        steps = [(group, title), *(((name,), name) for name in group if len(group) > 1)]
+        for names, words in steps:
+            if expired() or loss_of(best) <= max_drop:
+                return best
+            made = measured(_with(best.candidate, names, words), "recovery", best.name)
+            better = loss_of(made) < loss_of(best)
+            best = made if better else best
+            if better and names == group:
+                break
     return best
 
 

@@ -109,7 +109,7 @@ def plan(
         goal=goal or Goal(),
         candidates=first,
         methods=tuple(c.name for c in methods),
-        recoveries=builders.recoveries(),
+        recoveries=tuple(name for group in builders.recoveries() for name in group),
         threads=thread_counts(machine.usable_threads),
     )
 

@@ -80,8 +80,8 @@ class Workshop(Protocol):
     def memory(self, candidate: Candidate | None, threads: int) -> int:
         """Peak memory of a session, bytes."""
 
-    def recoveries(self) -> tuple[str, ...]:
-        """Names of the accuracy recoveries that fit the model, cheapest first."""
+    def recoveries(self) -> tuple[tuple[str, ...], ...]:
+        """Names of accuracy recoveries, in groups that are tried together, cheapest first."""
 
     def exclude(
         self, candidate: Candidate, loss: Callable[[Candidate], float], max_drop: float, expired: Callable[[], bool]

@@ -37,6 +37,7 @@ class FakeWorkshop:
     total: int = 400
     methods: tuple[str, ...] = ()
     exclusions: tuple[tuple[str, ...], ...] = ()
+    costly: tuple[str, ...] = ()
     slow: tuple[str, ...] = ()
     float_ms: float = 10.0
     thread_gain: Mapping[int, float] = field(default_factory=dict)
@@ -87,8 +88,8 @@ class FakeWorkshop:
     def memory(self, candidate: Candidate | None, threads: int) -> int:
         return 1000 if candidate is None else self.fact(candidate.name).bytes * 2
 
-    def recoveries(self) -> tuple[str, ...]:
-        return self.methods
+    def recoveries(self) -> tuple[tuple[str, ...], ...]:
+        return (self.methods, *((name,) for name in self.costly)) if self.methods else ()
 
     def exclude(
         self, candidate: Candidate, loss: Callable[[Candidate], float], max_drop: float, expired: Callable[[], bool]

@@ -98,7 +98,7 @@ def test_an_unknown_recovery_is_an_error_and_not_a_crash(workshop: LocalWorkshop
 
 
 def test_recoveries_build(workshop: LocalWorkshop, first: Candidate) -> None:
-    names = workshop.recoveries()
+    names = workshop.recoveries()[0]
     assert names
     plain = workshop.screen(first)
     recovered = workshop.screen(first.replace(name="recovered", recoveries=names))

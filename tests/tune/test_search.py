@@ -143,6 +143,21 @@ def test_recoveries_one_by_one_where_together_they_do_harm() -> None:
     assert outcome.trial("a + x + y").status == "eliminated"
 
 
+def test_recoveries_that_cost_speed_come_after_those_that_do_not_and_before_layers_in_float() -> None:
+    facts = {
+        "a": Fact(loss=0.05),
+        "a + recovery": Fact(loss=0.03),
+        "a + recovery + split": Fact(loss=0.04, speed=1.9),
+        "a + recovery + split more": Fact(loss=0.002, speed=1.8),
+    }
+    workshop = FakeWorkshop(facts, methods=("x", "y"), costly=("split", "split more"), exclusions=(("n",),))
+    outcome = run(workshop, "a")
+    assert outcome.chosen == "a + recovery + split more"
+    assert outcome.winner is not None
+    assert outcome.winner.candidate.recoveries == ("x", "y", "split more")
+    assert not any(t.stage == "exclusion" for t in outcome.trials)
+
+
 def test_layers_go_to_float_last() -> None:
     facts = {
         "a": Fact(loss=0.05),
