@@ -111,6 +111,11 @@ print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)
 def test_while_modules_load_ctrl_c_just_ends() -> None:
     """No traceback from the middle of an import; and what the caller has made deaf (nohup) stays so."""
     done = subprocess.run(
-        [sys.executable, "-P", "-c", HANDLERS], env=process.environment(), capture_output=True, text=True, check=True
+        [sys.executable, "-P", "-c", HANDLERS],
+        env=process.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+        preexec_fn=process.hear_interrupts,
     )
     assert done.stdout.split() == ["True", "True", "True"]
