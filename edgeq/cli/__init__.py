@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Any
 
@@ -64,4 +65,6 @@ def group() -> None:
 def main() -> None:
     """The `edgeq` program."""
     restore_interrupts()
+    # As targets/runtime/edgeq_run.py does on devices: onnxruntime's wheels report their use to their maker otherwise.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     group(prog_name="edgeq")

@@ -81,6 +81,14 @@ def test_a_directory_runs_as_it_is_and_again(copy: Path, tmp_path: Path) -> None
     assert tree(copy) == before
 
 
+def test_onnxruntime_reports_to_nobody(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it does, it leaves a file in the temporary folder at once."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
+    result(run("edgeq_run.py", "verify", "--json", cwd=good))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_running_changes_nothing(copy: Path) -> None:
     before = tree(copy)
     few = ("--duration", "0.02", "--queries", "2")

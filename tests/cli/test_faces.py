@@ -158,6 +158,18 @@ def test_python_m_and_the_console_script_are_the_same_program() -> None:
     assert done.stdout.startswith("edgeq, version")
 
 
+def test_onnxruntime_reports_to_nobody_and_nothing_stays_in_the_temporary_folder(
+    room: Room, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    options = ("net.onnx", "--data", "x.npz", "--no-timing", "-o", "int8.onnx")
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
+    done = process.run("quantize", *options, cwd=room.path, env={"TMPDIR": str(work)})
+    assert done.returncode == 0, done.stderr
+    assert list(work.iterdir()) == []
+
+
 def test_no_command_shows_the_help(room: Room) -> None:
     ran = room.run()
     assert ran.code == 2
