@@ -2,13 +2,13 @@
 
 Rounding and clipping shift the mean of what a layer gives, and the shifts add up from layer to layer. In the order of
 the graph, each layer of the quantized model is fed what the corrected layers before it give; the mean difference from
-the float model goes into its int32 bias (Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias
-Correction", section 4.2, with data instead of their assumptions). All layers at once would correct what earlier
+the float model goes into its int32 bias (Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and
+Bias Correction", section 4.2, with data instead of their assumptions). All layers at once would correct what earlier
 corrections have corrected already, and diverge.
 
-What counts is the mean behind the activation function f that follows: most of what stands in front of a SiLU or in front
-of a detector's score may be far below zero, where an error means nothing, and its mean would drown what matters. With
-y the float output, z the quantized model's, both cut to the range that is left of them, the bias d is one Newton step:
+What counts is the mean behind the activation function f that follows: most of what stands in front of a SiLU or of a
+detector's score may be far below zero, where an error means nothing, and its mean would drown what matters. With y the
+float output, z the quantized model's, both cut to the range that is left of them, the bias d is one Newton step:
 
     d = (mean f(y) - mean f(z)) / mean f'(z)
 
@@ -133,7 +133,8 @@ class _Look:
         axis = self.layer.channel_axis % value.ndim
         table = np.moveaxis(value, axis, -1).reshape(-1, value.shape[axis])
         step = max(1, -(-len(table) // _POSITIONS))
-        return np.clip(table[::step], *self.limits)
+        low, high = (np.float32(limit) for limit in self.limits)
+        return np.asarray(np.clip(table[::step], low, high), np.float32)
 
     def means(self, table: NDArray[np.float32]) -> Floats:
         """float64 [ends, channels]: the mean behind the activation."""

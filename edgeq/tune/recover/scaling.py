@@ -1,7 +1,7 @@
 """Scaling channels of a tensor and taking the scaling back in the weights of whoever reads it, in an ONNX graph.
 
-If every channel c of a tensor is divided by k[c] where it is made and the weights that read channel c are multiplied by
-k[c], the network computes what it did. In integers it does not: a scale for the whole tensor suits channels of one size.
+If every channel c of a tensor is divided by k[c] where it is made and the weights that read channel c are multiplied
+by k[c], the network computes what it did. In integers it does not: one scale for a tensor suits channels of one size.
 """
 
 from __future__ import annotations
