@@ -13,10 +13,10 @@ from edgeq.tune.mixed import keep_slow_layers_in_float
 from edgeq.tune.record import Stage, Timing, Trial
 from edgeq.tune.workshop import FLOAT, Race, Runner, Workshop
 
-MOST_S = 30.0
-"""A race that is not settled by then is close enough not to matter."""
-_ROUGHLY = 0.03
+MOST_S = 18.0
+"""A stage of races that are not settled by then: what is left in doubt is close enough not to matter."""
 # Differences that do not matter before the last race.
+_ROUGHLY = 0.03
 _FINALISTS = 4
 
 
