@@ -3,8 +3,8 @@
     python benchmarks/tune.py [--quick] [--only NAME ...] [--grid N] [--budget TIME] [--json FILE]
 
 For each model: the loss of the tuned bundle on the samples that judge it, its speed against float32, the time that
-tuning took. The grid builds, evaluates and times each of 36 settings by itself; with --grid N (9 in --quick mode) only
-N of them, evenly spread, and its whole time is N's times 36 / N, which is said. The tuned bundle and the fastest
+tuning took. The grid builds, evaluates and times each of 72 settings by itself; with --grid N (9 in --quick mode) only
+N of them, evenly spread, and its whole time is N's times 72 / N, which is said. The tuned bundle and the fastest
 setting of the grid that keeps the accuracy are timed interleaved.
 """
 
@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help=f"{QUICK_GRID} settings of the grid, a budget of 2m a model"
     )
-    parser.add_argument("--grid", type=int, help="settings of the grid to run; 0 leaves it out (default: all 36)")
+    parser.add_argument("--grid", type=int, help="settings of the grid to run; 0 leaves it out (default: all 72)")
     parser.add_argument("--budget", help="for each run of edgeq tune")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     options = parser.parse_args()
