@@ -1,7 +1,7 @@
 """Calibration against its bars and against ONNX Runtime's calibrators, side by side in one run.
 
-    python -m benchmarks.calibration            # everything, a few minutes
-    python -m benchmarks.calibration --quick    # fewer samples and rounds
+    scripts/benchmark calibration             # everything, a few minutes
+    scripts/benchmark calibration --quick    # fewer samples and rounds
 
 Times are the least of several interleaved rounds, so that what else the machine does disturbs all rows alike. Samples
 are in memory. "Whole calibration" begins with the model file and ends with the ranges of every method.
@@ -24,8 +24,8 @@ from typing import Any, get_args
 
 import numpy as np
 import onnxruntime
+from models import IMAGE, mobilenetv2_shaped, resnet50_shaped
 
-from benchmarks.models import IMAGE, mobilenetv2_shaped, resnet50_shaped
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.histogram import histogram_of
 from edgeq.calibrate.ranges import derive_ranges
@@ -145,7 +145,7 @@ def bench_memory(model: Path) -> None:
     """Each in a process of its own; peak resident memory of the whole process."""
     peaks = {}
     for count in (16, 256):
-        run = [sys.executable, "-m", "benchmarks.calibration", "--memory-of", str(model), str(count)]
+        run = [sys.executable, __file__, "--memory-of", str(model), str(count)]
         peaks[count] = json.loads(subprocess.run(run, check=True, capture_output=True, text=True).stdout)["peak_kb"]
     row("peak memory, 256 samples ÷ 16 samples", peaks[256] / peaks[16], 1.05, "at most")
     print(f"    {peaks[16] / 1024:.0f} MB at 16 samples, {peaks[256] / 1024:.0f} MB at 256")

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from edgeq.pipeline.package import package
     from edgeq.pipeline.quantize import quantize
     from edgeq.scheme import Scheme
+    from edgeq.tune.run import tune
 
-# Public name → where it lives.
+# Public name → where it lives; without ":" a package that is callable itself (see edgeq.callable_package).
 _PUBLIC = {
     "Data": "edgeq.pipeline.job:Data",
     "EdgeqError": "edgeq.errors:EdgeqError",
@@ -34,7 +35,7 @@ _PUBLIC = {
     "Samples": "edgeq.data.samples:Samples",
     "Scheme": "edgeq.scheme:Scheme",
     "bench": "edgeq.measure.bench:bench",
-    "calibrate": "edgeq.calibrate.collect:collect",
+    "calibrate": "edgeq.calibrate",
     "detect": "edgeq.hardware.detect:detect_machine",
     "evaluate": "edgeq.measure.accuracy:evaluate",
     "open_samples": "edgeq.data.samples:open_samples",
@@ -42,6 +43,7 @@ _PUBLIC = {
     "quantize": "edgeq.pipeline.quantize:quantize",
     "register_preprocess": "edgeq.data.preprocess:register",
     "resolve_target": "edgeq.hardware.target:resolve",
+    "tune": "edgeq.tune",
     "verify": "edgeq.bundle.verify:verify_bundle",
 }
 
@@ -61,6 +63,7 @@ __all__ = [
     "quantize",
     "register_preprocess",
     "resolve_target",
+    "tune",
     "verify",
 ]
 
@@ -68,6 +71,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'edgeq' has no attribute {name!r}")
-    module, attribute = _PUBLIC[name].split(":")
-    # `edgeq.calibrate` and `edgeq.data` are packages too; the functions above win once they are asked for by name.
-    return getattr(importlib.import_module(module), attribute)
+    module, _, attribute = _PUBLIC[name].partition(":")
+    found = importlib.import_module(module)
+    return getattr(found, attribute) if attribute else found

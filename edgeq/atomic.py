@@ -4,17 +4,64 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from edgeq.errors import OutputError
 
+Kind = Literal["file", "directory"]
 
-def check_free(path: Path, *, force: bool) -> None:
-    """Refuse `path` early (before hours of work) if it exists without `force`, or cannot be written."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
+
+
+def check_free(path: Path, *, force: bool, kind: Kind | None = None) -> None:
+    """Refuse `path` early (before hours of work) if it exists without `force`, or cannot be written.
+
+    Args:
+        kind: what will be written there. A directory in the place of a file, or a file in the place of a directory, is
+            refused with `force` too.
+    """
+    if str(path) in ("-", "."):
+        raise OutputError(f"{str(path)!r} is no output", "Name a file or a directory of its own")
+    try:
+        path.name.encode()
+    except UnicodeEncodeError:
+        raise OutputError(f"the name {path.name!r} is not UTF-8", "Choose another output") from None
+    try:
+        _check_place(path, force=force, kind=kind)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def check_apart(path: Path, inputs: Iterable[Path]) -> None:
+    """Refuse an output that would replace something that is read: that very file, or a directory that holds it."""
+    place = path.resolve()
+    for source in inputs:
+        found = source.resolve()
+        same = found == place or _same(path, source)
+        if same or place in found.parents:
+            what = "is" if same else "holds"
+            raise OutputError(f"{path} {what} the input {source}", "Choose another output: inputs are never replaced")
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:  # one of them does not exist, or cannot be looked at
+        return False
+
+
+def _check_place(path: Path, *, force: bool, kind: Kind | None) -> None:
+    if kind == "file" and path.is_dir():
+        raise OutputError(f"{path} is a directory", "Name a file in it")
+    if kind == "directory" and path.exists() and not path.is_dir():
+        raise OutputError(f"{path} is a file, not a directory", "Choose another output")
     if path.exists() and not force:
         raise OutputError(f"{path} exists already", "Pass --force to replace it, or choose another output")
     parent = nearest_parent(path)
@@ -35,52 +82,101 @@ def output_file(path: Path, *, force: bool = False) -> Iterator[Path]:
 
     Every sibling that the writer leaves in that folder (external data) moves along, before the file itself.
     """
-    if path.is_dir():
-        raise OutputError(f"{path} is a directory", "Name a file in it")
-    with _staging(path, force=force) as stage:
+    with _staging(path, force=force, kind="file") as stage:
         draft = stage / path.name
         yield draft
-        siblings = sorted(p for p in stage.iterdir() if p != draft)
-        for sibling in siblings:
-            check_free(path.parent / sibling.name, force=force)
-        for sibling in siblings:
-            os.replace(sibling, path.parent / sibling.name)
-        os.replace(draft, path)
+        _put(draft, path, stage, force=force)
 
 
 @contextmanager
 def output_directory(path: Path, *, force: bool = False) -> Iterator[Path]:
     """Give a temporary directory beside `path`, renamed to `path` on success. An old one is removed only then."""
-    with _staging(path, force=force) as stage:
+    with _staging(path, force=force, kind="directory") as stage:
         draft = stage / "new"
         draft.mkdir()
         yield draft
-        if path.exists():
-            old = stage / "old"
-            os.replace(path, old)
-            try:
-                os.replace(draft, path)
-            except OSError:
-                os.replace(old, path)
-                raise
-        else:
+        old = stage / "old"
+        try:
+            if path.exists():
+                os.replace(path, old)
             os.replace(draft, path)
+        except BaseException:
+            if old.exists() and not path.exists():
+                os.replace(old, path)
+            raise
+
+
+def _put(draft: Path, path: Path, stage: Path, *, force: bool) -> None:
+    """Move a written file and its siblings into place; until the file itself has moved, old siblings come back."""
+    siblings = {p: path.parent / p.name for p in sorted(stage.iterdir()) if p != draft}
+    for place in siblings.values():
+        check_free(place, force=force, kind="file")
+    old = stage / "old"
+    old.mkdir()
+    try:
+        for sibling, place in siblings.items():
+            if place.exists():
+                os.replace(place, old / place.name)
+            os.replace(sibling, place)
+        os.replace(draft, path)
+    except BaseException:
+        if draft.exists():
+            for sibling, place in siblings.items():
+                if not sibling.exists():
+                    place.unlink(missing_ok=True)
+                if (old / place.name).exists():
+                    os.replace(old / place.name, place)
+        raise
 
 
 @contextmanager
-def _staging(path: Path, *, force: bool) -> Iterator[Path]:
-    check_free(path, force=force)
-    stage: Path | None = None
+def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
+    check_free(path, force=force, kind=kind)
+    # Named before it is made, so that no signal can come between the two and leave it behind.
+    stage = path.parent / f".{path.name[:100]}.{secrets.token_hex(8)}.partial"
+    parents: list[Path] = []
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        stage = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+        for parent in reversed([p for p in path.absolute().parents if not p.exists()]):
+            parents.append(parent)
+            parent.mkdir(exist_ok=True)
+        stage.mkdir(mode=0o700)
         yield stage
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OutputError(f"no space left while writing {path}", "Free some space and run again") from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise OutputError(f"{path} cannot be written: {error.strerror}", "Choose another output") from error
+        if error.errno in _FULL:
+            raise _full(path) from error
+        if error.errno in _REFUSED and _concerns(error, path):
+            raise _unwritable(path, error) from error
         raise
     finally:
-        if stage is not None:
-            shutil.rmtree(stage, ignore_errors=True)
+        try:
+            _remove(stage, parents)
+        except (KeyboardInterrupt, SystemExit):  # a signal while cleaning up: clean up first
+            _remove(stage, parents)
+            raise
+
+
+def _remove(stage: Path, parents: list[Path]) -> None:
+    """Remove the private folder, and those parents that were made for an output that did not come."""
+    shutil.rmtree(stage, ignore_errors=True)
+    for parent in reversed(parents):
+        if parent.is_dir() and not any(parent.iterdir()):
+            parent.rmdir()
+
+
+def _concerns(error: OSError, path: Path) -> bool:
+    """Whether an error that names a file names one of the output's."""
+    return error.filename is None or path.absolute().parent in Path(os.fsdecode(error.filename)).absolute().parents
+
+
+def _full(path: Path) -> OutputError:
+    """Which disk is full: the output's, or that of the work files."""
+    places = {nearest_parent(path): f"while writing {path}"}
+    work = Path(tempfile.gettempdir())
+    places[work] = f"in {work} for the work files of {path}"
+    fullest = min(places, key=lambda place: shutil.disk_usage(place).free)
+    fix = "Free some space and run again"
+    return OutputError(f"no space left {places[fullest]}", fix if fullest != work else f"{fix}, or set TMPDIR")
+
+
+def _unwritable(path: Path, error: OSError) -> OutputError:
+    return OutputError(f"{path} cannot be written: {error.strerror}", "Choose another output")

@@ -19,21 +19,24 @@ A message is one line: what is wrong, where (file, node, field), and what to do 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class EdgeqError(Exception):
     """Base of all deliberate failures.
 
     Args:
-        problem: what is wrong and where, one sentence without a final full stop.
+        problem: what is wrong and where, one sentence; a full stop at its end (other libraries' texts) is dropped.
         fix: what the reader can do about it, in the imperative.
     """
 
     exit_code = 1
 
     def __init__(self, problem: str, fix: str = "") -> None:
-        self.problem = problem
+        self.problem = problem.rstrip(".")
         self.fix = fix
-        super().__init__(f"{problem}. {fix}" if fix else problem)
+        super().__init__(f"{self.problem}. {fix}" if fix else self.problem)
 
 
 class UsageError(EdgeqError):
@@ -73,4 +76,10 @@ class CheckFailedError(EdgeqError):
 
 
 class GoalNotMetError(EdgeqError):
+    """`record` is what was found all the same: the tuning record, plain values."""
+
     exit_code = 11
+
+    def __init__(self, problem: str, fix: str = "", record: Mapping[str, Any] | None = None) -> None:
+        super().__init__(problem, fix)
+        self.record = record or {}

@@ -10,10 +10,14 @@ from typing import Any, Literal, get_args
 
 from edgeq.errors import UsageError
 
-Mode = Literal["static", "dynamic"]
+Mode = Literal["static", "dynamic", "weight-only"]
 Format = Literal["QDQ", "QOperator"]
 IntegerType = Literal["int8", "uint8"]
 Method = Literal["minmax", "moving-average", "percentile", "entropy", "mse"]
+WEIGHT_BITS = (4, 8)
+BLOCK_SIZES = (16, 32, 64, 128, 256)
+WEIGHT_ONLY_TYPES = ("Gather", "Gemm", "MatMul")
+"""What weight-only quantization is of."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,8 @@ class Scheme:
     """One way to quantize a model.
 
     Attributes:
-        mode: "static" (activation ranges from calibration) or "dynamic" (ranges measured at run time).
+        mode: "static" (activation ranges from calibration), "dynamic" (ranges measured at run time) or "weight-only"
+            (constant matrices as blocks of integers, activations as the kernel likes them).
         format: "QDQ" (QuantizeLinear/DequantizeLinear pairs) or "QOperator" (QLinearConv and the like).
         activation_type, weight_type: integer types.
         activation_symmetric, weight_symmetric: zero point in the middle of the integer range.
@@ -32,6 +37,8 @@ class Scheme:
         op_types: operator types to quantize; None means all that the backend can.
         exclude: names of nodes kept in float.
         dynamic_weight_types: weight type per operator type in dynamic mode; types that are not named stay float.
+        stored_types: operator types that compute in float, but whose weights are 8-bit integers in the file.
+        weight_bits, block_size: in weight-only mode, bits per weight and weights that share a scale.
         session_options: ONNX Runtime session configuration entries that the artifact needs to be right; they travel
             with it.
     """
@@ -49,6 +56,9 @@ class Scheme:
     op_types: tuple[str, ...] | None = None
     exclude: tuple[str, ...] = ()
     dynamic_weight_types: Mapping[str, IntegerType] = field(default_factory=dict)
+    stored_types: tuple[str, ...] = ()
+    weight_bits: int = 8
+    block_size: int = 32
     session_options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -57,11 +67,14 @@ class Scheme:
         _one_of("activation_type", self.activation_type, get_args(IntegerType))
         _one_of("weight_type", self.weight_type, get_args(IntegerType))
         _one_of("method", self.method, get_args(Method))
+        _one_of("weight_bits", self.weight_bits, WEIGHT_BITS)
+        _one_of("block_size", self.block_size, BLOCK_SIZES)
         for op_type, weight_type in self.dynamic_weight_types.items():
             _one_of(f"dynamic_weight_types.{op_type}", weight_type, get_args(IntegerType))
         for name in ("method_options", "dynamic_weight_types", "session_options"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
-        object.__setattr__(self, "exclude", tuple(sorted(set(self.exclude))))
+        for name in ("exclude", "stored_types"):
+            object.__setattr__(self, name, tuple(sorted(set(getattr(self, name)))))
         if self.op_types is not None:
             object.__setattr__(self, "op_types", tuple(sorted(set(self.op_types))))
 
@@ -70,6 +83,24 @@ class Scheme:
         """Activation and weight type in the field's short form, such as "U8S8"."""
         short = {"uint8": "U8", "int8": "S8"}
         return short[self.activation_type] + short[self.weight_type]
+
+    @property
+    def quantized_types(self) -> frozenset[str] | None:
+        """Operator types that the scheme quantizes; None means all that the backend can."""
+        if self.mode == "static":
+            return frozenset(self.op_types) if self.op_types is not None else None
+        types = frozenset(self.dynamic_weight_types if self.mode == "dynamic" else WEIGHT_ONLY_TYPES)
+        return types if self.op_types is None else types & frozenset(self.op_types)
+
+    @property
+    def title(self) -> str:
+        """The scheme in a few words: "static QDQ U8S8", "dynamic (Gemm int8, MatMul int8)", "weight-only 4 bits"."""
+        if self.mode == "static":
+            return f"static {self.format} {self.pair}"
+        if self.mode == "weight-only":
+            return f"weight-only {self.weight_bits} bits"
+        types = sorted(self.quantized_types or ())
+        return f"dynamic ({', '.join(f'{t} {self.dynamic_weight_types[t]}' for t in types)})"
 
     def replace(self, **changes: Any) -> Scheme:
         """A copy with `changes`; None leaves a field as it is, so unset options can be passed through."""
@@ -93,12 +124,12 @@ class Scheme:
         if unknown:
             raise UsageError(f"unknown scheme field {unknown[0]!r}", f"Known fields: {', '.join(sorted(known))}")
         plain = dict(values)
-        for name in ("op_types", "exclude"):
+        for name in ("op_types", "exclude", "stored_types"):
             if plain.get(name) is not None:
                 plain[name] = tuple(plain[name])
         return cls(**plain)
 
 
-def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     if value not in allowed:
-        raise UsageError(f"scheme {name} is {value!r}", f"It can be {', '.join(allowed)}")
+        raise UsageError(f"scheme {name} is {value!r}", f"It can be {', '.join(map(str, allowed))}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +53,7 @@ def open_session(model: Path | bytes, settings: SessionSettings | None = None) -
 
     Raises:
         RuntimeUnavailableError: onnxruntime is missing, or refuses the model or the settings.
+        OSError: there is no space for the optimised graph.
     """
     settings = settings or SessionSettings()
     ort = onnxruntime()
@@ -71,12 +74,32 @@ def open_session(model: Path | bytes, settings: SessionSettings | None = None) -
     for key, value in sorted(settings.config.items()):
         options.add_session_config_entry(key, value)
     source = model if isinstance(model, bytes) else os.fspath(model)
+    if isinstance(source, str) and not _is_utf8(source):
+        raise RuntimeUnavailableError(f"onnxruntime takes no path that is not UTF-8: {source!r}", "Rename it")
     try:
         return ort.InferenceSession(source, options, providers=list(settings.providers))
     except Exception as error:  # onnxruntime raises a dozen unrelated types here, some of them bare Exception
+        _check_space(model, settings.save_optimized_to)
         where = "the model" if isinstance(model, bytes) else str(model)
         text = " ".join(str(error).split())
         raise RuntimeUnavailableError(
             f"onnxruntime {ort.__version__} refuses {where}: {text}",
             "Check the model with `edgeq inspect`, or use a newer onnxruntime",
         ) from error
+
+
+def _check_space(model: Path | bytes, written: Path | None) -> None:
+    """onnxruntime calls a graph that it could not write an invalid one: tell a full disk apart."""
+    if written is None or not written.parent.is_dir():
+        return
+    size = len(model) if isinstance(model, bytes) else model.stat().st_size if model.is_file() else 0
+    if shutil.disk_usage(written.parent).free < size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(written))
+
+
+def _is_utf8(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -12,6 +12,9 @@ from hypothesis import settings
 settings.register_profile("edgeq", deadline=None)
 settings.load_profile("edgeq")
 
+# As edgeq's programs do; see docs/architecture.md, Privacy.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgeq import atomic
-from edgeq.atomic import check_free, output_directory, output_file
+from edgeq.atomic import check_apart, check_free, output_directory, output_file
 from edgeq.errors import OutputError
 
 
@@ -158,3 +158,149 @@ def test_an_unwritable_parent_is_refused_early_whoever_runs_it(tmp_path: Path, m
     monkeypatch.setattr(atomic.os, "access", lambda path, mode: False)
     with pytest.raises(OutputError, match="not writable"):
         check_free(tmp_path / "model.onnx", force=False)
+
+
+@pytest.mark.parametrize("name", ["-", ".", ""])
+def test_standard_output_and_the_working_directory_are_no_outputs(name: str) -> None:
+    with pytest.raises(OutputError, match="is no output"):
+        check_free(Path(name), force=True)
+
+
+def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="not UTF-8"):
+        check_free(tmp_path / os.fsdecode(b"m\xff.onnx"), force=True)
+
+
+def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="cannot be written: File name too long"):
+        check_free(tmp_path / ("m" * 300), force=False)
+
+
+def test_a_file_in_the_place_of_a_directory_is_refused_even_with_force(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(OutputError, match="is a file"), output_directory(tmp_path / "out", force=True):
+        pytest.fail("the writer must not run")
+    assert contents(tmp_path) == {"out": "mine"}
+
+
+def test_parents_of_an_output_that_did_not_come_go_again(tmp_path: Path) -> None:
+    def failing() -> None:
+        with output_file(tmp_path / "a" / "b" / "model.onnx"):
+            raise ValueError("halfway")
+
+    with pytest.raises(ValueError, match="halfway"):
+        failing()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupted_between_siblings_and_file_the_old_ones_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("model.onnx", "model.onnx.data"):
+        (tmp_path / name).write_text("old")
+    real = os.replace
+
+    def interrupt_the_file(source: Path, destination: Path) -> None:
+        if Path(destination).name == "model.onnx":
+            raise KeyboardInterrupt
+        real(source, destination)
+
+    monkeypatch.setattr(atomic.os, "replace", interrupt_the_file)
+
+    def write() -> None:
+        with output_file(tmp_path / "model.onnx", force=True) as draft:
+            draft.write_text("graph")
+            for part in ("data", "more"):
+                (draft.parent / f"model.onnx.{part}").write_text("weights")
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert contents(tmp_path) == {"model.onnx": "old", "model.onnx.data": "old"}
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_interrupted_between_the_old_directory_and_the_new_the_old_one_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "bundle"
+    target.mkdir()
+    (target / "kept").write_text("old")
+    real = os.replace
+
+    def interrupt_after(source: Path, destination: Path) -> None:
+        real(source, destination)
+        if Path(destination).name == "old":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(atomic.os, "replace", interrupt_after)
+
+    def write() -> None:
+        with output_directory(target, force=True):
+            pass
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert contents(tmp_path) == {"bundle/kept": "old"}
+    assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_ctrl_c_while_cleaning_up_does_not_stop_the_cleaning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = atomic.shutil.rmtree, []
+
+    def interrupted_once(path: Path, ignore_errors: bool) -> None:
+        calls.append(path)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        real(path, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(atomic.shutil, "rmtree", interrupted_once)
+
+    def write() -> None:
+        with output_file(tmp_path / "model.onnx") as draft:
+            draft.write_text("new")
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert contents(tmp_path) == {"model.onnx": "new"}
+    assert [p.name for p in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_an_error_about_an_input_is_not_blamed_on_the_output(tmp_path: Path) -> None:
+    def read() -> None:
+        with output_file(tmp_path / "out" / "model.onnx"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(tmp_path / "data" / "a.png"))
+
+    with pytest.raises(PermissionError):
+        read()
+
+
+def test_the_disk_that_is_full_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.setattr(atomic.tempfile, "gettempdir", lambda: str(work))
+
+    def write(full: Path) -> str:
+        def usage(place: Path) -> object:
+            return type("Usage", (), {"free": 0 if Path(place) == full else 1 << 30})
+
+        monkeypatch.setattr(atomic.shutil, "disk_usage", usage)
+        with pytest.raises(OutputError) as caught, output_file(tmp_path / "model.onnx"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return str(caught.value)
+
+    assert write(tmp_path).startswith(f"no space left while writing {tmp_path / 'model.onnx'}. Free some space")
+    assert write(work).startswith(f"no space left in {work} for the work files of {tmp_path / 'model.onnx'}. Free")
+
+
+def test_an_output_that_is_an_input_is_refused(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    model = data / "model.onnx"
+    model.write_text("graph")
+    (tmp_path / "link.onnx").symlink_to(model)
+    for output in (model, data / ".." / "data" / "model.onnx", tmp_path / "link.onnx"):
+        with pytest.raises(OutputError, match="is the input"):
+            check_apart(output, [model])
+    with pytest.raises(OutputError, match="holds the input"):
+        check_apart(data, [tmp_path / "absent", model])
+    check_apart(data / "int8.onnx", [model, data])

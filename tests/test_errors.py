@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import inspect
 import re
 import sys
@@ -9,7 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from edgeq import errors
-from edgeq.cli._common import INTERRUPTED, Face, common
+from edgeq.cli._common import Face, common
+from edgeq.cli._process import INTERRUPTED
 from edgeq.errors import DataError, EdgeqError
 
 TREE = sorted(
@@ -59,14 +61,32 @@ def test_interruption_ends_on_one_line_too() -> None:
     assert "interrupted" in err
 
 
-def test_a_bug_is_not_dressed_up_as_bad_input() -> None:
+def test_a_bug_is_called_one_and_shows_its_traceback_on_request() -> None:
     @click.command()
     @common
     def command(face: Face) -> None:
-        raise ZeroDivisionError
+        raise ZeroDivisionError("by nothing")
 
-    result = CliRunner().invoke(command, [])
-    assert isinstance(result.exception, ZeroDivisionError)
+    short = CliRunner().invoke(command, [])
+    assert (short.exit_code, short.stdout) == (1, "")
+    assert short.stderr.startswith("edgeq: ZeroDivisionError: by nothing. This is a bug in edgeq")
+    assert short.stderr.count("\n") == 1
+    assert "-v" in short.stderr
+    long = CliRunner().invoke(command, ["-v"])
+    assert long.exit_code == 1
+    assert long.stderr.startswith("Traceback")
+    assert long.stderr.splitlines()[-1].startswith("edgeq: ZeroDivisionError: by nothing. This is a bug in edgeq")
+
+
+def test_memory_that_runs_out_is_no_bug() -> None:
+    code, out, err = run(MemoryError())
+    assert (code, out) == (1, "")
+    assert err.startswith("edgeq: memory ran out")
+
+
+def test_a_full_disk_that_no_room_explains_is_no_bug() -> None:
+    code, _, err = run(OSError(errno.ENOSPC, "No space left on device", "/tmp/work"))
+    assert (code, err) == (errors.OutputError.exit_code, "edgeq: /tmp/work: No space left on device\n")
 
 
 def test_program_name_and_unknown_command() -> None:
@@ -74,5 +94,5 @@ def test_program_name_and_unknown_command() -> None:
 
     result = CliRunner().invoke(group, ["no-such-command"], prog_name="edgeq")
     assert result.exit_code == 2
-    assert "no-such-command" in result.stderr
+    assert result.stderr == "edgeq: No such command 'no-such-command'. See `edgeq --help`\n"
     assert "edgeq.errors" in sys.modules

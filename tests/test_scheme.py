@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeq.errors import UsageError
-from edgeq.scheme import Format, IntegerType, Method, Mode, Scheme
+from edgeq.scheme import BLOCK_SIZES, WEIGHT_BITS, Format, IntegerType, Method, Mode, Scheme
 
 names = st.text(min_size=1, max_size=12)
 name_tuples = st.lists(names, max_size=5).map(tuple)
@@ -28,6 +28,9 @@ schemes = st.builds(
     op_types=st.none() | name_tuples,
     exclude=name_tuples,
     dynamic_weight_types=st.dictionaries(names, st.sampled_from(get_args(IntegerType)), max_size=3),
+    stored_types=name_tuples,
+    weight_bits=st.sampled_from(WEIGHT_BITS),
+    block_size=st.sampled_from(BLOCK_SIZES),
     session_options=st.dictionaries(names, names, max_size=3),
 )
 
@@ -46,6 +49,19 @@ def test_replace_with_nothing_changes_nothing(scheme: Scheme) -> None:
 @given(name_tuples)
 def test_order_and_repetition_of_names_do_not_matter(nodes: tuple[str, ...]) -> None:
     assert Scheme(exclude=nodes) == Scheme(exclude=tuple(reversed(nodes)) + nodes)
+
+
+def test_profiles_and_records_written_before_a_field_existed_are_read() -> None:
+    plain = Scheme().to_dict()
+    for field in ("stored_types", "weight_bits", "block_size"):
+        del plain[field]
+    assert Scheme.from_dict(plain) == Scheme()
+
+
+@pytest.mark.parametrize(("field", "value"), [("weight_bits", 3), ("block_size", 100), ("mode", "weights")])
+def test_values_of_the_weight_only_mode(field: str, value: object) -> None:
+    with pytest.raises(UsageError, match=f"scheme {field} is {value!r}"):
+        Scheme.from_dict({field: value})
 
 
 def test_replace_keeps_false() -> None:

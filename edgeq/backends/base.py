@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+import onnx
+
 from edgeq.calibrate.ranges import Range
+from edgeq.errors import UsageError
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import Scheme
 from edgeq.session import SessionSettings
@@ -43,6 +47,13 @@ class Artifact:
 class Backend(Protocol):
     name: str
 
+    def check(self, scheme: Scheme) -> None:
+        """Refuse a scheme that no model could be built with, before any work is done.
+
+        Raises:
+            UsageError: names the field.
+        """
+
     def build(
         self, prepared: PreparedModel, ranges: Mapping[str, Range], scheme: Scheme, destination: Path
     ) -> Artifact:
@@ -52,3 +63,13 @@ class Backend(Protocol):
             CalibrationError: a range that the scheme needs is missing.
             ModelError: the model cannot be quantized this way; names the node and the rule.
         """
+
+
+def check_names(model: onnx.ModelProto, names: Sequence[str], source: Path) -> None:
+    """Refuse node names that `model`, the prepared form of `source`, does not have."""
+    known = {node.name for node in model.graph.node}
+    unknown = next((name for name in names if name not in known), None)
+    if unknown is not None:
+        close = difflib.get_close_matches(unknown, known, n=3)
+        hint = f"Did you mean {', '.join(close)}?" if close else "List the node names with `edgeq inspect -v`"
+        raise UsageError(f"{source}: no node is named {unknown!r}", hint)

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import difflib
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 
-from edgeq.backends.base import Artifact
+from edgeq.backends.base import Artifact, check_names
+from edgeq.backends.dynamic import OPERATORS as DYNAMIC_OPERATORS
+from edgeq.backends.dynamic import check_dynamic, write_dynamic
+from edgeq.backends.quantizer import needs_external_data, one_line, quant_type
+from edgeq.backends.stored import store_weights
+from edgeq.backends.weight_only import write_weight_only
 from edgeq.calibrate.ranges import Range
+from edgeq.calibrate.tensors import constant_tensors
 from edgeq.errors import CalibrationError, ModelError, UsageError
-from edgeq.model.int8_rules import Rule, int8_rules, quantizable_operators
-from edgeq.model.load import load_model, model_files
+from edgeq.model.int8_rules import Rule, int8_rules, quantizable_operators, slow_fusions
+from edgeq.model.load import is_quantized, load_model, save_model
 from edgeq.model.outlook import int8_outlook
 from edgeq.model.prepare import PreparedModel
-from edgeq.scheme import IntegerType, Scheme
+from edgeq.scheme import WEIGHT_ONLY_TYPES, Scheme
 from edgeq.session import onnxruntime
-
-# Protobuf refuses messages from 2 GiB on; the quantized file is smaller, but the intermediate ones may not be.
-_EXTERNAL_DATA_FROM = 2**31 - 2**20
 
 # At load, this optimizer quantizes the weights of a float Conv or Gemm that stands between integer tensors, per tensor
 # and without being asked: what was kept in float for accuracy becomes the worst layer of all.
@@ -33,26 +36,53 @@ _REQUANTIZED_AT_LOAD = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 class CpuBackend:
     name = "cpu"
 
+    def check(self, scheme: Scheme) -> None:
+        """Refuse a scheme that no model could be built with. See `Backend.check`."""
+        if scheme.mode == "dynamic":
+            check_dynamic(scheme)
+        elif scheme.mode == "static" and scheme.pair == "S8U8":
+            raise UsageError("int8 activations with uint8 weights have no kernels", "Make --weight-type int8")
+        known = _quantizable(scheme)
+        named = (*(scheme.op_types or ()), *(scheme.dynamic_weight_types if scheme.mode == "dynamic" else ()))
+        unknown = next((op_type for op_type in named if op_type not in known), None)
+        if unknown is not None:
+            close = difflib.get_close_matches(unknown, known, n=3)
+            hint = f"Did you mean {', '.join(close)}?" if close else f"It can be {', '.join(known)}"
+            raise UsageError(f"no operator {unknown!r} has an int8 form on the {self.name} backend", hint)
+
     def build(
         self, prepared: PreparedModel, ranges: Mapping[str, Range], scheme: Scheme, destination: Path
     ) -> Artifact:
         """Write the quantized model to `destination`. See `Backend.build`."""
         onnxruntime()  # the quantizer is part of it: one clear error where it is missing
-        _check_excluded(prepared, scheme)
+        self.check(scheme)
+        check_names(load_model(prepared.path, external_data="none"), scheme.exclude, prepared.source)
+        notes: list[str] = []
         if scheme.mode == "dynamic":
-            _write_dynamic(prepared, scheme, destination)
+            notes.extend(write_dynamic(prepared, scheme, destination))
+        elif scheme.mode == "weight-only":
+            notes.extend(write_weight_only(prepared, scheme, destination))
         else:
             _write_static(prepared, ranges, scheme, destination)
+        stored = _store(scheme, destination)
+        notes.extend(stored)
+        built = load_model(destination, external_data="none")
+        if not is_quantized(built) and not stored:
+            raise ModelError(f"{prepared.source}: nothing in it was quantized", _why_nothing(prepared, scheme))
         session_options = dict(scheme.session_options)
-        notes = []
-        kept = float_compute_nodes(load_model(destination))
+        disabled = [name for name in session_options.get(_DISABLED, "").split(";") if name]
+        kept = float_compute_nodes(built)
         if kept:
-            disabled = [name for name in session_options.get(_DISABLED, "").split(";") if name]
-            session_options[_DISABLED] = ";".join(dict.fromkeys([*disabled, _REQUANTIZER]))
+            disabled.append(_REQUANTIZER)
             notes.append(
                 f"{len(kept)} compute nodes stay in float; the session option {_DISABLED} keeps ONNX Runtime from "
                 "quantizing their weights at load"
             )
+        for fusion in slow_fusions(self.name, built):
+            disabled.append(fusion.optimizer)
+            notes.append(f"without ONNX Runtime's {fusion.optimizer}: {fusion.reason}")
+        if disabled:
+            session_options[_DISABLED] = ";".join(dict.fromkeys(disabled))
         return Artifact(
             model=destination,
             scheme=scheme,
@@ -63,27 +93,51 @@ class CpuBackend:
 
 
 def float_compute_nodes(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Names of Conv, ConvTranspose, Gemm and MatMul nodes with a constant float weight in a graph that is quantized."""
+    """Names of Conv, ConvTranspose, Gemm and MatMul nodes with a constant float weight in a graph that has Q nodes."""
     graph = model.graph
-    if not any(node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in graph.node):
+    if not any(node.op_type == "QuantizeLinear" for node in graph.node):
         return ()
-    constants = {tensor.name for tensor in graph.initializer}
+    constants = constant_tensors(model)
+    integers = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
     return tuple(
         node.name
         for node in graph.node
-        if node.op_type in _REQUANTIZED_AT_LOAD and len(node.input) > 1 and node.input[1] in constants
+        if node.op_type in _REQUANTIZED_AT_LOAD
+        and len(node.input) > 1
+        and node.input[1] in constants
+        and node.input[1] not in integers
     )
 
 
-def _check_excluded(prepared: PreparedModel, scheme: Scheme) -> None:
-    names = {node.name for node in load_model(prepared.path).graph.node}
-    unknown = [name for name in scheme.exclude if name not in names]
-    if unknown:
-        import difflib
+def _store(scheme: Scheme, destination: Path) -> tuple[str, ...]:
+    if not scheme.stored_types:
+        return ()
+    model = load_model(destination, external_data="all")
+    stored = store_weights(model, scheme.stored_types, scheme.exclude)
+    if not stored:
+        return ()
+    save_model(model, destination)
+    return (f"{len(stored)} weights of layers that compute in float are 8-bit integers in the file",)
 
-        close = difflib.get_close_matches(unknown[0], names, n=3)
-        hint = f"Did you mean {', '.join(close)}?" if close else "List the node names with `edgeq inspect -v`"
-        raise UsageError(f"{prepared.source}: no node is named {unknown[0]!r}", hint)
+
+def _quantizable(scheme: Scheme) -> tuple[str, ...]:
+    if scheme.mode == "static":
+        return quantizable_operators(int8_rules("cpu"))
+    return DYNAMIC_OPERATORS if scheme.mode == "dynamic" else WEIGHT_ONLY_TYPES
+
+
+def _why_nothing(prepared: PreparedModel, scheme: Scheme) -> str:
+    """What a user can do about a model in which nothing was quantized, with the first reason that there is."""
+    model = load_model(prepared.path, external_data="none")
+    for node in int8_outlook(model, int8_rules("cpu")):
+        if node.name in scheme.exclude:
+            return "Exclude fewer nodes"
+        types = scheme.quantized_types
+        if node.verdict == "int8" and types is not None and node.op_type not in types:
+            return f"It holds {node.op_type}, which the scheme leaves in float: choose other operator types"
+        if node.verdict == "float":
+            return f"Deploy the float model; {node.op_type} ({node.name}): {node.reason}"
+    return "Deploy the float model"
 
 
 def _write_static(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: Scheme, destination: Path) -> None:
@@ -106,10 +160,10 @@ def _write_static(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: 
                 op_types_to_quantize=list(scheme.op_types or quantizable_operators(rules)),
                 per_channel=scheme.per_channel,
                 reduce_range=scheme.reduce_range,
-                activation_type=_quant_type(scheme.activation_type),
-                weight_type=_quant_type(scheme.weight_type),
+                activation_type=quant_type(scheme.activation_type),
+                weight_type=quant_type(scheme.weight_type),
                 nodes_to_exclude=sorted({*scheme.exclude, *_float_nodes(prepared, rules)}),
-                use_external_data_format=_needs_external_data(prepared.path),
+                use_external_data_format=needs_external_data(prepared.path),
                 calibration_cache_path=cache,
                 extra_options={
                     "ActivationSymmetric": scheme.activation_symmetric,
@@ -119,11 +173,11 @@ def _write_static(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: 
         except ValueError as error:
             if "Quantization parameters are not specified" in str(error):
                 raise CalibrationError(
-                    f"{prepared.source}: {_one_line(error)}",
+                    f"{prepared.source}: {one_line(error)}",
                     "The calibration does not cover this tensor: calibrate this model again",
                 ) from error
             raise ModelError(
-                f"{prepared.source}: onnxruntime's quantizer refuses it: {_one_line(error)}",
+                f"{prepared.source}: onnxruntime's quantizer refuses it: {one_line(error)}",
                 "Keep the node in float with --exclude, or choose another scheme",
             ) from error
 
@@ -133,45 +187,3 @@ def _float_nodes(prepared: PreparedModel, rules: Mapping[str, Rule]) -> list[str
     and some (a dilated AveragePool) would make a file that ONNX Runtime refuses."""
     outlook = int8_outlook(load_model(prepared.path, external_data="none"), rules)
     return [node.name for node in outlook if node.verdict == "float"]
-
-
-def _write_dynamic(prepared: PreparedModel, scheme: Scheme, destination: Path) -> None:
-    from onnxruntime.quantization import quantize_dynamic
-
-    if not scheme.dynamic_weight_types:
-        raise UsageError("dynamic quantization needs a weight type per operator type", "Choose a profile that has them")
-    by_type: dict[IntegerType, list[str]] = {}
-    for op_type, weight_type in sorted(scheme.dynamic_weight_types.items()):
-        if scheme.op_types is None or op_type in scheme.op_types:
-            by_type.setdefault(weight_type, []).append(op_type)
-    # The runtime's quantizer takes one weight type a call: one pass a type, each over what the last one left in float.
-    source = prepared.path
-    with tempfile.TemporaryDirectory(prefix="edgeq-dynamic-") as folder:
-        for step, (weight_type, op_types) in enumerate(sorted(by_type.items())):
-            last = step == len(by_type) - 1
-            target = destination if last else Path(folder) / f"pass{step}.onnx"
-            quantize_dynamic(
-                source,
-                target,
-                op_types_to_quantize=op_types,
-                per_channel=scheme.per_channel,
-                reduce_range=scheme.reduce_range,
-                weight_type=_quant_type(weight_type),
-                nodes_to_exclude=list(scheme.exclude),
-                use_external_data_format=_needs_external_data(source),
-            )
-            source = target
-
-
-def _quant_type(name: IntegerType) -> Any:
-    from onnxruntime.quantization import QuantType
-
-    return {"int8": QuantType.QInt8, "uint8": QuantType.QUInt8}[name]
-
-
-def _needs_external_data(model: Path) -> bool:
-    return sum(file.stat().st_size for file in model_files(model)) >= _EXTERNAL_DATA_FROM
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -42,6 +42,7 @@ def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
         components[FLOAT] = _float_variants(spec, spec.float_model)
     files: dict[str, Content] = dict(_runner_files())
     files.update(_calibration_files(spec.calibration))
+    files.update(spec.extras)
     digests: dict[str, str] = {}
     placements, assets = share(
         {
@@ -162,7 +163,7 @@ def _manifest(
             records[path] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
         else:
             records[path] = {"sha256": digests.get(path) or _sha256(content), "size": content.stat().st_size}
-    edgeq = {"bundle_schema": BUNDLE_SCHEMA, "tools": _tools(), **spec.metadata, "files": records}
+    edgeq = {"bundle_schema": BUNDLE_SCHEMA, "tools": tool_versions(), **spec.metadata, "files": records}
     manifest = {
         "schema_version": SCHEMA_VERSION,
         "package_name": spec.name,
@@ -173,7 +174,8 @@ def _manifest(
     return _json(manifest, "metadata")
 
 
-def _tools() -> dict[str, str]:
+def tool_versions() -> dict[str, str]:
+    """Versions of edgeq and of what it builds with."""
     found = {"edgeq": __version__}
     for name in ("numpy", "onnx", "onnxruntime", "onnxruntime-gpu"):
         try:

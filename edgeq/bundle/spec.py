@@ -17,6 +17,18 @@ Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 DEVICES = ("cpu", "gpu", "npu")
 CALIBRATION_FILES = ("calibration.cache", "calibration.flatbuffers", "calibration.json")
+_RESERVED_NAMES = frozenset(
+    {
+        "__main__.py",
+        "calibration",
+        "edgeq_device",
+        "edgeq_run.py",
+        "manifest.json",
+        "models",
+        "selftest",
+        "shared_assets",
+    }
+)
 _RESERVED_METADATA = ("bundle_schema", "tools", "files")
 
 
@@ -40,7 +52,8 @@ class VariantSpec:
         provider_options: options of `ep`.
         info: becomes executor_info.edgeq. The runner reads `architecture` ("x86_64", "arm64", "any"),
             `required_features` (list), `rank` (int, the highest that fits wins), `min_onnxruntime` ("1.17") and
-            `optimization` ("none", "basic", "extended", "all"); the rest is for people.
+            `optimization` ("none", "basic", "extended", "all") and `threads` (those that suit it best, taken where the
+            runner is told none); the rest is for people.
         selftest: vectors; `tolerance` is the absolute difference allowed for each of their outputs.
     """
 
@@ -86,6 +99,8 @@ class BundleSpec:
         calibration: folder with the three calibration tables.
         metadata: becomes additional_metadata.edgeq: sha256 of the source model and of the calibration set, ...
         float_model: becomes the component "float32", so that `bench` can run both in one go.
+        extras: further files, by plain name, that stand beside the manifest and are hashed like all others: the report
+            and what it was made of.
     """
 
     name: str
@@ -93,6 +108,7 @@ class BundleSpec:
     calibration: Path | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     float_model: Path | None = None
+    extras: Mapping[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.variants:
@@ -104,3 +120,6 @@ class BundleSpec:
         reserved = sorted(set(_RESERVED_METADATA).intersection(self.metadata))
         if reserved:
             raise UsageError(f"bundle {self.name}: metadata holds {reserved[0]!r}, which the bundle writes itself")
+        for name in self.extras:
+            if not is_plain_name(name) or name.casefold() in _RESERVED_NAMES:
+                raise UsageError(f"bundle {self.name}: {name!r} cannot name an extra file", "Choose a plain, free name")

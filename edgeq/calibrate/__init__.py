@@ -1,0 +1,7 @@
+"""Calibration: `edgeq.calibrate(...)` is `edgeq.calibrate.collect.collect`."""
+
+from __future__ import annotations
+
+from edgeq.callable_package import make_callable
+
+make_callable(__name__, "edgeq.calibrate.collect:collect")

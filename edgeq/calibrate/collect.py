@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edgeq.calibrate.histogram import KeyBuffer
 from edgeq.calibrate.observed import ObservedModel
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
-from edgeq.calibrate.tally import Seen, Tally
+from edgeq.calibrate.tally import Seen, Tally, dtype_name
 from edgeq.calibrate.tensors import Derived, Plan, element_types, plan, quantizable_tensors
 from edgeq.calibrate.waves import split_in_waves
 from edgeq.errors import CalibrationError, DataError, EdgeqError
@@ -115,13 +115,13 @@ def collect(
                         saved = time.monotonic()
             except KeyboardInterrupt:
                 steps.close()
-                state.update(steps.freeze())
+                state.update(steps.freeze(last=True))
                 if checkpoint is not None:
                     checkpoint(snapshot())
                 raise
             finally:
                 steps.close()
-            state.update(steps.freeze())
+            state.update(steps.freeze(last=True))
     return snapshot()
 
 
@@ -163,8 +163,8 @@ class _Pass:
         for future in tuple(self._pending):
             future.result()
 
-    def freeze(self) -> dict[str, TensorStatistics]:
-        """Statistics of the wave's tensors; only while no sample is half done.
+    def freeze(self, *, last: bool = False) -> dict[str, TensorStatistics]:
+        """Statistics of the wave's tensors; only while no sample is half done. The `last` time frees the memory.
 
         Raises:
             EdgeqError: a sample failed.
@@ -172,7 +172,7 @@ class _Pass:
         if self._failure is not None:
             raise self._failure
         derived = {d.name: d for d in self._plan.derived}
-        done = {name: t.freeze() for name, t in self._tallies.items() if name not in derived}
+        done = {name: t.freeze(last=last) for name, t in self._tallies.items() if name not in derived}
         for name, how in derived.items():
             parts = [done[source].histogram for source in how.sources]
             histogram = parts[0]
@@ -207,7 +207,7 @@ class _Pass:
         seen: dict[str, tuple[Seen, str]] = {}
         for name, values in self._arrays(sample):
             try:
-                seen[name] = (self._tallies[name].observe(values, buffer, place), str(values.dtype))
+                seen[name] = (self._tallies[name].observe(values, buffer, place), dtype_name(values))
             except CalibrationError as error:
                 raise CalibrationError(
                     f"tensor {name!r} in sample {sample.name}: {error.problem}",
@@ -221,6 +221,8 @@ class _Pass:
 
     def _arrays(self, sample: SampleLike) -> Iterator[tuple[str, NDArray[Any]]]:
         for name in self._plan.inputs:
+            if name not in sample.inputs:
+                raise DataError(f"sample {sample.name} has no input {name!r}", "Give all inputs of the model")
             yield name, sample.inputs[name]
         if not self._plan.fetched:
             return

@@ -13,8 +13,8 @@ import numpy as np
 from edgeq.calibrate.histogram import Float64s, Int64s
 from edgeq.calibrate.linear import BINS, Linear
 
-CANDIDATES = 256
-"""Thresholds tried: every 16th bin."""
+CANDIDATES = 128
+"""Thresholds tried: every 32nd bin."""
 FLOOR = 1e-4
 """Weight, in elements, of a bin of Q that is empty where P is not; without it the divergence would be infinite."""
 

@@ -30,8 +30,8 @@ Int64s = NDArray[np.int64]
 
 CHUNK = 1 << 16
 """Values counted at a time: few enough for the caches, enough to make the cost of a call small."""
-_BLOCK = 1 << MANTISSA_BITS
 _MOST = 2**32 - 1
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +59,8 @@ class Histogram:
         return int(self.counts.sum())
 
     def merge(self, other: Histogram) -> Histogram:
+        if not (self.keys.size and other.keys.size):
+            return self if self.keys.size else other
         return _collect(np.concatenate([self.keys, other.keys]), np.concatenate([self.counts, other.counts]))
 
     def clip(self, low: float, high: float) -> Histogram:
@@ -105,22 +107,22 @@ class Counter:
         keys = buffer.keys(values)
         self._room -= values.size * weight
         if self._room < 0:
-            self._kept = self.freeze()
+            self._kept = self.freeze(-_LARGEST, _LARGEST)
             self._counts = np.zeros(KEYS, np.uint32)
             self._room = _MOST - values.size * weight
         np.add.at(self._counts, keys, np.uint32(weight))
 
-    def freeze(self) -> Histogram:
-        """The histogram so far."""
-        blocks = np.flatnonzero(self._counts.reshape(-1, _BLOCK).any(axis=1))
-        keys = (blocks[:, None] * _BLOCK + np.arange(_BLOCK)).reshape(-1)
-        counts = self._counts[keys]
-        keys, counts = keys[counts > 0], counts[counts > 0].astype(np.int64)
-        # Negative bins come last and largest first; minus zero's bin joins plus zero's.
-        split = int(np.searchsorted(keys, _SIGN))
-        order = np.concatenate([np.arange(keys.size - 1, split - 1, -1), np.arange(split)])
-        fresh = Histogram(keys[order].astype(np.uint32), counts[order])
-        return fresh.merge(self._kept) if self._counts[_SIGN] or self._kept.keys.size else fresh
+    def freeze(self, minimum: float, maximum: float) -> Histogram:
+        """The histogram so far, of values from `minimum` to `maximum`: memory beyond them is left untouched."""
+        least, most = (int(k) & (_SIGN - 1) for k in _keys_of(np.array([minimum, maximum], np.float32)))
+        positive = self._counts[: most + 1 if maximum >= 0 else 0]
+        negative = self._counts[_SIGN : _SIGN + least + 1 if minimum <= 0 else _SIGN][::-1]
+        places = np.flatnonzero(negative != 0), np.flatnonzero(positive != 0)
+        keys = np.concatenate([_SIGN + least - places[0], places[1]]).astype(np.uint32)
+        counts = np.concatenate([negative[places[0]], positive[places[1]]]).astype(np.int64)
+        # Minus zero's bin has yet to join plus zero's.
+        fresh = Histogram(keys, counts) if not self._counts[_SIGN] else _collect(keys, counts)
+        return fresh.merge(self._kept)
 
 
 class KeyBuffer:
@@ -165,11 +167,13 @@ def sound(histogram: Histogram) -> bool:
 
 def _collect(keys: NDArray[np.uint32], counts: Int64s) -> Histogram:
     """Add counts of equal keys and sort; minus zero's bin joins plus zero's, so equal values have one bin."""
+    if not keys.size:
+        return EMPTY
     order = order_of(np.where(keys == _SIGN, np.uint32(0), keys))
-    unique, place = np.unique(order, return_inverse=True)
-    summed = np.zeros(unique.size, np.int64)
-    np.add.at(summed, place, counts)
-    return Histogram(from_order(unique), summed)
+    place = np.argsort(order, kind="stable")
+    order = order[place]
+    first = np.flatnonzero(np.diff(order, prepend=order[0] - 1))
+    return Histogram(from_order(order[first]), np.add.reduceat(counts[place], first))
 
 
 def _keys_of(values: Float32s) -> NDArray[np.uint32]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from edgeq.calibrate.histogram import Float64s, Histogram
+from edgeq.calibrate.histogram import MANTISSA_BITS, Float64s, Histogram, order_of
 
-BINS = 4096
+_OCTAVE = 1 << MANTISSA_BITS
+BINS = 4 * _OCTAVE
 """Bins a side. The window is the least power of two that holds the largest magnitude, so more than 2048 are in use."""
 
 
@@ -34,18 +34,20 @@ def linear_of(histogram: Histogram) -> Linear:
 
     Bins of the histogram nest in the linear ones, but for the top octave, where each covers two and gives half to each.
     """
-    keys, counts = histogram.keys, histogram.counts
-    keep = keys != 0
-    lower, upper = (edge[keep] for edge in histogram.edges())
-    counts = counts[keep]
+    keep = histogram.keys != 0
+    order, counts = order_of(histogram.keys[keep]), histogram.counts[keep].astype(np.float64)
     if not counts.size:
         return Linear(np.zeros(2 * BINS), 1.0 / BINS)
-    # The inner edge of the outermost bin says in which octave the largest magnitude is.
-    inner = max(abs(float(upper[0])) if lower[0] < 0 else 0.0, float(lower[-1]) if upper[-1] > 0 else 0.0)
-    width = 2.0 ** math.frexp(inner)[1] / BINS
-    halves = np.concatenate([0.75 * lower + 0.25 * upper, 0.25 * lower + 0.75 * upper])
-    places = np.floor(halves / width).astype(np.int64) + BINS
-    spread: Float64s = np.bincount(places, np.concatenate([counts, counts]) / 2.0, minlength=2 * BINS).astype(
-        np.float64
-    )
-    return Linear(spread, width)
+    magnitude = np.abs(order)
+    top = int(magnitude.max()) >> MANTISSA_BITS
+    # A bin's first value as a whole number of the linear bins of the top octave, then of wider ones octave by octave.
+    leading = (magnitude & (_OCTAVE - 1)) | np.where(magnitude >= _OCTAVE, _OCTAVE, 0)
+    octave = np.maximum(magnitude >> MANTISSA_BITS, 1)
+    steps = np.minimum(max(top, 1) - octave, 31)
+    inner = (leading * (BINS // (2 * _OCTAVE))) >> steps
+    places = np.where(order < 0, BINS - 1 - inner, BINS + inner)
+    spread = np.bincount(places, counts, minlength=2 * BINS).astype(np.float64)
+    split = steps == 0
+    np.add.at(spread, places[split], -counts[split] / 2)
+    np.add.at(spread, places[split] + np.where(order[split] < 0, -1, 1), counts[split] / 2)
+    return Linear(spread, 2.0 ** (max(top, 1) - 126) / BINS)

@@ -9,7 +9,7 @@ import numpy as np
 from edgeq.calibrate.histogram import Float64s
 from edgeq.calibrate.linear import BINS, Linear
 
-COARSE = 2.0 ** (-np.arange(15) / 2.0)
+COARSE = 2.0 ** (-np.arange(13) / 2.0)
 """Shares of the extremes that are tried first; the best is then refined by ever smaller factors."""
 REFINEMENTS = 2.0 ** (-1.0 / np.array([4.0, 8.0, 16.0, 32.0, 64.0]))
 
@@ -34,16 +34,17 @@ def mse_range(linear: Linear, minimum: float, maximum: float, grid: Grid) -> tup
         return 0.0, 0.0
     if grid.symmetric:
         low, high = -bound, bound
+    moments = moments_of(linear)
     search_low, search_high = low < 0.0, high > 0.0 and not grid.symmetric
     lows = COARSE if search_low else np.ones(1)
     highs = COARSE if search_high else np.ones(1)
     share = np.array([(a, b) for a in lows for b in highs])
-    best, least = _least(linear, share, low, high, grid)
+    best, least = _least(moments, share, low, high, grid)
     for factor in REFINEMENTS:
         steps = np.array([factor, 1.0, 1.0 / factor])
         a = np.minimum(best[0] * steps, 1.0) if search_low else np.ones(1)
         b = np.minimum(best[1] * steps, 1.0) if search_high else np.ones(1)
-        candidate, error = _least(linear, np.array([(x, y) for x in a for y in b]), low, high, grid)
+        candidate, error = _least(moments, np.array([(x, y) for x in a for y in b]), low, high, grid)
         if error < least:
             best, least = candidate, error
     if grid.symmetric:
@@ -51,14 +52,28 @@ def mse_range(linear: Linear, minimum: float, maximum: float, grid: Grid) -> tup
     return float(low * best[0]), float(high * best[1])
 
 
-def squared_errors(linear: Linear, low: Float64s, high: Float64s, grid: Grid) -> Float64s:
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Running sums over bins of counts, counts × centre and counts × centre², float64[2 × BINS + 1] each."""
+
+    zeroth: Float64s
+    first: Float64s
+    second: Float64s
+    width: float
+
+
+def moments_of(linear: Linear) -> Moments:
+    centres = linear.centres()
+    weighted = linear.counts * centres
+    return Moments(_running(linear.counts), _running(weighted), _running(weighted * centres), linear.width)
+
+
+def squared_errors(moments: Moments, low: Float64s, high: Float64s, grid: Grid) -> Float64s:
     """The summed squared error of the bins' centres for each range low..high, all at once.
 
     Every level's values lie between two midpoints, so running sums of counts, first and second moments give the error
     in O(levels) for each range. Scale and zero point are those of ONNX's QuantizeLinear.
     """
-    centres = linear.centres()
-    zeroth, first, second = (_running(linear.counts * centres**power) for power in range(3))
     if grid.symmetric:
         scale = 2.0 * high / (grid.most - grid.least)
         zero_point = np.full(high.shape, np.rint((grid.least + grid.most) / 2))
@@ -67,17 +82,17 @@ def squared_errors(linear: Linear, low: Float64s, high: Float64s, grid: Grid) ->
         zero_point = np.clip(np.rint(grid.least - low / scale), grid.least, grid.most)
     levels = (np.arange(grid.least, grid.most + 1) - zero_point[:, None]) * scale[:, None]
     midpoints = (levels[:, :-1] + levels[:, 1:]) / 2
-    inner = np.ceil(midpoints / linear.width - 0.5).clip(-BINS, BINS).astype(np.int64) + BINS
-    count, moment = (_between(sums, inner) for sums in (zeroth, first))
-    errors: Float64s = second[-1] + np.einsum("ij,ij->i", levels, levels * count - 2 * moment)
+    inner = np.ceil(midpoints / moments.width - 0.5).clip(-BINS, BINS).astype(np.int64) + BINS
+    count, moment = (_between(sums, inner) for sums in (moments.zeroth, moments.first))
+    errors: Float64s = moments.second[-1] + np.einsum("ij,ij->i", levels, levels * count - 2 * moment)
     return errors
 
 
-def _least(linear: Linear, share: Float64s, low: float, high: float, grid: Grid) -> tuple[tuple[float, float], float]:
+def _least(moments: Moments, share: Float64s, low: float, high: float, grid: Grid) -> tuple[tuple[float, float], float]:
     if grid.symmetric:
-        errors = squared_errors(linear, low * share[:, 0], high * share[:, 0], grid)
+        errors = squared_errors(moments, low * share[:, 0], high * share[:, 0], grid)
     else:
-        errors = squared_errors(linear, low * share[:, 0], high * share[:, 1], grid)
+        errors = squared_errors(moments, low * share[:, 0], high * share[:, 1], grid)
     place = int(np.argmin(errors))
     return (float(share[place, 0]), float(share[place, 1])), float(errors[place])
 

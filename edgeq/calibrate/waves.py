@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -11,9 +10,7 @@ from numpy.typing import NDArray
 
 from edgeq.calibrate.statistics import TensorStatistics
 from edgeq.errors import DataError
-from edgeq.model.skeleton import skeleton
-
-_FLOAT_BYTES = 4
+from edgeq.model.sizes import tensor_sizes
 
 
 class _Sample(Protocol):
@@ -52,27 +49,6 @@ def split_in_waves(
     workers = max(1, min(workers, memory // max(1, sum(sizes.values()))))
     budget = memory // workers
     return [wave for group in groups for wave in _pack(group, sizes, budget)], workers
-
-
-def tensor_sizes(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]]) -> dict[str, int]:
-    """Bytes of each tensor when the model runs on `inputs`, where shape inference can tell."""
-    bare = skeleton(model)
-    del bare.graph.value_info[:]
-    for value in bare.graph.input:
-        if value.name in inputs:
-            dims = value.type.tensor_type.shape.dim
-            del dims[:]
-            for size in inputs[value.name].shape:
-                dims.add().dim_value = size
-    for value in bare.graph.output:
-        value.type.tensor_type.ClearField("shape")
-    inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True).graph
-    return {
-        value.name: _FLOAT_BYTES * math.prod(d.dim_value for d in value.type.tensor_type.shape.dim)
-        for value in [*inferred.input, *inferred.value_info, *inferred.output]
-        if value.type.tensor_type.HasField("shape")
-        and all(d.HasField("dim_value") for d in value.type.tensor_type.shape.dim)
-    }
 
 
 def _pack(names: Sequence[str], sizes: Mapping[str, int], budget: int) -> Iterator[tuple[str, ...]]:

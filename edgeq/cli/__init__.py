@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
+from typing import Any
 
 import click
 
 from edgeq import __version__
+from edgeq.cli._process import ends_in_one_line, restore_interrupts
 
 # Command → its one-line help. Standing here so that `edgeq --help` need not import fifteen modules.
 COMMANDS = {
@@ -15,11 +19,15 @@ COMMANDS = {
     "targets": "List deployment targets, or show one.",
     "inspect": "Show a model's operators, shapes, MACs and what runs in int8 where.",
     "calibrate": "Run the float model once over samples and keep the statistics.",
+    "tune": "Find the best int8 model for this machine that keeps its accuracy.",
     "quantize": "Quantize a model for a profile and prove the result.",
     "package": "Quantize and write a deployable bundle.",
     "verify": "Check a bundle: hashes, loading, self-test.",
     "bench": "Measure latency and throughput of a model or a bundle.",
+    "debug": "Find the layers that lose accuracy in a quantized model.",
     "eval": "Measure accuracy of a model or a bundle on labelled data.",
+    "compare": "Compare two models or bundles: size, accuracy, speed, coverage.",
+    "report": "Write a bundle's report: one HTML file that opens offline.",
     "preprocess": "List preprocessings, or show one's arithmetic.",
     "demo": "Run the main job on the embedded demo model.",
 }
@@ -41,6 +49,12 @@ class _LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run one command and exit, whatever happens with one line at most."""
+        with ends_in_one_line():
+            code = super().main(*args, **{**options, "standalone_mode": False})
+            sys.exit(code if isinstance(code, int) else 0)
+
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="edgeq")
@@ -50,4 +64,7 @@ def group() -> None:
 
 def main() -> None:
     """The `edgeq` program."""
+    restore_interrupts()
+    # As targets/runtime/edgeq_run.py does on devices: onnxruntime's wheels report their use to their maker otherwise.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     group(prog_name="edgeq")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import logging
@@ -13,15 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from edgeq.errors import EdgeqError
+from edgeq.cli._process import ends_in_one_line
+from edgeq.errors import OutputError
 from edgeq.progress import SILENT, Advance, Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,25 @@ class Face:
 
     def result(self, plain: Mapping[str, Any], human: Callable[[Console], None]) -> None:
         """Print a command's result: `plain` as JSON with --json, else what `human` draws on the console."""
-        if self.as_json:
-            click.echo(json.dumps(plain, indent=2, allow_nan=False))
-            return
-        human(self.console())
+        try:
+            if self.as_json:
+                click.echo(json.dumps(plain, indent=2, allow_nan=False))
+            else:
+                human(self.console())
+            sys.stdout.flush()
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise
+            raise OutputError(f"standard output cannot be written: {error.strerror}", "Send it elsewhere") from error
 
     def console(self) -> Console:
         from rich.console import Console
 
-        return Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+        class Piped(Console):
+            def on_broken_pipe(self) -> None:
+                raise  # rich calls this while it handles the error, and would end the program itself
+
+        return Piped(soft_wrap=not sys.stdout.isatty(), highlight=False)
 
     def progress(self) -> Progress:
         """A progress display on stderr when a person is watching; notes alone otherwise; nothing with --quiet."""
@@ -61,10 +71,15 @@ class _StderrProgress:
             yield lambda steps: None
             return
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
+        from rich.text import Text
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        class Speed(ProgressColumn):
+            def render(self, task: Task) -> Text:
+                return Text(f"{task.speed:.1f}/s" if task.speed else "")
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Speed(), TimeRemainingColumn())
         with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task(title, total=total)
             yield lambda steps: bar.advance(task, steps)
@@ -77,21 +92,16 @@ class _StderrProgress:
 
 
 def common(function: F) -> F:
-    """Add --json, -q and -v to a command, pass them as `face`, and end on any edgeq error with its line and code."""
+    """Add --json, -q and -v to a command, pass them as `face`, and end on any error with one line and its exit code."""
 
     @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else on stdout.")
     @click.option("-q", "--quiet", is_flag=True, help="No progress and no notes.")
     @click.option("-v", "--verbose", is_flag=True, help="Give reasons.")
     @functools.wraps(function)
     def wrapped(*args: Any, as_json: bool, quiet: bool, verbose: bool, **kwargs: Any) -> Any:
-        logging.getLogger().setLevel(logging.INFO if verbose else logging.ERROR)
-        try:
+        # onnxruntime's quantizer warns of what edgeq has done already.
+        logging.getLogger().setLevel(logging.ERROR)
+        with ends_in_one_line(verbose=verbose):
             return function(*args, face=Face(as_json, quiet, verbose), **kwargs)
-        except EdgeqError as error:
-            click.echo(f"edgeq: {error}", err=True)
-            sys.exit(error.exit_code)
-        except KeyboardInterrupt:
-            click.echo("edgeq: interrupted; nothing half-written was left behind", err=True)
-            sys.exit(INTERRUPTED)
 
     return wrapped  # type: ignore[return-value]

@@ -1,8 +1,8 @@
-"""Options that `quantize` and `package` have in common."""
+"""Options that `quantize`, `package` and `tune` have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,7 +10,8 @@ import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-PATH = click.Path(path_type=Path)
+# What cannot be read is told by the room that reads it, with its own exit code.
+PATH = click.Path(path_type=Path, readable=False)
 _INTEGER = click.Choice(["int8", "uint8"])
 
 _DATA = (
@@ -22,7 +23,9 @@ _DATA = (
     click.option("--preprocess", help="Preprocessing: a name, a .toml file, steps, or path.py:function."),
     click.option("--count", type=click.IntRange(min=1), help="At most so many calibration samples."),
     click.option("--labels", help="Where the --val labels are, if not with the data."),
-    click.option("--task", help="What to measure on --val: classification, detection, anomaly, or path.py:factory."),
+    click.option(
+        "--task", help="What to measure on --val: classification, detection, anomaly, similarity, or path.py:factory."
+    ),
     click.option("--annotations", type=PATH, help="Detection: COCO instances file."),
     click.option("--decoder", help="Detection: yolox, yolov8, ssd, or path.py:function."),
     click.option("--class-offset", type=int, help="Classification: scores in front of class 0 (background: 1)."),
@@ -34,7 +37,11 @@ _SCHEME = (
         type=click.Choice(["minmax", "moving-average", "percentile", "entropy", "mse"]),
         help="How ranges are derived from the calibration.",
     ),
-    click.option("--percentile", type=float, help="With --method percentile: share of values kept, such as 99.99."),
+    click.option(
+        "--percentile",
+        type=click.FloatRange(0, 100, min_open=True),
+        help="With --method percentile: share of values kept, such as 99.99.",
+    ),
     click.option("--per-channel/--no-per-channel", default=None, help="One weight scale per output channel."),
     click.option("--reduce-range/--no-reduce-range", default=None, help="7-bit weights."),
     click.option("--format", type=click.Choice(["QDQ", "QOperator"]), help="How quantization is written."),
@@ -42,6 +49,12 @@ _SCHEME = (
     click.option("--weight-type", type=_INTEGER, help="Integers of weights."),
     click.option("--activation-symmetric/--activation-asymmetric", default=None, help="Where 0 lies in activations."),
     click.option("--dynamic", is_flag=True, help="Measure activation ranges at run time (transformers, RNNs)."),
+    click.option(
+        "--weight-only",
+        type=click.Choice(["8", "4"]),
+        metavar="BITS",
+        help="Only the weights of matrix products, in blocks of 8 or 4 bits.",
+    ),
     click.option("--op-type", "op_types", multiple=True, help="Quantize only this operator type. Repeatable."),
     click.option("--exclude", multiple=True, metavar="NODE", help="Keep this node in float. Repeatable."),
 )
@@ -54,8 +67,17 @@ _BARS = (
 )  # fmt: skip
 
 
+def data_options(function: F) -> F:
+    """Add the options on data."""
+    return _added(function, _DATA)
+
+
 def build_options(function: F) -> F:
     """Add every option on data, scheme and bars."""
-    for option in reversed((*_DATA, *_SCHEME, *_BARS)):
+    return _added(function, (*_DATA, *_SCHEME, *_BARS))
+
+
+def _added(function: F, options: Sequence[Callable[[F], F]]) -> F:
+    for option in reversed(options):
         function = option(function)
     return function

@@ -8,13 +8,12 @@ from typing import Any
 import click
 
 from edgeq.cli._common import Face, common
-
-_PATH = click.Path(path_type=Path)
+from edgeq.cli._options import PATH
 
 
 @click.command("bench")
-@click.argument("model", type=_PATH, metavar="MODEL|BUNDLE")
-@click.option("--against", type=_PATH, help="Compare with this model, measured interleaved.")
+@click.argument("model", type=PATH, metavar="MODEL|BUNDLE")
+@click.option("--against", type=PATH, help="Compare with this model, measured interleaved.")
 @click.option("--variant", help="Variant of the bundle; else the one that fits this machine.")
 @click.option(
     "--scenario",

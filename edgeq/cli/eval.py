@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.command("eval")
 @click.argument("model", type=PATH, metavar="MODEL|BUNDLE")
 @click.option("--data", required=True, help="Samples: a folder, .npz, .npy, .pb ...")
-@click.option("--task", help="classification, detection, anomaly, or your own: path.py:factory.")
+@click.option("--task", help="classification, detection, anomaly, similarity, or your own: path.py:factory.")
 @click.option("--reference", type=PATH, help="Another model or bundle to run on the same samples and compare with.")
 @click.option("--preprocess", help="Preprocessing: a name, a .toml file, or steps. A bundle knows its own.")
 @click.option("--labels", help="Where labels come from, if not with the data.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgeq.cli._common import Face, common
+from edgeq.cli._options import PATH
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command("inspect")
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=PATH)
 @click.option(
     "-t",
     "--target",

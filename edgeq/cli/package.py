@@ -55,7 +55,7 @@ def _draw(console: Console, result: Packaged, *, verbose: bool) -> None:
 
     for name, variant in result.variants.items():
         scheme = variant.built.artifact.scheme
-        console.print(f"{name}: {scheme.mode} {scheme.format} {scheme.pair}", style="bold", markup=False)
+        console.print(f"{name}: {scheme.title}", style="bold", markup=False)
         if not variant.native:
             console.print("  checked on this machine's kernels, which are not the target's", markup=False)
         draw_proof(console, variant.proof, verbose=verbose)

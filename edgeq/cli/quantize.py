@@ -42,9 +42,7 @@ def _draw(console: Console, result: Quantized, *, verbose: bool) -> None:
     from edgeq.cli._proof import draw_proof
 
     scheme = result.scheme
-    console.print(
-        f"{result.output}: {scheme.mode} {scheme.format} {scheme.pair} for {result.target.title}", markup=False
-    )
+    console.print(f"{result.output}: {scheme.title} for {result.target.title}", markup=False)
     console.print(
         f"size {result.bytes_int8 / 1e6:.2f} MB, {result.bytes_int8 / result.bytes_float:.2f} of float32", markup=False
     )

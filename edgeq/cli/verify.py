@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from edgeq.cli._common import Face, common
+from edgeq.cli._options import PATH
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=PATH)
 @click.option("--variant", metavar="NAME", help="Check this variant alone.")
 @common
 def command(bundle: Path, variant: str | None, face: Face) -> None:

@@ -69,6 +69,8 @@ def damage(path: Path | str) -> Iterator[None]:
     try:
         yield
     except _DAMAGE as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise DataError(f"{path} cannot be read: {error.strerror}", "Check the file and its permissions") from error
         text = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{path} cannot be read: {text}", "It is damaged, truncated or of another kind") from error
 

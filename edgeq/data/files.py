@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 from edgeq.data.arrays import is_idx
 from edgeq.data.images import SUFFIXES as IMAGES
@@ -89,12 +89,18 @@ def find_files(source: str | Path, pattern: str | None = None, *, paths: bool = 
 
 def _walk(folder: Path) -> list[Path]:
     files: list[Path] = []
-    for parent, folders, names in os.walk(folder):
+    for parent, folders, names in os.walk(folder, onerror=_refuse):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         files.extend(Path(parent, name) for name in names if not name.startswith("."))
         if len(files) > MAX_FILES:
             raise DataError(f"{folder} holds over {MAX_FILES} files", "Give a smaller folder")
     return sorted(files, key=lambda path: path.relative_to(folder).as_posix())
+
+
+def _refuse(error: OSError) -> NoReturn:
+    raise DataError(
+        f"{error.filename} cannot be read: {error.strerror}", "Check the folder and its permissions"
+    ) from error
 
 
 def _by_kind(source: str | Path, root: Path, found: list[Path]) -> Found:

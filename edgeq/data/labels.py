@@ -4,7 +4,8 @@
     folder                  class sub-folders (the default for such folders)
     name:{label}_*          the part of the file name (without its suffix, or with it) where {label} stands; * is any
                             text, and digits become an integer
-    FILE.csv / .txt         lines of name and label, "name,label" or "name label"; a header line is allowed
+    FILE.csv / .txt         lines of name and label, "name,label" or "name label"; a header line is allowed. Lines of
+                            numbers alone go by position
     FILE.json               {"name": label, …} or [{"name": …, "label": …}, …]
     FILE.npy / IDX          one label a sample, by position
 
@@ -100,22 +101,29 @@ def _from_file(path: Path, count: int) -> LabelOf:
     if path.suffix == ".json":
         return _by_name(_from_json(text, path), str(path))
     if path.suffix in (".csv", ".txt", ".tsv"):
-        return _by_name(_from_lines(text, path), str(path))
+        rows = _rows(text, path)
+        alone = [plain_label(row[0]) for row in rows if len(row) == 1]
+        if rows and len(alone) == len(rows) and not any(isinstance(value, str) for value in alone):
+            return _by_position(alone, count, str(path))
+        return _by_name(_named(rows, path), str(path))
     raise DataError(f"labels: {path} is of no known kind", "Give .csv, .txt, .json, .npy or IDX")
 
 
-def _from_lines(text: str, path: Path) -> dict[str, Any]:
+def _rows(text: str, path: Path) -> list[list[str]]:
+    """The cells of every line that holds any, without a header line."""
     lines = [line for line in text.splitlines() if line.strip()]
     if path.suffix == ".txt":
         rows = [line.rsplit(maxsplit=1) for line in lines]
     else:
         with damage(path):
             rows = list(csv.reader(lines, delimiter="," if path.suffix == ".csv" else "\t"))
-    if rows and [cell.strip().lower() for cell in rows[0]][1:2] in (["label"], ["class"]):
-        rows = rows[1:]
+    return rows[1:] if rows and rows[0][-1].strip().lower() in ("label", "class") else rows
+
+
+def _named(rows: list[list[str]], path: Path) -> dict[str, Any]:
     for number, row in enumerate(rows, 1):
         if len(row) < 2:
-            raise DataError(f"{path}: row {number} has no label", "Write name,label in every row")
+            raise DataError(f"{path}: row {number} has no label", "Write name,label in every row, or numbers alone")
     return {row[0].strip(): plain_label(row[1]) for row in rows}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,19 @@ def open_source(
     model: Path | None,
 ) -> Opened:
     """See `edgeq.data.samples.open_samples`."""
+    try:
+        return _open(source, signature, preprocess, model)
+    except OSError as error:
+        place = error.filename or source
+        raise DataError(f"{place} cannot be read: {error.strerror or error}", "Check it and its permissions") from error
+
+
+def _open(
+    source: Any,
+    signature: Signature,
+    preprocess: Preprocess | str | Path | Mapping[str, Any] | None,
+    model: Path | None,
+) -> Opened:
     named = load_preprocess(preprocess) if preprocess is not None else None
     if not isinstance(source, str | Path):
         wanted = named.source.input if named is not None else None
@@ -71,6 +85,8 @@ def open_source(
 def _cases(source: str | Path, named: Preprocess | None) -> Found | None:
     """A folder of test_data_set_N, or one that holds input_0.pb itself."""
     path = Path(source)
+    if path.is_dir():
+        os.scandir(path).close()  # a folder that may not be listed is told apart from an empty one
     if not path.is_dir() or (named is not None and named.reads != "array"):
         return None
     from edgeq.data.protobufs import find_cases

@@ -63,8 +63,10 @@ def read(path: Path, schema: Schema) -> Document:
         if path.stat().st_size > _LARGEST_FILE:
             raise HardwareError(f"{path} is larger than 1 MiB", "Give a profile or target in TOML")
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise HardwareError(f"{path} cannot be read: {error}", "Give a readable TOML file") from error
+    except OSError as error:
+        raise HardwareError(f"{path} cannot be read: {error.strerror}", "Give a readable TOML file") from error
+    except UnicodeDecodeError as error:
+        raise HardwareError(f"{path} is not UTF-8 text", "Give a TOML file") from error
     except tomllib.TOMLDecodeError as error:
         raise HardwareError(f"{path} is not TOML: {error}", "Correct it there") from error
     check(content, schema, path)

@@ -20,16 +20,22 @@ import numpy as np
 import onnx
 
 from edgeq.model.macs import node_macs
+from edgeq.model.skeleton import skeleton
 from edgeq.session import SessionSettings, open_session
 
 Kind = Literal["int8", "float", "conversion", "other"]
 
 # Kernels that take float and convert to integers inside.
 _DYNAMIC_INTEGER = re.compile(r"^(DynamicQuantize(MatMul|LSTM)|MatMulNBits)$")
+# Control flow multiplies nothing itself: the kernels of its body are judged one by one.
+_CONTROL = frozenset({"If", "Loop", "Scan"})
 _CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
-_MOVES_DATA = frozenset({"ReorderInput", "ReorderOutput", "MemcpyToHost", "MemcpyFromHost"})
+_MOVES_DATA = frozenset({"Shape", "ReorderInput", "ReorderOutput", "MemcpyToHost", "MemcpyFromHost"})
+_ELEMENT_WISE = frozenset({"Add", "Cast", "Mul"})
 # What ONNX Runtime appends to a node's name when a fusion, the layout optimiser or the quantizer replaces it.
-_RENAMED = re.compile(r"(_token_\d+|_nchwc|_quant(_scales_mul)?|/duplicated|_matmul|/MatMulAddFusion)+$")
+_RENAMED = re.compile(
+    r"(_token_\d+|_nchwc|_quant|_quant_scales_mul|/duplicated|_matmul|_MatMul|/MatMulAddFusion|/MatMulScaleFusion/)$"
+)
 
 
 @dataclass(frozen=True)
@@ -74,12 +80,24 @@ class Coverage:
         total = self.int8_macs + self.float_macs
         return self.int8_macs / total if total else 0.0
 
+    def by_operator(self) -> list[dict[str, Any]]:
+        """For each kernel type that computes: how many of them ran on integers and in float, and their MACs."""
+        found: dict[str, dict[str, Any]] = {}
+        for node in self.nodes:
+            if node.kind in ("int8", "float"):
+                zeros = {"int8_macs": 0, "float_macs": 0, "int8_kernels": 0, "float_kernels": 0}
+                entry = found.setdefault(node.op_type, {"op_type": node.op_type, **zeros})
+                entry[f"{node.kind}_macs"] += node.macs
+                entry[f"{node.kind}_kernels"] += 1
+        return sorted(found.values(), key=lambda e: (-e["int8_macs"] - e["float_macs"], e["op_type"]))
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "int8_mac_share": round(self.share, 6),
             "int8_macs": self.int8_macs,
             "float_macs": self.float_macs,
             "kernels": {kind: sum(n.kind == kind for n in self.nodes) for kind in ("int8", "float", "conversion")},
+            "operators": self.by_operator(),
             "float_nodes": [
                 {"name": n.name, "op_type": n.op_type, "macs": n.macs, "reason": n.reason} for n in self.float_nodes
             ],
@@ -119,8 +137,8 @@ def measure_coverage(
         session = open_session(model, profiled)
         session.run(None, dict(feed))
         events = json.loads(Path(session.end_profiling()).read_text())
-        weights = _weight_shapes(optimized)
-    macs = {name: count for name, count in node_macs(source).items() if count}
+        weights = weight_shapes(optimized)
+    macs = {name: count for name, count in node_macs(_sized(source, feed)).items() if count}
     nodes = judge(events, weights, macs, aliases(source, macs))
     float_nodes = tuple(
         FloatNode(n.source, n.op_type, n.macs, explain(n.source, n.op_type)) for n in nodes if n.kind == "float"
@@ -161,7 +179,8 @@ def judge(
 ) -> tuple[NodeRun, ...]:
     """Turn profile events into `NodeRun`s.
 
-    MACs come from the source node where its name is still recognisable, else from the shapes that ran.
+    MACs come from the source node where its name is still recognisable, else from the shapes that ran. A kernel of a
+    loop's body, which runs many times, becomes one `NodeRun` with the MACs of all its runs.
 
     Args:
         events: ONNX Runtime's profile, parsed.
@@ -169,7 +188,7 @@ def judge(
         macs: MACs by source node name, of those that have any.
         known: names that stand for a source node (`aliases`).
     """
-    runs = []
+    runs: dict[tuple[str, str, Kind], NodeRun] = {}
     for event in events:
         if event.get("cat") != "Node" or not event["name"].endswith("_kernel_time"):
             continue
@@ -178,19 +197,31 @@ def judge(
         op_type = arguments["op_name"]
         inputs = [next(iter(i.items())) for i in arguments.get("input_type_shape", ()) if i]
         outputs = [next(iter(o.items())) for o in arguments.get("output_type_shape", ()) if o]
-        stem = name if name in known else _RENAMED.sub("", name)
+        stem = _stem(name, known)
         computed = _macs_from_shapes(op_type, inputs, outputs, weights.get(name, ()))
-        # An activation's name stands for the node it was fused into only if what ran under it multiplies.
-        source = known[stem] if stem in known and (computed or stem in macs) else stem
+        # A name stands for the node it was made from only if what ran under it multiplies: not an activation that was
+        # not fused, not the scaling behind a dynamically quantized node.
+        multiplies = computed or (stem in macs and op_type not in _ELEMENT_WISE)
+        standing = name if stem in macs else stem
+        source = known[stem] if stem in known and multiplies else standing
         count = macs.get(source, computed)
-        runs.append(NodeRun(name, source, op_type, _kind(op_type, inputs, outputs), count))
-    return tuple(runs)
+        kind = _kind(op_type, inputs, outputs)
+        before = runs.get((name, op_type, kind))
+        runs[name, op_type, kind] = NodeRun(name, source, op_type, kind, count + (before.macs if before else 0))
+    return tuple(runs.values())
+
+
+def _stem(name: str, known: Mapping[str, str]) -> str:
+    """`name` without what was appended to it, as far as that leads to a known one."""
+    while name not in known and (shorter := _RENAMED.sub("", name)) != name:
+        name = shorter
+    return name
 
 
 def _kind(op_type: str, inputs: list[tuple[str, list[int]]], outputs: list[tuple[str, list[int]]]) -> Kind:
     if op_type in _CONVERSIONS:
         return "conversion"
-    if op_type in _MOVES_DATA or not inputs:
+    if op_type in _MOVES_DATA | _CONTROL or not inputs:
         return "other"
     # QLinearConcat takes its scales first; there the output tells.
     if _DYNAMIC_INTEGER.match(op_type) or {d for d, _ in (inputs[0], *outputs[:1])} & {"int8", "uint8"}:
@@ -210,12 +241,29 @@ def _macs_from_shapes(
     produced = math.prod(outputs[0][1])
     if "Conv" in op_type and len(weight) > 2:
         return produced * math.prod(weight[1:])
+    if op_type in ("Attention", "QAttention") and len(inputs[0][1]) == 3 and len(weight) == 2:
+        batch, length, width = inputs[0][1]
+        return batch * length * (width * weight[1] + 2 * length * (weight[1] // 3))
     if ("MatMul" in op_type or "Gemm" in op_type) and inputs[0][1]:
         return produced * inputs[0][1][-1]
     return 0
 
 
-def _weight_shapes(optimized: Path) -> dict[str, tuple[int, ...]]:
+def _sized(source: onnx.ModelProto, feed: Mapping[str, np.ndarray]) -> onnx.ModelProto:
+    """A copy without weights, its inputs of the sizes of `feed`: what is symbolic in `source` is known in a run."""
+    sized = skeleton(source)
+    for value in sized.graph.input:
+        if value.name in feed:
+            shape = value.type.tensor_type.shape
+            del shape.dim[:]
+            for size in feed[value.name].shape:
+                shape.dim.add().dim_value = size
+    del sized.graph.value_info[:]
+    return sized
+
+
+def weight_shapes(optimized: Path) -> dict[str, tuple[int, ...]]:
+    """Shape of each node's largest constant input, by node name."""
     graph = onnx.load(optimized, load_external_data=False).graph
     constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,12 @@ def load_plugin(name: str, what: str) -> Callable[..., Any]:
     path = Path(file)
     if not path.is_file():
         raise UsageError(f"{what} file {path} does not exist", "Give it as path.py:function")
-    spec = importlib.util.spec_from_file_location(f"edgeq_user_{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(f"edgeq_user_task_{path.stem}", path)
     assert spec is not None, "a .py file has a loader"
     assert spec.loader is not None, "a .py file has a loader"
     module = importlib.util.module_from_spec(spec)
+    # A dataclass looks its module up by name while it is made.
+    sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever the user's file raises

@@ -25,6 +25,7 @@ class Subject:
 
     Attributes:
         path: as given.
+        model: the ONNX file that runs: `path` itself, or one inside a bundle, there as long as the subject is open.
         variant: the bundle's variant; None for a model file.
         signature: inputs and outputs.
         settings: what the session was opened with.
@@ -32,6 +33,7 @@ class Subject:
     """
 
     path: Path
+    model: Path
     variant: str | None
     signature: Signature
     settings: SessionSettings
@@ -72,7 +74,7 @@ def open_subject(
     from edgeq.model.load import model_signature
 
     signature = model_signature(path)
-    yield Subject(path, None, signature, settings, open_session(path, settings))
+    yield Subject(path, path, None, signature, settings, open_session(path, settings))
 
 
 @contextmanager
@@ -96,17 +98,19 @@ def _open_variant(path: Path, settings: SessionSettings, name: str | None) -> It
         model = onnx.load(chosen.model, load_external_data=False)
         yield Subject(
             path=path,
+            model=chosen.model,
             variant=chosen.name,
             signature=signature_of(model, path),
-            settings=_settings(chosen, settings),
+            settings=variant_settings(chosen, settings),
             session=session,
             preprocess=variant_preprocessing(chosen),
         )
 
 
-def _settings(variant: Variant, settings: SessionSettings) -> SessionSettings:
+def variant_settings(variant: Variant, settings: SessionSettings | None = None) -> SessionSettings:
+    """What a variant is opened with; of `settings` only the thread count is taken."""
     return replace(
-        settings,
+        settings or SessionSettings(),
         providers=tuple(dict.fromkeys((variant.ep, "CPUExecutionProvider"))),
         config=dict(variant.session_options),
         optimization=variant.info.get("optimization", "all"),

@@ -100,6 +100,11 @@ TASKS: Mapping[str, TaskKind] = MappingProxyType(
             frozenset({"output"}),
             "ROC AUC of an autoencoder's reconstruction error",
         ),
+        "similarity": TaskKind(
+            "edgeq.measure.tasks.similarity:similarity",
+            frozenset({"output"}),
+            "rank correlation of the cosine of two embeddings with a score",
+        ),
     }
 )
 

@@ -35,6 +35,23 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class SlowFusion:
+    """A fusion of the runtime's optimiser that costs time where it happens.
+
+    Attributes:
+        optimizer: its name, as ONNX Runtime's option to disable optimizers takes it.
+        where: it matters to a model that has all operator types of one of these groups.
+        reason: why, one sentence without a full stop.
+        source: where that is known from.
+    """
+
+    optimizer: str
+    where: tuple[frozenset[str], ...]
+    reason: str
+    source: str
+
+
+@dataclass(frozen=True)
 class Surroundings:
     """What the conditions may look at besides the node.
 
@@ -62,14 +79,7 @@ def int8_rules(backend: str, folder: Path | None = None) -> Mapping[str, Rule]:
     Raises:
         HardwareError: no such backend, or its file is malformed.
     """
-    path = (folder or _folder()) / f"{backend}.toml"
-    known = backends(folder)
-    if backend not in known:
-        raise HardwareError(f"no int8 rules for the backend {backend!r}", f"There are rules for {', '.join(known)}")
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise HardwareError(f"{path}: {error}", "Correct the file") from error
+    content, path = _read(backend, folder)
     try:
         default = content["default"]
         rules = {DEFAULT: Rule(False, "", str(default["reason"]), str(default["source"]))}
@@ -82,6 +92,29 @@ def int8_rules(backend: str, folder: Path | None = None) -> Mapping[str, Rule]:
     except KeyError as error:
         raise HardwareError(f"{path}: {error} is missing", "Add it") from error
     return rules
+
+
+def slow_fusions(backend: str, model: onnx.ModelProto, folder: Path | None = None) -> tuple[SlowFusion, ...]:
+    """Fusions that a backend's runtime is better kept from for this model.
+
+    Raises:
+        HardwareError: no such backend, or its file is malformed.
+    """
+    content, path = _read(backend, folder)
+    present = {node.op_type for node in model.graph.node}
+    try:
+        fusions = [
+            SlowFusion(
+                str(entry["optimizer"]),
+                tuple(frozenset(group) for group in entry["where"]),
+                str(entry["reason"]),
+                str(entry["source"]),
+            )
+            for entry in content.get("slow_fusion", ())
+        ]
+    except KeyError as error:
+        raise HardwareError(f"{path}: {error} is missing", "Add it") from error
+    return tuple(f for f in fusions if any(group <= present for group in f.where))
 
 
 def quantizable_operators(rules: Mapping[str, Rule]) -> tuple[str, ...]:
@@ -205,6 +238,17 @@ CONDITIONS: dict[str, Callable[[onnx.NodeProto, Surroundings], str]] = {
     "equal-shapes": _equal_shapes,
 }
 """Name → check of a node: "" when the condition holds (or nothing is known against it), else what speaks against it."""
+
+
+def _read(backend: str, folder: Path | None) -> tuple[Mapping[str, Any], Path]:
+    path = (folder or _folder()) / f"{backend}.toml"
+    known = backends(folder)
+    if backend not in known:
+        raise HardwareError(f"no int8 rules for the backend {backend!r}", f"There are rules for {', '.join(known)}")
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8")), path
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise HardwareError(f"{path}: {error}", "Correct the file") from error
 
 
 def _rule(entry: Mapping[str, Any], path: Path) -> Rule:

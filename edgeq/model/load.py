@@ -46,6 +46,7 @@ _QUANTIZED_OPS = frozenset(
         "DynamicQuantizeMatMul",
         "DynamicQuantizeLSTM",
         "MatMulIntegerToFloat",
+        "MatMulNBits",
         "ConvIntegerToFloat",
         "QGemm",
         "QAttention",

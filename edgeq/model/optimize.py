@@ -23,6 +23,7 @@ def optimize_basic(model: Path, optimized: Path, *, source: Path, external: bool
     Raises:
         ModelError: onnxruntime refuses the model.
         RuntimeUnavailableError: onnxruntime is not installed.
+        OSError: there is no space for `optimized`.
     """
     version = onnxruntime().__version__
     config = {"optimization.disable_specified_optimizers": ";".join(_DISABLED)}

@@ -31,7 +31,7 @@ def infer_shapes(model: onnx.ModelProto) -> tuple[dict[str, onnx.ValueInfoProto]
     except (
         Exception
     ) as error:  # sympy, assertions and bare Exceptions of the inference tool: any of them means fallback
-        trouble = " ".join(str(error).split())[:200] or type(error).__name__
+        trouble = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         inferred = onnx.shape_inference.infer_shapes(bare)
     for value in [*inferred.graph.value_info, *inferred.graph.output]:
         if value.name not in known or _knowledge(value) >= _knowledge(known[value.name]):
@@ -64,9 +64,19 @@ def describe(model: onnx.ModelProto, path: Path) -> None:
 
 
 def _symbolic(bare: onnx.ModelProto) -> onnx.ModelProto:
+    """ONNX Runtime's symbolic inference, step by step: its own driver leaves a file in the working directory where the
+    inference is incomplete."""
     from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
 
-    result: onnx.ModelProto = SymbolicShapeInference.infer_shapes(bare, auto_merge=True)
+    inference = SymbolicShapeInference(2**31 - 1, True, False, 0)
+    inference._preprocess(bare)
+    complete = False
+    while inference.run_:
+        complete = inference._infer_impl()
+    inference._update_output_from_vi()
+    if not complete:
+        raise ValueError("some shapes could not be inferred")
+    result: onnx.ModelProto = inference.out_mp_
     return result
 
 

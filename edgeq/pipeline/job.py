@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from edgeq.backends import Artifact, backend_named
+from edgeq.backends.base import check_names
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.files import load_statistics
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Statistics
+from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.data.samples import Samples, open_samples
-from edgeq.errors import CalibrationError, UsageError
+from edgeq.errors import CalibrationError, ModelError, UsageError
 from edgeq.hardware.target import Target
+from edgeq.model.load import load_model
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
@@ -74,6 +77,7 @@ def open_job(
     *,
     statistics: Path | None = None,
     static: bool = True,
+    exclude: Sequence[str] = (),
     progress: Progress = SILENT,
 ) -> Job:
     """Prepare `model`, open the samples and, if anything static is to be built, calibrate once.
@@ -83,14 +87,22 @@ def open_job(
         validation: held-out samples; None takes `data`.
         statistics: a folder that `edgeq calibrate` wrote, instead of a float32 pass.
         static: whether any scheme needs ranges.
+        exclude: names of nodes to be kept in float, looked up before anything is calibrated.
 
     Raises:
-        UsageError: samples are needed and were not given.
+        UsageError: samples are needed and were not given; `exclude` names a node that is not there.
+        ModelError: there is nothing in the model that samples could say something about.
         CalibrationError: `statistics` belong to another model.
     """
     if data is None and validation is None:
         raise UsageError("there are no samples to prove the result on", "Give --data or --val")
     prepared = prepare_model(model, workdir, progress=progress)
+    graph = load_model(prepared.path, external_data="none")
+    if not prepared.signature.inputs:
+        raise ModelError(f"{model} takes no inputs", "Give a model whose inputs are not built in")
+    if static and not quantizable_tensors(graph):
+        raise ModelError(f"{model} computes nothing in float: there is nothing to quantize", "Give a float32 model")
+    check_names(graph, exclude, model)
     calibration = _open(data, prepared, progress) if data is not None else None
     held_out = validation is not None
     proof_samples = _open(validation, prepared, progress) if validation is not None else calibration

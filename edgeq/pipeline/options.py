@@ -1,4 +1,4 @@
-"""From the command line's flat options to the arguments that `quantize` and `package` take."""
+"""From the command line's flat options to the arguments that `quantize`, `package` and `tune` take."""
 
 from __future__ import annotations
 
@@ -22,6 +22,27 @@ _SCHEME_FIELDS = (
 
 def build_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments that `quantize` and `package` have in common, from the options of `edgeq.cli._options`."""
+    return {
+        **_data_arguments(options),
+        "overrides": _overrides(options),
+        "max_drop": _share("--max-drop", options["max_drop"]),
+        "require_coverage": _share("--require-coverage", options["require_coverage"]),
+        "timed": not options["no_timing"],
+        "force": options["force"],
+    }
+
+
+def tune_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `edgeq.tune` but for its goal, and "max_drop" for that."""
+    same = ("target", "with_float", "resume", "force")
+    return {
+        **_data_arguments(options),
+        "max_drop": _share("--max-drop", options["max_drop"]),
+        **{name: options[name] for name in same},
+    }
+
+
+def _data_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     task = None
     if options["task"]:
         if not options["val"]:
@@ -33,12 +54,7 @@ def build_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
         "data": Data(options["data"], preprocess, count=options["count"]) if options["data"] else None,
         "validation": Data(options["val"], preprocess, options["labels"]) if options["val"] else None,
         "statistics": options["calibration"],
-        "overrides": _overrides(options),
         "task": task,
-        "max_drop": _share("--max-drop", options["max_drop"]),
-        "require_coverage": _share("--require-coverage", options["require_coverage"]),
-        "timed": not options["no_timing"],
-        "force": options["force"],
     }
 
 
@@ -49,12 +65,33 @@ def _overrides(options: Mapping[str, Any]) -> dict[str, Any]:
             raise UsageError("--percentile goes with --method percentile")
         chosen["method_options"] = {"percentile": options["percentile"]}
     if options["dynamic"]:
-        chosen["mode"] = "dynamic"
+        chosen |= _dynamic(options)
+    if options["weight_only"]:
+        if options["dynamic"]:
+            raise UsageError("--dynamic and --weight-only exclude each other", "Give one of them")
+        chosen |= {"mode": "weight-only", "weight_bits": int(options["weight_only"])}
     if options["op_types"]:
         chosen["op_types"] = options["op_types"]
     if options["exclude"]:
         chosen["exclude"] = options["exclude"]
     return chosen
+
+
+def _dynamic(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What --dynamic sets. --weight-type counts for the types that --op-type names: each wants its own."""
+    static = next(
+        (name for name in ("method", "activation_type", "activation_symmetric") if options[name] is not None), ""
+    )
+    if static:
+        raise UsageError(
+            f"--{static.replace('_', '-')} and --dynamic exclude each other",
+            "Dynamic quantization takes unsigned activations and measures their ranges at run time",
+        )
+    if options["weight_type"] is None:
+        return {"mode": "dynamic"}
+    if not options["op_types"]:
+        raise UsageError("dynamic weight types are per operator type", "Say which with --op-type")
+    return {"mode": "dynamic", "dynamic_weight_types": dict.fromkeys(options["op_types"], options["weight_type"])}
 
 
 def _share(option: str, text: str | None) -> float | None:

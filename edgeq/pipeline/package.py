@@ -3,54 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from edgeq.atomic import check_free
-from edgeq.bundle.write import BundleSpec, SelfTestCase, VariantSpec, write_bundle
-from edgeq.calibrate.ranges import derive_ranges
-from edgeq.calibrate.table import write_tables
-from edgeq.data.samples import Samples
-from edgeq.errors import OutputError, UsageError
+from edgeq.atomic import Kind
+from edgeq.bundle.write import SUFFIX
+from edgeq.errors import UsageError
 from edgeq.hardware.detect import detect_machine
-from edgeq.hardware.target import THIS_MACHINE, Target, resolve
+from edgeq.hardware.target import Target, resolve
 from edgeq.measure.task import Task
-from edgeq.model.load import model_digest
-from edgeq.pipeline.job import Built, Data, Job, build, open_job, scheme_for
-from edgeq.pipeline.proof import Proof
+from edgeq.pipeline.checks import check_output, check_request
+from edgeq.pipeline.job import Data, build, open_job, scheme_for
 from edgeq.pipeline.quantize import model_bytes, prove_built, runs_natively
+from edgeq.pipeline.variants import PackagedVariant, as_text, bundle_variants, variant_name
 from edgeq.progress import SILENT, Progress
-from edgeq.session import open_session
-
-# Two architectures round differently: up to 1.6 % of an output's largest value was seen between x86 and ARM on the same
-# integers (requantization and QLinearAdd). A wrong kernel, one that saturates, is off by far more.
-_SELFTEST_TOLERANCE = 0.025
-
-
-@dataclass(frozen=True)
-class PackagedVariant:
-    """One variant: what was built, its proof, whether that was taken on the target's own kernels, and its size."""
-
-    built: Built
-    proof: Proof
-    native: bool
-    bytes: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "target": self.built.target.name,
-            "profile": self.built.target.profile.name,
-            "scheme": self.built.artifact.scheme.to_dict(),
-            "session_options": dict(self.built.artifact.session_options),
-            "bytes": self.bytes,
-            "native": self.native,
-            **self.proof.to_dict(),
-        }
 
 
 @dataclass(frozen=True)
@@ -100,17 +70,25 @@ def package(
         CheckFailedError: a bar is not met by some variant; nothing is written then.
         EdgeqError: as the stages have it.
     """
-    check_free(output, force=force)
-    _check_replaceable(output)
+    check_bundle_output(output, force=force, model=model, samples=(data, validation), statistics=statistics)
     machine = detect_machine()
     chosen = _in_package_order([resolve(target, machine) for target in targets])
     overrides = dict(overrides or {})
-    static = any(scheme_for(target, overrides).mode == "static" for target in chosen)
+    check_request(chosen, overrides, task=task, max_drop=max_drop)
+    schemes = [scheme_for(target, overrides) for target in chosen]
     with tempfile.TemporaryDirectory(prefix="edgeq-") as folder:
         workdir = Path(folder)
-        job = open_job(model, data, validation, workdir, statistics=statistics, static=static, progress=progress)
+        job = open_job(
+            model,
+            data,
+            validation,
+            workdir,
+            statistics=statistics,
+            static=any(scheme.mode == "static" for scheme in schemes),
+            exclude=sorted({name for scheme in schemes for name in scheme.exclude}),
+            progress=progress,
+        )
         done: dict[str, PackagedVariant] = {}
-        specs = []
         for target in chosen:
             name = variant_name(target)
             place = workdir / name
@@ -122,32 +100,30 @@ def package(
             done[name] = PackagedVariant(
                 built, proof, runs_natively(target, machine), model_bytes(built.artifact.model)
             )
-            specs.append(_variant(name, done[name], job, selftest))
-        spec = BundleSpec(
-            name=model.stem,
-            variants=tuple(specs),
-            calibration=_tables(job, workdir / "tables"),
-            metadata={
-                "source_model_sha256": model_digest(model),
-                "calibration_sha256": job.statistics.data_digest if job.statistics else "",
-                "calibration_samples": job.statistics.samples if job.statistics else 0,
-            },
-            float_model=job.prepared.path if with_float else None,
+        artifacts = itertools.chain.from_iterable(v.built.artifact.notes for v in done.values())
+        notes = tuple(dict.fromkeys([*job.prepared.notes, *artifacts]))
+        named = " ".join(f"-t {shlex.quote(target)}" for target in sorted(map(str, targets)))
+        bundle_variants(
+            job,
+            done,
+            output,
+            workdir=workdir,
+            command=f"edgeq package {shlex.quote(as_text(model.name))} --data CALIBRATION {named} -o BUNDLE",
+            selftest=selftest,
+            with_float=with_float,
+            notes=notes,
+            force=force,
+            progress=progress,
         )
-        write_bundle(spec, output, force=force)
-    notes = [*job.prepared.notes, *itertools.chain.from_iterable(v.built.artifact.notes for v in done.values())]
-    return Packaged(output, done, tuple(dict.fromkeys(notes)))
+    return Packaged(output, done, notes)
 
 
-def variant_name(target: Target) -> str:
-    """What a target's variant is called; "this machine" means nothing elsewhere, so its profile stands for it."""
-    return target.profile.name if target.name == THIS_MACHINE else target.name
-
-
-def _check_replaceable(output: Path) -> None:
-    """Refuse, with --force too, to replace a folder that is no bundle: it may hold anything."""
-    if output.is_dir() and any(output.iterdir()) and not (output / "manifest.json").is_file():
-        raise OutputError(f"{output} holds files and is no bundle", "Choose another output, or remove it yourself")
+def check_bundle_output(
+    output: Path, *, force: bool, model: Path, samples: Sequence[Data | None], statistics: Path | None
+) -> None:
+    """`check_output` for a bundle, which is a directory or a file by its name."""
+    kind: Kind = "file" if output.suffix == SUFFIX else "directory"
+    check_output(output, kind=kind, force=force, model=model, samples=samples, statistics=statistics)
 
 
 def _in_package_order(targets: Sequence[Target]) -> list[Target]:
@@ -157,78 +133,3 @@ def _in_package_order(targets: Sequence[Target]) -> list[Target]:
     if repeated:
         raise UsageError(f"target {repeated} is named twice", "Name each target once")
     return sorted(targets, key=lambda target: (target.architecture, target.profile.rank, target.name))
-
-
-def _variant(name: str, variant: PackagedVariant, job: Job, selftest: int) -> VariantSpec:
-    built, proof = variant.built, variant.proof
-    target, artifact = built.target, built.artifact
-    cases = _selftest_cases(built, job.validation, selftest)
-    where = "natively" if variant.native else "on the build machine's kernels, not the target's"
-    return VariantSpec(
-        name=name,
-        model=artifact.model,
-        ep=artifact.provider,
-        session_options=artifact.session_options,
-        provider_options=artifact.provider_options,
-        info={
-            "title": target.title,
-            "target": target.name,
-            "profile": target.profile.name,
-            "architecture": target.architecture,
-            "required_features": sorted(target.profile.requires),
-            "rank": target.profile.rank,
-            "min_onnxruntime": artifact.min_onnxruntime or target.profile.min_onnxruntime,
-            "scheme": artifact.scheme.to_dict(),
-            "preprocessing": _preprocessing(job.validation),
-            "coverage": {"int8_mac_share": round(proof.coverage.share, 4)},
-            "accuracy": _accuracy(proof),
-            "checks": dict.fromkeys(("load", "coverage", "accuracy", "self-test"), where),
-        },
-        selftest=cases,
-        tolerance=_tolerance(cases),
-    )
-
-
-def _accuracy(proof: Proof) -> dict[str, Any]:
-    """Accuracy for the manifest, rounded so that the last bit of a sum does not change the bundle."""
-    record: dict[str, Any] = {"samples": proof.samples, "held_out": proof.held_out}
-    if np.isfinite(proof.agreement.sqnr_db):
-        record["sqnr_db"] = round(proof.agreement.sqnr_db, 1)
-    if proof.agreement.top1 is not None:
-        record["top1_agreement"] = round(proof.agreement.top1, 4)
-    for name, accuracy in proof.accuracy.items():
-        record[name] = {metric: round(value, 4) for metric, value in accuracy.metrics.items()}
-    return record
-
-
-def _selftest_cases(built: Built, samples: Samples, count: int) -> tuple[SelfTestCase, ...]:
-    session = open_session(built.artifact.model, built.artifact.settings())
-    names = [output.name for output in session.get_outputs()]
-    return tuple(
-        SelfTestCase(dict(sample.inputs), dict(zip(names, session.run(None, dict(sample.inputs)), strict=True)))
-        for sample in itertools.islice(samples, count)
-    )
-
-
-def _tolerance(cases: Sequence[SelfTestCase]) -> dict[str, float]:
-    largest: dict[str, float] = {}
-    for case in cases:
-        for name, value in case.outputs.items():
-            magnitude = float(np.max(np.abs(value), initial=0.0)) if value.dtype.kind == "f" else 0.0
-            largest[name] = max(largest.get(name, 0.0), magnitude)
-    return {name: _SELFTEST_TOLERANCE * magnitude for name, magnitude in largest.items()}
-
-
-def _tables(job: Job, folder: Path) -> Path | None:
-    """The three calibration tables, by absolute maximum, whatever method the variants use: what they record is what
-    was seen."""
-    if job.statistics is None:
-        return None
-    folder.mkdir()
-    write_tables(folder, derive_ranges(job.statistics, "minmax"))
-    return folder
-
-
-def _preprocessing(samples: Samples) -> dict[str, Any] | None:
-    preprocess = getattr(samples, "preprocess", None)
-    return preprocess.to_dict() if preprocess is not None else None

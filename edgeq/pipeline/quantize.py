@@ -8,19 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeq.atomic import check_free, output_file
+from edgeq.atomic import output_file
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import Target, resolve
-from edgeq.measure.coverage import Explain
 from edgeq.measure.task import Task
-from edgeq.model.int8_rules import int8_rules
-from edgeq.model.load import load_model, model_files
-from edgeq.model.outlook import int8_outlook
-from edgeq.model.prepare import PreparedModel
+from edgeq.model.load import model_files
+from edgeq.pipeline.checks import check_output, check_request
 from edgeq.pipeline.job import Built, Data, Job, build, open_job, scheme_for
 from edgeq.pipeline.proof import Proof, prove
+from edgeq.pipeline.reasons import explainer
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
 
@@ -94,14 +92,25 @@ def quantize(
         CheckFailedError: a bar is not met; nothing is written then.
         EdgeqError: as the stages have it.
     """
-    check_free(output, force=force)
+    samples = (data, validation)
+    check_output(output, kind="file", force=force, model=model, samples=samples, statistics=statistics)
     machine = detect_machine()
     chosen = resolve(target, machine)
     overrides = dict(overrides or {})
+    check_request([chosen], overrides, task=task, max_drop=max_drop)
     native = runs_natively(chosen, machine)
     with tempfile.TemporaryDirectory(prefix="edgeq-") as workdir, output_file(output, force=force) as draft:
-        static = scheme_for(chosen, overrides).mode == "static"
-        job = open_job(model, data, validation, Path(workdir), statistics=statistics, static=static, progress=progress)
+        scheme = scheme_for(chosen, overrides)
+        job = open_job(
+            model,
+            data,
+            validation,
+            Path(workdir),
+            statistics=statistics,
+            static=scheme.mode == "static",
+            exclude=scheme.exclude,
+            progress=progress,
+        )
         built = build(job, chosen, overrides, draft)
         proof = prove_built(
             job, built, task=task, timed=timed and not chosen.profile.missing(machine), progress=progress
@@ -139,30 +148,6 @@ def prove_built(
         threads=threads,
         progress=progress,
     )
-
-
-def explainer(prepared: PreparedModel, built: Built) -> Explain:
-    """Why a node of the float model ran in float: because it was asked for, or by the backend's rules."""
-    scheme = built.artifact.scheme
-    rules = int8_rules(built.target.backend)
-    outlook = {node.name: node for node in int8_outlook(load_model(prepared.path, external_data="none"), rules)}
-    dynamic = set(scheme.dynamic_weight_types) if scheme.mode == "dynamic" else set()
-    types = set(scheme.op_types or ()) | dynamic
-
-    def explain(name: str, op_type: str) -> str:
-        node = outlook.get(name)
-        kind = node.op_type if node else op_type
-        if name in scheme.exclude:
-            return "kept in float on request"
-        if types and kind not in types:
-            return f"{kind} is not among the operator types that the scheme quantizes"
-        if node is None:
-            return "ONNX Runtime's optimiser made it of nodes that are not all in int8"
-        if node.verdict == "float":
-            return node.reason
-        return "it could run in int8, but what surrounds it is not all in int8, so ONNX Runtime did not fuse it"
-
-    return explain
 
 
 def runs_natively(target: Target, machine: Machine) -> bool:

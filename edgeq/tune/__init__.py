@@ -1,1 +1,7 @@
-"""Auto-tuning."""
+"""Auto-tuning: `edgeq.tune(...)` is `edgeq.tune.run.tune`."""
+
+from __future__ import annotations
+
+from edgeq.callable_package import make_callable
+
+make_callable(__name__, "edgeq.tune.run:tune")

@@ -73,6 +73,22 @@ def test_a_zip_runs_as_it_is(good_zip: Path, tmp_path: Path) -> None:
     assert told["bundle"] == str(good_zip)
 
 
+def test_a_directory_runs_as_it_is_and_again(copy: Path, tmp_path: Path) -> None:
+    """Python compiles a directory's __main__.py before the launcher can say no, and the next check would refuse it."""
+    before = tree(copy)
+    for _ in range(2):
+        assert result(run(copy, "verify", "--json", cwd=tmp_path))["passed"] is True
+    assert tree(copy) == before
+
+
+def test_onnxruntime_reports_to_nobody(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it does, it leaves a file in the temporary folder at once."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
+    result(run("edgeq_run.py", "verify", "--json", cwd=good))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_running_changes_nothing(copy: Path) -> None:
     before = tree(copy)
     few = ("--duration", "0.02", "--queries", "2")

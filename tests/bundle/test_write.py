@@ -49,6 +49,21 @@ def test_every_file_is_in_the_manifest(good: Path) -> None:
     assert manifest["additional_metadata"]["edgeq"]["tools"]["edgeq"]
 
 
+def test_extra_files_are_hashed_like_all_others(spec: BundleSpec, tmp_path: Path) -> None:
+    write_bundle(dataclasses.replace(spec, extras={"report.html": b"<!doctype html>"}), tmp_path / "bundle")
+    with opened(tmp_path / "bundle") as bundle:
+        assert bundle.files["report.html"].sha256 == hashlib.sha256(b"<!doctype html>").hexdigest()
+    (tmp_path / "bundle" / "report.html").write_bytes(b"<!doctype HTML>")
+    with pytest.raises(BundleError, match=r"report\.html"), opened(tmp_path / "bundle"):
+        raise AssertionError("a changed file must not open")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "Models", "edgeq_run.py", "../x", "a/b", ""])
+def test_an_extra_file_takes_no_other_place(spec: BundleSpec, name: str) -> None:
+    with pytest.raises(UsageError, match="extra file"):
+        dataclasses.replace(spec, extras={name: b""})
+
+
 def test_self_test_vectors_are_there_once(good: Path) -> None:
     assert sorted(p.name for p in (good / "selftest").iterdir()) == [
         "inputs-0.npz",

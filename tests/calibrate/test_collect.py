@@ -12,7 +12,9 @@ from onnx import TensorProto, helper
 
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.histogram import histogram_of
+from edgeq.calibrate.ranges import derive_ranges
 from edgeq.calibrate.statistics import Statistics
+from edgeq.calibrate.tally import spread_stride
 from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.errors import CalibrationError, DataError
 from edgeq.progress import Advance, Silent
@@ -160,6 +162,37 @@ def test_a_sample_of_the_wrong_shape_is_named(tmp_path: Path) -> None:
     path = small_cnn(tmp_path / "m.onnx")
     with pytest.raises(DataError, match="sample-1"):
         collect(path, ListSamples([*images(1), {"x": np.zeros((1, 4, 12, 12), np.float32)}]))
+
+
+def test_a_missing_input_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="sample-0 has no input 'b'"):
+        collect(identity_model(tmp_path / "m.onnx"), ListSamples([{"a": np.float32([1])}]))
+
+
+def test_of_large_tensors_a_spread_part_is_counted_once_there_is_plenty(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Neg", ["x"], ["y"], "neg")]
+    path = write(tmp_path / "m.onnx", nodes, [value("x", ["N", "C"])], [value("y", ["N", "C"])])
+    random = np.random.default_rng(0)
+    items = [{"x": random.normal(size=(512, 300)).astype(np.float32)} for _ in range(30)]
+    spread, every = (collect(path, ListSamples(items), every_element=e) for e in (False, True))
+    values = np.concatenate([i["x"].ravel() for i in items])
+    assert every.tensors["x"].histogram == histogram_of(values)
+    few = spread.tensors["x"]
+    assert (few.minimum, few.maximum, few.count) == (values.min(), values.max(), values.size)
+    assert few.histogram != every.tensors["x"].histogram
+    assert few.histogram.total == pytest.approx(values.size, rel=1e-4)
+    assert spread == collect(path, ListSamples(items), workers=1)
+    for share in (90.0, 99.0, 99.9):
+        a, b = (derive_ranges(s, "percentile", options={"percentile": share})["x"] for s in (spread, every))
+        assert a.high == pytest.approx(b.high, rel=0.01)
+        assert a.low == pytest.approx(b.low, rel=0.01)
+
+
+def test_the_stride_walks_through_every_channel() -> None:
+    for shape in ((1, 96, 112, 112), (1, 56, 56, 480), (4, 1000, 770), (300_000,)):
+        stride = spread_stride(shape)
+        assert all(np.gcd(stride, size) == 1 for size in (*shape, 16))
+        assert 1 <= np.prod(shape) / stride <= 1 << 15
 
 
 def test_no_samples(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from edgeq.calibrate.collect import collect
 from edgeq.calibrate.entropy import FLOOR, divergences, entropy_range, windows
 from edgeq.calibrate.histogram import KeyBuffer, histogram_of
 from edgeq.calibrate.linear import BINS, Linear, linear_of
-from edgeq.calibrate.mse import Grid, mse_range, squared_errors
+from edgeq.calibrate.mse import Grid, moments_of, mse_range, squared_errors
 from edgeq.calibrate.percentile import percentile_range
 from edgeq.calibrate.ranges import Range, channel_ranges, derive_ranges
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
@@ -177,7 +177,7 @@ def test_mse_equals_the_plain_reference(name: str, grid: Grid) -> None:
         low = -high
     shares = _RANDOM.uniform(0.05, 1, (50, 2))
     lows, highs = low * shares[:, 0], high * shares[:, 0 if grid.symmetric else 1]
-    fast = squared_errors(linear, lows, highs, grid)
+    fast = squared_errors(moments_of(linear), lows, highs, grid)
     plain = np.array([plain_error(linear, a, b, grid) for a, b in zip(lows, highs, strict=True)])
     np.testing.assert_allclose(fast, plain, rtol=1e-6, atol=1e-9 * plain.max())
     best = plain_error(linear, *mse_range(linear, float(values.min()), float(values.max()), grid), grid)

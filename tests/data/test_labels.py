@@ -89,6 +89,14 @@ def test_files(tmp_path: Path, name: str, content: str) -> None:
     assert label(name, folder=tmp_path) == 3
 
 
+@pytest.mark.parametrize(("name", "content"), [("l.txt", "3\n4\n"), ("l.csv", "label\n3\n4"), ("l.tsv", "3\n\n4\n")])
+def test_numbers_alone_go_by_position(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    assert [label(tmp_path / name, index=index, count=2) for index in range(2)] == [3, 4]
+    with pytest.raises(DataError, match="2 labels for 3 samples"):
+        load_labels_from(tmp_path / name, None, 3)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [

@@ -77,6 +77,16 @@ def test_nothing_fits() -> None:
     assert refusal.value.exit_code == 7
 
 
+def test_where_only_the_runtime_is_too_old_a_newer_one_helps() -> None:
+    old = device("avx2 fma", runtime="1.18.1")
+    wanted = (variant("later", min_onnxruntime="1.24"), variant("sooner", min_onnxruntime="1.20"), ARM)
+    with pytest.raises(BundleError, match=r"Install onnxruntime 1\.20 or newer"):
+        select(bundle(*wanted), old)
+    both = variant("both", min_onnxruntime="1.20", required_features=("avx512_vnni",))
+    with pytest.raises(BundleError, match="Package the model for a target of this device's kind"):
+        select(bundle(both), old)
+
+
 def test_a_named_variant() -> None:
     assert select(EVERY, device("avx2 fma"), name="base").variant is BASE
     with pytest.raises(BundleError, match="variant arm does not run here: it is for arm64"):

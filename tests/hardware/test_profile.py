@@ -68,7 +68,9 @@ def test_backends_and_their_shapes(profile: Profile) -> None:
     match profile.backend:
         case "cpu":
             assert scheme.format == "QDQ"
-            assert dict(scheme.dynamic_weight_types) == {"MatMul": "int8", "Gemm": "int8"}
+            assert dict(scheme.dynamic_weight_types) == dict.fromkeys(
+                ("Attention", "GRU", "Gather", "Gemm", "LSTM", "MatMul"), "int8"
+            )
         case "tensorrt":
             assert (scheme.pair, scheme.activation_symmetric, scheme.weight_symmetric) == ("S8S8", True, True)
             assert profile.min_compute_capability is not None
@@ -124,8 +126,8 @@ def test_a_gpu_wins_over_the_cpu_only_with_its_runtimes() -> None:
 
 def test_an_old_onnxruntime_is_lacking() -> None:
     machine = Machine("x86_64", PROFILES["x86-64-avx2"].requires, runtimes={"onnxruntime": "1.9.0"})
-    assert PROFILES["x86-64-avx2"].missing(machine) == ("onnxruntime 1.20 (here 1.9.0)",)
-    with pytest.raises(HardwareError, match=r"no profile fits this x86_64 machine: cpu-any lacks onnxruntime 1.20"):
+    assert PROFILES["x86-64-avx2"].missing(machine) == ("onnxruntime 1.19 (here 1.9.0)",)
+    with pytest.raises(HardwareError, match=r"no profile fits this x86_64 machine: cpu-any lacks onnxruntime 1.19"):
         match_profile(machine, PROFILES)
 
 
@@ -219,5 +221,5 @@ def test_a_huge_or_unreadable_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HardwareError, match=r"big.toml is larger than 1 MiB"):
         load_profiles([tmp_path])
     (tmp_path / "big.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(HardwareError, match=r"big.toml cannot be read"):
+    with pytest.raises(HardwareError, match=r"big.toml is not UTF-8"):
         load_profiles([tmp_path])

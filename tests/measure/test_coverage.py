@@ -78,6 +78,16 @@ def test_an_activation_that_runs_by_itself_is_not_the_node_before_it() -> None:
     assert (run.source, run.macs) == ("relu", 0)
 
 
+def test_the_scaling_behind_a_dynamic_node_is_not_the_node() -> None:
+    ran = [
+        event("conv_quant", "ConvInteger", [IMAGE], ("int32", [1, 16, 8, 8])),
+        event("conv_quant_scales_mul", "Mul", [FLOAT_IMAGE], FLOAT_IMAGE),
+    ]
+    conv, scaling = judge(ran, {"conv_quant": (16, 16, 3, 3)}, {"conv": 1000}, {"conv": "conv"})
+    assert (conv.source, conv.macs, conv.kind) == ("conv", 1000, "int8")
+    assert (scaling.source, scaling.macs) == ("conv_quant_scales_mul", 0)
+
+
 def test_macs_from_shapes_where_the_name_is_lost() -> None:
     conv = event("fused_1", "QLinearConv", [IMAGE], ("uint8", [1, 8, 8, 32]))
     matmul = event("fused_2", "MatMulIntegerToFloat", [("uint8", [2, 5, 64])], ("float", [2, 5, 10]))

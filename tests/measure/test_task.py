@@ -10,7 +10,7 @@ from edgeq.measure.tasks.classification import Classification
 
 
 def test_shipped_tasks_are_made_by_name() -> None:
-    assert sorted(TASKS) == ["anomaly", "classification", "detection"]
+    assert sorted(TASKS) == ["anomaly", "classification", "detection", "similarity"]
     assert make_task("anomaly").primary == "auc"
     assert make_task("classification", TaskOptions(class_offset=1)) == Classification(class_offset=1)
 

@@ -14,6 +14,7 @@ from edgeq.model.int8_rules import (
     explain_float,
     int8_rules,
     quantizable_operators,
+    slow_fusions,
 )
 
 from .build import node
@@ -132,3 +133,36 @@ def test_conditions(name: str, op: onnx.NodeProto, around: Surroundings, holds: 
 
 def test_every_condition_is_tested_both_ways() -> None:
     assert {(name, holds) for name, _, _, holds in CASES} == {(n, h) for n in CONDITIONS for h in (True, False)}
+
+
+SLOW = """
+[[slow_fusion]]
+optimizer = "PairFusion"
+where = [["Add", "Tanh"], ["Elu"]]
+reason = "its kernel is slow"
+source = "measured"
+"""
+
+
+def fused(*op_types: str) -> onnx.ModelProto:
+    graph = onnx.helper.make_graph([onnx.helper.make_node(t, ["x"], [t]) for t in op_types], "g", [], [])
+    return onnx.helper.make_model(graph)
+
+
+@pytest.mark.parametrize(
+    ("op_types", "found"), [(("Add",), 0), (("Add", "Tanh", "Relu"), 1), (("Elu",), 1), (("Elu", "Add", "Tanh"), 1)]
+)
+def test_slow_fusions_matter_where_a_whole_group_is(tmp_path: Path, op_types: tuple[str, ...], found: int) -> None:
+    (tmp_path / "x.toml").write_text(GOOD + SLOW)
+    assert [f.optimizer for f in slow_fusions("x", fused(*op_types), tmp_path)] == ["PairFusion"] * found
+
+
+def test_a_file_without_slow_fusions_has_none(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text(GOOD)
+    assert slow_fusions("x", fused("Add"), tmp_path) == ()
+
+
+def test_a_slow_fusion_that_lacks_a_field_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text(GOOD + SLOW.replace('reason = "its kernel is slow"', ""))
+    with pytest.raises(HardwareError, match="'reason' is missing"):
+        slow_fusions("x", fused("Add"), tmp_path)

@@ -90,15 +90,22 @@ def select(bundle: Bundle, device: Device, component: str = MAIN, name: Optional
     fitting = [verdict for verdict in verdicts if verdict.fits]
     if not fitting:
         why = "; ".join(f"{v.variant.name}: {', '.join(v.reasons)}" for v in verdicts)
-        raise BundleError(
-            f"{bundle.source} has no variant for this device ({why})",
-            f"Package the model for a target of this device's kind ({device.architecture})",
-        )
+        fix = f"Package the model for a target of this device's kind ({device.architecture})"
+        newer = [v.variant.min_onnxruntime for v in verdicts if _only_too_old(v, device)]
+        if newer:
+            fix = f"Install onnxruntime {min(newer, key=parse_version)} or newer"
+        raise BundleError(f"{bundle.source} has no variant for this device ({why})", fix)
     best = max(fitting, key=lambda verdict: verdict.variant.rank)
     why = "it is the only one that runs here" if len(fitting) == 1 else f"rank {best.variant.rank} is the highest here"
     if best.variant.required_features:
         why += f"; this device has {', '.join(best.variant.required_features)}"
     return Choice(best.variant, why, _others(verdicts, best))
+
+
+def _only_too_old(verdict: Verdict, device: Device) -> bool:
+    """Whether nothing but the age of the onnxruntime here stands in the way."""
+    old = parse_version(device.runtime) < parse_version(verdict.variant.min_onnxruntime)
+    return old and len(verdict.reasons) == 1
 
 
 def _others(verdicts: List[Verdict], chosen: Verdict) -> Tuple[Verdict, ...]:

@@ -17,6 +17,8 @@ from edgeq_device.variants import EXTERNAL_FOLDER, Variant
 # Measured: up to 1.20 the folder option does nothing, 1.21 to 1.24 heed it for a model from bytes alone, 1.28 always.
 _FOLDER_FROM_BYTES = (1, 21)
 
+_MOST_THREADS = 1024
+
 _LEVELS = {
     "none": "ORT_DISABLE_ALL",
     "basic": "ORT_ENABLE_BASIC",
@@ -53,7 +55,8 @@ def open_session(variant: Variant, threads: int = 0) -> Any:
     """An `onnxruntime.InferenceSession` for `variant` with the options that travel with it.
 
     Args:
-        threads: threads inside an operator; 0 leaves it to ONNX Runtime.
+        threads: threads inside an operator; 0 takes those that the variant was found to run best with, and where it
+            names none leaves it to ONNX Runtime.
 
     Raises:
         RuntimeUnavailableError: onnxruntime is missing or refuses the model.
@@ -63,7 +66,7 @@ def open_session(variant: Variant, threads: int = 0) -> Any:
     ort = onnxruntime()
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = threads or _best_threads(variant)
     level = variant.info.get("optimization", "all")
     if level not in _LEVELS:
         raise BundleError(f"variant {variant.name}: optimization is {level!r}; it can be {', '.join(_LEVELS)}")
@@ -83,6 +86,13 @@ def open_session(variant: Variant, threads: int = 0) -> Any:
             f"onnxruntime {ort.__version__} refuses variant {variant.name}: {text}",
             f"Use onnxruntime {variant.min_onnxruntime} or newer" if variant.min_onnxruntime else "",
         ) from error
+
+
+def _best_threads(variant: Variant) -> int:
+    threads = variant.info.get("threads", 0)
+    if not isinstance(threads, int) or isinstance(threads, bool) or not 0 <= threads <= _MOST_THREADS:
+        raise BundleError(f"variant {variant.name}: threads is {threads!r}; it can be 0 to {_MOST_THREADS}")
+    return threads
 
 
 @contextmanager

@@ -101,7 +101,8 @@ def verify(bundle: Bundle, device: Device, name: Optional[str] = None) -> Report
     for variants in bundle.components.values():
         reports.extend(_report(variant, device) for variant in variants if name in (None, variant.name))
     if not reports:
-        raise BundleError(f"{bundle.source} has no variant {name!r}")
+        known = sorted({variant.name for variants in bundle.components.values() for variant in variants})
+        raise BundleError(f"{bundle.source} has no variant {name!r}", f"It has {', '.join(known)}")
     return Report(bundle, device, tuple(reports))
 
 

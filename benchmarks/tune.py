@@ -1,0 +1,180 @@
+"""`edgeq tune` beside float32 and the exhaustive grid of ONNX Runtime's own options, in one run on this machine.
+
+    python benchmarks/tune.py [--quick] [--only NAME ...] [--grid N] [--budget TIME] [--json FILE]
+
+For each model: the loss of the tuned bundle on the samples that judge it, its speed against float32, the time that
+tuning took. The grid builds, evaluates and times each of 36 settings by itself; with --grid N (9 in --quick mode) only
+N of them, evenly spread, and its whole time is N's times 36 / N, which is said. The tuned bundle and the fastest
+setting of the grid that keeps the accuracy are timed interleaved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+from contenders import edgeq_json
+from edgeq_device.latency import WarmUp
+from edgeq_device.ranking import rank_until_settled, ratio
+from grid import Point, run_grid, settings
+from tasks import shared_data
+from tune_cases import Case, cases
+
+from edgeq.data.samples import Samples, open_samples
+from edgeq.measure.accuracy import evaluate
+from edgeq.measure.subject import open_subject
+from edgeq.measure.task import Task, TaskOptions, make_task
+from edgeq.model.load import model_signature
+from edgeq.session import SessionSettings, open_session
+
+LATENCY_BAR, TIME_BAR = 1.03, 0.25
+QUICK_GRID = 9
+Results = dict[str, Any]
+
+
+def run_case(case: Case, workdir: Path, grid: int, budget: str | None) -> Results:
+    """Tune, judge, run the grid, compare."""
+    print(f"\n{case.name}")
+    bundle = workdir / "tuned"
+    arguments = ["--preprocess", str(case.preprocess), *case.options]
+    counted = ["--count", str(case.count)] if case.count else []
+    limited = ["--budget", budget] if budget else []
+    start = time.perf_counter()
+    record = edgeq_json(
+        *("tune", str(case.model), "--data", str(case.data), "--val", str(case.tuned_on), *arguments, *counted),
+        *("--max-drop", case.max_drop, "-o", str(bundle), *limited, "-q"),
+    )
+    took = time.perf_counter() - start
+    for line in record["verdict"]:
+        print(f"    {line}")
+    task, validation = _task(case), _open(case, case.judged_on)
+    float32 = evaluate(case.model, validation, task)
+    tuned = evaluate(bundle, validation, task)
+    lost = tuned.loss_against(float32)
+    print(f"    judged on {tuned.count} samples: float32 {float32.value:.4f}, tuned {tuned.value:.4f}")
+    _verdict(f"loses {100 * lost:.2f} points", lost <= case.bar, f"at most {100 * case.bar:.1f}")
+    results: Results = {"tune": record, "seconds": took, "float32": float32.value, "tuned": tuned.value, "loss": lost}
+    results["speed"] = _race(case.model, bundle, validation, "float32")
+    _verdict(f"{results['speed']:.2f} times float32's speed", results["speed"] > 1, "faster than float32")
+    if grid:
+        results["grid"] = _against_grid(
+            case, bundle, validation, task, max(lost, 0.0), float32.value, took, workdir, grid
+        )
+    return results
+
+
+def _against_grid(
+    case: Case,
+    bundle: Path,
+    validation: Samples,
+    task: Task,
+    lost: float,
+    reference: float,
+    took: float,
+    workdir: Path,
+    count: int,
+) -> Results:
+    every = settings()
+    chosen = every[:: max(1, len(every) // count)]
+    points = run_grid(case.model, _open(case, case.data, case.count), validation, task, workdir / "grid", chosen)
+    sign = 1 if task.higher_is_better else -1
+    whole = sum(p.seconds for p in points) * len(every) / len(points)
+    said = "" if len(points) == len(every) else f" (from {len(points)} of {len(every)} settings)"
+    _verdict(
+        f"tuned in {took:.0f} s, {took / whole:.0%} of the grid's {whole:.0f} s{said}",
+        took <= TIME_BAR * whole,
+        f"{TIME_BAR:.0%}",
+    )
+
+    def loses(point: Point) -> float:
+        return float("inf") if point.value is None else sign * (reference - point.value)
+
+    best = min(points, key=loses)
+    print(f"    the grid's most accurate setting, {best.setting}, loses {100 * loses(best):.2f} points")
+    equal = [p for p in points if p.p50_ms is not None and loses(p) <= max(lost, case.bar)]
+    results: Results = {"seconds": whole, "settings": len(points), "best_loss": loses(best)}
+    if not equal:
+        print("    no setting of the grid keeps the accuracy, so there is no latency to compare with")
+        return results
+    fastest = min(equal, key=lambda p: p.p50_ms or 0.0)
+    results["latency"] = 1 / _race(fastest.model, bundle, validation, str(fastest.setting))
+    _verdict(
+        f"{results['latency']:.3f} times the latency of {fastest.setting}",
+        results["latency"] <= LATENCY_BAR,
+        f"{LATENCY_BAR}",
+    )
+    return results
+
+
+def _race(model: Path, bundle: Path, validation: Samples, name: str) -> float:
+    """How many times faster the bundle is than `model` with the threads that suit it best."""
+    feed = dict(next(iter(validation)).inputs)
+    threads = {
+        f"{name}, {n or 'all'} threads": open_session(model, SessionSettings(intra_op_threads=n)) for n in (0, 1)
+    }
+    with open_subject(bundle) as subject:
+        sessions = {**threads, "tuned": subject.session}
+        runners = {key: (lambda s=session: s.run(None, feed)) for key, session in sessions.items()}
+        ranking = rank_until_settled(runners, max_duration_s=20, tie=0.005, warmup=WarmUp(max_s=2))
+    measured = ranking.distributions
+    best = min(threads, key=lambda key: measured[key].p50)
+    return float(ratio(measured[best], measured["tuned"]).estimate)
+
+
+def _task(case: Case) -> Task:
+    given = dict(zip(case.options[::2], case.options[1::2], strict=True))
+    options = TaskOptions(
+        class_offset=int(given["--class-offset"]) if "--class-offset" in given else None,
+        annotations=Path(given["--annotations"]) if "--annotations" in given else None,
+        decoder=given.get("--decoder"),
+    )
+    return make_task(given["--task"], options)
+
+
+def _open(case: Case, source: Path, count: int | None = None) -> Samples:
+    return open_samples(source, model_signature(case.model), preprocess=case.preprocess, count=count, model=case.model)
+
+
+def _verdict(text: str, met: bool, bar: str) -> None:
+    print(f"  {'met   ' if met else 'MISSED'} {text} (bar: {bar})")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="cases whose name begins so")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{QUICK_GRID} settings of the grid, a budget of 2m a model"
+    )
+    parser.add_argument("--grid", type=int, help="settings of the grid to run; 0 leaves it out (default: all 36)")
+    parser.add_argument("--budget", help="for each run of edgeq tune")
+    parser.add_argument("--json", type=Path, help="also write all figures to this file")
+    options = parser.parse_args()
+    logging.getLogger().setLevel(logging.ERROR)
+    root = shared_data()
+    if root is None:
+        print("skipped: shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA)")
+        return
+    grid = options.grid if options.grid is not None else QUICK_GRID if options.quick else len(settings())
+    budget = options.budget or ("2m" if options.quick else None)
+    machine = edgeq_json("detect")
+    print(f"onnxruntime {onnxruntime.__version__}, profile {machine['match']['profile']}")
+    results: Results = {"machine": machine}
+    with tempfile.TemporaryDirectory() as folder:
+        for i, case in enumerate(cases(root, Path(folder) / "halves")):
+            if options.only and not any(case.name.startswith(name) for name in options.only):
+                continue
+            workdir = Path(folder) / str(i)
+            workdir.mkdir()
+            results[case.name] = run_case(case, workdir, grid, budget)
+    if options.json is not None:
+        options.json.write_text(json.dumps(results, indent=2) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

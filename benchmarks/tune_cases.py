@@ -1,0 +1,101 @@
+"""The models that `edgeq tune` is measured on, with the bar of each."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+SPECS = Path(__file__).resolve().parent / "specs"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run of `edgeq tune`.
+
+    Attributes:
+        tuned_on: labelled samples that tuning may see.
+        judged_on: labelled samples for the figure that counts.
+        max_drop: as on the command line.
+        bar: loss that may be at most, in the metric's own scale.
+        count: calibration samples.
+        options: of the task, as on the command line.
+    """
+
+    name: str
+    model: Path
+    data: Path
+    tuned_on: Path
+    judged_on: Path
+    preprocess: Path
+    options: tuple[str, ...]
+    max_drop: str
+    bar: float
+    count: int | None = None
+    judge_options: tuple[str, ...] = ()
+
+
+def cases(root: Path, workdir: Path) -> Iterator[Case]:
+    """All cases; halves of folders are made in `workdir`."""
+    images = root / "imagenet-sample"
+    even, odd = halves(images / "val", workdir)
+    for name, (seen, unseen) in {"mobilenet, first half": (even, odd), "mobilenet, second half": (odd, even)}.items():
+        yield _case(
+            root,
+            name,
+            "mobilenet_v1_0.25_224",
+            images / "calib",
+            seen,
+            judged_on=unseen,
+            options=("--task", "classification", "--class-offset", "1"),
+            max_drop="0.5pt",
+        )
+    coco = root / "coco256"
+    annotations = ("--annotations", str(coco / "instances_val.json"))
+    detection = ("--task", "detection", "--decoder", "yolox", *annotations)
+    yield _case(
+        root, "yolox_nano", "yolox_nano", coco / "calib", coco / "val", options=detection, max_drop="1pt", bar=0.01
+    )
+    cifar = root / "cifar10"
+    yield _case(root, "resnet20", "resnet20_cifar10", cifar / "calib_lossless_300.npz", cifar / "test_jpeg_3000.npz")
+    for short in ("kws", "vww"):
+        name = f"mlperf_tiny_{short}"
+        folder = root / name / "data"
+        validation = folder / ("val_900.npz" if short == "kws" else "val_*.npz")
+        yield _case(root, short, name, folder / "calib_100.npz", validation)
+    folder = root / "mlperf_tiny_ad" / "data"
+    yield _case(
+        root, "ad", "mlperf_tiny_ad", folder / "calib_10.npz", folder / "val_*.npz", options=("--task", "anomaly")
+    )
+    digits = root / "lenet_mnist" / "t10k-images-idx3-ubyte.gz"
+    yield _case(root, "lenet", "lenet_mnist", digits, digits, count=300)
+
+
+def halves(folder: Path, workdir: Path) -> tuple[Path, Path]:
+    """Copies of every second file of `folder`, from the first and from the second on."""
+    made = []
+    for start, name in enumerate(("even", "odd")):
+        place = workdir / f"{folder.name}-{name}"
+        place.mkdir(parents=True, exist_ok=True)
+        for file in sorted(folder.iterdir())[start::2]:
+            shutil.copyfile(file, place / file.name)
+        made.append(place)
+    return made[0], made[1]
+
+
+def _case(
+    root: Path,
+    name: str,
+    folder: str,
+    data: Path,
+    tuned_on: Path,
+    *,
+    judged_on: Path | None = None,
+    options: tuple[str, ...] = ("--task", "classification"),
+    max_drop: str = "0.5pt",
+    bar: float = 0.005,
+    count: int | None = None,
+) -> Case:
+    model, spec = root / folder / "model.onnx", SPECS / f"{folder}.toml"
+    return Case(name, model, data, tuned_on, judged_on or tuned_on, spec, options, max_drop, bar, count)

@@ -1,0 +1,126 @@
+"""A comparison layer by layer, for people."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from edgeq.measure.agreement import Agreement
+    from edgeq.measure.diagnosis import Diagnosis
+
+# The bar of a layer's own error: empty at this SQNR or better, full at 0 dB.
+_CLEAN_DB = 50.0
+_BAR = 10
+_WEIGHTS_SHOWN = 5
+_LEAST_SHARE = 0.0001
+
+
+def draw_diagnosis(console: Console, found: Diagnosis, *, verbose: bool) -> None:
+    """Outputs first, then the culprits, then the layers in the order in which they run."""
+    question = found.question
+    variant = f", variant {found.variant}" if found.variant else ""
+    console.print(
+        f"{question.quantized}{variant} against {question.float_model}, {found.comparison.count} samples", markup=False
+    )
+    for note in found.notes:
+        console.print(f"note: {note}", markup=False)
+    console.print(f"outputs: {_outputs(found.optimised)} in the optimised session,", markup=False)
+    console.print(f"         {_outputs(found.written)} on the graph as written", markup=False)
+    _draw_culprits(console, found)
+    _draw_layers(console, found, verbose=verbose)
+    _draw_weights(console, found, verbose=verbose)
+    for warning in found.warnings:
+        console.print(f"warning: {warning}", markup=False, style="yellow")
+
+
+def _draw_culprits(console: Console, found: Diagnosis) -> None:
+    if not found.culprits:
+        console.print("\nno layer stands out: the noise comes from many alike", markup=False)
+        return
+    console.print("\nlayers to blame, each with the SQNR that the outputs have with its error alone", markup=False)
+    for rank, culprit in enumerate(found.culprits, 1):
+        who = f"{culprit.node} ({culprit.op_type})" if culprit.node else f"input {culprit.name}"
+        console.print(
+            f"{rank:3}. {who}: {_db(culprit.output_sqnr_db)} dB; {culprit.cause}: {culprit.reason}", markup=False
+        )
+        console.print(f"     {_flags(culprit.exclude)}", markup=False)
+    if len(found.culprits) > 1:
+        console.print(f"all of them: {_flags(found.exclude)}", markup=False)
+
+
+def _draw_layers(console: Console, found: Diagnosis, *, verbose: bool) -> None:
+    from rich.table import Table
+
+    ranks = {culprit.name: rank for rank, culprit in enumerate(found.culprits, 1)}
+    pairs = list(zip(found.comparison.activations, found.noise, strict=True))
+    shown = {id(noise) for _, noise in sorted(pairs, key=lambda pair: -pair[1].own)[: found.question.worst]}
+    title = "layers in execution order (SQNR in dB)" if verbose else "worst layers in execution order (SQNR in dB)"
+    table = Table("", "tensor", "layer", "all so far", "alone", "", "rounding", "outside", "outputs", title=title)
+    for activation, noise in pairs:
+        if not verbose and id(noise) not in shown and activation.name not in ranks:
+            continue
+        operator = activation.op_type + (f"+{activation.folded}" if activation.folded else "")
+        table.add_row(
+            str(ranks.get(activation.name, "")),
+            activation.name,
+            f"{activation.node} {operator}".strip(),
+            _db(activation.accumulated.sqnr_db),
+            _db(activation.layer.sqnr_db),
+            _bar(activation.layer.sqnr_db),
+            _db(activation.rounding.sqnr_db) if activation.rounding else activation.kind,
+            _share(activation.saturated_low + activation.saturated_high),
+            _db(found.effects[noise.name].sqnr_db) if noise.name in found.effects else "",
+        )
+    console.print(table)
+    if not verbose and len(shown) < len(pairs):
+        console.print(f"{len(pairs)} tensors were compared (-v shows all)", markup=False)
+
+
+def _draw_weights(console: Console, found: Diagnosis, *, verbose: bool) -> None:
+    from rich.table import Table
+
+    weights = [w for w in found.comparison.weights if verbose or len(w.shape) > 1]
+    chosen = weights if verbose else sorted(weights, key=lambda w: w.sqnr_db)[:_WEIGHTS_SHOWN]
+    if not chosen:
+        return
+    table = Table(
+        "weight", "layer", "SQNR dB", "worst channels", "bits", title="weights" if verbose else "worst weights"
+    )
+    for weight in chosen:
+        table.add_row(
+            weight.name,
+            weight.node,
+            _db(weight.sqnr_db),
+            ", ".join(f"{channel}: {_db(db)}" for channel, db in weight.worst_channels),
+            f"{weight.bits} {'per channel' if weight.per_channel else 'per tensor'}",
+        )
+    console.print(table)
+
+
+def _outputs(agreement: Agreement) -> str:
+    top1 = "" if agreement.top1 is None else f", same top-1 in {agreement.top1:.1%}"
+    return f"{_db(agreement.sqnr_db)} dB SQNR{top1}"
+
+
+def _flags(nodes: tuple[str, ...]) -> str:
+    import shlex
+
+    return " ".join(f"--exclude {shlex.quote(node)}" for node in nodes) or "(no node to exclude)"
+
+
+def _db(value: float) -> str:
+    if math.isinf(value):
+        return "exact" if value > 0 else "-inf"
+    return f"{value:.1f}"
+
+
+def _bar(sqnr: float) -> str:
+    filled = round(_BAR * min(1.0, max(0.0, 1 - sqnr / _CLEAN_DB))) if sqnr < math.inf else 0
+    return "█" * filled + "·" * (_BAR - filled)
+
+
+def _share(value: float) -> str:
+    return f"{value:.2%}" if value >= _LEAST_SHARE else "< 0.01%" if value else ""

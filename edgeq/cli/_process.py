@@ -1,0 +1,107 @@
+"""How the program ends: one line on stderr and an exit code, whatever went wrong.
+
+0        done
+1        a bug in edgeq, or memory ran out
+2 to 11  see edgeq/errors.py; 2 is also what click says of an option that makes no sense
+130      interrupted (Ctrl-C)
+141      whoever read the output went away (`edgeq profiles | head`), in silence
+143      terminated
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from edgeq.errors import EdgeqError, OutputError
+
+BUG = 1
+INTERRUPTED = 128 + signal.SIGINT
+READER_GONE = 128 + 13  # SIGPIPE, which Windows does not name
+TERMINATED = 128 + signal.SIGTERM
+
+# What the machine cannot give; any other OSError that no room has made sense of is a bug.
+_EXHAUSTED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG})
+
+
+def restore_interrupts() -> None:
+    """From here on Ctrl-C and SIGTERM unwind the stack, so that temporary files are removed."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    del number, frame
+    sys.exit(TERMINATED)
+
+
+@contextmanager
+def ends_in_one_line(*, verbose: bool = False) -> Iterator[None]:
+    """End the program on any error with its line on stderr and its exit code; with `verbose`, a bug's traceback too."""
+    _prepare_output()
+    try:
+        yield
+    except EdgeqError as error:
+        _end(str(error), error.exit_code)
+    except click.UsageError as error:
+        _end_usage(error)
+    except click.ClickException as error:
+        _end(error.format_message(), error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        _end("interrupted; nothing half-written was left behind", INTERRUPTED)
+    except BrokenPipeError:
+        # What is still buffered for the reader that went away must not be tried again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(READER_GONE)
+    except MemoryError:
+        _end("memory ran out. Give smaller inputs, or run it on a machine that has more", BUG)
+    except OSError as error:
+        if error.errno not in _EXHAUSTED:
+            _end_bug(error, verbose=verbose)
+        _end(f"{error.filename or 'standard output'}: {error.strerror}", OutputError.exit_code)
+    except Exception as error:
+        _end_bug(error, verbose=verbose)
+
+
+def _prepare_output() -> None:
+    """Standard output that was closed by the caller is nowhere; what its encoding does not have is written as escapes,
+    as it is on stderr (a file name need not be text)."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # it lives as long as the program
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _end_bug(error: Exception, *, verbose: bool) -> NoReturn:
+    if verbose:
+        traceback.print_exc()
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    hint = "the traceback is above" if verbose else "run it with -v for the traceback"
+    _end(f"{text}. This is a bug in edgeq: please report it ({hint})", BUG)
+
+
+def _end_usage(error: click.UsageError) -> NoReturn:
+    """What click says in three lines, in one. No command at all is a question: the help is the answer."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        sys.exit(error.exit_code)
+    fix = f". See `{error.ctx.command_path} --help`" if error.ctx is not None else ""
+    text = " ".join(error.format_message().split())
+    _end(text.rstrip(".") + fix, error.exit_code)
+
+
+def _end(line: str, code: int) -> NoReturn:
+    click.echo(f"edgeq: {line}", err=True)
+    sys.exit(code)

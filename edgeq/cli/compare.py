@@ -1,0 +1,68 @@
+"""edgeq compare: two models or bundles side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgeq.cli._common import Face, common
+from edgeq.cli._options import PATH
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from edgeq.report.compare import Comparison
+
+
+@click.command("compare")
+@click.argument("a", type=PATH)
+@click.argument("b", type=PATH)
+@click.option("--data", help="Samples that both are run on: a folder, .npz, .npy, .pb ...")
+@click.option("--task", help="What to measure against labels: classification, detection, anomaly, path.py:factory.")
+@click.option("--preprocess", help="Preprocessing: a name, a .toml file, or steps. A bundle knows its own.")
+@click.option("--labels", help="Where labels come from, if not with the data.")
+@click.option("--annotations", type=PATH, help="Detection: COCO instances file.")
+@click.option("--decoder", help="Detection: yolox, yolov8, ssd, or your own: path.py:function.")
+@click.option("--class-offset", type=int, help="Classification: scores in front of class 0 (background: 1).")
+@click.option("--count", type=click.IntRange(min=1), help="At most so many samples.")
+@click.option("--threads", type=click.IntRange(min=0), default=0, help="Threads inside an operator; 0: all cores.")
+@click.option("--duration", "duration_s", type=float, default=2.0, show_default=True, help="Seconds each is timed.")
+@click.option("--no-timing", is_flag=True, help="Do not time them.")
+@common
+def command(face: Face, a: Path, b: Path, **options: Any) -> None:
+    """Compare A and B, each a model or a bundle: inputs and outputs, size, coverage, answers, latency.
+
+    \b
+    edgeq compare float.onnx int8.onnx --data val/ --preprocess imagenet
+    edgeq compare old.edgeq new.edgeq --data val/ --task classification
+    """
+    from edgeq.measure.task import TaskOptions
+    from edgeq.report.compare import Question, compare
+
+    task = TaskOptions(**{name: options.pop(name) for name in ("annotations", "decoder", "class_offset")})
+    question = Question(a, b, options=task, timed=not options.pop("no_timing"), **options)
+    found = compare(question, progress=face.progress())
+    plain = {**found.to_dict(), "verdict": list(found.verdict())}
+    face.result(plain, lambda console: _draw(console, found))
+
+
+def _draw(console: Console, found: Comparison) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    for name, side in (("A", found.a), ("B", found.b)):
+        variant = f", variant {side.variant}" if side.variant else ""
+        console.print(f"{name}  {side.path}{variant}", markup=False)
+    for difference in found.signature_differences:
+        console.print(f"differs: {difference}", markup=False, style="yellow")
+    table = Table("", "A", "B", "B against A")
+    for row in found.rows():
+        table.add_row(*(Text(cell) for cell in row))
+    if table.row_count:
+        console.print(table)
+    for sentence in found.verdict():
+        console.print(sentence, markup=False, style="bold")
+    for note in found.notes:
+        console.print(f"note: {note}", markup=False)

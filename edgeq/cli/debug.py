@@ -1,0 +1,46 @@
+"""edgeq debug: which layers of a quantized model lose the accuracy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from edgeq.cli._common import Face, common
+from edgeq.cli._options import PATH
+
+
+@click.command("debug")
+@click.argument("float_model", type=PATH, metavar="FLOAT")
+@click.argument("quantized", type=PATH, metavar="INT8|BUNDLE")
+@click.option("--data", required=True, help="Samples: a folder, .npz, .npy, .pb ... Labels are not needed.")
+@click.option("--preprocess", help="Preprocessing: a name, a .toml file, or steps. A bundle knows its own.")
+@click.option("--count", type=click.IntRange(min=1), default=32, show_default=True, help="At most so many samples.")
+@click.option("--start", type=click.IntRange(min=0), default=0, help="Skip so many samples.")
+@click.option("--stride", type=click.IntRange(min=1), default=1, help="Take every so many-th sample.")
+@click.option("--worst", type=click.IntRange(min=1), default=10, show_default=True, help="Name at most so many layers.")
+@click.option("--variant", help="Variant of the bundle; else the one that fits this machine.")
+@click.option("--threads", type=click.IntRange(min=0), default=0, help="Threads inside an operator; 0: all cores.")
+@click.option(
+    "--session-option",
+    "session_options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Session option that the quantized model needs; a bundle brings its own. Repeatable.",
+)
+@click.option("--memory", metavar="SIZE", help="What tensors may take at once, such as 500MB; more passes if less.")
+@common
+def command(face: Face, memory: str | None, **options: Any) -> None:
+    """Compare a quantized model with its float model, layer by layer, and name the layers that lose the accuracy.
+
+    \b
+    edgeq debug model.onnx int8.onnx --data calib/ --preprocess imagenet
+    edgeq debug model.onnx dist/ --data calib/ --json
+    """
+    from edgeq.calibrate.run import parse_bytes
+    from edgeq.cli._layers import draw_diagnosis
+    from edgeq.measure.diagnosis import debug_question, diagnose
+
+    limit = parse_bytes(memory) if memory is not None else None
+    found = diagnose(debug_question({**options, "memory": limit}), progress=face.progress())
+    face.result(found.to_dict(), lambda console: draw_diagnosis(console, found, verbose=face.verbose))

@@ -1,0 +1,57 @@
+"""edgeq report: the page of a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edgeq.cli._common import Face, common
+from edgeq.cli._options import PATH
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from edgeq.report.bundle import Reported
+
+
+@click.command("report")
+@click.argument("bundle", type=PATH, metavar="BUNDLE|RECORD.json")
+@click.option("-o", "--output", type=PATH, metavar="FILE.html", help="The page. [beside the bundle, NAME.report.html]")
+@click.option(
+    "--bench", "measure", is_flag=True, help="Time it here and now against its float32 model, layer by layer."
+)
+@click.option("--variant", metavar="NAME", help="With --bench: this variant, not the best for this machine.")
+@click.option("--open", "opened", is_flag=True, help="Open the page in the browser.")
+@click.option("--force", is_flag=True, help="Replace what is there; an earlier report is replaced anyway.")
+@common
+def command(
+    face: Face, bundle: Path, output: Path | None, measure: bool, variant: str | None, opened: bool, force: bool
+) -> None:
+    """Write the report of BUNDLE (a directory or an .edgeq file): one HTML file that opens offline.
+
+    It is rebuilt from the figures in the bundle; the bundle itself is not changed. A tuning run that found nothing
+    has a report too, of the record that `edgeq tune --json` prints.
+
+    \b
+    edgeq report dist/ --open
+    edgeq report dist/ --bench -o report.html
+    edgeq report tuning.json --open
+    """
+    from edgeq.report.bundle import report_bundle
+
+    result = report_bundle(bundle, output, measure=measure, variant=variant, force=force, progress=face.progress())
+    face.result(result.to_dict(), lambda console: _draw(console, result))
+    if opened:
+        click.launch(str(result.page.absolute()))
+
+
+def _draw(console: Console, result: Reported) -> None:
+    plain = result.to_dict()
+    console.print(plain["verdict"], markup=False)
+    for figure in plain["figures"]:
+        console.print(f"  {figure['name']}: {figure['value']}  {figure['note']}".rstrip(), markup=False)
+    for warning in plain["warnings"]:
+        console.print(f"warning: {warning}", markup=False, style="yellow")
+    console.print(f"report: {result.page}", markup=False)

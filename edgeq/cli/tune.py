@@ -1,0 +1,113 @@
+"""edgeq tune: the best int8 model for this machine that keeps its accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgeq.cli._common import Face, common
+from edgeq.cli._options import PATH, data_options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from edgeq.tune.run import Plan
+
+_LOSERS_SHOWN = 10
+
+
+@click.command("tune")
+@click.argument("model", type=PATH)
+@data_options
+@click.option("--max-drop", metavar="DROP", help="Accuracy that may be lost: 1%, 0.5pt or 0.005.", show_default="1%")
+@click.option(
+    "--objective",
+    type=click.Choice(["latency", "throughput", "size", "memory"]),
+    default="latency",
+    show_default=True,
+    help="What to make as good as possible, among what keeps its accuracy and is not slower than float32.",
+)
+@click.option("--budget", metavar="TIME", help="Wall-clock time that it may take: 90s, 10m, 1h30m.")
+@click.option(
+    "--target", default="auto", show_default=True, help="auto, or a target or profile that runs on this machine."
+)
+@click.option("-o", "--output", type=PATH, required=True, metavar="DIR|FILE.edgeq", help="Where the bundle goes.")
+@click.option("--with-float", is_flag=True, help="Put the float32 model in, so that the device can time both.")
+@click.option("--resume", is_flag=True, help="Go on where an interrupted run stopped.")
+@click.option("--dry-run", is_flag=True, help="List the candidates and the plan, and do nothing.")
+@click.option("--force", is_flag=True, help="Replace what is there.")
+@common
+def command(face: Face, model: Path, output: Path, dry_run: bool, **options: Any) -> None:
+    """Find the best int8 form of MODEL for this machine, by measuring, and write it as a bundle.
+
+    \b
+    edgeq tune model.onnx --data calib/ --preprocess imagenet -o tuned/
+    edgeq tune model.onnx --data calib/ --val val/ --task classification --max-drop 0.5pt --budget 10m -o tuned/
+    """
+    from edgeq.errors import GoalNotMetError
+    from edgeq.pipeline.options import tune_arguments
+    from edgeq.tune.goal import Goal, parse_budget
+    from edgeq.tune.run import plan, tune
+
+    arguments = tune_arguments(options)
+    drop = arguments.pop("max_drop")
+    goal = Goal(options["objective"], Goal.max_drop if drop is None else drop, parse_budget(options["budget"]))
+    if dry_run:
+        named = {name: arguments[name] for name in ("data", "statistics", "target")}
+        steps = plan(model, **named, goal=goal, progress=face.progress())
+        face.result(steps.to_dict(), lambda console: _draw_plan(console, steps))
+        return
+    try:
+        result = tune(model, output=output, goal=goal, progress=face.progress(), **arguments)
+    except GoalNotMetError as error:
+        found = error.record
+        face.result(found, lambda console: _draw(console, found, verbose=face.verbose))
+        raise
+    face.result(result.to_dict(), lambda console: _draw(console, result.record, verbose=face.verbose))
+
+
+def _draw_plan(console: Console, steps: Plan) -> None:
+    console.print(f"for {steps.target.title}, profile {steps.target.profile.name}", markup=False)
+    console.print("kernel choices, built, timed against float32 and screened:", markup=False)
+    for candidate in steps.candidates:
+        console.print(f"  {candidate.name}", markup=False)
+    console.print("calibration methods, on those that are faster than float32:", markup=False)
+    for name in steps.methods:
+        console.print(f"  {name}", markup=False)
+    threads = ", ".join(str(n) if n else "all" for n in steps.threads)
+    console.print(f"threads: {threads}", markup=False)
+    console.print(f"if accuracy falls short: {', '.join((*steps.recoveries, 'layers in float'))}", markup=False)
+
+
+def _draw(console: Console, record: Mapping[str, Any], *, verbose: bool) -> None:
+    from rich.table import Table
+
+    first, *rest = record["verdict"]
+    console.print(first, markup=False, style="bold")
+    for line in rest:
+        console.print(line, markup=False)
+    table = Table("", "p50 ms", "times float32", "points lost", "MB", "", title="Pareto front", title_justify="left")
+    timing = record["float32"]["timing"]
+    if timing:
+        size = record["float32"]["bytes"] / 1e6
+        table.add_row("float32", f"{timing['latency']['p50_ms']:.3f}", "1.00", "0.00", f"{size:.2f}", "")
+    front = [c for c in record["candidates"] if c["pareto"]]
+    for one in sorted(front, key=lambda c: float(c["timing"]["latency"]["p50_ms"])):
+        table.add_row(
+            one["name"],
+            f"{one['timing']['latency']['p50_ms']:.3f}",
+            f"{one['timing']['speedup']['estimate']:.2f}",
+            f"{100 * max(one['accuracy']['drop'], one['accuracy']['expected']):.2f}",
+            f"{one['screening']['bytes'] / 1e6:.2f}",
+            one["status"],
+        )
+    console.print(table)
+    lost = [c for c in record["candidates"] if c["status"] != "chosen"]
+    for one in lost if verbose else lost[:_LOSERS_SHOWN]:
+        console.print(f"{one['name']}: {one['reason']}", markup=False)
+    if not verbose and len(lost) > _LOSERS_SHOWN:
+        console.print(f"and {len(lost) - _LOSERS_SHOWN} more (-v shows them)", markup=False)
+    console.print(f"{len(record['candidates'])} candidates in {record['elapsed_s']:.0f} s", markup=False)

@@ -1,0 +1,108 @@
+"""Every activation of a quantized model against the float model's, in one pass over the samples with sums only.
+
+Three figures a tensor, because one number cannot tell a culprit from a victim:
+
+    accumulated   the quantized model's tensor when it runs as a whole: all errors so far
+    layer         what its layer alone makes of the float model's inputs, in integers: the error where it arises
+    rounding      the float tensor quantized with the model's scale and zero point: the error of its range alone
+
+and, to tell what is wrong with a layer, `inputs`: what the float layer makes of quantized inputs. The noise of the
+layer that neither these nor the rounding of its result account for is that of its weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from edgeq.errors import DataError
+from edgeq.measure.activation_tally import ActivationComparison, ActivationTally, as_read
+from edgeq.measure.graphs import GraphIndex
+from edgeq.measure.inference import infer
+from edgeq.measure.layer_runs import MEMORY, LayerPair, LayerRuns, floats_only, in_waves, layer_reads
+from edgeq.measure.match_activations import ActivationMatch
+from edgeq.progress import SILENT, Progress
+from edgeq.session import SessionSettings
+
+if TYPE_CHECKING:
+    from edgeq.data.samples import Sample, Samples
+
+
+def compare_activations(
+    float_graph: GraphIndex,
+    quantized_graph: GraphIndex,
+    matches: Sequence[ActivationMatch],
+    samples: Samples,
+    *,
+    settings: SessionSettings | None = None,
+    memory: int = MEMORY,
+    progress: Progress = SILENT,
+) -> tuple[ActivationComparison, ...]:
+    """Run both models, and the quantized one's layers alone, over the samples.
+
+    The quantized graph runs as it is written, without the runtime's fusions, because looking at a tensor would break
+    them: `edgeq.measure.agreement` tells what the optimised one answers. Nothing is kept but sums; tensors that do not
+    fit into `memory` together are taken in waves, each over all samples.
+
+    Raises:
+        DataError: there are no samples, or a model refuses one.
+        RuntimeUnavailableError: the runtime refuses a model.
+    """
+    settings = settings or SessionSettings()
+    first = next(iter(samples), None)
+    if first is None:
+        raise DataError(f"{samples.source}: no samples to compare the models on", "Point --data at samples")
+    matches = floats_only(float_graph, matches, settings)
+    pair = LayerPair(float_graph, quantized_graph, matches, settings)
+    waves = list(in_waves(float_graph, matches, first, memory))
+    done: list[ActivationComparison] = []
+    with progress.stage("Comparing layers", len(samples) * len(waves)) as advance:
+        for wave in waves:
+            observer = _Observer(pair, wave)
+            for sample in samples:
+                observer.observe(sample)
+                advance(1)
+            done.extend(observer.results())
+    return tuple(done)
+
+
+class _Observer:
+    """The sessions and the sums of one wave of tensors."""
+
+    def __init__(self, pair: LayerPair, wave: Sequence[ActivationMatch]) -> None:
+        self._runs = LayerRuns(pair, wave)
+        self._quantized = pair.session(pair.quantized_graph, [m.computed for m in wave if not m.is_input])
+        self._tallies = []
+        for match in wave:
+            reads = layer_reads(pair.layers, match, pair.given)
+            exact = tuple(name for name in reads if (name, match.node) in pair.exact)
+            self._tallies.append(ActivationTally(match, reads, exact))
+
+    def observe(self, sample: Sample) -> None:
+        found = self._runs.run(sample)
+        whole = dict(sample.inputs)
+        if self._quantized is not None:
+            whole |= infer(self._quantized, sample, model="the quantized model")
+        real = _real_rows(sample)
+        for tally in self._tallies:
+            match = tally.match
+            seen = as_read(match, real(whole[match.computed]))
+            tally.update(
+                real(found.exact[match.name]), seen, real(found.alone[match.name]), real(found.excused[match.name])
+            )
+
+    def results(self) -> Iterator[ActivationComparison]:
+        return (tally.result() for tally in self._tallies)
+
+
+def _real_rows(sample: Sample) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    """Takes the padding off the arrays of a batch that was gathered and filled up."""
+    contexts = sample.context.get("rows")
+    size = len(next(iter(sample.inputs.values())))
+
+    def real(array: NDArray[Any]) -> NDArray[Any]:
+        return array[: len(contexts)] if contexts is not None and array.ndim and len(array) == size else array
+
+    return real

@@ -1,0 +1,257 @@
+"""`edgeq debug` as a function: a float model, its quantized form and samples, to which layers are to blame."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgeq.data.samples import open_samples
+from edgeq.errors import UsageError
+from edgeq.measure.agreement import Agreement, compare_many
+from edgeq.measure.blame import blame
+from edgeq.measure.culprits import Culprit, LayerNoise, layer_noise, nodes_to_exclude
+from edgeq.measure.graphs import GraphIndex, read_graph
+from edgeq.measure.layer_runs import MEMORY
+from edgeq.measure.layers import LayerComparison, compare_layers
+from edgeq.measure.match_weights import finite
+from edgeq.measure.observe import observing_session
+from edgeq.measure.reference import find_reference
+from edgeq.measure.subject import Subject, open_subject
+from edgeq.model.load import is_quantized
+from edgeq.progress import SILENT, Progress
+from edgeq.session import SessionSettings, open_session
+
+if TYPE_CHECKING:
+    from edgeq.data.samples import Samples
+
+SAMPLES = 32
+"""Samples by default: sums over all elements of a tensor settle after a few."""
+
+# Fusing changes roundings; what costs more than this is another answer.
+_OPTIMISER_LOSS_DB = 3.0
+_DISABLED = "optimization.disable_specified_optimizers"
+_REQUANTIZER = "WeightBiasQuantization"
+_LISTED = 3
+
+
+@dataclass(frozen=True)
+class DebugQuestion:
+    """What to look at.
+
+    Attributes:
+        float_model: the float32 model file.
+        quantized: its quantized model file, or a bundle.
+        variant: of a bundle; None takes the one that fits this machine.
+        data, preprocess, count, start, stride: as `open_samples` takes them.
+        worst: culprits to name at most.
+        settings: of the quantized model's session, where it is a file; a bundle brings its own.
+        memory: bytes that tensors may take at once; None for the default.
+    """
+
+    float_model: Path
+    quantized: Path
+    data: Any
+    variant: str | None = None
+    preprocess: Any = None
+    count: int | None = SAMPLES
+    start: int = 0
+    stride: int = 1
+    worst: int = 10
+    settings: SessionSettings = field(default_factory=SessionSettings)
+    memory: int | None = None
+
+
+def debug_question(given: Mapping[str, Any]) -> DebugQuestion:
+    """A question from flat options: the fields of `DebugQuestion` but `settings`, for which `threads` and
+    `session_options` (each "key=value") are given."""
+    rest = dict(given)
+    pairs = [option.partition("=") for option in rest.pop("session_options")]
+    wrong = next((key for key, equals, _ in pairs if not (key and equals)), None)
+    if wrong is not None:
+        raise UsageError(f"--session-option {wrong!r} has no value", "Write KEY=VALUE")
+    config = {key: value for key, _, value in pairs}
+    settings = SessionSettings(config=config, intra_op_threads=rest.pop("threads"))
+    return DebugQuestion(**rest, settings=settings)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found.
+
+    Attributes:
+        prepared: whether the float model had to be prepared (`edgeq.model.prepare`) to match.
+        comparison: weights and activations, on the graph as written.
+        noise: what each activation's layer adds itself, in the same order.
+        effects: the float model's outputs with the error of one layer alone, for the layers that may be to blame.
+        optimised: the model's outputs in the session that ships; `written`: without graph optimisation.
+        notes, warnings: one sentence each.
+    """
+
+    question: DebugQuestion
+    variant: str | None
+    prepared: bool
+    comparison: LayerComparison
+    noise: tuple[LayerNoise, ...]
+    effects: Mapping[str, Agreement]
+    culprits: tuple[Culprit, ...]
+    optimised: Agreement
+    written: Agreement
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def exclude(self) -> tuple[str, ...]:
+        """Nodes that would keep all culprits in float."""
+        return nodes_to_exclude(self.culprits)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; every key is always there."""
+        plain = self.comparison.to_dict()
+        for activation, noise in zip(plain["activations"], self.noise, strict=True):
+            effect = self.effects.get(noise.name)
+            activation["noise"] = noise.to_dict()
+            activation["output_sqnr_db"] = None if effect is None else finite(effect.sqnr_db)
+        return {
+            "float_model": str(self.question.float_model),
+            "quantized_model": str(self.question.quantized),
+            "variant": self.variant,
+            "data": str(self.question.data),
+            "count": self.comparison.count,
+            "prepared": self.prepared,
+            "outputs": {"optimised": self.optimised.to_dict(), "as_written": self.written.to_dict()},
+            "culprits": [culprit.to_dict() for culprit in self.culprits],
+            "exclude": list(self.exclude),
+            "weights": plain["weights"],
+            "activations": plain["activations"],
+            "notes": list(self.notes),
+            "warnings": list(self.warnings),
+        }
+
+
+def diagnose(question: DebugQuestion, *, progress: Progress = SILENT) -> Diagnosis:
+    """Match the two models, run them over the samples, and name the layers that add the noise.
+
+    Raises:
+        UsageError: the models are not a float model and a quantized form of it.
+        EdgeqError: whatever is wrong with a model, the bundle or the data.
+    """
+    with (
+        open_subject(question.quantized, question.settings, variant=question.variant) as subject,
+        tempfile.TemporaryDirectory(prefix="edgeq-debug-") as workdir,
+    ):
+        quantized = _quantized_graph(subject)
+        reference = find_reference(question.float_model, quantized, Path(workdir), progress)
+        samples = open_samples(
+            question.data,
+            subject.signature,
+            preprocess=question.preprocess if question.preprocess is not None else subject.preprocess,
+            count=question.count,
+            start=question.start,
+            stride=question.stride,
+            model=question.float_model,
+            progress=progress,
+        )
+        settings, memory = subject.settings, question.memory or MEMORY
+        comparison = compare_layers(
+            reference.graph, quantized, samples, settings=settings, memory=memory, progress=progress
+        )
+        outputs = _outputs(reference.graph.path, subject, quantized, samples, progress)
+        effects, culprits = blame(
+            reference.graph,
+            quantized,
+            comparison,
+            outputs["written"],
+            samples,
+            most=question.worst,
+            settings=settings,
+            memory=memory,
+            progress=progress,
+        )
+    return Diagnosis(
+        question=question,
+        variant=subject.variant,
+        prepared=reference.prepared,
+        comparison=comparison,
+        noise=layer_noise(comparison.activations),
+        effects=effects,
+        culprits=culprits,
+        optimised=outputs["optimised"],
+        written=outputs["written"],
+        notes=reference.notes,
+        warnings=_warnings(outputs, comparison),
+    )
+
+
+def _quantized_graph(subject: Subject) -> GraphIndex:
+    import onnx
+    from edgeq_device.variants import EXTERNAL_FOLDER
+
+    folder = subject.settings.config.get(EXTERNAL_FOLDER)
+    if folder is None:
+        graph = read_graph(subject.model)
+    else:  # the bundle's files were checked when it was opened
+        graph = GraphIndex(onnx.load(subject.model, load_external_data=False), Path(folder) / subject.model.name)
+    if not is_quantized(graph.model):
+        raise UsageError(
+            f"{subject.name} holds no quantized operator", "Give the float model first, then its int8 form"
+        )
+    return graph
+
+
+def _outputs(
+    float_model: Path, subject: Subject, quantized: GraphIndex, samples: Samples, progress: Progress
+) -> dict[str, Agreement]:
+    """The outputs against the float model's: as shipped, without graph optimisation and, where that makes a difference,
+    without the optimiser that is known to."""
+    plain = dataclasses.replace(subject.settings, optimization="none")
+    reference = open_session(float_model, SessionSettings(intra_op_threads=plain.intra_op_threads))
+    sessions = {
+        "optimised": subject.session,
+        "written": observing_session(quantized.model, quantized, optimization="none", settings=plain),
+    }
+    found = compare_many(reference, sessions, samples, progress)
+    disabled = subject.settings.config.get(_DISABLED, "")
+    if _loss(found) > _OPTIMISER_LOSS_DB and _REQUANTIZER not in disabled:
+        config = {**subject.settings.config, _DISABLED: ";".join(filter(None, [disabled, _REQUANTIZER]))}
+        without = dataclasses.replace(subject.settings, config=config)
+        session = observing_session(quantized.model, quantized, optimization=without.optimization, settings=without)
+        found |= compare_many(reference, {"without": session}, samples, progress)
+    return found
+
+
+def _loss(outputs: Mapping[str, Agreement]) -> float:
+    """Decibels that the optimiser costs; NaN where both are exact."""
+    return outputs["written"].sqnr_db - outputs["optimised"].sqnr_db
+
+
+def optimiser_warning(outputs: Mapping[str, Agreement]) -> str | None:
+    """What to say where the optimised session answers otherwise than the graph as written; None where it does not."""
+    if not abs(_loss(outputs)) > _OPTIMISER_LOSS_DB:
+        return None
+    optimised, written = outputs["optimised"].sqnr_db, outputs["written"].sqnr_db
+    text = (
+        f"the optimised session answers with {optimised:.1f} dB SQNR, the graph as written with {written:.1f} dB: "
+        "the figures by layer are those of the graph as written"
+    )
+    without = outputs.get("without")
+    if without is not None and without.sqnr_db > optimised + _OPTIMISER_LOSS_DB:
+        text += f"; with the session option {_DISABLED}={_REQUANTIZER} it is {without.sqnr_db:.1f} dB"
+    return text
+
+
+def _warnings(outputs: Mapping[str, Agreement], comparison: LayerComparison) -> tuple[str, ...]:
+    found = [warning for warning in [optimiser_warning(outputs)] if warning is not None]
+    changed = [weight.name for weight in comparison.weights if weight.changed]
+    if changed:
+        found.append(
+            f"{len(changed)} weights differ by more than rounding ({', '.join(changed[:_LISTED])}): they were changed "
+            "before they were quantized, by folding or equalization; compare with the float model that has them so"
+        )
+    broken = [a.name for a in comparison.activations if a.accumulated.nonfinite]
+    if broken:
+        found.append(f"{len(broken)} tensors hold NaN or infinities in one model only, first {broken[0]}")
+    return tuple(found)

@@ -1,0 +1,168 @@
+"""What the error of one layer alone does to the outputs of a float model.
+
+The float model gets one more input for each layer in question, a disturbance that is added to its tensor; zero for all
+layers but one. So one session serves all layers, and a run tells what becomes of one layer's error on its way to the
+outputs, where it may be amplified, damped or cancelled, which no figure at the layer itself can tell.
+
+The error of a layer is what its weights and the rounding of its result cause, on inputs that are rounded for the float
+layer too: each error counts once, where it arises.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from edgeq.measure.agreement import Agreement, Comparison
+from edgeq.measure.graphs import GraphIndex
+from edgeq.measure.inference import infer
+from edgeq.measure.layer_runs import MEMORY, LayerPair, LayerRuns, in_waves
+from edgeq.measure.match_activations import ActivationMatch, element_types
+from edgeq.measure.observe import float_input, observing_session
+from edgeq.progress import SILENT, Progress
+from edgeq.session import SessionSettings
+
+if TYPE_CHECKING:
+    from edgeq.data.samples import Sample, Samples
+
+
+_TYPES = {"tensor(float16)": np.float16}
+
+
+def output_effects(
+    float_graph: GraphIndex,
+    quantized_graph: GraphIndex,
+    matches: Sequence[ActivationMatch],
+    names: Collection[str],
+    samples: Samples,
+    *,
+    count: int,
+    settings: SessionSettings | None = None,
+    memory: int = MEMORY,
+    progress: Progress = SILENT,
+) -> dict[str, Agreement]:
+    """The float model's outputs with the error of one layer in them, against those without; by name of its tensor.
+
+    A run of the float model a layer and sample. Layers without error on the samples are left out.
+
+    Args:
+        matches: all of the two models; `names`: the tensors to disturb.
+        count: samples to take, evenly spread.
+
+    Raises:
+        DataError: a model refuses a sample.
+    """
+    settings = settings or SessionSettings()
+    chosen = [m for m in matches if m.name in names and m.name not in float_graph.captured]
+    first = next(iter(samples), None)
+    if not chosen or first is None:
+        return {}
+    pair = LayerPair(float_graph, quantized_graph, matches, settings)
+    model = with_disturbances(float_graph.model, [match.name for match in chosen], pair.exact)
+    session = observing_session(model, float_graph, optimization="all", settings=settings)
+    outputs = dict(zip((o.name for o in session.get_outputs()), float_graph.outputs, strict=True))
+    types = {value.name: _TYPES.get(value.type, np.float32) for value in session.get_inputs()}
+    disturbances = {m.name: (disturbance_name(m.name), exact_disturbance_name(m.name)) for m in chosen}
+    calm = {name: np.zeros((), types[name]) for pairs in disturbances.values() for name in pairs if name in types}
+    found: dict[str, Comparison] = {}
+
+    def answers(sample: Sample, disturbance: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        fed = dataclasses.replace(sample, inputs={**sample.inputs, **calm, **disturbance})
+        return {outputs[name]: values for name, values in infer(session, fed, model="the float model").items()}
+
+    waves = list(in_waves(float_graph, chosen, first, memory))
+    with progress.stage("Following errors to the outputs", min(count, len(samples)) * len(chosen)) as advance:
+        for wave in waves:
+            runs = LayerRuns(pair, wave)
+            for sample in _spread(samples, count):
+                layers = runs.run(sample)
+                undisturbed = answers(sample, {})
+                for match in wave:
+                    excused = layers.excused[match.name]
+                    errors = {
+                        name: _finite_difference(values, excused).astype(types[name])
+                        for name, values in zip(
+                            disturbances[match.name], (layers.alone[match.name], layers.raw[match.name]), strict=True
+                        )
+                        if name in types
+                    }
+                    if any(error.any() for error in errors.values()):
+                        found.setdefault(match.name, Comparison()).update(undisturbed, answers(sample, errors))
+                    advance(1)
+    return {name: comparison.result() for name, comparison in found.items()}
+
+
+def _finite_difference(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    """a - b, and 0 where an infinity (of a mask, say) or NaN stands in one of them."""
+    with np.errstate(invalid="ignore"):
+        difference = np.asarray(a - b)
+    return np.where(np.isfinite(difference), difference, 0)
+
+
+def _spread(samples: Samples, count: int) -> Iterator[Sample]:
+    total = len(samples)
+    wanted = {position * total // count for position in range(count)} if total > count else set(range(total))
+    return (sample for position, sample in enumerate(samples) if position in wanted)
+
+
+def with_disturbances(
+    model: onnx.ModelProto, names: Collection[str], exact: Collection[tuple[str, str]] = ()
+) -> onnx.ModelProto:
+    """A copy of a float model in which readers of each tensor of `names` get it plus the new input
+    `disturbance_name(name)`, of the tensor's type and of its shape or one that broadcasts to it. An output that is
+    among them is given under another name, in its place.
+
+    Args:
+        exact: (tensor, node) as `exact_readers` gives them: these get `exact_disturbance_name(name)` instead.
+    """
+    types = element_types(model)
+    disturbed = onnx.ModelProto()
+    disturbed.CopyFrom(model)
+    graph = disturbed.graph
+    wanted = dict.fromkeys(names)
+    # Per tensor, the disturbances that somebody reads.
+    used: dict[str, dict[str, None]] = {name: {} for name in wanted}
+
+    def source(tensor: str, reader: str) -> str:
+        disturbance = exact_disturbance_name(tensor) if (tensor, reader) in exact else disturbance_name(tensor)
+        used[tensor][disturbance] = None
+        return f"{disturbance}/added"
+
+    for node in graph.node:
+        for place, name in enumerate(node.input):
+            if name in wanted:
+                node.input[place] = source(name, node.name)
+    for output in graph.output:
+        if output.name in wanted:
+            output.name = source(output.name, "")
+
+    def adders(made: Iterable[str]) -> list[onnx.NodeProto]:
+        return [
+            onnx.helper.make_node("Add", [name, disturbance], [f"{disturbance}/added"])
+            for name in made
+            for disturbance in used.get(name, ())
+        ]
+
+    nodes = adders(value.name for value in graph.input)
+    for node in graph.node:
+        nodes += [node, *adders(node.output)]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    for name, disturbances in used.items():
+        half = types.get(name) == TensorProto.FLOAT16
+        graph.input.extend(float_input(disturbance, half=half) for disturbance in disturbances)
+    return disturbed
+
+
+def disturbance_name(name: str) -> str:
+    return f"{name}/disturbance"
+
+
+def exact_disturbance_name(name: str) -> str:
+    return f"{name}/exact disturbance"

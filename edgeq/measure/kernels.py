@@ -1,0 +1,94 @@
+"""Where the time goes: what each kernel takes, by ONNX Runtime's own profile, under the name of its source node."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from edgeq.measure.coverage import Kind, aliases, judge, weight_shapes
+from edgeq.model.macs import node_macs
+from edgeq.session import SessionSettings, open_session
+
+RUNS = 20
+_WARM_UP = 5
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """One kernel: the source node that it stands for, its operator in the optimised graph, microseconds a run.
+
+    The profiler costs about a microsecond a kernel, so these are for comparing layers; latency is what `bench` says.
+    """
+
+    name: str
+    op_type: str
+    kind: Kind
+    us: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "op_type": self.op_type, "kind": self.kind, "us": round(self.us, 2)}
+
+
+def kernel_times(
+    model: Path,
+    settings: SessionSettings,
+    feed: Mapping[str, np.ndarray[Any, Any]],
+    source: onnx.ModelProto,
+    *,
+    runs: int = RUNS,
+) -> tuple[KernelTime, ...]:
+    """Run `model` under the profiler; what each kernel takes, in execution order.
+
+    Args:
+        feed: one sample.
+        source: the float model that it was made from, with shapes; weights need not be loaded.
+
+    Raises:
+        RuntimeUnavailableError: onnxruntime is missing, or refuses the model.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgeq-kernels-") as folder:
+        optimized = Path(folder) / "optimized.onnx"
+        session = open_session(
+            model, replace(settings, save_optimized_to=optimized, profile_prefix=Path(folder) / "profile")
+        )
+        for _ in range(_WARM_UP + runs):
+            session.run(None, dict(feed))
+        events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
+        weights = weight_shapes(optimized)
+    macs = {name: count for name, count in node_macs(source).items() if count}
+    # The runtime may call a node by what it gives.
+    nodes = {node.output[0]: node.name for node in source.graph.node if node.name and node.output}
+    found = times_of(events, weights, macs, aliases(source, macs), _WARM_UP + runs)
+    return tuple(replace(kernel, name=nodes.get(kernel.name, kernel.name)) for kernel in found)
+
+
+def times_of(
+    events: Sequence[Mapping[str, Any]],
+    weights: Mapping[str, tuple[int, ...]],
+    macs: Mapping[str, int],
+    known: Mapping[str, str],
+    runs: int,
+) -> tuple[KernelTime, ...]:
+    """The median over the runs of each kernel's time, the first `_WARM_UP` of them left out.
+
+    A kernel in a loop runs several times a run; it gets their sum, as a mean over all runs. Other arguments: `judge`.
+    """
+    kernels = [e for e in events if e.get("cat") == "Node" and str(e.get("name", "")).endswith("_kernel_time")]
+    durations: dict[str, list[float]] = {}
+    first: dict[str, Mapping[str, Any]] = {}
+    for event in kernels:
+        first.setdefault(event["name"], event)
+        durations.setdefault(event["name"], []).append(float(event["dur"]))
+    found = []
+    for run, taken in zip(judge(list(first.values()), weights, macs, known), durations.values(), strict=True):
+        us = statistics.median(taken[_WARM_UP:]) if len(taken) == runs and runs > _WARM_UP else sum(taken) / runs
+        found.append(KernelTime(run.source, run.op_type, run.kind, us))
+    return tuple(found)

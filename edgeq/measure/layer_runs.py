@@ -1,0 +1,171 @@
+"""Layers of two models, run one by one: fed with the float model's tensors, or with those tensors rounded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeq.measure.activation_tally import as_read
+from edgeq.measure.graphs import GraphIndex
+from edgeq.measure.inference import Session, infer
+from edgeq.measure.match_activations import ActivationMatch, element_types, exact_readers
+from edgeq.measure.observe import cut_layers, exact_name, given_name, observing_session, only_outputs
+from edgeq.model.sizes import tensor_sizes
+from edgeq.session import SessionSettings
+
+if TYPE_CHECKING:
+    from edgeq.data.samples import Sample
+
+MEMORY = 2**29
+"""Bytes that fetched tensors may take at once; a model with more is run in several waves."""
+# Of each tensor: the float model's, the quantized model's, the layer's in integers and in float, its input rounded, and
+# one copy in float64.
+_COPIES = 7
+_FLOAT_TYPES = ("tensor(float)", "tensor(float16)")
+
+
+class LayerPair:
+    """Two models, whole and cut into layers."""
+
+    def __init__(
+        self,
+        float_graph: GraphIndex,
+        quantized_graph: GraphIndex,
+        matches: Sequence[ActivationMatch],
+        settings: SessionSettings,
+    ) -> None:
+        self.float_graph, self.quantized_graph = float_graph, quantized_graph
+        self.matches = matches
+        self.settings = settings
+        self.exact = exact_readers(float_graph, quantized_graph, matches)
+        # In the float model, a tensor is what its name says.
+        twins = [dataclasses.replace(match, computed=match.name, integer=False) for match in matches]
+        self.given = {given_name(match): match for match in matches}
+        self.given_twins = {given_name(twin): match for twin, match in zip(twins, matches, strict=True)}
+        self.exact_twins = {exact_name(twin): match for twin, match in zip(twins, matches, strict=True)}
+        self.float_layers = GraphIndex(cut_layers(float_graph, twins, self.exact), float_graph.path)
+        self.layers = GraphIndex(cut_layers(quantized_graph, matches), quantized_graph.path)
+
+    def session(self, graph: GraphIndex, names: Sequence[str]) -> Any:
+        """A session that gives `names`; of tensors given from outside it takes those that it needs. None for none."""
+        if not names:
+            return None
+        part = only_outputs(graph.model, names, inputs={*self.float_graph.inputs, *self.quantized_graph.inputs})
+        return observing_session(part, graph, optimization="none", settings=self.settings)
+
+
+@dataclass(frozen=True)
+class LayerArrays:
+    """What one sample makes of each layer, by name of the float tensor.
+
+    Attributes:
+        exact: the float model's tensor.
+        raw: what the quantized layer makes of the float model's tensors: floats before they are quantized, or integers.
+        alone: the same as its readers get it.
+        excused: what the float layer makes of the same tensors rounded as the quantized model rounds them.
+    """
+
+    exact: Mapping[str, NDArray[Any]]
+    raw: Mapping[str, NDArray[Any]]
+    alone: Mapping[str, NDArray[Any]]
+    excused: Mapping[str, NDArray[Any]]
+
+
+class LayerRuns:
+    """Sessions for the layers that make the tensors of `wave`."""
+
+    def __init__(self, pair: LayerPair, wave: Sequence[ActivationMatch]) -> None:
+        made = [match for match in wave if not match.is_input]
+        self._wave = wave
+        self._layers = pair.session(pair.layers, [m.computed for m in made])
+        self._float_layers = pair.session(pair.float_layers, [m.name for m in made])
+        self._given = _fed(self._layers, pair.given)
+        self._given_twins = _fed(self._float_layers, pair.given_twins)
+        self._exact_twins = _fed(self._float_layers, pair.exact_twins)
+        fed = [*self._given.values(), *self._given_twins.values(), *self._exact_twins.values()]
+        read = [*made, *(match for match, _ in fed)]
+        self._float = pair.session(pair.float_graph, list(dict.fromkeys(m.name for m in read if not m.is_input)))
+
+    def run(self, sample: Sample) -> LayerArrays:
+        exact = {**sample.inputs, **_run(self._float, sample, "the float model")}
+        fed = {name: exact[match.name].astype(kind, copy=False) for name, (match, kind) in self._given.items()}
+        alone = {**sample.inputs, **_run(self._layers, _with(sample, fed), "a layer of the quantized model")}
+        rounded = {
+            name: as_read(match, exact[match.name]).astype(kind, copy=False)
+            for name, (match, kind) in self._given_twins.items()
+        } | {name: exact[match.name].astype(kind, copy=False) for name, (match, kind) in self._exact_twins.items()}
+        excused = {**sample.inputs, **_run(self._float_layers, _with(sample, rounded), "a layer of the float model")}
+        raw = {m.name: alone[m.computed] for m in self._wave}
+        return LayerArrays(
+            exact=exact, raw=raw, alone={m.name: as_read(m, raw[m.name]) for m in self._wave}, excused=excused
+        )
+
+
+def in_waves(
+    graph: GraphIndex, matches: Sequence[ActivationMatch], first: Sample, memory: int
+) -> Iterator[list[ActivationMatch]]:
+    """Waves of matches, neighbours together as long as they fit; an unknown size is taken for the largest."""
+    sizes = tensor_sizes(graph.model, first.inputs)
+    largest = max((sizes[m.name] for m in matches if m.name in sizes), default=0)
+    wave: list[ActivationMatch] = []
+    used = 0
+    for match in matches:
+        size = _COPIES * sizes.get(match.name, largest)
+        if wave and used + size > memory:
+            yield wave
+            wave, used = [], 0
+        wave.append(match)
+        used += size
+    if wave:
+        yield wave
+
+
+def floats_only(
+    graph: GraphIndex, matches: Sequence[ActivationMatch], settings: SessionSettings
+) -> list[ActivationMatch]:
+    """Without the tensors that are no floats after all, which only the runtime may know."""
+    types = element_types(graph.model)
+    unknown = [match.name for match in matches if match.name not in types]
+    if not unknown:
+        return list(matches)
+    session = observing_session(only_outputs(graph.model, unknown), graph, optimization="none", settings=settings)
+    others = {output.name for output in session.get_outputs() if output.type not in _FLOAT_TYPES}
+    return [match for match in matches if match.name not in others]
+
+
+def _fed(
+    session: Any, given: Mapping[str, ActivationMatch]
+) -> dict[str, tuple[ActivationMatch, type[np.floating[Any]]]]:
+    """Those of the given tensors that a session takes, and as which type."""
+    values = session.get_inputs() if session is not None else []
+    kinds = {value.name: np.float16 if value.type == "tensor(float16)" else np.float32 for value in values}
+    return {name: (given[name], kind) for name, kind in kinds.items() if name in given}
+
+
+def layer_reads(layers: GraphIndex, match: ActivationMatch, given: Mapping[str, ActivationMatch]) -> tuple[str, ...]:
+    """Names of the activations that a layer reads: back from its result to the inputs of the cut model."""
+    if match.is_input:
+        return ()
+    found: dict[str, None] = {}
+    pending, seen = [match.computed], set()
+    while pending:
+        name = pending.pop()
+        if name in given:
+            found[given[name].name] = None
+        elif name in layers.producers and name not in seen:
+            seen.add(name)
+            pending.extend(reversed(layers.producers[name].input))
+    return tuple(found)
+
+
+def _with(sample: Sample, given: Mapping[str, NDArray[Any]]) -> Sample:
+    return dataclasses.replace(sample, inputs={**sample.inputs, **given})
+
+
+def _run(session: Session | None, sample: Sample, model: str) -> Mapping[str, NDArray[Any]]:
+    return infer(session, sample, model=model) if session is not None else {}

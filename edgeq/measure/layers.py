@@ -1,0 +1,106 @@
+"""A float model and its quantized form, layer by layer: the face of what lies in this room's match_* and compare_*.
+
+The four operations of ONNX Runtime's `qdq_loss_debug`, for every quantized format and without keeping activations:
+
+    match_weights         which integer weight stands for which float weight (`compare_weights`: how well)
+    with_outputs          a model that gives tensors in the middle too
+    collect_activations   those tensors, one sample at a time
+    match_activations     which tensor stands for which activation (`compare_activations`: how well)
+
+`compare_layers` is all of it; `output_effects` says what the error of one layer alone does to the outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from edgeq.measure.activation_tally import ActivationComparison
+from edgeq.measure.compare_activations import compare_activations
+from edgeq.measure.effects import output_effects
+from edgeq.measure.graphs import GraphIndex, read_graph
+from edgeq.measure.layer_runs import MEMORY
+from edgeq.measure.match_activations import ActivationMatch, match_activations
+from edgeq.measure.match_weights import (
+    WeightComparison,
+    WeightMatch,
+    compare_weights,
+    match_weights,
+    weight_values,
+)
+from edgeq.measure.observe import collect_activations, cut_layers, only_outputs, with_outputs
+from edgeq.progress import SILENT, Progress
+from edgeq.session import SessionSettings
+
+if TYPE_CHECKING:
+    from edgeq.data.samples import Samples
+
+__all__ = [
+    "ActivationComparison",
+    "ActivationMatch",
+    "GraphIndex",
+    "LayerComparison",
+    "WeightComparison",
+    "WeightMatch",
+    "collect_activations",
+    "compare_activations",
+    "compare_layers",
+    "compare_weights",
+    "cut_layers",
+    "match_activations",
+    "match_weights",
+    "only_outputs",
+    "output_effects",
+    "read_graph",
+    "weight_values",
+    "with_outputs",
+]
+
+
+@dataclass(frozen=True)
+class LayerComparison:
+    """Weights and activations in the float model's order of execution, over `count` samples."""
+
+    weights: tuple[WeightComparison, ...]
+    activations: tuple[ActivationComparison, ...]
+    count: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "count": self.count,
+            "weights": [weight.to_dict() for weight in self.weights],
+            "activations": [activation.to_dict() for activation in self.activations],
+        }
+
+
+def compare_layers(
+    float_graph: GraphIndex,
+    quantized_graph: GraphIndex,
+    samples: Samples,
+    *,
+    settings: SessionSettings | None = None,
+    memory: int = MEMORY,
+    progress: Progress = SILENT,
+) -> LayerComparison:
+    """Match and compare all weights and activations of two models.
+
+    Args:
+        float_graph: as it was when it was quantized (`edgeq.model.prepare`), so that names and weights are the same.
+        samples: inputs of both models.
+        settings: threads, providers and configuration; the quantized graph is run as written all the same.
+        memory: bytes that fetched tensors may take at once.
+
+    Raises:
+        DataError: there are no samples, or a model refuses one.
+    """
+    weights = compare_weights(float_graph, quantized_graph, match_weights(float_graph, quantized_graph))
+    activations = compare_activations(
+        float_graph,
+        quantized_graph,
+        match_activations(float_graph, quantized_graph),
+        samples,
+        settings=settings,
+        memory=memory,
+        progress=progress,
+    )
+    return LayerComparison(weights, activations, len(samples))

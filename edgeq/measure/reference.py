@@ -1,0 +1,82 @@
+"""The float model that a quantized one was made from: as given, or as edgeq prepares models before it quantizes them.
+
+Preparation folds BatchNormalization into weights and fuses MatMul with Add, so that a model as it was exported may hold
+neither the weights nor the nodes that were quantized.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeq.errors import ModelError, UsageError
+from edgeq.measure.graphs import GraphIndex, read_graph
+from edgeq.measure.match_activations import match_activations
+from edgeq.measure.match_weights import compare_weights, count_quantized_weights, match_weights
+from edgeq.model.load import is_quantized
+from edgeq.model.prepare import prepare_model
+from edgeq.progress import SILENT, Progress
+
+ORDER = "Give the float model first, then its int8 form"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A float model to compare with, whether it was prepared for that, and what is worth saying about it."""
+
+    graph: GraphIndex
+    prepared: bool
+    notes: tuple[str, ...] = ()
+
+
+def find_reference(path: Path, quantized: GraphIndex, workdir: Path, progress: Progress = SILENT) -> Reference:
+    """The float model at `path` as it is or, where that explains more of the quantized one, prepared in `workdir`.
+
+    Raises:
+        UsageError: it is quantized, or no float model of this quantized one.
+        ModelError: it is no model.
+    """
+    given = read_graph(path)
+    if is_quantized(given.model):
+        raise UsageError(f"{path} is quantized", ORDER)
+    missing = sorted(set(quantized.inputs) - set(given.inputs))
+    if missing:
+        raise UsageError(
+            f"{path} has no input {missing[0]!r}, which {quantized.path} takes",
+            "Give the float model that it was made from",
+        )
+    fit = _fit(given, quantized)
+    names = [node.name for node in given.model.graph.node]
+    whole = fit.weights == count_quantized_weights(quantized)
+    if whole and all(names) and len(set(names)) == len(names):
+        return Reference(given, prepared=False)
+    try:
+        prepared = read_graph(prepare_model(path, workdir, progress=progress).path)
+    except ModelError as error:
+        return Reference(given, prepared=False, notes=(f"the float model is taken as it is: {error.problem}",))
+    better = _fit(prepared, quantized)
+    if (better.weights, better.activations) < (fit.weights, fit.activations):
+        return Reference(given, prepared=False)
+    if not better.activations:
+        raise UsageError(
+            f"{quantized.path} has no activation of {path}, prepared or not",
+            "Give the float model that it was made from",
+        )
+    note = f"{path} was compared as `edgeq quantize` prepares it"
+    if better.weights > fit.weights:
+        note += f": {better.weights} quantized weights match then, {fit.weights} as it is"
+    return Reference(prepared, prepared=True, notes=(note,))
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """Quantized weights that are rounded weights of a float model, and activations that both have."""
+
+    weights: int
+    activations: int
+
+
+def _fit(graph: GraphIndex, quantized: GraphIndex) -> _Fit:
+    weights = compare_weights(graph, quantized, match_weights(graph, quantized))
+    activations = match_activations(graph, quantized)
+    return _Fit(sum(not w.changed for w in weights), sum(not a.is_input for a in activations))

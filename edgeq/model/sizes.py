@@ -1,0 +1,35 @@
+"""How large tensors are when a model runs on given inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from edgeq.model.skeleton import skeleton
+
+_FLOAT_BYTES = 4
+
+
+def tensor_sizes(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]]) -> dict[str, int]:
+    """Bytes of each tensor when the model runs on `inputs`, where shape inference can tell."""
+    bare = skeleton(model)
+    del bare.graph.value_info[:]
+    for value in bare.graph.input:
+        if value.name in inputs:
+            dims = value.type.tensor_type.shape.dim
+            del dims[:]
+            for size in inputs[value.name].shape:
+                dims.add().dim_value = size
+    for value in bare.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True).graph
+    return {
+        value.name: _FLOAT_BYTES * math.prod(d.dim_value for d in value.type.tensor_type.shape.dim)
+        for value in [*inferred.input, *inferred.value_info, *inferred.output]
+        if value.type.tensor_type.HasField("shape")
+        and all(d.HasField("dim_value") for d in value.type.tensor_type.shape.dim)
+    }

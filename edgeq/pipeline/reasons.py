@@ -1,0 +1,72 @@
+"""Why a node of the float model runs in float, by what was asked for and what the backend can."""
+
+from __future__ import annotations
+
+import onnx
+
+from edgeq.calibrate.tensors import constant_tensors
+from edgeq.measure.coverage import Explain
+from edgeq.model.int8_rules import int8_rules
+from edgeq.model.load import load_model
+from edgeq.model.outlook import int8_outlook
+from edgeq.model.prepare import PreparedModel
+from edgeq.pipeline.job import Built
+from edgeq.scheme import Scheme
+
+ON_REQUEST = "kept in float on request"
+_FOREIGN = "{} is not among the operator types that the scheme quantizes"
+_PRODUCTS = ("MatMul", "Gemm")
+
+
+def explainer(prepared: PreparedModel, built: Built) -> Explain:
+    """(node, operator type) → the reason, by the scheme that was built and the backend's rules."""
+    model, scheme, backend = (
+        load_model(prepared.path, external_data="none"),
+        built.artifact.scheme,
+        built.target.backend,
+    )
+    return _static(model, scheme, backend) if scheme.mode == "static" else _at_run_time(model, scheme)
+
+
+def _static(model: onnx.ModelProto, scheme: Scheme, backend: str) -> Explain:
+    outlook = {node.name: node for node in int8_outlook(model, int8_rules(backend))}
+
+    def explain(name: str, op_type: str) -> str:
+        node = outlook.get(name)
+        kind = node.op_type if node else op_type
+        if name in scheme.exclude:
+            return ON_REQUEST
+        if scheme.op_types and kind not in scheme.op_types:
+            return _FOREIGN.format(kind)
+        if node is None:
+            return "ONNX Runtime's optimiser made it of nodes that are not all in int8"
+        if node.verdict == "float":
+            return node.reason
+        return "it could run in int8, but what surrounds it is not all in int8, so ONNX Runtime did not fuse it"
+
+    return explain
+
+
+def _at_run_time(model: onnx.ModelProto, scheme: Scheme) -> Explain:
+    """For dynamic and weight-only quantization, where only products with constant matrices are in int8."""
+    nodes = {node.name: node for node in model.graph.node}
+    constants = constant_tensors(model)
+    types = scheme.quantized_types or frozenset()
+
+    def explain(name: str, op_type: str) -> str:
+        node = nodes.get(name)
+        kind = node.op_type if node else op_type
+        if name in scheme.exclude:
+            return ON_REQUEST
+        whole = name.partition("/")[0]
+        if node is None and whole in nodes and nodes[whole].op_type == "GRU":
+            return f"of {whole}, only the products run in int8"
+        if kind not in types:
+            return _FOREIGN.format(kind)
+        if node is not None and kind in _PRODUCTS and not constants.intersection(node.input[:2]):
+            return f"it multiplies two activations; {scheme.mode} quantization takes constant matrices"
+        if kind == "GRU":
+            return "it is too narrow to gain by integer products, or of a form that is not written out with them"
+        return "onnxruntime's quantizer left it in float"
+
+    return explain

@@ -1,0 +1,212 @@
+"""Proven variants of one job, written as one bundle with its report."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgeq.bundle.write import BundleSpec, SelfTestCase, VariantSpec, write_bundle
+from edgeq.calibrate.ranges import derive_ranges
+from edgeq.calibrate.table import write_tables
+from edgeq.calibrate.tensors import quantizable_tensors
+from edgeq.data.samples import Samples
+from edgeq.hardware.target import THIS_MACHINE, Target
+from edgeq.model.load import load_model, model_digest
+from edgeq.pipeline.job import Built, Job
+from edgeq.pipeline.proof import Proof
+from edgeq.pipeline.quantize import model_bytes
+from edgeq.progress import SILENT, Progress
+from edgeq.report.histograms import quantized_tensors, worst_tensors
+from edgeq.report.layers import layer_record
+from edgeq.report.record import DEVICE_COMMANDS, TUNING, make_record, report_files
+from edgeq.session import open_session
+
+# Two architectures round differently: up to 1.6 % of an output's largest value was seen between x86 and ARM on the same
+# integers (requantization and QLinearAdd). A wrong kernel, one that saturates, is off by far more.
+_SELFTEST_TOLERANCE = 0.025
+
+
+@dataclass(frozen=True)
+class PackagedVariant:
+    """One variant: what was built, its proof, whether that was taken on the target's own kernels, and its size.
+
+    `threads` are those that suit it, which the runner takes where it is told none; 0 leaves it to the runtime.
+    """
+
+    built: Built
+    proof: Proof
+    native: bool
+    bytes: int
+    threads: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "target": self.built.target.name,
+            "profile": self.built.target.profile.name,
+            "scheme": self.built.artifact.scheme.to_dict(),
+            "session_options": dict(self.built.artifact.session_options),
+            "bytes": self.bytes,
+            "native": self.native,
+            **self.proof.to_dict(),
+        }
+
+
+def variant_name(target: Target) -> str:
+    """What a target's variant is called; "this machine" means nothing elsewhere, so its profile stands for it."""
+    return target.profile.name if target.name == THIS_MACHINE else target.name
+
+
+def bundle_variants(
+    job: Job,
+    variants: Mapping[str, PackagedVariant],
+    output: Path,
+    *,
+    workdir: Path,
+    command: str,
+    selftest: int = 2,
+    with_float: bool = False,
+    tuning: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
+    force: bool = False,
+    progress: Progress = SILENT,
+) -> None:
+    """Write proven variants of one job as a bundle with its report.
+
+    Args:
+        variants: by name, in the order of the package.
+        workdir: a private folder, for the calibration tables.
+        command: what makes such a bundle, for the report's reader.
+        tuning: the record of the search that chose them (docs/tune.md), which travels as tuning.json.
+        notes: for the report.
+        Others as `edgeq.package`.
+    """
+    extras = report_files(_report_record(job, variants, command, notes, progress), tuning)
+    if tuning is not None:
+        extras[TUNING] = (json.dumps(tuning, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()
+    spec = BundleSpec(
+        name=as_text(job.source.stem),
+        variants=tuple(_variant(name, variant, job, selftest) for name, variant in variants.items()),
+        calibration=_tables(job, workdir / "tables"),
+        metadata={
+            "source_model_sha256": model_digest(job.source),
+            "calibration_sha256": job.statistics.data_digest if job.statistics else "",
+            "calibration_samples": job.statistics.samples if job.statistics else 0,
+        },
+        float_model=job.prepared.path if with_float else None,
+        extras=extras,
+    )
+    write_bundle(spec, output, force=force)
+
+
+def as_text(name: str) -> str:
+    """A file name as text that UTF-8 can hold."""
+    return os.fsencode(name).decode("utf-8", "replace")
+
+
+def _report_record(
+    job: Job, variants: Mapping[str, PackagedVariant], command: str, notes: Sequence[str], progress: Progress
+) -> dict[str, Any]:
+    """What the bundle keeps for its report: nothing that another run on the same input would measure otherwise."""
+    bodies = {}
+    for name, variant in variants.items():
+        built, plain = variant.built, variant.to_dict()
+        del plain["speed"]
+        plain["warnings"] = list(variant.proof.warnings(timed=False))
+        histograms = []
+        if job.statistics is not None and built.ranges:
+            among = quantized_tensors(load_model(built.artifact.model, external_data="none"))
+            histograms = worst_tensors(job.statistics, built.ranges, built.artifact.scheme, among=among)
+        artifact = built.artifact
+        layers = layer_record(job.prepared.path, artifact.model, job.validation, artifact.settings(), progress=progress)
+        bodies[name] = {**plain, "title": built.target.title, "histograms": histograms, "layers": layers}
+    return make_record(
+        as_text(job.source.stem),
+        bodies,
+        model={"sha256": model_digest(job.source), "bytes": model_bytes(job.source)},
+        commands=[command, *DEVICE_COMMANDS],
+        notes=notes,
+    )
+
+
+def _variant(name: str, variant: PackagedVariant, job: Job, selftest: int) -> VariantSpec:
+    built, proof = variant.built, variant.proof
+    target, artifact = built.target, built.artifact
+    cases = _selftest_cases(built, job.validation, selftest)
+    where = "natively" if variant.native else "on the build machine's kernels, not the target's"
+    return VariantSpec(
+        name=name,
+        model=artifact.model,
+        ep=artifact.provider,
+        session_options=artifact.session_options,
+        provider_options=artifact.provider_options,
+        info={
+            "title": target.title,
+            "target": target.name,
+            "profile": target.profile.name,
+            "architecture": target.architecture,
+            "required_features": sorted(target.profile.requires),
+            "rank": target.profile.rank,
+            "min_onnxruntime": artifact.min_onnxruntime or target.profile.min_onnxruntime,
+            "scheme": artifact.scheme.to_dict(),
+            "preprocessing": _preprocessing(job.validation),
+            "coverage": {"int8_mac_share": round(proof.coverage.share, 4)},
+            "accuracy": _accuracy(proof),
+            "checks": dict.fromkeys(("load", "coverage", "accuracy", "self-test"), where),
+            **({"threads": variant.threads} if variant.threads else {}),
+        },
+        selftest=cases,
+        tolerance=_tolerance(cases),
+    )
+
+
+def _accuracy(proof: Proof) -> dict[str, Any]:
+    """Accuracy for the manifest, rounded so that the last bit of a sum does not change the bundle."""
+    record: dict[str, Any] = {"samples": proof.samples, "held_out": proof.held_out}
+    if np.isfinite(proof.agreement.sqnr_db):
+        record["sqnr_db"] = round(proof.agreement.sqnr_db, 1)
+    if proof.agreement.top1 is not None:
+        record["top1_agreement"] = round(proof.agreement.top1, 4)
+    for name, accuracy in proof.accuracy.items():
+        record[name] = {metric: round(value, 4) for metric, value in accuracy.metrics.items()}
+    return record
+
+
+def _selftest_cases(built: Built, samples: Samples, count: int) -> tuple[SelfTestCase, ...]:
+    session = open_session(built.artifact.model, built.artifact.settings())
+    names = [output.name for output in session.get_outputs()]
+    return tuple(
+        SelfTestCase(dict(sample.inputs), dict(zip(names, session.run(None, dict(sample.inputs)), strict=True)))
+        for sample in itertools.islice(samples, count)
+    )
+
+
+def _tolerance(cases: Sequence[SelfTestCase]) -> dict[str, float]:
+    largest: dict[str, float] = {}
+    for case in cases:
+        for name, value in case.outputs.items():
+            magnitude = float(np.max(np.abs(value), initial=0.0)) if value.dtype.kind == "f" else 0.0
+            largest[name] = max(largest.get(name, 0.0), magnitude)
+    return {name: _SELFTEST_TOLERANCE * magnitude for name, magnitude in largest.items()}
+
+
+def _tables(job: Job, folder: Path) -> Path | None:
+    """The three calibration tables, by absolute maximum, whatever method the variants use: what they record is what
+    was seen."""
+    if job.statistics is None:
+        return None
+    folder.mkdir()
+    tensors = quantizable_tensors(load_model(job.prepared.path, external_data="none"))
+    write_tables(folder, derive_ranges(job.statistics, "minmax"), tensors=tensors)
+    return folder
+
+
+def _preprocessing(samples: Samples) -> dict[str, Any] | None:
+    preprocess = getattr(samples, "preprocess", None)
+    return preprocess.to_dict() if preprocess is not None else None

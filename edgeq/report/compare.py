@@ -1,0 +1,259 @@
+"""`edgeq compare A B`: two models, bundles, or one of each, measured on the same samples and side by side."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+from edgeq_device.bench_settings import BenchSettings
+from edgeq_device.feeds import random_feeds
+
+from edgeq.data.samples import Samples, open_samples
+from edgeq.errors import EdgeqError, UsageError
+from edgeq.measure.accuracy import Accuracy, Examination, examine
+from edgeq.measure.agreement import Agreement
+from edgeq.measure.bench import SAMPLES
+from edgeq.measure.coverage import measure_coverage
+from edgeq.measure.latency import Measurement, measure_subjects, model_subject
+from edgeq.measure.subject import Subject, open_subject
+from edgeq.measure.task import TaskOptions, make_task
+from edgeq.model.load import load_model, model_digest, model_files
+from edgeq.progress import SILENT, Progress
+from edgeq.report.compare_text import comparison_rows, sentences
+from edgeq.session import SessionSettings
+from edgeq.signature import Signature, TensorSpec
+
+A, B = "A", "B"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to compare.
+
+    Attributes:
+        a, b: model files or bundles.
+        data: samples for both, as `edgeq.data.samples.open_samples` takes them; None compares what needs none.
+        task: what to measure against their labels; None compares the outputs alone.
+        preprocess: None takes what a bundle says.
+        timed: whether to time them.
+        duration_s: seconds for each at least.
+    """
+
+    a: Path
+    b: Path
+    data: Any = None
+    task: str | None = None
+    options: TaskOptions = field(default_factory=TaskOptions)
+    preprocess: Any = None
+    labels: Any = None
+    count: int | None = None
+    threads: int = 0
+    timed: bool = True
+    duration_s: float = 2.0
+
+
+@dataclass(frozen=True)
+class Side:
+    """What is known of one of the two: `bytes` of its model file with external data, int8 share of its MACs."""
+
+    path: Path
+    variant: str | None
+    bytes: int | None
+    digest: str | None
+    signature: Signature
+    coverage: Mapping[str, Any] | None
+    accuracy: Accuracy | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "path": str(self.path),
+            "variant": self.variant,
+            "bytes": self.bytes,
+            "sha256": self.digest,
+            "inputs": [str(spec) for spec in self.signature.inputs],
+            "outputs": [str(spec) for spec in self.signature.outputs],
+            "coverage": dict(self.coverage) if self.coverage is not None else None,
+            "accuracy": self.accuracy.to_dict() if self.accuracy is not None else None,
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was found; `agreement` is B's with A."""
+
+    a: Side
+    b: Side
+    signature_differences: tuple[str, ...]
+    samples: int
+    agreement: Agreement | None
+    measurement: Measurement | None
+    notes: tuple[str, ...]
+
+    @property
+    def same(self) -> bool:
+        """Whether both are the same bytes, run the same way."""
+        return _same(self.a, self.b)
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """The table: what, A, B, B against A."""
+        return comparison_rows(self.to_dict())
+
+    def verdict(self) -> tuple[str, ...]:
+        """What it comes to, the most important first."""
+        return sentences(self.to_dict())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; every key is always there."""
+        latency = None
+        if self.measurement is not None:
+            latency = {
+                A: dict(self.measurement.latency(A)),
+                B: dict(self.measurement.latency(B)),
+                "ratio": dict(self.measurement.ratio(B)),
+            }
+        return {
+            "a": self.a.to_dict(),
+            "b": self.b.to_dict(),
+            "same": self.same,
+            "signature_differences": list(self.signature_differences),
+            "samples": self.samples,
+            "agreement": self.agreement.to_dict() if self.agreement is not None else None,
+            "latency": latency,
+            "bench": self.measurement.to_dict() if self.measurement is not None else None,
+            "notes": list(self.notes),
+        }
+
+
+def _same(a: Side, b: Side) -> bool:
+    return a.digest is not None and (a.digest, a.variant) == (b.digest, b.variant)
+
+
+def compare(question: Question, *, progress: Progress = SILENT) -> Comparison:
+    """Open both and measure what can be compared. What cannot is a note, not an error.
+
+    Raises:
+        UsageError: a task without data, or an option that makes no sense.
+        EdgeqError: whatever is wrong with a model, a bundle or the data.
+    """
+    if question.task is not None and question.data is None:
+        raise UsageError("a task needs samples", "Give --data")
+    if question.task is None and question.options.given():
+        raise UsageError("task options without a task", "Give a --task")
+    notes: list[str] = []
+    settings = SessionSettings(intra_op_threads=question.threads)
+    with ExitStack() as stack:
+        a, b = (stack.enter_context(open_subject(path, settings)) for path in (question.a, question.b))
+        differences = signature_differences(a.signature, b.signature)
+        fits = interchangeable(a.signature, b.signature)
+        if not fits:
+            notes.append("their inputs differ, so that they can be neither run on the same samples nor timed together")
+        samples = _samples(question, a, b, progress)
+        if samples is None:
+            notes.append("without --data their answers are not compared")
+        exam = _examine(question, a, b, samples, progress) if samples is not None and fits else None
+        sides = [_side(subject, key, samples, exam, notes) for key, subject in ((A, a), (B, b))]
+        # The same bytes run the same way: timing them would measure the machine's noise.
+        timed = question.timed and fits and not _same(*sides)
+        measurement = _time(question, a, b, samples, progress) if timed else None
+    return Comparison(
+        a=sides[0],
+        b=sides[1],
+        signature_differences=differences,
+        samples=exam.count if exam is not None else 0,
+        agreement=exam.agreement[B] if exam is not None else None,
+        measurement=measurement,
+        notes=(*notes, *(measurement.notes if measurement is not None else ())),
+    )
+
+
+def signature_differences(a: Signature, b: Signature) -> tuple[str, ...]:
+    """One sentence for each input or output that is missing, added or changed, in A's order and then B's."""
+    found = []
+    for kind, left, right in (("input", a.inputs, b.inputs), ("output", a.outputs, b.outputs)):
+        before, after = ({spec.name: spec for spec in specs} for specs in (left, right))
+        for name in dict.fromkeys([*before, *after]):
+            if name not in after:
+                found.append(f"only A has the {kind} {before[name]}")
+            elif name not in before:
+                found.append(f"only B has the {kind} {after[name]}")
+            elif str(before[name]) != str(after[name]):
+                found.append(f"the {kind} is {before[name]} in A and {after[name]} in B")
+    return tuple(found)
+
+
+def interchangeable(a: Signature, b: Signature) -> bool:
+    """Whether what one takes the other takes too: the same names and dtypes, and no two sizes that differ."""
+    left, right = ({spec.name: spec for spec in s.inputs} for s in (a, b))
+    return left.keys() == right.keys() and all(_agree(left[name], right[name]) for name in left)
+
+
+def _agree(a: TensorSpec, b: TensorSpec) -> bool:
+    if a.dtype != b.dtype:
+        return False
+    if a.shape is None or b.shape is None:
+        return True
+    fixed = [(x, y) for x, y in zip(a.shape, b.shape, strict=False) if isinstance(x, int) and isinstance(y, int)]
+    return len(a.shape) == len(b.shape) and all(x == y for x, y in fixed)
+
+
+def _samples(question: Question, a: Subject, b: Subject, progress: Progress) -> Samples | None:
+    if question.data is None:
+        return None
+    said = [s.preprocess for s in (a, b) if s.preprocess is not None]
+    preprocess = question.preprocess if question.preprocess is not None else next(iter(said), None)
+    return open_samples(
+        question.data,
+        a.signature,
+        preprocess=preprocess,
+        labels=question.labels,
+        count=question.count,
+        model=question.a if a.variant is None else None,
+        progress=progress,
+    )
+
+
+def _examine(question: Question, a: Subject, b: Subject, samples: Samples, progress: Progress) -> Examination:
+    task = make_task(question.task, question.options) if question.task is not None else None
+    return examine(
+        {A: a.session, B: b.session},
+        samples,
+        task=task,
+        reference=A,
+        settings={A: a.settings, B: b.settings},
+        progress=progress,
+    )
+
+
+def _side(subject: Subject, key: str, samples: Samples | None, exam: Examination | None, notes: list[str]) -> Side:
+    size = digest = None
+    coverage: Mapping[str, Any] | None = None
+    try:
+        size = sum(file.stat().st_size for file in model_files(subject.model))
+        digest = model_digest(subject.model)
+        source = load_model(subject.model, external_data="none")
+        first = next(iter(samples)).inputs if samples is not None and exam is not None else None
+        feed = first or random_feeds(subject.session, count=1)[0]
+        # A quantized graph stands in for its float model: MACs come from its own nodes and shapes.
+        inferred = onnx.shape_inference.infer_shapes(source)
+        coverage = measure_coverage(subject.model, subject.settings, feed, inferred, lambda name, op: "").to_dict()
+    except EdgeqError as error:
+        notes.append(f"{key}: {error}")
+    accuracy = exam.accuracy.get(key) if exam is not None else None
+    return Side(subject.path, subject.variant, size, digest, subject.signature, coverage, accuracy)
+
+
+def _time(question: Question, a: Subject, b: Subject, samples: Samples | None, progress: Progress) -> Measurement:
+    feeds: Sequence[Mapping[str, Any]] | None = None
+    if samples is not None:
+        feeds = [sample.inputs for sample in itertools.islice(samples, SAMPLES)]
+    return measure_subjects(
+        [model_subject(key, s.model, s.settings) for key, s in ((A, a), (B, b))],
+        BenchSettings(baseline=A, threads=question.threads, min_duration_s=question.duration_s),
+        feeds=None if feeds is None else lambda session: feeds,
+        progress=progress,
+    )

@@ -1,0 +1,123 @@
+"""A comparison for people: the table and the verdict, from its plain values (docs/report.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from edgeq.report.numbers import decibels, difference, metric, metric_name, milliseconds, share, signed, size, times
+
+Row = tuple[str, str, str, str]
+
+
+def comparison_rows(found: Mapping[str, Any]) -> list[Row]:
+    """What, A, B, and B against A; only what is known."""
+    return [
+        *_size(found),
+        *_coverage(found),
+        *_accuracy(found),
+        *_agreement(found),
+        *_latency(found),
+    ]
+
+
+def sentences(found: Mapping[str, Any]) -> tuple[str, ...]:
+    """The verdict, from A's point of view: what taking B instead would bring and cost."""
+    if found["same"]:
+        return ("A and B are the same model.",)
+    said = []
+    ratio = (found["latency"] or {}).get("ratio")
+    if ratio:
+        interval = f"({ratio['low']:.2f} to {ratio['high']:.2f}, {ratio['confidence']:.0%} confidence)"
+        if ratio["low"] > 1:
+            said.append(f"B is {times(ratio['estimate'])} as fast as A {interval}.")
+        elif ratio["high"] < 1:
+            said.append(f"B is slower than A: {times(ratio['estimate'])} its speed {interval}.")
+        else:
+            said.append(f"A and B are equally fast as far as this can tell {interval}.")
+    primary = _primary(found)
+    if primary is not None:
+        name, before, after, higher = primary
+        gain = after - before
+        change = difference(name, gain)
+        if gain == 0:
+            said.append(f"Both have a {metric_name(name)} of {metric(name, after)}.")
+        else:
+            verb = "better" if (gain > 0) == higher else "worse"
+            said.append(f"B's {metric_name(name)} is {change.lstrip('+−')} {verb}: {metric(name, after)}.")
+    elif found["agreement"]:
+        said += _agreement_words(found["agreement"])
+    a, b = found["a"]["bytes"], found["b"]["bytes"]
+    if a and b and a != b:
+        said.append(f"B takes {share(b / a, 0)} of A's space." if b < a else f"B is {times(b / a)} A's size.")
+    if found["signature_differences"]:
+        said.append("Their inputs or outputs differ.")
+    return tuple(said) or ("Nothing that could be measured tells A and B apart.",)
+
+
+def _agreement_words(agreement: Mapping[str, Any]) -> list[str]:
+    outputs = agreement["outputs"]
+    if not outputs:
+        return ["They have no output in common."]
+    if all(output["equal"] for output in outputs):
+        return ["Their answers are equal."]
+    worst = min(o["sqnr_db"] for o in outputs if o["sqnr_db"] is not None) if _finite(outputs) else None
+    top1 = [o["top1"] for o in outputs if o["top1"] is not None]
+    same = f", with the same top answer in {share(min(top1))} of {agreement['count']} samples" if top1 else ""
+    return [f"B's outputs follow A's at {decibels(worst)} SQNR{same}."] if worst is not None else []
+
+
+def _finite(outputs: Any) -> bool:
+    return any(output["sqnr_db"] is not None for output in outputs)
+
+
+def _size(found: Mapping[str, Any]) -> list[Row]:
+    a, b = found["a"]["bytes"], found["b"]["bytes"]
+    return [("size", size(a), size(b), times(b / a))] if a and b else []
+
+
+def _coverage(found: Mapping[str, Any]) -> list[Row]:
+    a, b = found["a"]["coverage"], found["b"]["coverage"]
+    if not a or not b:
+        return []
+    before, after = a["int8_mac_share"], b["int8_mac_share"]
+    return [("MACs in int8", share(before), share(after), f"{signed(100 * (after - before), 1)} pt")]
+
+
+def _accuracy(found: Mapping[str, Any]) -> list[Row]:
+    a, b = found["a"]["accuracy"], found["b"]["accuracy"]
+    if not a or not b:
+        return []
+    return [
+        (metric_name(name), metric(name, value), metric(name, other), difference(name, other - value))
+        for name, value in a["metrics"].items()
+        for other in (b["metrics"][name],)
+    ]
+
+
+def _primary(found: Mapping[str, Any]) -> tuple[str, float, float, bool] | None:
+    a, b = found["a"]["accuracy"], found["b"]["accuracy"]
+    if not a or not b:
+        return None
+    name = a["primary"]
+    return name, a["metrics"][name], b["metrics"][name], a["higher_is_better"]
+
+
+def _agreement(found: Mapping[str, Any]) -> list[Row]:
+    rows: list[Row] = []
+    for output in (found["agreement"] or {}).get("outputs", ()):
+        said = "equal" if output["equal"] else decibels(output["sqnr_db"]) if output["sqnr_db"] is not None else "–"
+        top1 = f", same top answer {share(output['top1'])}" if output["top1"] is not None else ""
+        rows.append((f"output {output['name']}", "", "", f"{said}{top1}"))
+    return rows
+
+
+def _latency(found: Mapping[str, Any]) -> list[Row]:
+    latency = found["latency"]
+    if not latency:
+        return []
+    rows = []
+    for name in ("p50", "p90", "p99"):
+        a, b = latency["A"][f"{name}_ms"], latency["B"][f"{name}_ms"]
+        rows.append((f"latency {name}", milliseconds(a), milliseconds(b), times(a / b) + " as fast" if b else ""))
+    return rows

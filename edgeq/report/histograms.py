@@ -1,0 +1,133 @@
+"""The tensors that lose most to their ranges, as plain values for the report."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from edgeq.calibrate.histogram import Histogram
+from edgeq.calibrate.linear import linear_of
+from edgeq.calibrate.mse import Grid, moments_of, squared_errors
+from edgeq.calibrate.ranges import Range, derive_ranges
+from edgeq.calibrate.statistics import Statistics, TensorStatistics
+from edgeq.measure.agreement import decibels
+from edgeq.scheme import Method, Scheme
+
+TENSORS = 8
+BINS = 80
+_METHODS: tuple[Method, ...] = ("minmax", "percentile", "entropy", "mse")
+
+
+def worst_tensors(
+    statistics: Statistics,
+    ranges: Mapping[str, Range],
+    scheme: Scheme,
+    *,
+    among: Collection[str] | None = None,
+    count: int = TENSORS,
+) -> list[dict[str, Any]]:
+    """Histograms of the tensors that keep least of themselves under `ranges`, with what other methods would choose.
+
+    The SQNR is of the tensor alone, rounded to the scheme's integers, computed from its histogram.
+
+    Args:
+        ranges: those in use.
+        among: names of tensors that are quantized at all; None takes all that have a range.
+    """
+    grid = _grid(scheme)
+    losses: dict[Histogram, tuple[float, str]] = {}
+    for name, tensor in statistics.tensors.items():
+        if name not in ranges or (among is not None and name not in among) or not tensor.minimum < tensor.maximum:
+            continue
+        sqnr = sqnr_of(tensor.histogram, ranges[name], grid)
+        if sqnr is not None and tensor.histogram not in losses:
+            losses[tensor.histogram] = sqnr, name
+    worst = [name for _, name in sorted(losses.values())[:count]]
+    chosen = Statistics(
+        statistics.model_digest,
+        statistics.data_digest,
+        statistics.samples,
+        {name: statistics.tensors[name] for name in worst},
+    )
+    methods = dict.fromkeys([*_METHODS, scheme.method])
+    derived = {
+        method: derive_ranges(
+            chosen,
+            method,
+            activation_type=scheme.activation_type,
+            symmetric=scheme.activation_symmetric,
+            options=scheme.method_options if method == scheme.method else None,
+        )
+        for method in methods
+    }
+    return [
+        _described(
+            name,
+            chosen.tensors[name],
+            # What is in use can differ from what its method says alone, where tensors share a scale.
+            {m: ranges[name] if m == scheme.method else derived[m][name] for m in methods},
+            scheme.method,
+            grid,
+        )
+        for name in worst
+    ]
+
+
+def quantized_tensors(model: Any) -> set[str] | None:
+    """Float tensors that a quantized graph (an ONNX ModelProto) rounds to constant scales; None where it has no Q/DQ
+    nodes to tell it by."""
+    graph = model.graph
+    constants = {tensor.name for tensor in graph.initializer}
+    found = {
+        node.input[0] for node in graph.node if node.op_type == "QuantizeLinear" and node.input[0] not in constants
+    }
+    return found or None
+
+
+def sqnr_of(histogram: Histogram, kept: Range, grid: Grid) -> float | None:
+    """SQNR in dB of values rounded to `grid` over `kept`; None where there is nothing but zeros, or no range."""
+    if not kept.low < kept.high:
+        return None
+    linear = linear_of(histogram)
+    signal = float(linear.counts @ linear.centres() ** 2)
+    noise = float(squared_errors(moments_of(linear), np.array([kept.low]), np.array([kept.high]), grid)[0])
+    return decibels(signal, max(noise, signal * 1e-12)) if signal > 0 else None
+
+
+def _described(
+    name: str, tensor: TensorStatistics, thresholds: Mapping[Method, Range], method: Method, grid: Grid
+) -> dict[str, Any]:
+    centres, counts, zeros = _values(tensor.histogram)
+    # The histogram's outermost bins reach a little further than what was seen.
+    centres = np.clip(centres, tensor.minimum, tensor.maximum)
+    edges = np.linspace(tensor.minimum, tensor.maximum, BINS + 1)
+    drawn, _ = np.histogram(centres, edges, weights=counts)
+    used = thresholds[method]
+    outside = float(counts[(centres < used.low) | (centres > used.high)].sum())
+    return {
+        "tensor": name,
+        "edges": [float(e) for e in edges],
+        "counts": [int(n) for n in drawn],
+        "zeros": zeros / max(1, tensor.count),
+        "clipped": outside / max(1, tensor.count),
+        "chosen": method,
+        "thresholds": [
+            {"method": m, "low": r.low, "high": r.high, "sqnr_db": sqnr_of(tensor.histogram, r, grid)}
+            for m, r in thresholds.items()
+        ],
+    }
+
+
+def _values(histogram: Histogram) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]:
+    """Centres and counts of the bins without zero's, and how many are zero."""
+    lower, upper = histogram.edges()
+    zero = histogram.keys == 0
+    return ((lower + upper) / 2)[~zero], histogram.counts[~zero], int(histogram.counts[zero].sum())
+
+
+def _grid(scheme: Scheme) -> Grid:
+    if scheme.activation_symmetric:
+        return Grid(0, 255, True) if scheme.activation_type == "uint8" else Grid(-127, 127, True)
+    return Grid(0, 255, False)

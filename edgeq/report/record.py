@@ -1,0 +1,79 @@
+"""What a bundle keeps for its report: plain values, and the page made of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edgeq.bundle.plan import tool_versions
+from edgeq.report.page import render
+from edgeq.report.read import read_report
+
+SCHEMA = "edgeq.report/1"
+RECORD, PAGE, TUNING = "report.json", "report.html", "tuning.json"
+DEVICE_COMMANDS = ("edgeq report BUNDLE --bench", "edgeq verify BUNDLE", "python edgeq_run.py bench   # on the device")
+_DIGITS = 5
+
+
+def make_record(
+    name: str,
+    variants: Mapping[str, Mapping[str, Any]],
+    *,
+    model: Mapping[str, Any] | None = None,
+    identity: Mapping[str, Any] | None = None,
+    commands: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    measured: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The record that report.json holds; keys as docs/report.md lists them.
+
+    Args:
+        variants: by name, what `edgeq package --json` says of each, with `title`, `histograms`, `layers` and `kernels`
+            where they are known.
+        model: sha256 and bytes of the float32 model.
+        identity: digests and counts, for people.
+        measured: what only holds on the machine at hand: `bench`, `machine`. A reproducible bundle has none of it.
+    """
+    return {
+        "schema": SCHEMA,
+        "name": name,
+        "model": dict(model or {}),
+        "variants": {name: dict(body) for name, body in variants.items()},
+        "versions": tool_versions(),
+        "identity": dict(identity or {}),
+        "commands": list(commands),
+        "notes": list(notes),
+        **(measured or {}),
+    }
+
+
+def report_files(record: Mapping[str, Any], tuning: Mapping[str, Any] | None = None) -> dict[str, bytes]:
+    """The files that a bundle carries (`BundleSpec.extras`): report.json, and report.html that also draws `tuning`.
+
+    Numbers are rounded, so that the last bit of a sum does not change the bundle. The tuning record has a file of its
+    own, which is not among these.
+    """
+    kept = rounded(record)
+    shown = kept if tuning is None else {**kept, "tuning": rounded(tuning)}
+    return {
+        RECORD: (json.dumps(kept, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode("utf-8"),
+        PAGE: page_of(shown),
+    }
+
+
+def page_of(record: Mapping[str, Any]) -> bytes:
+    """The HTML page of a record, which may come from anywhere."""
+    return render(read_report(record)).encode("utf-8")
+
+
+def rounded(value: Any, digits: int = _DIGITS) -> Any:
+    """`value` with its floats cut to significant digits; those that JSON does not have become None."""
+    if isinstance(value, float):
+        shown = float(f"{value:.{digits - 1}e}")
+        return shown if abs(shown) < float("inf") else None
+    if isinstance(value, Mapping):
+        return {str(key): rounded(item, digits) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(item, digits) for item in value]
+    return value

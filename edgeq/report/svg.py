@@ -1,0 +1,144 @@
+"""What every chart draws: frame, axes with ticks, text that does not run into other text."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgeq.report.markup import Markup, join, shorten, tag
+from edgeq.report.scale import Scale, tick_labels
+
+EM = 12.0
+"""Font size of chart text in user units, which are CSS pixels at full width."""
+_WIDE = {"W": 1.0, "F": 1.0}
+_NARROW = frozenset("iljtfrI1.,:;|!'()[] -")
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle, for keeping text apart."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+    def overlaps(self, other: Box) -> bool:
+        return (
+            self.x < other.x + other.width
+            and other.x < self.x + self.width
+            and self.y < other.y + other.height
+            and other.y < self.y + self.height
+        )
+
+    def inside(self, other: Box) -> bool:
+        return (
+            self.x >= other.x
+            and self.y >= other.y
+            and self.x + self.width <= other.x + other.width
+            and self.y + self.height <= other.y + other.height
+        )
+
+
+def text_width(text: str, em: float = EM) -> float:
+    """An estimate, on the wide side, of how long `text` is in a sans-serif font."""
+    return em * sum(_WIDE.get(unicodedata.east_asian_width(c), 0.36 if c in _NARROW else 0.6) for c in text)
+
+
+def fitted(text: str, width: float, em: float = EM) -> str:
+    """`text`, its middle left out until it is at most `width` long."""
+    limit = len(text)
+    shown = shorten(text, limit) if limit else text
+    while limit > 3 and text_width(shown, em) > width:
+        limit -= max(1, limit // 12)
+        shown = shorten(text, limit)
+    return shown
+
+
+def label(x: float, y: float, text: str, *, anchor: str = "start", class_: str = "tick") -> Markup:
+    return tag("text", text, x=x, y=y, text_anchor=anchor if anchor != "start" else None, class_=class_)
+
+
+def figure(width: float, height: float, description: str, *children: str | None, class_: str = "") -> Markup:
+    """An SVG that scales to the width it is given; screen readers get `description`."""
+    return tag(
+        "svg",
+        *children,
+        viewBox=f"0 0 {width:g} {height:g}",
+        width=width,
+        height=height,
+        role="img",
+        aria_label=description,
+        class_=f"chart {class_}".rstrip(),
+    )
+
+
+def x_axis(scale: Scale, y: float, top: float, title: str, *, most: int = 7) -> Markup:
+    """Ticks under the line `y`, grid lines up to `top`, the title below. Labels that would touch are left out."""
+    ticks = scale.ticks(most)
+    parts = [tag("line", x1=scale.start, x2=scale.end, y1=y, y2=y, class_="axis")]
+    reached = float("-inf")
+    for value, shown in zip(ticks, tick_labels(ticks), strict=True):
+        x = scale(value)
+        parts.append(tag("line", x1=x, x2=x, y1=top, y2=y, class_="grid"))
+        half = text_width(shown) / 2
+        if x - half > reached:
+            parts.append(label(x, y + EM * 1.35, shown, anchor="middle"))
+            reached = x + half + EM / 2
+    parts.append(label((scale.start + scale.end) / 2, y + EM * 2.9, title, anchor="middle", class_="title"))
+    return tag("g", *parts)
+
+
+def y_axis(scale: Scale, x: float, right: float, title: str, *, most: int = 6, labels: Sequence[str] = ()) -> Markup:
+    """Ticks left of the line `x`, grid lines to `right`, the title above the axis, where it can be read upright.
+
+    Args:
+        scale: `start` is the bottom.
+        labels: instead of the numbers themselves.
+    """
+    ticks = scale.ticks(most)
+    parts = []
+    for value, shown in zip(ticks, labels or tick_labels(ticks), strict=True):
+        y = scale(value)
+        parts.append(tag("line", x1=x, x2=right, y1=y, y2=y, class_="grid"))
+        parts.append(label(x - 6, y + EM * 0.35, shown, anchor="end"))
+    parts.append(label(0, scale.end - EM, title, class_="title"))
+    return tag("g", *parts)
+
+
+def axis_room(scale: Scale, most: int = 6) -> float:
+    """How wide the labels of a y axis are, with the gap to the axis."""
+    return max((text_width(shown) for shown in tick_labels(scale.ticks(most))), default=0.0) + 8
+
+
+def place_label(
+    x: float, y: float, width: float, frame: Box, taken: Sequence[Box], *, gap: float = 9.0
+) -> tuple[float, float, str, Box] | None:
+    """A free place for a label beside the point (x, y): right, left, above, below, or at a corner.
+
+    Returns:
+        x, y of the baseline, text-anchor and the box it takes; None where every place is taken.
+    """
+    height = EM * 1.25
+    places = (
+        (x + gap, y + EM * 0.35, "start", Box(x + gap, y - height / 2, width, height)),
+        (x - gap, y + EM * 0.35, "end", Box(x - gap - width, y - height / 2, width, height)),
+        (x, y - gap, "middle", Box(x - width / 2, y - gap - height, width, height)),
+        (x, y + gap + EM * 0.8, "middle", Box(x - width / 2, y + gap - 2, width, height)),
+    )
+    up, down = y - gap - height, y + gap
+    corners = tuple(
+        (px, top + EM, anchor, Box(left, top, width, height))
+        for top in (up, down)
+        for px, anchor, left in ((x + gap / 2, "start", x + gap / 2), (x - gap / 2, "end", x - gap / 2 - width))
+    )
+    for px, py, anchor, box in (*places, *corners):
+        if box.inside(frame) and not any(box.overlaps(other) for other in taken):
+            return px, py, anchor, box
+    return None
+
+
+def both(wide: Markup, narrow: Markup) -> Markup:
+    """Two drawings of one chart, of which the style shows the one that fits."""
+    return join([tag("div", wide, class_="wide"), tag("div", narrow, class_="narrow")])

@@ -1,0 +1,209 @@
+"""What it all comes to: one sentence, and the few figures that it rests on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from edgeq.report.data import Latency, Metric, ReportData, Timing, Tuning, Variant
+from edgeq.report.numbers import decibels, difference, metric, metric_name, milliseconds, share, size, times
+
+Tone = Literal["good", "bad", "neutral"]
+_SMALL_LOSS = 0.01
+"""A loss of a share-like metric under this is not coloured as bad where no bar was set."""
+
+_POOR_DB = 15.0
+"""Outputs that follow float32 less well than this are coloured as bad where there are no labels to say better."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure: what it is, its value, what it is compared with."""
+
+    label: str
+    value: str
+    note: str = ""
+    tone: Tone = "neutral"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`word` says in one word how it went; `sentence` what came of it."""
+
+    tone: Tone
+    word: str
+    sentence: str
+    figures: tuple[Figure, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def verdict_of(data: ReportData, variant: Variant | None) -> Verdict:
+    """The verdict on one variant; on the tuning run alone where there is no variant."""
+    timing = timing_of(data, variant)
+    figures = [
+        f
+        for f in (
+            _speed(timing, variant),
+            _accuracy(variant, data.tuning),
+            _agreement(variant),
+            _size(data, variant),
+            _coverage(variant),
+        )
+        if f is not None
+    ]
+    warnings = variant.warnings if variant else ()
+    if data.tuning is not None and data.tuning.met is False:
+        needed = "Nothing that was tried keeps the accuracy asked for and is faster than float32."
+        return Verdict("bad", "Goal not met", needed, tuple(figures), warnings)
+    parts = [p for p in (_speed_words(timing, variant), _accuracy_words(variant), _size_words(data, variant)) if p]
+    sentence = f"The int8 model {_listed(parts)}." if parts else "Nothing has been measured of this model yet."
+    bad = any(f.tone == "bad" for f in figures)
+    if not parts:
+        return Verdict("neutral", "No measurements", sentence, tuple(figures), warnings)
+    if bad:
+        return Verdict("bad", "Look closer", sentence, tuple(figures), warnings)
+    if data.tuning is not None and data.tuning.met:
+        return Verdict("good", "Goal met", sentence, tuple(figures), warnings)
+    return Verdict("neutral" if warnings else "good", "Result", sentence, tuple(figures), warnings)
+
+
+def timing_of(data: ReportData, variant: Variant | None) -> Timing | None:
+    """The variant's own timing, else the report's where it is about this variant."""
+    if variant is not None and variant.timing is not None and data.timing is None:
+        return variant.timing
+    timing = data.timing
+    if timing is None or variant is None or len(data.variants) <= 1:
+        return timing
+    return timing if any(m.name == variant.name for m in timing.models) else variant.timing
+
+
+def compared(timing: Timing | None, variant: Variant | None) -> tuple[Latency, Latency] | None:
+    """The baseline's latency and the int8 model's."""
+    if timing is None:
+        return None
+    base = next((m for m in timing.models if m.name == timing.baseline), None)
+    others = [m for m in timing.models if m.name != timing.baseline]
+    mine = [m for m in others if variant is not None and m.name == variant.name] or others
+    return (base, mine[0]) if base is not None and mine else None
+
+
+def _estimate(timing: Timing | None, variant: Variant | None) -> tuple[float, bool, str] | None:
+    """How many times faster, whether the difference is certain, and the interval in words."""
+    pair = compared(timing, variant)
+    if timing is None or pair is None:
+        return None
+    ratio = timing.ratios.get(pair[1].name)
+    if ratio is None:
+        return pair[0].p50 / pair[1].p50, True, ""
+    interval = "" if ratio.low is None or ratio.high is None else f"{ratio.low:.2f} to {ratio.high:.2f}"
+    return ratio.estimate, ratio.settled, interval
+
+
+def _speed(timing: Timing | None, variant: Variant | None) -> Figure | None:
+    found, pair = _estimate(timing, variant), compared(timing, variant)
+    if found is None or pair is None:
+        return None
+    estimate, settled, interval = found
+    tone: Tone = "neutral" if not settled else "good" if estimate > 1 else "bad"
+    return Figure(
+        "Speed",
+        times(estimate),
+        f"{milliseconds(pair[0].p50)} → {milliseconds(pair[1].p50)} median" + (f", {interval}×" if interval else ""),
+        tone,
+    )
+
+
+def _speed_words(timing: Timing | None, variant: Variant | None) -> str:
+    found = _estimate(timing, variant)
+    if found is None:
+        return ""
+    estimate, settled, _ = found
+    if not settled:
+        return "is about as fast as float32 here"
+    return (
+        f"runs {times(estimate)} as fast as float32" if estimate > 1 else f"is slower than float32 ({times(estimate)})"
+    )
+
+
+def _accuracy(variant: Variant | None, tuning: Tuning | None) -> Figure | None:
+    primary = variant.primary if variant else None
+    if primary is None or primary.int8 is None:
+        return None
+    if primary.gain is None:
+        return Figure(metric_name(primary.name), metric(primary.name, primary.int8))
+    return Figure(
+        metric_name(primary.name),
+        metric(primary.name, primary.int8),
+        f"{difference(primary.name, primary.gain)} against float32's {metric(primary.name, primary.float32 or 0.0)}",
+        _accuracy_tone(primary, tuning),
+    )
+
+
+def _accuracy_tone(primary: Metric, tuning: Tuning | None) -> Tone:
+    """By what was asked of the tuning run; where nothing was asked, by what is usually put up with."""
+    gain = primary.gain or 0.0
+    lost = -gain if primary.higher_is_better else gain
+    if lost <= 0:
+        return "good"
+    if tuning is not None and tuning.metric == primary.name and tuning.allowed_loss is not None:
+        return "good" if lost <= tuning.allowed_loss else "bad"
+    scale = abs(primary.float32 or 0.0) or 1.0
+    return "good" if lost <= _SMALL_LOSS * min(1.0, scale) else "bad"
+
+
+def _accuracy_words(variant: Variant | None) -> str:
+    if variant is None:
+        return ""
+    primary = variant.primary
+    if primary is not None and primary.gain is not None and primary.int8 is not None:
+        shown = metric(primary.name, primary.int8)
+        name = metric_name(primary.name)
+        change = difference(primary.name, primary.gain)
+        if change.startswith("0"):
+            return f"keeps float32's {name} of {shown}"
+        better = (primary.gain > 0) == primary.higher_is_better
+        return f"{'gains' if better else 'loses'} {change.lstrip('+−')} of {name} ({shown})"
+    if variant.top1 is not None:
+        return f"gives float32's top answer in {share(variant.top1)} of the samples"
+    if variant.sqnr_db is not None:
+        return f"follows float32's outputs at {decibels(variant.sqnr_db)} SQNR"
+    return ""
+
+
+def _agreement(variant: Variant | None) -> Figure | None:
+    if variant is None or (variant.sqnr_db is None and variant.top1 is None):
+        return None
+    seen = f"{variant.samples} samples" if variant.samples else ""
+    if variant.samples and variant.held_out is False:
+        seen = f"{seen}, those of the calibration"
+    if variant.sqnr_db is None:
+        return Figure("Same top answer", share(variant.top1 or 0.0), seen)
+    tone: Tone = "bad" if variant.primary is None and variant.sqnr_db < _POOR_DB else "neutral"
+    top = f"same top answer in {share(variant.top1)}" if variant.top1 is not None else ""
+    return Figure("Output SQNR", decibels(variant.sqnr_db), ", ".join(x for x in (top, seen) if x), tone)
+
+
+def _size(data: ReportData, variant: Variant | None) -> Figure | None:
+    if variant is None or variant.bytes is None:
+        return None
+    if data.float_bytes is None:
+        return Figure("Size", size(variant.bytes))
+    ratio = variant.bytes / data.float_bytes
+    return Figure("Size", size(variant.bytes), f"{ratio:.2f} of float32's {size(data.float_bytes)}")
+
+
+def _size_words(data: ReportData, variant: Variant | None) -> str:
+    if variant is None or variant.bytes is None or data.float_bytes is None:
+        return ""
+    ratio = variant.bytes / data.float_bytes
+    return f"takes {share(ratio, 0)} of its space"
+
+
+def _coverage(variant: Variant | None) -> Figure | None:
+    if variant is None or variant.coverage is None:
+        return None
+    return Figure("In int8", share(variant.coverage.share), "of the multiply-accumulates, as they really run")
+
+
+def _listed(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

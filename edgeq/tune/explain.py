@@ -1,0 +1,108 @@
+"""The outcome in words."""
+
+from __future__ import annotations
+
+from edgeq.tune.goal import Goal
+from edgeq.tune.record import Assessment, Outcome, Timing, Trial
+
+
+def points(loss: float) -> str:
+    """A loss as a fraction in points: 0.0123 is "1.23 points"."""
+    return f"{100 * loss:.2f} points"
+
+
+def times(timing: Timing, of: str = "") -> str:
+    """The ratio to float32 with its interval."""
+    s = timing.speedup
+    whose = f"{of}'s" if of else "its"
+    return "" if s is None else f"{s['estimate']:.2f} times {whose} speed ({s['low']:.2f} to {s['high']:.2f})"
+
+
+def hopeless(found: Assessment, max_drop: float) -> str:
+    """Why a candidate was not measured on all samples."""
+    least = f"loses {points(found.low)} at least (95 % sure after {found.samples} samples)"
+    return f"{least}; {points(max_drop)} are allowed"
+
+
+def share(trial: Trial, other: Trial) -> float:
+    """The median latency of `trial` over that of `other`; 0 where one was not timed."""
+    if trial.timing is None or other.timing is None:
+        return 0.0
+    return trial.timing.latency["p50_ms"] / other.timing.latency["p50_ms"]
+
+
+def less_accurate(trial: Trial, better: Trial) -> str:
+    """Why `better` is preferred to `trial`, which is as fast."""
+    if points(_loss(trial)) != points(_loss(better)):
+        return f"and loses {points(_loss(trial))}, not {points(_loss(better))}"
+    a, b = (t.assessment.sqnr_db if t.assessment else 0.0 for t in (trial, better))
+    return f"as accurate, and its outputs are further from float32's (SQNR {a:.1f} dB, not {b:.1f})"
+
+
+def verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
+    """What was found, the most important first."""
+    winner = outcome.winner
+    if winner is None:
+        asked = f"loses at most {points(goal.max_drop)} and is faster than float32"
+        lines = [f"no candidate {asked}", *needed(outcome, goal)]
+    else:
+        found, timing = winner.assessment, winner.timing
+        assert found is not None
+        assert timing is not None
+        lines = [
+            f"{winner.name} runs at {times(timing, of='float32')}",
+            f"it loses {points(found.drop)}{_interval(found)}, by {found.basis}, on {found.samples} samples; "
+            f"{points(goal.max_drop)} were allowed",
+        ]
+        if found.expected != found.drop:
+            lines.append(f"on other samples {points(found.expected)} are to be expected")
+    if not outcome.settled:
+        lines.append("the fastest candidates could not be told apart in the time that there was")
+    if outcome.out_of_time:
+        lines.append("the budget ended the search; more time may find a better one")
+    return tuple(lines)
+
+
+def needed(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
+    """What would be needed where nothing qualified: the nearest misses, and what would let each through."""
+    lines = []
+    timed = [t for t in outcome.trials if t.timing]
+    measured = [t for t in timed if t.assessment and t.assessment.complete]
+    quick = [t for t in measured if _faster(t)]
+    accurate = [t for t in measured if _loss(t) <= goal.max_drop]
+    if quick:
+        near = min(quick, key=_loss)
+        lines.append(
+            f"{near.name} is faster than float32 and loses {points(_loss(near))}: "
+            f"--max-drop {100 * _loss(near) + 0.005:.2f}% would let it through"
+        )
+    elif accurate:
+        near = max(accurate, key=_speed)
+        lines.append(f"{near.name} keeps the accuracy, at {_speed(near):.2f} times float32's speed: not worth shipping")
+    elif timed and not any(_faster(t) for t in timed):
+        near = max(timed, key=_speed)
+        lines.append(f"int8 does not pay here: the fastest, {near.name}, has {_speed(near):.2f} times float32's speed")
+    elif not outcome.out_of_time:
+        lines.append("no candidate was measured in full: the reasons are with the candidates")
+    if outcome.out_of_time:
+        lines.append("more --budget: the search was not finished")
+    return tuple(lines)
+
+
+def _interval(found: Assessment) -> str:
+    """Empty where nothing is known of it: the whole scale."""
+    return "" if found.high - found.low >= 1 else f" ({points(found.low)} to {points(found.high)})"
+
+
+def _loss(trial: Trial) -> float:
+    return trial.assessment.loss if trial.assessment else float("inf")
+
+
+def _speed(trial: Trial) -> float:
+    speedup = trial.timing.speedup if trial.timing else None
+    return speedup["estimate"] if speedup else 0.0
+
+
+def _faster(trial: Trial) -> bool:
+    speedup = trial.timing.speedup if trial.timing else None
+    return speedup is not None and speedup["low"] > 1

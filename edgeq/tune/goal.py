@@ -1,0 +1,77 @@
+"""What tuning is asked for, and the time it may take."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from edgeq.errors import UsageError
+
+Objective = Literal["latency", "throughput", "size", "memory"]
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+DEFAULT_DROP = 0.01
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The best candidate by `objective` among those that lose at most `max_drop` and are not slower than float32.
+
+    Attributes:
+        objective: what is made as good as possible.
+        max_drop: accuracy that may be lost, as a fraction of the metric's own scale: 0.01 is one point of top-1.
+        budget_s: wall-clock seconds; None takes as long as it takes.
+    """
+
+    objective: Objective = "latency"
+    max_drop: float = DEFAULT_DROP
+    budget_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise UsageError(f"objective is {self.objective!r}", f"It can be {', '.join(OBJECTIVES)}")
+        if not 0 <= self.max_drop <= 1:
+            raise UsageError(f"the largest drop is {self.max_drop}", "It lies between 0 and 1")
+        if self.budget_s is not None and not self.budget_s > 0:
+            raise UsageError(f"the budget is {self.budget_s} seconds", "Give more than 0")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"objective": self.objective, "max_drop": self.max_drop, "budget_s": self.budget_s}
+
+
+def parse_budget(text: str | None) -> float | None:
+    """Seconds from "90", "90s", "10m", "1.5h" or "1h30m"."""
+    if text is None:
+        return None
+    pattern = r"(?:(?P<h>\d+(?:\.\d+)?)h)?(?:(?P<m>\d+(?:\.\d+)?)m)?(?:(?P<s>\d+(?:\.\d+)?)s?)?"
+    found = re.fullmatch(pattern, text.strip())
+    parts = found.groupdict(default="0") if found and text.strip() else {}
+    seconds = sum(float(parts[unit]) * scale for unit, scale in (("h", 3600), ("m", 60), ("s", 1)) if parts)
+    if not seconds > 0:
+        raise UsageError(f"--budget {text!r} is no time span", "Write 90s, 10m or 1h30m")
+    return seconds
+
+
+class Deadline:
+    """The budget as it runs out. The clock starts when this is made."""
+
+    def __init__(self, budget_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._budget = budget_s
+        self._clock = clock
+        self._start = clock()
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._clock() - self._start
+
+    def passed(self, share: float = 1.0) -> bool:
+        """Whether that share of the budget is used up."""
+        return self._budget is not None and self.elapsed_s >= share * self._budget
+
+    def left_s(self, share: float = 1.0, most: float = float("inf")) -> float:
+        """Seconds until that share of the budget is used up, at most `most`; never negative."""
+        if self._budget is None:
+            return most
+        return max(0.0, min(most, share * self._budget - self.elapsed_s))

@@ -1,0 +1,177 @@
+"""A journal of what was measured, so that an interrupted run can go on where it stopped.
+
+One file of JSON lines: a header that says what the run was about, then one line a measurement. A resumed run makes the
+same decisions from the same figures, so it need not remember anything but the figures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from edgeq.errors import EdgeqError, OutputError
+from edgeq.tune.candidate import Candidate
+from edgeq.tune.record import Assessment, Screening
+from edgeq.tune.workshop import Race, Runner, Workshop
+
+FORMAT = "edgeq-tuning-journal/1"
+_MOST_BYTES = 1 << 28
+
+
+class Journal:
+    """Measurements by key, each written down as soon as it is there."""
+
+    def __init__(self, path: Path, settings: Mapping[str, Any], *, resume: bool, force: bool = False) -> None:
+        """Open the journal at `path`: a new one, or with `resume` the one that is there.
+
+        Args:
+            settings: what the measurements depend on, plain values; a journal with others is refused.
+            force: start anew over one that is there.
+
+        Raises:
+            OutputError: it was written for something else, or is no journal; or one is there without `resume`.
+        """
+        self.path = path
+        self._known: dict[str, Any] = {}
+        self._header = {"format": FORMAT, "settings": dict(settings)}
+        if path.exists() and resume:
+            self._read()
+        elif path.exists() and force:
+            path.unlink()
+        elif path.exists():
+            raise OutputError(f"{path} is there from an earlier run", "Go on with --resume, or start anew with --force")
+
+    @property
+    def known(self) -> int:
+        """Measurements that it holds."""
+        return len(self._known)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._known
+
+    def remember(self, key: str, measure: Callable[[], Any]) -> Any:
+        """The measurement under `key`: what the journal has, else what `measure` gives (plain JSON values)."""
+        if key not in self._known:
+            value = measure()
+            if not self._known and not self.path.exists():
+                self._append(self._header)
+            self._append({"key": key, "value": value})
+            self._known[key] = value
+        return self._known[key]
+
+    def remove(self) -> None:
+        """The run is done."""
+        self.path.unlink(missing_ok=True)
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line, allow_nan=False) + "\n")
+
+    def _read(self) -> None:
+        if self.path.stat().st_size > _MOST_BYTES:
+            raise OutputError(f"{self.path} is too large for a journal", "Remove it, or start without --resume")
+        text = self.path.read_text("utf-8")
+        # A line that was being written when the power failed has no end.
+        lines = text.split("\n")[:-1]
+        try:
+            header, *entries = [json.loads(line) for line in lines]
+            if header["format"] != FORMAT:
+                raise ValueError(f"format {header['format']!r}")
+            settings = header["settings"]
+            self._known = {entry["key"]: entry["value"] for entry in entries}
+        except (ValueError, KeyError, TypeError) as error:
+            raise OutputError(
+                f"{self.path} is no journal of this version ({error})", "Remove it, or start without --resume"
+            ) from error
+        mine = self._header["settings"]
+        assert isinstance(mine, dict)
+        different = sorted(k for k in {*settings, *mine} if settings.get(k) != mine.get(k))
+        if different:
+            raise OutputError(
+                f"{self.path} was written with another {different[0].replace('_', ' ')}",
+                "Give the same model, data and settings, or remove the journal and start anew",
+            )
+        if len(text) != sum(len(line) + 1 for line in lines):
+            self.path.write_text("".join(line + "\n" for line in lines), "utf-8")
+
+
+class JournaledWorkshop:
+    """A workshop that asks the journal first."""
+
+    def __init__(self, workshop: Workshop, journal: Journal) -> None:
+        self._workshop = workshop
+        self._journal = journal
+
+    @property
+    def total(self) -> int:
+        return self._workshop.total
+
+    def screen(self, candidate: Candidate) -> Screening:
+        def measure() -> dict[str, Any]:
+            try:
+                return {"found": self._workshop.screen(candidate).to_dict()}
+            except EdgeqError as error:
+                return {"error": error.problem}
+
+        value = self._journal.remember(f"screen {digest(candidate)}", measure)
+        if "error" in value:
+            raise EdgeqError(value["error"])
+        return Screening.from_dict(value["found"])
+
+    def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
+        names = {candidate.name: f"assess {samples} {digest(candidate)}" for candidate in candidates}
+        found: dict[str, Any] = {}
+
+        def measure_all() -> dict[str, dict[str, Any]]:
+            # Those that the journal lacks share one pass, at the first of them that is asked for.
+            if not found:
+                lacking = [c for c in candidates if names[c.name] not in self._journal]
+                found.update({n: a.to_dict() for n, a in self._workshop.assess(lacking, samples).items()})
+            return found
+
+        def measure(name: str) -> Callable[[], dict[str, Any]]:
+            return lambda: measure_all()[name]
+
+        return {name: Assessment.from_dict(self._journal.remember(key, measure(name))) for name, key in names.items()}
+
+    def race(
+        self, runners: Mapping[str, Runner], baseline: str, *, top: int | None, tie: float, seconds: float
+    ) -> Race:
+        plain = {name: [candidate and digest(candidate), threads] for name, (candidate, threads) in runners.items()}
+        key = "race " + _hash([plain, baseline, top])
+        race = self._workshop.race
+        value = self._journal.remember(
+            key, lambda: race(runners, baseline, top=top, tie=tie, seconds=seconds).to_dict()
+        )
+        return Race.from_dict(value)
+
+    def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
+        key = f"slow layers {candidate.threads} {float_threads} {digest(candidate)}"
+        return tuple(self._journal.remember(key, lambda: list(self._workshop.slow_layers(candidate, float_threads))))
+
+    def memory(self, candidate: Candidate | None, threads: int) -> int:
+        key = f"memory {threads} {candidate and digest(candidate)}"
+        return int(self._journal.remember(key, lambda: self._workshop.memory(candidate, threads)))
+
+    def recoveries(self) -> tuple[tuple[str, ...], ...]:
+        return self._workshop.recoveries()
+
+    def exclude(
+        self, candidate: Candidate, loss: Callable[[Candidate], float], max_drop: float, expired: Callable[[], bool]
+    ) -> None:
+        self._workshop.exclude(candidate, loss, max_drop, expired)
+
+
+def digest(candidate: Candidate) -> str:
+    """What a candidate's measurements are filed under; threads decide neither its content nor its accuracy."""
+    plain = candidate.to_dict()
+    del plain["threads"]
+    return _hash(plain)
+
+
+def _hash(plain: Any) -> str:
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:32]

@@ -1,0 +1,100 @@
+"""Successive halving on accuracy: all candidates on few samples, the better ones on more, the last ones on all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edgeq.progress import Progress
+from edgeq.tune.book import Book, accuracy_key, structure_of
+from edgeq.tune.explain import hopeless, less_accurate, points
+from edgeq.tune.goal import Deadline
+from edgeq.tune.record import Trial
+from edgeq.tune.workshop import Workshop
+
+_FIRST = 32
+_HALVINGS = 3
+
+
+def rungs(total: int) -> tuple[int, ...]:
+    """How many samples each round takes: an eighth, a quarter, a half, all; none below 32 but the last."""
+    sizes = [total >> k for k in range(_HALVINGS, 0, -1)]
+    return (*(n for n in sizes if n >= _FIRST), total)
+
+
+def halve(book: Book, workshop: Workshop, deadline: Deadline, share: float, progress: Progress) -> None:
+    """Assess the candidates that are alive, dropping on the way those that cannot win.
+
+    Two kinds cannot: one whose loss is above the bar even at the favourable end of its 95 % interval, and one that
+    loses more than half of the others of its own speed. Afterwards every trial that is alive was measured in full.
+    """
+    steps = rungs(workshop.total)
+    for step, samples in enumerate(steps):
+        entered = book.alive()
+        if deadline.passed(share) and step < len(steps) - 1:
+            # One more look, at all samples, for the one that looks best: an answer beats none.
+            for trial in sorted(entered, key=lambda t: (accuracy_key(t), book.cost(t)))[1:]:
+                book.eliminate(trial.name, "the budget ran out before it was measured in full")
+            samples = workshop.total
+            entered = book.alive()
+        if not entered:
+            return
+        found = workshop.assess([t.candidate for t in entered], samples)
+        for name, assessment in found.items():
+            book.update(name, assessment=assessment)
+        if samples == workshop.total:
+            break
+        _drop_hopeless(book)
+        _drop_worse_half(book, samples)
+        say_best(book, progress)
+    for trial in book.alive():
+        if not book.meets(trial):
+            say_short(book, trial)
+    say_best(book, progress)
+
+
+def say_short(book: Book, trial: Trial) -> None:
+    """Mark a trial that is below the bar: measured in full, or surely so after fewer samples."""
+    found = trial.assessment
+    assert found is not None
+    if not found.complete:
+        book.eliminate(trial.name, hopeless(found, book.goal.max_drop))
+        return
+    text = f"loses {points(found.drop)}"
+    if found.expected > found.drop:
+        text += f" on these samples, {points(found.expected)} are to be expected on others"
+    book.update(trial.name, status="short", reason=f"{text}; {points(book.goal.max_drop)} are allowed")
+
+
+def say_best(book: Book, progress: Progress) -> None:
+    """One line on the candidate that leads now."""
+    leaders = book.qualified() or sorted(book.alive(), key=lambda t: (accuracy_key(t), book.cost(t)))
+    for trial in leaders[:1]:
+        if trial.assessment is None:
+            return
+        speed = trial.timing.speedup if trial.timing else None
+        times = f", {speed['estimate']:.2f} times float32's speed" if speed else ""
+        seen = f" on {trial.assessment.samples} samples" if not trial.assessment.complete else ""
+        progress.note(f"best so far: {trial.name}: loses {points(trial.assessment.loss)}{seen}{times}")
+
+
+def _drop_hopeless(book: Book) -> None:
+    for trial in book.alive():
+        found = trial.assessment
+        if found is not None and found.low > book.goal.max_drop:
+            book.eliminate(trial.name, hopeless(found, book.goal.max_drop))
+
+
+def _drop_worse_half(book: Book, samples: int) -> None:
+    for group in _by_structure(book.alive()):
+        group.sort(key=accuracy_key)
+        for trial in group[(len(group) + 1) // 2 :]:
+            book.eliminate(
+                trial.name, f"as fast as {group[0].name}, {less_accurate(trial, group[0])} ({samples} samples)"
+            )
+
+
+def _by_structure(trials: list[Trial]) -> Iterator[list[Trial]]:
+    groups: dict[str, list[Trial]] = {}
+    for trial in trials:
+        groups.setdefault(structure_of(trial), []).append(trial)
+    yield from groups.values()

@@ -1,0 +1,123 @@
+"""Accuracy recovery, where something fast falls short: methods that cost no speed first, layers in float last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from edgeq.progress import Progress
+from edgeq.tune.book import Book, loss_of, structure_of
+from edgeq.tune.candidate import Candidate
+from edgeq.tune.goal import Deadline
+from edgeq.tune.race import rungs, say_best, say_short
+from edgeq.tune.record import Stage, Trial
+from edgeq.tune.workshop import Workshop
+
+_BASES = 2
+
+
+class Screen(Protocol):
+    def __call__(self, candidate: Candidate, stage: Stage, parent: str = "") -> bool: ...
+
+
+def rescue(
+    book: Book,
+    workshop: Workshop,
+    deadline: Deadline,
+    share: float,
+    screen: Screen,
+    time_new: Callable[[], None],
+    progress: Progress,
+) -> None:
+    """Try to bring what is cheaper than the best that qualifies above the bar.
+
+    Recoveries first, then layers go to float.
+    """
+
+    def expired() -> bool:
+        return deadline.passed(share)
+
+    def measured(candidate: Candidate, stage: Stage, parent: str) -> Trial:
+        if not screen(candidate, stage, parent):
+            return book[candidate.name]
+        for samples in rungs(workshop.total):
+            found = workshop.assess([candidate], samples)[candidate.name]
+            trial = book.update(candidate.name, assessment=found)
+            if found.low > book.goal.max_drop:
+                break
+        if not book.meets(trial):
+            say_short(book, trial)
+        say_best(book, progress)
+        return book[trial.name]
+
+    for base in _bases(book, workshop):
+        if expired():
+            return
+        time_new()
+        if not _worthwhile(book, base):
+            continue
+        best = _recover(workshop, base, measured, book.goal.max_drop, expired)
+        if book.meets(best):
+            continue
+
+        def loss(candidate: Candidate, parent: str = best.name) -> float:
+            return loss_of(measured(candidate, "exclusion", parent))
+
+        if not expired():
+            workshop.exclude(best.candidate, loss, book.goal.max_drop, expired)
+
+
+def _recover(
+    workshop: Workshop,
+    base: Trial,
+    measured: Callable[[Candidate, Stage, str], Trial],
+    max_drop: float,
+    expired: Callable[[], bool],
+) -> Trial:
+    """The best of `base` with recoveries: group after group, each together, or where that does harm one by one."""
+    best = base
+    if base.candidate.scheme.mode != "static" or base.candidate.builder:
+        return best
+    for position, group in enumerate(workshop.recoveries()):
+        title = group[0] if position else "recovery"
+        steps = [(group, title), *(((name,), name) for name in group if len(group) > 1)]
+        for names, words in steps:
+            if expired() or loss_of(best) <= max_drop:
+                return best
+            made = measured(_with(best.candidate, names, words), "recovery", best.name)
+            better = loss_of(made) < loss_of(best)
+            best = made if better else best
+            if better and names == group:
+                break
+    return best
+
+
+def _with(candidate: Candidate, names: tuple[str, ...], title: str) -> Candidate:
+    return candidate.replace(name=f"{candidate.name} + {title}", recoveries=(*candidate.recoveries, *names))
+
+
+def _bases(book: Book, workshop: Workshop) -> list[Trial]:
+    """The most accurate trial of each structure that falls short and is cheaper than the best that qualifies."""
+    best: dict[str, Trial] = {}
+    for trial in sorted((t for t in book if t.assessment and t.timing), key=loss_of):
+        speedup = trial.timing.speedup if trial.timing else None
+        if speedup is not None and speedup["high"] >= 1:
+            best.setdefault(structure_of(trial), trial)
+    short = [t for t in best.values() if not book.meets(t) and _worthwhile(book, t)]
+    chosen = sorted(short, key=lambda t: (book.cost(t), loss_of(t)))[:_BASES]
+    return [_in_full(book, workshop, t) for t in sorted(chosen, key=loss_of)]
+
+
+def _worthwhile(book: Book, trial: Trial) -> bool:
+    """Whether it would win if it qualified."""
+    qualified = book.qualified()
+    return not qualified or book.cheaper(trial, qualified[0])
+
+
+def _in_full(book: Book, workshop: Workshop, trial: Trial) -> Trial:
+    if trial.assessment is not None and trial.assessment.complete:
+        return trial
+    found = workshop.assess([trial.candidate], workshop.total)
+    trial = book.update(trial.name, assessment=found[trial.name])
+    # Dropped on fewer samples than there are, or for want of time: all samples have the last word.
+    return book.update(trial.name, reason="") if book.meets(trial) else trial

@@ -1,0 +1,239 @@
+"""`edgeq tune`: from a model and data to a bundle with the best candidate, and the record of how it was found."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgeq.calibrate.files import save_statistics
+from edgeq.errors import GoalNotMetError, HardwareError
+from edgeq.hardware.detect import detect_machine
+from edgeq.hardware.machine import Machine
+from edgeq.hardware.target import Target, resolve
+from edgeq.measure.task import Task
+from edgeq.model.load import load_model
+from edgeq.model.macs import node_macs
+from edgeq.model.prepare import PreparedModel, prepare_model
+from edgeq.pipeline.job import Data, Job, open_job
+from edgeq.pipeline.package import check_bundle_output
+from edgeq.pipeline.proof import Proof
+from edgeq.pipeline.quantize import model_bytes, prove_built, runs_natively
+from edgeq.pipeline.variants import PackagedVariant, as_text, bundle_variants, variant_name
+from edgeq.progress import SILENT, Progress
+from edgeq.tune import builders
+from edgeq.tune.candidate import Candidate
+from edgeq.tune.document import make_record, settings_of
+from edgeq.tune.explain import verdict
+from edgeq.tune.goal import Deadline, Goal
+from edgeq.tune.journal import Journal, JournaledWorkshop
+from edgeq.tune.local import LocalWorkshop
+from edgeq.tune.record import Outcome
+from edgeq.tune.search import Search
+from edgeq.tune.space import kernel_candidates, method_candidates, thread_counts
+
+# Share of a model's multiply-accumulates from which on quantizing activations at run time is worth a try.
+_DYNAMIC_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run would try: `--dry-run`."""
+
+    target: Target
+    goal: Goal
+    candidates: tuple[Candidate, ...]
+    methods: tuple[str, ...]
+    recoveries: tuple[str, ...]
+    threads: tuple[int, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "target": self.target.name,
+            "profile": self.target.profile.name,
+            "goal": self.goal.to_dict(),
+            "candidates": [candidate.to_dict() for candidate in self.candidates],
+            "methods": list(self.methods),
+            "recoveries": list(self.recoveries),
+            "threads": list(self.threads),
+        }
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What `tune` did.
+
+    Attributes:
+        bundle: where it lies.
+        outcome: all candidates and what was measured of them.
+        proof: of the winner, as `edgeq package` has it.
+        record: plain values, keys as docs/tune.md lists them.
+    """
+
+    bundle: Path
+    outcome: Outcome
+    goal: Goal
+    proof: Proof
+    record: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"bundle": str(self.bundle), **self.record, "proof": self.proof.to_dict()}
+
+
+def plan(
+    model: Path,
+    data: Data | None,
+    *,
+    target: str | Path = "auto",
+    goal: Goal | None = None,
+    statistics: Path | None = None,
+    progress: Progress = SILENT,
+) -> Plan:
+    """The candidates that `tune` would start from, without building anything.
+
+    Raises:
+        HardwareError: an unknown target, or one that does not run here.
+    """
+    machine = detect_machine()
+    chosen = _resolve(target, machine)
+    with tempfile.TemporaryDirectory(prefix="edgeq-tune-") as folder:
+        prepared = prepare_model(model, Path(folder), progress=progress)
+        first = _kernels(prepared, chosen, static=data is not None or statistics is not None)
+    methods = method_candidates(first[0], chosen.profile) if first else ()
+    return Plan(
+        target=chosen,
+        goal=goal or Goal(),
+        candidates=first,
+        methods=tuple(c.name for c in methods),
+        recoveries=tuple(name for group in builders.recoveries() for name in group),
+        threads=thread_counts(machine.usable_threads),
+    )
+
+
+def tune(
+    model: Path,
+    data: Data | None,
+    output: Path,
+    *,
+    validation: Data | None = None,
+    statistics: Path | None = None,
+    target: str | Path = "auto",
+    task: Task | None = None,
+    goal: Goal | None = None,
+    resume: bool = False,
+    with_float: bool = False,
+    selftest: int = 2,
+    force: bool = False,
+    progress: Progress = SILENT,
+) -> Tuned:
+    """Find the best int8 model for this machine that keeps its accuracy, and write it as a bundle.
+
+    Args:
+        model: float32 ONNX model.
+        data: calibration samples; None with `statistics`.
+        output: a directory, or a file that ends in ".edgeq".
+        validation: samples that accuracy is measured on, labelled where `task` is given; None takes `data`.
+        statistics: folder written by `edgeq calibrate`, instead of a calibration pass.
+        target: "auto", or a target or profile that runs on this machine: latency is measured here.
+        task: what to measure by labels; None measures agreement with float32.
+        goal: objective, accuracy and time; default: the lowest latency at 0.01 accuracy.
+        resume: go on from the journal of an interrupted run, which lies beside `output`.
+        with_float, selftest, force: as `edgeq.package`.
+
+    Raises:
+        GoalNotMetError: nothing keeps the accuracy and is faster than float32; nothing is written then.
+        OutputError: `output` is taken; or a journal is there without `resume`, or with it belongs to something else.
+        EdgeqError: as the stages have it.
+    """
+    goal = goal or Goal()
+    deadline = Deadline(goal.budget_s)
+    check_bundle_output(output, force=force, model=model, samples=(data, validation), statistics=statistics)
+    machine = detect_machine()
+    chosen = _resolve(target, machine)
+    kept = output.with_name(f"{output.name}.tuning")
+    with tempfile.TemporaryDirectory(prefix="edgeq-tune-") as folder:
+        workdir = Path(folder)
+        collected = kept / "statistics"
+        reuse = collected if statistics is None and resume and collected.exists() else statistics
+        static = data is not None or statistics is not None
+        job = open_job(model, data, validation, workdir, statistics=reuse, static=static, progress=progress)
+        settings = settings_of(job, chosen, machine, task, goal)
+        journal = Journal(kept / "journal.jsonl", settings, resume=resume, force=force)
+        if journal.known:
+            progress.note(f"going on from {journal.path}: {journal.known} measurements are known")
+        if job.statistics is not None and statistics is None:
+            save_statistics(job.statistics, collected, force=True)
+        batched = goal.objective == "throughput"
+        workshop = LocalWorkshop(job, chosen, workdir / "tune", task=task, batched=batched, progress=progress)
+        search = Search(
+            chosen.profile,
+            JournaledWorkshop(workshop, journal),
+            goal,
+            Deadline(None if goal.budget_s is None else deadline.left_s()),
+            threads=thread_counts(machine.usable_threads),
+            progress=progress,
+        )
+        first = (*_kernels(job.prepared, chosen, static=static), *_extra(job, chosen))
+        try:
+            outcome = search.run(first)
+        except KeyboardInterrupt:
+            progress.note(f"{journal.known} measurements are kept in {journal.path}: --resume goes on from there")
+            raise
+        float32 = workshop.float_metrics()
+        record = make_record(job, chosen, machine, task, goal, outcome, deadline.elapsed_s, float32)
+        if outcome.winner is None:
+            hint = f"-v lists all candidates; what was measured is kept in {kept} for --resume with another --max-drop"
+            raise GoalNotMetError("; ".join(verdict(outcome, goal)), hint, record)
+        winner = outcome.winner.candidate
+        built = workshop.built(winner)
+        proof = prove_built(job, built, task=task, timed=False, threads=winner.threads, progress=progress)
+        size = model_bytes(built.artifact.model)
+        bundle_variants(
+            job,
+            {variant_name(chosen): PackagedVariant(built, proof, runs_natively(chosen, machine), size, winner.threads)},
+            output,
+            workdir=workdir,
+            selftest=selftest,
+            with_float=with_float,
+            command=f"edgeq tune {shlex.quote(as_text(model.name))} --data CALIBRATION -o BUNDLE",
+            tuning=record,
+            notes=(*job.prepared.notes, *built.artifact.notes),
+            force=force,
+            progress=progress,
+        )
+        _clear(kept, journal)
+    return Tuned(output, outcome, goal, proof, record)
+
+
+def _resolve(target: str | Path, machine: Machine) -> Target:
+    chosen = resolve(target, machine)
+    lacks = chosen.profile.missing(machine)
+    if lacks:
+        raise HardwareError(
+            f"{chosen.name} does not run here: this machine lacks {', '.join(lacks)}, and tuning measures latencies",
+            "Run edgeq tune on the device, or `edgeq package` for it here",
+        )
+    return chosen
+
+
+def _kernels(prepared: PreparedModel, target: Target, *, static: bool) -> tuple[Candidate, ...]:
+    graph = load_model(prepared.path, external_data="none")
+    macs = node_macs(graph)
+    types = target.profile.scheme.dynamic_weight_types
+    dynamic = sum(macs.get(node.name, 0) for node in graph.graph.node if node.op_type in types)
+    worthwhile = dynamic > _DYNAMIC_SHARE * sum(macs.values())
+    return kernel_candidates(target.profile, static=static, dynamic=worthwhile or not static)
+
+
+def _extra(job: Job, target: Target) -> tuple[Candidate, ...]:
+    return tuple(c for builder in builders.BUILDERS.values() for c in builder.candidates(job, target))
+
+
+def _clear(kept: Path, journal: Journal) -> None:
+    """Remove what a finished run needs no more."""
+    journal.remove()
+    shutil.rmtree(kept, ignore_errors=True)

@@ -1,0 +1,154 @@
+"""Candidates for models made of matrix products: transformers, recurrent networks, multilayer perceptrons.
+
+What is tried, each where the model has what it is for: outliers smoothed before dynamic quantization, attention fused,
+recurrent layers left in float beside a written-out recurrence, static ranges for the products only, and weights in
+blocks. Measurement decides; nothing here does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+
+from edgeq.backends import backend_named
+from edgeq.calibrate.collect import collect
+from edgeq.calibrate.ranges import Range, derive_ranges
+from edgeq.data.samples import Samples
+from edgeq.errors import UsageError
+from edgeq.hardware.target import Target
+from edgeq.model.load import load_model, model_digest
+from edgeq.model.macs import node_macs
+from edgeq.model.prepare import PreparedModel
+from edgeq.pipeline.job import Built, Job
+from edgeq.progress import Progress
+from edgeq.scheme import Scheme
+from edgeq.tune.candidate import Candidate
+from edgeq.tune.recover.fuse_attention import FuseAttention, fuse_attention, may_have_attention
+from edgeq.tune.recover.smoothquant import SmoothQuant, product_groups, smooth
+
+NAME = "sequence"
+LEAST_SHARE = 0.5
+"""Of the multiply-accumulates, in constant matrices and recurrent layers: below it, these candidates are not tried."""
+_FUSE, _SMOOTH = FuseAttention.name, SmoothQuant.name
+_PRODUCTS = ("Gemm", "MatMul")
+_RECURRENT = ("GRU", "LSTM", "RNN")
+# 8 bits bear long blocks, which are faster; 4 bits need short ones.
+_BLOCKS = {8: 128, 4: 32}
+
+
+@dataclasses.dataclass(frozen=True)
+class SequenceBuilder:
+    name: str = NAME
+
+    def candidates(self, job: Job, target: Target) -> tuple[Candidate, ...]:
+        """See `edgeq.tune.builders.Builder`."""
+        profile = target.profile.scheme
+        model = load_model(job.prepared.path, external_data="none")
+        if target.backend != "cpu" or not profile.dynamic_weight_types or product_share(model) < LEAST_SHARE:
+            return ()
+        found = _variants(model, profile, sampled=job.calibration is not None)
+        return tuple(Candidate(name, scheme, recoveries, builder=NAME) for name, scheme, recoveries in found)
+
+    def build(self, job: Job, target: Target, candidate: Candidate, destination: Path, progress: Progress) -> Built:
+        """See `edgeq.tune.builders.Builder`."""
+        scheme, prepared = candidate.scheme, job.prepared
+        for position, recovery in enumerate(candidate.recoveries):
+            if job.calibration is None:
+                raise UsageError(f"{recovery} needs calibration samples", "Give them with --data")
+            prefix = "-".join(candidate.recoveries[: position + 1])
+            prepared = _transformed(recovery, prepared, job.calibration, f"{prefix}-{scheme.mode}", scheme, progress)
+        ranges: dict[str, Range] = {}
+        if scheme.mode == "static":
+            ranges = _ranges(job, prepared, scheme, progress)
+        return Built(target, backend_named(target.backend).build(prepared, ranges, scheme, destination), ranges)
+
+
+def product_share(model: onnx.ModelProto) -> float:
+    """Share of the multiply-accumulates in products with constant matrices and in recurrent layers."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    macs = node_macs(model)
+    ours = sum(
+        macs.get(node.name, 0)
+        for node in model.graph.node
+        if node.op_type in _RECURRENT or (node.op_type in _PRODUCTS and node.input[1] in constants)
+    )
+    return ours / max(1, sum(macs.values()))
+
+
+def _variants(
+    model: onnx.ModelProto, profile: Scheme, *, sampled: bool
+) -> Iterator[tuple[str, Scheme, tuple[str, ...]]]:
+    dynamic = profile.replace(mode="dynamic")
+    types = {node.op_type for node in model.graph.node}
+    groups = product_groups(model)
+    if "GRU" in types and "GRU" in dynamic.dynamic_weight_types:
+        rest = {t: w for t, w in dynamic.dynamic_weight_types.items() if t != "GRU"}
+        stored = (*dynamic.stored_types, "GRU")
+        yield "dynamic, GRU in float", dynamic.replace(dynamic_weight_types=rest, stored_types=stored), ()
+    if groups and sampled:
+        yield "dynamic, smoothed", dynamic, (_SMOOTH,)
+    if sampled and may_have_attention(model):
+        yield "dynamic, attention fused", dynamic, (_FUSE,)
+        yield "dynamic, attention fused, smoothed", dynamic, (_FUSE, _SMOOTH)
+    if groups and sampled and profile.mode == "static":
+        yield "static products, smoothed", _products_only(model, profile), (_SMOOTH,)
+    if groups:
+        for bits, block in _BLOCKS.items():
+            scheme = profile.replace(mode="weight-only", weight_bits=bits, block_size=block)
+            yield f"weight-only {bits} bits", scheme, ()
+
+
+def _products_only(model: onnx.ModelProto, profile: Scheme) -> Scheme:
+    """Static ranges for products with constant matrices; tables are stored as integers."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    of_activations = [
+        node.name for node in model.graph.node if node.op_type in _PRODUCTS and node.input[1] not in constants
+    ]
+    return profile.replace(
+        op_types=_PRODUCTS,
+        exclude=(*profile.exclude, *of_activations),
+        stored_types=(*profile.stored_types, "Gather", *_RECURRENT),
+    )
+
+
+def _transformed(
+    recovery: str, prepared: PreparedModel, samples: Samples, name: str, scheme: Scheme, progress: Progress
+) -> PreparedModel:
+    """The model after a recovery, kept beside the prepared one: several candidates start from it."""
+    folder = prepared.path.parent / f"{name}-{prepared.digest[:16]}"
+    kept = folder / "model.onnx"
+    if not kept.is_file():
+        draft = folder.with_name(f"{folder.name}.draft")
+        draft.mkdir(exist_ok=True)
+        if recovery == _SMOOTH:
+            _, changed = smooth(
+                prepared,
+                samples,
+                draft / kept.name,
+                symmetric=scheme.activation_symmetric,
+                exclude=scheme.exclude,
+                progress=progress,
+            )
+            found = bool(changed)
+        else:
+            _, count = fuse_attention(prepared, samples, draft / kept.name)
+            found = bool(count)
+        if not found:
+            raise UsageError(f"{recovery} finds nothing to do in this model")
+        draft.rename(folder)
+    return dataclasses.replace(prepared, path=kept, digest=model_digest(kept))
+
+
+def _ranges(job: Job, prepared: PreparedModel, scheme: Scheme, progress: Progress) -> dict[str, Range]:
+    assert job.calibration is not None
+    statistics = collect(prepared.path, job.calibration, model_digest=prepared.digest, progress=progress)
+    return derive_ranges(
+        statistics,
+        scheme.method,
+        activation_type=scheme.activation_type,
+        symmetric=scheme.activation_symmetric,
+        options=scheme.method_options,
+    )

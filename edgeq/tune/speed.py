@@ -1,0 +1,192 @@
+"""Timing in a search: one runner a structure, beside float32; and the last race, which decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgeq.tune.book import TIE, Book, accuracy_key, structure_of
+from edgeq.tune.candidate import Candidate
+from edgeq.tune.explain import less_accurate, points, times
+from edgeq.tune.mixed import keep_slow_layers_in_float
+from edgeq.tune.record import Stage, Timing, Trial
+from edgeq.tune.workshop import FLOAT, Race, Runner, Workshop
+
+MOST_S = 18.0
+"""A stage of races that are not settled by then: what is left in doubt is close enough not to matter."""
+# Differences that do not matter before the last race.
+_ROUGHLY = 0.03
+_FINALISTS = 4
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """float32 as fast as it gets here."""
+
+    timing: Timing | None = None
+    threads: int = 0
+    settled: bool = True
+    histograms: Mapping[str, Any] = field(default_factory=dict)
+
+
+def time_kernels(
+    book: Book,
+    workshop: Workshop,
+    threads: Sequence[int],
+    seconds: float,
+    screen: Callable[[Candidate, Stage, str], bool],
+) -> Baseline:
+    """Choose the threads, time every structure that is alive, keep layers in float that are faster so, and drop what is
+    slower than float32."""
+    alive = book.alive()
+    if not alive:
+        return Baseline()
+    share = seconds / 3
+    float_threads = int8_threads = threads[0]
+    if len(threads) > 1:
+        float_threads, int8_threads = _choose_threads(alive[0], workshop, threads, share)
+        for trial in alive:
+            book.update(trial.name, candidate=trial.candidate.replace(threads=int8_threads))
+    first = list({structure_of(t): t for t in reversed(book.alive())}.values())[::-1]
+    race = _race(workshop, first, float_threads, top=None, tie=_ROUGHLY, seconds=share)
+    for trial in first:
+        book.time(trial, race.timings[trial.name])
+    _mix(book, workshop, float_threads, share, screen)
+    if book.goal.objective == "memory":
+        for trial in first:
+            peak = workshop.memory(trial.candidate, int8_threads)
+            for other in book.alive():
+                if structure_of(other) == structure_of(trial):
+                    book.update(other.name, memory_bytes=peak)
+    for trial in book.alive():
+        if _surely_slower(trial):
+            assert trial.timing is not None
+            book.eliminate(trial.name, f"slower than float32: {times(trial.timing)}")
+    return Baseline(race.timings[FLOAT], float_threads, race.settled, race.histograms)
+
+
+def decide(book: Book, workshop: Workshop, baseline: Baseline, seconds: float) -> Baseline:
+    """Race the best that qualify, choose one, and say of the others why not."""
+    finalists = _finalists(book, workshop)
+    if not finalists:
+        return baseline
+    race = _race(workshop, finalists, baseline.threads, top=1, tie=TIE, seconds=seconds)
+    for trial in finalists:
+        book.time(trial, race.timings[trial.name])
+    for trial in book.qualified():
+        if not _not_slower(trial, strict=book.goal.objective in ("latency", "throughput")):
+            assert trial.timing is not None
+            book.eliminate(trial.name, f"not faster than float32: {times(trial.timing)}")
+    ranked = book.qualified()
+    if ranked:
+        close = [t for t in ranked if not book.cheaper(ranked[0], t)]
+        winner = min(close, key=accuracy_key)
+        for trial in ranked:
+            _say_why_not(book, trial, winner)
+        book.update(winner.name, status="chosen", reason=_why(book, winner))
+    return Baseline(race.timings[FLOAT], baseline.threads, race.settled, race.histograms)
+
+
+def _mix(
+    book: Book, workshop: Workshop, float_threads: int, seconds: float, screen: Callable[[Candidate, Stage, str], bool]
+) -> None:
+    """Layers that integers make slower, in the fastest kernel choice; where size counts, only if it is not worth
+    shipping otherwise."""
+    static = [t for t in book.alive() if t.timing and t.candidate.scheme.mode == "static" and not t.candidate.builder]
+    if not static:
+        return
+    least = min(_p50(t) for t in static)
+    base = next(t for t in static if _p50(t) <= least * (1 + _ROUGHLY))
+    if book.goal.objective in ("size", "memory") and _not_slower(base, strict=False):
+        return
+
+    def race(trials: Sequence[Trial]) -> None:
+        found = _race(workshop, trials, float_threads, top=None, tie=_ROUGHLY, seconds=seconds)
+        for trial in trials:
+            book.time(trial, found.timings[trial.name])
+
+    slow = workshop.slow_layers(base.candidate, float_threads)
+    keep_slow_layers_in_float(book, base, slow, screen, race)
+
+
+def time_new(book: Book, workshop: Workshop, float_threads: int, seconds: float) -> None:
+    """Time the structures that qualify and were never timed, roughly: to know whether others need be looked at."""
+    new = {structure_of(t): t for t in book.qualified() if book.timed(t).timing is None}
+    if new:
+        race = _race(workshop, list(new.values()), float_threads, top=None, tie=_ROUGHLY, seconds=seconds)
+        for trial in new.values():
+            book.time(trial, race.timings[trial.name])
+
+
+def _choose_threads(trial: Trial, workshop: Workshop, threads: Sequence[int], seconds: float) -> tuple[int, int]:
+    """The threads that suit float32 and a typical candidate best; more of them only where they pay."""
+    runners: dict[str, Runner] = {f"{FLOAT} {n}": (None, n) for n in threads}
+    runners.update({f"int8 {n}": (trial.candidate, n) for n in threads})
+    race = workshop.race(runners, f"{FLOAT} {threads[0]}", top=None, tie=_ROUGHLY, seconds=seconds)
+    best = []
+    for kind in (FLOAT, "int8"):
+        p50 = {n: race.timings[f"{kind} {n}"].latency["p50_ms"] for n in threads}
+        quickest = min(p50.values())
+        fewest = [n for n in threads if p50[n] <= quickest * (1 + TIE)]
+        best.append(min(fewest, key=lambda n: n if n else float("inf")))
+    return best[0], best[1]
+
+
+def _race(
+    workshop: Workshop, trials: Sequence[Trial], float_threads: int, *, top: int | None, tie: float, seconds: float
+) -> Race:
+    runners: dict[str, Runner] = {FLOAT: (None, float_threads)}
+    runners.update({t.name: (t.candidate, t.candidate.threads) for t in trials})
+    return workshop.race(runners, FLOAT, top=top, tie=tie, seconds=seconds)
+
+
+def _finalists(book: Book, workshop: Workshop) -> list[Trial]:
+    """Of each structure that qualifies the most accurate: the cheapest few, and all that were never timed."""
+    best: dict[str, Trial] = {}
+    for trial in sorted(book.qualified(), key=accuracy_key):
+        best.setdefault(structure_of(trial), book.timed(trial))
+    if book.goal.objective == "memory":
+        for key, trial in best.items():
+            if trial.memory_bytes is None:
+                peak = workshop.memory(trial.candidate, trial.candidate.threads)
+                best[key] = book.update(trial.name, memory_bytes=peak)
+    new = [t for t in best.values() if t.timing is None]
+    old = sorted((t for t in best.values() if t.timing is not None), key=book.cost)
+    return [*old[:_FINALISTS], *new]
+
+
+def _p50(trial: Trial) -> float:
+    return trial.timing.latency["p50_ms"] if trial.timing else float("inf")
+
+
+def _surely_slower(trial: Trial) -> bool:
+    speedup = trial.timing.speedup if trial.timing else None
+    return speedup is not None and speedup["high"] < 1
+
+
+def _not_slower(trial: Trial, *, strict: bool) -> bool:
+    """Whether it is faster than float32 beyond doubt; without `strict`, as fast within a tie is enough."""
+    speedup = trial.timing.speedup if trial.timing else None
+    return speedup is not None and speedup["low"] > (1 if strict else 1 / (1 + TIE))
+
+
+def _why(book: Book, winner: Trial) -> str:
+    words = {"latency": "fastest", "throughput": "fastest", "size": "smallest", "memory": "leanest"}
+    found = winner.assessment
+    assert found is not None
+    return f"the {words[book.goal.objective]} that keeps the accuracy asked for: loses {points(found.loss)}"
+
+
+def _say_why_not(book: Book, trial: Trial, winner: Trial) -> None:
+    if structure_of(trial) == structure_of(winner):
+        why = f"as fast as {winner.name}, {less_accurate(trial, winner)}"
+    elif book.cheaper(winner, trial):
+        share = book.cost(trial) / book.cost(winner)
+        words = {"size": "larger than", "memory": "times the memory of"}.get(
+            book.goal.objective, "times the latency of"
+        )
+        why = f"{share:.2f} {'times ' if book.goal.objective == 'size' else ''}{words} {winner.name}"
+    else:
+        why = f"within {TIE:.0%} of {winner.name}, {less_accurate(trial, winner)}"
+    book.update(trial.name, status="qualified", reason=why)

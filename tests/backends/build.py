@@ -1,0 +1,132 @@
+"""Small models with the shapes that matter to a quantizer, and one call from a model to an artifact."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from edgeq.backends import Artifact
+from edgeq.backends.cpu import CpuBackend
+from edgeq.calibrate.collect import collect
+from edgeq.calibrate.ranges import Range, derive_ranges
+from edgeq.data.samples import Samples, open_samples
+from edgeq.measure.coverage import Coverage, measure_coverage
+from edgeq.model.load import load_model
+from edgeq.model.prepare import PreparedModel, prepare_model
+from edgeq.scheme import Scheme
+from edgeq.session import SessionSettings, open_session
+
+ROWS = 4
+Arrays = np.ndarray[Any, np.dtype[np.float32]]
+
+
+def random(*shape: int, seed: int = 0) -> Arrays:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def model(nodes: list[onnx.NodeProto], weights: dict[str, Any], *, opset: int = 17) -> onnx.ModelProto:
+    """`x` [1, 8, 8, 8] to `y` [1, 5]."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8, 8, 8])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 5])
+    held = [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, "test", [x], [y], held)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def residual(opset: int = 17, width: int = 8) -> onnx.ModelProto:
+    """Three convolutions, the middle one depthwise, around a skip connection; then a Gemm.
+
+    The output channels of `first` differ in size by three orders of magnitude, so that per-channel scales matter.
+    """
+    node = helper.make_node
+    same = {"pads": [1, 1, 1, 1]}
+    nodes = [
+        node("Conv", ["x", "w1"], ["c1"], name="first", **same),
+        node("Relu", ["c1"], ["r1"], name="relu"),
+        node("Conv", ["r1", "w2"], ["c2"], name="depthwise", group=width, **same),
+        node("Add", ["r1", "c2"], ["a"], name="add"),
+        node("Conv", ["a", "w3"], ["c3"], name="last", **same),
+        node("GlobalAveragePool", ["c3"], ["p"], name="pool"),
+        node("Flatten", ["p"], ["f"], name="flatten"),
+        node("Gemm", ["f", "w4", "b4"], ["y"], name="fc", transB=1),
+    ]
+    sizes = np.logspace(0, -3, width, dtype=np.float32).reshape(width, 1, 1, 1)
+    weights = {
+        "w1": random(width, 8, 3, 3, seed=1) * sizes,
+        "w2": random(width, 1, 3, 3, seed=2),
+        "w3": random(width, width, 3, 3, seed=3),
+        "w4": random(5, width, seed=4),
+        "b4": random(5, seed=5),
+    }
+    return model(nodes, weights, opset=opset)
+
+
+def mixed(width: int = 8) -> onnx.ModelProto:
+    """A Conv, a MatMul and a Gemm, which want different weight types in dynamic quantization."""
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["x", "w1"], ["c"], name="conv"),
+        node("GlobalAveragePool", ["c"], ["p"], name="pool"),
+        node("Flatten", ["p"], ["f"], name="flatten"),
+        node("MatMul", ["f", "w2"], ["m"], name="matmul"),
+        node("Relu", ["m"], ["r"], name="relu"),
+        node("Gemm", ["r", "w3", "b3"], ["y"], name="fc", transB=1),
+    ]
+    weights = {"w1": random(width, 8, 3, 3, seed=1), "w2": random(width, 6, seed=2), "w3": random(5, 6, seed=3)}
+    return model(nodes, {**weights, "b3": random(5, seed=4)})
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A prepared model with its samples and ranges, to build artifacts from."""
+
+    prepared: PreparedModel
+    samples: Samples
+    folder: Path
+
+    def ranges(self, scheme: Scheme) -> dict[str, Range]:
+        statistics = collect(self.prepared.path, self.samples, model_digest=self.prepared.digest)
+        options = {"activation_type": scheme.activation_type, "symmetric": scheme.activation_symmetric}
+        return derive_ranges(statistics, scheme.method, **options)
+
+    def build(self, name: str = "int8.onnx", **scheme: Any) -> Artifact:
+        wanted = Scheme(**scheme)
+        ranges = self.ranges(wanted) if wanted.mode == "static" else {}
+        return CpuBackend().build(self.prepared, ranges, wanted, self.folder / name)
+
+    def coverage(self, artifact: Artifact, settings: SessionSettings | None = None) -> Coverage:
+        feed = next(iter(self.samples)).inputs
+        source = load_model(self.prepared.path)
+        return measure_coverage(
+            artifact.model, settings or artifact.settings(), feed, source, lambda name, op_type: "because"
+        )
+
+    def sqnr(self, artifact: Artifact) -> float:
+        """dB of the output against the float model's, over all samples, as the artifact ships."""
+        wanted, got = (
+            np.concatenate([session.run(None, dict(sample.inputs))[0] for sample in self.samples])
+            for session in (open_session(self.prepared.path), open_session(artifact.model, artifact.settings()))
+        )
+        return float(10 * np.log10(np.sum(wanted**2) / np.sum((wanted - got) ** 2)))
+
+
+def bench(folder: Path, proto: onnx.ModelProto) -> Bench:
+    source = folder / "model.onnx"
+    source.write_bytes(proto.SerializeToString())
+    np.savez(folder / "x.npz", x=random(ROWS, 8, 8, 8))
+    prepared = prepare_model(source, folder / "work")
+    return Bench(prepared, open_samples(folder / "x.npz", prepared.signature), folder)
+
+
+def weights(artifact: Artifact) -> dict[str, Arrays]:
+    """Initializers of the artifact by name."""
+    return {t.name: numpy_helper.to_array(t) for t in onnx.load(artifact.model).graph.initializer}
+
+
+def operators(artifact: Artifact) -> list[str]:
+    return [node.op_type for node in onnx.load(artifact.model).graph.node]

@@ -1,0 +1,251 @@
+"""What the CPU backend writes, judged by what ONNX Runtime makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from edgeq.backends import backend_named, quantizer
+from edgeq.backends.cpu import CpuBackend, float_compute_nodes
+from edgeq.errors import CalibrationError, HardwareError, ModelError, UsageError
+from edgeq.model.load import model_files
+from edgeq.scheme import Scheme
+from edgeq.session import SessionSettings
+from tests.backends.build import Bench, bench, mixed, operators, residual, weights
+
+DISABLED = "optimization.disable_specified_optimizers"
+COMPUTE = ["first", "depthwise", "last", "fc"]
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return bench(tmp_path_factory.mktemp("residual"), residual())
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return bench(tmp_path_factory.mktemp("mixed"), mixed())
+
+
+def test_static_runs_in_integers_throughout(net: Bench) -> None:
+    artifact = net.build()
+    coverage = net.coverage(artifact)
+    assert coverage.share == 1
+    assert coverage.int8_macs == (8 * 8 * 9 + 8 * 9 + 8 * 8 * 9) * 64 + 5 * 8
+    assert net.sqnr(artifact) > 25
+    assert artifact.provider == "CPUExecutionProvider"
+    assert (artifact.session_options, artifact.notes) == ({}, ())
+
+
+def test_types_and_symmetry_are_those_of_the_scheme(net: Bench) -> None:
+    unsigned = weights(net.build("u8s8.onnx"))
+    assert unsigned["x_zero_point"].dtype == np.uint8
+    signed = weights(net.build("s8s8.onnx", activation_type="int8"))
+    assert signed["x_zero_point"].dtype == np.int8
+    assert signed["r1_zero_point"] == -128, "the range of a Relu starts at zero"
+    symmetric = weights(net.build("s8s8_symmetric.onnx", activation_type="int8", activation_symmetric=True))
+    assert symmetric["r1_zero_point"] == 0
+    for held in (unsigned, signed, symmetric):
+        assert held["w1_quantized"].dtype == np.int8
+        assert not held["w1_zero_point"].any()
+
+
+def test_unsigned_weights(net: Bench) -> None:
+    artifact = net.build("u8u8.onnx", weight_type="uint8", weight_symmetric=False)
+    assert weights(artifact)["w1_quantized"].dtype == np.uint8
+    assert net.coverage(artifact).share == 1
+
+
+def test_per_channel_is_worth_it(net: Bench) -> None:
+    channel, tensor = net.build("channel.onnx"), net.build("tensor.onnx", per_channel=False)
+    assert weights(channel)["w1_scale"].shape == (8,)
+    assert weights(tensor)["w1_scale"].shape == ()
+    assert net.sqnr(channel) > net.sqnr(tensor)
+
+
+def test_reduce_range_leaves_seven_bits(net: Bench) -> None:
+    held = weights(net.build("reduced.onnx", reduce_range=True))
+    assert max(np.abs(held[f"w{n}_quantized"].astype(int)).max() for n in (1, 2, 3, 4)) <= 64
+    assert np.abs(weights(net.build())["w1_quantized"].astype(int)).max() == 127
+
+
+def test_operators_in_place_of_pairs(net: Bench) -> None:
+    artifact = net.build("operators.onnx", format="QOperator")
+    held = operators(artifact)
+    assert held.count("QLinearConv") == 3
+    assert "Conv" not in held
+    assert net.sqnr(artifact) > 25
+    assert net.coverage(artifact).share == 1
+
+
+def test_only_the_types_that_were_asked_for(net: Bench) -> None:
+    artifact = net.build("gemm.onnx", op_types=("Gemm",))
+    by_name = {node.name: node for node in net.coverage(artifact).float_nodes}
+    assert set(COMPUTE) & set(by_name) == {"first", "depthwise", "last"}
+
+
+@pytest.mark.parametrize("name", ["depthwise", "last"])
+def test_an_excluded_node_stays_float_on_the_optimised_graph(net: Bench, name: str) -> None:
+    """It stands between integer tensors: ONNX Runtime would quantize its weights at load, per tensor."""
+    artifact = net.build(f"without_{name}.onnx", exclude=(name,))
+    assert artifact.session_options == {DISABLED: "WeightBiasQuantization"}
+    assert DISABLED in artifact.notes[0]
+    left = [node for node in net.coverage(artifact).float_nodes if node.macs]
+    assert [node.name for node in left] == [name]
+    assert net.sqnr(artifact) >= net.sqnr(net.build()) - 0.5
+
+
+def test_without_the_option_the_excluded_node_is_requantized(net: Bench) -> None:
+    """Why the option ships. Once ONNX Runtime stops doing this, the option can go."""
+    artifact = net.build(exclude=("last",))
+    bare = net.coverage(artifact, SessionSettings())
+    assert [node.name for node in bare.float_nodes if node.macs] == []
+
+
+def test_the_option_is_added_to_those_of_the_scheme(net: Bench) -> None:
+    options = {DISABLED: "ConstantSharing", "session.x64quantprecision": "1"}
+    artifact = net.build(exclude=("last",), session_options=options)
+    assert artifact.session_options == {**options, DISABLED: "ConstantSharing;WeightBiasQuantization"}
+    again = net.build(exclude=("last",), session_options=artifact.session_options)
+    assert again.session_options == artifact.session_options
+
+
+def test_an_unknown_node_is_refused_with_the_nearest_names(net: Bench) -> None:
+    with pytest.raises(UsageError, match="no node is named 'depthwize'") as caught:
+        net.build(exclude=("depthwize",))
+    assert caught.value.fix == "Did you mean depthwise?"
+    assert "model.onnx" in caught.value.problem, "the user's file, not the prepared one"
+
+
+def test_an_old_opset_is_raised_to_where_per_channel_is_valid(tmp_path: Path) -> None:
+    old = bench(tmp_path, residual(opset=11))
+    artifact = old.build()
+    proto = onnx.load(artifact.model)
+    assert next(o.version for o in proto.opset_import if not o.domain) >= 13
+    onnx.checker.check_model(proto)
+    axes = {
+        attribute.i
+        for node in proto.graph.node
+        if node.name.startswith("w1_")
+        for attribute in node.attribute
+        if attribute.name == "axis"
+    }
+    assert axes == {0}
+    assert old.coverage(artifact).share == 1
+
+
+def test_weights_beyond_the_limit_go_to_external_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = bench(tmp_path, residual(width=32))  # the quantizer keeps weights below 1 KiB inside
+    inside = wide.sqnr(wide.build("inside.onnx"))
+    monkeypatch.setattr(quantizer, "_EXTERNAL_DATA_FROM", 1)
+    for name, scheme in (("static.onnx", {}), ("operators.onnx", {"format": "QOperator"})):
+        artifact = wide.build(name, **scheme)
+        assert [file.name for file in model_files(artifact.model)] == [name, f"{name}.data"]
+        assert wide.coverage(artifact).share == 1
+    assert wide.sqnr(wide.build("again.onnx")) == inside
+
+
+def test_dynamic_weights_beyond_the_limit_go_to_external_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = bench(tmp_path, mixed(width=32))
+    types = {"Conv": "uint8", "MatMul": "int8"}
+    inside = wide.sqnr(wide.build("inside.onnx", mode="dynamic", dynamic_weight_types=types))
+    monkeypatch.setattr(quantizer, "_EXTERNAL_DATA_FROM", 1)
+    artifact = wide.build("outside.onnx", mode="dynamic", dynamic_weight_types=types)
+    assert [file.name for file in model_files(artifact.model)] == ["outside.onnx", "outside.onnx.data"]
+    assert wide.sqnr(artifact) == inside
+
+
+def test_dynamic_has_a_weight_type_per_operator_type(kinds: Bench) -> None:
+    types = {"Conv": "uint8", "MatMul": "int8", "Gemm": "int8"}
+    artifact = kinds.build("three.onnx", mode="dynamic", dynamic_weight_types=types)
+    held = weights(artifact)
+    assert [held[f"w{name}_quantized"].dtype for name in (1, 2, 3)] == [np.uint8, np.int8, np.int8]
+    assert operators(artifact).count("ConvInteger") == 1
+    assert operators(artifact).count("MatMulInteger") == 2
+    assert kinds.sqnr(artifact) > 35
+    assert kinds.coverage(artifact).share == 1
+
+
+def test_dynamic_leaves_unnamed_types_in_float(kinds: Bench) -> None:
+    artifact = kinds.build("two.onnx", mode="dynamic", dynamic_weight_types={"MatMul": "int8", "Gemm": "int8"})
+    coverage = kinds.coverage(artifact)
+    assert [node.name for node in coverage.float_nodes if node.macs] == ["conv"]
+    only = kinds.build("one.onnx", mode="dynamic", dynamic_weight_types={"MatMul": "int8", "Conv": "uint8"},
+                       op_types=("MatMul",))  # fmt: skip
+    assert operators(only).count("ConvInteger") == 0
+    assert operators(only).count("MatMulInteger") == 1
+
+
+def test_dynamic_tells_a_gemm_from_a_matmul(kinds: Bench) -> None:
+    """The quantizer makes the one into the other before it looks at types and names."""
+    held = weights(kinds.build(mode="dynamic", dynamic_weight_types={"MatMul": "int8", "Gemm": "uint8"}))
+    assert [held[f"w{name}_quantized"].dtype for name in (2, 3)] == [np.int8, np.uint8]
+    assert "w2_quantized" not in weights(kinds.build(mode="dynamic", dynamic_weight_types={"Gemm": "int8"}))
+
+
+@pytest.mark.parametrize("name", ["matmul", "fc"])
+def test_dynamic_keeps_excluded_nodes(kinds: Bench, name: str) -> None:
+    types = {"MatMul": "int8", "Gemm": "int8"}
+    artifact = kinds.build("excluded.onnx", mode="dynamic", dynamic_weight_types=types, exclude=(name,))
+    float_nodes = [node.name for node in kinds.coverage(artifact).float_nodes if node.macs]
+    assert sorted(float_nodes) == ["conv", name]
+    assert operators(artifact).count("MatMulInteger") == 1
+
+
+def test_a_missing_range_is_refused(net: Bench, tmp_path: Path) -> None:
+    ranges = net.ranges(Scheme())
+    del ranges["r1"]
+    with pytest.raises(CalibrationError, match="r1") as caught:
+        CpuBackend().build(net.prepared, ranges, Scheme(), tmp_path / "int8.onnx")
+    assert "calibrate" in caught.value.fix
+    assert "model.onnx" in caught.value.problem
+
+
+@pytest.mark.parametrize(
+    ("scheme", "fix"),
+    [
+        ({"op_types": ("MatMul",)}, "choose other operator types"),
+        ({"exclude": ("first", "relu", "depthwise", "add", "last", "pool", "flatten", "fc")}, "Exclude fewer nodes"),
+    ],
+)
+def test_an_artifact_without_anything_quantized_is_refused(net: Bench, scheme: dict[str, tuple[str]], fix: str) -> None:
+    with pytest.raises(ModelError, match="nothing in it was quantized") as caught:
+        net.build(**scheme)
+    assert fix in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("scheme", "problem"),
+    [
+        ({"activation_type": "int8", "weight_type": "uint8"}, "int8 activations with uint8 weights"),
+        ({"op_types": ("Conv", "Cnov")}, "no operator 'Cnov'"),
+        ({"mode": "dynamic"}, "a weight type per operator type"),
+        (
+            {"mode": "dynamic", "dynamic_weight_types": {"MatMul": "int8"}, "op_types": ("Conv",)},
+            "no weight type for dynamic Conv",
+        ),
+        ({"mode": "dynamic", "dynamic_weight_types": {"Erf": "int8"}, "op_types": ("Erf",)}, "no operator 'Erf'"),
+    ],
+)
+def test_schemes_that_no_model_can_be_built_with(scheme: dict[str, str], problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        CpuBackend().check(Scheme(**scheme))
+
+
+def test_a_float_model_has_nothing_to_be_requantized(net: Bench) -> None:
+    assert float_compute_nodes(onnx.load(net.prepared.path)) == ()
+
+
+def test_the_same_build_gives_the_same_bytes(net: Bench) -> None:
+    first, second = net.build("a.onnx"), net.build("b.onnx")
+    assert first.model.read_bytes() == second.model.read_bytes()
+
+
+def test_backends_are_found_by_name() -> None:
+    assert isinstance(backend_named("cpu"), CpuBackend)
+    with pytest.raises(HardwareError, match="'abacus' backend") as caught:
+        backend_named("abacus")
+    assert "cpu" in caught.value.fix

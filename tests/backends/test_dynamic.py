@@ -1,0 +1,182 @@
+"""Every mode of the CPU backend beside the static one, from a prepared model to an artifact that runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from edgeq.backends.cpu import CpuBackend
+from edgeq.backends.recurrent import LEAST_MACS
+from edgeq.backends.weight_only import gemms_to_matmuls
+from edgeq.errors import ModelError, UsageError
+from edgeq.hardware.target import resolve
+from edgeq.measure.coverage import measure_coverage
+from edgeq.pipeline.job import Built
+from edgeq.pipeline.reasons import explainer
+from edgeq.scheme import Scheme
+from edgeq.session import open_session
+from tests.backends.networks import model_of, operators, prepared, recurrent, run, sqnr_db
+
+RANDOM = np.random.default_rng(0)
+DYNAMIC = Scheme(
+    mode="dynamic",
+    dynamic_weight_types=dict.fromkeys(("MatMul", "Gemm", "LSTM", "GRU", "Gather"), "int8"),
+    stored_types=("GRU", "RNN"),
+)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RANDOM.normal(0, 1 / np.sqrt(shape[-1]), shape).astype(np.float32)
+
+
+def mlp() -> onnx.ModelProto:
+    """x [N, 64] → MatMul 96 → Relu → LayerNormalization → Gemm 32 (transposed, with bias)."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w1"], ["a"], name="first"),
+        helper.make_node("Relu", ["a"], ["b"], name="relu"),
+        helper.make_node("LayerNormalization", ["b", "g", "s"], ["c"], name="norm"),
+        helper.make_node("Gemm", ["c", "w2", "bias"], ["y"], name="second", transB=1),
+    ]
+    weights = {
+        "w1": normal(64, 96),
+        "g": np.ones(96, np.float32),
+        "s": np.zeros(96, np.float32),
+        "w2": normal(32, 96),
+        "bias": normal(32),
+    }
+    return model_of(nodes, {"x": ["N", 64]}, ["y"], weights)
+
+
+def rows(count: int = 4) -> dict[str, np.ndarray]:
+    return {"x": RANDOM.normal(0, 1, (count, 64)).astype(np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "kernel", "least_db"),
+    [
+        (DYNAMIC, "MatMulInteger", 30),
+        (DYNAMIC.replace(per_channel=False), "MatMulInteger", 28),
+        (Scheme(mode="weight-only", weight_bits=8, block_size=32), "MatMulNBits", 30),
+        (Scheme(mode="weight-only", weight_bits=4, block_size=16), "MatMulNBits", 15),
+    ],
+)
+def test_products_in_integers(tmp_path: Path, scheme: Scheme, kernel: str, least_db: float) -> None:
+    model = prepared(mlp(), tmp_path)
+    artifact = CpuBackend().build(model, {}, scheme, tmp_path / "q.onnx")
+    assert operators(artifact.model).count(kernel) == 2
+    data = rows()
+    session = open_session(artifact.model, artifact.settings())
+    made = session.run(None, data)[0]
+    assert sqnr_db(run(model.path, data)["y"], made) > least_db
+    assert artifact.model.stat().st_size < model.path.stat().st_size / 2
+
+
+def test_coverage_names_source_nodes_and_reasons(tmp_path: Path) -> None:
+    model = prepared(mlp(), tmp_path)
+    artifact = CpuBackend().build(model, {}, DYNAMIC.replace(exclude=("first",)), tmp_path / "q.onnx")
+    explain = explainer(model, Built(resolve("cpu-any"), artifact))
+    found = measure_coverage(artifact.model, artifact.settings(), rows(4), onnx.load(model.path), explain)
+    assert found.int8_macs == 4 * 96 * 32, "of the batch that ran"
+    assert found.float_macs == 4 * 64 * 96
+    reasons = {node.name: node.reason for node in found.float_nodes}
+    assert reasons["first"] == "kept in float on request"
+    assert reasons["norm"] == "LayerNormalization is not among the operator types that the scheme quantizes"
+    assert "second" in {node.source for node in found.nodes if node.kind == "int8"}
+
+
+def test_the_slow_fusion_is_left_out_where_there_is_something_to_fuse(tmp_path: Path) -> None:
+    artifact = CpuBackend().build(prepared(mlp(), tmp_path), {}, DYNAMIC, tmp_path / "q.onnx")
+    assert artifact.session_options == {"optimization.disable_specified_optimizers": "SkipLayerNormFusion"}
+    other = tmp_path / "other"
+    other.mkdir()
+    plain = model_of(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], name="only")], {"x": ["N", 64]}, ["y"], {"w": normal(64, 96)}
+    )
+    assert CpuBackend().build(prepared(plain, other), {}, DYNAMIC, other / "q.onnx").session_options == {}
+
+
+def test_session_options_of_the_scheme_are_kept(tmp_path: Path) -> None:
+    key = "optimization.disable_specified_optimizers"
+    scheme = DYNAMIC.replace(session_options={key: "GeluFusion"})
+    artifact = CpuBackend().build(prepared(mlp(), tmp_path), {}, scheme, tmp_path / "q.onnx")
+    assert artifact.session_options[key] == "GeluFusion;SkipLayerNormFusion"
+
+
+@pytest.mark.parametrize(("kind", "kernel"), [("LSTM", "DynamicQuantizeLSTM"), ("GRU", "Scan"), ("RNN", "RNN")])
+def test_recurrent_layers(tmp_path: Path, kind: str, kernel: str) -> None:
+    hidden = 256
+    assert 3 * hidden * 2 * hidden > LEAST_MACS
+    model = prepared(recurrent(kind, hidden=hidden, width=hidden, outputs=("y",)), tmp_path)
+    scheme = DYNAMIC.replace(dynamic_weight_types={"LSTM": "int8", "GRU": "int8"})
+    artifact = CpuBackend().build(model, {}, scheme, tmp_path / "q.onnx")
+    assert kernel in operators(artifact.model)
+    assert artifact.model.stat().st_size < 0.28 * model.path.stat().st_size
+    data = {"x": RANDOM.normal(0, 1, (6, 2, hidden)).astype(np.float32)}
+    session = open_session(artifact.model, artifact.settings())
+    assert sqnr_db(run(model.path, data)["y"], session.run(None, data)[0]) > 28
+    explain = explainer(model, Built(resolve("cpu-any"), artifact))
+    found = measure_coverage(artifact.model, artifact.settings(), data, onnx.load(model.path), explain)
+    macs = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind] * hidden * 2 * hidden * 6 * 2
+    assert found.int8_macs + found.float_macs == macs
+    assert found.share == (0 if kind == "RNN" else 1)
+    assert len(found.nodes) < 60, "the kernels of a loop are counted once each"
+
+
+def test_a_narrow_gru_is_stored(tmp_path: Path) -> None:
+    model = prepared(recurrent(hidden=64, width=64, outputs=("y",)), tmp_path)
+    artifact = CpuBackend().build(model, {}, DYNAMIC, tmp_path / "q.onnx")
+    assert operators(artifact.model) == ["Cast", "Mul", "Cast", "Mul", "GRU"]
+    assert any("8-bit integers in the file" in note for note in artifact.notes)
+
+
+def test_tables_become_integers(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["a"], name="look up"),
+        helper.make_node("MatMul", ["a", "w"], ["y"], name="product"),
+    ]
+    model = model_of(nodes, {}, ["y"], {"table": normal(200, 32), "w": normal(32, 16)})
+    model.graph.input.append(helper.make_tensor_value_info("ids", TensorProto.INT64, ["N"]))
+    ready = prepared(model, tmp_path)
+    data = {"ids": np.arange(7)}
+    for number, scheme in enumerate((DYNAMIC, Scheme(mode="weight-only", block_size=32))):
+        artifact = CpuBackend().build(ready, {}, scheme, tmp_path / f"q{number}.onnx")
+        types = {t.data_type for t in onnx.load(artifact.model).graph.initializer if np.prod(t.dims) > 1000}
+        assert types <= {TensorProto.INT8, TensorProto.UINT8}
+        assert sqnr_db(run(ready.path, data)["y"], run(artifact.model, data)["y"]) > 28
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    ready, out = prepared(mlp(), tmp_path), tmp_path / "q.onnx"
+    with pytest.raises(UsageError, match="no weight type for dynamic Conv"):
+        CpuBackend().build(ready, {}, DYNAMIC.replace(op_types=("Conv",)), out)
+    with pytest.raises(UsageError, match=r"no operator .Softmax. has an int8 form"):
+        CpuBackend().build(ready, {}, DYNAMIC.replace(dynamic_weight_types={"Softmax": "int8"}), out)
+    with pytest.raises(UsageError, match=r"no operator .Conv. has an int8 form"):
+        CpuBackend().build(ready, {}, Scheme(mode="weight-only", op_types=("Conv",)), out)
+    with pytest.raises(ModelError, match="no product with a constant matrix"):
+        CpuBackend().build(ready, {}, Scheme(mode="weight-only", exclude=("first", "second")), out)
+
+
+@pytest.mark.parametrize("attributes", [{}, {"transB": 1}])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_gemm_is_a_product_and_a_sum(attributes: dict[str, int], bias: bool) -> None:
+    weight = normal(16, 64) if attributes else normal(64, 16)
+    names = ["x", "w", "b"] if bias else ["x", "w"]
+    node = helper.make_node("Gemm", names, ["y"], name="layer", **attributes)
+    model = model_of([node], {"x": ["N", 64]}, ["y"], {"w": weight, "b": normal(16)} if bias else {"w": weight})
+    data = rows()
+    exact = run(model, data)["y"]
+    assert gemms_to_matmuls(model) == 1
+    assert operators(model) == (["MatMul", "Add"] if bias else ["MatMul"])
+    np.testing.assert_allclose(run(model, data)["y"], exact, rtol=1e-5, atol=1e-5)
+
+
+def test_a_gemm_that_does_more_stays() -> None:
+    for attributes in ({"alpha": 2.0}, {"transA": 1}):
+        node = helper.make_node("Gemm", ["x", "w"], ["y"], name="layer", **attributes)
+        model = model_of([node], {"x": [64, 64]}, ["y"], {"w": normal(64, 16)})
+        assert gemms_to_matmuls(model) == 0

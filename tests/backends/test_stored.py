@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from edgeq.backends.stored import LEAST_ELEMENTS, store_weights
+from edgeq.session import SessionSettings, open_session
+from tests.backends.networks import model_of, operators, recurrent, run, sqnr_db
+
+RANDOM = np.random.default_rng(0)
+WIDE = RANDOM.normal(0, 1, (40, 32)).astype(np.float32) * np.geomspace(0.001, 1, 32, dtype=np.float32)
+
+
+def product(op_type: str, weight: np.ndarray, **attributes: int) -> onnx.ModelProto:
+    node = helper.make_node(op_type, ["x", "w"], ["y"], name="layer", **attributes)
+    return model_of([node], {"x": ["N", 40]}, ["y"], {"w": weight})
+
+
+def test_a_layer_keeps_its_answer() -> None:
+    model = recurrent(hidden=32, width=16)
+    x = {"x": RANDOM.normal(0, 1, (4, 1, 16)).astype(np.float32)}
+    exact = run(model, x)
+    assert store_weights(model, ["GRU"]) == ("w", "r")
+    onnx.checker.check_model(model)
+    made = run(model, x)
+    assert all(sqnr_db(exact[name], made[name]) > 38 for name in exact)
+
+
+def test_the_file_shrinks_to_a_quarter() -> None:
+    model = recurrent("RNN", hidden=128, width=128)
+    before = len(model.SerializeToString())
+    store_weights(model, ["RNN"])
+    assert len(model.SerializeToString()) < 0.28 * before
+
+
+def test_the_runtime_has_the_weights_in_float_when_it_is_loaded(tmp_path: Path) -> None:
+    model = recurrent(hidden=32, width=16)
+    store_weights(model, ["GRU"])
+    path, optimized = tmp_path / "m.onnx", tmp_path / "optimized.onnx"
+    onnx.save(model, path)
+    open_session(path, SessionSettings(save_optimized_to=optimized))
+    assert operators(optimized) == ["GRU"]
+
+
+@pytest.mark.parametrize(
+    ("op_type", "weight", "attributes"),
+    [("MatMul", WIDE, {}), ("Gemm", WIDE, {}), ("Gemm", WIDE.T.copy(), {"transB": 1})],
+)
+def test_outputs_have_scales_of_their_own(op_type: str, weight: np.ndarray, attributes: dict[str, int]) -> None:
+    model = product(op_type, weight, **attributes)
+    x = {"x": RANDOM.normal(0, 1, (3, 40)).astype(np.float32)}
+    exact = run(model, x)["y"]
+    assert store_weights(model, [op_type]) == ("w",)
+    made = run(model, x)["y"]
+    # The columns differ by a factor of a thousand: one scale would leave nothing of the smallest.
+    assert min(sqnr_db(exact[:, i], made[:, i]) for i in range(32)) > 30
+
+
+def test_convolutions_have_a_scale_per_output_channel() -> None:
+    weight = RANDOM.normal(0, 1, (16, 8, 3, 3)).astype(np.float32) * np.geomspace(0.001, 1, 16)[:, None, None, None]
+    for op_type, values in (("Conv", weight), ("ConvTranspose", weight.transpose(1, 0, 2, 3))):
+        node = helper.make_node(op_type, ["x", "w"], ["y"], name="layer")
+        model = model_of([node], {"x": [1, 8, 6, 6]}, ["y"], {"w": np.ascontiguousarray(values, np.float32)})
+        x = {"x": RANDOM.normal(0, 1, (1, 8, 6, 6)).astype(np.float32)}
+        exact = run(model, x)["y"]
+        assert store_weights(model, [op_type]) == ("w",)
+        made = run(model, x)["y"]
+        assert min(sqnr_db(exact[:, i], made[:, i]) for i in range(16)) > 30
+
+
+def test_what_is_not_stored() -> None:
+    assert store_weights(product("MatMul", WIDE), ["GRU"]) == ()
+    assert store_weights(product("MatMul", WIDE), ["MatMul"], exclude=["layer"]) == ()
+    small = np.ones((40, LEAST_ELEMENTS // 40), np.float32)
+    assert store_weights(product("MatMul", small), ["MatMul"]) == ()
+
+
+def test_a_weight_that_another_operator_reads_is_not_stored() -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], name="a"), helper.make_node("Neg", ["w"], ["z"], name="b")]
+    model = model_of(nodes, {"x": ["N", 40]}, ["y", "z"], {"w": WIDE})
+    assert store_weights(model, ["MatMul"]) == ()
+
+
+def test_a_shared_weight_is_stored_once() -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], [y], name=y) for y in ("a", "b")]
+    model = model_of(nodes, {"x": ["N", 40]}, ["a", "b"], {"w": WIDE})
+    assert store_weights(model, ["MatMul"]) == ("w",)
+    assert operators(model).count("Cast") == 1

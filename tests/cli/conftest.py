@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgeq.hardware import detect
+from tests.cli.room import Room, fill
+
+
+@pytest.fixture(scope="session")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made once; tests that write get a copy."""
+    place = tmp_path_factory.mktemp("room")
+    fill(place)
+    return place
+
+
+@pytest.fixture
+def room(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Room:
+    import shutil
+
+    place = tmp_path / "room"
+    shutil.copytree(filled, place)
+    monkeypatch.chdir(place)
+    return Room(place)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _detected_once() -> None:
+    """Detection takes a second and is cached for the process: pay it before the first test."""
+    detect.detect_machine()

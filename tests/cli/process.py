@@ -1,0 +1,61 @@
+"""`edgeq` as a process of its own, as a user starts it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+COMMAND = [sys.executable, "-P", "-m", "edgeq"]
+
+
+def environment(**changes: str) -> dict[str, str]:
+    path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "targets" / "runtime")])
+    return {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **changes}
+
+
+def start(
+    *arguments: str | Path, cwd: Path, prefix: Sequence[str] = (), env: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*prefix, *COMMAND, *map(str, arguments)],
+        cwd=cwd,
+        env=environment(**(env or {})),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=hear_interrupts if os.name == "posix" else None,
+    )
+
+
+def hear_interrupts() -> None:
+    """A shell that runs the tests in the background makes them, and what they start, deaf to Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def run(
+    *arguments: str | Path, cwd: Path, prefix: Sequence[str] = (), env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    process = start(*arguments, cwd=cwd, prefix=prefix, env=env)
+    out, err = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def without_root_powers() -> list[str] | None:
+    """A prefix under which file permissions hold for root too; empty where nobody is root; None where it cannot be."""
+    if os.geteuid() != 0:
+        return []
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        return None
+    powers = "-dac_override,-dac_read_search"
+    prefix = [setpriv, f"--bounding-set={powers}", f"--inh-caps={powers}"]
+    works = subprocess.run([*prefix, sys.executable, "-c", ""], capture_output=True, check=False).returncode == 0
+    return prefix if works else None

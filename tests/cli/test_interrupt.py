@@ -1,0 +1,121 @@
+"""Ctrl-C and termination: one line, the exit code of shells, nothing half-written, nothing lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeq import demo
+from edgeq.backends.cpu import CpuBackend
+from edgeq.bundle import write as bundle_write
+from edgeq.cli._process import INTERRUPTED, TERMINATED
+from edgeq.pipeline import job, quantize, variants
+from tests.cli import process
+from tests.cli.room import Room, contents
+
+GOOD = ("net.onnx", "--data", "x.npz", "--no-timing")
+STEPS = [
+    (job, "prepare_model"),
+    (job, "collect"),
+    (CpuBackend, "build"),
+    (quantize, "prove_built"),
+]
+
+
+def interrupt(after: Callable[..., Any]) -> Callable[..., Any]:
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        after(*arguments, **options)
+        raise KeyboardInterrupt
+
+    return interrupted
+
+
+@pytest.mark.parametrize(("owner", "name"), STEPS, ids=[name for _, name in STEPS])
+def test_ctrl_c_after_any_step_of_quantize(
+    room: Room, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, tmp_path: Path
+) -> None:
+    (room.path / "kept.onnx").write_text("mine")
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(work))
+    monkeypatch.setattr(owner, name, interrupt(getattr(owner, name)))
+    room.refused(INTERRUPTED, "quantize", *GOOD, "-o", "kept.onnx", "--force", says="interrupted")
+    room.refused(INTERRUPTED, "quantize", *GOOD, "-o", "new/int8.onnx", says="nothing half-written was left behind")
+    assert contents(work) == {}
+
+
+@pytest.mark.parametrize("output", ["kept", "kept.edgeq"])
+def test_ctrl_c_while_the_bundle_is_written(room: Room, monkeypatch: pytest.MonkeyPatch, output: str) -> None:
+    assert room.run("package", *GOOD, "-o", output).code == 0
+    step = "_write_archive" if output.endswith(".edgeq") else "_write_directory"
+    monkeypatch.setattr(bundle_write, step, interrupt(getattr(bundle_write, step)))
+    room.refused(INTERRUPTED, "package", *GOOD, "-o", output, "--force", says="interrupted")
+
+
+def test_ctrl_c_in_the_demo_before_the_bundle(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(variants, "write_bundle", interrupt(lambda *a, **k: None))
+    room.refused(INTERRUPTED, "demo", "-o", "demo", says="interrupted")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are sent as POSIX has them")
+@pytest.mark.parametrize(
+    ("number", "codes"),
+    # A SIGINT that Python meets inside C code that it called ends the process by that signal, after all cleaning up;
+    # a shell reports 130 for both.
+    [(signal.SIGINT, {INTERRUPTED, -signal.SIGINT}), (signal.SIGTERM, {TERMINATED})],
+    ids=["SIGINT", "SIGTERM"],
+)
+def test_a_signal_in_the_middle(tmp_path: Path, number: signal.Signals, codes: set[int]) -> None:
+    place, work = tmp_path / "place", tmp_path / "work"
+    place.mkdir()
+    work.mkdir()
+    data = ("--data", demo.CALIBRATION)
+    running = process.start("quantize", demo.MODEL, *data, "-o", "int8.onnx", cwd=place, env={"TMPDIR": str(work)})
+    deadline = time.monotonic() + 120
+    while not list(place.glob(".int8.onnx.*.partial")):
+        assert running.poll() is None, running.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    running.send_signal(number)
+    out, err = running.communicate(timeout=120)
+    assert running.returncode in codes, err
+    assert out == ""
+    assert "Traceback" not in err
+    assert contents(place) == {}
+    assert [p.name for p in work.iterdir() if p.name.startswith("edgeq")] == []
+
+
+HANDLERS = """
+import signal
+import edgeq.__main__
+from edgeq.cli._process import restore_interrupts
+print(signal.getsignal(signal.SIGINT) is signal.SIG_DFL)
+restore_interrupts()
+print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+restore_interrupts()
+print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
+def test_while_modules_load_ctrl_c_just_ends() -> None:
+    """No traceback from the middle of an import; and what the caller has made deaf (nohup) stays so."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", HANDLERS],
+        env=process.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+        preexec_fn=process.hear_interrupts,
+    )
+    assert done.stdout.split() == ["True", "True", "True"]

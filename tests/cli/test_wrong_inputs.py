@@ -1,0 +1,227 @@
+"""Wrong inputs end in one line that names the file and the fix, in the documented exit code, and change nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgeq.errors import (
+    CalibrationError,
+    CheckFailedError,
+    DataError,
+    HardwareError,
+    ModelError,
+    UsageError,
+)
+from tests.cli.room import Room
+
+MODEL, DATA, USAGE = ModelError.exit_code, DataError.exit_code, UsageError.exit_code
+GOOD = ("net.onnx", "--data", "x.npz")
+QUICK = ("--no-timing", "-o", "int8.onnx")
+TARGET = {"quantize": "--profile", "package": "--target"}
+
+
+@pytest.mark.parametrize("command", ["quantize", "package", "calibrate"])
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("absent.onnx", "absent.onnx does not exist"),
+        ("empty", "empty is a directory, not a model"),
+        ("empty.onnx", "empty.onnx is empty"),
+        ("text.onnx", "text.onnx is not an ONNX model: it is a text file"),
+        ("truncated.onnx", "truncated.onnx is not an ONNX model: it is damaged or truncated"),
+        ("images/0.png", "images/0.png is not an ONNX model: it is a PNG image"),
+        ("opset5.onnx", "opset5.onnx uses opset 5"),
+    ],
+)
+def test_models(room: Room, command: str, model: str, says: str) -> None:
+    room.refused(MODEL, command, model, "--data", "x.npz", "-o", "out", says=says)
+
+
+@pytest.mark.parametrize("command", ["inspect", "bench"])
+@pytest.mark.parametrize("model", ["absent.onnx", "text.onnx", "truncated.onnx"])
+def test_models_of_commands_that_only_read(room: Room, command: str, model: str) -> None:
+    room.refused(MODEL, command, model, says=model)
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "says"),
+    [
+        ("unsupported", "x", "unsupported.onnx: nothing in it was quantized. Deploy the float model; Erf (erf)"),
+        ("relu", "x", "relu.onnx: nothing in it was quantized. Deploy the float model; Relu (relu)"),
+        ("integers", "tokens", "integers.onnx computes nothing in float"),
+        ("inputless", "x", "inputless.onnx takes no inputs"),
+    ],
+)
+def test_models_with_nothing_to_quantize(room: Room, model: str, data: str, says: str) -> None:
+    room.refused(MODEL, "quantize", f"{model}.onnx", "--data", f"{data}.npz", *QUICK, says=says)
+    room.refused(MODEL, "package", f"{model}.onnx", "--data", f"{data}.npz", *QUICK, says=says)
+
+
+@pytest.mark.parametrize("op_type", ["LSTM", "MatMul"])
+def test_dynamic_with_nothing_of_that_type(room: Room, op_type: str) -> None:
+    options = ("--dynamic", "--op-type", op_type, "--weight-type", "int8")
+    room.refused(MODEL, "quantize", "unsupported.onnx", "--data", "x.npz", *options, *QUICK, says="nothing in it")
+
+
+def test_a_quantized_model_is_not_quantized_again(room: Room) -> None:
+    assert room.run("quantize", *GOOD, *QUICK).code == 0
+    ran = room.refused(MODEL, "quantize", "int8.onnx", "--data", "x.npz", "-o", "twice.onnx", says="quantized already")
+    assert "float32 model" in ran.line
+
+
+@pytest.mark.parametrize("command", ["quantize", "package", "calibrate"])
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ("absent.npz", "absent.npz does not exist"),
+        ("absent_*.npz", "absent_*.npz matches no file"),
+        ("empty", "empty holds no samples"),
+        ("notes.txt", "notes.txt is text"),
+        ("wrong_name.npz", "wrong_name.npz has no array for the model input 'x' (it holds z"),
+        ("wrong_shape.npz", "input 'x' has shape [4, 2, 8, 8], the model takes x: float32[1, 3, 8, 8]"),
+        ("nan.npz", "nan.npz[2]: input 'x' holds NaN"),
+        ("integers.npz", "integers.npz[0]: input 'x' is int64, the model takes float32"),
+        ("words.npz", "words.npz"),
+        ("none.npz", "none.npz holds an empty array"),
+        ("pickled.npz", "pickled.npz holds pickled Python objects, which are never loaded"),
+        ("truncated.npz", "truncated.npz cannot be read"),
+        ("images", "images holds images, no preprocessing is named"),
+    ],
+)
+def test_data(room: Room, command: str, data: str, says: str) -> None:
+    room.refused(DATA, command, "net.onnx", "--data", data, "-o", "out", says=says)
+
+
+def test_an_unreadable_image(room: Room) -> None:
+    options = ("--data", "bad_images", "--preprocess", "divide=255,layout=NCHW")
+    room.refused(DATA, "quantize", "net.onnx", *options, *QUICK, says="bad_images/2.png is not an image that can be")
+
+
+def test_an_unknown_preprocessing(room: Room) -> None:
+    options = ("--data", "images", "--preprocess", "imagnet")
+    room.refused(DATA, "quantize", "net.onnx", *options, *QUICK, says="no preprocessing is called 'imagnet'")
+
+
+def test_one_of_two_inputs_is_missing(room: Room) -> None:
+    says = "half_a_pair.npz has no array for the model input 'b'"
+    room.refused(DATA, "quantize", "pair.onnx", "--data", "half_a_pair.npz", *QUICK, says=says)
+
+
+def test_what_the_runtime_refuses_to_run_is_one_line(room: Room, capfd: pytest.CaptureFixture[str]) -> None:
+    options = ("tokens.onnx", "--data", "tokens_out_of_range.npz")
+    ran = room.refused(DATA, "quantize", *options, *QUICK, says="tokens_out_of_range.npz[")
+    assert "out of data bounds" in ran.line
+    assert capfd.readouterr().err == "", "ONNX Runtime's own log does not reach the terminal"
+
+
+@pytest.mark.parametrize("command", ["quantize", "package"])
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (("--task", "classification"), USAGE, "--task needs labelled samples. Give them with --val"),
+        (("--task", "classification", "--val", "x.npz"), DATA, "x.npz[0] has no label. Give --labels"),
+        (("--task", "clasification", "--val", "x.npz"), USAGE, "unknown task 'clasification'"),
+        (("--task", "detection", "--val", "x.npz"), USAGE, "detection needs annotations"),
+        (("--task", "classification", "--val", "x.npz", "--labels", "absent.csv"), DATA, "absent.csv does not exist"),
+        (("--val", "absent.npz"), DATA, "absent.npz does not exist"),
+        (("--exclude", "convv"), USAGE, "net.onnx: no node is named 'convv'. Did you mean conv?"),
+        (("--exclude", "zzz"), USAGE, "List the node names with `edgeq inspect -v`"),
+        (("--op-type", "Covn"), USAGE, "no operator 'Covn' has an int8 form on the cpu backend. Did you mean Conv"),
+        (("--max-drop", "1pt"), USAGE, "needs a task"),
+        (("--max-drop", "much"), USAGE, "--max-drop 'much' is not a number"),
+        (("--require-coverage", "200%"), USAGE, "--require-coverage '200%' is not between 0 and 1"),
+        (("--percentile", "99"), USAGE, "--percentile goes with --method percentile"),
+        (("--method", "percentile", "--percentile", "199"), USAGE, "199.0 is not in the range"),
+        (("--method", "median"), USAGE, "'median' is not one of"),
+        (("--activation-type", "int8", "--weight-type", "uint8"), USAGE, "int8 activations with uint8 weights"),
+        (("--dynamic", "--method", "mse"), USAGE, "--method and --dynamic exclude each other"),
+        (("--dynamic", "--weight-type", "uint8"), USAGE, "Say which with --op-type"),
+        (("--dynamic", "--op-type", "Conv"), USAGE, "no weight type for dynamic Conv. Name one with --weight-type"),
+        (("--count", "0"), USAGE, "'--count': 0 is not in the range x>=1. See `edgeq "),
+        (("--calibration", "absent"), CalibrationError.exit_code, "absent holds no calibration statistics"),
+        (("--calibration", "empty"), CalibrationError.exit_code, "empty holds no calibration statistics"),
+        (("--frobnicate",), USAGE, "No such option '--frobnicate'"),
+    ],
+)
+def test_options(room: Room, command: str, options: tuple[str, ...], code: int, says: str) -> None:
+    room.refused(code, command, *GOOD, *QUICK, *options, says=says)
+
+
+def test_the_data_of_a_static_scheme_are_not_optional(room: Room) -> None:
+    room.refused(USAGE, "quantize", "net.onnx", *QUICK, says="no samples to prove the result on. Give --data or --val")
+    options = ("--val", "x.npz")
+    room.refused(USAGE, "quantize", "net.onnx", *QUICK, *options, says="Give --data or --calibration")
+
+
+@pytest.mark.parametrize("command", ["quantize", "package"])
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("nope", "unknown target or profile 'nope'"),
+        ("rasberry-pi-4", "Did you mean raspberry-pi-4?"),
+        ("absent.toml", "absent.toml cannot be read: No such file or directory"),
+        ("nvidia-t4", "cannot build for the 'tensorrt' backend"),
+        ("gemmini", "cannot build for the 'systolic' backend"),
+    ],
+)
+def test_targets(room: Room, command: str, target: str, says: str) -> None:
+    """Also the ones whose backend is not there yet: known before anything is calibrated."""
+    ran = room.refused(HardwareError.exit_code, command, *GOOD, *QUICK, TARGET[command], target, says=says)
+    assert "preprocessing" not in ran.err, "the data were opened for nothing"
+
+
+def test_a_target_of_another_architecture_is_built_and_says_where_it_was_checked(room: Room) -> None:
+    ran = room.run("quantize", *GOOD, *QUICK, "--profile", "raspberry-pi-4", "--json")
+    assert ran.code == 0
+    found = ran.json()
+    assert (found["target"], found["scheme"]["activation_type"]) == ("raspberry-pi-4", "int8")
+    assert found["native"] is False
+    assert any("not those of raspberry-pi-4" in note for note in found["notes"])
+
+
+def test_a_calibration_of_another_model(room: Room) -> None:
+    assert room.run("calibrate", "matmul.onnx", "--data", "rows.npz", "-o", "stats").code == 0
+    options = ("--calibration", "stats", "--val", "x.npz")
+    room.refused(CalibrationError.exit_code, "quantize", "net.onnx", *options, *QUICK, says="stats")
+
+
+def test_a_bar_that_is_not_met_leaves_no_output(room: Room) -> None:
+    options = ("--exclude", "conv", "--require-coverage", "95%")
+    ran = room.refused(
+        CheckFailedError.exit_code, "quantize", *GOOD, *QUICK, *options, says="less than the 95.0% asked"
+    )
+    assert "the largest left in float is conv (kept in float on request)" in ran.line
+    room.refused(CheckFailedError.exit_code, "package", *GOOD, "-o", "bundle", *options, says="less than the 95.0%")
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "options"),
+    [
+        ("opset8", "x", ()),
+        ("dynamic", "x", ()),
+        ("matmul", "rows", ()),
+        ("matmul", "rows", ("--dynamic",)),
+        ("batches", "rows", ()),
+        ("pair", "pair", ()),
+        ("tokens", "tokens", ()),
+        ("tokens", "tokens", ("--dynamic",)),
+        ("branch", "rows", ()),
+        ("loop", "rows", ()),
+        ("net", "x", ("--dynamic", "--op-type", "Conv", "--weight-type", "uint8")),
+    ],
+)
+def test_unusual_models_that_work(room: Room, model: str, data: str, options: tuple[str, ...]) -> None:
+    ran = room.run("quantize", f"{model}.onnx", "--data", f"{data}.npz", *QUICK, "--json", *options)
+    assert ran.code == 0, ran.err
+    found = ran.json()
+    assert found["agreement"]["sqnr_db"] > 30
+    assert 0 < found["coverage"]["int8_mac_share"] <= 1
+    assert all(node["reason"] for node in found["coverage"]["float_nodes"])
+    assert set(ran.after) - set(ran.before) == {"int8.onnx"}, "nothing else is left in the working directory"
+
+
+def test_an_unusual_name_is_a_name(room: Room) -> None:
+    (room.path / "net.onnx").rename(room.path / "we ird [näme].onnx")
+    ran = room.run("package", "we ird [näme].onnx", "--data", "x.npz", "-o", "a [bundle]", "--no-timing", "--json")
+    assert ran.code == 0, ran.err
+    assert room.run("verify", "a [bundle]").code == 0

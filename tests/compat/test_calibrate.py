@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from click.testing import CliRunner, Result
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
+
+from edgeq.compat.calibrate import command
+
+SIZE = 8
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    random = np.random.default_rng(0)
+    weights = {
+        "w": (random.normal(0, 0.02, (8, 3, 3, 3))).astype(np.float32),
+        "v": (random.normal(0, 0.1, (8 * SIZE * SIZE, 4))).astype(np.float32),
+        "shape": np.int64([1, -1]),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], "conv", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["r"], "relu"),
+        helper.make_node("Reshape", ["r", "shape"], ["f"], "flat"),
+        helper.make_node("MatMul", ["f", "v"], ["y"], "matmul"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, SIZE, SIZE])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])],
+        [numpy_helper.from_array(w, n) for n, w in weights.items()],
+    )
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
+    return path
+
+
+def pixels(count: int) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 256, (count, 3, SIZE, SIZE)).astype(np.float32)
+
+
+def pb(path: Path, array: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(numpy_helper.from_array(array).SerializeToString())
+
+
+def dataset(kind: str, folder: Path) -> Path:
+    """Each of the four forms; the fork failed on images and on one stacked .pb."""
+    stack = pixels(4)
+    if kind == "images":
+        folder.mkdir()
+        for index, array in enumerate(stack):
+            Image.fromarray(array.transpose(1, 2, 0).astype(np.uint8)).save(folder / f"{index}.jpg")
+        return folder
+    if kind == "cases":
+        for index, array in enumerate(stack):
+            pb(folder / f"test_data_set_{index}" / "input_0.pb", array[None])
+        return folder
+    if kind == "case":
+        pb(folder / "input_0.pb", stack[:1])
+        return folder
+    pb(folder / "stack.pb", stack[:, None] if kind == "stack of batches" else stack)
+    return folder / "stack.pb"
+
+
+def run(model: Path, data: Path, output: Path, *more: str) -> Result:
+    arguments = ["--model_path", str(model), "--dataset_path", str(data), "--output_model_path", str(output)]
+    return CliRunner().invoke(command, [*arguments, *more])
+
+
+@pytest.mark.parametrize("kind", ["images", "cases", "case", "stack", "stack of batches"])
+@pytest.mark.parametrize("preprocess", ["caffe2", "mxnet"])
+def test_every_form_of_data_set_works(model: Path, tmp_path: Path, kind: str, preprocess: str) -> None:
+    output = tmp_path / "out.onnx"
+    result = run(model, dataset(kind, tmp_path / "d"), output, "--data_preprocess", preprocess, "--static=True")
+    assert result.exit_code == 0, result.output
+    quantized = onnx.load(output)
+    assert "QLinearConv" in {node.op_type for node in quantized.graph.node}
+    zeros = [numpy_helper.to_array(t) for t in quantized.graph.initializer if t.name.endswith("zero_point")]
+    assert all(z.dtype == np.int8 and not z.any() for z in zeros if z.dtype != np.int32)
+    session = onnxruntime.InferenceSession(output)
+    assert session.run(None, {"x": pixels(1)})[0].shape == (1, 4)
+
+
+def test_the_size_limits_the_data_set(model: Path, tmp_path: Path) -> None:
+    data, outputs = dataset("stack", tmp_path / "d"), []
+    for name, size in (("one", "1"), ("all", "0")):
+        outputs.append(tmp_path / name)
+        result = run(model, data, outputs[-1], "--data_preprocess", "None", "--static", "yes", "--dataset_size", size)
+        assert result.exit_code == 0, result.output
+    assert outputs[0].read_bytes() != outputs[1].read_bytes()
+
+
+def test_uint8_dynamic_and_node_lists(model: Path, tmp_path: Path) -> None:
+    data = dataset("cases", tmp_path / "d")
+    for more in (
+        ["--static=1", "--mode=uint8", "--black_nodes", "matmul"],
+        ["--static=1", "--mode=uint8", "--white_nodes", "conv,relu,flat"],
+    ):
+        result = run(model, data, tmp_path / "out.onnx", "--data_preprocess=None", *more)
+        assert result.exit_code == 0, result.output
+        kinds = {node.op_type for node in onnx.load(tmp_path / "out.onnx").graph.node}
+        assert {"QLinearConv", "MatMul"} <= kinds
+    result = run(model, data, tmp_path / "dynamic.onnx", "--data_preprocess=None", "--static=no", "--op_types=MatMul")
+    assert result.exit_code == 0, result.output
+    assert "MatMulInteger" in {node.op_type for node in onnx.load(tmp_path / "dynamic.onnx").graph.node}
+
+
+def test_mistakes_are_one_line(model: Path, tmp_path: Path) -> None:
+    result = run(model, tmp_path / "nowhere", tmp_path / "out.onnx", "--data_preprocess=None", "--static=true")
+    assert result.exit_code == 4
+    assert "nowhere" in result.output
+    assert "Traceback" not in result.output
+    assert not (tmp_path / "out.onnx").exists()
+    data = dataset("case", tmp_path / "d")
+    result = run(model, data, tmp_path / "o", "--data_preprocess=None", "--static=true", "--white_nodes=nobody")
+    assert result.exit_code == 2
+    assert "'nobody'" in result.output

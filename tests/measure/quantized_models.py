@@ -1,0 +1,122 @@
+"""A small float model and its quantized forms, made by edgeq as for a user."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from edgeq.backends.cpu import CpuBackend
+from edgeq.calibrate.collect import collect
+from edgeq.calibrate.ranges import Range, derive_ranges
+from edgeq.data.samples import Samples, open_samples
+from edgeq.model.prepare import PreparedModel, prepare_model
+from edgeq.scheme import Scheme
+
+DYNAMIC: Mapping[str, str] = {"Conv": "uint8", "Gemm": "int8", "MatMul": "int8"}
+SCHEMES = {
+    "u8s8": Scheme(),
+    "s8s8": Scheme(activation_type="int8", activation_symmetric=True),
+    "u8u8-per-tensor": Scheme(weight_type="uint8", weight_symmetric=False, per_channel=False),
+    "qoperator": Scheme(format="QOperator"),
+    "dynamic": Scheme(mode="dynamic", dynamic_weight_types=DYNAMIC),  # type: ignore[arg-type]
+}
+STATIC = tuple(name for name in SCHEMES if name != "dynamic")
+WEIGHTS = ("stem.weight", "depthwise.weight", "pointwise.weight", "head.weight")
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A prepared model, its quantized forms by the names of `SCHEMES`, and what they were made from."""
+
+    source: Path
+    prepared: PreparedModel
+    models: Mapping[str, Path]
+    data: Path
+    samples: Samples
+    ranges: Mapping[str, Range]
+
+
+def float_model(
+    *,
+    batch_norm: bool = False,
+    scales: Mapping[str, np.ndarray] | None = None,
+) -> onnx.ModelProto:
+    """x [N, 3, 8, 8] → Conv, Relu → depthwise Conv, Clip → pointwise Conv → Add → mean → Gemm → logits [N, 5].
+
+    Args:
+        batch_norm: with a BatchNormalization behind the first Conv.
+        scales: factors for the output channels of a weight, by its name.
+    """
+    rng = np.random.default_rng(7)
+    shapes = {
+        "stem.weight": (16, 3, 3, 3),
+        "stem.bias": (16,),
+        "depthwise.weight": (16, 1, 3, 3),
+        "depthwise.bias": (16,),
+        "pointwise.weight": (16, 16, 1, 1),
+        "pointwise.bias": (16,),
+        "head.weight": (5, 16),
+        "head.bias": (5,),
+    }
+    weights = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+    for name, factors in (scales or {}).items():
+        weights[name] *= factors.reshape(-1, *(1,) * (weights[name].ndim - 1)).astype(np.float32)
+    weights["low"], weights["high"] = np.float32(0), np.float32(2)
+    stem_out = "stem_raw" if batch_norm else "stem_out"
+    nodes = [
+        helper.make_node("Conv", ["x", "stem.weight", "stem.bias"], [stem_out], "stem", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["stem_out"], ["stem_act"], "stem_relu"),
+        helper.make_node(
+            "Conv", ["stem_act", "depthwise.weight", "depthwise.bias"], ["dw_out"], "depthwise",
+            group=16, pads=[1, 1, 1, 1],
+        ),
+        helper.make_node("Clip", ["dw_out", "low", "high"], ["dw_act"], "depthwise_clip"),
+        helper.make_node("Conv", ["dw_act", "pointwise.weight", "pointwise.bias"], ["pw_out"], "pointwise"),
+        helper.make_node("Add", ["pw_out", "stem_act"], ["sum"], "residual"),
+        helper.make_node("GlobalAveragePool", ["sum"], ["pooled"], "pool"),
+        helper.make_node("Flatten", ["pooled"], ["features"], "flatten"),
+        helper.make_node("Gemm", ["features", "head.weight", "head.bias"], ["logits"], "head", transB=1),
+    ]  # fmt: skip
+    if batch_norm:
+        norm = {"scale": rng.uniform(0.5, 2, 16), "shift": rng.normal(size=16), "mean": rng.normal(size=16)}
+        weights |= {name: value.astype(np.float32) for name, value in norm.items()}
+        weights["var"] = rng.uniform(0.5, 2, 16).astype(np.float32)
+        nodes.insert(
+            1,
+            helper.make_node(
+                "BatchNormalization", ["stem_raw", "scale", "shift", "mean", "var"], ["stem_out"], "stem_norm"
+            ),
+        )
+    graph = helper.make_graph(
+        nodes,
+        "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 8, 8])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["N", 5])],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def quantize_all(folder: Path, model: onnx.ModelProto, names: tuple[str, ...] = tuple(SCHEMES)) -> Quantized:
+    """Write `model` to `folder`, calibrate it on 8 random samples of 2 rows and quantize it by the schemes `names`."""
+    source, data = folder / "float.onnx", folder / "data.npz"
+    source.write_bytes(model.SerializeToString())
+    np.savez(data, x=np.random.default_rng(3).normal(size=(16, 3, 8, 8)).astype(np.float32))
+    prepared = prepare_model(source, folder / "prepared")
+    samples = open_samples(data, prepared.signature)
+    statistics = collect(prepared.path, samples)
+    models = {}
+    ranges: Mapping[str, Range] = {}
+    for name in names:
+        scheme = SCHEMES[name]
+        ranges = derive_ranges(
+            statistics, "minmax", activation_type=scheme.activation_type, symmetric=scheme.activation_symmetric
+        )
+        models[name] = folder / f"{name}.onnx"
+        CpuBackend().build(prepared, ranges, scheme, models[name])
+    return Quantized(source, prepared, models, data, samples, ranges)

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from edgeq.data.samples import open_samples
+from edgeq.errors import DataError
+from edgeq.measure.activation_tally import ActivationComparison
+from edgeq.measure.compare_activations import compare_activations
+from edgeq.measure.layers import collect_activations, compare_layers, match_activations, read_graph, with_outputs
+from edgeq.measure.quantization import dynamic_quantization
+from edgeq.session import SessionSettings, open_session
+from tests.measure.fakes import FakeSample, FakeSamples
+from tests.measure.quantized_models import SCHEMES, STATIC, Quantized, float_model
+
+NONE = SessionSettings(optimization="none")
+
+
+def compare(quantized: Quantized, form: str, **options: Any) -> dict[str, ActivationComparison]:
+    reference, graph = read_graph(quantized.prepared.path), read_graph(quantized.models[form])
+    samples = options.pop("samples", quantized.samples)
+    found = compare_activations(reference, graph, match_activations(reference, graph), samples, **options)
+    return {activation.name: activation for activation in found}
+
+
+def everything(path: Path, samples: Any) -> dict[str, np.ndarray]:
+    """Every tensor of a model over all samples, kept: the brute force that the streaming figures are held against."""
+    model = onnx.load(path)
+    names = [name for node in model.graph.node for name in node.output]
+    session = open_session(with_outputs(model, names).SerializeToString(), NONE)
+    outputs = [output.name for output in session.get_outputs()]
+    made: dict[str, list[np.ndarray]] = {}
+    for sample in samples:
+        for name, value in zip(outputs, session.run(outputs, dict(sample.inputs)), strict=True):
+            made.setdefault(name, []).append(value)
+    return {name: np.stack(values) for name, values in made.items()}
+
+
+def sqnr(reference: np.ndarray, other: np.ndarray) -> float:
+    r, c = reference.astype(np.float64), other.astype(np.float64)
+    return float(10 * np.log10((r**2).sum() / ((r - c) ** 2).sum()))
+
+
+def as_read(form: str, name: str, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The tensor as readers get it, found by the names that onnxruntime's quantizer gives."""
+    if form == "qoperator":
+        integers = {"stem_act": "stem_out", "dw_act": "dw_out"}.get(name, name) + "_quantized"
+        return tensors[integers]
+    if form == "dynamic":
+        return tensors[name]
+    return tensors[name if name == "logits" else f"{name}_DequantizeLinear_Output"]
+
+
+@pytest.mark.parametrize("form", SCHEMES)
+def test_accumulated_figures_are_those_of_keeping_everything(quantized: Quantized, form: str) -> None:
+    exact = everything(quantized.prepared.path, quantized.samples)
+    whole = everything(quantized.models[form], quantized.samples)
+    constants = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(quantized.models[form]).graph.initializer}
+    found = compare(quantized, form)
+    for name in ("stem_act", "dw_act", "pw_out", "sum", "pooled", "logits"):
+        seen = as_read(form, name, whole)
+        if form == "qoperator":
+            tensor = {"stem_act": "stem_out", "dw_act": "dw_out"}.get(name, name)
+            scale, zero = (constants[f"{tensor}_{part}"] for part in ("scale", "zero_point"))
+            seen = (seen.astype(np.float32) - zero) * scale
+        if found[name].kind == "dynamic":
+            seen = np.stack([dynamic_quantization(sample).round_trip(sample) for sample in seen])
+        accumulated = found[name].accumulated
+        assert accumulated.sqnr_db == pytest.approx(sqnr(exact[name], seen), abs=1e-3), name
+        assert accumulated.max_abs_error == pytest.approx(np.abs(exact[name] - seen).max(), rel=1e-4)
+        a, b = exact[name].ravel().astype(np.float64), seen.ravel().astype(np.float64)
+        assert accumulated.cosine == pytest.approx(a @ b / np.sqrt((a @ a) * (b @ b)))
+        assert found[name].minimum == exact[name].min()
+        assert found[name].maximum == exact[name].max()
+
+
+@pytest.mark.parametrize("form", STATIC)
+def test_rounding_and_saturation_are_those_of_the_scale_alone(quantized: Quantized, form: str) -> None:
+    exact = everything(quantized.prepared.path, quantized.samples)
+    for name, activation in compare(quantized, form).items():
+        if name == "x":
+            continue
+        assert activation.range is not None
+        low, high = activation.range
+        step = (high - low) / 255
+        integers = np.clip(np.rint(exact[name] / step), np.rint(low / step), np.rint(high / step))
+        assert activation.rounding is not None
+        assert activation.rounding.sqnr_db == pytest.approx(sqnr(exact[name], integers * step), abs=0.02)
+        assert activation.saturated_low == pytest.approx((exact[name] < low - step / 2).mean(), abs=1e-4)
+        assert activation.saturated_high == pytest.approx((exact[name] > high + step / 2).mean(), abs=1e-4)
+
+
+def test_saturation_is_seen_where_the_data_leave_the_calibrated_range(quantized: Quantized) -> None:
+    far = [FakeSample(f"far{i}", {"x": 4 * s.inputs["x"]}) for i, s in enumerate(quantized.samples)]
+    found = compare(quantized, "u8s8", samples=FakeSamples(far))
+    assert found["x"].saturated_low > 0.01
+    assert found["x"].saturated_high > 0.01
+    assert found["dw_act"].saturated_high == 0, "a Clip leaves nothing to clip"
+
+
+@pytest.mark.parametrize("form", ["u8s8", "qoperator"])
+def test_a_layer_alone_is_fed_with_exact_inputs(quantized: Quantized, form: str) -> None:
+    # The pointwise Conv by hand: rounded input, dequantized weights, rounded result.
+    exact = everything(quantized.prepared.path, quantized.samples)
+    constants = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(quantized.models["u8s8"]).graph.initializer}
+    shape = (-1, 1, 1, 1)
+    weight = constants["pointwise.weight_quantized"] * constants["pointwise.weight_scale"].reshape(shape)
+    bias = constants["pointwise.bias_quantized"] * constants["pointwise.bias_quantized_scale"]
+
+    def rounded(values: np.ndarray, name: str) -> np.ndarray:
+        scale, zero = (constants[f"{name}_{part}"].astype(np.float64) for part in ("scale", "zero_point"))
+        return (np.clip(np.rint(values / scale) + zero, 0, 255) - zero) * scale
+
+    def conv(values: np.ndarray, w: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.einsum("snchw,oc->snohw", values, w[:, :, 0, 0]) + b.reshape(-1, 1, 1)
+
+    given = rounded(exact["dw_act"].astype(np.float64), "dw_act")
+    alone = rounded(conv(given, weight, bias), "pw_out")
+    reference = read_graph(quantized.prepared.path)
+    excused = conv(given, reference.constant("pointwise.weight"), reference.constant("pointwise.bias"))
+    found = compare(quantized, form)["pw_out"]
+    assert found.layer.sqnr_db == pytest.approx(sqnr(exact["pw_out"], alone), abs=0.05)
+    assert found.inputs.sqnr_db == pytest.approx(sqnr(exact["pw_out"], excused), abs=0.01)
+    assert found.reads == ("dw_act",)
+    assert compare(quantized, form)["sum"].reads == ("pw_out", "stem_act")
+
+
+def test_a_float_layer_has_no_error_of_its_own(quantized: Quantized) -> None:
+    found = compare(quantized, "dynamic")
+    for name in ("sum", "pooled"):
+        assert found[name].kind == "float"
+        assert found[name].rounding is None
+        assert found[name].layer.sqnr_db == math.inf
+        assert found[name].accumulated.sqnr_db < 60
+
+
+@pytest.mark.parametrize("form", ["u8s8", "qoperator", "dynamic"])
+def test_waves_change_nothing(quantized: Quantized, form: str) -> None:
+    assert compare(quantized, form, memory=1) == compare(quantized, form)
+
+
+def test_padding_rows_of_a_gathered_batch_do_not_count(quantized: Quantized) -> None:
+    whole = list(quantized.samples)
+    assert all(len(sample.inputs["x"]) == 1 for sample in whole), "the test pads two rows to four"
+    two = np.concatenate([sample.inputs["x"] for sample in whole[:2]])
+    padded = np.concatenate([two, 50 * np.ones_like(two)])
+    gathered = FakeSample("batch", {"x": padded}, context={"rows": ({}, {})})
+    alone = FakeSample("two", {"x": two})
+    one, other = (compare(quantized, "u8s8", samples=FakeSamples([s])) for s in (gathered, alone))
+    for name in one:
+        assert one[name].accumulated.elements == other[name].accumulated.elements
+        assert one[name].accumulated.sqnr_db == pytest.approx(other[name].accumulated.sqnr_db, abs=1e-3)
+
+
+def test_samples_are_read_once_a_wave_and_never_kept(quantized: Quantized) -> None:
+    samples = FakeSamples([FakeSample(s.name, s.inputs) for s in quantized.samples])
+    compare(quantized, "u8s8", samples=samples)
+    assert samples.decoded == len(samples) + 1, "the first one more, for the sizes"
+
+
+def test_no_samples_is_an_error(quantized: Quantized) -> None:
+    with pytest.raises(DataError, match="no samples"):
+        compare(quantized, "u8s8", samples=FakeSamples([]))
+
+
+def test_collected_activations_come_one_sample_at_a_time(quantized: Quantized) -> None:
+    graph = read_graph(quantized.prepared.path)
+    stream = collect_activations(graph, ["stem_act", "logits"], quantized.samples)
+    sample, tensors = next(stream)
+    assert set(tensors) == {"stem_act", "logits"}
+    (logits,) = open_session(quantized.prepared.path, NONE).run(["logits"], dict(sample.inputs))
+    np.testing.assert_array_equal(tensors["logits"], logits)
+    assert len(list(stream)) == len(quantized.samples) - 1
+
+
+def test_plain_values(quantized: Quantized) -> None:
+    reference, graph = read_graph(quantized.prepared.path), read_graph(quantized.models["u8s8"])
+    found = compare_layers(reference, graph, quantized.samples)
+    plain = found.to_dict()
+    assert plain["count"] == len(quantized.samples)
+    assert plain["weights"][0]["name"] == "stem.weight"
+    assert {key for a in plain["activations"] for key in a} == {
+        "name", "node", "op_type", "folded", "quantized_name", "kind", "range", "minimum", "maximum", "reads",
+        "exact_reads", "accumulated", "layer", "inputs", "rounding", "saturated",
+    }  # fmt: skip
+
+
+def test_infinities_in_an_activation(tmp_path: Path) -> None:
+    # A mask of minus infinity, as attention has it, is left out of the sums and does not stop the rest.
+    helper = onnx.helper
+    graph = helper.make_graph(
+        [
+            helper.make_node("Add", ["x", "mask"], ["masked"], "mask"),
+            helper.make_node("Exp", ["masked"], ["y"], "exp"),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 2])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 2])],
+        [helper.make_tensor("mask", onnx.TensorProto.FLOAT, [1, 2], [0.0, -math.inf])],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    model = read_graph(tmp_path / "m.onnx")
+    matches = [dataclasses.replace(m, dynamic=True) for m in match_activations(model, model)]
+    samples = FakeSamples([FakeSample("s", {"x": np.array([[1.0, 2.0]], np.float32)})])
+    found = {a.name: a for a in compare_activations(model, model, matches, samples)}
+    assert found["masked"].accumulated.elements == 1
+    assert found["masked"].to_dict()["minimum"] is None
+
+
+def test_the_small_model_is_what_the_tests_think(quantized: Quantized) -> None:
+    assert quantized.source.read_bytes() == float_model().SerializeToString()
+    assert len(open_samples(quantized.data, quantized.prepared.signature)) == 16

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+
+from edgeq.bundle.write import BundleSpec, VariantSpec, write_bundle
+from edgeq.cli import group
+from edgeq.errors import DataError, ModelError, UsageError
+from edgeq.measure.agreement import Agreement, OutputAgreement
+from edgeq.measure.diagnosis import DebugQuestion, debug_question, diagnose, optimiser_warning
+from edgeq.session import SessionSettings
+from tests.measure.fakes import linear_model
+from tests.measure.quantized_models import SCHEMES, Quantized, float_model, quantize_all
+
+KEYS = {
+    "float_model", "quantized_model", "variant", "data", "count", "prepared", "outputs", "culprits", "exclude",
+    "weights", "activations", "notes", "warnings",
+}  # fmt: skip
+
+
+def debug(*arguments: object) -> Any:
+    return CliRunner().invoke(group, ["debug", *map(str, arguments)], env={"COLUMNS": "200"})
+
+
+@pytest.mark.parametrize("form", SCHEMES)
+def test_every_format_through_the_command(quantized: Quantized, form: str) -> None:
+    result = debug(quantized.source, quantized.models[form], "--data", quantized.data, "--json")
+    assert result.exit_code == 0, result.output
+    plain = json.loads(result.stdout)
+    assert set(plain) == KEYS
+    assert plain["count"] == 16
+    assert plain["warnings"] == []
+    (output,) = plain["outputs"]["as_written"]["outputs"]
+    last = plain["activations"][-1]
+    assert last["name"] == "logits"
+    assert last["accumulated"]["sqnr_db"] == pytest.approx(output["sqnr_db"], abs=0.01)
+    assert plain["outputs"]["optimised"]["outputs"][0]["sqnr_db"] == pytest.approx(output["sqnr_db"], abs=3)
+
+
+def test_for_people(quantized: Quantized) -> None:
+    short = debug(quantized.source, quantized.models["u8u8-per-tensor"], "--data", quantized.data, "--worst", 2)
+    assert short.exit_code == 0, short.output
+    assert "on the graph as written" in short.output
+    assert "--exclude" in short.output
+    assert "worst layers in execution order" in short.output
+    assert "9 tensors were compared" not in short.output
+    whole = debug(quantized.source, quantized.models["u8u8-per-tensor"], "--data", quantized.data, "-v")
+    positions = [whole.output.index(f"│ {name}") for name in ("stem_act", "pw_out", "features", "logits")]
+    assert positions == sorted(positions)
+
+
+def test_a_model_with_batch_normalization_is_prepared_first(tmp_path: Path) -> None:
+    quantized = quantize_all(tmp_path, float_model(batch_norm=True), ("u8s8",))
+    found = diagnose(DebugQuestion(quantized.source, quantized.models["u8s8"], quantized.data))
+    assert found.prepared
+    assert "8 quantized weights match then, 7 as it is" in found.notes[0]
+    assert not any(weight.changed for weight in found.comparison.weights)
+    assert found.warnings == ()
+    as_prepared = diagnose(DebugQuestion(quantized.prepared.path, quantized.models["u8s8"], quantized.data))
+    assert not as_prepared.prepared
+    assert as_prepared.comparison == found.comparison
+
+
+def test_a_model_that_was_changed_before_is_said_to_be(quantized: Quantized, tmp_path: Path) -> None:
+    other = quantize_all(tmp_path, float_model(scales={"pointwise.weight": np.linspace(0.5, 2, 16)}), ("u8s8",))
+    found = diagnose(DebugQuestion(quantized.source, other.models["u8s8"], quantized.data))
+    assert "1 weights differ by more than rounding (pointwise.weight)" in found.warnings[0]
+
+
+def test_unnamed_nodes_get_the_names_that_quantize_gives_them(tmp_path: Path) -> None:
+    model = float_model()
+    for node in model.graph.node:
+        node.name = ""
+    quantized = quantize_all(tmp_path, model, ("u8u8-per-tensor",))
+    found = diagnose(DebugQuestion(quantized.source, quantized.models["u8u8-per-tensor"], quantized.data))
+    prepared = {node.name for node in onnx.load(quantized.prepared.path).graph.node}
+    assert found.prepared
+    assert found.exclude
+    assert set(found.exclude) <= prepared
+
+
+def test_a_bundle_brings_its_options(quantized: Quantized, tmp_path: Path) -> None:
+    variant = VariantSpec("portable", quantized.models["u8s8"], session_options={"session.use_env_allocators": "1"})
+    write_bundle(BundleSpec("small", (variant,)), tmp_path / "small.edgeq")
+    found = diagnose(DebugQuestion(quantized.source, tmp_path / "small.edgeq", quantized.data))
+    alone = diagnose(DebugQuestion(quantized.source, quantized.models["u8s8"], quantized.data))
+    assert found.variant == "portable"
+    assert found.comparison == alone.comparison
+
+
+def test_a_bundle_whose_variants_share_weights(quantized: Quantized, tmp_path: Path) -> None:
+    variants = tuple(VariantSpec(name, quantized.models["u8s8"]) for name in ("one", "two"))
+    write_bundle(BundleSpec("small", variants), tmp_path / "bundle")
+    found = diagnose(DebugQuestion(quantized.source, tmp_path / "bundle", quantized.data, variant="two"))
+    alone = diagnose(DebugQuestion(quantized.source, quantized.models["u8s8"], quantized.data))
+    assert found.variant == "two"
+    assert found.comparison == alone.comparison
+
+
+def test_less_memory_gives_the_same(quantized: Quantized) -> None:
+    arguments = (quantized.source, quantized.models["u8s8"], "--data", quantized.data, "--json")
+    assert debug(*arguments, "--memory", "1kB").stdout == debug(*arguments).stdout
+
+
+@pytest.mark.parametrize(
+    ("float_model", "int8", "says"),
+    [("u8s8", "u8s8", "is quantized"), ("float", "float", "holds no quantized operator")],
+)
+def test_models_in_the_wrong_place(quantized: Quantized, float_model: str, int8: str, says: str) -> None:
+    paths = {**quantized.models, "float": quantized.source}
+    with pytest.raises(UsageError, match=says):
+        diagnose(DebugQuestion(paths[float_model], paths[int8], quantized.data))
+
+
+def test_another_model(quantized: Quantized, tmp_path: Path) -> None:
+    onnx.save(linear_model(width=8), tmp_path / "other.onnx")
+    with pytest.raises(UsageError, match="no activation of"):
+        diagnose(DebugQuestion(tmp_path / "other.onnx", quantized.models["u8s8"], quantized.data))
+    renamed = onnx.compose.add_prefix(float_model(), "p_")
+    onnx.save(renamed, tmp_path / "renamed.onnx")
+    with pytest.raises(UsageError, match="has no input 'x'"):
+        diagnose(DebugQuestion(tmp_path / "renamed.onnx", quantized.models["u8s8"], quantized.data))
+
+
+def test_bad_input_is_one_line_and_a_code(quantized: Quantized, tmp_path: Path) -> None:
+    (tmp_path / "bad.onnx").write_bytes(b"nonsense")
+    for arguments, error in (
+        ((tmp_path / "bad.onnx", quantized.models["u8s8"], "--data", quantized.data), ModelError),
+        ((quantized.source, quantized.models["u8s8"], "--data", tmp_path / "none"), DataError),
+        ((quantized.source, quantized.models["u8s8"], "--data", quantized.data, "--session-option", "x"), UsageError),
+    ):
+        result = debug(*arguments)
+        assert result.exit_code == error.exit_code, result.output
+        assert len(result.stderr.strip().splitlines()) == 1
+        assert "Traceback" not in result.output
+
+
+def test_options_become_a_question() -> None:
+    given = {"session_options": ("a=b=c", "d="), "threads": 2, "float_model": Path("f"), "quantized": Path("q")}
+    question = debug_question({**given, "data": "d"})
+    assert question.settings == SessionSettings(config={"a": "b=c", "d": ""}, intra_op_threads=2)
+
+
+def agreement(sqnr_db: float) -> Agreement:
+    return Agreement((OutputAgreement("y", 1, sqnr_db, 1.0, 0.1, None, 0, 0),), 1)
+
+
+def test_an_optimiser_that_changes_the_answer_is_said() -> None:
+    assert optimiser_warning({"optimised": agreement(30), "written": agreement(32)}) is None
+    found = optimiser_warning({"optimised": agreement(3), "written": agreement(30), "without": agreement(31)})
+    assert found is not None
+    assert "3.0 dB" in found
+    assert "30.0 dB" in found
+    assert "WeightBiasQuantization it is 31.0 dB" in found

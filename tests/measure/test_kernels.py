@@ -1,0 +1,51 @@
+"""Kernel times come from the profile, are named after source nodes, and leave the warm-up out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from edgeq import demo
+from edgeq.measure.kernels import kernel_times, times_of
+from edgeq.session import SessionSettings
+
+
+def event(name: str, op: str, microseconds: float, dtype: str = "float") -> dict[str, Any]:
+    shapes = [{dtype: [1, 4]}]
+    arguments = {"op_name": op, "input_type_shape": shapes, "output_type_shape": shapes}
+    return {"cat": "Node", "name": f"{name}_kernel_time", "dur": microseconds, "args": arguments}
+
+
+def test_the_median_after_the_warm_up() -> None:
+    durations = [900, 800, 700, 600, 500, 10, 20, 30]
+    events = [event("relu", "Relu", d) for d in durations] + [{"cat": "Session", "name": "model_run", "dur": 9}]
+    (found,) = times_of(events, {}, {}, {}, runs=8)
+    assert (found.name, found.op_type, found.kind, found.us) == ("relu", "Relu", "float", 20)
+
+
+def test_a_kernel_in_a_loop_gets_its_sum() -> None:
+    events = [event("add", "Add", 5) for _ in range(24)]
+    (found,) = times_of(events, {}, {}, {}, runs=8)
+    assert found.us == pytest.approx(15)
+
+
+def test_order_is_that_of_execution() -> None:
+    events = [event(name, "Relu", 1) for _ in range(6) for name in ("b", "a")]
+    assert [k.name for k in times_of(events, {}, {}, {}, runs=6)] == ["b", "a"]
+
+
+def test_a_real_model() -> None:
+    source = onnx.shape_inference.infer_shapes(onnx.load(demo.MODEL))
+    (given,) = source.graph.input
+    feed = {given.name: np.zeros([d.dim_value or 1 for d in given.type.tensor_type.shape.dim], np.float32)}
+    found = kernel_times(Path(demo.MODEL), SessionSettings(intra_op_threads=1), feed, source, runs=3)
+    nodes = {node.name for node in source.graph.node}
+    convolutions = [k for k in found if "Conv" in k.op_type]
+    assert convolutions
+    assert {k.name for k in convolutions} <= nodes
+    assert all(k.us >= 0 for k in found)
+    assert found[0].to_dict().keys() == {"name", "op_type", "kind", "us"}

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from edgeq.measure.graphs import GraphIndex, read_graph
+from edgeq.measure.match_weights import (
+    WeightComparison,
+    compare_weights,
+    count_quantized_weights,
+    dequantized,
+    match_weights,
+)
+from tests.measure.quantized_models import SCHEMES, STATIC, WEIGHTS, Quantized, float_model, quantize_all
+
+
+def compared(reference: GraphIndex, graph: GraphIndex) -> dict[str, WeightComparison]:
+    return {w.name: w for w in compare_weights(reference, graph, match_weights(reference, graph))}
+
+
+def graph_of(nodes: list[onnx.NodeProto], constants: dict[str, np.ndarray]) -> GraphIndex:
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    return GraphIndex(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), Path("in-memory.onnx"))
+
+
+@pytest.mark.parametrize("form", SCHEMES)
+def test_every_format_holds_the_same_weights(quantized: Quantized, form: str) -> None:
+    reference, graph = read_graph(quantized.prepared.path), read_graph(quantized.models[form])
+    found = compared(reference, graph)
+    assert set(found) >= set(WEIGHTS)
+    assert [name for name in found if name.endswith(".weight")] == list(WEIGHTS), "not in order of execution"
+    biases = {name for name in found if name.endswith(".bias")}
+    assert len(biases) == (4 if form in STATIC else 0)
+    assert count_quantized_weights(graph) == len(found)
+    for name in WEIGHTS:
+        weight = found[name]
+        assert 30 < weight.sqnr_db < 60
+        assert (weight.bits, weight.changed, weight.channel_axis) == (8, False, 0)
+        assert weight.node == name.removesuffix(".weight")
+
+
+@pytest.mark.parametrize(("form", "name"), [("u8s8", "stem.weight"), ("qoperator", "depthwise.weight")])
+def test_figures_are_those_of_the_definition(quantized: Quantized, form: str, name: str) -> None:
+    reference, graph = read_graph(quantized.prepared.path), read_graph(quantized.models[form])
+    found = compared(reference, graph)[name]
+    w = reference.constant(name).astype(np.float64)
+    integers, scale, zero = (graph.constant(f"{name}_{part}") for part in ("quantized", "scale", "zero_point"))
+    shape = (-1, 1, 1, 1)
+    made = (integers.astype(np.float64) - zero.reshape(shape)) * scale.reshape(shape)
+    by_channel = 10 * np.log10((w**2).sum((1, 2, 3)) / ((w - made) ** 2).sum((1, 2, 3)))
+    assert found.sqnr_db == pytest.approx(10 * np.log10((w**2).sum() / ((w - made) ** 2).sum()), abs=1e-3)
+    assert found.max_abs_error == pytest.approx(np.abs(w - made).max(), rel=1e-4)
+    assert [channel for channel, _ in found.worst_channels] == np.argsort(by_channel)[:3].tolist()
+    assert found.worst_channels[0][1] == pytest.approx(by_channel.min(), abs=1e-3)
+    extrema = np.abs(w).max((1, 2, 3))
+    assert found.range_ratio == pytest.approx(extrema.max() / np.median(extrema))
+    assert found.per_channel
+
+
+def test_a_transposed_weight_is_turned_back(quantized: Quantized) -> None:
+    # Dynamic quantization makes MatMul of Gemm with transB, and transposes its weight.
+    reference, graph = read_graph(quantized.prepared.path), read_graph(quantized.models["dynamic"])
+    match = next(m for m in match_weights(reference, graph) if m.name == "head.weight")
+    assert match.transposed
+    assert dequantized(graph, match).shape == (5, 16)
+
+
+def test_a_square_transposed_weight_is_told_by_its_values() -> None:
+    w = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    reference = graph_of([helper.make_node("Gemm", ["x", "w"], ["y"], "fc", transB=1)], {"w": w})
+    step = np.float32(np.abs(w).max() / 127)
+    integers = np.rint(w.T / step).astype(np.int8)
+    dequantize = helper.make_node("DequantizeLinear", ["w_quantized", "s", "z"], ["w_dq"])
+    graph = graph_of(
+        [dequantize, helper.make_node("MatMul", ["x", "w_dq"], ["y"], "fc")],
+        {"w_quantized": integers, "s": step, "z": np.int8(0)},
+    )
+    (match,) = match_weights(reference, graph)
+    assert match.transposed
+    assert compare_weights(reference, graph, [match])[0].sqnr_db > 35
+
+
+def test_a_float_weight_quantized_at_run_time() -> None:
+    w = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    reference = graph_of([helper.make_node("MatMul", ["x", "w"], ["y"], "fc")], {"w": w})
+    step = (np.abs(w).max(0) / 127).astype(np.float32)
+    nodes = [
+        helper.make_node("QuantizeLinear", ["w", "s", "z"], ["q"], axis=1),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["dq"], axis=1),
+        helper.make_node("MatMul", ["x", "dq"], ["y"], "fc"),
+    ]
+    graph = graph_of(nodes, {"w": w, "s": step, "z": np.zeros(3, np.int8)})
+    (weight,) = compare_weights(reference, graph, match_weights(reference, graph))
+    made = np.rint(w / step) * step
+    assert weight.sqnr_db == pytest.approx(10 * np.log10((w**2).sum() / ((w - made) ** 2).sum()), abs=1e-3)
+    assert weight.channel_axis == 1
+
+
+def test_other_names_are_matched_by_the_node_that_reads_them() -> None:
+    w = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    reference = graph_of([helper.make_node("MatMul", ["x", "w"], ["y"], "fc")], {"w": w})
+    nodes = [
+        helper.make_node("DequantizeLinear", ["anything", "s"], ["other"]),
+        helper.make_node("MatMul", ["x", "other"], ["y"], "fc"),
+    ]
+    step = np.float32(np.abs(w).max() / 127)
+    graph = graph_of(nodes, {"anything": np.rint(w / step).astype(np.int8), "s": step})
+    (match,) = match_weights(reference, graph)
+    assert (match.name, match.quantized, match.quantization.low) == ("w", "anything", -128)
+
+
+def test_a_blocked_4_bit_weight() -> None:
+    w = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    reference = graph_of([helper.make_node("MatMul", ["x", "w"], ["y"], "fc")], {"w": w})
+    scale = (np.abs(w).reshape(2, 4, 3).max(1) / 7).astype(np.float32)
+    integers = np.rint(w / scale.repeat(4, 0)).astype(np.int8)
+    graph = graph_of(
+        [
+            helper.make_node("DequantizeLinear", ["w_quantized", "s"], ["dq"], axis=0, block_size=4),
+            helper.make_node("MatMul", ["x", "dq"], ["y"], "fc"),
+        ],
+        {"s": scale},
+    )
+    packed = helper.make_tensor("w_quantized", TensorProto.INT4, (8, 3), integers.ravel().tolist())
+    graph.model.graph.initializer.append(packed)
+    (weight,) = compare_weights(reference, graph, match_weights(reference, graph))
+    made = integers * scale.repeat(4, 0)
+    assert weight.bits == 4
+    assert weight.sqnr_db == pytest.approx(10 * np.log10((w**2).sum() / ((w - made) ** 2).sum()), abs=1e-3)
+
+
+@pytest.mark.parametrize("form", ["u8s8", "u8u8-per-tensor", "qoperator"])
+def test_weights_of_an_equalized_model_are_told_from_rounded_ones(
+    quantized: Quantized, tmp_path: Path, form: str
+) -> None:
+    factors = np.linspace(0.5, 2, 16)
+    other = quantize_all(tmp_path, float_model(scales={"pointwise.weight": factors}), (form,))
+    found = compared(read_graph(quantized.prepared.path), read_graph(other.models[form]))
+    assert {w.name for w in found.values() if w.changed} == {"pointwise.weight"}
+
+
+def test_a_weight_of_another_shape_is_none() -> None:
+    reference = graph_of([helper.make_node("MatMul", ["x", "w"], ["y"], "fc")], {"w": np.ones((4, 3), np.float32)})
+    graph = graph_of(
+        [
+            helper.make_node("DequantizeLinear", ["w_quantized", "s"], ["dq"]),
+            helper.make_node("MatMul", ["x", "dq"], ["y"], "fc"),
+        ],
+        {"w_quantized": np.ones((4, 5), np.int8), "s": np.float32(1)},
+    )
+    assert match_weights(reference, graph) == ()
+    assert count_quantized_weights(graph) == 1
+
+
+def test_external_data_is_read_where_it_lies(quantized: Quantized, tmp_path: Path) -> None:
+    model = onnx.load(quantized.prepared.path)
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    outside = read_graph(tmp_path / "m.onnx")
+    graph = read_graph(quantized.models["u8s8"])
+    assert compared(outside, graph) == compared(read_graph(quantized.prepared.path), graph)

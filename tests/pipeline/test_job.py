@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from edgeq.calibrate.files import save_statistics
+from edgeq.calibrate.run import calibrate_to
+from edgeq.errors import CalibrationError, ModelError, UsageError
+from edgeq.hardware.target import resolve
+from edgeq.model.prepare import prepare_model
+from edgeq.pipeline import job as job_module
+from edgeq.pipeline.job import Data, build, open_job, scheme_for
+from tests.backends.build import mixed, random
+from tests.cli.room import model
+
+NET = Path("net.onnx")
+CALIB = Data("calib.npz")
+VAL = Data("val.npz", "key=x,label=y")
+
+
+def no_pass(*arguments: Any, **options: Any) -> Any:
+    pytest.fail("the samples were run for nothing")
+
+
+def test_calibration_and_validation(place: Path) -> None:
+    job = open_job(NET, CALIB, VAL, place / "work")
+    assert job.held_out
+    assert job.statistics is not None
+    assert job.calibration is not None
+    assert (job.statistics.samples, len(job.calibration), len(job.validation)) == (4, 4, 3)
+    assert job.statistics.model_digest == job.prepared.digest
+    assert [sample.label for sample in job.validation] == [0, 1, 2]
+
+
+def test_without_validation_the_calibration_samples_stand_in(place: Path) -> None:
+    job = open_job(NET, CALIB, None, place / "work")
+    assert not job.held_out
+    assert job.validation is job.calibration
+
+
+def test_count_bounds_calibration_alone(place: Path) -> None:
+    job = open_job(NET, Data("calib.npz", count=2), VAL, place / "work")
+    assert job.statistics is not None
+    assert (job.statistics.samples, len(job.validation)) == (2, 3)
+
+
+def test_arrays_in_memory_are_samples_too(place: Path) -> None:
+    job = open_job(NET, Data([random(1, 8, 8, 8)]), None, place / "work")
+    assert job.statistics is not None
+    assert job.statistics.samples == 1
+
+
+def test_nothing_static_means_no_pass(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_module, "collect", no_pass)
+    job = open_job(NET, None, VAL, place / "work", static=False)
+    assert (job.calibration, job.statistics) == (None, None)
+
+
+def test_statistics_instead_of_a_pass(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    collected = calibrate_to(NET, "calib.npz", place / "stats")
+    monkeypatch.setattr(job_module, "collect", no_pass)
+    job = open_job(NET, None, VAL, place / "work", statistics=place / "stats")
+    assert job.statistics == collected
+    assert job.held_out
+
+
+def test_statistics_of_another_model_are_refused(place: Path) -> None:
+    (place / "other.onnx").write_bytes(mixed().SerializeToString())
+    calibrate_to(place / "other.onnx", "calib.npz", place / "stats")
+    with pytest.raises(CalibrationError, match="stats"):
+        open_job(NET, None, VAL, place / "work", statistics=place / "stats")
+
+
+def test_unfinished_statistics_are_refused(place: Path) -> None:
+    whole = calibrate_to(NET, "calib.npz", place / "stats")
+    save_statistics(dataclasses.replace(whole, total=whole.samples + 1), place / "stats", force=True)
+    with pytest.raises(CalibrationError, match="stats is unfinished") as caught:
+        open_job(NET, None, VAL, place / "work", statistics=place / "stats")
+    assert "--resume" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("data", "validation", "static", "fix"),
+    [
+        (None, None, True, "Give --data or --val"),
+        (None, None, False, "Give --data or --val"),
+        (None, VAL, True, "Give --data or --calibration"),
+    ],
+)
+def test_samples_that_are_missing(
+    place: Path, data: Data | None, validation: Data | None, static: bool, fix: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        open_job(NET, data, validation, place / "work", static=static)
+    assert caught.value.fix == fix
+
+
+def test_excluded_names_are_looked_up_before_the_pass(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_module, "collect", no_pass)
+    with pytest.raises(UsageError, match="no node is named 'lost'"):
+        open_job(NET, CALIB, None, place / "work", exclude=("last", "lost"))
+
+
+def test_a_model_that_computes_nothing_in_float_is_refused(place: Path) -> None:
+    add = helper.make_node("Add", ["x", "x"], ["y"])
+    proto = model([add], {"x": [1, 4]}, {"y": [1, 4]}, dtypes=(TensorProto.INT64, TensorProto.INT64))
+    (place / "integers.onnx").write_bytes(proto.SerializeToString())
+    np.savez(place / "integers.npz", x=np.zeros((2, 4), np.int64))
+    with pytest.raises(ModelError, match=r"integers\.onnx computes nothing in float"):
+        open_job(place / "integers.onnx", Data("integers.npz"), None, place / "work")
+
+
+def test_the_scheme_is_the_profiles_with_what_was_set() -> None:
+    target = resolve("x86-64-avx2")
+    scheme = scheme_for(target, {"method": "mse", "per_channel": None})
+    assert (scheme.method, scheme.per_channel, scheme.reduce_range) == ("mse", True, True)
+    assert scheme_for(target, {}) == target.profile.scheme
+
+
+@pytest.mark.parametrize(("method", "options"), [("minmax", {}), ("percentile", {"percentile": 99.0}), ("mse", {})])
+def test_ranges_follow_the_scheme_without_another_pass(place: Path, method: str, options: dict[str, float]) -> None:
+    job = open_job(NET, CALIB, None, place / "work")
+    overrides = {"method": method, "method_options": options}
+    built = build(job, resolve("raspberry-pi-4"), overrides, place / "int8.onnx")
+    assert built.artifact.model == place / "int8.onnx"
+    assert built.artifact.scheme.method == method
+    spans = {name: found.high - found.low for name, found in built.ranges.items()}
+    widest = build(job, resolve("raspberry-pi-4"), {}, place / "minmax.onnx").ranges
+    assert all(spans[name] <= (widest[name].high - widest[name].low) * 1.01 for name in spans)
+    assert (method == "minmax") == (spans == {n: r.high - r.low for n, r in widest.items()})
+
+
+def test_what_is_prepared_once_serves_every_target(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = open_job(NET, CALIB, None, place / "work")
+    monkeypatch.setattr(job_module, "collect", no_pass)
+    monkeypatch.setattr(job_module, "prepare_model", no_pass)
+    for name in ("haswell", "cascade-lake", "raspberry-pi-5"):
+        built = build(job, resolve(name), {}, place / f"{name}.onnx")
+        assert built.target.name == name
+        assert built.artifact.model.is_file()
+    assert prepare_model(NET, place / "again").digest == job.prepared.digest

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from edgeq.bundle.verify import check_report, verify_bundle
+from edgeq.errors import CheckFailedError, OutputError, UsageError
+from edgeq.hardware.detect import detect_machine
+from edgeq.hardware.profile import load_profiles, match_profile
+from edgeq.pipeline.job import Data
+from edgeq.pipeline.package import Packaged, package
+
+NET = Path("net.onnx")
+CALIB, VAL = Data("calib.npz"), Data("val.npz", "key=x,label=y")
+BUNDLE = Path("bundle")
+
+
+def packaged(output: Path = BUNDLE, **options: Any) -> Packaged:
+    return package(NET, CALIB, output, **{"validation": VAL, "timed": False, **options})
+
+
+def manifest(bundle: Path = BUNDLE) -> dict[str, Any]:
+    plain: dict[str, Any] = json.loads((bundle / "manifest.json").read_text())
+    return plain
+
+
+def variant(name: str, file: str = "edgeq.json") -> dict[str, Any]:
+    plain: dict[str, Any] = json.loads((BUNDLE / "models" / "model" / name / file).read_text())
+    return plain
+
+
+@pytest.fixture
+def native() -> str:
+    return match_profile(detect_machine(), load_profiles()).profile.name
+
+
+def test_a_bundle_that_verifies(place: Path, native: str) -> None:
+    result = packaged()
+    assert list(result.variants) == [native]
+    assert result.variants[native].native
+    report = verify_bundle(BUNDLE)
+    check_report(report)
+    assert report.to_dict()["passed"]
+    assert sorted(p.name for p in (BUNDLE / "calibration").iterdir()) == [
+        "calibration.cache", "calibration.flatbuffers", "calibration.json",
+    ]  # fmt: skip
+    assert not [p for p in place.iterdir() if p.name.startswith(".")]
+
+
+def test_variants_stand_from_the_least_demanding_to_the_most(place: Path) -> None:
+    result = packaged(targets=("cascade-lake", "raspberry-pi-4", "haswell"))
+    assert list(result.variants) == ["raspberry-pi-4", "haswell", "cascade-lake"]
+    assert {name: v.built.artifact.scheme.pair for name, v in result.variants.items()} == {
+        "raspberry-pi-4": "S8S8",
+        "haswell": "U8S8",
+        "cascade-lake": "U8S8",
+    }
+    assert verify_bundle(BUNDLE, variant="haswell").to_dict()["passed"]
+
+
+def test_where_the_checks_were_made_is_recorded(place: Path, native: str) -> None:
+    packaged(targets=("this-machine", "raspberry-pi-4"))
+    elsewhere = "on the build machine's kernels, not the target's"
+    assert set(variant(native)["checks"].values()) == {"natively"}
+    assert set(variant("raspberry-pi-4")["checks"].values()) == {elsewhere}
+
+
+def test_session_options_travel(place: Path, native: str) -> None:
+    result = packaged(overrides={"exclude": ("last",)})
+    options = dict(result.variants[native].built.artifact.session_options)
+    assert options == {"optimization.disable_specified_optimizers": "WeightBiasQuantization"}
+    files = [p for p in (BUNDLE / "models").rglob("*.json") if "WeightBiasQuantization" in p.read_text()]
+    assert files
+    assert verify_bundle(BUNDLE).to_dict()["passed"]
+
+
+def test_what_the_variant_says_of_itself(place: Path, native: str) -> None:
+    result = packaged(task=None)
+    said = variant(native)
+    assert said["target"] == "this-machine"
+    assert said["profile"] == native
+    assert said["scheme"] == result.variants[native].built.artifact.scheme.to_dict()
+    assert said["preprocessing"]["source"]["key"] == "x"
+    assert said["coverage"] == {"int8_mac_share": 1.0}
+    assert said["accuracy"]["samples"] == 3
+    assert said["accuracy"]["held_out"] is True
+
+
+def test_test_vectors_are_the_validation_samples(place: Path) -> None:
+    packaged(selftest=2)
+    inputs = sorted((BUNDLE / "selftest").glob("inputs-*.npz"))
+    assert len(inputs) == 2
+    with np.load(inputs[0]) as held, np.load("val.npz") as val:
+        np.testing.assert_array_equal(held["x"], val["x"][:1])
+
+
+def test_more_test_vectors_than_samples_are_all_of_them(place: Path) -> None:
+    packaged(selftest=50)
+    assert len(list((BUNDLE / "selftest").glob("inputs-*.npz"))) == 3
+
+
+def test_the_float_model_travels_on_request(place: Path) -> None:
+    packaged()
+    assert not (BUNDLE / "models" / "float32").exists()
+    packaged(with_float=True, force=True)
+    (model,) = (BUNDLE / "models" / "float32").rglob("*.onnx")
+    assert "QuantizeLinear" not in {node.op_type for node in onnx.load(model).graph.node}
+
+
+def test_an_archive_holds_what_the_directory_holds(place: Path) -> None:
+    import zipfile
+
+    packaged()
+    packaged(Path("bundle.edgeq"))
+    with zipfile.ZipFile("bundle.edgeq") as archive:
+        for name in archive.namelist():
+            assert archive.read(name) == (BUNDLE / name).read_bytes(), name
+    assert verify_bundle(Path("bundle.edgeq")).to_dict()["passed"]
+
+
+def test_where_it_comes_from_is_recorded(place: Path) -> None:
+    import hashlib
+
+    packaged()
+    said = manifest()["additional_metadata"]["edgeq"]
+    assert said["source_model_sha256"] == hashlib.sha256(NET.read_bytes()).hexdigest()
+    assert said["calibration_samples"] == 4
+    assert len(said["calibration_sha256"]) == 64
+
+
+def test_nothing_static_means_no_calibration_tables(place: Path) -> None:
+    from tests.backends.build import mixed
+
+    NET.write_bytes(mixed().SerializeToString())
+    overrides = {"mode": "dynamic", "dynamic_weight_types": {"MatMul": "int8"}}
+    package(NET, None, BUNDLE, validation=VAL, timed=False, overrides=overrides)
+    assert not (BUNDLE / "calibration").exists()
+    assert manifest()["additional_metadata"]["edgeq"]["calibration_samples"] == 0
+    assert verify_bundle(BUNDLE).to_dict()["passed"]
+
+
+@pytest.mark.parametrize("targets", [("haswell", "haswell"), ("this-machine", "auto")])
+def test_a_target_is_named_once(place: Path, targets: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="is named twice"):
+        packaged(targets=targets)
+
+
+def test_this_machine_and_its_own_profile_are_one(place: Path, native: str) -> None:
+    with pytest.raises(UsageError, match=f"{native} is named twice"):
+        packaged(targets=("this-machine", native))
+
+
+def test_one_variant_that_fails_its_bar_leaves_nothing(place: Path) -> None:
+    before = sorted(place.iterdir())
+    with pytest.raises(CheckFailedError, match=r"less than the 100\.0% asked for"):
+        packaged(targets=("haswell", "raspberry-pi-4"), require_coverage=1.0, overrides={"exclude": ("last",)})
+    assert sorted(place.iterdir()) == before
+
+
+def test_an_old_bundle_is_replaced_whole_and_only_with_force(place: Path) -> None:
+    packaged(with_float=True)
+    (BUNDLE / "stray").write_text("left behind")
+    with pytest.raises(OutputError, match="exists already"):
+        packaged()
+    assert (BUNDLE / "stray").exists()
+    packaged(force=True)
+    assert not (BUNDLE / "stray").exists()
+    assert not (BUNDLE / "models" / "float32").exists()
+
+
+def test_json_keys_are_those_documented(place: Path, native: str) -> None:
+    plain = packaged().to_dict()
+    json.dumps(plain, allow_nan=False)
+    documented = (Path(__file__).parents[2] / "docs" / "package.md").read_text("utf-8").partition("`--json`")[2]
+    assert [key for key in plain if f"`{key}`" not in documented] == []
+    proof = (Path(__file__).parents[2] / "docs" / "quantize.md").read_text("utf-8").partition("## --json")[2]
+    assert [k for k in plain["variants"][native] if f"`{k}`" not in documented + proof] == []

@@ -1,0 +1,177 @@
+"""The proof: its warnings and bars on values made up, and `prove` on real artifacts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from edgeq.backends import Artifact
+from edgeq.errors import CheckFailedError
+from edgeq.measure.accuracy import Accuracy
+from edgeq.measure.agreement import Agreement, OutputAgreement
+from edgeq.measure.coverage import Coverage, FloatNode
+from edgeq.measure.task import make_task
+from edgeq.pipeline.proof import FLOAT, INT8, Proof, Speed, prove
+from tests.backends.build import Bench, bench, residual
+
+
+def agreement(sqnr_db: float) -> Agreement:
+    output = OutputAgreement(
+        name="y", elements=5, sqnr_db=sqnr_db, cosine=1.0, max_abs_error=0.1, top1=1.0, nonfinite=0,
+        mismatched=0,
+    )  # fmt: skip
+    return Agreement((output,), 1)
+
+
+def accuracy(top1: float) -> Accuracy:
+    return Accuracy({"top1": top1}, 100, "classification", "top1", higher_is_better=True)
+
+
+NODE = FloatNode("conv", "Conv", 60, "kept in float on request")
+GOOD = Proof(
+    coverage=Coverage(int8_macs=40, float_macs=60, nodes=(), float_nodes=(NODE,)),
+    agreement=agreement(30.0),
+    accuracy={FLOAT: accuracy(0.9), INT8: accuracy(0.88)},
+    optimiser=(30.0, 31.0),
+    speed=None,
+    samples=100,
+    held_out=True,
+)
+
+
+def changed(**changes: Any) -> Proof:
+    return dataclasses.replace(GOOD, **changes)
+
+
+def test_nothing_to_warn_of() -> None:
+    assert GOOD.warnings() == ()
+    assert changed(agreement=agreement(5.0)).warnings() == (), "labels say more than agreement"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"agreement": agreement(5.0), "accuracy": {}}, "follow float32 to only 5.0 dB SQNR"),
+        ({"accuracy": {FLOAT: accuracy(0.9), INT8: accuracy(0.7)}}, "accuracy falls from 0.9000 to 0.7000"),
+        ({"optimiser": (10.0, 30.0)}, "optimiser changes the answer: 10.0 dB SQNR against float32 on the optimised"),
+        ({"held_out": False}, "accuracy was measured on the calibration samples; give --val"),
+    ],
+)
+def test_warnings(changes: dict[str, Any], words: str) -> None:
+    (warning,) = changed(**changes).warnings()
+    assert words in warning
+
+
+@pytest.mark.parametrize(("estimate", "said"), [(0.8, True), (1.2, False)])
+def test_slower_than_float_is_said_loudly(estimate: float, said: bool) -> None:
+    ratio = type("Ratio", (), {"estimate": estimate})()
+    proof = changed(speed=Speed({}, ratio))
+    assert [("SLOWER" in w) for w in proof.warnings()] == [True] * said
+    assert proof.warnings(timed=False) == ()
+
+
+def test_the_drop_is_in_the_primary_metric() -> None:
+    assert GOOD.drop == pytest.approx(0.02)
+    assert changed(accuracy={}).drop is None
+
+
+@pytest.mark.parametrize(
+    ("bars", "problem"),
+    [
+        ({"max_drop": 0.01}, "accuracy falls by 0.0200, more than the 0.01 allowed"),
+        ({"require_coverage": 0.5}, "40.0% .* less than the 50.0% asked for; the largest left in float is conv"),
+    ],
+)
+def test_bars_that_are_not_met(bars: dict[str, float], problem: str) -> None:
+    with pytest.raises(CheckFailedError, match=problem):
+        GOOD.check(**{"max_drop": None, "require_coverage": None, **bars})
+
+
+def test_bars_that_are_met() -> None:
+    GOOD.check(max_drop=0.03, require_coverage=0.4)
+    GOOD.check(max_drop=None, require_coverage=None)
+
+
+def test_a_graph_without_arithmetic_does_not_meet_a_coverage_bar() -> None:
+    nothing = changed(coverage=Coverage(0, 0, (), ()))
+    with pytest.raises(CheckFailedError, match=r"0\.0%"):
+        nothing.check(max_drop=None, require_coverage=0.1)
+
+
+def test_json_has_no_infinity() -> None:
+    plain = changed(agreement=agreement(math.inf), optimiser=(math.inf, 10.0)).to_dict()
+    json.dumps(plain, allow_nan=False)
+    assert plain["optimiser_sqnr_db"] == {"optimised": None, "unoptimised": 10.0}
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return bench(tmp_path_factory.mktemp("proof"), residual())
+
+
+def proven(net: Bench, artifact: Artifact, **options: Any) -> Proof:
+    return prove(net.prepared, artifact, net.samples, lambda name, op_type: "because", held_out=True, **options)
+
+
+def test_a_proof_of_a_real_artifact(net: Bench) -> None:
+    proof = proven(net, net.build(), timed=False)
+    assert proof.coverage.share == 1
+    assert proof.agreement.sqnr_db == pytest.approx(net.sqnr(net.build()), abs=0.1)
+    assert proof.optimiser[0] == pytest.approx(proof.optimiser[1], abs=3)
+    assert (proof.samples, proof.accuracy, proof.speed) == (4, {}, None)
+
+
+def test_speed_is_a_ratio_of_interleaved_runs(net: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgeq.pipeline import proof as module
+
+    monkeypatch.setattr(module, "_TIMED_SECONDS", 0.05)
+    speed = proven(net, net.build()).speed
+    assert speed is not None
+    assert set(speed.latency) == {FLOAT, INT8}
+    assert speed.ratio.low <= speed.ratio.estimate <= speed.ratio.high
+    assert json.dumps(speed.to_dict(), allow_nan=False)
+
+
+def test_labels_measure_both_models(tmp_path: Path) -> None:
+    from edgeq.data.samples import open_samples
+
+    net = bench(tmp_path, residual())
+    np.savez(tmp_path / "val.npz", x=np.concatenate([s.inputs["x"] for s in net.samples]), y=np.arange(4))
+    samples = open_samples(tmp_path / "val.npz", net.prepared.signature, preprocess="key=x,label=y")
+    labelled = Bench(net.prepared, samples, tmp_path)
+    proof = proven(labelled, net.build(), task=make_task("classification"), timed=False)
+    assert set(proof.accuracy) == {FLOAT, INT8}
+    assert proof.drop is not None
+
+
+def broken(artifact: Artifact, place: Path) -> Artifact:
+    """The artifact with an output scale that is not a number."""
+    proto = onnx.load(artifact.model)
+    scale = next(t for t in proto.graph.initializer if t.name == "y_scale")
+    scale.CopyFrom(numpy_helper.from_array(np.full(scale.dims, np.nan, np.float32), "y_scale"))
+    place.write_bytes(proto.SerializeToString())
+    return dataclasses.replace(artifact, model=place)
+
+
+def test_outputs_that_are_not_finite_fail(net: Bench, tmp_path: Path) -> None:
+    with pytest.raises(CheckFailedError, match="output 'y' is not finite"):
+        proven(net, broken(net.build(), tmp_path / "broken.onnx"), timed=False)
+
+
+def test_without_its_session_options_the_optimiser_is_caught(tmp_path: Path) -> None:
+    """ONNX Runtime requantizes the excluded layer at load, per tensor."""
+    net = bench(tmp_path, residual())
+    artifact = net.build(exclude=("depthwise",))
+    assert artifact.session_options
+    with_options = proven(net, artifact, timed=False)
+    bare = proven(net, dataclasses.replace(artifact, session_options={}), timed=False)
+    assert bare.coverage.share == 1 > with_options.coverage.share
+    assert with_options.agreement.sqnr_db >= bare.agreement.sqnr_db

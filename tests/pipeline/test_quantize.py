@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import edgeq
+from edgeq.errors import CheckFailedError, OutputError, UsageError
+from edgeq.hardware.detect import detect_machine
+from edgeq.hardware.profile import load_profiles, match_profile
+from edgeq.hardware.target import resolve
+from edgeq.pipeline.job import Data, build, open_job
+from edgeq.pipeline.quantize import Quantized, explainer, model_bytes, quantize, runs_natively
+from edgeq.progress import Silent
+from tests.backends.build import mixed
+
+NET, OUT = Path("net.onnx"), Path("int8.onnx")
+CALIB, VAL = Data("calib.npz"), Data("val.npz", "key=x,label=y")
+
+
+def quantized(**options: Any) -> Quantized:
+    return quantize(NET, CALIB, OUT, **{"validation": VAL, "timed": False, **options})
+
+
+def test_the_default_is_this_machines_profile(place: Path) -> None:
+    result = quantized()
+    match = match_profile(detect_machine(), load_profiles())
+    assert result.target.profile.name == match.profile.name
+    assert result.scheme == match.profile.scheme
+    assert result.native
+    assert result.proof.held_out
+    assert (result.bytes_float, result.bytes_int8) == (NET.stat().st_size, OUT.stat().st_size)
+    onnx.checker.check_model(onnx.load(OUT))
+    assert not [p for p in place.iterdir() if p.name.startswith(".")]
+
+
+def test_the_public_name_is_this_function() -> None:
+    assert edgeq.quantize is quantize
+
+
+def test_another_targets_kernels_are_said_not_to_be_here(place: Path) -> None:
+    result = quantized(target="raspberry-pi-4")
+    assert not result.native
+    assert result.scheme.pair == "S8S8"
+    assert result.notes[-1] == "checked on this machine's kernels, which are not those of raspberry-pi-4"
+
+
+def test_a_target_from_a_file(place: Path) -> None:
+    (place / "board.toml").write_text('title = "A board"\nextends = "x86-64-avx2"\n[scheme]\nmethod = "mse"\n')
+    result = quantized(target=Path("board.toml"))
+    assert (result.target.name, result.scheme.method, result.scheme.reduce_range) == ("board", "mse", True)
+
+
+def test_only_the_fitting_profile_is_native() -> None:
+    """A machine that has all that an older one needs still runs other kernels."""
+    machine = detect_machine()
+    fitting = match_profile(machine, load_profiles()).profile.name
+    for profile in load_profiles():
+        assert runs_natively(resolve(profile), machine) == (profile == fitting)
+
+
+def test_options_that_the_artifact_needs_are_told(place: Path) -> None:
+    result = quantized(overrides={"exclude": ("last",)})
+    assert result.session_options == {"optimization.disable_specified_optimizers": "WeightBiasQuantization"}
+    assert any("stay in float" in note for note in result.notes)
+    left = [(n.name, n.reason) for n in result.proof.coverage.float_nodes if n.macs]
+    assert left == [("last", "kept in float on request")]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"require_coverage": 1.0, "overrides": {"exclude": ("last",)}}, CheckFailedError),
+        ({"max_drop": 0.1}, UsageError),
+        ({"overrides": {"exclude": ("lost",)}}, UsageError),
+        ({"overrides": {"activation_type": "int8", "weight_type": "uint8"}}, UsageError),
+    ],
+)
+def test_nothing_is_written_when_it_fails(place: Path, options: dict[str, Any], error: type[Exception]) -> None:
+    before = sorted(place.iterdir())
+    with pytest.raises(error):
+        quantized(**options)
+    assert sorted(place.iterdir()) == before
+
+
+def test_an_old_output_is_replaced_only_with_force(place: Path) -> None:
+    OUT.write_text("mine")
+    with pytest.raises(OutputError, match="exists already"):
+        quantized()
+    assert OUT.read_text() == "mine"
+    quantized(force=True)
+    onnx.load(OUT)
+
+
+def test_dynamic_needs_no_calibration(place: Path) -> None:
+    (place / "net.onnx").write_bytes(mixed().SerializeToString())
+    types = {"MatMul": "int8"}
+    result = quantize(NET, None, OUT, validation=VAL, timed=False,
+                      overrides={"mode": "dynamic", "dynamic_weight_types": types})  # fmt: skip
+    assert result.scheme.title == "dynamic (MatMul int8)"
+    left = {n.name: n.reason for n in result.proof.coverage.float_nodes if n.macs}
+    assert left.keys() == {"conv", "fc"}
+    assert set(left.values()) == {
+        "Conv is not among the operator types that the scheme quantizes",
+        "Gemm is not among the operator types that the scheme quantizes",
+    }
+
+
+def test_reasons_are_the_schemes_or_the_backends(place: Path) -> None:
+    job = open_job(NET, CALIB, None, place / "work")
+    built = build(job, resolve("cpu-any"), {"exclude": ("last",), "op_types": ("Conv", "Add")}, place / "int8.onnx")
+    explain = explainer(job.prepared, built)
+    assert explain("last", "Conv") == "kept in float on request"
+    assert explain("fc", "Gemm") == "Gemm is not among the operator types that the scheme quantizes"
+    assert "what surrounds it is not all in int8" in explain("first", "Conv")
+    free = explainer(job.prepared, build(job, resolve("cpu-any"), {}, place / "free.onnx"))
+    assert free("fused_7", "Exp") == "ONNX Runtime's optimiser made it of nodes that are not all in int8"
+
+
+def test_size_counts_external_data(place: Path) -> None:
+    onnx.save(onnx.load(NET), "big.onnx", save_as_external_data=True, location="big.data", size_threshold=0)
+    assert model_bytes(Path("big.onnx")) == Path("big.onnx").stat().st_size + Path("big.data").stat().st_size
+
+
+def test_external_data_of_the_output_lies_beside_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgeq.backends import quantizer
+    from tests.backends.build import residual
+
+    NET.write_bytes(residual(width=32).SerializeToString())
+    monkeypatch.setattr(quantizer, "_EXTERNAL_DATA_FROM", 1)
+    result = quantized()
+    data = Path("int8.onnx.data")
+    assert data.is_file()
+    assert result.bytes_int8 == OUT.stat().st_size + data.stat().st_size
+    with pytest.raises(OutputError, match="exists already"):
+        quantized()
+
+
+def test_progress_names_the_stages_and_notes_the_decisions(place: Path) -> None:
+    class Listening(Silent):
+        notes: tuple[str, ...] = ()
+
+        def note(self, text: str) -> None:
+            self.notes = (*self.notes, text)
+
+    listening = Listening()
+    quantized(progress=listening)
+    assert any("preprocessing" in note for note in listening.notes)
+
+
+def test_json_keys_are_those_documented(place: Path) -> None:
+    plain = quantized(overrides={"exclude": ("last",)}).to_dict()
+    json.dumps(plain, allow_nan=False)
+    documented = (Path(__file__).parents[2] / "docs" / "quantize.md").read_text("utf-8").partition("## --json")[2]
+    assert documented
+    missing = [key for key in plain if f"`{key}`" not in documented]
+    assert missing == []
+
+
+def test_outputs_agree_with_float(place: Path) -> None:
+    from edgeq.session import SessionSettings, open_session
+
+    result = quantized()
+    feed = {"x": np.load("calib.npz")["x"][:1]}
+    wanted = open_session(NET).run(None, feed)[0]
+    got = open_session(OUT, SessionSettings(config=result.session_options)).run(None, feed)[0]
+    assert np.abs(wanted - got).max() < 0.1 * np.abs(wanted).max()

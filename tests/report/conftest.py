@@ -1,0 +1,28 @@
+"""One small real bundle, made once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgeq import demo
+from edgeq.measure.task import make_task
+from edgeq.pipeline.job import Data
+from edgeq.pipeline.package import package
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model for this machine, with its float model: do not change it."""
+    place = tmp_path_factory.mktemp("report") / "digits"
+    package(
+        demo.MODEL,
+        Data(demo.CALIBRATION, count=16),
+        place,
+        validation=Data(demo.VALIDATION, count=32),
+        task=make_task("classification"),
+        with_float=True,
+        timed=False,
+    )
+    return place

@@ -1,0 +1,95 @@
+"""The page in a real browser: no errors, no requests, nothing wider than a phone, settings of candidates on focus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgeq.report.page import render
+from edgeq.report.read import read_report
+
+from . import samples
+from .browser import Page, browsing, find_browser
+
+OVERFLOW = """[...document.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > innerWidth + 1
+  && !e.closest(".scroll") && !e.closest("pre") && !e.closest(".said")).map(e => e.outerHTML.slice(0, 80))"""
+SMALL_TEXT = """Math.min(...[...document.querySelectorAll(".chart text")].filter(e => e.getBoundingClientRect().width)
+  .map(e => parseFloat(getComputedStyle(e).fontSize) * e.getScreenCTM().a))"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Page]:
+    program = find_browser()
+    if program is None:
+        pytest.skip("no chromium here (apt-get install chromium)")
+    with browsing(program) as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("report") / "report.html"
+    place.write_text(render(read_report(samples.record())), "utf-8")
+    return place
+
+
+@pytest.mark.parametrize("width", [390, 1100])
+@pytest.mark.parametrize("dark", [False, True])
+def test_it_fits_and_is_quiet(browser: Page, page: Path, width: int, dark: bool) -> None:
+    browser.problems.clear()
+    browser.requests.clear()
+    browser.open(page, width=width, dark=dark)
+    assert browser.evaluate("document.documentElement.scrollWidth") == width
+    assert browser.evaluate(OVERFLOW) == []
+    assert browser.evaluate(SMALL_TEXT) >= 10.5
+    ground = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (ground == "rgb(20, 23, 27)") is dark
+    assert browser.problems == []
+    assert browser.requests == [page.resolve().as_uri()]
+
+
+def test_hostile_names_do_nothing(browser: Page, tmp_path: Path) -> None:
+    place = tmp_path / "hostile.html"
+    names = "".join(samples.HOSTILE[:6])
+    record = samples.renamed(samples.record(), names)
+    record["variants"] = {names: samples.renamed(samples.variant(), names)}
+    place.write_text(render(read_report(record)), "utf-8")
+    browser.problems.clear()
+    browser.requests.clear()
+    browser.open(place, width=390)
+    assert browser.evaluate("document.documentElement.scrollWidth") == 390
+    assert browser.evaluate("document.scripts.length") == 1
+    assert browser.problems == []
+    assert browser.requests == [place.resolve().as_uri()]
+
+
+def test_a_script_that_is_not_ours_does_not_run(browser: Page, page: Path, tmp_path: Path) -> None:
+    place = tmp_path / "injected.html"
+    text = page.read_text("utf-8").replace("<main>", "<main><script>document.title = 'owned'</script>")
+    place.write_text(text, "utf-8")
+    browser.problems.clear()
+    browser.open(place)
+    assert browser.evaluate("document.title") != "owned"
+    assert any("Content Security Policy" in problem for problem in browser.problems)
+
+
+def test_a_candidate_shows_its_settings(browser: Page, page: Path) -> None:
+    browser.open(page)
+    shown = "document.querySelector('.detail').innerText"
+    assert "Point at a mark" in browser.evaluate(shown)
+    browser.evaluate("document.querySelector('.wide [data-candidate=\"2\"]').focus()")
+    told = browser.evaluate(shown)
+    assert "exact" in told
+    assert "bias-correction" in told
+    assert browser.evaluate("document.querySelectorAll('.point.active').length") == 2  # in the drawing for phones too
+
+
+def test_it_prints(browser: Page, page: Path) -> None:
+    browser.open(page, dark=True)
+    printed = browser.pdf()
+    assert printed.startswith(b"%PDF")
+    assert 3 <= printed.count(b"/Type /Page\n") + printed.count(b"/Type /Page ") <= 20
+    browser.open(page, dark=True, media="print")
+    assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"

@@ -1,0 +1,159 @@
+"""Two models side by side: what differs, what is equal, and what cannot be compared is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import TensorProto, helper, numpy_helper
+
+from edgeq import demo
+from edgeq.cli import group
+from edgeq.errors import UsageError
+from edgeq.report.compare import Question, compare, interchangeable, signature_differences
+from edgeq.report.compare_text import comparison_rows, sentences
+from edgeq.signature import Signature, TensorSpec
+
+F32 = np.dtype(np.float32)
+
+
+def scaled(place: Path, factor: float, *, name: str = "x", size: int | str = 4) -> Path:
+    """y = factor · x."""
+    graph = helper.make_graph(
+        [helper.make_node("Mul", [name, "k"], ["y"], "mul")],
+        "scaled",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, size])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, size])],
+        [numpy_helper.from_array(np.float32(factor), "k")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), place)
+    return place
+
+
+def spec(name: str, *shape: int | str | None, dtype: Any = F32) -> TensorSpec:
+    return TensorSpec(name, np.dtype(dtype), shape)
+
+
+def test_signatures() -> None:
+    a = Signature((spec("x", 1, 3), spec("m", 1)), (spec("y", 1),))
+    b = Signature((spec("x", 1, 4),), (spec("y", 1), spec("z", 1)))
+    assert signature_differences(a, a) == ()
+    found = signature_differences(a, b)
+    assert found == (
+        "the input is x: float32[1, 3] in A and x: float32[1, 4] in B",
+        "only A has the input m: float32[1]",
+        "only B has the output z: float32[1]",
+    )
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "same"),
+    [
+        (spec("x", 1, 3), spec("x", 1, 3), True),
+        (spec("x", "N", 3), spec("x", 1, 3), True),
+        (spec("x", 1, 3), spec("x", 1, 4), False),
+        (spec("x", 1, 3), spec("x", 1), False),
+        (spec("x", 1), spec("y", 1), False),
+        (spec("x", 1), spec("x", 1, dtype=np.int64), False),
+        (TensorSpec("x", F32, None), spec("x", 1), True),
+    ],
+)
+def test_which_take_the_same_inputs(left: TensorSpec, right: TensorSpec, same: bool) -> None:
+    assert interchangeable(Signature((left,), ()), Signature((right,), ())) is same
+
+
+def test_a_bundle_against_its_float_model(bundle: Path) -> None:
+    question = Question(demo.MODEL, bundle, demo.VALIDATION, "classification", count=24, duration_s=0.05, threads=1)
+    found = compare(question)
+    assert found.samples == 24
+    assert found.b.variant
+    assert found.a.bytes
+    assert found.b.bytes
+    assert found.b.bytes < found.a.bytes
+    assert found.a.coverage is not None
+    assert found.b.coverage is not None
+    assert found.a.coverage["int8_mac_share"] == 0
+    assert found.b.coverage["int8_mac_share"] > 0.9
+    assert found.agreement is not None
+    assert found.agreement.sqnr_db > 15
+    assert found.measurement is not None
+    assert found.measurement.ratio("B")["low"] <= found.measurement.ratio("B")["estimate"]
+    names = [row[0] for row in found.rows()]
+    assert names[:3] == ["size", "MACs in int8", "top-1"]
+    assert "latency p50" in names
+    assert json.loads(json.dumps(found.to_dict()))["samples"] == 24
+
+
+def test_the_same_model_twice(tmp_path: Path) -> None:
+    model = scaled(tmp_path / "m.onnx", 2.0)
+    found = compare(Question(model, model))
+    assert found.same
+    assert found.verdict() == ("A and B are the same model.",)
+    assert found.measurement is None  # there is nothing to time
+
+
+def test_models_that_take_different_inputs(tmp_path: Path) -> None:
+    a, b = scaled(tmp_path / "a.onnx", 2.0), scaled(tmp_path / "b.onnx", 2.0, name="z")
+    found = compare(Question(a, b))
+    assert found.measurement is None
+    assert found.agreement is None
+    assert any("inputs differ" in note for note in found.notes)
+    assert "Their inputs or outputs differ." in found.verdict()
+
+
+def test_answers_are_compared_without_labels(tmp_path: Path) -> None:
+    data = tmp_path / "x.npz"
+    np.savez(data, x=np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32))
+    a, b = scaled(tmp_path / "a.onnx", 2.0), scaled(tmp_path / "b.onnx", 2.2)
+    found = compare(Question(a, b, data, timed=False))
+    assert found.agreement is not None
+    assert found.agreement.sqnr_db == pytest.approx(20.0, abs=0.01)
+    assert any("20.0" in sentence for sentence in found.verdict())
+    assert found.rows()[-1][:3] == ("output y", "", "")
+
+
+def test_a_task_needs_data(tmp_path: Path) -> None:
+    model = scaled(tmp_path / "m.onnx", 2.0)
+    with pytest.raises(UsageError, match="needs samples"):
+        compare(Question(model, model, task="classification"))
+
+
+def test_the_words_follow_the_interval() -> None:
+    found: dict[str, Any] = {
+        "same": False,
+        "a": {"bytes": 100, "accuracy": None, "coverage": None},
+        "b": {"bytes": 250, "accuracy": None, "coverage": None},
+        "signature_differences": [],
+        "agreement": None,
+        "latency": {
+            "A": {"p50_ms": 2.0, "p90_ms": 2.0, "p99_ms": 2.0},
+            "B": {"p50_ms": 1.0, "p90_ms": 1.0, "p99_ms": 1.0},
+            "ratio": {"estimate": 2.0, "low": 1.9, "high": 2.1, "confidence": 0.95},
+        },
+    }
+    assert sentences(found)[0].startswith("B is 2.00× as fast as A")
+    assert sentences(found)[1] == "B is 2.50× A's size."
+    assert comparison_rows(found)[1] == ("latency p50", "2.00\u202fms", "1.00\u202fms", "2.00× as fast")
+    found["latency"]["ratio"] |= {"low": 0.9, "high": 2.1}
+    assert "equally fast" in sentences(found)[0]
+    found["latency"]["ratio"] |= {"estimate": 0.5, "low": 0.4, "high": 0.6}
+    assert "slower" in sentences(found)[0]
+
+
+def test_the_command(tmp_path: Path) -> None:
+    a, b = scaled(tmp_path / "a.onnx", 2.0), scaled(tmp_path / "b.onnx", 3.0)
+    result = CliRunner().invoke(group, ["compare", str(a), str(b), "--no-timing", "--json"])
+    assert result.exit_code == 0, result.output
+    plain = json.loads(result.output)
+    keys = ["a", "agreement", "b", "bench", "latency", "notes", "same", "samples", "signature_differences", "verdict"]
+    assert sorted(plain) == keys
+    human = CliRunner().invoke(group, ["compare", str(a), str(b), "--no-timing"])
+    assert "B against A" in human.output
+    missing = CliRunner().invoke(group, ["compare", str(a), str(tmp_path / "none.onnx")])
+    assert missing.exit_code == 3
+    assert "Traceback" not in missing.output

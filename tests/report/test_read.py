@@ -1,0 +1,178 @@
+"""Records: the full one is read, and nothing that anybody may write into one is an error."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeq.report.data import ReportData
+from edgeq.report.page import render
+from edgeq.report.read import read_report
+from edgeq.report.read_layers import read_coverage, read_histograms, read_layers
+from edgeq.report.read_timing import read_bench
+from edgeq.report.read_tuning import MOST_CANDIDATES, read_tuning
+
+from . import samples
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.floats()
+    | st.integers(-(10**400), 10**400)
+    | st.text(max_size=8)
+    | st.sampled_from(samples.HOSTILE[:6]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every path into a nested value."""
+    found = [path] if path else []
+    items = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    for key, item in items:
+        found += places(item, (*path, key))
+    return found
+
+
+PLACES = places(samples.record())
+
+
+@settings(max_examples=150)
+@given(st.sampled_from(PLACES), JSON)
+def test_any_value_anywhere_is_drawn_or_left_out(place: tuple[Any, ...], value: Any) -> None:
+    record = json.loads(json.dumps(samples.record()))
+    inner = record
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    page = render(read_report(record))
+    assert page.endswith("</html>\n")
+    page.encode("utf-8")
+    assert "nan" not in page.lower().replace("nano", "")
+    assert "Infinity" not in page
+
+
+@pytest.mark.parametrize("missing", sorted(samples.record()))
+def test_every_part_may_be_missing(missing: str) -> None:
+    record = samples.record()
+    del record[missing]
+    assert "</html>" in render(read_report(record))
+
+
+def test_an_empty_record_says_so() -> None:
+    data = read_report({})
+    assert data == ReportData("model")
+    assert "Nothing has been measured" in render(data)
+
+
+def test_the_full_record_is_read() -> None:
+    data = read_report(samples.record())
+    (variant,) = data.variants
+    assert variant.primary is not None
+    assert variant.primary.name == "top1"
+    assert variant.primary.gain == pytest.approx(-0.0018)
+    assert (variant.sqnr_db, variant.top1) == (31.5, 0.982)
+    assert variant.excluded == ("block.1/Conv",)
+    assert variant.conversion_us == 9.0
+    assert len(variant.layers) == 30
+    third = variant.layers[2]
+    assert (third.name, third.own_db, third.float_us, third.int8_us) == ("block.2/Conv", 39.0, 102.0, 42.0)
+    assert third.culprit
+    assert "block.2/Conv" in third.advice
+    assert third.saturated == 0.01
+    assert not variant.layers[3].culprit
+    assert data.timing is not None
+    assert data.timing.ratios["int8"].settled
+    assert ("gpu", "A GPU") in data.machine
+
+
+def test_the_bundles_own_short_form_is_read() -> None:
+    record = {
+        "variants": {
+            "v": {
+                "accuracy": {"samples": 9, "sqnr_db": 37.0, "float32": {"top1": 0.5}, "int8": {"top1": 0.6}},
+                "coverage": {"int8_mac_share": 0.5},
+                "sqnr_db": 37.0,
+            }
+        }
+    }
+    (variant,) = read_report(record).variants
+    assert [(m.name, m.float32, m.int8, m.primary) for m in variant.metrics] == [("top1", 0.5, 0.6, True)]
+    assert variant.sqnr_db == 37.0
+    assert variant.coverage is not None
+    assert variant.coverage.share == 0.5
+
+
+def test_tuning() -> None:
+    tuning = read_tuning(samples.tuning())
+    assert tuning is not None
+    assert [c.status for c in tuning.candidates] == [
+        "float32",
+        "chosen",
+        "front",
+        "behind",
+        "front",
+        "short",
+        "dropped",
+    ]
+    assert tuning.least_accuracy == pytest.approx(0.5628)
+    assert tuning.met
+    assert dict(tuning.facts)["allowed loss"].startswith("0.50")
+    assert dict(tuning.candidates[1].settings)["recoveries"] == "bias-correction"
+    assert tuning.candidates[-1].accuracy is None
+
+
+def test_tuning_by_agreement() -> None:
+    metric = {"name": "top-1 agreement", "higher_is_better": True}
+    plain = {**samples.tuning(), "metric": metric, "float32": {"accuracy": {}}}
+    plain["candidates"] = [
+        {"name": "a", "status": "chosen", "accuracy": {"drop": 0.02, "metrics": {}}, "timing": None},
+        {"name": "b", "status": "short", "accuracy": {"drop": 0.3, "metrics": {}}, "timing": None},
+    ]
+    tuning = read_tuning(plain)
+    assert tuning is not None
+    assert [c.accuracy for c in tuning.candidates] == pytest.approx([1.0, 0.98, 0.7])
+
+
+def test_a_part_of_the_samples_is_compared_by_its_loss() -> None:
+    plain = samples.tuning()
+    part = {"complete": False, "metrics": {"top1": 0.9}, "drop": 0.01}
+    plain["candidates"] = [samples.candidate("a", 0.5, 1.0, accuracy=part)]
+    tuning = read_tuning(plain)
+    assert tuning is not None
+    assert tuning.candidates[1].accuracy == pytest.approx(0.5578)
+
+
+def test_the_chosen_candidate_survives_any_limit() -> None:
+    plain = samples.tuning()
+    extra = [samples.candidate(f"c{i}", 0.5, 1.0) for i in range(1000)]
+    plain["candidates"] = [*extra, *plain["candidates"]]
+    tuning = read_tuning(plain)
+    assert tuning is not None
+    assert len(tuning.candidates) == MOST_CANDIDATES + 1
+    assert tuning.left_out == len(plain["candidates"]) - MOST_CANDIDATES
+    assert any(c.status == "chosen" for c in tuning.candidates)
+
+
+def test_times_without_errors_keep_the_kernels_order() -> None:
+    layers, conversion = read_layers(None, samples.kernels(["b", "a"]))
+    assert [layer.name for layer in layers] == ["b", "a"]
+    assert conversion == 9.0
+    assert all(layer.sqnr_db is None for layer in layers)
+
+
+def test_what_contradicts_itself_is_left_out() -> None:
+    assert read_coverage({"int8_mac_share": 1.2}) is None
+    wrong = samples.histogram()
+    wrong["edges"][3] = 99.0
+    assert read_histograms([wrong, {"edges": [0, 1], "counts": [-1]}, {"edges": [0], "counts": []}]) == ()
+    bench = samples.bench_report()
+    bench["scenarios"]["single-stream"]["histogram_edges_ms"][5] = 0.0
+    timing = read_bench(bench)
+    assert timing is not None
+    assert timing.edges_ms == ()

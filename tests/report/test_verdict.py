@@ -1,0 +1,106 @@
+"""The sentence and its figures say what the numbers say, and claim nothing that they do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edgeq.report.read import read_report
+from edgeq.report.verdict import Verdict, verdict_of
+
+from . import samples
+
+
+def verdict(**changes: Any) -> Verdict:
+    data = read_report(samples.record(**changes))
+    return verdict_of(data, data.main)
+
+
+def only(**changes: Any) -> dict[str, Any]:
+    """The one variant, changed."""
+    return {"int8": {**samples.variant(), "warnings": [], **changes}}
+
+
+def plain(text: str) -> str:
+    return text.replace("\u202f", " ").replace("\u2212", "-")
+
+
+def test_the_goal_was_met() -> None:
+    found = verdict()
+    assert (found.tone, found.word) == ("good", "Goal met")
+    assert plain(found.sentence) == (
+        "The int8 model runs 2.50× as fast as float32, loses 0.18 pt of top-1 (56.60 %) and takes 30 % of its space."
+    )
+    assert [f.label for f in found.figures] == ["Speed", "top-1", "Output SQNR", "Size", "In int8"]
+
+
+def test_the_goal_was_not_met() -> None:
+    found = verdict(tuning={**samples.tuning(), "chosen": None})
+    assert (found.tone, found.word) == ("bad", "Goal not met")
+
+
+def test_slower_is_said_first() -> None:
+    bench = samples.bench_report(1.0, 2.0)
+    bench["scenarios"]["single-stream"]["ratios"]["int8"] = {"estimate": 0.5, "low": 0.4, "high": 0.6}
+    found = verdict(tuning=None, bench=bench, variants=only())
+    assert found.tone == "bad"
+    assert found.sentence.startswith("The int8 model is slower than float32 (0.50×)")
+
+
+def test_a_difference_within_the_error_is_none() -> None:
+    bench = samples.bench_report()
+    bench["scenarios"]["single-stream"]["ratios"]["int8"] = {"estimate": 1.05, "low": 0.9, "high": 1.2}
+    found = verdict(tuning=None, bench=bench, variants=only())
+    assert "about as fast as float32" in found.sentence
+    assert found.figures[0].tone == "neutral"
+
+
+@pytest.mark.parametrize(("int8", "tone"), [(0.5678, "good"), (0.57, "good"), (0.5650, "good"), (0.50, "bad")])
+def test_accuracy_is_judged(int8: float, tone: str) -> None:
+    accuracy = {
+        "float32": {"primary": "top1", "metrics": {"top1": 0.5678}},
+        "int8": {"primary": "top1", "metrics": {"top1": int8}},
+    }
+    found = verdict(variants=only(accuracy=accuracy))
+    assert next(f for f in found.figures if f.label == "top-1").tone == tone
+
+
+def test_what_was_asked_for_decides() -> None:
+    asked = samples.tuning()
+    asked["goal"]["max_drop"] = 0.1
+    accuracy = {
+        "float32": {"primary": "top1", "metrics": {"top1": 0.5678}},
+        "int8": {"primary": "top1", "metrics": {"top1": 0.50}},
+    }
+    assert verdict(variants=only(accuracy=accuracy), tuning=asked).word == "Goal met"
+    assert verdict(variants=only(accuracy=accuracy)).word == "Look closer"
+
+
+def test_lower_is_better() -> None:
+    accuracy = {
+        "float32": {"primary": "error", "higher_is_better": False, "metrics": {"error": 1.0}},
+        "int8": {"primary": "error", "higher_is_better": False, "metrics": {"error": 1.5}},
+    }
+    found = verdict(variants=only(accuracy=accuracy))
+    assert "loses" in found.sentence
+    assert next(f for f in found.figures if f.label == "error").tone == "bad"
+
+
+def test_without_labels_agreement_speaks() -> None:
+    found = verdict(tuning=None, variants=only(accuracy={}))
+    assert "top answer in 98.2 %" in plain(found.sentence)
+    poor = {"outputs": [{"name": "y", "sqnr_db": 5.9}]}
+    found = verdict(tuning=None, bench=None, variants=only(accuracy={}, agreement=poor))
+    assert found.tone == "bad"
+    assert "5.9 dB" in plain(found.sentence)
+
+
+def test_nothing_measured() -> None:
+    data = read_report({})
+    assert verdict_of(data, data.main).word == "No measurements"
+
+
+def test_warnings_temper_a_good_result() -> None:
+    assert verdict(tuning=None).tone == "neutral"
+    assert verdict(tuning=None, variants=only()).tone == "good"

@@ -1,0 +1,142 @@
+"""A workshop whose figures are made up, so that the search's decisions can be checked one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from edgeq.errors import EdgeqError, ModelError
+from edgeq.hardware.profile import Profile
+from edgeq.scheme import Scheme
+from edgeq.tune.candidate import Candidate
+from edgeq.tune.record import Assessment, Screening, Timing
+from edgeq.tune.workshop import FLOAT, Race, Runner
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What is true of a candidate. `speed` is times float32's; `loss` what all samples show, `early` the first ones."""
+
+    speed: float = 2.0
+    loss: float = 0.0
+    early: float | None = None
+    sqnr_db: float = 30.0
+    structure: str = ""
+    content: str = ""
+    share: float = 1.0
+    bytes: int = 100
+    error: str = ""
+    width: float = 0.001
+
+
+@dataclass
+class FakeWorkshop:
+    """`facts` by candidate name; the first key that a name starts with counts for what is not listed."""
+
+    facts: Mapping[str, Fact]
+    total: int = 400
+    methods: tuple[str, ...] = ()
+    exclusions: tuple[tuple[str, ...], ...] = ()
+    costly: tuple[str, ...] = ()
+    slow: tuple[str, ...] = ()
+    float_ms: float = 10.0
+    thread_gain: Mapping[int, float] = field(default_factory=dict)
+    clock: Clock | None = None
+    log: list[str] = field(default_factory=list)
+
+    def fact(self, name: str) -> Fact:
+        if name in self.facts:
+            return self.facts[name]
+        near = [key for key in self.facts if name.startswith(key)]
+        return self.facts[max(near, key=len)] if near else Fact()
+
+    def screen(self, candidate: Candidate) -> Screening:
+        self._note(f"screen {candidate.name}", 1)
+        fact = self.fact(candidate.name)
+        if fact.error:
+            raise ModelError(fact.error)
+        return Screening(
+            fact.bytes, fact.structure or f"{fact.speed}", fact.content or candidate.name, fact.share, fact.sqnr_db
+        )
+
+    def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
+        found = {}
+        for candidate in candidates:
+            self._note(f"assess {candidate.name} {samples}", samples / 100)
+            fact = self.fact(candidate.name)
+            complete = samples >= self.total
+            loss = fact.loss if complete or fact.early is None else fact.early
+            width = fact.width * (self.total / samples) ** 0.5
+            found[candidate.name] = Assessment(samples, complete, "labels", loss, loss - width, loss + width, loss)
+        return found
+
+    def race(
+        self, runners: Mapping[str, Runner], baseline: str, *, top: int | None, tie: float, seconds: float
+    ) -> Race:
+        self._note(f"race {', '.join(runners)}", 2)
+        p50 = {name: self._p50(candidate, threads) for name, (candidate, threads) in runners.items()}
+        timings = {}
+        for name, value in p50.items():
+            estimate = p50[baseline] / value
+            ratio = {"estimate": estimate, "low": estimate * 0.99, "high": estimate * 1.01}
+            timings[name] = Timing({"p50_ms": value}, None if name == baseline else ratio)
+        return Race(timings, tuple(sorted(p50, key=lambda n: p50[n])), True, {"edges_ms": [], "counts": {}})
+
+    def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
+        return self.slow
+
+    def memory(self, candidate: Candidate | None, threads: int) -> int:
+        return 1000 if candidate is None else self.fact(candidate.name).bytes * 2
+
+    def recoveries(self) -> tuple[tuple[str, ...], ...]:
+        return (self.methods, *((name,) for name in self.costly)) if self.methods else ()
+
+    def exclude(
+        self, candidate: Candidate, loss: Callable[[Candidate], float], max_drop: float, expired: Callable[[], bool]
+    ) -> None:
+        for nodes in self.exclusions:
+            if expired():
+                break
+            scheme = candidate.scheme.replace(exclude=nodes)
+            if loss(candidate.replace(name=f"{candidate.name} - {len(nodes)} layers", scheme=scheme)) <= max_drop:
+                break
+
+    def _p50(self, candidate: Candidate | None, threads: int) -> float:
+        gain = self.thread_gain.get(threads, 1.0)
+        return self.float_ms * gain / (self.fact(candidate.name).speed if candidate else 1.0)
+
+    def _note(self, text: str, seconds: float) -> None:
+        self.log.append(text)
+        if self.clock is not None:
+            self.clock.now += seconds
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Interrupted:
+    """A workshop that is interrupted at its n-th piece of work."""
+
+    workshop: FakeWorkshop
+    after: int
+
+    def __getattr__(self, name: str) -> object:
+        if name in ("screen", "assess", "race"):
+            self.after -= 1
+            if self.after < 0:
+                raise KeyboardInterrupt
+        return getattr(self.workshop, name)
+
+
+def profile(**search: object) -> Profile:
+    """U8S8 per channel by default, with a search table."""
+    return Profile("test", "Test", "any", frozenset(), 1, "cpu", "1.20", Scheme(), search=search)
+
+
+__all__ = ["FLOAT", "Clock", "EdgeqError", "Fact", "FakeWorkshop", "Interrupted", "profile"]

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+
+from edgeq.errors import UsageError
+from edgeq.tune.goal import Deadline, Goal, parse_budget
+from tests.tune.fakes import Clock
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("10m", 600), ("1.5h", 5400), ("1h30m", 5400), ("2m5s", 125)]
+)
+def test_budgets(text: str, seconds: float) -> None:
+    assert parse_budget(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "  ", "0", "-5m", "ten", "5d", "m", "1m1h", "nan"])
+def test_what_is_no_time_span_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--budget"):
+        parse_budget(text)
+
+
+def test_no_budget() -> None:
+    assert parse_budget(None) is None
+    endless = Deadline(None, Clock())
+    assert not endless.passed()
+    assert endless.left_s(most=20) == 20
+
+
+def test_a_deadline_in_shares() -> None:
+    clock = Clock(5)
+    deadline = Deadline(100, clock)
+    clock.now = 45
+    assert deadline.elapsed_s == 40
+    assert not deadline.passed(0.5)
+    assert deadline.left_s(0.5) == 10
+    assert deadline.left_s(0.5, most=3) == 3
+    clock.now = 80
+    assert deadline.passed(0.5)
+    assert not deadline.passed()
+    assert deadline.left_s(0.5) == 0
+
+
+@pytest.mark.parametrize("wrong", [{"objective": "joy"}, {"max_drop": -0.1}, {"max_drop": 2}, {"budget_s": 0}])
+def test_goals_that_make_no_sense(wrong: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        Goal(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,97 @@
+"""The journal: what was measured once is not measured again, and nothing else is taken from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeq.errors import OutputError
+from edgeq.scheme import Scheme
+from edgeq.tune.candidate import Candidate
+from edgeq.tune.goal import Deadline, Goal
+from edgeq.tune.journal import Journal, JournaledWorkshop
+from edgeq.tune.record import Outcome
+from edgeq.tune.search import Search
+from tests.tune.fakes import Clock, Fact, FakeWorkshop, Interrupted, profile
+
+SETTINGS = {"model": "m", "validation_data": "d"}
+FACTS = {
+    "a": Fact(speed=3, loss=0.05),
+    "a + recovery": Fact(speed=3, loss=0.004),
+    "b": Fact(speed=2, sqnr_db=float("inf")),
+    "c": Fact(error="no kernel"),
+}
+
+
+def search(workshop: Any, path: Path, *, resume: bool = False) -> tuple[Outcome, Journal]:
+    journal = Journal(path, SETTINGS, resume=resume)
+    deadline = Deadline(None, Clock())
+    run = Search(profile(), JournaledWorkshop(workshop, journal), Goal(), deadline)
+    return run.run([Candidate(name, Scheme()) for name in ("a", "b", "c")]), journal
+
+
+def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    first = FakeWorkshop(FACTS, methods=("x",))
+    counted = Interrupted(first, 1000)
+    whole, _ = search(counted, tmp_path / "whole.jsonl")
+    for after in range(1, 1000 - counted.after):
+        path = tmp_path / f"{after}.jsonl"
+        with pytest.raises(KeyboardInterrupt):
+            search(Interrupted(FakeWorkshop(FACTS, methods=("x",)), after), path)
+        second = FakeWorkshop(FACTS, methods=("x",))
+        resumed, _ = search(second, path, resume=True)
+        assert resumed.to_dict() == whole.to_dict()
+        assert len(second.log) < len(first.log)
+
+
+def test_a_finished_journal_leaves_nothing_to_do(tmp_path: Path) -> None:
+    search(FakeWorkshop(FACTS, methods=("x",)), tmp_path / "j.jsonl")
+    again = FakeWorkshop(FACTS, methods=("x",))
+    _, journal = search(again, tmp_path / "j.jsonl", resume=True)
+    assert again.log == []
+    assert journal.known > 5
+
+
+def test_a_journal_of_other_data_is_refused(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j.jsonl", SETTINGS, resume=False)
+    journal.remember("k", lambda: 1)
+    with pytest.raises(OutputError, match="another validation data"):
+        Journal(tmp_path / "j.jsonl", {**SETTINGS, "validation_data": "other"}, resume=True)
+
+
+def test_a_journal_that_is_there_is_not_overwritten_in_silence(tmp_path: Path) -> None:
+    Journal(tmp_path / "j.jsonl", SETTINGS, resume=False).remember("k", lambda: 1)
+    with pytest.raises(OutputError, match="--resume"):
+        Journal(tmp_path / "j.jsonl", SETTINGS, resume=False)
+    anew = Journal(tmp_path / "j.jsonl", SETTINGS, resume=False, force=True)
+    assert anew.remember("k", lambda: 2) == 2
+
+
+def test_a_line_that_was_cut_off_is_measured_again(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    journal = Journal(path, SETTINGS, resume=False)
+    journal.remember("k", lambda: 1)
+    journal.remember("l", lambda: 2)
+    path.write_text(path.read_text()[:-5])
+    resumed = Journal(path, SETTINGS, resume=True)
+    assert resumed.remember("k", lambda: 7) == 1
+    assert resumed.remember("l", lambda: 7) == 7
+    assert [json.loads(line) for line in path.read_text().splitlines()][-1] == {"key": "l", "value": 7}
+
+
+@pytest.mark.parametrize("text", ["", "nonsense\n", "[]\n", '{"format": "other", "settings": {}}\n', "null\n"])
+def test_what_is_no_journal_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "j.jsonl").write_text(text)
+    with pytest.raises(OutputError, match="no journal"):
+        Journal(tmp_path / "j.jsonl", SETTINGS, resume=True)
+
+
+def test_resuming_without_a_journal_starts_one(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "deep" / "j.jsonl", SETTINGS, resume=True)
+    assert journal.remember("k", lambda: [1.5, None]) == [1.5, None]
+    assert (tmp_path / "deep" / "j.jsonl").exists()
+    journal.remove()
+    assert not (tmp_path / "deep" / "j.jsonl").exists()

@@ -1,0 +1,122 @@
+"""The workshop of this machine, on the embedded demo model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgeq import demo
+from edgeq.errors import EdgeqError
+from edgeq.hardware.target import Target, resolve
+from edgeq.measure.accuracy import evaluate
+from edgeq.measure.task import make_task
+from edgeq.pipeline.job import Data, Job, open_job
+from edgeq.session import open_session
+from edgeq.tune import builders
+from edgeq.tune.candidate import Candidate
+from edgeq.tune.local import LocalWorkshop
+from edgeq.tune.space import kernel_candidates, method_candidates
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return resolve("auto")
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    workdir = tmp_path_factory.mktemp("job")
+    return open_job(demo.MODEL, Data(demo.CALIBRATION, count=16), Data(demo.VALIDATION, count=120), workdir)
+
+
+@pytest.fixture
+def workshop(job: Job, target: Target, tmp_path: Path) -> LocalWorkshop:
+    return LocalWorkshop(job, target, tmp_path, task=make_task("classification"))
+
+
+@pytest.fixture(scope="module")
+def first(target: Target) -> Candidate:
+    return kernel_candidates(target.profile)[0]
+
+
+def test_methods_share_a_structure_and_granularity_does_not(
+    workshop: LocalWorkshop, first: Candidate, target: Target
+) -> None:
+    method = next(c for c in method_candidates(first, target.profile) if "mse" in c.name)
+    tensor = first.replace(name="per tensor", scheme=first.scheme.replace(per_channel=False))
+    kernel, other, coarse = (workshop.screen(c) for c in (first, method, tensor))
+    assert kernel.structure == other.structure
+    assert kernel.content != other.content
+    assert kernel.structure != coarse.structure
+    assert kernel.int8_mac_share > 0.9
+    assert kernel.bytes < demo.MODEL.stat().st_size
+    assert kernel.sqnr_db > 15
+
+
+def test_accuracy_in_steps_is_accuracy_in_one(workshop: LocalWorkshop, job: Job, first: Candidate) -> None:
+    assert workshop.total == 120
+    part = workshop.assess([first], 40)[first.name]
+    whole = workshop.assess([first], 120)[first.name]
+    assert (part.samples, part.complete) == (40, False)
+    assert (whole.samples, whole.complete) == (120, True)
+    built = workshop.built(first).artifact
+    task = make_task("classification")
+    expected = evaluate(open_session(built.model, built.settings()), job.validation, task)
+    assert whole.metrics == expected.metrics
+    assert workshop.float_metrics() == evaluate(job.prepared.path, job.validation, task).metrics
+    # Fewer again, as after an interruption: counted anew.
+    assert workshop.assess([first], 40)[first.name] == part
+
+
+def test_a_race_times_every_runner_against_float(workshop: LocalWorkshop, first: Candidate) -> None:
+    race = workshop.race({"float32": (None, 1), "int8": (first, 1)}, "float32", top=None, tie=0.05, seconds=0.5)
+    assert set(race.order) == {"float32", "int8"}
+    assert race.timings["float32"].speedup is None
+    assert race.timings["int8"].speedup is not None
+    assert race.timings["int8"].latency["p50_ms"] > 0
+    assert sum(race.histograms["counts"]["int8"]) == race.timings["int8"].latency["count"]
+
+
+def test_throughput_is_of_batches_where_the_batch_is_free(
+    job: Job, target: Target, first: Candidate, tmp_path: Path
+) -> None:
+    workshop = LocalWorkshop(job, target, tmp_path, batched=True)
+    race = workshop.race({"float32": (None, 1)}, "float32", top=None, tie=0.05, seconds=0.2)
+    figures = race.timings["float32"].latency
+    assert figures["samples_per_s"] == pytest.approx(8e3 / figures["mean_ms"], rel=0.2)
+
+
+def test_memory_of_float_and_of_a_candidate(workshop: LocalWorkshop, first: Candidate) -> None:
+    assert workshop.memory(first, 1) >= 0
+    assert workshop.memory(None, 1) > 0
+
+
+def test_an_unknown_recovery_is_an_error_and_not_a_crash(workshop: LocalWorkshop, first: Candidate) -> None:
+    with pytest.raises(EdgeqError, match="no recovery"):
+        workshop.screen(first.replace(name="x", recoveries=("magic",)))
+
+
+def test_recoveries_build(workshop: LocalWorkshop, first: Candidate) -> None:
+    names = workshop.recoveries()[0]
+    assert names
+    plain = workshop.screen(first)
+    recovered = workshop.screen(first.replace(name="recovered", recoveries=names))
+    assert recovered.content != plain.content
+
+
+def test_layers_go_to_float_until_the_loss_is_low_enough(workshop: LocalWorkshop, first: Candidate) -> None:
+    asked: list[Candidate] = []
+
+    def loss(candidate: Candidate) -> float:
+        asked.append(candidate)
+        return 1 / len(candidate.scheme.exclude)
+
+    workshop.exclude(first, loss, 0.5, lambda: False)
+    assert [len(c.scheme.exclude) for c in asked] == sorted(len(c.scheme.exclude) for c in asked)
+    assert loss(asked[-1]) <= 0.5
+    assert workshop.screen(asked[-1]).int8_mac_share < workshop.screen(first).int8_mac_share
+
+
+def test_every_builder_is_named_as_it_is_registered() -> None:
+    assert all(name == builder.name for name, builder in builders.BUILDERS.items())

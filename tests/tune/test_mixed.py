@@ -1,0 +1,70 @@
+"""Layers that integers make slower."""
+
+from __future__ import annotations
+
+from edgeq.tune.candidate import Candidate
+from edgeq.tune.goal import Goal
+from edgeq.tune.mixed import beginnings, slower_in_integers
+from edgeq.tune.space import in_float, kernel_candidates
+from tests.tune.fakes import Fact, FakeWorkshop, profile
+from tests.tune.test_search import run
+
+KERNEL = "U8S8 per-channel, minmax"
+
+
+def test_layers_by_what_they_lose() -> None:
+    float_us = {"a": 100.0, "b": 100.0, "c": 100.0, "d": 100.0, "only here": 5.0}
+    int8_us = {"a": 150.0, "b": 50.0, "c": 300.0, "d": 100.1, "only there": 5.0}
+    assert slower_in_integers([*float_us, *int8_us], float_us, int8_us) == ("c", "a")
+
+
+def test_ever_longer_beginnings() -> None:
+    assert [len(b) for b in beginnings("abcdefg")] == [1, 2, 4, 7]
+    assert [len(b) for b in beginnings("abcd")] == [1, 2, 4]
+    assert beginnings("a") == [("a",)]
+    assert beginnings("") == []
+
+
+def test_names_tell_what_is_in_float() -> None:
+    first = kernel_candidates(profile())[0]
+    mixed = in_float(first, ["x", "y"])
+    assert mixed.name == f"{KERNEL} (2 in float)"
+    assert mixed.scheme.exclude == ("x", "y")
+    assert in_float(mixed, ["z"]).scheme.exclude == ("x", "y", "z")
+
+
+def test_the_fastest_mixture_wins_and_methods_are_tried_on_it() -> None:
+    facts = {
+        KERNEL: Fact(speed=1.2, loss=0.02),
+        f"{KERNEL} (1 in float)": Fact(speed=1.5, loss=0.02),
+        f"{KERNEL} (2 in float)": Fact(speed=1.8, loss=0.02),
+        f"{KERNEL} (3 in float)": Fact(speed=1.4, loss=0.02),
+        "U8S8 per-channel, mse (2 in float)": Fact(speed=1.8, loss=0.001),
+    }
+    workshop = FakeWorkshop(facts, slow=("a", "b", "c"))
+    outcome = run(workshop, KERNEL, method=["minmax", "mse"])
+    assert outcome.chosen == "U8S8 per-channel, mse (2 in float)"
+    assert outcome.winner is not None
+    assert outcome.winner.candidate.scheme.exclude == ("a", "b")
+    assert "1.50 times the latency of U8S8 per-channel, minmax (2 in float)" in outcome.trial(KERNEL).reason
+    assert "U8S8 per-channel, mse" not in [t.name for t in outcome.trials]
+
+
+def test_a_kernel_choice_slower_than_float_is_saved_by_it() -> None:
+    facts = {KERNEL: Fact(speed=0.9), f"{KERNEL} (1 in float)": Fact(speed=1.2)}
+    assert run(FakeWorkshop(facts, slow=("a",)), KERNEL).chosen == f"{KERNEL} (1 in float)"
+
+
+def test_where_size_counts_only_if_it_must_be() -> None:
+    facts = {KERNEL: Fact(speed=1.2, bytes=50), f"{KERNEL} (1 in float)": Fact(speed=1.5, bytes=60)}
+    assert run(FakeWorkshop(facts, slow=("a",)), KERNEL, goal=Goal("size")).chosen == KERNEL
+    facts[KERNEL] = Fact(speed=0.9, bytes=50)
+    assert run(FakeWorkshop(facts, slow=("a",)), KERNEL, goal=Goal("size")).chosen == f"{KERNEL} (1 in float)"
+
+
+def test_nothing_slow_leaves_all_as_it_was() -> None:
+    workshop = FakeWorkshop({KERNEL: Fact(speed=2)})
+    outcome = run(workshop, KERNEL)
+    assert outcome.chosen == KERNEL
+    assert len(outcome.trials) == 1
+    assert isinstance(outcome.trials[0].candidate, Candidate)

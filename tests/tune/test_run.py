@@ -1,0 +1,190 @@
+"""`edgeq tune` from end to end on the embedded demo model, with budgets of seconds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from edgeq_device.package import open_bundle
+from onnx import TensorProto, helper, numpy_helper
+
+import edgeq
+from edgeq import demo
+from edgeq.cli import group
+from edgeq.errors import GoalNotMetError, HardwareError, OutputError
+from edgeq.measure.task import make_task
+from edgeq.pipeline.job import Data
+from edgeq.tune.goal import Goal
+from edgeq.tune.run import Tuned, plan
+
+GOAL = Goal(budget_s=8)
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def tuned(output: Path, **changes: Any) -> Tuned:
+    arguments: dict[str, Any] = {
+        "validation": Data(demo.VALIDATION),
+        "task": make_task("classification"),
+        "goal": GOAL,
+        **changes,
+    }
+    return edgeq.tune(demo.MODEL, Data(demo.CALIBRATION, count=20), output, **arguments)
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
+    return tuned(tmp_path_factory.mktemp("tune") / "tuned")
+
+
+def test_the_bundle_verifies_and_holds_the_record(labelled: Tuned) -> None:
+    assert edgeq.verify(labelled.bundle).passed
+    record = json.loads((labelled.bundle / "tuning.json").read_text())
+    assert record == labelled.record
+    chosen = next(c for c in record["candidates"] if c["name"] == record["chosen"])
+    assert chosen["status"] == "chosen"
+    assert chosen["timing"]["speedup"]["low"] > 1
+    assert chosen["accuracy"]["complete"]
+    assert max(chosen["accuracy"]["drop"], chosen["accuracy"]["expected"]) <= GOAL.max_drop
+    assert all(c["reason"] for c in record["candidates"])
+    assert not list(labelled.bundle.parent.glob("*.tuning"))
+
+
+def test_the_bundle_is_of_the_winner(labelled: Tuned) -> None:
+    winner = labelled.outcome.winner
+    assert winner is not None
+    with open_bundle(labelled.bundle) as bundle:
+        variant = bundle.components["model"][0]
+        assert variant.info["scheme"] == winner.candidate.scheme.to_dict()
+        assert variant.info.get("threads", 0) == winner.candidate.threads
+        assert variant.model is not None
+        assert variant.model.stat().st_size == winner.screening.bytes if winner.screening else False
+
+
+def test_the_record_has_the_keys_that_are_documented(labelled: Tuned) -> None:
+    text = (REPOSITORY / "docs" / "tune.md").read_text("utf-8")
+    for key in [*labelled.record, *labelled.record["candidates"][0], *labelled.record["candidates"][0]["screening"]]:
+        assert key in text, key
+
+
+def test_without_labels_float_is_the_judge(tmp_path: Path) -> None:
+    result = tuned(tmp_path / "t.edgeq", validation=None, task=None, goal=Goal(budget_s=5))
+    assert result.record["data"] == {
+        "calibration_samples": 20,
+        "validation_samples": 20,
+        "held_out": False,
+        "labelled": False,
+    }
+    assert result.record["metric"]["name"] == "top-1 agreement"
+    assert result.outcome.winner is not None
+    assert result.outcome.winner.assessment is not None
+    assert result.outcome.winner.assessment.basis == "agreement"
+    assert edgeq.verify(tmp_path / "t.edgeq").passed
+
+
+def filters(folder: Path) -> tuple[Path, Path]:
+    """A convolution, whose outputs are no classes and never equal in int8, and samples for it."""
+    random = np.random.default_rng(0)
+    weights = numpy_helper.from_array(random.normal(0, 1, (8, 3, 3, 3)).astype(np.float32), "w")
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["x", "w"], ["y"], name="conv", pads=[1, 1, 1, 1])],
+        "filters",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 16, 16])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 8, 16, 16])],
+        [weights],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (folder / "filters.onnx").write_bytes(model.SerializeToString())
+    np.save(folder / "noise.npy", random.random((10, 3, 16, 16), np.float32))
+    return folder / "filters.onnx", folder / "noise.npy"
+
+
+def test_a_goal_that_cannot_be_met_is_an_error_with_the_front_and_leaves_nothing(tmp_path: Path) -> None:
+    model, data = filters(tmp_path)
+    with pytest.raises(GoalNotMetError, match=r"no candidate loses at most 0\.00 points") as caught:
+        edgeq.tune(model, Data(data), tmp_path / "t", goal=Goal(max_drop=0, budget_s=5))
+    record = caught.value.record
+    assert record["chosen"] is None
+    assert record["needed"]
+    assert record["metric"]["name"] == "cosine"
+    assert any(c["timing"] for c in record["candidates"])
+    assert not (tmp_path / "t").exists()
+
+
+class Interrupting:
+    """Presses Ctrl-C when the accuracy is first measured."""
+
+    @contextmanager
+    def stage(self, title: str, total: int | None = None) -> Iterator[Any]:
+        if title.startswith("accuracy on"):
+            raise KeyboardInterrupt
+        yield lambda steps: None
+
+    def note(self, text: str) -> None:
+        del text
+
+
+def test_an_interrupted_run_goes_on_and_only_with_the_same_settings(tmp_path: Path) -> None:
+    output = tmp_path / "t"
+    with pytest.raises(KeyboardInterrupt):
+        tuned(output, progress=Interrupting())
+    journal = output.with_name("t.tuning") / "journal.jsonl"
+    known = len(journal.read_text().splitlines())
+    assert known > 3
+    with pytest.raises(OutputError, match="--resume"):
+        tuned(output)
+    with pytest.raises(OutputError, match="another objective"):
+        tuned(output, goal=Goal("size"), resume=True)
+    with pytest.raises(OutputError, match="another calibration data"):
+        edgeq.tune(
+            demo.MODEL,
+            Data(demo.CALIBRATION, count=21),
+            output,
+            validation=Data(demo.VALIDATION),
+            task=make_task("classification"),
+            goal=GOAL,
+            resume=True,
+        )
+    result = tuned(output, goal=Goal(max_drop=0.02, budget_s=8), resume=True)
+    assert result.outcome.winner is not None
+    assert not journal.parent.exists()
+
+
+def test_a_target_that_does_not_run_here_is_refused() -> None:
+    with pytest.raises(HardwareError, match="does not run here"):
+        plan(demo.MODEL, Data(demo.CALIBRATION), target="nvidia-t4")
+
+
+def test_the_plan_of_a_dry_run(tmp_path: Path) -> None:
+    arguments = ["tune", str(demo.MODEL), "--data", str(demo.CALIBRATION), "-o", str(tmp_path / "t"), "--dry-run"]
+    shown = CliRunner().invoke(group, [*arguments, "--json", "-q"])
+    assert shown.exit_code == 0, shown.output
+    steps = json.loads(shown.stdout)
+    assert steps["candidates"]
+    assert steps["goal"] == {"objective": "latency", "max_drop": 0.01, "budget_s": None}
+    human = CliRunner().invoke(group, arguments)
+    assert steps["candidates"][0]["name"] in human.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_says_the_verdict_first(tmp_path: Path) -> None:
+    arguments = ["tune", str(demo.MODEL), "--data", str(demo.CALIBRATION), "--count", "10", "--budget", "4s"]
+    shown = CliRunner().invoke(group, [*arguments, "-o", str(tmp_path / "t"), "-q"])
+    assert shown.exit_code == 0, shown.output
+    assert "times float32's speed" in shown.stdout.splitlines()[0]
+    assert "Pareto front" in shown.stdout
+    assert (tmp_path / "t" / "manifest.json").exists()
+
+
+def test_the_command_fails_with_its_own_code_and_shows_what_there_is(tmp_path: Path) -> None:
+    model, data = filters(tmp_path)
+    arguments = ["tune", str(model), "--data", str(data), "--max-drop", "0", "--budget", "4s"]
+    shown = CliRunner().invoke(group, [*arguments, "-o", str(tmp_path / "t"), "-q", "--json"])
+    assert shown.exit_code == 11, shown.output
+    assert json.loads(shown.stdout)["chosen"] is None
+    assert "no candidate" in shown.stderr
