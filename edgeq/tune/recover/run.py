@@ -21,12 +21,14 @@ from edgeq.scheme import Scheme
 from edgeq.tune.recover.base import Recovery, Stage, State
 from edgeq.tune.recover.bias import BiasCorrection
 from edgeq.tune.recover.gates import SplitGates
+from edgeq.tune.recover.heads import FloatHead
 from edgeq.tune.recover.ranges import NonlinearRanges
 from edgeq.tune.recover.rounding import WeightRounding
 
 _ALL: tuple[Recovery, ...] = (
     SplitGates(),
     SplitGates("split-more-gates", share=0.02),
+    FloatHead(),
     NonlinearRanges(),
     WeightRounding(),
     BiasCorrection(),
@@ -112,9 +114,12 @@ class Recoverer:
     def _apply(self, stage: Stage, names: Sequence[str], state: State, samples: Samples, progress: Progress) -> State:
         for recovery in RECOVERIES.values():
             if recovery.stage == stage and recovery.name in names:
-                place = Path(tempfile.mkdtemp(prefix=f"{recovery.name}-", dir=self._workdir))
-                state = recovery.apply(state, samples, place, progress)
+                state = recovery.apply(state, samples, self.place(recovery.name), progress)
         return state
+
+    def place(self, name: str = "build") -> Path:
+        """A new folder inside the work folder."""
+        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._workdir))
 
 
 def recover(

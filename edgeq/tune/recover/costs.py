@@ -1,0 +1,156 @@
+"""What it costs to keep units in float, from the runtime's own profile of the float and of the quantized model.
+
+A set of units in float costs, for each, the time of its nodes in float less that in integers, and a conversion wherever
+a tensor goes from a unit of one kind to one of the other. Conversions take a time per element that is read off the
+conversions that the profile has.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from edgeq.session import SessionSettings, open_session
+from edgeq.tune.recover.units import Unit
+
+RUNS = 5
+_CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
+# Microseconds an element where the profile has no conversion to go by.
+_CONVERSION_US = 1e-4
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Microseconds.
+
+    Attributes:
+        float_us, int8_us: by unit.
+        conversion_us: of each tensor that units hand to each other, if it has to be converted.
+        makers: tensor → the unit that makes it; readers: tensor → the units that read it.
+    """
+
+    float_us: Mapping[str, float]
+    int8_us: Mapping[str, float]
+    conversion_us: Mapping[str, float]
+    makers: Mapping[str, str]
+    readers: Mapping[str, tuple[str, ...]]
+
+    def of(self, kept: Collection[str]) -> float:
+        """Microseconds that the units `kept` in float cost over all units in integers; may be negative."""
+        total = sum(self.float_us.get(name, 0.0) - self.int8_us.get(name, 0.0) for name in kept)
+        for tensor, cost in self.conversion_us.items():
+            maker = self.makers.get(tensor)
+            kinds = {reader in kept for reader in self.readers.get(tensor, ())}
+            if maker is not None and len(kinds | {maker in kept}) > 1:
+                total += cost
+        return total
+
+
+def measure_costs(
+    units: Sequence[Unit],
+    model: onnx.ModelProto,
+    float_model: Path,
+    int8_model: Path,
+    settings: SessionSettings,
+    feed: Mapping[str, Any],
+) -> Costs:
+    """Run both models under the runtime's profiler.
+
+    Args:
+        units: of the float model, which `model` is, with shapes.
+        settings: of the quantized model.
+    """
+    names: dict[str, str] = {}
+    makers: dict[str, str] = {}
+    readers: dict[str, list[str]] = {}
+    for unit in units:
+        names.update(dict.fromkeys((*unit.nodes, *unit.tensors), unit.name))
+        makers.update(dict.fromkeys(unit.tensors, unit.name))
+        for tensor in unit.reads:
+            readers.setdefault(tensor, []).append(unit.name)
+    threads = settings.intra_op_threads
+    floats = _profile(float_model, SessionSettings(intra_op_threads=threads), feed)
+    integers = _profile(int8_model, settings, feed)
+    each = _conversion_us(integers)
+    sizes = _elements(model)
+    return Costs(
+        _by_unit(floats, names),
+        _by_unit(integers, names),
+        {tensor: each * sizes.get(tensor, 0) for tensor in makers if tensor in readers},
+        makers,
+        {tensor: tuple(found) for tensor, found in readers.items()},
+    )
+
+
+def unit_of(kernel: str, names: Mapping[str, str]) -> str | None:
+    """The unit of a kernel, whose name begins with that of the node or tensor that it was fused from."""
+    end = len(kernel)
+    while end > 0:
+        known = names.get(kernel[:end])
+        if known is not None and not kernel[end : end + 1].isalnum():
+            return known
+        end -= 1
+    return None
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    name: str
+    op_type: str
+    microseconds: float
+    elements: int
+
+
+def _profile(model: Path, settings: SessionSettings, feed: Mapping[str, Any]) -> list[_Kernel]:
+    """Kernels in order, each with the shortest of its times over `RUNS` runs."""
+    with tempfile.TemporaryDirectory(prefix="edgeq-costs-") as folder:
+        session = open_session(model, replace(settings, profile_prefix=Path(folder) / "profile"))
+        for _ in range(RUNS):
+            session.run(None, dict(feed))
+        events = json.loads(Path(session.end_profiling()).read_text())
+    kernels: dict[str, _Kernel] = {}
+    for event in events:
+        if event.get("cat") != "Node" or not event["name"].endswith("_kernel_time"):
+            continue
+        arguments = event["args"]
+        shapes = [next(iter(o.values())) for o in arguments.get("output_type_shape", ()) if o]
+        kernel = _Kernel(
+            event["name"].removesuffix("_kernel_time"),
+            arguments["op_name"],
+            float(event["dur"]),
+            math.prod(shapes[0]) if shapes else 0,
+        )
+        before = kernels.get(kernel.name)
+        if before is None or kernel.microseconds < before.microseconds:
+            kernels[kernel.name] = kernel
+    return list(kernels.values())
+
+
+def _by_unit(kernels: Sequence[_Kernel], names: Mapping[str, str]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for kernel in kernels:
+        unit = unit_of(kernel.name, names) if kernel.op_type not in _CONVERSIONS else None
+        if unit is not None:
+            total[unit] = total.get(unit, 0.0) + kernel.microseconds
+    return total
+
+
+def _conversion_us(kernels: Sequence[_Kernel]) -> float:
+    found = [kernel for kernel in kernels if kernel.op_type in _CONVERSIONS and kernel.elements]
+    elements = sum(kernel.elements for kernel in found)
+    return sum(kernel.microseconds for kernel in found) / elements if elements else _CONVERSION_US
+
+
+def _elements(model: onnx.ModelProto) -> dict[str, int]:
+    """Elements of each tensor, sizes that are not known counted as 1."""
+    values = [*model.graph.value_info, *model.graph.input, *model.graph.output]
+    return {
+        value.name: math.prod(max(1, dim.dim_value) for dim in value.type.tensor_type.shape.dim) for value in values
+    }
