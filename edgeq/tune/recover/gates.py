@@ -109,8 +109,7 @@ class SplitGates:
         chosen = worth_it(plans, self.share)
         if not chosen:
             return state.note(f"{self.name}: none of {len(gates)} gates stands out")
-        for plan in chosen:
-            split(model, plan)
+        split_all(model, chosen)
         path = workdir / "split.onnx"
         save_model(model, path)
         prepared = _as_prepared(state.prepared, path)
@@ -191,8 +190,18 @@ def worth_it(plans: Sequence[Plan], share: float) -> tuple[Plan, ...]:
     return tuple(chosen)
 
 
-def split(model: onnx.ModelProto, plan: Plan) -> None:
-    """Carry out one plan, in place. Nodes keep their names; the second form of the layer gets `VALUE` behind."""
+def split_all(model: onnx.ModelProto, plans: Sequence[Plan]) -> None:
+    """Carry out plans, in place.
+
+    In the order of the graph: a layer that reads what an earlier gate scales must be scaled before it is copied itself.
+    """
+    place = {node.name: index for index, node in enumerate(model.graph.node)}
+    for plan in sorted(plans, key=lambda p: place[p.gate.layer.name]):
+        _split(model, plan)
+
+
+def _split(model: onnx.ModelProto, plan: Plan) -> None:
+    """Carry out one plan. Nodes keep their names; the second form of the layer gets `VALUE` behind."""
     gate, layer = plan.gate, plan.gate.layer
     weights = Weights(model)
     nodes = list(model.graph.node)
