@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import get_args
 
@@ -16,6 +17,7 @@ from edgeq.calibrate.mse import Grid, mse_range
 from edgeq.calibrate.percentile import percentile_range
 from edgeq.calibrate.statistics import Statistics, TensorStatistics, mean_of_units
 from edgeq.errors import CalibrationError, UsageError
+from edgeq.hardware.limits import usable_threads
 from edgeq.scheme import IntegerType, Method
 
 OPTIONS: Mapping[Method, Mapping[str, float]] = {
@@ -69,20 +71,19 @@ def derive_ranges(
     levels = Grid(-127, 127, True) if symmetric else Grid(0, 255, False)
     if symmetric and activation_type == "uint8":
         levels = Grid(0, 255, True)
-    for name, tensor in statistics.tensors.items():
+    tensors = statistics.tensors
+    for name, tensor in tensors.items():
         if tensor.samples != statistics.samples:
             raise CalibrationError(
                 f"the statistics of tensor {name!r} are unfinished", "Finish the calibration with --resume"
             )
-    memory: dict[object, Range] = {}
-    ranges = {}
-    for name, tensor in statistics.tensors.items():
-        # Rearranged tensors share one histogram object, and with it the answer.
-        key = (id(tensor.histogram), tensor.minimum, tensor.maximum, tensor.minimum_sum, tensor.maximum_sum)
-        if key not in memory:
-            memory[key] = _range(tensor, method, levels, chosen)
-        ranges[name] = memory[key]
-    return ranges
+    # Rearranged tensors share one histogram object, and with it the answer.
+    same = {name: (id(t.histogram), t.minimum, t.maximum, t.minimum_sum, t.maximum_sum) for name, t in tensors.items()}
+    distinct = {same[name]: tensor for name, tensor in tensors.items()}
+    with ThreadPoolExecutor(usable_threads()) as pool:
+        answers = pool.map(lambda tensor: _range(tensor, method, levels, chosen), distinct.values())
+        found = dict(zip(distinct, answers, strict=True))
+    return {name: found[same[name]] for name in tensors}
 
 
 def channel_ranges(
