@@ -83,10 +83,10 @@ def collect(
     total = len(samples)
     if total == 0:
         raise DataError("there are no samples to calibrate with", "Give at least one")
+    graph = load_model(model, external_data="none")
     # A digest reads all bytes of the model, which need not wait for the session, nor the session for it.
     with ThreadPoolExecutor(1) as aside:
         digest = aside.submit(lambda: model_digest or digest_of(model))
-        graph = load_model(model, external_data="none")
         channels = dict(channels or {})
         names = tuple(tensors) if tensors is not None else quantizable_tensors(graph)
         names = _known_floats(graph, model, names)

@@ -9,6 +9,7 @@ blocks keep their conversion, because the padding is no data.
 
 from __future__ import annotations
 
+import mmap
 import os
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
@@ -179,5 +180,6 @@ def _with_outputs(graph: onnx.ModelProto, path: Path, names: Sequence[str]) -> b
     outputs = {o.name for o in graph.graph.output}
     more = onnx.ModelProto()
     more.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in outputs)
-    added: bytes = more.SerializeToString()
-    return path.read_bytes() + added
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+        joined: bytes = b"".join([whole, more.SerializeToString()])
+    return joined

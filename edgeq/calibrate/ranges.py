@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import get_args
 
@@ -17,7 +16,6 @@ from edgeq.calibrate.mse import Grid, mse_range
 from edgeq.calibrate.percentile import percentile_range
 from edgeq.calibrate.statistics import Statistics, TensorStatistics, mean_of_units
 from edgeq.errors import CalibrationError, UsageError
-from edgeq.hardware.limits import usable_threads
 from edgeq.scheme import IntegerType, Method
 
 OPTIONS: Mapping[Method, Mapping[str, float]] = {
@@ -80,9 +78,7 @@ def derive_ranges(
     # Rearranged tensors share one histogram object, and with it the answer.
     same = {name: (id(t.histogram), t.minimum, t.maximum, t.minimum_sum, t.maximum_sum) for name, t in tensors.items()}
     distinct = {same[name]: tensor for name, tensor in tensors.items()}
-    with ThreadPoolExecutor(usable_threads()) as pool:
-        answers = pool.map(lambda tensor: _range(tensor, method, levels, chosen), distinct.values())
-        found = dict(zip(distinct, answers, strict=True))
+    found = {key: _range(tensor, method, levels, chosen) for key, tensor in distinct.items()}
     return {name: found[same[name]] for name in tensors}
 
 
