@@ -1,8 +1,8 @@
 """Which layers to keep in float: the fewest microseconds for the accuracy that is asked for.
 
-The ranking says what noise each unit causes, the profile what it costs in float. Units are taken greedily by noise saved
-for each microsecond. How many are needed is found by building: 1, 2, 4, ... of them until the loss is small enough,
-then by bisection. Then those that cost most for what they bring are put back into integers, one by one, as long as the
+The ranking says what noise each unit causes, the profile what it costs in float. Units are taken greedily by noise
+saved for each microsecond. How many are needed is found by building: 1, 2, 4, ... of them until the loss is small
+enough, then by bisection. Then those that cost most for what they bring are put back into integers, one by one, as long as the
 loss stays small enough.
 """
 
