@@ -33,11 +33,14 @@ class Setting:
 
     method: str
     pair: str
+    format: str
     per_channel: bool
     reduce_range: bool
 
     def __str__(self) -> str:
         words = [self.pair, "per-channel" if self.per_channel else "per-tensor", self.method]
+        if self.format != "QDQ":
+            words.insert(0, self.format)
         return " ".join([*words, "reduce_range"] if self.reduce_range else words)
 
 
@@ -53,11 +56,10 @@ class Point:
 
 
 def settings() -> list[Setting]:
-    """Three calibration methods, three pairs of types, weights per channel or tensor, full or reduced range: 36."""
-    return [
-        Setting(*choice)
-        for choice in itertools.product(("MinMax", "Percentile", "Entropy"), PAIRS, (True, False), (False, True))
-    ]
+    """Three calibration methods, three pairs of types, both formats, weights per channel or tensor, full or reduced
+    range: 72."""
+    axes = (("MinMax", "Percentile", "Entropy"), PAIRS, ("QDQ", "QOperator"), (True, False), (False, True))
+    return [Setting(*choice) for choice in itertools.product(*axes)]
 
 
 def run_grid(
@@ -90,7 +92,7 @@ def _point(
                 prepared,
                 output,
                 _Reader(inputs),
-                quant_format=QuantFormat.QDQ,
+                quant_format=QuantFormat[setting.format],
                 activation_type=activation,
                 weight_type=weight,
                 per_channel=setting.per_channel,

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.atomic import output_directory
+from edgeq.atomic import check_free, output_directory
 from edgeq.calibrate.histogram import KEYS, Histogram, from_order, order_of, sound
 from edgeq.calibrate.statistics import ChannelExtrema, Statistics, TensorStatistics
-from edgeq.errors import CalibrationError
+from edgeq.errors import CalibrationError, OutputError
 
 JSON, ARRAYS = "statistics.json", "statistics.npz"
 FORMAT, VERSION = "edgeq-statistics", 1
@@ -44,8 +44,22 @@ _TYPES = {
 }
 
 
+def check_directory(directory: Path, *, force: bool) -> None:
+    """Refuse, before any work, a directory that cannot be written, or that holds something else than statistics.
+
+    Raises:
+        OutputError: with `force` too, where replacing it would lose what is no statistics.
+    """
+    check_free(directory, force=force, kind="directory")
+    if directory.is_dir() and any(directory.iterdir()) and not (directory / JSON).is_file():
+        raise OutputError(
+            f"{directory} holds files and is no calibration", "Choose another output, or remove it yourself"
+        )
+
+
 def save_statistics(statistics: Statistics, directory: Path, *, force: bool = False) -> None:
-    """Write statistics into a new directory, whole or not at all; with `force` in place of what is there."""
+    """Write statistics into a new directory, whole or not at all; with `force` in place of earlier ones."""
+    check_directory(directory, force=force)
     with output_directory(directory, force=force) as draft:
         (draft / JSON).write_text(json.dumps(_described(statistics), indent=1, ensure_ascii=False) + "\n", "utf-8")
         _write_arrays(draft / ARRAYS, _arrays(statistics))

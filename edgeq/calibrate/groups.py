@@ -8,28 +8,9 @@ import onnx
 
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.tensors import constant_tensors
+from edgeq.model.movers import MOVERS
 
-SHARING = frozenset(
-    {
-        "Concat",
-        "DepthToSpace",
-        "Expand",
-        "Flatten",
-        "Gather",
-        "Identity",
-        "MaxPool",
-        "Pad",
-        "Reshape",
-        "Resize",
-        "Slice",
-        "SpaceToDepth",
-        "Split",
-        "Squeeze",
-        "Tile",
-        "Transpose",
-        "Unsqueeze",
-    }
-)
+SHARING = MOVERS | {"Concat"}
 """Operators whose integer kernels copy values and cannot rescale them."""
 _ALL_INPUTS = frozenset({"Concat", "Max", "Min"})
 

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from edgeq.atomic import check_free
+from edgeq.atomic import check_apart
 from edgeq.calibrate.collect import collect
-from edgeq.calibrate.files import load_statistics, save_statistics
+from edgeq.calibrate.files import check_directory, load_statistics, save_statistics
 from edgeq.calibrate.statistics import Statistics
 from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.data.samples import open_samples
 from edgeq.errors import CalibrationError, UsageError
-from edgeq.model.load import load_model
+from edgeq.model.load import load_model, model_files
 from edgeq.model.prepare import prepare_model
 from edgeq.progress import SILENT, Progress
 
@@ -55,7 +55,8 @@ def calibrate_to(
         CalibrationError: a value is NaN or infinite; what is in `directory` belongs to other data or another model.
     """
     start = load_statistics(directory) if resume and directory.exists() else None
-    check_free(directory, force=force or start is not None)
+    check_directory(directory, force=force or start is not None)
+    check_apart(directory, [*model_files(model), *_existing(data)])
     with tempfile.TemporaryDirectory(prefix="edgeq-calibrate-") as folder:
         prepared = prepare_model(model, Path(folder), progress=progress)
         samples = open_samples(
@@ -73,7 +74,7 @@ def calibrate_to(
         statistics = collect(
             prepared.path,
             samples,
-            _without(prepared.path, skip) if skip else None,
+            _recorded(prepared.path, model, skip),
             model_digest=prepared.digest,
             memory=memory,
             workers=workers,
@@ -94,7 +95,8 @@ def merge_to(parts: Sequence[Path], directory: Path, *, force: bool = False) -> 
     """Merge statistics directories, in any order, into a new one."""
     if len(parts) < 2:
         raise UsageError("merging needs at least two parts", "Name the directories of all shards")
-    check_free(directory, force=force)
+    check_directory(directory, force=force)
+    check_apart(directory, parts)
     whole = load_statistics(parts[0])
     for part in parts[1:]:
         try:
@@ -105,8 +107,15 @@ def merge_to(parts: Sequence[Path], directory: Path, *, force: bool = False) -> 
     return whole
 
 
-def _without(model: Path, skip: Sequence[str]) -> tuple[str, ...]:
-    names = quantizable_tensors(load_model(model, external_data="none"))
+def _existing(data: Any) -> tuple[Path, ...]:
+    """The file or folder that `data` names, if it names one: a pattern or an iterable does not."""
+    return (Path(data),) if isinstance(data, (str, Path)) and Path(data).exists() else ()
+
+
+def _recorded(prepared: Path, model: Path, skip: Sequence[str]) -> tuple[str, ...]:
+    names = quantizable_tensors(load_model(prepared, external_data="none"))
+    if not names:
+        raise CalibrationError(f"{model} has no float activation", "There is nothing in it to calibrate")
     unknown = sorted(set(skip) - set(names))
     if unknown:
         raise UsageError(

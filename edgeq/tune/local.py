@@ -89,8 +89,7 @@ class LocalWorkshop:
     def built(self, candidate: Candidate) -> Built:
         """The artifact of `candidate`, made when it is first asked for."""
         if candidate.name not in self._built:
-            place = self._workdir / f"candidate-{len(self._built)}"
-            place.mkdir()
+            place = Path(tempfile.mkdtemp(prefix="candidate-", dir=self._workdir))
             self._built[candidate.name] = self._build(candidate, place / "model.onnx")
         return self._built[candidate.name]
 

@@ -134,3 +134,29 @@ def test_sizes(text: str, size: int) -> None:
 def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(UsageError, match="no size"):
         parse_bytes(text)
+
+
+def test_force_replaces_statistics_and_nothing_else(model: Path, data: Path, tmp_path: Path) -> None:
+    other = tmp_path / "photos"
+    other.mkdir()
+    (other / "one.jpg").write_bytes(b"dear to somebody")
+    with pytest.raises(OutputError, match="is no calibration"):
+        calibrate_to(model, data, other, force=True)
+    assert (other / "one.jpg").read_bytes() == b"dear to somebody"
+    calibrate_to(model, data, tmp_path / "cal")
+    calibrate_to(model, data, tmp_path / "cal", force=True)
+    with pytest.raises(OutputError, match="the input"):
+        merge_to([tmp_path / "cal", tmp_path / "cal"], tmp_path / "cal", force=True)
+
+
+def test_a_model_without_float_activations_is_refused(data: Path, tmp_path: Path) -> None:
+    import onnx
+    from onnx import TensorProto, helper
+
+    sizes = [helper.make_tensor_value_info(name, TensorProto.INT64, [1]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Abs", ["x"], ["y"])], "g", sizes[:1], sizes[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "i.onnx")
+    np.save(tmp_path / "i.npy", np.ones((1,), np.int64))
+    with pytest.raises(CalibrationError, match="has no float activation"):
+        calibrate_to(tmp_path / "i.onnx", tmp_path / "i.npy", tmp_path / "cal")
+    assert not (tmp_path / "cal").exists()

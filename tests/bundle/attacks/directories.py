@@ -393,7 +393,7 @@ def option_that_loads_code(root: Path) -> None:
 
 @attack("is absolute")
 def provider_path_outside(root: Path) -> None:
-    edit_ort(root, provider_options={"trt_engine_cache_path": "/root/.ssh"})
+    edit_ort(root, provider_options={"trt_engine_cache_path": "/etc"})
 
 
 @attack("is not in the bundle")
