@@ -2,8 +2,8 @@
 
 The ranking says what noise each unit causes, the profile what it costs in float. Units are taken greedily by noise
 saved for each microsecond. How many are needed is found by building: 1, 2, 4, ... of them until the loss is small
-enough, then by bisection. Then those that cost most for what they bring are put back into integers, one by one, as long as the
-loss stays small enough.
+enough, then by bisection. Then those that cost most for what they bring are put back into integers, one by one, as
+long as the loss stays small enough.
 """
 
 from __future__ import annotations
@@ -97,8 +97,14 @@ def rank_for_exclusion(
     units = find_units(model, {node.op_type for node in model.graph.node})
     ranked = merged(found, [unit for unit in units if not set(unit.nodes) <= set(scheme.exclude)])
     feed = dict(next(iter(job.calibration)).inputs)
-    settings = replace(state.artifact.settings(), intra_op_threads=1)
-    costs = measure_costs(units, model, job.prepared.path, state.artifact.model, settings, feed)
+    costs = measure_costs(
+        units,
+        model,
+        job.prepared.path,
+        state.artifact.model,
+        replace(state.artifact.settings(), intra_op_threads=1),
+        feed,
+    )
     return ranked, costs
 
 

@@ -102,11 +102,11 @@ class FewSamples:
         return "few"
 
 
-def few(count: int, shape: Sequence[int], *, name: str = "x", seed: int = 1) -> FewSamples:
+def few(count: int, shape: Sequence[int], *, name: str = "x", seed: int = 1, mean: float = 0.0) -> FewSamples:
     """Random samples of one input."""
     random = np.random.default_rng(seed)
     return FewSamples(
-        tuple(Sample(f"s{i}", {name: random.normal(0, 1, shape).astype(np.float32)}) for i in range(count))
+        tuple(Sample(f"s{i}", {name: random.normal(mean, 1, shape).astype(np.float32)}) for i in range(count))
     )
 
 
@@ -128,6 +128,12 @@ def run(model: onnx.ModelProto | Path, feed: Mapping[str, Any], **settings: Any)
 
     source = model if isinstance(model, Path) else model.SerializeToString()
     return list(open_session(source, SessionSettings(**settings)).run(None, dict(feed)))
+
+
+def noise_db(model: onnx.ModelProto | Path, other: Path, samples: FewSamples) -> float:
+    """SQNR of the first output over all samples."""
+    pairs = [(run(model, sample.inputs)[0], run(other, sample.inputs)[0]) for sample in samples]
+    return sqnr_db(np.stack([a for a, _ in pairs]), np.stack([b for _, b in pairs]))
 
 
 def sqnr_db(reference: Any, other: Any) -> float:

@@ -11,24 +11,28 @@ import pytest
 from edgeq.progress import SILENT
 from edgeq.tune.recover.rounding import damped, round_rows, weight_limits
 from edgeq.tune.recover.run import Recoverer
-from tests.tune.recover.nets import SCHEME, few, job_of, run, sqnr_db, target, two_gates
+from tests.tune.recover.nets import SCHEME, few, job_of, noise_db, target, two_gates
 
 
 def _error(row: np.ndarray, metric: np.ndarray) -> float:
     return float(row @ metric @ row)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_close_to_the_best_of_all_roundings(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    mixing = random.normal(size=(6, 6))
-    metric = damped((mixing @ mixing.T)[None] + 4.0, 0.01)
-    row = random.normal(size=(1, 1, 6)) * 3
-    found = round_rows(row, metric, np.array([[[-127]]]), np.array([[[127]]]))
-    around = [sorted({int(np.floor(v)) + d for d in (-1, 0, 1, 2)}) for v in row[0, 0]]
-    best = min(_error(row[0, 0] - np.array(q), metric[0]) for q in itertools.product(*around))
-    plain = _error(row[0, 0] - np.rint(row[0, 0]), metric[0])
-    assert _error(row[0, 0] - found[0, 0], metric[0]) <= best + 0.5 * (plain - best) + 1e-9
+def test_close_to_the_best_of_all_roundings() -> None:
+    shares = []
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        mixing = random.normal(size=(6, 6))
+        metric = damped((mixing @ mixing.T)[None] + 4.0, 0.01)
+        row = random.normal(size=(1, 1, 6)) * 3
+        found = round_rows(row, metric, np.array([[[-127]]]), np.array([[[127]]]))
+        around = [sorted({int(np.floor(v)) + d for d in (-1, 0, 1, 2)}) for v in row[0, 0]]
+        best = min(_error(row[0, 0] - np.array(q), metric[0]) for q in itertools.product(*around))
+        plain = _error(row[0, 0] - np.rint(row[0, 0]), metric[0])
+        mine = _error(row[0, 0] - found[0, 0], metric[0])
+        shares.append((plain - mine) / (plain - best) if plain > best else 1.0)
+    # Of what rounding otherwise than to the nearest can gain at most.
+    assert np.median(shares) > 0.8
 
 
 def test_blocks_change_nothing() -> None:
@@ -64,7 +68,7 @@ def test_limits_are_those_of_the_quantizer() -> None:
 @pytest.mark.parametrize("form", ["QDQ", "QOperator"])
 @pytest.mark.parametrize("weight_type", ["int8", "uint8"])
 def test_a_network_gains_and_applying_it_twice_changes_nothing(tmp_path: Path, form: str, weight_type: str) -> None:
-    samples = few(8, [1, 3, 12, 12])
+    samples = few(8, [1, 3, 12, 12], mean=3.0)
     model = two_gates()
     job = job_of(model, tmp_path, samples)
     scheme = SCHEME.replace(
@@ -75,8 +79,8 @@ def test_a_network_gains_and_applying_it_twice_changes_nothing(tmp_path: Path, f
     better = recoverer.state(scheme, ["weight-rounding"], tmp_path / "better.onnx")
     assert plain.artifact is not None
     assert better.artifact is not None
-    feed = samples.samples[0].inputs
-    (reference,) = run(model, feed)
-    assert sqnr_db(reference, run(better.artifact.model, feed)[0]) > sqnr_db(reference, run(plain.artifact.model, feed)[0])
+    held_out = few(8, [1, 3, 12, 12], mean=3.0, seed=2)
+    gain = noise_db(model, better.artifact.model, held_out) - noise_db(model, plain.artifact.model, held_out)
+    assert gain > 0.2
     again = recoverer.build(scheme, ["weight-rounding"], tmp_path / "again.onnx", progress=SILENT)
     assert again.artifact.model.read_bytes() == better.artifact.model.read_bytes()
