@@ -43,7 +43,7 @@ def _expand(
     op_type, data, bias, made = _FORMS[node.op_type]
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     stem = node.output[0]
-    axes = (0, 0 if op_type == "Conv" or attributes.get("transB") else 1)
+    axes = (0, 0 if op_type == "Conv" or attributes.get("transB") else -1)
     inputs: list[str] = []
     for (value, scale, zero), axis in zip(data, axes, strict=True):
         name = f"{stem}/input{len(inputs)}"
