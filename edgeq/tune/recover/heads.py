@@ -23,12 +23,12 @@ from edgeq.model.movers import MOVERS
 from edgeq.progress import Progress
 from edgeq.tune.recover.base import Stage, State
 from edgeq.tune.recover.elementwise import Followers
-from edgeq.tune.recover.layers import find_layers
 
 HETEROGENEOUS = 4.0
 """How many times wider than the narrowest part of a Concat the widest must be: two bits lost."""
 
-_MOVES = MOVERS | {"Cast", "Concat"}
+# What computes nothing, or next to nothing.
+_MOVES = MOVERS - {"MaxPool", "Resize"} | {"Cast", "Concat"}
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ def find_heads(model: onnx.ModelProto, ranges: Mapping[str, Range]) -> tuple[str
     inside = set(tail)
     read = {name for node in tail.values() for name in _data(node)}
     followers = Followers(model)
-    for layer in find_layers(model):
+    for tensor in makers:
         # An activation that only the tail reads: a score would be rounded in front of it and behind it.
-        follower = followers.of(layer.output)
+        follower = followers.of(tensor)
         if follower.nodes and set(follower.ends) <= read:
             inside |= {node.name for node in follower.nodes}
     return tuple(node.name for node in model.graph.node if node.name in inside)

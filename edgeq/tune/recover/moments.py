@@ -77,6 +77,8 @@ def layer_moments(
         for layer in kept:
             yield layer, _load(_file(store, layer))
         layers = [layer for layer in layers if layer not in kept]
+    if not layers:
+        return
     graph = load_model(model, external_data="none")
     fitting = [layer for layer in layers if layer.groups * layer.taps**2 <= LARGEST]
     waves = list(_waves(fitting, memory))

@@ -127,6 +127,7 @@ def run(model: onnx.ModelProto | Path, feed: Mapping[str, Any], **settings: Any)
     from edgeq.session import SessionSettings, open_session
 
     source = model if isinstance(model, Path) else model.SerializeToString()
+    settings.setdefault("intra_op_threads", 1)
     return list(open_session(source, SessionSettings(**settings)).run(None, dict(feed)))
 
 
