@@ -98,7 +98,9 @@ def _other(draw: Any, net: Net, kind: str, a: str, b: str, name: str) -> None:
         net.node("Mul", [a, gate] if draw(st.booleans()) else [gate, a], name)
     elif kind == "gelu":
         scaled = net.node("Div", [a, net.constant(f"{name}_root", 2**0.5)], f"{name}_scaled")
-        opened = net.node("Add", [net.node("Erf", [scaled], f"{name}_erf"), net.constant(f"{name}_one", [1.0])], f"{name}_1")
+        opened = net.node(
+            "Add", [net.node("Erf", [scaled], f"{name}_erf"), net.constant(f"{name}_one", [1.0])], f"{name}_1"
+        )
         net.node("Mul", [net.node("Mul", [a, opened], f"{name}_twice"), net.constant(f"{name}_half", 0.5)], name)
     elif kind == "hard swish":
         net.node("HardSwish", [a], name)

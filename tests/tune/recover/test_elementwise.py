@@ -67,7 +67,9 @@ def test_only_scalars_and_the_tensor_itself() -> None:
 
 
 def test_several_nodes_and_branches() -> None:
-    followers = _net(("Sigmoid", ["x"], "g"), ("Mul", ["g", "x"], "y"), ("Add", ["y", "half"], "w"), ("Add", ["y", "z"], "v"))
+    followers = _net(
+        ("Sigmoid", ["x"], "g"), ("Mul", ["g", "x"], "y"), ("Add", ["y", "half"], "w"), ("Add", ["y", "z"], "v")
+    )
     found = followers.of("x")
     assert [node.output[0] for node in found.nodes] == ["g", "y", "w"]
     assert found.ends == ("y",), "w is read by nobody"
@@ -76,6 +78,8 @@ def test_several_nodes_and_branches() -> None:
 def test_a_tensor_read_in_a_body_is_an_end() -> None:
     net = Net()
     net.node("Relu", ["x"], "y")
-    body = helper.make_graph([helper.make_node("Neg", ["x"], ["n"])], "b", [], [helper.make_tensor_value_info("n", 1, None)])
+    body = helper.make_graph(
+        [helper.make_node("Neg", ["x"], ["n"])], "b", [], [helper.make_tensor_value_info("n", 1, None)]
+    )
     net.nodes.append(helper.make_node("If", ["c"], ["out"], name="if", then_branch=body, else_branch=body))
     assert Followers(net.model({"x": [1, 2]}, ["y", "out"])).of("x").ends == ("x", "y")

@@ -65,7 +65,9 @@ def test_matrix_products(op_type: str, transposed: bool) -> None:
     (layer,) = find_layers(model)
     rows = layer.rows(w.astype(np.float32))
     assert (layer.outputs, layer.taps, layer.transposed) == (3, 5, transposed)
-    np.testing.assert_allclose(layer.patches(x, 99, np.random.default_rng(0))[0] @ rows[0].T, run(model, {"x": x})[0], atol=1e-5)
+    np.testing.assert_allclose(
+        layer.patches(x, 99, np.random.default_rng(0))[0] @ rows[0].T, run(model, {"x": x})[0], atol=1e-5
+    )
     np.testing.assert_array_equal(layer.unrows(rows), w.astype(np.float32))
 
 

@@ -28,7 +28,9 @@ def _net() -> Net:
 
 def _patches(layer: Layer, all_tensors: list[dict[str, np.ndarray]]) -> np.ndarray:
     random = np.random.default_rng(0)
-    return np.concatenate([layer.patches(t[layer.source], 10**9, random) for t in all_tensors], axis=1).astype(np.float64)
+    return np.concatenate([layer.patches(t[layer.source], 10**9, random) for t in all_tensors], axis=1).astype(
+        np.float64
+    )
 
 
 @pytest.mark.parametrize("memory", [module.MEMORY, 1])

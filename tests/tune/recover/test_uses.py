@@ -25,7 +25,9 @@ def test_readers_and_uses_agree(drawn: tuple) -> None:
 def test_a_body_reads_from_outside() -> None:
     net = Net()
     net.node("Relu", ["x"], "y")
-    inner = helper.make_graph([helper.make_node("Neg", ["y"], ["z"])], "body", [], [helper.make_tensor_value_info("z", 1, None)])
+    inner = helper.make_graph(
+        [helper.make_node("Neg", ["y"], ["z"])], "body", [], [helper.make_tensor_value_info("z", 1, None)]
+    )
     net.nodes.append(helper.make_node("If", ["c"], ["out"], name="if", then_branch=inner, else_branch=inner))
     model = net.model({"x": [1, 2]}, ["out"])
     assert [node.name for node in readers(model)["y"]] == ["if"]
