@@ -31,7 +31,6 @@ def nets(
     net = Net(draw(st.integers(0, 10**6)))
     spatial = draw(st.integers(0, 3)) if axes is None else axes
     tensors = ["x"]
-    made = 0
     kinds = st.sampled_from((*_LAYERS, *_OTHERS))
     before, behind = (draw(st.lists(kinds, max_size=3)) for _ in range(2))
     if not (before or chain or behind):
@@ -41,8 +40,7 @@ def nets(
         source = tensors[-1] if linked or draw(st.booleans()) else draw(st.sampled_from(tensors))
         if kind == "layer":
             kind = draw(st.sampled_from(_LAYERS))
-        name = f"t{made}"
-        made += 1
+        name = f"t{place}"
         if kind in _LAYERS:
             _layer(draw, net, kind, source, name, spatial)
         else:

@@ -15,7 +15,7 @@ from edgeq.calibrate.collect import collect
 from edgeq.data.samples import Sample
 from edgeq.hardware.target import Target, resolve
 from edgeq.model.load import model_digest, model_signature
-from edgeq.model.prepare import PreparedModel
+from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.pipeline.job import Job
 from edgeq.scheme import Scheme
 
@@ -110,13 +110,15 @@ def few(count: int, shape: Sequence[int], *, name: str = "x", seed: int = 1, mea
     )
 
 
-def job_of(model: onnx.ModelProto, folder: Path, samples: FewSamples) -> Job:
-    """A job whose model is prepared as it is."""
-    path = folder / "prepared.onnx"
+def job_of(model: onnx.ModelProto, folder: Path, samples: FewSamples, *, prepare: bool = False) -> Job:
+    """A job whose model is taken as it is, or prepared as a user's is."""
+    path = folder / "source.onnx"
     path.write_bytes(model.SerializeToString())
-    digest = model_digest(path)
-    prepared = PreparedModel(path, path, digest, model_signature(path), 17, ())
-    return Job(path, prepared, samples, samples, False, collect(path, samples, model_digest=digest))
+    prepared = PreparedModel(path, path, model_digest(path), model_signature(path), 17, ())
+    if prepare:
+        prepared = prepare_model(path, folder / "prepared")
+    statistics = collect(prepared.path, samples, model_digest=prepared.digest)
+    return Job(path, prepared, samples, samples, False, statistics)
 
 
 def target() -> Target:

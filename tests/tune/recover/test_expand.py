@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from onnx import helper, numpy_helper
 
+from edgeq.data.samples import Sample
 from edgeq.errors import ModelError
 from edgeq.tune.recover.expand import PLAIN, expanded
 from edgeq.tune.recover.run import Recoverer
@@ -44,11 +45,10 @@ def _same(path: Path, feed: dict[str, np.ndarray]) -> set[str]:
 def test_random_networks(tmp_path_factory: pytest.TempPathFactory, drawn: tuple) -> None:
     model, feed = drawn
     folder = tmp_path_factory.mktemp("expand")
-    samples = FewSamples(few(1, [1]).samples[:0] + (type(few(1, [1]).samples[0])("s", feed),))
+    job = job_of(model, folder, FewSamples((Sample("s", feed),)), prepare=True)
+    scheme = SCHEME.replace(format="QOperator")
     try:
-        state = Recoverer(job_of(model, folder, samples), target(), folder).state(
-            SCHEME.replace(format="QOperator"), [], folder / "q.onnx"
-        )
+        state = Recoverer(job, target(), folder).state(scheme, [], folder / "q.onnx")
     except ModelError:
         return  # nothing in it could be quantized
     assert state.artifact is not None

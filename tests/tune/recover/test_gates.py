@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.gates`: what is a gate and what is none; split with any factors, a network computes what it did."""
+"""`edgeq.tune.recover.gates`: what is a gate and what is none; split, a network computes what it did."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from onnx import numpy_helper
 
 from edgeq.progress import SILENT
 from edgeq.tune.recover.ranges import NonlinearRanges
@@ -13,12 +14,10 @@ from tests.tune.recover.nets import SCHEME, Net, few, job_of, noise_db, target
 
 
 def _wide_silu() -> Net:
-    """What stands in front of the SiLU reaches far below zero."""
+    """Half of what stands in front of the SiLU lies far below zero."""
     net = Net(3)
-    net.conv("x", "c", 3, 8, 3, channels=12.0)
-    next(t for t in net.weights if t.name == "c_b").CopyFrom(net.weights[1])
-    shifted = np.full(8, -20.0, np.float32)
-    net.weights[1].raw_data = shifted.tobytes()
+    net.conv("x", "c", 3, 8, 3, channels=3.0)
+    net.weights[1].CopyFrom(numpy_helper.from_array(np.array([0, -80] * 4, np.float32), "c_b"))
     net.silu("c_out", "y")
     net.conv("y", "last", 8, 4, 1)
     return net
