@@ -162,7 +162,7 @@ def _write_static(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: 
                 reduce_range=scheme.reduce_range,
                 activation_type=quant_type(scheme.activation_type),
                 weight_type=quant_type(scheme.weight_type),
-                nodes_to_exclude=sorted({*scheme.exclude, *_float_nodes(prepared, rules)}),
+                nodes_to_exclude=sorted({*scheme.exclude, *_float_nodes(prepared, rules, scheme)}),
                 use_external_data_format=needs_external_data(prepared.path),
                 calibration_cache_path=cache,
                 extra_options={
@@ -182,8 +182,13 @@ def _write_static(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: 
             ) from error
 
 
-def _float_nodes(prepared: PreparedModel, rules: Mapping[str, Rule]) -> list[str]:
+def _float_nodes(prepared: PreparedModel, rules: Mapping[str, Rule], scheme: Scheme) -> list[str]:
     """Nodes of quantizable types that have no integer form as they stand. Q/DQ around them costs time and accuracy,
-    and some (a dilated AveragePool) would make a file that ONNX Runtime refuses."""
-    outlook = int8_outlook(load_model(prepared.path, external_data="none"), rules)
-    return [node.name for node in outlook if node.verdict == "float"]
+    and some (a dilated AveragePool, a scale per channel of a MatMul's weights that are no matrix) would make a file
+    that ONNX Runtime refuses."""
+    model = load_model(prepared.path, external_data="none")
+    found = [node.name for node in int8_outlook(model, rules) if node.verdict == "float"]
+    if scheme.per_channel:
+        others = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) != 2}
+        found += [n.name for n in model.graph.node if n.op_type == "MatMul" and others.intersection(n.input)]
+    return found

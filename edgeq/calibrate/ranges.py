@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgeq.calibrate.entropy import entropy_range
 from edgeq.calibrate.linear import linear_of
-from edgeq.calibrate.mse import Grid, mse_range
+from edgeq.calibrate.mse import Grid, grid_of, mse_range
 from edgeq.calibrate.percentile import percentile_range
 from edgeq.calibrate.statistics import Statistics, TensorStatistics, mean_of_units
 from edgeq.errors import CalibrationError, UsageError
@@ -66,9 +66,7 @@ def derive_ranges(
         CalibrationError: the statistics are unfinished in a way that some tensors saw fewer samples.
     """
     chosen = _options(method, dict(options or {}))
-    levels = Grid(-127, 127, True) if symmetric else Grid(0, 255, False)
-    if symmetric and activation_type == "uint8":
-        levels = Grid(0, 255, True)
+    levels = grid_of(activation_type, symmetric)
     tensors = statistics.tensors
     for name, tensor in tensors.items():
         if tensor.samples != statistics.samples:

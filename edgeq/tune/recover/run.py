@@ -20,10 +20,10 @@ from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
 from edgeq.tune.recover.base import Recovery, Stage, State
 from edgeq.tune.recover.bias import BiasCorrection
-from edgeq.tune.recover.gates import SplitGates
 from edgeq.tune.recover.heads import FloatHead
 from edgeq.tune.recover.ranges import NonlinearRanges
 from edgeq.tune.recover.rounding import WeightRounding
+from edgeq.tune.recover.split_gates import SplitGates
 
 _ALL: tuple[Recovery, ...] = (
     SplitGates(),
