@@ -91,6 +91,8 @@ class Simulator:
             if isinstance(step, Float)
         }
         self._last_use = _last_uses(program)
+        self._sums: tuple[Array, Array, Array] | None = None
+        self._repeats = False
 
     def run(self, inputs: Mapping[str, Array], *, keep: Sequence[str] | None = None, batch: int = _BATCH) -> Simulation:
         """Run samples [N, ...].
@@ -132,6 +134,7 @@ class Simulator:
             The program's steps, as they were run.
         """
         self._check(inputs)
+        self._repeats = True
         values: dict[str, Array] = dict(inputs)
         steps: list[Step] = []
         for number, step in enumerate(self.program.steps):
@@ -145,6 +148,7 @@ class Simulator:
             for name in step_inputs(step):
                 if self._last_use[name] == number:
                     values.pop(name, None)
+        self._repeats, self._sums = False, None
         return tuple(steps)
 
     def _check(self, inputs: Mapping[str, Array]) -> int:
@@ -224,7 +228,12 @@ class Simulator:
         outputs = len(step.bias)
         rows = shape[2] * shape[3]
         k_tile = self._k_tile(rows, outputs // step.groups, step.weights[0].size)
-        sums = convolve(x, step.weights, step.groups, step.strides, step.dilations, step.pads, k_tile=k_tile)
+        # A step that is run again with another bias has the same sums.
+        if self._sums is not None and self._sums[0] is x and self._sums[1] is step.weights:
+            sums = self._sums[2]
+        else:
+            sums = convolve(x, step.weights, step.groups, step.strides, step.dilations, step.pads, k_tile=k_tile)
+            self._sums = (x, step.weights, sums) if self._repeats else None
         y = self._finish(step.name, sums, step.bias[:, None, None], step.tiles, (outputs, 1, 1), step.relu, runs)
         if step.pool is None:
             return y
