@@ -1,0 +1,322 @@
+"""The quantized integer program: what the array and the core beside it compute, step by step.
+
+Everything else is made from it: the simulator runs it, the dialect file, the host twin and the C bundle say it in other
+languages. All of them give the same integers.
+
+Notation: rne = round half to even; f32() = round to float32; sat8 = clamp to -128..127. Integer tensors are int8 with
+zero point 0: the real value is q · scale. Activations are NCHW (or [N, features]); shapes have batch 1 in front, and a
+program runs any number of samples at once, each by itself.
+
+The step formulas (docs/systolic.md says where they come from):
+
+    Quantize      q = sat8(rne(f32(x / scale)))
+    Dequantize    x = f32(q · scale)
+    Conv, Fc      acc = bias + Σ a·w (int32, wraps);  y = sat8(rne(f32(f32(acc) · multiplier)));  relu: y = max(y, 0)
+    ResidualAdd   y = sat8(sat8(rne(f32(a · left))) + sat8(rne(f32(b · right))));  relu: y = max(y, 0)
+    AveragePool   y = sat8(rne(f32(f32(Σ a) · multiplier)))
+    MaxPool       the largest in each window; padding is never chosen
+    Clamp         y = min(max(a, low), high)
+    Concat        one after the other; all scales are equal
+    Rearrange     the same integers in other places
+    Float         an ONNX model on float32 tensors
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeq.backends.systolic.array import ArrayConfig
+
+Int8s = NDArray[np.int8]
+Int32s = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One entry of the tensor table.
+
+    Attributes:
+        name: unique in the program.
+        shape: with batch 1 in front.
+        dtype: "int8" for integers with a scale; else the numpy name of what a Float step or an input holds ("float32").
+        scale: of int8 tensors, a float32 value above 0; None for others.
+        origin: the tensor of the float model that this is the quantized form of (its own name for float tensors).
+        channels: where channels (axis 1) were reordered: place i holds channel channels[i] of `origin`. None: as there.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "int8"
+    scale: float | None = None
+    origin: str = ""
+    channels: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Output channels start..stop-1 of a layer, which share a weight scale and with it an output multiplier.
+
+    Tiles follow each other without gaps from 0 to the number of output channels. A layer with one scale has one tile;
+    else all but the last are multiples of the array's dim wide, so that a tile costs the array nothing.
+
+    Attributes:
+        weight_scale: float32 value; the real weight is w · weight_scale.
+        multiplier: f32(f32(input scale · weight_scale) / output scale). A power of two on an array that shifts.
+    """
+
+    start: int
+    stop: int
+    weight_scale: float
+    multiplier: float
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A square max pooling that the array does on a convolution's way out.
+
+    Hardware limits hold: window, stride and padding at most 3, output at most 255 a side, padding (which counts as 0)
+    only behind a relu, where it is never chosen.
+    """
+
+    size: int
+    stride: int
+    padding: int
+
+
+@dataclass(frozen=True)
+class Quantize:
+    """float32 tensor `input` → int8 tensor `output`, by the output's scale."""
+
+    name: str
+    input: str
+    output: str
+
+
+@dataclass(frozen=True)
+class Dequantize:
+    """int8 tensor `input` → float32 tensor `output`, by the input's scale."""
+
+    name: str
+    input: str
+    output: str
+
+
+@dataclass(frozen=True)
+class Conv:
+    """A 2-D convolution, perhaps with pooling on its way out.
+
+    Attributes:
+        weights: int8 [O, I / groups, kh, kw].
+        bias: int32 [O] (zeros where the model has none); its scale is input scale · the tile's weight_scale.
+        groups: 1, or I = O for depthwise, or between. Output channel o reads the input channels of group
+            o // (O / groups).
+        strides, dilations: (rows, columns).
+        pads: (top, left, bottom, right) zeros; they may differ.
+        tiles: see `Tile`. A depthwise convolution may have several too.
+        relu: whether negative results become 0, before pooling.
+        pool: applied last; the output tensor is the pooled one. None: no pooling.
+        conv_shape: [1, O, rows, columns] before pooling.
+        sources: names of the float model's nodes that it does the work of.
+    """
+
+    name: str
+    input: str
+    output: str
+    weights: Int8s
+    bias: Int32s
+    groups: int
+    strides: tuple[int, int]
+    dilations: tuple[int, int]
+    pads: tuple[int, int, int, int]
+    tiles: tuple[Tile, ...]
+    relu: bool
+    pool: Pool | None
+    conv_shape: tuple[int, ...]
+    sources: tuple[str, ...] = ()
+
+    @property
+    def depthwise(self) -> bool:
+        return self.groups > 1 and self.groups == self.weights.shape[0] and self.weights.shape[1] == 1
+
+
+@dataclass(frozen=True)
+class Fc:
+    """A product with a constant matrix. The input, seen as [rows, K], becomes [rows, O]; rows is 1 a sample for 2-D
+    tensors.
+
+    Where a Rearrange that only reshapes [1, C, H, W] comes before it, K runs in C, H, W order; who keeps activations as
+    NHWC permutes the weights' columns.
+
+    Attributes:
+        weights: int8 [O, K].
+        bias: int32 [O].
+        Others as in `Conv`.
+    """
+
+    name: str
+    input: str
+    output: str
+    weights: Int8s
+    bias: Int32s
+    tiles: tuple[Tile, ...]
+    relu: bool
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ResidualAdd:
+    """The sum of two tensors of one shape. Multipliers f32(input scale / output scale) are at most 1, so that neither
+    operand saturates; powers of two on an array that shifts."""
+
+    name: str
+    left: str
+    right: str
+    output: str
+    left_multiplier: float
+    right_multiplier: float
+    relu: bool
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class MaxPool:
+    """Max pooling on the core; input and output have one scale. Windows may reach beyond the padded input (rounding up
+    of output sizes is already in the output's shape): what lies outside is never chosen.
+
+    Attributes:
+        kernel, strides, dilations: (rows, columns).
+        pads: (top, left, bottom, right), as large as the output's shape needs.
+    """
+
+    name: str
+    input: str
+    output: str
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    dilations: tuple[int, int]
+    pads: tuple[int, int, int, int]
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class AveragePool:
+    """Average pooling over windows of the zero-padded input, padding counted; global where the kernel is the input.
+
+    Attributes:
+        kernel, strides: (rows, columns).
+        pads: (top, left, bottom, right) zeros.
+        multiplier: f32(f32(input scale · f32(1 / window)) / output scale), window = kernel rows · columns.
+    """
+
+    name: str
+    input: str
+    output: str
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    pads: tuple[int, int, int, int]
+    multiplier: float
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Clamp:
+    """A Relu or Clip that fused into nothing, on integers; input and output have one scale."""
+
+    name: str
+    input: str
+    output: str
+    low: int
+    high: int
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Concat:
+    """int8 tensors of one scale joined along `axis` (counted with the batch, at least 1)."""
+
+    name: str
+    inputs: tuple[str, ...]
+    output: str
+    axis: int
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rearrange:
+    """Integers in other places: Reshape, Flatten, Transpose, Slice, Pad with zeros, nearest Resize and the like.
+
+    Attributes:
+        index: int32 [elements of the output, without batch]: the place in the flattened input sample (without batch)
+            that each element of the flattened output comes from; -1 is a zero. None: a plain reshape, nothing moves.
+        model: the same as a serialized ONNX model of one or more nodes, its input and output named as here.
+    """
+
+    name: str
+    input: str
+    output: str
+    index: Int32s | None
+    model: bytes
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Float:
+    """Nodes that run in float32 on the core: between a Dequantize and a Quantize, or at the ends of the graph.
+
+    Attributes:
+        model: serialized ONNX model; its inputs and outputs are named as the program's tensors.
+        reasons: by float model node name: why it is not in int8.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    model: bytes
+    reasons: Mapping[str, str]
+    sources: tuple[str, ...] = ()
+
+
+Step = Quantize | Dequantize | Conv | Fc | ResidualAdd | MaxPool | AveragePool | Clamp | Concat | Rearrange | Float
+
+
+@dataclass(frozen=True)
+class Program:
+    """Steps in the order in which they can run.
+
+    Attributes:
+        inputs, outputs: names of the float model's inputs and outputs; entries of `tensors`, not int8.
+        tensors: every tensor that a step reads or writes, by name.
+        notes: what a reader should know, one sentence each.
+    """
+
+    name: str
+    array: ArrayConfig
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    tensors: Mapping[str, Tensor]
+    steps: tuple[Step, ...]
+    notes: tuple[str, ...] = ()
+
+
+def step_inputs(step: Step) -> tuple[str, ...]:
+    """Names of the tensors that a step reads."""
+    if isinstance(step, ResidualAdd):
+        return step.left, step.right
+    if isinstance(step, Concat | Float):
+        return step.inputs
+    return (step.input,)
+
+
+def step_outputs(step: Step) -> tuple[str, ...]:
+    """Names of the tensors that a step writes."""
+    return step.outputs if isinstance(step, Float) else (step.output,)
+
+
+def tile_values(tiles: tuple[Tile, ...], field: str) -> NDArray[np.float32]:
+    """float32 [O]: `field` ("multiplier" or "weight_scale") of every output channel."""
+    counts = [tile.stop - tile.start for tile in tiles]
+    return np.repeat(np.array([getattr(tile, field) for tile in tiles], np.float32), counts)
