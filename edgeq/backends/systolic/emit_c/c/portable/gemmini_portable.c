@@ -1,5 +1,5 @@
 /* The calls of gemmini.h in plain C, with the integers of the array: see gemmini.h for what each computes. */
-#include "gemmini.h"
+#include "include/gemmini.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,10 +9,9 @@ _Static_assert(sizeof(acc_t) == 4 && (acc_t)-1 < 0, "gemmini_params.h: acc_t mus
 _Static_assert((scale_t)0.5 != 0, "gemmini_params.h: scale_t must be float");
 _Static_assert(sizeof(float) == 4, "float must be IEEE single precision");
 
-#define LANES 64               /* output channels computed together */
-#define PARTIAL_LIMIT 524287   /* of the 20 bits in which a processing element sums up in OS mode */
-#ifndef EDGEQ_OS_TILE
-#define EDGEQ_OS_TILE DIM      /* products that are summed up in 20 bits before they reach the accumulator */
+#define LANES 64 /* output channels computed together */
+#ifndef EDGEQ_SHARE
+#define EDGEQ_SHARE 2 /* of the memories, one part in so many is a tile's; the next tile is loaded into the rest */
 #endif
 
 void gemmini_flush(int skip) { (void)skip; }
@@ -223,8 +222,27 @@ void tiled_conv_dw_auto(int batch_size, int in_row_dim, int in_col_dim, int chan
 
 #endif
 
-static int32_t clip_partial(int32_t sum) {
-    return sum > PARTIAL_LIMIT ? PARTIAL_LIMIT : sum < -PARTIAL_LIMIT ? -PARTIAL_LIMIT : sum;
+/* In OS mode a tile's partial sum leaves the array with 20 bits. */
+static int32_t clip_partial(int32_t sum) { return sum > 524287 ? 524287 : sum < -524288 ? -524288 : sum; }
+
+static size_t at_most(size_t a, size_t b) { return a < b ? a : b; }
+
+/* How many products are summed up in one tile: the largest tile that the memories hold, which starts as a balanced one
+ * and grows by DIM columns, rows and products in turn. */
+static size_t tile_depth(size_t rows, size_t columns, size_t depth) {
+    size_t scratchpad = (size_t)BANK_NUM * BANK_ROWS / EDGEQ_SHARE / DIM, accumulator = ACC_ROWS / EDGEQ_SHARE / DIM;
+    size_t most_i = (rows + DIM - 1) / DIM, most_j = (columns + DIM - 1) / DIM, most_k = (depth + DIM - 1) / DIM;
+    size_t side = 1;
+    while ((side + 1) * (side + 1) <= accumulator) side++;
+    size_t i = at_most(most_i, side), j = at_most(most_j, side), k = at_most(most_k, scratchpad / (i + j));
+    if (k == 0) k = 1;
+    for (bool grown = true; grown;) {
+        grown = false;
+        if (j < most_j && (i + j + 1) * k <= scratchpad && i * (j + 1) <= accumulator) j++, grown = true;
+        if (i < most_i && (i + 1 + j) * k <= scratchpad && (i + 1) * j <= accumulator) i++, grown = true;
+        if (k < most_k && (i + j) * (k + 1) <= scratchpad) k++, grown = true;
+    }
+    return k * DIM;
 }
 
 void tiled_matmul_auto(size_t dim_I, size_t dim_J, size_t dim_K, const elem_t *A, const elem_t *B, const void *D,
@@ -249,7 +267,7 @@ void tiled_matmul_auto(size_t dim_I, size_t dim_J, size_t dim_K, const elem_t *A
     require(type != OS || !(transpose_A || transpose_B), "transposed operands: not in OS mode");
     size_t a_row = transpose_A ? 1 : stride_A, a_step = transpose_A ? stride_A : 1;
     size_t b_row = transpose_B ? 1 : stride_B, b_step = transpose_B ? stride_B : 1;
-    size_t tile = type == OS ? EDGEQ_OS_TILE : dim_K;
+    size_t tile = type == OS ? tile_depth(dim_I, dim_J, dim_K) : dim_K;
     for (size_t i = 0; i < dim_I; i++)
         for (size_t first = 0; first < dim_J; first += LANES) {
             size_t lanes = dim_J - first < LANES ? dim_J - first : LANES;

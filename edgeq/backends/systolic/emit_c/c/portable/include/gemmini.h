@@ -28,6 +28,8 @@
 #define NO_ACTIVATION 0
 #define RELU 1
 
+#define EDGEQ_PORTABLE
+
 enum tiled_matmul_type_t { OS, WS, CPU };
 
 void gemmini_flush(int skip);
