@@ -33,6 +33,8 @@ from edgeq.backends.systolic.array import ArrayConfig
 
 Int8s = NDArray[np.int8]
 Int32s = NDArray[np.int32]
+Pair = tuple[int, int]
+Pads = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -252,7 +254,7 @@ class Rearrange:
     Attributes:
         index: int32 [elements of the output, without batch]: the place in the flattened input sample (without batch)
             that each element of the flattened output comes from; -1 is a zero. None: a plain reshape, nothing moves.
-        model: the same as a serialized ONNX model of one or more nodes, its input and output named as here.
+        model: the same as a serialized ONNX model on int8 tensors of any batch, its input and output named as here.
     """
 
     name: str

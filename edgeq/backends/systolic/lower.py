@@ -1,0 +1,227 @@
+"""From a float network and its scales to the integer program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import onnx
+
+from edgeq.backends.systolic.array import ArrayConfig
+from edgeq.backends.systolic.network import (
+    AddLayer,
+    AverageLayer,
+    ClampLayer,
+    ConcatLayer,
+    ConvLayer,
+    FcLayer,
+    FloatLayer,
+    Layer,
+    MaxPoolLayer,
+    MoveLayer,
+    Network,
+    layer_inputs,
+    layer_outputs,
+    readers,
+)
+from edgeq.backends.systolic.parts import as_integers
+from edgeq.backends.systolic.pooling import fusable
+from edgeq.backends.systolic.program import (
+    AveragePool,
+    Clamp,
+    Concat,
+    Conv,
+    Dequantize,
+    Fc,
+    Float,
+    MaxPool,
+    Program,
+    Quantize,
+    Rearrange,
+    ResidualAdd,
+    Step,
+    Tensor,
+)
+from edgeq.backends.systolic.tiles import LARGEST, IntegerWeights, quantize_weights
+
+LEAST = -128
+
+
+def lower(
+    name: str,
+    network: Network,
+    scales: Mapping[str, float],
+    array: ArrayConfig,
+    *,
+    channels: Mapping[str, tuple[int, ...]] | None = None,
+    notes: tuple[str, ...] = (),
+) -> Program:
+    """Quantize weights, put conversions where integers and floats meet, drop clamps that the scales do already.
+
+    Args:
+        scales: of every integer tensor (`scales.activation_scales`).
+        channels: reordered channels by tensor, for the table.
+    """
+    network = _without_idle_clamps(network, scales)
+    work = _Lowering(network, scales, array, dict(channels or {}))
+    for layer in network.layers:
+        work.add(layer)
+    for output in network.outputs:
+        work.as_float(output)
+    return Program(name, array, network.inputs, network.outputs, dict(work.tensors), tuple(work.steps), notes)
+
+
+@dataclass
+class _Lowering:
+    """The steps so far; private to `lower`."""
+
+    network: Network
+    scales: Mapping[str, float]
+    array: ArrayConfig
+    channels: Mapping[str, tuple[int, ...]]
+    steps: list[Step] = field(default_factory=list)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    integers: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.taken = set(self.network.shapes)
+        self.read = readers(self.network)
+        self.fused: set[str] = set()
+        for name in self.network.inputs:
+            self._float_tensor(name)
+
+    def add(self, layer: Layer) -> None:
+        if layer.name in self.fused:
+            return
+        if isinstance(layer, FloatLayer):
+            inputs = tuple(self.as_float(name) for name in layer.inputs)
+            for name in layer.outputs:
+                self._float_tensor(name)
+            self.steps.append(Float(layer.name, inputs, layer.outputs, layer.model, layer.reasons, layer.sources))
+            return
+        read = tuple(self.as_integer(name) for name in layer_inputs(layer))
+        self.steps.append(self._step(layer, read))
+
+    def as_float(self, name: str) -> str:
+        """The float form of a tensor, dequantized once if need be."""
+        if name not in self.tensors:
+            self._float_tensor(name)
+            self.steps.append(Dequantize(f"{name}_DequantizeLinear", self.integers[name], name))
+        return name
+
+    def as_integer(self, name: str) -> str:
+        """The int8 form of a tensor, quantized once if need be."""
+        if name not in self.integers:
+            self.steps.append(Quantize(f"{name}_QuantizeLinear", name, self._integer_tensor(name)))
+        return self.integers[name]
+
+    def _float_tensor(self, name: str) -> None:
+        self.tensors[name] = Tensor(name, self.network.shapes[name], self.network.dtypes[name], None, name)
+
+    def _integer_tensor(self, name: str) -> str:
+        own = f"{name}_quantized"
+        while own in self.taken:
+            own += "_"
+        self.taken.add(own)
+        self.integers[name] = own
+        self.tensors[own] = Tensor(
+            own, self.network.shapes[name], "int8", self.scales[name], name, self.channels.get(name)
+        )
+        return own
+
+    def _step(self, layer: Layer, read: tuple[str, ...]) -> Step:
+        name, sources = layer.name, layer.sources
+        if isinstance(layer, ConvLayer):
+            return self._conv(layer, read[0])
+        output = self._integer_tensor(layer_outputs(layer)[0])
+        if isinstance(layer, FcLayer):
+            made = self._weights(layer)
+            return Fc(name, read[0], output, made.weights, made.bias, made.tiles, layer.relu, sources)
+        if isinstance(layer, AddLayer):
+            to = np.float32(self.scales[layer.output])
+            left, right = (float(np.float32(self.scales[n]) / to) for n in (layer.left, layer.right))
+            return ResidualAdd(name, read[0], read[1], output, left, right, layer.relu, sources)
+        if isinstance(layer, MaxPoolLayer):
+            return MaxPool(name, read[0], output, layer.kernel, layer.strides, layer.dilations, layer.pads, sources)
+        if isinstance(layer, AverageLayer):
+            share = np.float32(1 / (layer.kernel[0] * layer.kernel[1]))
+            step = np.float32(np.float32(self.scales[layer.input]) * share)
+            factor = float(step / np.float32(self.scales[layer.output]))
+            return AveragePool(name, read[0], output, layer.kernel, layer.strides, layer.pads, factor, sources)
+        if isinstance(layer, ClampLayer):
+            low, high = clamp_integers(layer, self.scales[layer.output])
+            return Clamp(name, read[0], output, low, high, sources)
+        if isinstance(layer, ConcatLayer):
+            return Concat(name, read, output, layer.axis, sources)
+        assert isinstance(layer, MoveLayer)
+        model = as_integers(onnx.load_from_string(layer.model), read[0], output).SerializeToString()
+        return Rearrange(name, read[0], output, layer.index, model, sources)
+
+    def _conv(self, layer: ConvLayer, read: str) -> Conv:
+        made = self._weights(layer)
+        following = self.read[layer.output]
+        pool = None
+        output, sources = layer.output, layer.sources
+        if len(following) == 1 and output not in self.network.outputs:
+            pool = fusable(layer, following[0], self.network.shapes)
+        if pool is not None:
+            assert isinstance(following[0], MaxPoolLayer)
+            self.fused.add(following[0].name)
+            output, sources = following[0].output, (*sources, *following[0].sources)
+        return Conv(
+            layer.name,
+            read,
+            self._integer_tensor(output),
+            made.weights,
+            made.bias,
+            layer.groups,
+            layer.strides,
+            layer.dilations,
+            layer.pads,
+            made.tiles,
+            layer.relu,
+            pool,
+            self.network.shapes[layer.output],
+            sources,
+        )
+
+    def _weights(self, layer: ConvLayer | FcLayer) -> IntegerWeights:
+        return quantize_weights(
+            layer.weights,
+            layer.bias,
+            input_scale=self.scales[layer.input],
+            output_scale=self.scales[layer.output],
+            dim=self.array.dim,
+            powers_of_two=self.array.output_scale == "shift",
+        )
+
+
+def clamp_integers(layer: ClampLayer, scale: float) -> tuple[int, int]:
+    """The integers that a clamp's bounds are nearest to."""
+    low, high = (int(np.clip(np.rint(bound / scale), LEAST, LARGEST)) for bound in (layer.low, layer.high))
+    return low, high
+
+
+def _without_idle_clamps(network: Network, scales: Mapping[str, float]) -> Network:
+    """Take out clamps behind layers whose own saturation (and relu) does the same, to within the one step between -127
+    and -128."""
+    read = readers(network)
+    makers = {name: layer for layer in network.layers for name in layer_outputs(layer)}
+    replaced: dict[str, Layer] = {}
+    gone: set[str] = set()
+    for layer in network.layers:
+        if not isinstance(layer, ClampLayer):
+            continue
+        low, high = clamp_integers(layer, scales[layer.output])
+        maker = makers.get(layer.input)
+        if maker is not None:
+            maker = replaced.get(maker.name, maker)
+        if not isinstance(maker, ConvLayer | FcLayer | AddLayer) or len(read[layer.input]) > 1:
+            continue
+        if layer.input in network.outputs or high < LARGEST or (low > LEAST + 1 and not (low == 0 and maker.relu)):
+            continue
+        replaced[maker.name] = replace(maker, output=layer.output, sources=(*maker.sources, *layer.sources))
+        gone.add(layer.name)
+    layers = tuple(replaced.get(layer.name, layer) for layer in network.layers if layer.name not in gone)
+    return replace(network, layers=layers)

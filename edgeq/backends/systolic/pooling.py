@@ -1,0 +1,47 @@
+"""Which max pooling the array does rightly on a convolution's way out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edgeq.backends.systolic.network import ConvLayer, Layer, MaxPoolLayer
+from edgeq.backends.systolic.program import Pool
+
+# Window, stride and padding have two bits in the hardware's instruction, output sizes eight.
+_FIELD = 3
+_SIDE = 255
+
+
+def direct(layer: ConvLayer, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether the array's own convolution call does a layer as it stands: one group, no dilation, everything square.
+    Others become im2col and a product, with the same numbers."""
+    _, _, rows, columns = shapes[layer.input]
+    _, _, out_rows, out_columns = shapes[layer.output]
+    return (
+        layer.groups == 1
+        and rows == columns
+        and out_rows == out_columns
+        and layer.weights.shape[2] == layer.weights.shape[3]
+        and layer.strides[0] == layer.strides[1]
+        and len(set(layer.pads)) == 1
+        and layer.dilations == (1, 1)
+        and layer.pads[0] < layer.weights.shape[2]
+    )
+
+
+def fusable(layer: ConvLayer, following: Layer, shapes: Mapping[str, tuple[int, ...]]) -> Pool | None:
+    """The fused form of a pooling behind a convolution that nothing else reads; None where it has to stand alone."""
+    if not isinstance(following, MaxPoolLayer) or not direct(layer, shapes):
+        return None
+    kernel, strides, pads = following.kernel, following.strides, following.pads
+    square = kernel[0] == kernel[1] and strides[0] == strides[1] and len(set(pads)) == 1
+    if not square or following.dilations != (1, 1):
+        return None
+    if max(kernel[0], strides[0], pads[0]) > _FIELD or pads[0] >= kernel[0]:
+        return None
+    if max(shapes[following.output][2:]) > _SIDE or max(shapes[layer.output][2:]) > _SIDE:
+        return None
+    # The array pads with 0, which a window of negative values would choose.
+    if pads[0] and not layer.relu:
+        return None
+    return Pool(kernel[0], strides[0], pads[0])
