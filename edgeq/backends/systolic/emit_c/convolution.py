@@ -15,7 +15,7 @@ Constants = dict[str, str | int | bool]
 
 def emit_conv(builder: Builder, step: Conv) -> None:
     depthwise = _as_depthwise(step)
-    label = builder.label("conv_dw" if depthwise else "conv")
+    label = builder.label("conv_dw" if step.depthwise else "conv")
     source = builder.need_image(step.input)
     _, channels, rows, cols = builder.tensor(step.input).shape
     _, outs, out_rows, out_cols = step.conv_shape

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from edgeq.backends.systolic.array import ArrayConfig
@@ -32,8 +33,11 @@ def own_header(array: ArrayConfig) -> str:
     return text
 
 
-def read_header(path: Path, array: ArrayConfig) -> tuple[str, tuple[str, ...]]:
-    """A chip's generated gemmini_params.h, after checking it against the target: its text, and notes.
+def read_header(path: Path, array: ArrayConfig) -> tuple[str, ArrayConfig, tuple[str, ...]]:
+    """A chip's generated gemmini_params.h, after checking it against the target.
+
+    Returns:
+        Its text, the target's array with the header's memories, and notes on where those differ.
 
     Raises:
         HardwareError: unreadable, no such header, or another array than the target's; names the line to look at.
@@ -69,19 +73,19 @@ def read_header(path: Path, array: ArrayConfig) -> tuple[str, tuple[str, ...]]:
             f"{path}: the output scale (acc_scale_t) is a {kinds[scale]}, the target's a {kinds[array.output_scale]}",
             f'Package for a target with [systolic] scale_type = "{kinds[scale]}"',
         )
-    return text, _notes(path, code, array)
-
-
-def _notes(path: Path, code: str, array: ArrayConfig) -> tuple[str, ...]:
-    """Memories may differ: the calls fit their tiles to what the header says."""
-    notes = []
-    banks, rows = _number(code, "BANK_NUM"), _number(code, "BANK_ROWS")
-    if banks is not None and rows is not None and banks * rows != array.scratchpad_rows:
-        notes.append(f"{path.name}: {banks * rows} scratchpad rows, the target has {array.scratchpad_rows}")
-    accumulator = _number(code, "ACC_ROWS")
-    if accumulator is not None and accumulator != array.accumulator_rows:
-        notes.append(f"{path.name}: {accumulator} accumulator rows, the target has {array.accumulator_rows}")
-    return tuple(notes)
+    banks, rows, accumulator = (_number(code, name) for name in ("BANK_NUM", "BANK_ROWS", "ACC_ROWS"))
+    held = replace(
+        array,
+        scratchpad_rows=array.scratchpad_rows if banks is None or rows is None else banks * rows,
+        accumulator_rows=array.accumulator_rows if accumulator is None else accumulator,
+    )
+    notes = tuple(
+        f"{path.name} has {getattr(held, name)} {name.replace('_', ' ')}, the target {getattr(array, name)}; "
+        "the header's hold"
+        for name in ("scratchpad_rows", "accumulator_rows")
+        if getattr(held, name) != getattr(array, name)
+    )
+    return text, held, notes
 
 
 def _without_comments(text: str) -> str:

@@ -174,7 +174,7 @@ def _concat(builder: Builder, step: Concat) -> None:
 
 
 def _rearrange(builder: Builder, step: Rearrange) -> None:
-    """A reshape moves nothing, and what is a move in NCHW may be none in NHWC: then the tensor lies where its input does.
+    """A reshape moves nothing, and a move in NCHW may be none in NHWC: then the tensor lies where its input does.
     Whoever needs a reshaped tensor in another order moves it then (a fully connected layer needs not)."""
     place = builder.places[step.input]
     if step.index is None:

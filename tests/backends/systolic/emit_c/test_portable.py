@@ -70,7 +70,15 @@ def wrapped(value: int) -> int:
 
 
 def convolution(
-    x: NDArray[Any], w: NDArray[Any], bias: Any, stride: int, dilation: int, pad: int, scale: float, relu: bool, kind: int
+    x: NDArray[Any],
+    w: NDArray[Any],
+    bias: Any,
+    stride: int,
+    dilation: int,
+    pad: int,
+    scale: float,
+    relu: bool,
+    kind: int,
 ) -> NDArray[np.int8]:
     """x [H, W, C], w [k, k, C, O]; nothing but loops."""
     rows, cols, channels = x.shape
@@ -199,7 +207,10 @@ def test_products(library: Library, kind: int, transposed: str) -> None:
     a, b, d = int8s(random, 9, 40), int8s(random, 40, 67), random.integers(-5000, 5000, (9, 67)).astype(np.int32)
     exact = a.astype(int) @ b.astype(int)
     scale = 0.0016
-    operands = (np.ascontiguousarray(a.T) if transposed == "a" else a, np.ascontiguousarray(b.T) if transposed == "b" else b)
+    operands = (
+        np.ascontiguousarray(a.T) if transposed == "a" else a,
+        np.ascontiguousarray(b.T) if transposed == "b" else b,
+    )
     given = {f"transpose_{transposed}": True} if transposed else {}
     wanted = [[max(scaled(int(v), scale, kind), 0) for v in row] for row in exact + d]
     assert multiply(library["2023"], *operands, d, kind, scale=scale, relu=True, **given).tolist() == wanted
@@ -321,7 +332,8 @@ int main(void) {
     for (size_t n = 0; n < sizeof w; n++) w[n] = (elem_t)next();
     for (int n = 0; n < 24; n++) b[n] = 50 * next();
     for (int kind = WS; kind <= CPU; kind++) {
-        tiled_conv_auto(1, 12, 12, 8, 24, 12, 12, 1, 1, 1, 1, 3, 0, 0, 0, 0, 0, x, w, b, y, RELU, 0.0007f, 3, 2, 1, kind);
+        tiled_conv_auto(1, 12, 12, 8, 24, 12, 12, 1, 1, 1, 1, 3, 0, 0, 0, 0, 0, x, w, b, y, RELU, 0.0007f, 3, 2, 1,
+                        kind);
         tiled_matmul_auto(36, 24, 24, y, w, b, z, 24, 24, 24, 24, 1, 1, 1, 0, 0.003f, 0, 1, 0, 0, 0, 0, 0, kind);
         tiled_resadd_auto(36, 24, 0.9f, 0.33333331f, 1, y, z, z, 0, kind);
         for (int n = 0; n < 36 * 24; n++) printf("%d\\n", z[n]);
