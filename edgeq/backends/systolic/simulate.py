@@ -148,7 +148,7 @@ class Simulator:
             else:
                 read = [values[name] for name in step_inputs(step)]
                 values[step_outputs(step)[0]] = self._integer(step, read, runs)
-            for name in step_inputs(step):
+            for name in set(step_inputs(step)):  # x + x reads one tensor twice
                 if self._last_use[name] == number and name not in wanted:
                     del values[name]
         return values, runs
