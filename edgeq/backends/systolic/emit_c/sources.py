@@ -22,7 +22,7 @@ Values = Mapping[str, NDArray[np.int8]]
 MODES = ("os", "ws", "cpu")
 """In the order of gemmini.h's enumeration."""
 
-_PRINTED = 1024
+_PRINTED = 64
 _COPIED = (
     "layers.h",
     "portable/gemmini_portable.c",

@@ -1,0 +1,268 @@
+"""C bundles compiled and run: every layer's integers are those of the simulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from edgeq.backends.systolic.array import ArrayConfig
+from edgeq.backends.systolic.emit_c.bundle import CBundle, write_c_bundle
+from edgeq.backends.systolic.program import Conv, Program
+from edgeq.errors import DataError, HardwareError, ModelError, UsageError
+from tests.backends.systolic.emit_c.compilers import RISCV, done, need
+from tests.backends.systolic.emit_c.graphs import random_model
+from tests.backends.systolic.emit_c.programs import Arrays, differing, program_of
+
+STRICT = "CFLAGS=-O0 -Wall -Wextra -Werror"
+SMALL = ArrayConfig(dim=4, scratchpad_rows=64, accumulator_rows=32)
+"""A DIM that makes many tiles of few channels, and memories that cut products into many pieces."""
+ARRAYS = (ArrayConfig(), SMALL, ArrayConfig(dim=2, scratchpad_rows=64, accumulator_rows=32, dataflow="OS"))
+ARRAYS += (ArrayConfig(output_scale="shift"),)
+MODES: dict[tuple[str, ...], dict[str, Any]] = {
+    ("ws",): {},
+    ("ws", "matmul"): {},
+    ("cpu",): {"rounding": "header"},
+    ("os",): {"dataflow": "OS"},
+}
+SPECS = Path(__file__).parents[4] / "benchmarks" / "specs"
+
+
+def made(seed: int, folder: Path, array: ArrayConfig | None = None) -> tuple[Program, Arrays]:
+    """The program of a random model, and two samples of the four that it was calibrated on."""
+    folder.mkdir(exist_ok=True)
+    model, data = random_model(seed, folder / "model.onnx")
+    cases = [{name: values[i : i + 1] for name, values in data.items()} for i in range(4)]
+    program, inputs = program_of(model, cases, array)
+    return program, {name: values[:2] for name, values in inputs.items()}
+
+
+def run_all_modes(bundle: CBundle, program: Program, inputs: Arrays, binary: str, *runner: str) -> None:
+    for mode, how in MODES.items():
+        out = done(*runner, f"./{binary}", *mode, "check", "dump", where=bundle.directory)
+        assert "self-test: passed" in out
+        assert f"layers: {len(bundle.layers)} of {len(bundle.layers)} equal" in out
+        dump = (bundle.directory / "layers.bin").read_bytes()
+        assert differing(bundle, program, inputs, dump, **how) == {}, mode
+
+
+def check_random(seed: int, folder: Path) -> None:
+    program, inputs = made(seed, folder, ARRAYS[seed % 4])
+    bundle = write_c_bundle(program, inputs, folder / "c", generation="2021" if seed // 4 % 2 else "2023")
+    done("make", "-s", "host", STRICT, where=bundle.directory)
+    run_all_modes(bundle, program, inputs, "net-host")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_graphs(seed: int, tmp_path: Path) -> None:
+    need("gcc", "make")
+    check_random(seed, tmp_path / "g")
+
+
+@pytest.mark.slow
+def test_many_random_graphs(tmp_path: Path) -> None:
+    need("gcc", "make")
+    for seed in range(100, 160):
+        check_random(seed, tmp_path / str(seed))
+
+
+MODELS = {
+    "demo": ("../../edgeq/demo/model.onnx", "../../edgeq/demo/calibration.npz", None),
+    "lenet_mnist": ("lenet_mnist/model.onnx", "lenet_mnist/t10k-images-idx3-ubyte.gz", "lenet_mnist.toml"),
+    "resnet20": ("resnet20_cifar10/model.onnx", "cifar10/test_lossless_249.npz", "resnet20_cifar10.toml"),
+    "vww": ("mlperf_tiny_vww/model.onnx", "mlperf_tiny_vww/data/calib_100.npz", "mlperf_tiny_vww.toml"),
+    "mobilenet": ("mobilenet_v1_0.25_224/model.onnx", "imagenet-sample/calib", "mobilenet_v1_0.25_224.toml"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_models_under_qemu(name: str, shared_data: Path, tmp_path: Path) -> None:
+    need("make", *RISCV)
+    model, data, spec = MODELS[name]
+    root = SPECS if name == "demo" else shared_data
+    found = program_of(root / model, str(root / data), preprocess=SPECS / spec if spec else None, count=8)
+    program, inputs = found[0], {key: values[:1] for key, values in found[1].items()}
+    generation = "2021" if name in ("lenet_mnist", "vww") else "2023"
+    bundle = write_c_bundle(program, inputs, tmp_path, generation=generation)
+    done("make", "-s", "linux", where=bundle.directory)
+    run_all_modes(bundle, program, inputs, "net-linux", "qemu-riscv64")
+
+
+def test_the_same_program_gives_the_same_bytes(tmp_path: Path) -> None:
+    program, inputs = made(3, tmp_path / "m")
+    one, two = (write_c_bundle(program, inputs, tmp_path / name) for name in ("a", "b"))
+    assert one.files == two.files
+    for name in one.files:
+        assert (one.directory / name).read_bytes() == (two.directory / name).read_bytes()
+    assert {"main.c", "params.h", "images.h", "expected.h", "Makefile", "README.md"} < set(one.files)
+
+
+def test_names_from_a_model_do_not_reach_c(tmp_path: Path) -> None:
+    program, inputs = made(5, tmp_path / "m")
+    assert any("/etc/passwd" in step.name for step in program.steps)
+    bundle = write_c_bundle(program, inputs, tmp_path / "c")
+    for name in bundle.files:
+        text = (bundle.directory / name).read_text()
+        assert text.isascii()
+        assert not any(bad in text for bad in ('"/etc/passwd"', "$(reboot)", "passwd*/"))
+
+
+def test_a_wrong_value_fails_the_self_test(tmp_path: Path) -> None:
+    need("gcc", "make")
+    program, inputs = made(8, tmp_path / "m")
+    bundle = write_c_bundle(program, inputs, tmp_path / "c")
+    for file, array in (("expected.h", "expected_0_ws"), ("images.h", "images")):
+        place = bundle.directory / file
+        before = place.read_text()
+        head, _, tail = before.partition(f" {array}[")
+        sizes, _, values = tail.partition("= ")
+        at = next(i for i, c in enumerate(values) if c not in "{\n ")
+        end = at + min(values[at:].index(c) for c in ",}\n" if c in values[at:])
+        other = -100 if int(values[at:end]) > 0 else 100
+        place.write_text(f"{head} {array}[{sizes}= {values[:at]}{other}{values[end:]}")
+        with pytest.raises(AssertionError, match="self-test: FAILED"):
+            done("make", "-s", "check", where=bundle.directory)
+        place.write_text(before)
+    done("make", "-s", "check", where=bundle.directory)
+    with pytest.raises(AssertionError, match="usage:"):
+        done("./net-host", "sw", where=bundle.directory)
+
+
+HEADER = """
+#define DIM 4 // of this chip
+#define BANK_NUM 4
+#define BANK_ROWS 16
+#define ACC_ROWS 64
+#include <stdint.h>
+typedef int8_t elem_t;
+/* typedef float elem_t; */
+typedef int32_t acc_t;
+typedef float scale_t;
+typedef int32_t scale_acc_t;
+typedef float acc_scale_t;
+#define ACC_SCALE_T_IS_FLOAT
+#define MVIN_SCALE_IDENTITY 1.0
+#define ACC_SCALE_IDENTITY 1.0
+"""
+
+
+def test_a_chips_own_header(tmp_path: Path) -> None:
+    need("gcc", "make")
+    program, inputs = made(1, tmp_path / "m", SMALL)
+    header = tmp_path / "gemmini_params.h"
+    header.write_text(HEADER)
+    bundle = write_c_bundle(program, inputs, tmp_path / "c", params_header=header)
+    assert (bundle.directory / "portable/include/gemmini_params.h").read_text() == HEADER
+    assert bundle.notes == ("gemmini_params.h has 64 accumulator rows, the target 32; the header's hold",)
+    done("make", "-s", "check", STRICT, where=bundle.directory)
+    done("./net-host", "os", "check", where=bundle.directory)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("DIM 4", "DIM 16"), "DIM is 16, the target's is 4"),
+        (("#define DIM", "#undef DIM"), "does not define DIM"),
+        (("typedef int8_t elem_t", "typedef float elem_t"), "elem_t is float"),
+        (("typedef int32_t acc_t", "typedef int16_t acc_t"), "acc_t is int16_t"),
+        (("typedef float acc_scale_t", "typedef uint8_t acc_scale_t"), "output scale"),
+    ],
+)
+def test_a_header_of_another_array_is_refused(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+    program, inputs = made(1, tmp_path / "m", SMALL)
+    header = tmp_path / "gemmini_params.h"
+    header.write_text(HEADER.replace(*change))
+    with pytest.raises(HardwareError, match=said):
+        write_c_bundle(program, inputs, tmp_path / "c", params_header=header)
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_header_that_is_none_is_refused(tmp_path: Path) -> None:
+    program, inputs = made(1, tmp_path / "m", SMALL)
+    (tmp_path / "binary").write_bytes(b"\0DIM")
+    for name in ("nowhere", "binary"):
+        with pytest.raises(HardwareError, match=name):
+            write_c_bundle(program, inputs, tmp_path / "c", params_header=tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("#define DIM 16", "#define DIM 8"), "another DIM"),
+        (("typedef int8_t elem_t", "typedef int16_t elem_t"), "elem_t must be int8_t"),
+        (("typedef int32_t acc_t", "typedef int64_t acc_t"), "acc_t must be int32_t"),
+        (("typedef float acc_scale_t", "typedef int acc_scale_t"), "acc_scale_t must be a float"),
+    ],
+)
+def test_the_compiler_refuses_another_array_too(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+    need("gcc", "make")
+    program, inputs = made(0, tmp_path / "m")
+    bundle = write_c_bundle(program, inputs, tmp_path / "c")
+    header = bundle.directory / "portable/include/gemmini_params.h"
+    assert change[0] in header.read_text()
+    header.write_text(header.read_text().replace(*change))
+    with pytest.raises(AssertionError, match=said):
+        done("make", "-s", "host", where=bundle.directory)
+
+
+def chain(folder: Path, middle: str, **attributes: Any) -> tuple[Program, Arrays]:
+    """Conv, something that has no integer form, Conv, Softmax."""
+    random = np.random.default_rng(0)
+    w = numpy_helper.from_array(random.normal(0, 0.4, (3, 3, 3, 3)).astype(np.float32), "w")
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], "first", pads=[1] * 4),
+        helper.make_node(middle, ["a"], ["b"], "middle", **attributes),
+        helper.make_node("Conv", ["b", "w"], ["c"], "second"),
+        helper.make_node("Softmax", ["c"], ["y"], "soft", axis=1),
+    ]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3, n, n]) for name, n in (("x", 6), ("y", 4))]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], [w])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    onnx.save(model, folder / "m.onnx")
+    return program_of(
+        folder / "m.onnx", [{"x": random.normal(0, 1, (1, 3, 6, 6)).astype(np.float32)} for _ in range(2)]
+    )
+
+
+def test_float_steps_at_the_ends_are_the_hosts(tmp_path: Path) -> None:
+    program, inputs = chain(tmp_path, "Relu")
+    bundle = write_c_bundle(program, inputs, tmp_path / "c")
+    readme = (bundle.directory / "README.md").read_text()
+    assert "after the outputs: `soft`" in readme
+    assert [program.tensors[name].origin for name in bundle.outputs] == ["c"]
+
+
+def test_float_steps_between_integers_are_refused(tmp_path: Path) -> None:
+    program, inputs = chain(tmp_path, "Sin")
+    with pytest.raises(ModelError, match=r"'middle' runs in float between integer layers"):
+        write_c_bundle(program, inputs, tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
+def test_wrong_requests_are_refused(tmp_path: Path) -> None:
+    program, inputs = chain(tmp_path, "Relu")
+    with pytest.raises(UsageError, match="1999"):
+        write_c_bundle(program, inputs, tmp_path / "c", generation="1999")  # type: ignore[arg-type]
+    with pytest.raises(DataError):
+        write_c_bundle(program, {"x": np.zeros((0, 3, 6, 6), np.float32)}, tmp_path / "c")
+    with pytest.raises(DataError):
+        write_c_bundle(program, {"x": np.zeros((1, 3, 5, 5), np.float32)}, tmp_path / "c")
+
+
+def test_slices_and_groups_go_to_the_array_in_2023_and_by_products_in_2021(tmp_path: Path) -> None:
+    for seed in range(40):
+        program, inputs = made(seed, tmp_path / "m", SMALL)
+        if any(isinstance(s, Conv) and len(s.tiles) > 1 and s.strides[0] == s.strides[1] for s in program.steps):
+            break
+    texts = {}
+    for generation in ("2021", "2023"):
+        bundle = write_c_bundle(program, inputs, tmp_path / generation, generation=generation)  # type: ignore[arg-type]
+        texts[generation] = (bundle.directory / "params.h").read_text()
+    assert texts["2023"].count(".direct = true") > texts["2021"].count(".direct = true")
+    assert ".in_dim = " in texts["2021"]
+    assert ".in_row_dim = " in texts["2023"]
