@@ -15,30 +15,17 @@ from edgeq.backends.systolic.emit_c.bundle import CBundle, write_c_bundle
 from edgeq.backends.systolic.program import Conv, Program
 from edgeq.errors import DataError, HardwareError, ModelError, UsageError
 from tests.backends.systolic.emit_c.compilers import RISCV, done, need
-from tests.backends.systolic.emit_c.graphs import random_model
-from tests.backends.systolic.emit_c.programs import Arrays, differing, program_of
+from tests.backends.systolic.emit_c.programs import (
+    MODES,
+    SMALL,
+    Arrays,
+    differing,
+    model_cases,
+    program_of,
+    random_program,
+)
 
 STRICT = "CFLAGS=-O0 -Wall -Wextra -Werror"
-SMALL = ArrayConfig(dim=4, scratchpad_rows=64, accumulator_rows=32)
-"""A DIM that makes many tiles of few channels, and memories that cut products into many pieces."""
-ARRAYS = (ArrayConfig(), SMALL, ArrayConfig(dim=2, scratchpad_rows=64, accumulator_rows=32, dataflow="OS"))
-ARRAYS += (ArrayConfig(output_scale="shift"),)
-MODES: dict[tuple[str, ...], dict[str, Any]] = {
-    ("ws",): {},
-    ("ws", "matmul"): {},
-    ("cpu",): {"rounding": "header"},
-    ("os",): {"dataflow": "OS"},
-}
-SPECS = Path(__file__).parents[4] / "benchmarks" / "specs"
-
-
-def made(seed: int, folder: Path, array: ArrayConfig | None = None) -> tuple[Program, Arrays]:
-    """The program of a random model, and two samples of the four that it was calibrated on."""
-    folder.mkdir(exist_ok=True)
-    model, data = random_model(seed, folder / "model.onnx")
-    cases = [{name: values[i : i + 1] for name, values in data.items()} for i in range(4)]
-    program, inputs = program_of(model, cases, array)
-    return program, {name: values[:2] for name, values in inputs.items()}
 
 
 def run_all_modes(bundle: CBundle, program: Program, inputs: Arrays, binary: str, *runner: str) -> None:
@@ -51,7 +38,7 @@ def run_all_modes(bundle: CBundle, program: Program, inputs: Arrays, binary: str
 
 
 def check_random(seed: int, folder: Path) -> None:
-    program, inputs = made(seed, folder, ARRAYS[seed % 4])
+    program, inputs = random_program(seed, folder)
     bundle = write_c_bundle(program, inputs, folder / "c", generation="2021" if seed // 4 % 2 else "2023")
     done("make", "-s", "host", STRICT, where=bundle.directory)
     run_all_modes(bundle, program, inputs, "net-host")
@@ -70,31 +57,23 @@ def test_many_random_graphs(tmp_path: Path) -> None:
         check_random(seed, tmp_path / str(seed))
 
 
-MODELS = {
-    "demo": ("../../edgeq/demo/model.onnx", "../../edgeq/demo/calibration.npz", None),
-    "lenet_mnist": ("lenet_mnist/model.onnx", "lenet_mnist/t10k-images-idx3-ubyte.gz", "lenet_mnist.toml"),
-    "resnet20": ("resnet20_cifar10/model.onnx", "cifar10/test_lossless_249.npz", "resnet20_cifar10.toml"),
-    "vww": ("mlperf_tiny_vww/model.onnx", "mlperf_tiny_vww/data/calib_100.npz", "mlperf_tiny_vww.toml"),
-    "mobilenet": ("mobilenet_v1_0.25_224/model.onnx", "imagenet-sample/calib", "mobilenet_v1_0.25_224.toml"),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", ["demo", "lenet_mnist", "resnet20_cifar10", "mlperf_tiny_vww", "mobilenet_v1_0.25_224"]
+)
 def test_models_under_qemu(name: str, shared_data: Path, tmp_path: Path) -> None:
     need("make", *RISCV)
-    model, data, spec = MODELS[name]
-    root = SPECS if name == "demo" else shared_data
-    found = program_of(root / model, str(root / data), preprocess=SPECS / spec if spec else None, count=8)
+    model, data, preprocess = model_cases(shared_data)[name]
+    found = program_of(model, str(data), preprocess=preprocess, count=8)
     program, inputs = found[0], {key: values[:1] for key, values in found[1].items()}
-    generation = "2021" if name in ("lenet_mnist", "vww") else "2023"
+    generation = "2021" if name in ("lenet_mnist", "mlperf_tiny_vww") else "2023"
     bundle = write_c_bundle(program, inputs, tmp_path, generation=generation)
     done("make", "-s", "linux", where=bundle.directory)
     run_all_modes(bundle, program, inputs, "net-linux", "qemu-riscv64")
 
 
 def test_the_same_program_gives_the_same_bytes(tmp_path: Path) -> None:
-    program, inputs = made(3, tmp_path / "m")
+    program, inputs = random_program(3, tmp_path / "m", ArrayConfig())
     one, two = (write_c_bundle(program, inputs, tmp_path / name) for name in ("a", "b"))
     assert one.files == two.files
     for name in one.files:
@@ -103,7 +82,7 @@ def test_the_same_program_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_names_from_a_model_do_not_reach_c(tmp_path: Path) -> None:
-    program, inputs = made(5, tmp_path / "m")
+    program, inputs = random_program(5, tmp_path / "m", ArrayConfig())
     assert any("/etc/passwd" in step.name for step in program.steps)
     bundle = write_c_bundle(program, inputs, tmp_path / "c")
     for name in bundle.files:
@@ -114,7 +93,7 @@ def test_names_from_a_model_do_not_reach_c(tmp_path: Path) -> None:
 
 def test_a_wrong_value_fails_the_self_test(tmp_path: Path) -> None:
     need("gcc", "make")
-    program, inputs = made(8, tmp_path / "m")
+    program, inputs = random_program(8, tmp_path / "m", ArrayConfig())
     bundle = write_c_bundle(program, inputs, tmp_path / "c")
     for file, array in (("expected.h", "expected_0_ws"), ("images.h", "images")):
         place = bundle.directory / file
@@ -153,7 +132,7 @@ typedef float acc_scale_t;
 
 def test_a_chips_own_header(tmp_path: Path) -> None:
     need("gcc", "make")
-    program, inputs = made(1, tmp_path / "m", SMALL)
+    program, inputs = random_program(1, tmp_path / "m", SMALL)
     header = tmp_path / "gemmini_params.h"
     header.write_text(HEADER)
     bundle = write_c_bundle(program, inputs, tmp_path / "c", params_header=header)
@@ -174,7 +153,7 @@ def test_a_chips_own_header(tmp_path: Path) -> None:
     ],
 )
 def test_a_header_of_another_array_is_refused(tmp_path: Path, change: tuple[str, str], said: str) -> None:
-    program, inputs = made(1, tmp_path / "m", SMALL)
+    program, inputs = random_program(1, tmp_path / "m", SMALL)
     header = tmp_path / "gemmini_params.h"
     header.write_text(HEADER.replace(*change))
     with pytest.raises(HardwareError, match=said):
@@ -183,7 +162,7 @@ def test_a_header_of_another_array_is_refused(tmp_path: Path, change: tuple[str,
 
 
 def test_a_header_that_is_none_is_refused(tmp_path: Path) -> None:
-    program, inputs = made(1, tmp_path / "m", SMALL)
+    program, inputs = random_program(1, tmp_path / "m", SMALL)
     (tmp_path / "binary").write_bytes(b"\0DIM")
     for name in ("nowhere", "binary"):
         with pytest.raises(HardwareError, match=name):
@@ -201,7 +180,7 @@ def test_a_header_that_is_none_is_refused(tmp_path: Path) -> None:
 )
 def test_the_compiler_refuses_another_array_too(tmp_path: Path, change: tuple[str, str], said: str) -> None:
     need("gcc", "make")
-    program, inputs = made(0, tmp_path / "m")
+    program, inputs = random_program(0, tmp_path / "m", ArrayConfig())
     bundle = write_c_bundle(program, inputs, tmp_path / "c")
     header = bundle.directory / "portable/include/gemmini_params.h"
     assert change[0] in header.read_text()
@@ -256,7 +235,7 @@ def test_wrong_requests_are_refused(tmp_path: Path) -> None:
 
 def test_slices_and_groups_go_to_the_array_in_2023_and_by_products_in_2021(tmp_path: Path) -> None:
     for seed in range(40):
-        program, inputs = made(seed, tmp_path / "m", SMALL)
+        program, inputs = random_program(seed, tmp_path / "m", SMALL)
         if any(isinstance(s, Conv) and len(s.tiles) > 1 and s.strides[0] == s.strides[1] for s in program.steps):
             break
     texts = {}
