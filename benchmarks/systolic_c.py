@@ -36,8 +36,10 @@ def compared(bundle: CBundle, program: Program, inputs: Arrays, binary: list[str
     """Values that differ, of how many, over all layers and modes."""
     wrong = values = 0
     for mode, how in MODES.items():
+        file = bundle.directory / "layers.bin"
+        file.unlink(missing_ok=True)
         subprocess.run([*binary, *mode, "dump"], cwd=bundle.directory, capture_output=True, check=False)
-        dump = (bundle.directory / "layers.bin").read_bytes()
+        dump = file.read_bytes()
         wrong += sum(differing(bundle, program, inputs, dump, **how).values())
         values += len(dump)
     return wrong, values
