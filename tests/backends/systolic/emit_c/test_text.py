@@ -11,7 +11,7 @@ from tests.backends.systolic.emit_c.compilers import done, need
 
 def test_names_become_harmless_comments() -> None:
     assert harmless("block_1/conv:0") == "block_1_conv:0"
-    assert harmless('*/ system("rm") /*\n#define\\') == "___system__rm______define_"
+    assert harmless('*/ system("rm") /*\n#define\\') == "___system__rm_______define_"
     assert harmless("naïve ??/") == "na_ve____"
     long = harmless("x" * 500)
     assert len(long) == 60
