@@ -148,9 +148,9 @@ class Simulator:
             else:
                 read = [values[name] for name in step_inputs(step)]
                 values[step_outputs(step)[0]] = self._integer(step, read, runs)
-            for name in set(step_inputs(step)):  # x + x reads one tensor twice
+            for name in step_inputs(step):
                 if self._last_use[name] == number and name not in wanted:
-                    del values[name]
+                    values.pop(name, None)
         return values, runs
 
     def _float(self, step: Float, values: Mapping[str, Array]) -> dict[str, Array]:
