@@ -18,7 +18,7 @@ def need(*programs: str) -> None:
 
 
 def done(*command: str | Path, where: Path | None = None) -> str:
-    """Run a command that has to succeed; what it printed."""
+    """Run a command that has to succeed; what it printed, errors last."""
     result = subprocess.run([str(part) for part in command], cwd=where, capture_output=True, text=True, check=False)
     assert result.returncode == 0, f"{command}: {result.stdout}{result.stderr}"
-    return result.stdout
+    return result.stdout + result.stderr

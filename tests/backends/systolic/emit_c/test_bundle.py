@@ -72,6 +72,34 @@ def test_models_under_qemu(name: str, shared_data: Path, tmp_path: Path) -> None
     run_all_modes(bundle, program, inputs, "net-linux", "qemu-riscv64")
 
 
+@pytest.mark.slow
+def test_bare_metal_under_a_whole_machines_emulator(tmp_path: Path) -> None:
+    """picolibc's start-up code in place of the board's, semihosting in place of its console."""
+    need("make", "riscv64-unknown-elf-gcc", "qemu-system-riscv64")
+    if done("riscv64-unknown-elf-gcc", "-print-file-name=picolibc.specs").strip() == "picolibc.specs":
+        pytest.skip("picolibc-riscv64-unknown-elf not installed")
+    program, inputs = random_program(8, tmp_path / "m")
+    bundle = write_c_bundle(program, inputs, tmp_path / "c")
+    memory = {"__flash": 0x80000000, "__flash_size": 0x1000000, "__ram": 0x81000000, "__ram_size": 0x1000000}
+    places = " ".join(f"-Wl,--defsym={name}={value:#x}" for name, value in memory.items())
+    flags = f"-DBAREMETAL -march=rv64gc -mabi=lp64d -mcmodel=medany --specs=picolibc.specs {places}"
+    libs = "--oslib=semihost --crt0=hosted"
+    done("make", "-s", "baremetal", f"BAREMETAL_FLAGS={flags}", f"BAREMETAL_LIBS={libs}", where=bundle.directory)
+    machine = [
+        "-M",
+        "virt",
+        "-m",
+        "64M",
+        "-bios",
+        "none",
+        "-nographic",
+        "-semihosting-config",
+        "enable=on,target=native",
+    ]
+    out = done("qemu-system-riscv64", *machine, "-kernel", "net-baremetal", where=bundle.directory)
+    assert "self-test: passed" in out
+
+
 def test_the_same_program_gives_the_same_bytes(tmp_path: Path) -> None:
     program, inputs = random_program(3, tmp_path / "m", ArrayConfig())
     one, two = (write_c_bundle(program, inputs, tmp_path / name) for name in ("a", "b"))
