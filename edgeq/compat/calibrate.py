@@ -17,7 +17,10 @@ import click
 from edgeq.errors import EdgeqError, UsageError
 
 INTERRUPTED = 130
-_PREPROCESS = ("mxnet", "caffe", "caffe2", "rcnn", "preprocess_method1", "preprocess_method2", "None")
+_PREPROCESS = {name: name for name in ("mxnet", "caffe", "caffe2", "rcnn", "preprocess_method1", "preprocess_method2")}
+_PREPROCESS |= {"method1": "preprocess_method1", "method2": "preprocess_method2", "None": "none", "none": "none"}
+_MODES = {"int8": "int8", "int": "int8", "uint8": "uint8"}
+"""`int` is what the object-detection notes of the fork say; its parser did not know it."""
 _METHODS = {"naive": "minmax", "minmax": "minmax", "mean": "moving-average", "percentile": "percentile"}
 _METHODS |= {"entropy": "entropy", "mse": "mse"}
 _TRUE = ("true", "1", "yes")
@@ -34,9 +37,11 @@ _TRUE = ("true", "1", "yes")
     help="Quantized model; replaced if it exists, as it always was.",
 )
 @click.option("--dataset_size", type=click.IntRange(min=0), default=0, help="First so many samples; 0 takes all.")
-@click.option("--data_preprocess", type=click.Choice(_PREPROCESS), required=True, help="What is done to the samples.")
+@click.option(
+    "--data_preprocess", type=click.Choice(list(_PREPROCESS)), required=True, help="What is done to the samples."
+)
 @click.option("--static", required=True, help="true, 1 or yes: ranges from the samples. Else: dynamic.")
-@click.option("--mode", type=click.Choice(["int8", "uint8"]), default="int8", show_default=True, help="Integer type.")
+@click.option("--mode", type=click.Choice(list(_MODES)), default="int8", show_default=True, help="Integer type.")
 @click.option("--calib_mode", type=click.Choice(list(_METHODS)), default="naive", help="How ranges are derived.")
 @click.option("--op_types", help="Operator types to quantize, separated by commas.")
 @click.option("--black_nodes", help="Nodes to keep in float, separated by commas.")
@@ -76,15 +81,16 @@ def run(
     from edgeq.pipeline.quantize import quantize
 
     del augmented_model_path, force_fusions
+    integer = _MODES[mode]
     overrides: dict[str, Any] = {"mode": "dynamic"}
     if static.strip().lower() in _TRUE:
         overrides = {
             "mode": "static",
             "format": "QOperator",
-            "activation_type": mode,
-            "weight_type": mode,
-            "activation_symmetric": mode == "int8",
-            "weight_symmetric": mode == "int8",
+            "activation_type": integer,
+            "weight_type": integer,
+            "activation_symmetric": integer == "int8",
+            "weight_symmetric": integer == "int8",
             "per_channel": False,
             "reduce_range": False,
             "method": _METHODS[calib_mode],
@@ -97,7 +103,7 @@ def run(
         overrides["exclude"] = tuple(excluded)
     result = quantize(
         model_path,
-        Data(dataset_path, data_preprocess.lower(), count=dataset_size or None),
+        Data(dataset_path, _PREPROCESS[data_preprocess], count=dataset_size or None),
         output_model_path,
         overrides=overrides,
         timed=False,

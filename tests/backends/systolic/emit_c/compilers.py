@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+LONGEST_S = 900
 RISCV = ("riscv64-linux-gnu-gcc", "qemu-riscv64")
 
 
@@ -19,6 +20,7 @@ def need(*programs: str) -> None:
 
 def done(*command: str | Path, where: Path | None = None) -> str:
     """Run a command that has to succeed; what it printed, errors last."""
-    result = subprocess.run([str(part) for part in command], cwd=where, capture_output=True, text=True, check=False)
+    parts = [str(part) for part in command]
+    result = subprocess.run(parts, cwd=where, capture_output=True, text=True, check=False, timeout=LONGEST_S)
     assert result.returncode == 0, f"{command}: {result.stdout}{result.stderr}"
     return result.stdout + result.stderr

@@ -1,0 +1,102 @@
+"""`edgeq emit-c`: the C of an integer program that `quantize` or `package` left beside the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeq.atomic import check_apart, check_free, output_directory
+from edgeq.backends.systolic.emit_c.bundle import CBundle, Generation, write_c_bundle
+from edgeq.backends.systolic.program import Program
+from edgeq.backends.systolic.save import load_program
+from edgeq.data.samples import open_samples
+from edgeq.errors import DataError, UsageError
+from edgeq.pipeline.job import Data
+from edgeq.progress import SILENT, Progress
+from edgeq.signature import Signature, TensorSpec
+
+SUFFIX = ".program.npz"
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """What `emit_c` did: where, for which array and generation of gemmini.h, and what was written."""
+
+    output: Path
+    program: Program
+    generation: Generation
+    images: int
+    bundle: CBundle
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "output": str(self.output),
+            "files": list(self.bundle.files),
+            "dim": self.program.array.dim,
+            "generation": self.generation,
+            "images": self.images,
+            "layers": [layer.label for layer in self.bundle.layers],
+            "inputs": [self.program.tensors[name].origin or name for name in self.bundle.inputs],
+            "outputs": [self.program.tensors[name].origin or name for name in self.bundle.outputs],
+            "notes": list(self.bundle.notes),
+        }
+
+
+def emit_c(
+    source: Path,
+    data: Data,
+    output: Path,
+    *,
+    images: int = 2,
+    generation: Generation = "2023",
+    params_header: Path | None = None,
+    force: bool = False,
+    progress: Progress = SILENT,
+) -> Emitted:
+    """Write a C bundle for the program at `source`.
+
+    Args:
+        source: a .program.npz, or the int8 model beside which it lies.
+        data: samples; the first `images` become the bundle's, quantized.
+        output: a folder of its own.
+
+    Raises:
+        BundleError: no program there.
+        EdgeqError: as `write_c_bundle` has it.
+    """
+    place = source if source.name.endswith(SUFFIX) else source.with_name(source.stem + SUFFIX)
+    if not place.is_file():
+        raise UsageError(
+            f"{place} is not there", "Give what `edgeq quantize` for an array wrote: MODEL.onnx or MODEL.program.npz"
+        )
+    check_free(output, force=force, kind="directory")
+    check_apart(output, [place, *([params_header] if params_header else [])])
+    program = load_program(place)
+    inputs = first_inputs(program, data, images, progress)
+    with output_directory(output, force=force) as draft:
+        bundle = write_c_bundle(program, inputs, draft, generation=generation, params_header=params_header)
+    return Emitted(output, program, generation, images, bundle)
+
+
+def first_inputs(program: Program, data: Data, count: int, progress: Progress = SILENT) -> Mapping[str, NDArray[Any]]:
+    """The first `count` samples [count, ...] by input."""
+    tensors = [program.tensors[name] for name in program.inputs]
+    specs = tuple(TensorSpec(tensor.name, np.dtype(tensor.dtype), tensor.shape) for tensor in tensors)
+    samples = open_samples(
+        data.source, Signature(specs, ()), preprocess=data.preprocess, labels=data.labels, progress=progress
+    )
+    rows: dict[str, list[NDArray[Any]]] = {tensor.name: [] for tensor in tensors}
+    for sample in samples:
+        if len(rows[tensors[0].name]) == count:
+            break
+        for name, kept in rows.items():
+            kept.append(np.asarray(sample.inputs[name])[:1])
+    if len(rows[tensors[0].name]) < count:
+        raise DataError(f"{data.source} holds fewer than {count} samples", "Give more, or ask for fewer --images")
+    return {name: np.concatenate(kept) for name, kept in rows.items()}
