@@ -17,7 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from edgeq.backends.systolic.emit_c.bundle import CBundle, Generation, write_c_bundle  # noqa: E402
+from edgeq.backends.systolic.emit_c.builder import Generation  # noqa: E402
+from edgeq.backends.systolic.emit_c.bundle import CBundle, write_c_bundle  # noqa: E402
 from edgeq.backends.systolic.program import Program  # noqa: E402
 from tests.backends.systolic.emit_c.programs import (  # noqa: E402
     MODES,

@@ -11,7 +11,9 @@ from typing import Protocol
 import onnx
 
 from edgeq.calibrate.ranges import Range
+from edgeq.data.samples import Samples
 from edgeq.errors import UsageError
+from edgeq.measure.coverage import Coverage
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import Scheme
 from edgeq.session import SessionSettings
@@ -29,6 +31,8 @@ class Artifact:
         provider_options: options of the execution provider.
         min_onnxruntime: the oldest onnxruntime that has every kernel.
         notes: what a reader should know, one sentence each.
+        files: what else travels with the model, by relative path; the files lie beside it.
+        coverage: what runs on integers, where ONNX Runtime on this machine cannot tell; None lets it be measured.
     """
 
     model: Path
@@ -38,6 +42,8 @@ class Artifact:
     provider_options: Mapping[str, str] = field(default_factory=dict)
     min_onnxruntime: str = ""
     notes: tuple[str, ...] = ()
+    files: Mapping[str, Path] = field(default_factory=dict)
+    coverage: Coverage | None = None
 
     def settings(self, *, threads: int = 0) -> SessionSettings:
         """Session settings that ship with this artifact."""
@@ -55,9 +61,18 @@ class Backend(Protocol):
         """
 
     def build(
-        self, prepared: PreparedModel, ranges: Mapping[str, Range], scheme: Scheme, destination: Path
+        self,
+        prepared: PreparedModel,
+        ranges: Mapping[str, Range],
+        scheme: Scheme,
+        destination: Path,
+        *,
+        samples: Samples | None = None,
     ) -> Artifact:
         """Write the quantized model to `destination` (a path in an existing folder) and describe it.
+
+        Args:
+            samples: calibration samples, for backends that correct what quantization shifts.
 
         Raises:
             CalibrationError: a range that the scheme needs is missing.

@@ -18,6 +18,7 @@ from edgeq.backends.stored import store_weights
 from edgeq.backends.weight_only import write_weight_only
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.tensors import constant_tensors
+from edgeq.data.samples import Samples
 from edgeq.errors import CalibrationError, ModelError, UsageError
 from edgeq.model.int8_rules import Rule, int8_rules, quantizable_operators, slow_fusions
 from edgeq.model.load import is_quantized, load_model, save_model
@@ -51,9 +52,15 @@ class CpuBackend:
             raise UsageError(f"no operator {unknown!r} has an int8 form on the {self.name} backend", hint)
 
     def build(
-        self, prepared: PreparedModel, ranges: Mapping[str, Range], scheme: Scheme, destination: Path
+        self,
+        prepared: PreparedModel,
+        ranges: Mapping[str, Range],
+        scheme: Scheme,
+        destination: Path,
+        *,
+        samples: Samples | None = None,
     ) -> Artifact:
-        """Write the quantized model to `destination`. See `Backend.build`."""
+        """Write the quantized model to `destination`; it takes nothing from samples. See `Backend.build`."""
         onnxruntime()  # the quantizer is part of it: one clear error where it is missing
         self.check(scheme)
         check_names(load_model(prepared.path, external_data="none"), scheme.exclude, prepared.source)

@@ -26,6 +26,8 @@ from edgeq.model.load import model_files
 from edgeq.resources import shipped
 
 Content = bytes | Path
+FILES = "files"
+"""Folder of what travels with variants beside their models."""
 _CHUNK = 1024 * 1024
 
 
@@ -64,6 +66,7 @@ def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
             info = {**variant.info, "device": variant.device, "selftest": _selftest(variant, vectors)}
             files[f"{directory}/edgeq.json"] = _json(info, f"variant {variant.name}: info")
             bodies[variant.name] = _variant_body(variant, placement)
+            files.update({f"{FILES}/{variant.name}/{name}": path for name, path in sorted(variant.files.items())})
         files[f"models/{component}/{COMPONENT}"] = _json({"component_name": component, "variants": bodies}, component)
     files.update({path: data for data, path in vectors.items()})
     try:

@@ -23,6 +23,7 @@ _RESERVED_NAMES = frozenset(
         "calibration",
         "edgeq_device",
         "edgeq_run.py",
+        "files",
         "manifest.json",
         "models",
         "selftest",
@@ -55,6 +56,8 @@ class VariantSpec:
             `optimization` ("none", "basic", "extended", "all") and `threads` (those that suit it best, taken where the
             runner is told none); the rest is for people.
         selftest: vectors; `tolerance` is the absolute difference allowed for each of their outputs.
+        files: what else the target needs (a file for its own runtime), by relative path; in the bundle it lies under
+            files/NAME. The runner on the device takes no notice of it.
     """
 
     name: str
@@ -66,6 +69,7 @@ class VariantSpec:
     info: Mapping[str, Any] = field(default_factory=dict)
     selftest: tuple[SelfTestCase, ...] = ()
     tolerance: Mapping[str, float] = field(default_factory=dict)
+    files: Mapping[str, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         where = f"variant {self.name}"

@@ -52,7 +52,7 @@ def check_request(
     if max_drop is not None and task is None:
         raise UsageError("a bound on the accuracy drop needs a task", "Give --task and labelled --val data")
     for target in targets:
-        backend_named(target.backend).check(scheme_for(target, overrides))
+        backend_named(target.backend, target.systolic).check(scheme_for(target, overrides))
 
 
 def _check_replaceable(output: Path) -> None:

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.atomic import check_apart, check_free, output_directory
-from edgeq.backends.systolic.emit_c.bundle import CBundle, Generation, write_c_bundle
+from edgeq.backends.systolic.emit_c.builder import Generation
+from edgeq.backends.systolic.emit_c.bundle import CBundle, write_c_bundle
 from edgeq.backends.systolic.program import Program
 from edgeq.backends.systolic.save import load_program
 from edgeq.data.samples import open_samples

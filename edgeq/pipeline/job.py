@@ -122,7 +122,7 @@ def open_job(
 
 def build(job: Job, target: Target, overrides: Mapping[str, Any], destination: Path) -> Built:
     """Build the artifact for `target` at `destination`, its profile's scheme changed by `overrides`."""
-    backend = backend_named(target.backend)
+    backend = backend_named(target.backend, target.systolic)
     scheme = scheme_for(target, overrides)
     ranges: Mapping[str, Range] = {}
     if scheme.mode == "static":
@@ -134,7 +134,8 @@ def build(job: Job, target: Target, overrides: Mapping[str, Any], destination: P
             symmetric=scheme.activation_symmetric,
             options=scheme.method_options,
         )
-    return Built(target, backend.build(job.prepared, ranges, scheme, destination), ranges)
+    artifact = backend.build(job.prepared, ranges, scheme, destination, samples=job.calibration)
+    return Built(target, artifact, ranges)
 
 
 def scheme_for(target: Target, overrides: Mapping[str, Any]) -> Scheme:

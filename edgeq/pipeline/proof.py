@@ -163,7 +163,7 @@ def prove(
     }
     first = next(iter(samples))
     source = load_model(prepared.path, external_data="none")
-    coverage = measure_coverage(artifact.model, settings, first.inputs, source, explain)
+    coverage = artifact.coverage or measure_coverage(artifact.model, settings, first.inputs, source, explain)
     exam = examine(sessions, samples, task=task, reference=FLOAT, settings=opened, progress=progress)
     agreement = exam.agreement[INT8]
     broken = [output.name for output in agreement.outputs if output.nonfinite]

@@ -160,9 +160,11 @@ def _variant(name: str, variant: PackagedVariant, job: Job, selftest: int) -> Va
             "accuracy": _accuracy(proof),
             "checks": dict.fromkeys(("load", "coverage", "accuracy", "self-test"), where),
             **({"threads": variant.threads} if variant.threads else {}),
+            **({"files": sorted(artifact.files)} if artifact.files else {}),
         },
         selftest=cases,
         tolerance=_tolerance(cases),
+        files=artifact.files,
     )
 
 

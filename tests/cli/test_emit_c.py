@@ -13,12 +13,13 @@ from tests.cli.room import Room
 
 
 @pytest.fixture
-def room(tmp_path: Path) -> Room:
+def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Room:
     """A quantized demo model's program, and its data."""
     program, inputs = program_of(MODEL, str(CALIBRATION), count=4)
     save_program(program, tmp_path / "int8.program.npz")
     (tmp_path / "int8.onnx").write_bytes(b"the model itself is not looked at")
     np.savez(tmp_path / "x.npz", **inputs)
+    monkeypatch.chdir(tmp_path)
     return Room(tmp_path)
 
 

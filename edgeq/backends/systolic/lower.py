@@ -55,6 +55,7 @@ def lower(
     array: ArrayConfig,
     *,
     channels: Mapping[str, tuple[int, ...]] | None = None,
+    depthwise_tile: int | None = None,
     notes: tuple[str, ...] = (),
 ) -> Program:
     """Quantize weights, put conversions where integers and floats meet, drop clamps that the scales do already.
@@ -62,9 +63,11 @@ def lower(
     Args:
         scales: of every integer tensor (`scales.activation_scales`).
         channels: reordered channels by tensor, for the table.
+        depthwise_tile: channels of depthwise layers that share a scale; None means the array's dim. With 1 they are
+            for the core.
     """
     network = _without_idle_clamps(network, scales)
-    work = _Lowering(network, scales, array, dict(channels or {}))
+    work = _Lowering(network, scales, array, dict(channels or {}), depthwise_tile or array.dim)
     for layer in network.layers:
         work.add(layer)
     for output in network.outputs:
@@ -80,6 +83,7 @@ class _Lowering:
     scales: Mapping[str, float]
     array: ArrayConfig
     channels: Mapping[str, tuple[int, ...]]
+    depthwise_tile: int
     steps: list[Step] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     integers: dict[str, str] = field(default_factory=dict)
@@ -192,7 +196,7 @@ class _Lowering:
             layer.bias,
             input_scale=self.scales[layer.input],
             output_scale=self.scales[layer.output],
-            dim=self.array.dim,
+            dim=self.depthwise_tile if isinstance(layer, ConvLayer) and layer.depthwise else self.array.dim,
             powers_of_two=self.array.output_scale == "shift",
         )
 

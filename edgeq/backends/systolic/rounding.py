@@ -20,8 +20,8 @@ _POWERS = 7
 
 def rescale(accumulator: NDArray[np.int32], multiplier: Any, *, rounding: Rounding = "even") -> NDArray[np.float32]:
     """R(f32(f32(accumulator) · multiplier)), not saturated; `multiplier` is float32 and broadcasts."""
-    product = accumulator.astype(np.float32)
-    np.multiply(product, multiplier, out=product)
+    product: NDArray[np.float32] = accumulator.astype(np.float32)
+    product *= multiplier
     return round_values(product, rounding=rounding)
 
 
@@ -30,7 +30,8 @@ def round_values(values: NDArray[np.float32], *, rounding: Rounding = "even") ->
     if rounding == "even":
         np.rint(values, out=values)
         return values
-    rounded: NDArray[np.float32] = np.rint(values)
+    rounded = values.copy()
+    np.rint(values, out=rounded)
     # v ± 1 rounds up to 2^k + 1 there; from 2^7 on, both answers saturate.
     for power in range(_POWERS):
         below = np.nextafter(np.float32(2**power), np.float32(0))
@@ -52,4 +53,5 @@ def shift_right(accumulator: NDArray[np.int32], shifts: NDArray[np.int64]) -> ND
 
 def saturate(values: NDArray[np.float32], *, relu: bool = False) -> NDArray[np.int8]:
     """sat8, and max(·, 0) with `relu`."""
-    return np.clip(values, 0 if relu else -128, 127, out=values).astype(np.int8)
+    np.clip(values, 0 if relu else -128, 127, out=values)
+    return values.astype(np.int8)

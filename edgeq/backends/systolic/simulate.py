@@ -8,7 +8,7 @@ output-stationary array, whose partial sums leave it with 20 bits. What is not: 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,6 +121,32 @@ class Simulator:
                     before.saturated + run.saturated,
                 )
         return Simulation({name: np.concatenate(part) for name, part in parts.items()}, tuple(totals.values()))
+
+    def step(self, step: Step, read: list[Array]) -> Array:
+        """What one step that is not in float makes of what it reads."""
+        return self._integer(step, read, [])
+
+    def walk(self, inputs: Mapping[str, Array], change: Callable[[Conv | Fc, Array], Conv | Fc]) -> tuple[Step, ...]:
+        """Run all samples at once, each Conv and Fc as `change` (given the step and what it reads) makes it.
+
+        Returns:
+            The program's steps, as they were run.
+        """
+        self._check(inputs)
+        values: dict[str, Array] = dict(inputs)
+        steps: list[Step] = []
+        for number, step in enumerate(self.program.steps):
+            if isinstance(step, Conv | Fc):
+                step = change(step, values[step.input])
+            steps.append(step)
+            if isinstance(step, Float):
+                values.update(self._float(step, values))
+            else:
+                values[step_outputs(step)[0]] = self._integer(step, [values[n] for n in step_inputs(step)], [])
+            for name in step_inputs(step):
+                if self._last_use[name] == number:
+                    values.pop(name, None)
+        return tuple(steps)
 
     def _check(self, inputs: Mapping[str, Array]) -> int:
         counts = set()

@@ -82,7 +82,7 @@ class Recoverer:
         # What a model recovery has fixed already stays.
         state = state.replace(scheme=scheme, ranges={**derived, **state.ranges})
         state = self._apply("ranges", names, state, samples, progress)
-        backend = backend_named(self._target.backend)
+        backend = backend_named(self._target.backend, self._target.systolic)
         state = state.replace(artifact=backend.build(state.prepared, state.ranges, state.scheme, destination))
         return self._apply("artifact", names, state, samples, progress)
 

@@ -1,0 +1,99 @@
+"""The systolic backend: a prepared model to an integer program, its host twin and the file for the array's runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from edgeq.backends.base import Artifact, check_names
+from edgeq.backends.systolic.array import array_config
+from edgeq.backends.systolic.compile import compile_program
+from edgeq.backends.systolic.dialect import write_dialect
+from edgeq.backends.systolic.placement import coverage, place
+from edgeq.backends.systolic.program import Conv, Fc
+from edgeq.backends.systolic.save import save_program
+from edgeq.backends.systolic.twin import host_twin
+from edgeq.calibrate.ranges import Range
+from edgeq.data.samples import Samples
+from edgeq.errors import ModelError, UsageError
+from edgeq.model.load import load_model, save_model
+from edgeq.model.macs import node_macs
+from edgeq.model.prepare import PreparedModel
+from edgeq.scheme import Scheme
+
+_NEEDS = "The array needs static int8, symmetric, with one scale a tensor: leave the scheme to the target"
+# x86 without VNNI adds pairs of int8 products in 16 bits and saturates; this makes ONNX Runtime exact there.
+_EXACT = {"session.x64quantprecision": "1"}
+
+
+class SystolicBackend:
+    """Args:
+    table: a target's [systolic] table; empty for the generator's defaults.
+    """
+
+    name = "systolic"
+
+    def __init__(self, table: Mapping[str, Any] = MappingProxyType({})) -> None:
+        self._table = table
+
+    def check(self, scheme: Scheme) -> None:
+        """Refuse a scheme that the array cannot do. See `Backend.check`."""
+        array_config(self._table)
+        for name, value, needed in (
+            ("mode", scheme.mode, "static"),
+            ("activation_type", scheme.activation_type, "int8"),
+            ("weight_type", scheme.weight_type, "int8"),
+            ("activation_symmetric", scheme.activation_symmetric, True),
+            ("weight_symmetric", scheme.weight_symmetric, True),
+            ("per_channel", scheme.per_channel, False),
+            ("reduce_range", scheme.reduce_range, False),
+        ):
+            if value != needed:
+                raise UsageError(f"the systolic backend cannot build with {name} = {value}", _NEEDS)
+
+    def build(
+        self,
+        prepared: PreparedModel,
+        ranges: Mapping[str, Range],
+        scheme: Scheme,
+        destination: Path,
+        *,
+        samples: Samples | None = None,
+    ) -> Artifact:
+        """Write the host twin to `destination`, and beside it what travels to the array. See `Backend.build`.
+
+        Args:
+            samples: calibration samples, for bias correction; None leaves it out.
+        """
+        self.check(scheme)
+        model = load_model(prepared.path, external_data="none")
+        check_names(model, scheme.exclude, prepared.source)
+        program = compile_program(prepared, ranges, scheme, array_config(self._table), samples)
+        if not any(isinstance(step, Conv | Fc) for step in program.steps):
+            raise ModelError(
+                f"{prepared.source}: nothing in it runs on the array", "Deploy the float model, or exclude fewer nodes"
+            )
+        macs = node_macs(model)
+        notes = [place(program, macs).sentence(), *program.notes]
+        program = replace(program, notes=tuple(notes))
+        save_model(host_twin(program, prepared.signature), destination)
+        files = {f"{destination.stem}.program.npz": destination.with_name(f"{destination.stem}.program.npz")}
+        save_program(program, next(iter(files.values())))
+        dialect = destination.with_name(f"{destination.stem}.dialect.onnx")
+        trouble = write_dialect(program, prepared.signature, dialect)
+        if trouble:
+            notes.append(f"no file for onnxruntime-riscv: {trouble}")
+        else:
+            files[dialect.name] = dialect
+        return Artifact(
+            model=destination,
+            scheme=scheme,
+            provider="CPUExecutionProvider",
+            session_options={**_EXACT, **scheme.session_options},
+            notes=tuple(notes),
+            files=files,
+            coverage=coverage(program, macs),
+        )
