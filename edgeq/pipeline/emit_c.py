@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from edgeq.backends.systolic.emit_c.builder import Generation
 from edgeq.backends.systolic.emit_c.bundle import CBundle, write_c_bundle
 from edgeq.backends.systolic.program import Program
 from edgeq.backends.systolic.save import load_program
-from edgeq.data.samples import open_samples
-from edgeq.errors import DataError, UsageError
-from edgeq.pipeline.job import Data
+from edgeq.data.samples import Samples, open_samples
+from edgeq.errors import DataError, ModelError, UsageError
+from edgeq.pipeline.job import Built, Data
 from edgeq.progress import SILENT, Progress
 from edgeq.signature import Signature, TensorSpec
 
@@ -79,25 +80,41 @@ def emit_c(
     check_free(output, force=force, kind="directory")
     check_apart(output, [place, *([params_header] if params_header else [])])
     program = load_program(place)
-    inputs = first_inputs(program, data, images, progress)
-    with output_directory(output, force=force) as draft:
-        bundle = write_c_bundle(program, inputs, draft, generation=generation, params_header=params_header)
-    return Emitted(output, program, generation, images, bundle)
-
-
-def first_inputs(program: Program, data: Data, count: int, progress: Progress = SILENT) -> Mapping[str, NDArray[Any]]:
-    """The first `count` samples [count, ...] by input."""
     tensors = [program.tensors[name] for name in program.inputs]
     specs = tuple(TensorSpec(tensor.name, np.dtype(tensor.dtype), tensor.shape) for tensor in tensors)
     samples = open_samples(
         data.source, Signature(specs, ()), preprocess=data.preprocess, labels=data.labels, progress=progress
     )
-    rows: dict[str, list[NDArray[Any]]] = {tensor.name: [] for tensor in tensors}
-    for sample in samples:
-        if len(rows[tensors[0].name]) == count:
-            break
-        for name, kept in rows.items():
-            kept.append(np.asarray(sample.inputs[name])[:1])
-    if len(rows[tensors[0].name]) < count:
-        raise DataError(f"{data.source} holds fewer than {count} samples", "Give more, or ask for fewer --images")
-    return {name: np.concatenate(kept) for name, kept in rows.items()}
+    inputs = first_inputs(program, samples, images)
+    if any(len(values) < images for values in inputs.values()):
+        raise DataError(f"{data.source} holds fewer than {images} samples", "Give more, or ask for fewer --images")
+    with output_directory(output, force=force) as draft:
+        bundle = write_c_bundle(program, inputs, draft, generation=generation, params_header=params_header)
+    return Emitted(output, program, generation, images, bundle)
+
+
+def with_c(built: Built, samples: Samples, folder: Path, *, images: int) -> Built:
+    """`built` with the C of its integer program among its files, as c/NAME; where it has no program, as it is.
+
+    Args:
+        folder: where the C is written; private, as it is only to be packed.
+    """
+    artifact = built.artifact
+    place = next((path for name, path in sorted(artifact.files.items()) if name.endswith(SUFFIX)), None)
+    if place is None:
+        return built
+    program = load_program(place)
+    try:
+        bundle = write_c_bundle(program, first_inputs(program, samples, images), folder)
+    except ModelError as error:
+        return replace(built, artifact=replace(artifact, notes=(*artifact.notes, f"no C bundle: {error.problem}")))
+    files = {**artifact.files, **{f"c/{name}": folder / name for name in bundle.files}}
+    return replace(built, artifact=replace(artifact, files=files, notes=(*artifact.notes, *bundle.notes)))
+
+
+def first_inputs(program: Program, samples: Samples, count: int) -> Mapping[str, NDArray[Any]]:
+    """The first `count` samples, or as many as there are, [N, ...] by input."""
+    taken = list(itertools.islice(samples, count))
+    if not taken:
+        raise DataError(f"{samples.source} holds no samples", "Give at least one")
+    return {name: np.concatenate([np.asarray(sample.inputs[name])[:1] for sample in taken]) for name in program.inputs}
