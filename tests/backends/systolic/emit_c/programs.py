@@ -8,20 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
 from edgeq.backends.systolic.array import ArrayConfig
-from edgeq.backends.systolic.build import build_network
+from edgeq.backends.systolic.compile import compile_program
 from edgeq.backends.systolic.emit_c.bundle import CBundle
 from edgeq.backends.systolic.emit_c.sources import in_c
-from edgeq.backends.systolic.lower import lower
 from edgeq.backends.systolic.program import Program
-from edgeq.backends.systolic.scales import activation_scales
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import derive_ranges
 from edgeq.data.samples import open_samples
+from edgeq.hardware.target import resolve
 from edgeq.model.prepare import prepare_model
 from tests.backends.systolic.emit_c.graphs import random_model
 
@@ -71,18 +69,16 @@ def random_program(seed: int, folder: Path, array: ArrayConfig | None = None) ->
 def program_of(
     model: Path, data: Any, array: ArrayConfig | None = None, *, preprocess: Any = None, count: int | None = None
 ) -> tuple[Program, Arrays]:
-    """A program calibrated on its data by minima and maxima, and those data as model inputs [N, ...]."""
-    array = array or ArrayConfig()
+    """The program that is deployed, calibrated on its data by minima and maxima, and those data as inputs [N, ...]."""
     with tempfile.TemporaryDirectory() as folder:
         prepared = prepare_model(model, Path(folder))
         samples = open_samples(data, prepared.signature, preprocess=preprocess, count=count)
         statistics = collect(prepared.path, samples, model_digest=prepared.digest)
-        network = build_network(onnx.load(prepared.path), prepared.path)
-    ranges = derive_ranges(statistics, activation_type="int8", symmetric=True)
-    scales = activation_scales(network, ranges, powers_of_two=array.output_scale == "shift")
+        ranges = derive_ranges(statistics, activation_type="int8", symmetric=True)
+        scheme = resolve("gemmini").profile.scheme
+        program = compile_program(prepared, ranges, scheme, array or ArrayConfig(), samples)
     names = [spec.name for spec in prepared.signature.inputs]
-    inputs = {name: np.concatenate([sample.inputs[name] for sample in samples]) for name in names}
-    return lower(model.stem, network, scales, array), inputs
+    return program, {name: np.concatenate([sample.inputs[name] for sample in samples]) for name in names}
 
 
 def differing(bundle: CBundle, program: Program, inputs: Arrays, dump: bytes, **how: Any) -> dict[str, int]:
