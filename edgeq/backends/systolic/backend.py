@@ -25,8 +25,6 @@ from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import Scheme
 
 _NEEDS = "The array needs static int8, symmetric, with one scale a tensor: leave the scheme to the target"
-# x86 without VNNI adds pairs of int8 products in 16 bits and saturates; this makes ONNX Runtime exact there.
-_EXACT = {"session.x64quantprecision": "1"}
 
 
 class SystolicBackend:
@@ -92,7 +90,7 @@ class SystolicBackend:
             model=destination,
             scheme=scheme,
             provider="CPUExecutionProvider",
-            session_options={**_EXACT, **scheme.session_options},
+            session_options=scheme.session_options,
             notes=tuple(notes),
             files=files,
             coverage=coverage(program, macs),

@@ -26,9 +26,9 @@ from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import Scheme
 from edgeq.session import open_session
 
-SAMPLES = 48
+SAMPLES = 32
 """Samples that biases are corrected on."""
-_JUDGED = 16
+_JUDGED = 8
 _MEMORY = 2**29
 # Decibels of the outputs that depthwise layers on the array have to cost before they leave it.
 _WORTH_LEAVING = 3.0

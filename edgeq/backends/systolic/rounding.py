@@ -21,7 +21,7 @@ _POWERS = 7
 def rescale(accumulator: NDArray[np.int32], multiplier: Any, *, rounding: Rounding = "even") -> NDArray[np.float32]:
     """R(f32(f32(accumulator) · multiplier)), not saturated; `multiplier` is float32 and broadcasts."""
     product: NDArray[np.float32] = accumulator.astype(np.float32)
-    product *= multiplier
+    np.multiply(product, multiplier, out=product)
     return round_values(product, rounding=rounding)
 
 
@@ -30,14 +30,14 @@ def round_values(values: NDArray[np.float32], *, rounding: Rounding = "even") ->
     if rounding == "even":
         np.rint(values, out=values)
         return values
-    rounded = values.copy()
+    rounded: NDArray[np.float32] = values.copy()
     np.rint(values, out=rounded)
     # v ± 1 rounds up to 2^k + 1 there; from 2^7 on, both answers saturate.
     for power in range(_POWERS):
         below = np.nextafter(np.float32(2**power), np.float32(0))
         for sign in (1, -1):
             rounded[values == sign * below] = sign * (2**power + 1)
-    return rounded
+    return np.asarray(rounded, np.float32)
 
 
 def shift_right(accumulator: NDArray[np.int32], shifts: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -48,7 +48,7 @@ def shift_right(accumulator: NDArray[np.int32], shifts: NDArray[np.int64]) -> ND
     rest = wide - (floor << down)
     half = np.where(down > 0, np.int64(1) << np.maximum(down - 1, 0), np.int64(1))
     up = (rest > half) | ((rest == half) & (floor & 1 == 1))
-    return (floor + (up & (down > 0))).astype(np.float32)
+    return np.asarray(floor + (up & (down > 0)), np.float32)
 
 
 def saturate(values: NDArray[np.float32], *, relu: bool = False) -> NDArray[np.int8]:
