@@ -122,7 +122,7 @@ def _for_the_array(model: Path, data: Data, output: Path, overrides: Mapping[str
         result = quantize(model, data, twin, target=_ARRAY, overrides=overrides, timed=False)
         dialect = twin.with_name(f"{twin.stem}.dialect.onnx")
         if not dialect.exists():
-            why = next((note for note in result.notes if "onnxruntime-riscv" in note), "it has no such form")
+            why = next((note for note in result.notes if note.startswith("no file for ")), "it has none")
             raise ModelError(f"{model}: {why}", "Quantize it with `edgeq quantize`, or leave out the nodes named")
         dialect.replace(draft)
     notes = "".join(f"\nnote: {note}" for note in result.notes)
