@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edgeq.atomic import check_apart, check_free, output_directory
 from edgeq.backends.systolic.emit_c.builder import Generation
 from edgeq.backends.systolic.emit_c.bundle import CBundle, write_c_bundle
-from edgeq.backends.systolic.program import Program
+from edgeq.backends.systolic.program import Conv, Fc, Program
 from edgeq.backends.systolic.save import load_program
 from edgeq.data.samples import Samples, open_samples
 from edgeq.errors import DataError, ModelError, UsageError
@@ -23,6 +23,8 @@ from edgeq.progress import SILENT, Progress
 from edgeq.signature import Signature, TensorSpec
 
 SUFFIX = ".program.npz"
+MOST_WEIGHTS = 5_000_000
+"""Up to so many the C travels in the bundle: as text, about four bytes each."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +106,20 @@ def with_c(built: Built, samples: Samples, folder: Path, *, images: int) -> Buil
     if place is None:
         return built
     program = load_program(place)
+    weights = sum(step.weights.size for step in program.steps if isinstance(step, Conv | Fc))
+    if weights > MOST_WEIGHTS:
+        much = f"{weights} weights are too many to travel as C text"
+        return _noted(built, f"{much}; `edgeq emit-c` writes them, from {place.name}")
     try:
         bundle = write_c_bundle(program, first_inputs(program, samples, images), folder)
     except ModelError as error:
-        return replace(built, artifact=replace(artifact, notes=(*artifact.notes, f"no C bundle: {error.problem}")))
+        return _noted(built, f"no C bundle: {error.problem}")
     files = {**artifact.files, **{f"c/{name}": folder / name for name in bundle.files}}
     return replace(built, artifact=replace(artifact, files=files, notes=(*artifact.notes, *bundle.notes)))
+
+
+def _noted(built: Built, note: str) -> Built:
+    return replace(built, artifact=replace(built.artifact, notes=(*built.artifact.notes, note)))
 
 
 def first_inputs(program: Program, samples: Samples, count: int) -> Mapping[str, NDArray[Any]]:
