@@ -126,12 +126,11 @@ class _DialectWriter:
         }
         whole = len(step.tiles) == 1
         parts = []
-        share = len(step.bias) // step.groups
         for tile in step.tiles:
             name = step.name if whole else f"{step.name}/{tile.start}"
             source, groups = step.input, step.groups
-            if not whole and step.groups > 1:
-                source, groups = self._slice(step, tile, share), max((tile.stop - tile.start) // share, 1)
+            if not whole and step.depthwise:
+                source, groups = self._slice(step, tile), tile.stop - tile.start
             result = step.output if whole and step.pool is None else f"{name}/out"
             self._tile(name, source, step, tile, result, relu=step.relu, group=groups, **attributes)
             if step.pool is not None:
@@ -144,21 +143,15 @@ class _DialectWriter:
         if not whole:
             self._node("Concat", parts, step.output, f"{step.name}/join", axis=1)
 
-    def _slice(self, step: Conv, tile: Tile, share: int) -> str:
-        """The input channels that one tile of a grouped convolution reads; a tile within a group reads all of it."""
-        depth = step.weights.shape[1]
-        first, last = tile.start // share, -(-tile.stop // share)
-        if (tile.start % share or tile.stop % share) and last - first > 1:
-            raise ModelError(f"the tiles of {step.name!r} cut through its groups")
-        ends = {
-            "starts": first * depth,
-            "ends": last * depth,
-            "axes": 1,
-        }
-        inputs = [step.input, *(self._constant(f"int64/{v}", np.array([v], np.int64)) for v in ends.values())]
+    def _slice(self, step: Conv, tile: Tile) -> str:
+        """The input channels of one tile of a depthwise convolution."""
+        inputs = [step.input, *(self._index(v) for v in (tile.start, tile.stop, 1))]
         output = f"{step.name}/{tile.start}/in"
         self._node("Slice", inputs, output, f"{step.name}/{tile.start}/slice")
         return output
+
+    def _index(self, value: int) -> str:
+        return self._constant(f"int64/{value}", np.array([value], np.int64))
 
     def _tile(
         self,

@@ -196,9 +196,15 @@ class _Lowering:
             layer.bias,
             input_scale=self.scales[layer.input],
             output_scale=self.scales[layer.output],
-            dim=self.depthwise_tile if isinstance(layer, ConvLayer) and layer.depthwise else self.array.dim,
+            dim=self._tile_width(layer),
             powers_of_two=self.array.output_scale == "shift",
         )
+
+    def _tile_width(self, layer: ConvLayer | FcLayer) -> int:
+        """Channels that share a scale at least. Tiles would cut through the groups of a grouped convolution."""
+        if isinstance(layer, FcLayer) or layer.groups == 1:
+            return self.array.dim
+        return self.depthwise_tile if layer.depthwise else len(layer.bias)
 
 
 def clamp_integers(layer: ClampLayer, scale: float) -> tuple[int, int]:

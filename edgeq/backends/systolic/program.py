@@ -63,7 +63,8 @@ class Tile:
     """Output channels start..stop-1 of a layer, which share a weight scale and with it an output multiplier.
 
     Tiles follow each other without gaps from 0 to the number of output channels. A layer with one scale has one tile;
-    else all but the last are multiples of the array's dim wide, so that a tile costs the array nothing.
+    else all but the last are multiples of the array's dim wide, so that a tile costs the array nothing; or, of a
+    depthwise layer that runs on the core, as narrow as one channel. A grouped layer that is not depthwise has one tile.
 
     Attributes:
         weight_scale: float32 value; the real weight is w · weight_scale.

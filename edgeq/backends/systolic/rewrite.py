@@ -13,15 +13,73 @@ from onnx.reference import ReferenceEvaluator
 
 from edgeq.backends.systolic.graph import Graph, attributes, submodel, with_nodes
 from edgeq.backends.systolic.moves import MOVES
+from edgeq.errors import ModelError
 
 _SMALL = 4096
 _ACTIVATIONS = ("Relu", "Clip")
 
 
 def rewritten(graph: Graph) -> Graph:
-    """Shape arithmetic folded at batch 1; activations moved before the pooling or moving that separates them from the
-    layer that they could be part of."""
-    return activations_first(fold_shapes(graph))
+    """Pooling with its padding spelled out; shape arithmetic folded at batch 1; activations moved before the pooling or
+    moving that separates them from the layer that they could be part of.
+
+    Raises:
+        ModelError: an average pooling whose size ONNX and ONNX Runtime do not agree on.
+    """
+    return activations_first(fold_shapes(explicit_ceil(graph)))
+
+
+def explicit_ceil(graph: Graph) -> Graph:
+    """Replace ceil_mode of pooling by padding at the end.
+
+    ONNX's shape inference counts windows that start in that padding, ONNX Runtime (rightly) leaves them out: without
+    ceil_mode, there is nothing to disagree on.
+    """
+    while (found := next((i for i, node in enumerate(graph.nodes) if _rounds_up(graph, node)), None)) is not None:
+        nodes = list(graph.nodes)
+        nodes[found] = _without_ceil(graph, nodes[found])
+        graph = with_nodes(graph, nodes)
+    return graph
+
+
+def _rounds_up(graph: Graph, node: onnx.NodeProto) -> bool:
+    if node.op_type not in ("MaxPool", "AveragePool") or not attributes(node).get("ceil_mode", 0):
+        return False
+    shape = graph.shapes.get(node.input[0], ())
+    if node.op_type == "MaxPool":
+        return len(shape) == 4 and len(node.output) == 1
+    if len(shape) == 4 and _pooled(shape, node) != graph.shapes.get(node.output[0], ())[2:]:
+        raise ModelError(
+            f"the size that {node.name!r} pools to is not the one that its shapes say",
+            "Export it with ceil_mode = 0 and padding in its place",
+        )
+    return False
+
+
+def _pooled(shape: tuple[int, ...], node: onnx.NodeProto) -> tuple[int, ...]:
+    """Rows and columns behind a pooling with ceil_mode; no window starts beyond the input and the padding before it."""
+    a = attributes(node)
+    sizes = []
+    for axis, kernel in enumerate(a["kernel_shape"]):
+        stride, dilation = a.get("strides", (1, 1))[axis], a.get("dilations", (1, 1))[axis]
+        pads = a.get("pads", (0, 0, 0, 0))
+        room = shape[2 + axis] + pads[axis] + pads[2 + axis] - (kernel - 1) * dilation - 1
+        steps = -(-room // stride)
+        sizes.append((steps if steps * stride < shape[2 + axis] + pads[axis] else steps - 1) + 1)
+    return tuple(sizes)
+
+
+def _without_ceil(graph: Graph, node: onnx.NodeProto) -> onnx.NodeProto:
+    shape = graph.shapes[node.input[0]]
+    a = attributes(node)
+    front = list(a.get("pads", (0, 0, 0, 0)))[:2]
+    ends = []
+    for axis, size in enumerate(_pooled(shape, node)):
+        stride, dilation = a.get("strides", (1, 1))[axis], a.get("dilations", (1, 1))[axis]
+        last = (size - 1) * stride + (a["kernel_shape"][axis] - 1) * dilation + 1
+        ends.append(max(last - shape[2 + axis] - front[axis], 0))
+    kept = {name: value for name, value in a.items() if name not in ("ceil_mode", "pads", "auto_pad")}
+    return helper.make_node(node.op_type, list(node.input), list(node.output), node.name, pads=front + ends, **kept)
 
 
 def fold_shapes(graph: Graph) -> Graph:

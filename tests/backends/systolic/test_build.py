@@ -1,0 +1,241 @@
+"""What becomes of a float graph: layers, reasons, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from edgeq.backends.systolic.array import ArrayConfig, array_config
+from edgeq.backends.systolic.build import build_network
+from edgeq.backends.systolic.network import AddLayer, ClampLayer, ConvLayer, FloatLayer, Network
+from edgeq.backends.systolic.program import Clamp, Conv, Dequantize, Fc, Float, MaxPool, Program, Quantize, ResidualAdd
+from edgeq.errors import HardwareError, ModelError
+from tests.backends.systolic.graphs import GraphBuilder, program_of
+
+PATH = Path("model.onnx")
+
+
+def builder(*shape: int) -> GraphBuilder:
+    return GraphBuilder(np.random.default_rng(0), input_shape=shape or (1, 4, 9, 9))
+
+
+def program(b: GraphBuilder, *outputs: str, array: ArrayConfig | None = None) -> Program:
+    return program_of(b.model(*outputs), b.samples(), array or ArrayConfig(dim=4))
+
+
+def kinds(found: Program) -> list[str]:
+    return [type(step).__name__ for step in found.steps]
+
+
+def reasons(network: Network) -> dict[str, str]:
+    return {
+        name: reason
+        for layer in network.layers
+        if isinstance(layer, FloatLayer)
+        for name, reason in layer.reasons.items()
+    }
+
+
+def test_activations_become_part_of_layers_before_scales_are_chosen() -> None:
+    b = builder()
+    made = b.conv("input", 8)
+    model = b.model(b.node("Relu", [made], b.shapes[made]))
+    samples = b.samples()
+    found = program_of(model, samples)
+    conv = next(step for step in found.steps if isinstance(step, Conv))
+    assert conv.relu
+    assert found.tensors[conv.output].origin == model.graph.output[0].name
+
+
+@pytest.mark.parametrize("opset", [9, 13, 17])
+def test_relu6_cuts_at_six_at_every_opset(opset: int) -> None:
+    b = builder()
+    made = b.conv("input", 8)
+    if opset < 11:
+        six = b.node("Clip", [made], b.shapes[made], min=0.0, max=0.05)
+    else:
+        six = b.node("Clip", [made, b.constant(0.0), b.constant(0.05)], b.shapes[made])
+    inputs = [helper.make_tensor_value_info("input", 1, ["N", 4, 9, 9])]
+    outputs = [helper.make_tensor_value_info(six, 1, ["N", *b.shapes[six][1:]])]
+    graph = helper.make_graph(b.nodes, "clip", inputs, outputs, b.constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    found = program_of(model, b.samples())
+    conv = next(step for step in found.steps if isinstance(step, Conv))
+    assert conv.relu
+    # The scale alone cuts at the bound: no clamp is left.
+    assert found.tensors[conv.output].scale == pytest.approx(0.05 / 127)
+    assert kinds(found) == ["Quantize", "Conv", "Dequantize"]
+
+
+def test_a_clamp_stays_where_the_scale_does_not_cut() -> None:
+    b = builder()
+    made = b.conv("input", 4)
+    b.node("Clip", [made, b.constant(0.0), b.constant(0.05)], b.shapes[made])
+    low = b.nodes[-1].output[0]
+    found = program(b, b.node("Concat", [low, "input"], (1, 8, 9, 9), axis=1))
+    assert any(isinstance(step, Clamp) and step.low == 0 and 0 < step.high < 127 for step in found.steps)
+
+
+def test_sums_never_have_a_smaller_scale_than_their_operands() -> None:
+    b = builder()
+    left = b.conv("input", 4)
+    total = b.node("Add", [left, "input"], b.shapes[left])
+    found = program(b, b.node("Relu", [total], b.shapes[total]))
+    step = next(step for step in found.steps if isinstance(step, ResidualAdd))
+    assert step.relu
+    assert max(step.left_multiplier, step.right_multiplier) <= 1
+
+
+def test_pooling_is_fused_only_where_the_array_is_right() -> None:
+    for pads, relu, fused in (((0,) * 4, False, True), ((1,) * 4, True, True), ((1,) * 4, False, False)):
+        b = builder()
+        made = b.conv("input", 4)
+        made = b.node("Relu", [made], b.shapes[made]) if relu else made
+        found = program(b, b.pool("MaxPool", made, (3, 3), (2, 2), pads))
+        conv = next(step for step in found.steps if isinstance(step, Conv))
+        assert (conv.pool is not None) == fused
+        assert any(isinstance(step, MaxPool) for step in found.steps) != fused
+
+
+def test_rounded_up_pooling_gets_padding_instead() -> None:
+    b = builder()
+    found = program(b, b.pool("MaxPool", b.conv("input", 4, pads=(0, 0, 0, 0)), (2, 2), (2, 2), ceil=True))
+    pool = next(step for step in found.steps if isinstance(step, MaxPool))
+    assert found.tensors[pool.output].shape == (1, 4, 4, 4)
+    b = builder()
+    found = program(b, b.pool("MaxPool", b.conv("input", 4), (2, 2), (2, 2), ceil=True))
+    pool = next(step for step in found.steps if isinstance(step, MaxPool))
+    assert pool.pads == (0, 0, 1, 1)
+
+
+def test_a_relu_behind_pooling_moves_in_front_of_it() -> None:
+    b = builder()
+    pooled = b.pool("MaxPool", b.conv("input", 4), (3, 3), (2, 2))
+    found = program(b, b.node("Relu", [pooled], b.shapes[pooled]))
+    conv = next(step for step in found.steps if isinstance(step, Conv))
+    assert conv.relu
+    assert conv.pool is not None
+
+
+def test_float_neighbours_share_one_bracket() -> None:
+    b = builder()
+    left = b.conv("input", 4)
+    one = b.node("Sigmoid", [left], b.shapes[left])
+    two = b.node("Tanh", [b.node("Mul", [one, left], b.shapes[left])], b.shapes[left])
+    found = program(b, b.conv(two, 4))
+    assert kinds(found) == ["Quantize", "Conv", "Dequantize", "Float", "Quantize", "Conv", "Dequantize"]
+    bracket = next(step for step in found.steps if isinstance(step, Float))
+    assert (
+        sorted(reason.split(";")[0] for reason in bracket.reasons.values())
+        == ["neither the array nor its core has an int8 form of this operator"] * 3
+    )
+
+
+def test_what_stays_in_float_has_its_reason() -> None:
+    b = builder()
+    made = b.conv("input", 4)
+    average = b.pool("AveragePool", made, (3, 3), (2, 2), (1, 1, 1, 1))
+    dilated = b.pool("MaxPool", made, (2, 2), (1, 1))
+    resized = b.node("Softmax", [average], b.shapes[average])
+    network = build_network(b.model(resized, dilated), PATH)
+    found = list(reasons(network).values())
+    assert any("windows at the border" in reason for reason in found)
+
+
+def test_excluded_nodes_stay_in_float() -> None:
+    b = builder()
+    first = b.conv("input", 4)
+    model = b.model(b.conv(first, 4))
+    network = build_network(model, PATH, exclude=["conv0"])
+    assert reasons(network) == {"conv0": "excluded by request"}
+    network = build_network(model, PATH, op_types=["MatMul"])
+    assert len(reasons(network)) == 2
+
+
+def test_grouped_and_dilated_convolutions_are_kept_whole() -> None:
+    b = builder()
+    first = b.conv("input", 6, groups=2)
+    found = program(b, b.conv(first, 6, groups=3, dilations=(2, 2), pads=(0, 0, 0, 0)))
+    assert [step.groups for step in found.steps if isinstance(step, Conv)] == [2, 3]
+
+
+def test_a_bias_behind_a_product_is_its_bias() -> None:
+    b = GraphBuilder(np.random.default_rng(0), input_shape=(1, 6))
+    product = b.node("MatMul", ["input", b.constant(b.weights(6, 5))], (1, 5))
+    model = b.model(b.node("Add", [product, b.constant(np.arange(5.0))], (1, 5)))
+    samples = b.rng.standard_normal((3, 6)).astype(np.float32)
+    found = program_of(model, samples)
+    fc = next(step for step in found.steps if isinstance(step, Fc))
+    assert np.all(np.diff(fc.bias.astype(np.int64)) != 0)
+    assert kinds(found) == ["Quantize", "Fc", "Dequantize"]
+
+
+def test_conversions_happen_once() -> None:
+    b = builder()
+    left, right = b.conv("input", 4), b.conv("input", 4)
+    found = program(b, b.node("Add", [left, right], b.shapes[left]))
+    assert sum(isinstance(step, Quantize) for step in found.steps) == 1
+    assert sum(isinstance(step, Dequantize) for step in found.steps) == 1
+
+
+def test_sizes_have_to_be_fixed() -> None:
+    b = builder()
+    model = b.model(b.conv("input", 4))
+    dims = model.graph.input[0].type.tensor_type.shape.dim
+    dims[0].dim_value = 8
+    with pytest.raises(ModelError, match="fixed batch 8"):
+        build_network(model, PATH)
+    dims[0].dim_value = 1
+    dims[2].ClearField("dim_value")
+    dims[2].dim_param = "height"
+    with pytest.raises(ModelError, match="height"):
+        build_network(model, PATH)
+
+
+def test_shapes_that_a_model_computes_are_known() -> None:
+    b = builder()
+    made = b.conv("input", 4)
+    shape = helper.make_node("Shape", [made], ["shape"], name="shape")
+    first = helper.make_node("Gather", ["shape", b.constant(0, np.int64)], ["batch"], name="gather")
+    one = helper.make_node("Unsqueeze", ["batch", b.constant([0], np.int64)], ["one"], name="unsqueeze")
+    both = helper.make_node("Concat", ["one", b.constant([-1], np.int64)], ["both"], name="concat", axis=0)
+    b.nodes += [shape, first, one, both]
+    flat = b.node("Reshape", [made, "both"], (1, int(np.prod(b.shapes[made]))))
+    found = program(b, b.gemm(flat, 3))
+    assert kinds(found) == ["Quantize", "Conv", "Rearrange", "Fc", "Dequantize"]
+
+
+def test_layers_of_a_network_are_typed() -> None:
+    b = builder()
+    left = b.conv("input", 4)
+    clipped = b.node("Clip", [left, b.constant(-1.0), b.constant(2.0)], b.shapes[left])
+    network = build_network(b.model(b.node("Add", [clipped, "input"], b.shapes[left])), PATH)
+    assert [type(layer) for layer in network.layers] == [ConvLayer, ClampLayer, AddLayer]
+
+
+def test_arrays_are_checked() -> None:
+    assert array_config({}) == ArrayConfig()
+    chip = array_config({"dim": 32, "scratchpad_kib": 64, "accumulator_kib": 32, "scale_type": "shift"})
+    assert (chip.dim, chip.scratchpad_rows, chip.accumulator_rows, chip.output_scale) == (32, 2048, 256, "shift")
+    for table, message in (
+        ({"dim": 12}, "dim is 12"),
+        ({"element_type": "float32"}, "element_type"),
+        ({"scale_type": "bfloat16"}, "scale_type"),
+        ({"dataflow": "XS"}, "dataflow"),
+        ({"dim": 32, "scratchpad_kib": 256, "scratchpad_bank_rows": 4096}, "scratchpad_kib = 256 is 8192 rows"),
+    ):
+        with pytest.raises(HardwareError, match=message):
+            array_config(table)
+
+
+def test_an_opset_9_model_has_its_numbers() -> None:
+    b = builder()
+    made = b.conv("input", 4)
+    model = b.model(made)
+    model.opset_import[0].version = 9
+    onnx.checker.check_model(model)
+    assert kinds(program_of(model, b.samples())) == ["Quantize", "Conv", "Dequantize"]
