@@ -22,6 +22,7 @@ COMMANDS = {
     "tune": "Find the best int8 model for this machine that keeps its accuracy.",
     "quantize": "Quantize a model for a profile and prove the result.",
     "package": "Quantize and write a deployable bundle.",
+    "emit-c": "Write the C of a model that was quantized for a systolic array.",
     "verify": "Check a bundle: hashes, loading, self-test.",
     "bench": "Measure latency and throughput of a model or a bundle.",
     "debug": "Find the layers that lose accuracy in a quantized model.",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from edgeq.measure.evaluation import Answer
+    from edgeq.measure.preprocess_trial import Trial
 
 
 @click.command("eval")
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 @click.option("--task", help="classification, detection, anomaly, similarity, or your own: path.py:factory.")
 @click.option("--reference", type=PATH, help="Another model or bundle to run on the same samples and compare with.")
 @click.option("--preprocess", help="Preprocessing: a name, a .toml file, or steps. A bundle knows its own.")
+@click.option("--try-preprocess", is_flag=True, help="Measure under every known preprocessing: which one fits?")
 @click.option("--labels", help="Where labels come from, if not with the data.")
 @click.option("--annotations", type=PATH, help="Detection: COCO instances file.")
 @click.option("--decoder", help="Detection: yolox, yolov8, ssd, or your own: path.py:function.")
@@ -46,11 +48,34 @@ def command(face: Face, **options: Any) -> None:
     \b
     edgeq eval m.onnx --data val/ --task classification --preprocess imagenet
     edgeq eval int8.onnx --data val/ --reference float.onnx
+    edgeq eval m.onnx --data val/ --task classification --count 100 --try-preprocess
     """
     from edgeq.measure.evaluation import answer, question_of_options
+    from edgeq.measure.preprocess_trial import try_preprocess
 
-    found = answer(question_of_options(options), progress=face.progress())
-    face.result(found.to_dict(), lambda console: _draw(console, found))
+    trial = options.pop("try_preprocess")
+    question = question_of_options(options)
+    if trial:
+        tried = try_preprocess(question, progress=face.progress())
+        face.result(tried.to_dict(), lambda console: _draw_trial(console, tried))
+    else:
+        found = answer(question, progress=face.progress())
+        face.result(found.to_dict(), lambda console: _draw(console, found))
+
+
+def _draw_trial(console: Console, trial: Trial) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print(f"{trial.question.model}, {trial.count} samples, {trial.task}", markup=False)
+    table = Table(trial.primary, "preprocessing", title="the best first")
+    for one in trial.tries:
+        value = "" if one.accuracy is None else f"{one.accuracy.value:.4f}"
+        table.add_row(value, Text(f"{one.preprocess}\n  {one.reason or one.title}".rstrip(), overflow="fold"))
+    console.print(table)
+    if len(trial.tied) > 1:
+        tied = "\n  ".join(trial.tied)
+        console.print(f"{trial.count} samples cannot tell these apart:\n  {tied}", markup=False)
 
 
 def _draw(console: Console, found: Answer) -> None:

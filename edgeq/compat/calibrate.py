@@ -1,23 +1,31 @@
 """python -m edgeq.compat.calibrate: the calibrate command of ONNX Runtime's 2020 tool and its RISC-V fork.
 
 Its options, its data sets (a folder of images, test_data_set_N folders, a folder with input_0.pb, one stacked .pb) and
-its choices: QOperator format, scalar weight scales, symmetric int8 or asymmetric uint8, ranges from minima and maxima.
-Everything behind is edgeq's own `quantize`.
+its choices: static int8 is the fork's dialect for the systolic array (with a twin beside it that stock ONNX Runtime
+runs), uint8 is asymmetric QOperator; scalar weight scales, ranges from minima and maxima. Everything behind is edgeq's
+own `quantize`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.errors import EdgeqError, UsageError
+from edgeq.errors import EdgeqError, ModelError, UsageError
 
+if TYPE_CHECKING:
+    from edgeq.pipeline.job import Data
+
+_ARRAY = "gemmini"
 INTERRUPTED = 130
-_PREPROCESS = ("mxnet", "caffe", "caffe2", "rcnn", "preprocess_method1", "preprocess_method2", "None")
+_PREPROCESS = {name: name for name in ("mxnet", "caffe", "caffe2", "rcnn", "preprocess_method1", "preprocess_method2")}
+_PREPROCESS |= {"method1": "preprocess_method1", "method2": "preprocess_method2", "None": "none", "none": "none"}
+_MODES = {"int8": "int8", "int": "int8", "uint8": "uint8"}
+"""`int` is what the object-detection notes of the fork say; its parser did not know it."""
 _METHODS = {"naive": "minmax", "minmax": "minmax", "mean": "moving-average", "percentile": "percentile"}
 _METHODS |= {"entropy": "entropy", "mse": "mse"}
 _TRUE = ("true", "1", "yes")
@@ -34,9 +42,11 @@ _TRUE = ("true", "1", "yes")
     help="Quantized model; replaced if it exists, as it always was.",
 )
 @click.option("--dataset_size", type=click.IntRange(min=0), default=0, help="First so many samples; 0 takes all.")
-@click.option("--data_preprocess", type=click.Choice(_PREPROCESS), required=True, help="What is done to the samples.")
+@click.option(
+    "--data_preprocess", type=click.Choice(list(_PREPROCESS)), required=True, help="What is done to the samples."
+)
 @click.option("--static", required=True, help="true, 1 or yes: ranges from the samples. Else: dynamic.")
-@click.option("--mode", type=click.Choice(["int8", "uint8"]), default="int8", show_default=True, help="Integer type.")
+@click.option("--mode", type=click.Choice(list(_MODES)), default="int8", show_default=True, help="Integer type.")
 @click.option("--calib_mode", type=click.Choice(list(_METHODS)), default="naive", help="How ranges are derived.")
 @click.option("--op_types", help="Operator types to quantize, separated by commas.")
 @click.option("--black_nodes", help="Nodes to keep in float, separated by commas.")
@@ -72,38 +82,51 @@ def run(
     force_fusions: str | None = None,
 ) -> str:
     """Do what the options say; the line to print."""
-    from edgeq.pipeline.job import Data
-    from edgeq.pipeline.quantize import quantize
+    from edgeq.pipeline import job
 
     del augmented_model_path, force_fusions
+    integer, is_static = _MODES[mode], static.strip().lower() in _TRUE
     overrides: dict[str, Any] = {"mode": "dynamic"}
-    if static.strip().lower() in _TRUE:
-        overrides = {
-            "mode": "static",
-            "format": "QOperator",
-            "activation_type": mode,
-            "weight_type": mode,
-            "activation_symmetric": mode == "int8",
-            "weight_symmetric": mode == "int8",
-            "per_channel": False,
-            "reduce_range": False,
-            "method": _METHODS[calib_mode],
-            "method_options": {},
-        }
+    if is_static:
+        overrides = {"method": _METHODS[calib_mode], "method_options": {}}
+    if is_static and integer == "uint8":
+        overrides |= {"mode": "static", "format": "QOperator", "activation_type": "uint8", "weight_type": "uint8"}
+        overrides |= {"activation_symmetric": False, "weight_symmetric": False}
+        overrides |= {"per_channel": False, "reduce_range": False}
     if op_types:
         overrides["op_types"] = tuple(_listed(op_types))
     excluded = [*_listed(black_nodes), *_others(model_path, _listed(white_nodes))]
     if excluded:
         overrides["exclude"] = tuple(excluded)
-    result = quantize(
-        model_path,
-        Data(dataset_path, data_preprocess.lower(), count=dataset_size or None),
-        output_model_path,
-        overrides=overrides,
-        timed=False,
-        force=True,
-    )
-    return f"{output_model_path}: {result.scheme.mode} {result.scheme.format} {result.scheme.pair}"
+    data = job.Data(dataset_path, _PREPROCESS[data_preprocess], count=dataset_size or None)
+    write = _for_the_array if is_static and integer == "int8" else _for_cpus
+    return write(model_path, data, output_model_path, overrides)
+
+
+def _for_cpus(model: Path, data: Data, output: Path, overrides: Mapping[str, Any]) -> str:
+    from edgeq.pipeline.quantize import quantize
+
+    result = quantize(model, data, output, overrides=overrides, timed=False, force=True)
+    return f"{output}: {result.scheme.mode} {result.scheme.format} {result.scheme.pair}"
+
+
+def _for_the_array(model: Path, data: Data, output: Path, overrides: Mapping[str, Any]) -> str:
+    """The file for the fork's runtime at `output`; beside it the twin that stock ONNX Runtime runs, and the program."""
+    from edgeq.atomic import check_apart, output_file
+    from edgeq.model.load import model_files
+    from edgeq.pipeline.quantize import quantize
+
+    check_apart(output, [*model_files(model), Path(data.source)])
+    with output_file(output, force=True) as draft:
+        twin = draft.with_name(f"{draft.stem}.host.onnx")
+        result = quantize(model, data, twin, target=_ARRAY, overrides=overrides, timed=False)
+        dialect = twin.with_name(f"{twin.stem}.dialect.onnx")
+        if not dialect.exists():
+            why = next((note for note in result.notes if note.startswith("no file for ")), "it has none")
+            raise ModelError(f"{model}: {why}", "Quantize it with `edgeq quantize`, or leave out the nodes named")
+        dialect.replace(draft)
+    notes = "".join(f"\nnote: {note}" for note in result.notes)
+    return f"{output}: for onnxruntime-riscv; {output.with_name(twin.name)}: the same for stock ONNX Runtime{notes}"
 
 
 def _listed(text: str | None) -> Sequence[str]:

@@ -17,6 +17,7 @@ from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import Target, resolve
 from edgeq.measure.task import Task
 from edgeq.pipeline.checks import check_output, check_request
+from edgeq.pipeline.emit_c import with_c
 from edgeq.pipeline.job import Data, build, open_job, scheme_for
 from edgeq.pipeline.quantize import model_bytes, prove_built, runs_natively
 from edgeq.pipeline.variants import PackagedVariant, as_text, bundle_variants, variant_name
@@ -94,6 +95,7 @@ def package(
             place = workdir / name
             place.mkdir()
             built = build(job, target, overrides, place / "model.onnx")
+            built = with_c(built, job.validation, place / "c", images=selftest)
             runnable = not target.profile.missing(machine)
             proof = prove_built(job, built, task=task, timed=timed and runnable, progress=progress)
             proof.check(max_drop=max_drop, require_coverage=require_coverage)

@@ -80,12 +80,17 @@ def test_every_form_of_data_set_works(model: Path, tmp_path: Path, kind: str, pr
     output = tmp_path / "out.onnx"
     result = run(model, dataset(kind, tmp_path / "d"), output, "--data_preprocess", preprocess, "--static=True")
     assert result.exit_code == 0, result.output
-    quantized = onnx.load(output)
-    assert "QLinearConv" in {node.op_type for node in quantized.graph.node}
-    zeros = [numpy_helper.to_array(t) for t in quantized.graph.initializer if t.name.endswith("zero_point")]
-    assert all(z.dtype == np.int8 and not z.any() for z in zeros if z.dtype != np.int32)
-    session = onnxruntime.InferenceSession(output)
+    dialect = onnx.load(output)
+    kinds = {node.op_type for node in dialect.graph.node}
+    assert {"QLinearConv", "QLinearRelu"} <= kinds
+    assert dialect.ir_version <= 7
+    assert {entry.domain for entry in dialect.opset_import} == {"", "com.microsoft"}
+    twin = tmp_path / "out.host.onnx"
+    onnx.checker.check_model(onnx.load(twin))
+    session = onnxruntime.InferenceSession(twin)
     assert session.run(None, {"x": pixels(1)})[0].shape == (1, 4)
+    left = {path.name for path in tmp_path.iterdir()} - {"d", "model.onnx"}
+    assert left == {"out.onnx", "out.host.onnx", "out.host.program.npz"}
 
 
 def test_the_size_limits_the_data_set(model: Path, tmp_path: Path) -> None:
@@ -95,6 +100,48 @@ def test_the_size_limits_the_data_set(model: Path, tmp_path: Path) -> None:
         result = run(model, data, outputs[-1], "--data_preprocess", "None", "--static", "yes", "--dataset_size", size)
         assert result.exit_code == 0, result.output
     assert outputs[0].read_bytes() != outputs[1].read_bytes()
+
+
+@pytest.mark.parametrize("preprocess", ["caffe2", "mxnet", "caffe", "method1", "method2", "None"])
+def test_scales_are_those_of_the_preprocessed_values(model: Path, tmp_path: Path, preprocess: str) -> None:
+    """The input's scale is its largest magnitude over 127; here by the arithmetic of each name, spelled out."""
+    raw = pixels(4)
+    mean = np.float32([103.939, 116.779, 123.68])[:, None, None]
+    bgr = raw[:, ::-1]
+    caffe = (bgr - np.float32([103.94, 116.78, 123.68])[:, None, None]) * np.float32(0.017)
+    means, deviations = np.float32([[0.406, 0.456, 0.485], [0.225, 0.224, 0.229]])[:, :, None, None]
+    scaled = raw / np.float32(127.5) - 1
+    wanted = {
+        "caffe2": bgr - mean,
+        "mxnet": (bgr / 255 - means) / deviations,
+        "caffe": caffe,
+        "method1": scaled - scaled.mean(axis=(1, 2, 3), keepdims=True),
+        "method2": raw - np.float32([123.68, 116.78, 103.94])[:, None, None],
+        "None": raw,
+    }[preprocess]
+    output = tmp_path / "out.onnx"
+    arguments = ("--data_preprocess", preprocess, "--static=True", "--mode=int8")
+    result = run(model, dataset("cases", tmp_path / "d"), output, *arguments)
+    assert result.exit_code == 0, result.output
+    made = onnx.load(output)
+    scales = {t.name: numpy_helper.to_array(t) for t in made.graph.initializer}
+    entry = next(node for node in made.graph.node if node.op_type == "QuantizeLinear" and node.input[0] == "x")
+    assert np.isclose(scales[entry.input[1]].item(), np.abs(wanted).max() / 127, rtol=1e-5)
+
+
+def test_what_the_array_cannot_do_is_refused(tmp_path: Path) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Sin", ["x"], ["y"], "sine")],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, SIZE, SIZE])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 3, SIZE, SIZE])],
+    )
+    path = tmp_path / "sine.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
+    result = run(path, dataset("case", tmp_path / "d"), tmp_path / "o.onnx", "--data_preprocess=None", "--static=true")
+    assert result.exit_code == 3
+    assert "nothing" in result.output
+    assert not (tmp_path / "o.onnx").exists()
 
 
 def test_uint8_dynamic_and_node_lists(model: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ output-stationary array, whose partial sums leave it with 20 bits. What is not: 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -224,15 +225,12 @@ class Simulator:
         return np.asarray(moved.reshape(shape), np.int8)
 
     def _conv(self, step: Conv, x: Int8s, runs: list[LayerRun]) -> Int8s:
-        shape = step.conv_shape
         outputs = len(step.bias)
-        rows = shape[2] * shape[3]
-        k_tile = self._k_tile(rows, outputs // step.groups, step.weights[0].size)
         # A step that is run again with another bias has the same sums.
         if self._sums is not None and self._sums[0] is x and self._sums[1] is step.weights:
             sums = self._sums[2]
         else:
-            sums = convolve(x, step.weights, step.groups, step.strides, step.dilations, step.pads, k_tile=k_tile)
+            sums = self._convolved(step, x)
             self._sums = (x, step.weights, sums) if self._repeats else None
         y = self._finish(step.name, sums, step.bias[:, None, None], step.tiles, (outputs, 1, 1), step.relu, runs)
         if step.pool is None:
@@ -243,12 +241,29 @@ class Simulator:
             y, (p.size, p.size), (p.stride, p.stride), (1, 1), (p.padding,) * 4, size, fill=0 if p.padding else -128
         )
 
+    def _convolved(self, step: Conv, x: Int8s) -> Array:
+        """Output stationary, it is one product for each group of channels and each tile with its own scale."""
+        if self._dataflow == "WS":
+            return convolve(x, step.weights, step.groups, step.strides, step.dilations, step.pads)
+        depth = step.weights.shape[1]
+        parts = []
+        for start, stop in _slices(step.tiles, len(step.bias) // step.groups):
+            group = start * step.groups // len(step.bias)
+            own, weights = x[:, group * depth : (group + 1) * depth], step.weights[start:stop]
+            k_tile = self._k_tile(step.conv_shape[2] * step.conv_shape[3], stop - start, weights[0].size)
+            parts.append(convolve(own, weights, 1, step.strides, step.dilations, step.pads, k_tile=k_tile))
+        return np.concatenate(parts, axis=1)
+
     def _fc(self, step: Fc, x: Int8s, runs: list[LayerRun]) -> Int8s:
         outputs, depth = step.weights.shape
         kind = exact_type(step.weights)
         matrix = x.reshape(-1, depth).astype(kind)
-        k_tile = self._k_tile(len(matrix) // len(x), outputs, depth)
-        sums = multiply(step.weights.astype(kind), matrix.T, k_tile).T
+        weights, rows = step.weights.astype(kind), len(matrix) // len(x)
+        slices = [(0, outputs)] if self._dataflow == "WS" else _slices(step.tiles, outputs)
+        parts = [
+            multiply(weights[start:stop], matrix.T, self._k_tile(rows, stop - start, depth)) for start, stop in slices
+        ]
+        sums = np.concatenate(parts).T
         y = self._finish(step.name, sums, step.bias, step.tiles, (outputs,), step.relu, runs)
         return y.reshape(len(x), *self.program.tensors[step.output].shape[1:])
 
@@ -319,6 +334,13 @@ def _report(name: str, results: NDArray[np.float32], overflows: int, relu: bool)
     if not relu:
         saturated += int(np.count_nonzero(results < -128))
     return LayerRun(name, results.size, overflows, saturated)
+
+
+def _slices(tiles: tuple[Tile, ...], group: int) -> list[tuple[int, int]]:
+    """(start, stop) of the output channels of each tile within each group of `group` channels."""
+    edges = {0, *(tile.stop for tile in tiles), *range(group, tiles[-1].stop + 1, group)}
+    ordered = sorted(edges)
+    return list(itertools.pairwise(ordered))
 
 
 def _last_uses(program: Program) -> dict[str, int]:

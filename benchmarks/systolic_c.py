@@ -1,0 +1,96 @@
+"""The simulator of the systolic array against the C bundle: differing values over every layer output.
+
+    python benchmarks/systolic_c.py [--graphs 200] [--images 2]
+
+Models: the demo and those of shared/data, compiled for riscv64 and run under qemu-riscv64. Random graphs: compiled for
+this machine. Every way to run (ws, ws with products for convolutions, cpu, os), generations of gemmini.h in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from edgeq.backends.systolic.emit_c.builder import Generation  # noqa: E402
+from edgeq.backends.systolic.emit_c.bundle import CBundle, write_c_bundle  # noqa: E402
+from edgeq.backends.systolic.program import Program  # noqa: E402
+from tests.backends.systolic.emit_c.programs import (  # noqa: E402
+    MODES,
+    Arrays,
+    differing,
+    model_cases,
+    program_of,
+    random_program,
+)
+from tests.conftest import find_shared_data  # noqa: E402
+
+BAR = 0
+
+
+def compared(bundle: CBundle, program: Program, inputs: Arrays, binary: list[str]) -> tuple[int, int]:
+    """Values that differ, of how many, over all layers and modes."""
+    wrong = values = 0
+    for mode, how in MODES.items():
+        file = bundle.directory / "layers.bin"
+        file.unlink(missing_ok=True)
+        subprocess.run([*binary, *mode, "dump"], cwd=bundle.directory, capture_output=True, check=False)
+        dump = file.read_bytes()
+        wrong += sum(differing(bundle, program, inputs, dump, **how).values())
+        values += len(dump)
+    return wrong, values
+
+
+def models(images: int) -> int:
+    shared = find_shared_data()
+    worst = 0
+    for name, (model, data, spec) in model_cases(shared).items():
+        with tempfile.TemporaryDirectory() as folder:
+            program, samples = program_of(model, str(data), preprocess=spec, count=max(8, images))
+            inputs = {key: values[:images] for key, values in samples.items()}
+            wrong = values = 0
+            for generation in ("2021", "2023"):
+                bundle = write_c_bundle(program, inputs, Path(folder) / generation, generation=generation)
+                subprocess.run(["make", "-s", "linux"], cwd=bundle.directory, check=True)
+                more, of = compared(bundle, program, inputs, ["qemu-riscv64", "./net-linux"])
+                wrong, values = wrong + more, values + of
+        row(f"{name}, {images} images, qemu-riscv64", wrong, values)
+        worst = max(worst, wrong)
+    return worst
+
+
+def graphs(count: int) -> int:
+    wrong = values = 0
+    for seed in range(count):
+        with tempfile.TemporaryDirectory() as folder:
+            program, inputs = random_program(seed, Path(folder))
+            generation: Generation = "2021" if seed // 4 % 2 else "2023"
+            bundle = write_c_bundle(program, inputs, Path(folder) / "c", generation=generation)
+            subprocess.run(["make", "-s", "host", "CFLAGS=-O0"], cwd=bundle.directory, check=True)
+            more, of = compared(bundle, program, inputs, ["./net-host"])
+            wrong, values = wrong + more, values + of
+    row(f"{count} random graphs, this machine", wrong, values)
+    return wrong
+
+
+def row(what: str, wrong: int, values: int) -> None:
+    print(f"| {what} | {BAR} | {wrong} of {values} | {'met' if wrong <= BAR else 'MISSED'} |", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--graphs", type=int, default=200)
+    parser.add_argument("--images", type=int, default=2)
+    options = parser.parse_args()
+    print("| simulator against C, every layer output | bar | differing values | |\n|---|---|---|---|")
+    worst = max(models(options.images), graphs(options.graphs))
+    return 0 if worst <= BAR else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""What the C of one program is gathered in, and where each tensor lies."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from edgeq.backends.systolic.emit_c import text
+from edgeq.backends.systolic.emit_c.layout import Order, c_order, c_shape, moved
+from edgeq.backends.systolic.program import Program, Tensor
+
+Generation = Literal["2021", "2023"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies: an expression that points at its first element, and the order of a sample there."""
+
+    pointer: str
+    order: Order
+
+
+@dataclass(frozen=True)
+class CLayer:
+    """A buffer that C fills with int8, in the order in which layers run.
+
+    Attributes:
+        label: of the layer, as in the C source.
+        buffer: name of the C array.
+        tensor: the program tensor that it holds.
+        order: place p of a sample in C holds element order[p] of the flattened tensor.
+    """
+
+    label: str
+    buffer: str
+    tensor: str
+    order: Order
+
+
+@dataclass
+class Builder:
+    """Collects while the steps are walked through, and is thrown away after that.
+
+    Attributes:
+        declarations: of params.h; calls: of main.c; both in the order of the steps.
+        places: where each tensor lies, by name.
+        patches, unpooled: elements of the largest scratch buffers that a convolution needs.
+    """
+
+    program: Program
+    generation: Generation
+    batch: int
+    declarations: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    layers: list[CLayer] = field(default_factory=list)
+    places: dict[str, Place] = field(default_factory=dict)
+    patches: int = 1
+    unpooled: int = 1
+    _labels: Counter[str] = field(default_factory=Counter)
+
+    def tensor(self, name: str) -> Tensor:
+        return self.program.tensors[name]
+
+    def size(self, name: str) -> int:
+        """Elements of one sample."""
+        return math.prod(self.tensor(name).shape[1:])
+
+    def label(self, kind: str) -> str:
+        """conv_1, conv_2, add_1 …"""
+        self._labels[kind] += 1
+        return f"{kind}_{self._labels[kind]}"
+
+    def call(self, label: str, names: tuple[str, ...], statement: str) -> None:
+        said = ", ".join(text.harmless(name) for name in names[:4]) + (" ..." if len(names) > 4 else "")
+        self.calls.append(f"    /* {label}{': ' + said if said else ''} */\n    {statement}\n")
+
+    def declare(self, *declarations: str) -> None:
+        self.declarations.extend(declarations)
+
+    def output(self, label: str, tensor: str, *, suffix: str = "_out", order: Order | None = None) -> str:
+        """A buffer for `tensor`, which the layer `label` computes in `order` (as an image is in C); its pointer."""
+        name = f"{label}{suffix}"
+        shape = self.tensor(tensor).shape
+        standard = c_order(shape)
+        order = standard if order is None else order
+        inner = c_shape(shape) if np.array_equal(order, standard) else (order.size,)
+        self.declare(text.buffer(name, (self.batch, *inner)))
+        self.layers.append(CLayer(label, name, tensor, order))
+        pointer = f"(elem_t *){name}"
+        self.places[tensor] = Place(pointer, order)
+        return pointer
+
+    def need(self, tensor: str, order: Order) -> str:
+        """A pointer to `tensor` in `order`; where it lies in another, a layer that moves it comes first."""
+        place = self.places[tensor]
+        if np.array_equal(place.order, order):
+            return place.pointer
+        label = self.label("order")
+        index = moved(np.arange(order.size, dtype=np.int32), place.order, order)
+        self.declare(text.array("int32_t", f"{label}_index", index))
+        self.declare(text.buffer(f"{label}_out", (self.batch, order.size)))
+        self.layers.append(CLayer(label, f"{label}_out", tensor, order))
+        pointer = f"(elem_t *){label}_out"
+        self.call(label, (), rearranged(place.pointer, order.size, pointer, label, index.size, self.batch))
+        return pointer
+
+    def need_image(self, tensor: str) -> str:
+        return self.need(tensor, c_order(self.tensor(tensor).shape))
+
+
+def rearranged(source: str, source_size: int, target: str, label: str, size: int, batch: int) -> str:
+    return f"eq_rearrange({source}, {source_size}, {target}, {size}, {label}_index, {batch});"

@@ -1,0 +1,225 @@
+"""Each step of a program as C: declarations for params.h, a call for main.c, a buffer for what it computes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from edgeq.backends.systolic.emit_c import text
+from edgeq.backends.systolic.emit_c.builder import Builder, Place, rearranged
+from edgeq.backends.systolic.emit_c.convolution import emit_conv
+from edgeq.backends.systolic.emit_c.layout import c_axis, c_order, c_shape, is_identity, moved
+from edgeq.backends.systolic.emit_c.scales import output_scale, tile_array
+from edgeq.backends.systolic.program import (
+    AveragePool,
+    Clamp,
+    Concat,
+    Conv,
+    Dequantize,
+    Fc,
+    MaxPool,
+    Quantize,
+    Rearrange,
+    ResidualAdd,
+    Step,
+)
+
+_POINTER = "(elem_t *)"
+
+
+def emit_step(builder: Builder, step: Step) -> None:
+    """Add the C of one step."""
+    match step:
+        case Conv():
+            emit_conv(builder, step)
+        case Fc():
+            _fc(builder, step)
+        case ResidualAdd():
+            _add(builder, step)
+        case MaxPool():
+            _max_pool(builder, step)
+        case AveragePool():
+            _average_pool(builder, step)
+        case Clamp():
+            _clamp(builder, step)
+        case Concat():
+            _concat(builder, step)
+        case Rearrange():
+            _rearrange(builder, step)
+        case Dequantize():
+            _dequantize(builder, step)
+        case Quantize():
+            _quantize(builder, step)
+        case _:
+            raise TypeError(f"{type(step).__name__} has no C form")
+
+
+def _fc(builder: Builder, step: Fc) -> None:
+    """One row a sample takes its input in whatever order it lies: the rows of the weights follow it. From NHWC that is
+    the permutation from C, H, W to H, W, C."""
+    label = builder.label("fc")
+    outs, inner = step.weights.shape
+    rows = builder.size(step.input) // inner
+    weights = step.weights.T
+    if rows == 1:
+        place = builder.places[step.input]
+        source, weights = place.pointer, weights[place.order]
+    else:
+        source = builder.need(step.input, np.arange(builder.size(step.input)))
+    target = builder.output(label, step.output, order=np.arange(builder.size(step.output)))
+    params: dict[str, str | int | bool] = {
+        "batch_size": builder.batch,
+        "in_features": inner,
+        "out_features": outs,
+        "output_scale": output_scale(step.tiles[0].multiplier, builder.program.array, label),
+        "bias": True,
+        "I": builder.batch * rows,
+        "J": outs,
+        "K": inner,
+    }
+    builder.declare(
+        text.array("elem_t", f"{label}_w", weights, "row_align(1)"),
+        text.array("acc_t", f"{label}_b", step.bias, "row_align_acc(1)"),
+        tile_array(label, step.tiles, builder.program.array),
+        f"static const struct FcParams {label}_params = {text.designated(params)};\n",
+    )
+    activation = "RELU" if step.relu else "NO_ACTIVATION"
+    builder.call(
+        label,
+        step.sources,
+        f"eq_fully_connected(&{label}_params, {label}_tiles, {len(step.tiles)}, {source}, (const elem_t *){label}_w,\n"
+        f"                       {label}_b, {target}, {activation}, mode);",
+    )
+
+
+def _add(builder: Builder, step: ResidualAdd) -> None:
+    label = builder.label("add")
+    place = builder.places[step.left]
+    right = builder.need(step.right, place.order)
+    target = builder.output(label, step.output, order=place.order)
+    inner = c_shape(builder.tensor(step.output).shape)
+    columns = inner[-1] if inner else 1
+    rows = builder.batch * builder.size(step.output) // columns
+    left_scale, right_scale = (text.float_literal(m) for m in (step.left_multiplier, step.right_multiplier))
+    builder.call(
+        label,
+        step.sources,
+        f"tiled_resadd_auto({rows}, {columns}, {left_scale}, {right_scale}, ACC_SCALE_IDENTITY, {place.pointer},\n"
+        f"                      {right}, {target}, {str(step.relu).lower()}, eq_adding(mode));",
+    )
+
+
+def _max_pool(builder: Builder, step: MaxPool) -> None:
+    label = builder.label("max_pool")
+    source = builder.need_image(step.input)
+    target = builder.output(label, step.output)
+    _, channels, rows, cols = builder.tensor(step.input).shape
+    out_rows, out_cols = builder.tensor(step.output).shape[2:]
+    geometry = (*step.kernel, *step.strides, *step.dilations, step.pads[0], step.pads[1])
+    _each_image(
+        builder,
+        label,
+        step,
+        f"eq_max_pool({source} + image * {rows * cols * channels}, {rows}, {cols}, {channels},\n"
+        f"                    {target} + image * {builder.size(step.output)}, {out_rows}, {out_cols}, "
+        f"{', '.join(map(str, geometry))});",
+    )
+
+
+def _average_pool(builder: Builder, step: AveragePool) -> None:
+    label = builder.label("average_pool")
+    source = builder.need_image(step.input)
+    target = builder.output(label, step.output)
+    _, channels, rows, cols = builder.tensor(step.input).shape
+    out_rows, out_cols = builder.tensor(step.output).shape[2:]
+    geometry = (*step.kernel, *step.strides, step.pads[0], step.pads[1])
+    on_core = (
+        f"eq_average_pool({source} + image * {rows * cols * channels}, {rows}, {cols}, {channels},\n"
+        f"                        {target} + image * {builder.size(step.output)}, {out_rows}, {out_cols}, "
+        f"{', '.join(map(str, geometry))}, {text.float_literal(step.multiplier)});"
+    )
+    plain = np.float32(step.multiplier) == np.float32(1) / np.float32(rows * cols)
+    if plain and rows == cols and step.kernel == (rows, cols) and (out_rows, out_cols) == (1, 1) and not any(step.pads):
+        on_array = f"tiled_global_average_auto({source}, {target}, {builder.batch}, {channels}, {rows}, WS);"
+        statement = f"if (mode.type == WS)\n        {on_array}\n    else\n        {_loop(builder, on_core, 8)}"
+        builder.call(label, step.sources, statement)
+    else:
+        _each_image(builder, label, step, on_core)
+
+
+def _clamp(builder: Builder, step: Clamp) -> None:
+    label = builder.label("clamp")
+    place = builder.places[step.input]
+    target = builder.output(label, step.output, order=place.order)
+    count = builder.batch * builder.size(step.output)
+    builder.call(label, step.sources, f"eq_clamp_all({place.pointer}, {target}, {count}, {step.low}, {step.high});")
+
+
+def _concat(builder: Builder, step: Concat) -> None:
+    label = builder.label("concat")
+    sources = [builder.need_image(name) for name in step.inputs]
+    target = builder.output(label, step.output)
+    shape = builder.tensor(step.output).shape
+    axis = c_axis(shape, step.axis) - 1
+    inner = c_shape(shape)
+    rows = builder.batch * math.prod(inner[:axis])
+    whole = math.prod(inner[axis:])
+    statements, start = [], 0
+    for name, source in zip(step.inputs, sources, strict=True):
+        run = math.prod(c_shape(builder.tensor(name).shape)[axis:])
+        statements.append(f"eq_place({source}, {target} + {start}, {rows}, {run}, {whole});")
+        start += run
+    builder.call(label, step.sources, "\n    ".join(statements))
+
+
+def _rearrange(builder: Builder, step: Rearrange) -> None:
+    """A reshape moves nothing, and a move in NCHW may be none in NHWC: then the tensor lies where its input does.
+    Whoever needs a reshaped tensor in another order moves it then (a fully connected layer needs not)."""
+    place = builder.places[step.input]
+    if step.index is None:
+        builder.places[step.output] = Place(place.pointer, place.order)
+        return
+    order = c_order(builder.tensor(step.output).shape)
+    index = moved(step.index, place.order, order)
+    if is_identity(index, place.order.size):
+        builder.places[step.output] = Place(place.pointer, order)
+        return
+    label = builder.label("move")
+    builder.declare(text.array("int32_t", f"{label}_index", index))
+    target = builder.output(label, step.output)
+    size = place.order.size
+    builder.call(label, step.sources, rearranged(place.pointer, size, target, label, index.size, builder.batch))
+
+
+def _dequantize(builder: Builder, step: Dequantize) -> None:
+    label = builder.label("real")
+    place = builder.places[step.input]
+    count = builder.batch * builder.size(step.input)
+    builder.declare(f"static float {label}_out[{count}];\n")
+    builder.places[step.output] = Place(f"{label}_out", place.order)
+    scale = _scale(builder, step.input)
+    builder.call(label, (), f"eq_dequantize({place.pointer}, {label}_out, {count}, {scale});")
+
+
+def _quantize(builder: Builder, step: Quantize) -> None:
+    label = builder.label("quantize")
+    place = builder.places[step.input]
+    target = builder.output(label, step.output, order=place.order)
+    count = builder.batch * builder.size(step.output)
+    scale = _scale(builder, step.output)
+    builder.call(label, (), f"eq_quantize({place.pointer}, {target}, {count}, {scale});")
+
+
+def _scale(builder: Builder, tensor: str) -> str:
+    scale = builder.tensor(tensor).scale
+    assert scale is not None, "an int8 tensor has a scale"
+    return text.float_literal(scale)
+
+
+def _each_image(builder: Builder, label: str, step: MaxPool | AveragePool, statement: str) -> None:
+    builder.call(label, step.sources, _loop(builder, statement, 4))
+
+
+def _loop(builder: Builder, statement: str, indent: int) -> str:
+    return f"for (size_t image = 0; image < {builder.batch}; image++)\n{' ' * indent}    {statement}"

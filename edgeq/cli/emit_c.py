@@ -1,0 +1,56 @@
+"""edgeq emit-c: an integer program as C."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgeq.cli._common import Face, common
+from edgeq.cli._options import PATH
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from edgeq.pipeline.emit_c import Emitted
+
+
+@click.command("emit-c")
+@click.argument("program", type=PATH, metavar="PROGRAM.npz|INT8.onnx")
+@click.option("--data", required=True, help="Samples; the first become the bundle's images.")
+@click.option("--preprocess", help="Preprocessing: a name, a .toml file, steps, or path.py:function.")
+@click.option("-o", "--output", type=PATH, required=True, metavar="DIR", help="The C bundle.")
+@click.option("--images", type=click.IntRange(min=1), default=2, show_default=True, help="Samples in one run of the C.")
+@click.option(
+    "--generation",
+    type=click.Choice(["2023", "2021"]),
+    default="2023",
+    show_default=True,
+    help="Calls of gemmini.h: with rows and columns apart, or square images only.",
+)
+@click.option("--params-header", type=PATH, help="The chip's gemmini_params.h; else one for the target's array.")
+@click.option("--force", is_flag=True, help="Replace what is there.")
+@common
+def command(face: Face, program: Path, output: Path, **options: Any) -> None:
+    """Write C for an array from the program that `quantize` or `package` for such a target left.
+
+    \b
+    edgeq quantize model.onnx --profile gemmini --data calib/ -o int8.onnx
+    edgeq emit-c int8.onnx --data calib/ -o c/
+    make -C c check
+    """
+    from edgeq.pipeline.emit_c import emit_c
+    from edgeq.pipeline.job import Data
+
+    data = Data(options.pop("data"), options.pop("preprocess"))
+    result = emit_c(program, data, output, progress=face.progress(), **options)
+    face.result(result.to_dict(), lambda console: _draw(console, result))
+
+
+def _draw(console: Console, result: Emitted) -> None:
+    layers = len(result.bundle.layers)
+    console.print(f"{result.output}: {layers} layers, DIM {result.program.array.dim}", markup=False)
+    for note in result.bundle.notes:
+        console.print(f"note: {note}", markup=False)
+    console.print(f"check it: make -C {result.output} check", markup=False)

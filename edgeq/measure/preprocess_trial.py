@@ -1,0 +1,138 @@
+"""Which preprocessing does a model want? Accuracy on labelled data under each candidate says so.
+
+Asked of the float model: a wrong preprocessing costs more than any quantization, and calibration on wrongly prepared
+samples spoils the ranges without a message.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgeq.data.preprocess import Preprocess, load_preprocess, names
+from edgeq.errors import CheckFailedError, DataError, EdgeqError, UsageError
+from edgeq.measure.accuracy import Accuracy
+from edgeq.measure.evaluation import Question, answer
+from edgeq.progress import SILENT, Progress
+
+_IMAGENET = "mean=[0.485,0.456,0.406],std=[0.229,0.224,0.225]"
+_RESIZE = "resize=exact:model:bilinear"
+
+PLAIN = {
+    "divide=255,layout=model": "0..1",
+    f"{_RESIZE},layout=model": "0..255, RGB, resized to the model",
+    f"{_RESIZE},channels=BGR,layout=model": "0..255, BGR, resized to the model",
+    f"{_RESIZE},divide=255,layout=model": "0..1, RGB, resized to the model",
+    f"{_RESIZE},divide=255,channels=BGR,layout=model": "0..1, BGR, resized to the model",
+    f"{_RESIZE},divide=255,{_IMAGENET},layout=model": "ImageNet mean and deviation, RGB, resized to the model",
+}
+"""What models are also fed, beside the preprocessings that have a name. As `--preprocess` takes them, with titles."""
+
+
+@dataclass(frozen=True)
+class Try:
+    """One candidate: its accuracy, or the reason why it does not fit the data and the model."""
+
+    preprocess: str
+    title: str
+    accuracy: Accuracy | None
+    reason: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        metrics = dict(self.accuracy.metrics) if self.accuracy else {}
+        return {"preprocess": self.preprocess, "title": self.title, "metrics": metrics, "reason": self.reason}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """All candidates, the best first, those that do not fit last.
+
+    Attributes:
+        tied: the candidates (the best among them) that so many samples cannot tell apart.
+    """
+
+    question: Question
+    task: str
+    primary: str
+    count: int
+    tries: tuple[Try, ...]
+    tied: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "model": str(self.question.model),
+            "data": str(self.question.data),
+            "count": self.count,
+            "task": self.task,
+            "primary": self.primary,
+            "best": self.tries[0].preprocess,
+            "tied": list(self.tied),
+            "candidates": [one.to_dict() for one in self.tries],
+        }
+
+
+def try_preprocess(
+    question: Question, candidates: Sequence[str] | None = None, *, progress: Progress = SILENT
+) -> Trial:
+    """Answer `question` once for each candidate.
+
+    Args:
+        question: with a task. Its own preprocessing, where it has one, is a candidate too, and its source options
+            (key, label, layout …) hold for all of them.
+        candidates: as `--preprocess` takes them; None takes every named one and `PLAIN`.
+
+    Raises:
+        UsageError: no task, or a reference.
+        EdgeqError: no candidate fits; the first one's reason.
+    """
+    if question.task is None:
+        raise UsageError("preprocessings are told apart by accuracy", "Give a --task, and labelled data")
+    if question.reference is not None:
+        raise UsageError("--try-preprocess asks about one model", "Leave --reference out")
+    done: list[Try] = []
+    failures: list[EdgeqError] = []
+    for name, preprocess in _candidates(question, candidates).items():
+        title = preprocess.title or PLAIN.get(name, "")
+        try:
+            found = answer(dataclasses.replace(question, preprocess=preprocess), progress=progress)
+        except (DataError, CheckFailedError) as error:
+            done.append(Try(name, title, None, error.problem))
+            failures.append(error)
+        else:
+            done.append(Try(name, title, found.accuracy, None))
+    measured = [(one, one.accuracy) for one in done if one.accuracy is not None]
+    if not measured:
+        raise failures[0]
+    sign = -1 if measured[0][1].higher_is_better else 1
+    ranked = sorted(measured, key=lambda pair: sign * pair[1].value)  # stable: named ones first among equals
+    best = ranked[0][1]
+    tied = [one.preprocess for one, accuracy in ranked if abs(accuracy.value - best.value) <= _noise(best)]
+    tries = (*(one for one, _ in ranked), *(one for one in done if one.accuracy is None))
+    return Trial(question, best.task, best.primary, best.count, tries, tuple(tied))
+
+
+def _candidates(question: Question, given: Sequence[str] | None) -> Mapping[str, Preprocess]:
+    """What to call each candidate → the preprocessing, reading the data as the question's own does."""
+    listed = list(given) if given is not None else [*names(), *PLAIN]
+    if question.preprocess is None:
+        return {name: load_preprocess(name) for name in listed}
+    own = load_preprocess(question.preprocess)
+    found: dict[str, Preprocess] = {own.name: own}
+    for name in listed:
+        other = load_preprocess(name)
+        if other.spec is not None:
+            spec = dataclasses.replace(other.spec, source=own.source)
+            found.setdefault(name, dataclasses.replace(other, spec=spec, source=own.source))
+    return found
+
+
+def _noise(best: Accuracy) -> float:
+    """Twice the standard error of a share among so many samples; 0 for a metric that is no share."""
+    share = best.value
+    if not 0 <= share <= 1:
+        return 0.0
+    return 2 * math.sqrt(share * (1 - share) / best.count)

@@ -1,0 +1,26 @@
+"""The compilers and emulators that the tests of C need; each test that lacks one is skipped with the reason."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+LONGEST_S = 900
+RISCV = ("riscv64-linux-gnu-gcc", "qemu-riscv64")
+
+
+def need(*programs: str) -> None:
+    missing = [program for program in programs if shutil.which(program) is None]
+    if missing:
+        pytest.skip(f"{' and '.join(missing)} not installed")
+
+
+def done(*command: str | Path, where: Path | None = None) -> str:
+    """Run a command that has to succeed; what it printed, errors last."""
+    parts = [str(part) for part in command]
+    result = subprocess.run(parts, cwd=where, capture_output=True, text=True, check=False, timeout=LONGEST_S)
+    assert result.returncode == 0, f"{command}: {result.stdout}{result.stderr}"
+    return result.stdout + result.stderr

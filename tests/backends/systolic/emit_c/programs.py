@@ -1,0 +1,96 @@
+"""Integer programs of real and made-up models, and what their C computed."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeq.backends.systolic.array import ArrayConfig
+from edgeq.backends.systolic.compile import compile_program
+from edgeq.backends.systolic.emit_c.bundle import CBundle
+from edgeq.backends.systolic.emit_c.sources import in_c
+from edgeq.backends.systolic.program import Program
+from edgeq.backends.systolic.simulate import simulate
+from edgeq.calibrate.collect import collect
+from edgeq.calibrate.ranges import derive_ranges
+from edgeq.data.samples import open_samples
+from edgeq.hardware.target import resolve
+from edgeq.model.prepare import prepare_model
+from tests.backends.systolic.emit_c.graphs import random_model
+
+Arrays = Mapping[str, NDArray[Any]]
+
+SMALL = ArrayConfig(dim=4, scratchpad_rows=64, accumulator_rows=32)
+"""A DIM that makes many tiles of few channels, and memories that cut products into many pieces."""
+ARRAYS = (ArrayConfig(), SMALL, ArrayConfig(dim=2, scratchpad_rows=64, accumulator_rows=32, dataflow="OS"))
+ARRAYS += (ArrayConfig(output_scale="shift"),)
+MODES: dict[tuple[str, ...], dict[str, Any]] = {
+    ("ws",): {},
+    ("ws", "matmul"): {},
+    ("cpu",): {"rounding": "header"},
+    ("os",): {"dataflow": "OS"},
+}
+"""Arguments of a bundle's program → how the simulator does the same."""
+
+ROOT = Path(__file__).parents[4]
+
+
+def model_cases(shared: Path | None) -> dict[str, tuple[Path, Path, Path | None]]:
+    """Model, samples and preprocessing by name: the demo, and the image classifiers of shared/data where it is."""
+    demo = ROOT / "edgeq" / "demo"
+    cases: dict[str, tuple[Path, Path, Path | None]] = {"demo": (demo / "model.onnx", demo / "calibration.npz", None)}
+    data = {
+        "lenet_mnist": "lenet_mnist/t10k-images-idx3-ubyte.gz",
+        "resnet20_cifar10": "cifar10/test_lossless_249.npz",
+        "mlperf_tiny_vww": "mlperf_tiny_vww/data/calib_100.npz",
+        "mobilenet_v1_0.25_224": "imagenet-sample/calib",
+    }
+    for name, samples in data.items() if shared is not None else ():
+        assert shared is not None
+        spec = ROOT / "benchmarks" / "specs" / f"{name}.toml"
+        cases[name] = (shared / name / "model.onnx", shared / samples, spec)
+    return cases
+
+
+def random_program(seed: int, folder: Path, array: ArrayConfig | None = None) -> tuple[Program, Arrays]:
+    """The program of a random model on an array that `seed` decides too, and two samples."""
+    folder.mkdir(exist_ok=True)
+    model, data = random_model(seed, folder / "model.onnx")
+    cases = [{name: values[i : i + 1] for name, values in data.items()} for i in range(4)]
+    program, inputs = program_of(model, cases, array or ARRAYS[seed % len(ARRAYS)])
+    return program, {name: values[:2] for name, values in inputs.items()}
+
+
+def program_of(
+    model: Path, data: Any, array: ArrayConfig | None = None, *, preprocess: Any = None, count: int | None = None
+) -> tuple[Program, Arrays]:
+    """The program that is deployed, calibrated on its data by minima and maxima, and those data as inputs [N, ...]."""
+    with tempfile.TemporaryDirectory() as folder:
+        prepared = prepare_model(model, Path(folder))
+        samples = open_samples(data, prepared.signature, preprocess=preprocess, count=count)
+        statistics = collect(prepared.path, samples, model_digest=prepared.digest)
+        ranges = derive_ranges(statistics, activation_type="int8", symmetric=True)
+        scheme = resolve("gemmini").profile.scheme
+        program = compile_program(prepared, ranges, scheme, array or ArrayConfig(), samples)
+    names = [spec.name for spec in prepared.signature.inputs]
+    return program, {name: np.concatenate([sample.inputs[name] for sample in samples]) for name in names}
+
+
+def differing(bundle: CBundle, program: Program, inputs: Arrays, dump: bytes, **how: Any) -> dict[str, int]:
+    """Layers whose values in layers.bin are not the simulator's → how many; empty where all agree."""
+    kept = simulate(program, inputs, keep=[layer.tensor for layer in bundle.layers], **how).tensors
+    found: dict[str, int] = {}
+    start = 0
+    for layer in bundle.layers:
+        wanted = in_c(kept[layer.tensor], layer.order)
+        got = np.frombuffer(dump[start : start + wanted.size], np.int8).reshape(wanted.shape)
+        start += wanted.size
+        if wrong := int(np.count_nonzero(got != wanted)):
+            found[layer.label] = wrong
+    assert start == len(dump)
+    return found

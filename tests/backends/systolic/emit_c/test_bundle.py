@@ -1,0 +1,275 @@
+"""C bundles compiled and run: every layer's integers are those of the simulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from edgeq.backends.systolic.array import ArrayConfig
+from edgeq.backends.systolic.emit_c.bundle import CBundle, write_c_bundle
+from edgeq.backends.systolic.program import Conv, Program
+from edgeq.errors import DataError, HardwareError, ModelError, UsageError
+from tests.backends.systolic.emit_c.compilers import RISCV, done, need
+from tests.backends.systolic.emit_c.programs import (
+    MODES,
+    SMALL,
+    Arrays,
+    differing,
+    model_cases,
+    program_of,
+    random_program,
+)
+
+STRICT = "CFLAGS=-O0 -Wall -Wextra -Werror"
+
+
+def run_all_modes(bundle: CBundle, program: Program, inputs: Arrays, binary: str, *runner: str) -> None:
+    for mode, how in MODES.items():
+        out = done(*runner, f"./{binary}", *mode, "check", "dump", where=bundle.directory)
+        assert "self-test: passed" in out
+        assert f"layers: {len(bundle.layers)} of {len(bundle.layers)} equal" in out
+        dump = (bundle.directory / "layers.bin").read_bytes()
+        assert differing(bundle, program, inputs, dump, **how) == {}, mode
+
+
+def check_random(seed: int, folder: Path) -> None:
+    program, inputs = random_program(seed, folder)
+    bundle = write_c_bundle(program, inputs, folder / "c", generation="2021" if seed // 4 % 2 else "2023")
+    done("make", "-s", "host", STRICT, where=bundle.directory)
+    run_all_modes(bundle, program, inputs, "net-host")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_graphs(seed: int, tmp_path: Path) -> None:
+    need("gcc", "make")
+    check_random(seed, tmp_path / "g")
+
+
+@pytest.mark.slow
+def test_many_random_graphs(tmp_path: Path) -> None:
+    need("gcc", "make")
+    for seed in range(100, 124):
+        check_random(seed, tmp_path / str(seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["demo", "lenet_mnist", "resnet20_cifar10", "mlperf_tiny_vww", "mobilenet_v1_0.25_224"]
+)
+def test_models_under_qemu(name: str, shared_data: Path, tmp_path: Path) -> None:
+    need("make", *RISCV)
+    model, data, preprocess = model_cases(shared_data)[name]
+    found = program_of(model, str(data), preprocess=preprocess, count=8)
+    program, inputs = found[0], {key: values[:1] for key, values in found[1].items()}
+    generation = "2021" if name in ("lenet_mnist", "mlperf_tiny_vww") else "2023"
+    bundle = write_c_bundle(program, inputs, tmp_path, generation=generation)
+    done("make", "-s", "linux", where=bundle.directory)
+    run_all_modes(bundle, program, inputs, "net-linux", "qemu-riscv64")
+
+
+@pytest.mark.slow
+def test_bare_metal_under_a_whole_machines_emulator(tmp_path: Path) -> None:
+    """picolibc's start-up code in place of the board's, semihosting in place of its console."""
+    need("make", "riscv64-unknown-elf-gcc", "qemu-system-riscv64")
+    if done("riscv64-unknown-elf-gcc", "-print-file-name=picolibc.specs").strip() == "picolibc.specs":
+        pytest.skip("picolibc-riscv64-unknown-elf not installed")
+    program, inputs = random_program(8, tmp_path / "m")
+    bundle = write_c_bundle(program, inputs, tmp_path / "c")
+    memory = {"__flash": 0x80000000, "__flash_size": 0x1000000, "__ram": 0x81000000, "__ram_size": 0x1000000}
+    places = " ".join(f"-Wl,--defsym={name}={value:#x}" for name, value in memory.items())
+    flags = f"-DBAREMETAL -march=rv64gc -mabi=lp64d -mcmodel=medany --specs=picolibc.specs {places}"
+    libs = "--oslib=semihost --crt0=hosted"
+    done("make", "-s", "baremetal", f"BAREMETAL_FLAGS={flags}", f"BAREMETAL_LIBS={libs}", where=bundle.directory)
+    machine = [
+        "-M",
+        "virt",
+        "-m",
+        "64M",
+        "-bios",
+        "none",
+        "-nographic",
+        "-semihosting-config",
+        "enable=on,target=native",
+    ]
+    out = done("qemu-system-riscv64", *machine, "-kernel", "net-baremetal", where=bundle.directory)
+    assert "self-test: passed" in out
+
+
+def test_the_same_program_gives_the_same_bytes(tmp_path: Path) -> None:
+    program, inputs = random_program(3, tmp_path / "m", ArrayConfig())
+    one, two = (write_c_bundle(program, inputs, tmp_path / name) for name in ("a", "b"))
+    assert one.files == two.files
+    for name in one.files:
+        assert (one.directory / name).read_bytes() == (two.directory / name).read_bytes()
+    assert {"main.c", "params.h", "images.h", "expected.h", "Makefile", "README.md"} < set(one.files)
+
+
+def test_names_from_a_model_do_not_reach_c(tmp_path: Path) -> None:
+    program, inputs = random_program(5, tmp_path / "m", ArrayConfig())
+    assert any("/etc/passwd" in step.name for step in program.steps)
+    bundle = write_c_bundle(program, inputs, tmp_path / "c")
+    for name in bundle.files:
+        text = (bundle.directory / name).read_text()
+        assert text.isascii()
+        assert not any(bad in text for bad in ('"/etc/passwd"', "$(reboot)", "passwd*/"))
+
+
+def test_a_wrong_value_fails_the_self_test(tmp_path: Path) -> None:
+    need("gcc", "make")
+    program, inputs = random_program(8, tmp_path / "m", ArrayConfig())
+    bundle = write_c_bundle(program, inputs, tmp_path / "c")
+    for file, array in (("expected.h", "expected_0_ws"), ("images.h", "images")):
+        place = bundle.directory / file
+        before = place.read_text()
+        head, _, tail = before.partition(f" {array}[")
+        sizes, _, values = tail.partition("= ")
+        at = next(i for i, c in enumerate(values) if c not in "{\n ")
+        end = at + min(values[at:].index(c) for c in ",}\n" if c in values[at:])
+        other = -100 if int(values[at:end]) > 0 else 100
+        place.write_text(f"{head} {array}[{sizes}= {values[:at]}{other}{values[end:]}")
+        with pytest.raises(AssertionError, match="self-test: FAILED"):
+            done("make", "-s", "check", where=bundle.directory)
+        place.write_text(before)
+    done("make", "-s", "check", where=bundle.directory)
+    with pytest.raises(AssertionError, match="usage:"):
+        done("./net-host", "sw", where=bundle.directory)
+
+
+HEADER = """
+#define DIM 4 // of this chip
+#define BANK_NUM 4
+#define BANK_ROWS 16
+#define ACC_ROWS 64
+#include <stdint.h>
+typedef int8_t elem_t;
+/* typedef float elem_t; */
+typedef int32_t acc_t;
+typedef float scale_t;
+typedef int32_t scale_acc_t;
+typedef float acc_scale_t;
+#define ACC_SCALE_T_IS_FLOAT
+#define MVIN_SCALE_IDENTITY 1.0
+#define ACC_SCALE_IDENTITY 1.0
+"""
+
+
+def test_a_chips_own_header(tmp_path: Path) -> None:
+    need("gcc", "make")
+    program, inputs = random_program(1, tmp_path / "m", SMALL)
+    header = tmp_path / "gemmini_params.h"
+    header.write_text(HEADER)
+    bundle = write_c_bundle(program, inputs, tmp_path / "c", params_header=header)
+    assert (bundle.directory / "portable/include/gemmini_params.h").read_text() == HEADER
+    assert bundle.notes == ("gemmini_params.h has 64 accumulator rows, the target 32; the header's hold",)
+    done("make", "-s", "check", STRICT, where=bundle.directory)
+    done("./net-host", "os", "check", where=bundle.directory)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("DIM 4", "DIM 16"), "DIM is 16, the target's is 4"),
+        (("#define DIM", "#undef DIM"), "does not define DIM"),
+        (("typedef int8_t elem_t", "typedef float elem_t"), "elem_t is float"),
+        (("typedef int32_t acc_t", "typedef int16_t acc_t"), "acc_t is int16_t"),
+        (("typedef float acc_scale_t", "typedef uint8_t acc_scale_t"), "output scale"),
+    ],
+)
+def test_a_header_of_another_array_is_refused(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+    program, inputs = random_program(1, tmp_path / "m", SMALL)
+    header = tmp_path / "gemmini_params.h"
+    header.write_text(HEADER.replace(*change))
+    with pytest.raises(HardwareError, match=said):
+        write_c_bundle(program, inputs, tmp_path / "c", params_header=header)
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_header_that_is_none_is_refused(tmp_path: Path) -> None:
+    program, inputs = random_program(1, tmp_path / "m", SMALL)
+    (tmp_path / "binary").write_bytes(b"\0DIM")
+    for name in ("nowhere", "binary"):
+        with pytest.raises(HardwareError, match=name):
+            write_c_bundle(program, inputs, tmp_path / "c", params_header=tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("#define DIM 16", "#define DIM 8"), "another DIM"),
+        (("typedef int8_t elem_t", "typedef int16_t elem_t"), "elem_t must be int8_t"),
+        (("typedef int32_t acc_t", "typedef int64_t acc_t"), "acc_t must be int32_t"),
+        (("typedef float acc_scale_t", "typedef int acc_scale_t"), "acc_scale_t must be a float"),
+    ],
+)
+def test_the_compiler_refuses_another_array_too(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+    need("gcc", "make")
+    program, inputs = random_program(0, tmp_path / "m", ArrayConfig())
+    bundle = write_c_bundle(program, inputs, tmp_path / "c")
+    header = bundle.directory / "portable/include/gemmini_params.h"
+    assert change[0] in header.read_text()
+    header.write_text(header.read_text().replace(*change))
+    with pytest.raises(AssertionError, match=said):
+        done("make", "-s", "host", where=bundle.directory)
+
+
+def chain(folder: Path, middle: str, **attributes: Any) -> tuple[Program, Arrays]:
+    """Conv, something that has no integer form, Conv, Softmax."""
+    random = np.random.default_rng(0)
+    w = numpy_helper.from_array(random.normal(0, 0.4, (3, 3, 3, 3)).astype(np.float32), "w")
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], "first", pads=[1] * 4),
+        helper.make_node(middle, ["a"], ["b"], "middle", **attributes),
+        helper.make_node("Conv", ["b", "w"], ["c"], "second"),
+        helper.make_node("Softmax", ["c"], ["y"], "soft", axis=1),
+    ]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3, n, n]) for name, n in (("x", 6), ("y", 4))]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], [w])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    onnx.save(model, folder / "m.onnx")
+    return program_of(
+        folder / "m.onnx", [{"x": random.normal(0, 1, (1, 3, 6, 6)).astype(np.float32)} for _ in range(2)]
+    )
+
+
+def test_float_steps_at_the_ends_are_the_hosts(tmp_path: Path) -> None:
+    program, inputs = chain(tmp_path, "Relu")
+    bundle = write_c_bundle(program, inputs, tmp_path / "c")
+    readme = (bundle.directory / "README.md").read_text()
+    assert "after the outputs: `soft`" in readme
+    assert [program.tensors[name].origin for name in bundle.outputs] == ["c"]
+
+
+def test_float_steps_between_integers_are_refused(tmp_path: Path) -> None:
+    program, inputs = chain(tmp_path, "Sin")
+    with pytest.raises(ModelError, match=r"'middle' runs in float between integer layers"):
+        write_c_bundle(program, inputs, tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
+def test_wrong_requests_are_refused(tmp_path: Path) -> None:
+    program, inputs = chain(tmp_path, "Relu")
+    with pytest.raises(UsageError, match="1999"):
+        write_c_bundle(program, inputs, tmp_path / "c", generation="1999")  # type: ignore[arg-type]
+    with pytest.raises(DataError):
+        write_c_bundle(program, {"x": np.zeros((0, 3, 6, 6), np.float32)}, tmp_path / "c")
+    with pytest.raises(DataError):
+        write_c_bundle(program, {"x": np.zeros((1, 3, 5, 5), np.float32)}, tmp_path / "c")
+
+
+def test_slices_and_groups_go_to_the_array_in_2023_and_by_products_in_2021(tmp_path: Path) -> None:
+    for seed in range(40):
+        program, inputs = random_program(seed, tmp_path / "m", SMALL)
+        if any(isinstance(s, Conv) and len(s.tiles) > 1 and s.strides[0] == s.strides[1] for s in program.steps):
+            break
+    texts = {}
+    for generation in ("2021", "2023"):
+        bundle = write_c_bundle(program, inputs, tmp_path / generation, generation=generation)  # type: ignore[arg-type]
+        texts[generation] = (bundle.directory / "params.h").read_text()
+    assert texts["2023"].count(".direct = true") > texts["2021"].count(".direct = true")
+    assert ".in_dim = " in texts["2021"]
+    assert ".in_row_dim = " in texts["2023"]

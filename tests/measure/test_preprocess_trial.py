@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import TensorProto, helper, numpy_helper
+
+from edgeq.cli import group
+from edgeq.errors import DataError, UsageError
+from edgeq.measure.evaluation import Question
+from edgeq.measure.preprocess_trial import PLAIN, try_preprocess
+
+SIZE = 4
+
+
+@pytest.fixture
+def question(tmp_path: Path) -> Question:
+    """A model that tells red from blue by thresholds that only 0..255 minus the mean colour, BGR, meets."""
+    weights = np.float32([[[[1]], [[0]], [[-1]]], [[[-1]], [[0]], [[1]]]])
+    bias = np.float32([-(123.68 - 103.939), 123.68 - 103.939])
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["x", "w", "b"], ["c"]), helper.make_node("GlobalMaxPool", ["c"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, SIZE, SIZE])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 2, 1, 1])],
+        [numpy_helper.from_array(weights, "w"), numpy_helper.from_array(bias, "b")],
+    )
+    flat = helper.make_node("Flatten", ["y"], ["z"])
+    graph.node.append(flat)
+    del graph.output[:]
+    graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["N", 2]))
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 2, 40)
+    images = np.full((40, SIZE, SIZE, 3), 100, np.uint8)
+    images[..., 0] += (10 * labels).astype(np.uint8)[:, None, None]  # more red: class 1
+    images[..., 2] += (10 * (1 - labels)).astype(np.uint8)[:, None, None]
+    np.savez(tmp_path / "d.npz", X=images, Y=labels)
+    source = "key=X,label=Y,source.layout=HWC,layout=model"
+    return Question(tmp_path / "m.onnx", tmp_path / "d.npz", task="classification", preprocess=source)
+
+
+def test_the_right_preprocessing_comes_first(question: Question) -> None:
+    trial = try_preprocess(question)
+    found = {one.preprocess: one for one in trial.tries}
+    assert trial.tries[0].accuracy is not None
+    assert trial.tries[0].accuracy.value == 1.0
+    assert "caffe2" in trial.tied
+    assert found["caffe2"].accuracy is not None
+    assert found["tf"].accuracy is not None
+    assert found["tf"].accuracy.value < 0.7
+    assert found["imagenet"].accuracy is None or found["imagenet"].accuracy.value < 0.7
+    assert set(PLAIN) <= set(found)
+
+
+def test_a_candidate_that_does_not_fit_says_why(question: Question) -> None:
+    trial = try_preprocess(question, ["crop=64,layout=model", "caffe2"])
+    assert [one.preprocess for one in trial.tries][-1] == "crop=64,layout=model"
+    assert "smaller than the crop" in str(trial.tries[-1].reason)
+
+
+def test_what_cannot_be_tried_is_refused(question: Question) -> None:
+    model, data = question.model, question.data
+    with pytest.raises(UsageError, match="accuracy"):
+        try_preprocess(Question(model, data))
+    with pytest.raises(UsageError, match="one model"):
+        try_preprocess(Question(model, data, task="classification", reference=model))
+    with pytest.raises(DataError):
+        try_preprocess(Question(model, data, task="classification"), ["crop=64"])
+
+
+def test_the_command(question: Question) -> None:
+    given = ["eval", str(question.model), "--data", str(question.data), "--task", "classification"]
+    given += ["--preprocess", question.preprocess, "--try-preprocess"]
+    told = json.loads(CliRunner().invoke(group, [*given, "--json"]).stdout)
+    assert told["count"] == 40
+    assert told["best"] in told["tied"]
+    assert {"preprocess", "title", "metrics", "reason"} == set(told["candidates"][0])
+    human = CliRunner().invoke(group, given)
+    assert human.exit_code == 0
+    assert "caffe2" in human.output
