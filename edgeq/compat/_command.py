@@ -6,6 +6,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -53,3 +54,12 @@ def one_line_errors(function: F) -> F:
             sys.exit(INTERRUPTED)
 
     return wrapped  # type: ignore[return-value]
+
+
+def images_or_arrays(dataset: str, for_images: str) -> str | None:
+    """`for_images` where a data set is images and says nothing itself; None, which takes what it says, else."""
+    from edgeq.data.files import find_files
+    from edgeq.data.preprocess import find_sidecar
+
+    found = find_files(dataset)
+    return for_images if found.kind == "images" and find_sidecar([Path(dataset), found.root]) is None else None
