@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edgeq.model.shapes import SymbolicOptions
 
 _INT_MAX = 2**31 - 1
-_IR_WITH_CONSTANTS = 4
+IR_WITH_CONSTANTS = 4
 """The first IR version whose initializers need not be inputs."""
 
 
@@ -172,7 +172,7 @@ def _make_constant(model: onnx.ModelProto, progress: Progress) -> None:
     progress.note(f"{len(model.graph.input) - len(inputs)} weights were inputs, and are constants now")
     del model.graph.input[:]
     model.graph.input.extend(inputs)
-    model.ir_version = max(model.ir_version, _IR_WITH_CONSTANTS)
+    model.ir_version = max(model.ir_version, IR_WITH_CONSTANTS)
 
 
 def _describe(model: onnx.ModelProto, symbolic: SymbolicOptions | None, progress: Progress) -> None:

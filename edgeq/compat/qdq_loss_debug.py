@@ -188,7 +188,11 @@ def _float_tensors(model: onnx.ModelProto, op_types: Sequence[str] | None) -> di
 def _add_outputs(model: onnx.ModelProto, tensors: Mapping[str, int]) -> None:
     from onnx import helper, numpy_helper
 
+    from edgeq.compat.preprocess import IR_WITH_CONSTANTS
+
     graph = model.graph
+    # The format's oldest version, 3, wants every initializer among the inputs.
+    model.ir_version = max(model.ir_version, IR_WITH_CONSTANTS)
     graph.initializer.append(numpy_helper.from_array(np.array([-1], np.int64), _SHAPE))
     for name, element_type in tensors.items():
         graph.node.append(helper.make_node("Reshape", [name, _SHAPE], [name + SAVED], name + SAVED))

@@ -218,5 +218,5 @@ def test_more_than_two_gigabytes(tmp_path: Path) -> None:
     quant_pre_process(source, output, skip_optimization=True)
     onnx.checker.check_model(output)
     written = onnx.load(output, load_external_data=False)
-    assert len(written.graph.value_info) == count - 1
+    assert unknown_shapes(written) == ()
     assert (output.parent / "big.onnx.data").stat().st_size > 2**31
