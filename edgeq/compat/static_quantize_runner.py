@@ -1,4 +1,4 @@
-"""python -m edgeq.compat.static_quantize_runner: the command of that name in onnxruntime.quantization, with its options.
+"""python -m edgeq.compat.static_quantize_runner: the command of that name of ONNX Runtime, with its options.
 
 Calibrates on the test_data_set_N folders beside the model, or on --calibration_dataset, and calls `quantize_static`.
 """
