@@ -75,6 +75,10 @@ def _prepared(path: Path, model_type: str, level: int | None, folder: Path) -> t
     if model_type not in MODEL_TYPES:
         raise UsageError(f"unknown model type {model_type!r}", f"Known: {', '.join(sorted(MODEL_TYPES))}")
     wanted = MODEL_TYPES[model_type][2] if level is None else level
+    if wanted > 1 and find_spec("torch") is None:
+        raise RuntimeUnavailableError(
+            f"onnxruntime's optimizer needs torch for level {wanted}", "pip install torch, or take level 0 or 1"
+        )
     if wanted == 1 and find_spec("torch") is None:
         basic = folder / "basic.onnx"
         quant_pre_process(path, basic, skip_symbolic_shape=True, skip_onnx_shape=True)
@@ -94,10 +98,6 @@ def _failures(path: Path) -> Iterator[None]:
         yield
     except TypeError as error:
         raise UsageError(f"onnxruntime's optimizer: {one_line(error)}", "See its documentation") from error
-    except ModuleNotFoundError as error:
-        raise RuntimeUnavailableError(
-            f"onnxruntime's optimizer needs {error.name} for this", f"pip install {error.name}, or opt_level 0 or 1"
-        ) from error
     except (ValueError, RuntimeError, AssertionError, KeyError, IndexError) as error:
         raise ModelError(
             f"{path}: onnxruntime's optimizer fails: {one_line(error)}", "Try another model type"
