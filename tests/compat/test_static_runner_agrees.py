@@ -31,7 +31,7 @@ def work(tmp_path: Path) -> Path:
         case = folder / f"test_data_set_{index}"
         case.mkdir()
         (case / "input_0.pb").write_bytes(numpy_helper.from_array(batch(index)).SerializeToString())
-    (folder / "encoding.json").write_text(json.dumps({"r": [{"scale": 0.05, "zero_point": 12}]}))
+    (folder / "encoding.json").write_text(json.dumps({"c": [{"scale": 0.05, "zero_point": 12}]}))
     return folder
 
 
