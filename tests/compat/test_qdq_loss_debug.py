@@ -9,6 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 from click.testing import CliRunner
+from onnx import numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, qdq_loss_debug, quantize_static
 from onnxruntime.quantization import quantize_dynamic as dynamic
 from PIL import Image
@@ -172,3 +173,18 @@ def test_documented_command_line(float_model: Path, tmp_path: Path) -> None:
     wrong = CliRunner().invoke(command, [*map(str, arguments), "--calibrate_dataset", str(tmp_path / "none")])
     assert wrong.exit_code == 4
     assert "Traceback" not in wrong.output
+
+
+def test_the_language_model_example(float_model: Path, tmp_path: Path) -> None:
+    """Its samples are protobufs: run_qdq_debug.py --calibrate_dataset ./test_input."""
+    for index in range(2):
+        case = tmp_path / "test_input" / f"test_data_set_{index}"
+        case.mkdir(parents=True)
+        (case / "input_0.pb").write_bytes(numpy_helper.from_array(batch(index)).SerializeToString())
+    arguments = ["--float_model", float_model, "--qdq_model", quantized(float_model, "QDQ")]
+    result = CliRunner().invoke(command, [*map(str, arguments), "--calibrate_dataset", str(tmp_path / "test_input")])
+    assert result.exit_code == 0, result.output
+    errors = [float(line.split()[1]) for line in result.output.split("Activations")[1].splitlines()[1:]]
+    assert len(errors) >= 5
+    # Better than on the images: the model was calibrated on numbers like these.
+    assert min(errors) > 25
