@@ -75,7 +75,7 @@ def collect_readers(model_path: str | Path, readers: Iterable[DataReader]) -> St
 @click.option("--calibration_dataset", help="Images to calibrate with; without them nothing is calibrated.")
 @click.option("--validation_dataset", help="Annotated images; without them nothing is evaluated.")
 @click.option("--annotations", type=click.Path(path_type=Path), help="COCO instances of the annotated images.")
-@click.option("--decoder", help="Of the model's head: yolox, yolov8, ssd, or path.py:function.")
+@click.option("--decoder", help="Of the model's head: yolox, yolov3, yolov5, yolov8, ssd, or path.py:function.")
 @click.option("--calibrate_method", type=click.Choice(list(METHODS)), default="Entropy", help="How ranges are found.")
 @click.option("--width", type=click.IntRange(min=1), default=416, help="Of the model's input.")
 @click.option("--height", type=click.IntRange(min=1), default=416, help="Of the model's input.")

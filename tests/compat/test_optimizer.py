@@ -18,6 +18,7 @@ from onnxruntime.transformers.fusion_options import FusionOptions
 
 from edgeq.compat import optimizer as module
 from edgeq.compat.optimizer import check_same, command, optimize_model
+from edgeq.compat.qdq_loss_debug import collect_activations, modify_model_output_intermediate_tensors
 from edgeq.errors import CheckFailedError, ModelError, RuntimeUnavailableError, UsageError
 from tests.compat.models import classifier
 from tests.tune.recover.encoder import Sentences, encoder
@@ -143,6 +144,17 @@ def test_attention_and_embeddings_are_quantized_as_by_the_older_tool(tmp_path: P
     }
     exact, made = ([onnxruntime.InferenceSession(p).run(None, feed)[0]] for p in (source, ours))
     assert sqnr_db(exact, made) > 20
+
+
+def test_activations_of_fused_operators_can_be_saved(tmp_path: Path) -> None:
+    """onnx's own inference, which the older tool uses, stops at the first of them."""
+    source, augmented = embedding_model(tmp_path / "bert.opt.onnx"), tmp_path / "augmented.onnx"
+    modify_model_output_intermediate_tensors(source, augmented)
+    onnx.checker.check_model(augmented)
+    feed = {name: np.ones((2, 4), np.int32) for name in ("ids", "segments", "mask")}
+    found = collect_activations(augmented, [feed])
+    assert set(found) == {"embedded", "attended", "y"}
+    assert found["attended"][0].shape == (2 * 4 * 16,)
 
 
 def test_mistakes(bert: Path, tmp_path: Path) -> None:
