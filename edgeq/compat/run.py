@@ -45,19 +45,21 @@ def run(
     profile: str,
 ) -> list[str]:
     """Do what the options say; the lines to print."""
+    from edgeq.backends.quantizer import quiet
     from edgeq.pipeline.job import Data
     from edgeq.pipeline.quantize import quantize
 
     data = Data(calibrate_dataset, preprocess or images_or_arrays(calibrate_dataset, RESNET50))
-    result = quantize(
-        input_model,
-        data,
-        output_model,
-        target=profile,
-        overrides={"mode": "static", "format": quant_format, "per_channel": per_channel},
-        force=True,
-        progress=Spoken(),
-    )
+    with quiet():
+        result = quantize(
+            input_model,
+            data,
+            output_model,
+            target=profile,
+            overrides={"mode": "static", "format": quant_format, "per_channel": per_channel},
+            force=True,
+            progress=Spoken(),
+        )
     proof = result.proof.to_dict()
     lines = [f"Calibrated and quantized model saved: {output_model} ({result.scheme.title})"]
     if proof["speed"] is not None:
