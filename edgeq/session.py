@@ -48,8 +48,11 @@ def onnxruntime() -> Any:
     return module
 
 
-def open_session(model: Path | bytes, settings: SessionSettings | None = None) -> Any:
+def open_session(model: Path | bytes, settings: SessionSettings | None = None, *, options: Any = None) -> Any:
     """Open an `onnxruntime.InferenceSession` for a file (external data allowed) or serialized bytes.
+
+    Args:
+        options: a caller's own `SessionOptions`; of `settings`, only the providers count then.
 
     Raises:
         RuntimeUnavailableError: onnxruntime is missing, or refuses the model or the settings.
@@ -57,6 +60,23 @@ def open_session(model: Path | bytes, settings: SessionSettings | None = None) -
     """
     settings = settings or SessionSettings()
     ort = onnxruntime()
+    options = options or _options(ort, settings)
+    source = model if isinstance(model, bytes) else os.fspath(model)
+    if isinstance(source, str) and not _is_utf8(source):
+        raise RuntimeUnavailableError(f"onnxruntime takes no path that is not UTF-8: {source!r}", "Rename it")
+    try:
+        return ort.InferenceSession(source, options, providers=list(settings.providers))
+    except Exception as error:  # onnxruntime raises a dozen unrelated types here, some of them bare Exception
+        _check_space(model, settings.save_optimized_to)
+        where = "the model" if isinstance(model, bytes) else str(model)
+        text = " ".join(str(error).split())
+        raise RuntimeUnavailableError(
+            f"onnxruntime {ort.__version__} refuses {where}: {text}",
+            "Check the model with `edgeq inspect`, or use a newer onnxruntime",
+        ) from error
+
+
+def _options(ort: Any, settings: SessionSettings) -> Any:
     options = ort.SessionOptions()
     options.log_severity_level = 4  # what it logs as an error it also raises, and that becomes one line
     options.graph_optimization_level = {
@@ -73,19 +93,7 @@ def open_session(model: Path | bytes, settings: SessionSettings | None = None) -
         options.profile_file_prefix = os.fspath(settings.profile_prefix)
     for key, value in sorted(settings.config.items()):
         options.add_session_config_entry(key, value)
-    source = model if isinstance(model, bytes) else os.fspath(model)
-    if isinstance(source, str) and not _is_utf8(source):
-        raise RuntimeUnavailableError(f"onnxruntime takes no path that is not UTF-8: {source!r}", "Rename it")
-    try:
-        return ort.InferenceSession(source, options, providers=list(settings.providers))
-    except Exception as error:  # onnxruntime raises a dozen unrelated types here, some of them bare Exception
-        _check_space(model, settings.save_optimized_to)
-        where = "the model" if isinstance(model, bytes) else str(model)
-        text = " ".join(str(error).split())
-        raise RuntimeUnavailableError(
-            f"onnxruntime {ort.__version__} refuses {where}: {text}",
-            "Check the model with `edgeq inspect`, or use a newer onnxruntime",
-        ) from error
+    return options
 
 
 def _check_space(model: Path | bytes, written: Path | None) -> None:

@@ -4,6 +4,9 @@ For a threshold T the reference P is the distribution with everything beyond ±T
 remains of the distribution without that when its bins are joined into as many levels as the integer type has and each
 level's weight is spread evenly over its bins that are not empty. The threshold with the least D(P‖Q) wins (Migacz,
 "8-bit inference with TensorRT", GTC 2017). Exact zeros are left out: they are represented exactly at every threshold.
+
+A window must hold half of the data. Where all data lie away from zero, one that holds none, or only the first few, has
+P and Q alike, everything in the outermost bin, and would win with a divergence of zero.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from edgeq.calibrate.linear import BINS, Linear
 
 CANDIDATES = 128
 """Thresholds tried: every 32nd bin."""
+LEAST_HELD = 0.5
+"""Share of the data that a window must hold."""
 FLOOR = 1e-4
 """Weight, in elements, of a bin of Q that is empty where P is not; without it the divergence would be infinite."""
 
@@ -28,7 +33,9 @@ def entropy_range(linear: Linear, *, levels: int, symmetric: bool) -> tuple[floa
             reach are left off.
     """
     start, stop = windows(linear.counts, levels, symmetric=symmetric)
-    best = int(np.argmin(divergences(linear.counts, start, stop, levels)))
+    sums = _running(linear.counts)
+    held = sums[stop] - sums[start] >= LEAST_HELD * sums[-1]
+    best = int(np.argmin(np.where(held, divergences(linear.counts, start, stop, levels), np.inf)))
     return float(start[best] - BINS) * linear.width, float(stop[best] - BINS) * linear.width
 
 

@@ -27,7 +27,7 @@ _DATA = (
         "--task", help="What to measure on --val: classification, detection, anomaly, similarity, or path.py:factory."
     ),
     click.option("--annotations", type=PATH, help="Detection: COCO instances file."),
-    click.option("--decoder", help="Detection: yolox, yolov8, ssd, or path.py:function."),
+    click.option("--decoder", help="Detection: yolox, yolov3, yolov5, yolov8, ssd, or path.py:function."),
     click.option("--class-offset", type=int, help="Classification: scores in front of class 0 (background: 1)."),
 )
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgeq.errors import ModelError, RuntimeUnavailableError
 from edgeq.session import SessionSettings, onnxruntime, open_session
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 # ConstantSharing renames weights; the other two choose quantized or layout-specific forms, a backend's business.
 _DISABLED = ("ConstantSharing", "WeightBiasQuantization", "NchwcTransformer")
@@ -38,3 +42,30 @@ def optimize_basic(model: Path, optimized: Path, *, source: Path, external: bool
             f"{source}: onnxruntime {version} refuses it: {text[:300]}",
             "Run it in onnxruntime where it was exported; if an operator is unknown, use a newer onnxruntime",
         ) from error
+
+
+def settle(model: ir.Model, before: ir.Model) -> None:
+    """Put what ONNX Runtime wrote in order, in place: the producer and metadata of the model `before`, only operator
+    sets in use, and weights in the order in which nodes use them, where it writes that of a hash table."""
+    _identify_as(model, before)
+    _order_initializers(model)
+
+
+def _identify_as(model: ir.Model, before: ir.Model) -> None:
+    model.producer_name, model.producer_version = before.producer_name, before.producer_version
+    model.domain, model.model_version, model.doc_string = before.domain, before.model_version, before.doc_string
+    model.metadata_props.clear()
+    model.metadata_props.update(before.metadata_props)
+    used = {node.domain for graph in model.graphs() for node in graph} | {""}
+    for domain in [d for d in model.opset_imports if d not in used]:
+        del model.opset_imports[domain]
+
+
+def _order_initializers(model: ir.Model) -> None:
+    for graph in model.graphs():
+        used = [v.name for node in graph.all_nodes() for v in node.inputs if v is not None and v.is_initializer()]
+        rank = {name: position for position, name in reversed(list(enumerate(used)))}
+        values = sorted(graph.initializers.values(), key=lambda v: (rank.get(v.name, len(used)), v.name or ""))
+        graph.initializers.clear()
+        for value in values:
+            graph.register_initializer(value)

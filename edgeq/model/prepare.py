@@ -24,8 +24,8 @@ from edgeq.model.load import (
 )
 from edgeq.model.names import name_nodes
 from edgeq.model.opset import raise_opset
-from edgeq.model.optimize import optimize_basic
-from edgeq.model.shapes import describe, infer_shapes, unknown_shapes
+from edgeq.model.optimize import optimize_basic, settle
+from edgeq.model.shapes import describe, unknown_shapes, write_shapes
 from edgeq.model.tensors import iter_nodes, iter_tensors, tensor_bytes
 from edgeq.progress import SILENT, Progress
 from edgeq.signature import Signature
@@ -176,8 +176,7 @@ def _finished(optimized: Path, before: ir.Model, source: Path, notes: list[str])
     if plain:
         notes.append(f"{_count(plain, 'Gemm')} without factors, with one bias for each output")
     tidy(model)
-    _identify_as(model, before)
-    _order_initializers(model)
+    settle(model, before)
     proto = ir.serde.serialize_model(model)
     name_nodes(proto)
     _set_shapes(proto, notes)
@@ -185,40 +184,10 @@ def _finished(optimized: Path, before: ir.Model, source: Path, notes: list[str])
     return proto
 
 
-def _identify_as(model: ir.Model, before: ir.Model) -> None:
-    """Carry the producer and metadata of the source, and import only the operator sets in use."""
-    model.producer_name, model.producer_version = before.producer_name, before.producer_version
-    model.domain, model.model_version, model.doc_string = before.domain, before.model_version, before.doc_string
-    model.metadata_props.clear()
-    model.metadata_props.update(before.metadata_props)
-    used = {node.domain for graph in model.graphs() for node in graph} | {""}
-    for domain in [d for d in model.opset_imports if d not in used]:
-        del model.opset_imports[domain]
-
-
-def _order_initializers(model: ir.Model) -> None:
-    """Weights in the order in which nodes use them; ONNX Runtime writes them in the order of a hash table."""
-    for graph in model.graphs():
-        used = [v.name for node in graph.all_nodes() for v in node.inputs if v is not None and v.is_initializer()]
-        rank = {name: position for position, name in reversed(list(enumerate(used)))}
-        values = sorted(graph.initializers.values(), key=lambda v: (rank.get(v.name, len(used)), v.name or ""))
-        graph.initializers.clear()
-        for value in values:
-            graph.register_initializer(value)
-
-
 def _set_shapes(proto: onnx.ModelProto, notes: list[str]) -> None:
-    shapes, trouble = infer_shapes(proto)
+    trouble = write_shapes(proto)
     if trouble:
         notes.append(f"symbolic shape inference gave up ({trouble}); onnx's own was used")
-    outputs = {o.name for o in proto.graph.output}
-    made = [o for node in proto.graph.node for o in node.output if o in shapes and o not in outputs]
-    infos = [shapes[name] for name in made]
-    for output in proto.graph.output:
-        if not output.type.tensor_type.HasField("shape") and output.name in shapes:
-            output.CopyFrom(shapes[output.name])
-    del proto.graph.value_info[:]
-    proto.graph.value_info.extend(infos)
     unknown = unknown_shapes(proto)
     if unknown:
         listed = ", ".join(unknown[:_LISTED]) + (", …" if len(unknown) > _LISTED else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
@@ -15,10 +16,32 @@ MAX_ACTIVATION_BYTES = 2**36
 _WIDEST_ELEMENT = 16
 
 
-def infer_shapes(model: onnx.ModelProto) -> tuple[dict[str, onnx.ValueInfoProto], str]:
+@dataclass(frozen=True)
+class SymbolicOptions:
+    """How ONNX Runtime's symbolic inference decides where a model leaves it a choice.
+
+    Attributes:
+        int_max: integers from this on stand for "to the end", as in Slice.
+        auto_merge: make two symbols one where they must be equal; else the inference gives up there.
+        guess_output_rank: give operators that it does not know the rank of their first input.
+        verbose: 0 to 3, what it logs.
+    """
+
+    int_max: int = 2**31 - 1
+    auto_merge: bool = True
+    guess_output_rank: bool = False
+    verbose: int = 0
+
+
+def infer_shapes(
+    model: onnx.ModelProto, symbolic: SymbolicOptions | None = SymbolicOptions()
+) -> tuple[dict[str, onnx.ValueInfoProto], str]:
     """Type and shape of each tensor of the main graph, by name; what the model says itself is the last resort.
 
     Weights may be external: they are not read.
+
+    Args:
+        symbolic: None leaves it to onnx's own inference.
 
     Returns:
         The shapes, and why symbolic inference could not be used ("" when it could).
@@ -27,7 +50,7 @@ def infer_shapes(model: onnx.ModelProto) -> tuple[dict[str, onnx.ValueInfoProto]
     known = {v.name: v for v in model.graph.value_info}
     trouble = ""
     try:
-        inferred = _symbolic(bare)
+        inferred = onnx.shape_inference.infer_shapes(bare) if symbolic is None else _symbolic(bare, symbolic)
     except (
         Exception
     ) as error:  # sympy, assertions and bare Exceptions of the inference tool: any of them means fallback
@@ -37,6 +60,24 @@ def infer_shapes(model: onnx.ModelProto) -> tuple[dict[str, onnx.ValueInfoProto]
         if value.name not in known or _knowledge(value) >= _knowledge(known[value.name]):
             known[value.name] = value
     return known, trouble
+
+
+def write_shapes(model: onnx.ModelProto, symbolic: SymbolicOptions | None = SymbolicOptions()) -> str:
+    """Write what `infer_shapes` finds into the model's `value_info` and its outputs that lack a shape, in place.
+
+    Returns:
+        Why symbolic inference could not be used; "" when it could.
+    """
+    shapes, trouble = infer_shapes(model, symbolic)
+    outputs = {o.name for o in model.graph.output}
+    made = [o for node in model.graph.node for o in node.output if o in shapes and o not in outputs]
+    infos = [shapes[name] for name in made]
+    for output in model.graph.output:
+        if not output.type.tensor_type.HasField("shape") and output.name in shapes:
+            output.CopyFrom(shapes[output.name])
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(infos)
+    return trouble
 
 
 def unknown_shapes(model: onnx.ModelProto) -> tuple[str, ...]:
@@ -63,12 +104,12 @@ def describe(model: onnx.ModelProto, path: Path) -> None:
     model.graph.value_info.extend(inferred.graph.value_info)
 
 
-def _symbolic(bare: onnx.ModelProto) -> onnx.ModelProto:
+def _symbolic(bare: onnx.ModelProto, options: SymbolicOptions) -> onnx.ModelProto:
     """ONNX Runtime's symbolic inference, step by step: its own driver leaves a file in the working directory where the
     inference is incomplete."""
     from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
 
-    inference = SymbolicShapeInference(2**31 - 1, True, False, 0)
+    inference = SymbolicShapeInference(options.int_max, options.auto_merge, options.guess_output_rank, options.verbose)
     inference._preprocess(bare)
     complete = False
     while inference.run_:

@@ -139,12 +139,27 @@ def test_entropy_equals_the_plain_reference(name: str, levels: int, symmetric: b
     linear = linear_of(histogram_of(VALUES[name]))
     start, stop = windows(linear.counts, levels, symmetric=symmetric)
     fast = divergences(linear.counts, start, stop, levels)
-    best = int(np.argmin(fast))
+    held = [linear.counts[a:b].sum() >= 0.5 * linear.counts.sum() for a, b in zip(start, stop, strict=True)]
+    best = int(np.argmin(np.where(held, fast, np.inf)))
     for i in {0, best, *range(0, start.size, 16)}:
         plain = plain_divergence(linear.counts, int(start[i]), int(stop[i]), levels)
         assert fast[i] == pytest.approx(plain, rel=1e-9, abs=1e-11)
     low, high = entropy_range(linear, levels=levels, symmetric=symmetric)
     assert (low, high) == ((start[best] - BINS) * linear.width, (stop[best] - BINS) * linear.width)
+
+
+@pytest.mark.parametrize(("least", "symmetric"), [(0.5, True), (0.1, True), (0.1, False), (0.9, False)])
+def test_entropy_of_data_away_from_zero_does_not_clip_all_of_it(least: float, symmetric: bool) -> None:
+    """A window without data has no divergence at all."""
+    values = np.random.default_rng(0).uniform(least, 1, 10000).astype(np.float32)
+    for sign in (1, -1):
+        span = derive_ranges(
+            statistics_of(t=sign * values),
+            "entropy",
+            activation_type="int8" if symmetric else "uint8",
+            symmetric=symmetric,
+        )["t"]
+        assert 0.8 < span.bound <= 1
 
 
 def test_entropy_cuts_outliers_that_minmax_keeps() -> None:

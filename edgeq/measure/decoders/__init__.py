@@ -25,6 +25,8 @@ class Decoder(Protocol):
 DECODERS: Mapping[str, str] = MappingProxyType(
     {
         "yolox": "edgeq.measure.decoders.yolox:decode",
+        "yolov3": "edgeq.measure.decoders.yolov3:decode",
+        "yolov5": "edgeq.measure.decoders.yolov5:decode",
         "yolov8": "edgeq.measure.decoders.yolov8:decode",
         "ssd": "edgeq.measure.decoders.ssd:decode",
     }

@@ -7,6 +7,7 @@ import pytest
 
 from edgeq.errors import UsageError
 from edgeq.measure.decoders import DECODERS, load_decoder
+from edgeq.measure.decoders.yolov3 import ANCHORS
 from edgeq.measure.decoders.yolox import anchors
 
 SIZE = (64, 96)  # width, height: not square, so that a swap shows
@@ -38,6 +39,57 @@ def test_yolox_takes_a_fourth_level() -> None:
     n = 16 * 16 + 8 * 8 + 4 * 4 + 2 * 2
     found = load_decoder("yolox")({"output": np.zeros((1, n, 6), np.float32)}, (128, 128))
     assert found.boxes[-1].tolist() == [32, 32, 96, 96]
+
+
+def test_yolov5() -> None:
+    head = np.zeros((1, 20, 8), np.float32)
+    head[0, 3] = [30, 40, 10, 20, 0.5, 0.1, 0.2, 0.8]
+    found = load_decoder("yolov5")({"output": head, "raw": np.zeros((1, 3, 4, 4, 8), np.float32)}, SIZE)
+    assert found.boxes[3].tolist() == [25, 30, 35, 50]
+    assert found.classes[3] == 2
+    assert found.scores[3] == pytest.approx(0.4)
+
+
+def test_yolov3_inverts_its_encoding() -> None:
+    """One object at each level, in a cell and with an anchor of its own, encoded by the paper's formulas."""
+
+    def logit(share: float) -> float:
+        return float(np.log(share / (1 - share)))
+
+    outputs, wanted = {}, []
+    for stride, place, (x, y, w, h) in (
+        (32, 2, (40, 70, 100, 80)),
+        (8, 0, (13, 21, 12, 20)),
+        (16, 1, (50, 30, 60, 40)),
+    ):
+        level = np.full((3, 5 + 2, SIZE[1] // stride, SIZE[0] // stride), -20, np.float32)
+        anchor = ANCHORS[stride][place]
+        column, row = x // stride, y // stride
+        level[place, :, row, column] = [
+            logit(x / stride - column),
+            logit(y / stride - row),
+            np.log(w / anchor[0]),
+            np.log(h / anchor[1]),
+            logit(0.8),
+            logit(0.1),
+            logit(0.9),
+        ]
+        outputs[f"level{stride}"] = level.reshape(1, -1, *level.shape[2:])
+        wanted.append([x - w / 2, y - h / 2, x + w / 2, y + h / 2])
+    found = load_decoder("yolov3")(outputs, SIZE)
+    assert len(found) == 3 * (8 * 12 + 4 * 6 + 2 * 3)
+    best = np.argsort(-found.scores)[:3]
+    np.testing.assert_allclose(found.scores[best], 0.72, rtol=1e-5)
+    assert found.classes[best].tolist() == [1, 1, 1]
+    np.testing.assert_allclose(sorted(found.boxes[best].tolist()), sorted(wanted), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 21, 5, 8), (1, 20, 12, 8), (2, 21, 12, 8), (1, 15, 12, 8), (1, 21, 96), (1, 21, 12, 0)]
+)
+def test_yolov3_refuses_other_shapes(shape: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError, match="yolov3"):
+        load_decoder("yolov3")({"output": np.zeros(shape, np.float32)}, SIZE)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -77,7 +129,7 @@ def test_outputs_of_another_head_are_refused(name: str, shape: tuple[int, ...]) 
 
 
 def test_unknown_names_list_the_known() -> None:
-    with pytest.raises(UsageError, match="yolox, yolov8, ssd"):
+    with pytest.raises(UsageError, match="yolox, yolov3, yolov5, yolov8, ssd"):
         load_decoder("centernet")
 
 

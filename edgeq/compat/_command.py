@@ -1,0 +1,65 @@
+"""What the command lines of the older tools share: their way of writing booleans, and errors in one line."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from edgeq.errors import EdgeqError
+from edgeq.progress import Advance
+
+F = TypeVar("F", bound=Callable[..., Any])
+INTERRUPTED = 130
+SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "show_default": True}
+
+
+class Spoken:
+    """Progress of a command that users redirect: its notes on stderr, nothing else."""
+
+    @contextmanager
+    def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
+        del title, total
+        yield lambda steps: None
+
+    def note(self, text: str) -> None:
+        click.echo(text, err=True)
+
+
+def switch(*names: str, help: str) -> Callable[[F], F]:
+    """A boolean that may stand alone (`--flag`) or say what it is (`--flag True`, `--flag=false`, `--flag 0`).
+
+    The older tools took some of theirs as text of which every spelling, "False" too, was true.
+    """
+    return click.option(*names, is_flag=False, flag_value="true", default="false", type=click.BOOL, help=help)
+
+
+def one_line_errors(function: F) -> F:
+    """End a command on edgeq's errors with one line and their exit code."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except EdgeqError as error:
+            click.echo(f"edgeq: {error}", err=True)
+            sys.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("edgeq: interrupted; nothing half-written was left behind", err=True)
+            sys.exit(INTERRUPTED)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def images_or_arrays(dataset: str, for_images: str) -> str | None:
+    """`for_images` where a data set is images and says nothing itself; None, which takes what it says, else."""
+    from edgeq.data.files import find_files
+    from edgeq.data.preprocess import find_sidecar
+
+    found = find_files(dataset)
+    return for_images if found.kind == "images" and find_sidecar([Path(dataset), found.root]) is None else None

@@ -1,0 +1,152 @@
+"""python -m edgeq.compat.detector: the object detection example of ONNX Runtime's quantization tools, end to end.
+
+Calibrates a detector on a folder of images, part by part, writes the tables for the TensorRT provider, and measures
+the mean average precision of the model on annotated images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgeq.compat._command import SETTINGS, one_line_errors
+from edgeq.compat.readers import DataReader, YoloDataReader
+from edgeq.errors import UsageError
+from edgeq.scheme import Method
+
+if TYPE_CHECKING:
+    from edgeq.calibrate.statistics import Statistics
+    from edgeq.data.samples import Sample
+
+METHODS: Mapping[str, Method] = {"MinMax": "minmax", "Entropy": "entropy", "Percentile": "percentile"}
+TABLES = "calibration.flatbuffers, calibration.json and calibration.cache"
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """A reader's runs as calibration takes them: batches without what fills the last one."""
+
+    reader: DataReader
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    def __iter__(self) -> Iterator[Sample]:
+        import dataclasses
+
+        for run in self.reader.runs():
+            valid = run.context.get("valid")
+            inputs = {name: array[:valid] if array.ndim else array for name, array in run.inputs.items()}
+            yield dataclasses.replace(run, inputs=inputs)
+
+    def digest(self) -> str:
+        return self.reader.samples.digest()
+
+
+def collect_readers(model_path: str | Path, readers: Iterable[DataReader]) -> Statistics:
+    """What a model's tensors hold over all readers, which may be parts of one data set: merging loses nothing.
+
+    The model is observed as it is, so that the tensors have the names that a runtime will ask for.
+
+    Raises:
+        UsageError: there are no readers.
+        DataError, CalibrationError: as `edgeq.calibrate.collect` has it.
+    """
+    from edgeq.calibrate.collect import collect
+    from edgeq.model.load import model_digest
+
+    path = Path(model_path)
+    digest = model_digest(path)
+    whole: Statistics | None = None
+    for reader in readers:
+        part = collect(path, _Runs(reader), model_digest=digest)
+        whole = part if whole is None else whole.merge(part)
+    if whole is None:
+        raise UsageError("there are no readers to calibrate with", "Give at least one")
+    return whole
+
+
+@click.command("detector", context_settings=SETTINGS)
+@click.option("--model", type=click.Path(path_type=Path), required=True, help="Float model.")
+@click.option("--calibration_dataset", help="Images to calibrate with; without them nothing is calibrated.")
+@click.option("--validation_dataset", help="Annotated images; without them nothing is evaluated.")
+@click.option("--annotations", type=click.Path(path_type=Path), help="COCO instances of the annotated images.")
+@click.option("--decoder", help="Of the model's head: yolox, yolov3, yolov5, yolov8, ssd, or path.py:function.")
+@click.option("--calibrate_method", type=click.Choice(list(METHODS)), default="Entropy", help="How ranges are found.")
+@click.option("--width", type=click.IntRange(min=1), default=416, help="Of the model's input.")
+@click.option("--height", type=click.IntRange(min=1), default=416, help="Of the model's input.")
+@click.option("--preprocess", help="Instead of a letterbox in the centre, RGB in 0..1.")
+@click.option("--start_index", type=click.IntRange(min=0), default=0, help="First image.")
+@click.option("--end_index", type=click.IntRange(min=0), default=0, help="First image left out; 0: none.")
+@click.option("--stride", type=click.IntRange(min=1), default=1000, help="Images a part.")
+@click.option("--batch_size", type=click.IntRange(min=1), default=1, help="Images a run.")
+@click.option("--output_dir", type=click.Path(path_type=Path), default=Path(), help="Where the tables go.")
+@click.option("--provider", default="CPUExecutionProvider", help="Execution provider for the evaluation.")
+@one_line_errors
+def command(**options: Any) -> None:
+    """Calibrate a detector for TensorRT and evaluate it on COCO."""
+    for line in run(**options):
+        click.echo(line)
+
+
+def run(
+    *,
+    model: Path,
+    calibration_dataset: str | None,
+    validation_dataset: str | None,
+    annotations: Path | None,
+    decoder: str | None,
+    calibrate_method: str,
+    width: int,
+    height: int,
+    preprocess: str | None,
+    start_index: int,
+    end_index: int,
+    stride: int,
+    batch_size: int,
+    output_dir: Path,
+    provider: str,
+) -> Iterator[str]:
+    """Do what the options say; the lines to print."""
+    from edgeq.calibrate.ranges import derive_ranges
+    from edgeq.calibrate.table import write_tables
+    from edgeq.compat.evaluators import DetectionEvaluator
+
+    if calibration_dataset is None and validation_dataset is None:
+        raise UsageError("there is nothing to do", "Give --calibration_dataset, --validation_dataset, or both")
+
+    def readers(dataset: str) -> Iterator[DataReader]:
+        reader = YoloDataReader(
+            dataset, width, height, start_index, end_index, 1, batch_size, model, preprocess=preprocess
+        )
+        last = start_index + reader.get_dataset_size()
+        for start in range(start_index, last, stride):
+            reader.set_range(start, min(start + stride, last))
+            yield reader
+
+    evaluator = None
+    if validation_dataset is not None:
+        if annotations is None or decoder is None:
+            raise UsageError("an evaluation needs annotations and a decoder", "Give --annotations and --decoder")
+        # Opened before minutes of calibration.
+        evaluator = DetectionEvaluator(model, None, providers=[provider], annotations=annotations, decoder=decoder)
+    if calibration_dataset is not None:
+        statistics = collect_readers(model, readers(calibration_dataset))
+        # TensorRT's int8 is symmetric.
+        method = METHODS[calibrate_method]
+        ranges = derive_ranges(statistics, method, activation_type="int8", symmetric=True)
+        write_tables(output_dir, ranges)
+        yield f"{output_dir}: {TABLES} of {len(ranges)} tensors, {calibrate_method} over {statistics.samples} runs"
+    if validation_dataset is not None and evaluator is not None:
+        for reader in readers(validation_dataset):
+            evaluator.set_data_reader(reader)
+            evaluator.predict()
+        yield from (f"{name}: {value:.4f}" for name, value in evaluator.get_result().items())
+
+
+if __name__ == "__main__":
+    command()

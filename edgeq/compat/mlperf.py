@@ -1,0 +1,218 @@
+"""python -m edgeq.compat.mlperf: main.py of MLPerf inference's vision benchmark, for what its options mean here.
+
+    python -m edgeq.compat.mlperf --profile resnet50-onnxruntime --model resnet50.onnx --dataset-path imagenet/ \\
+        --accuracy --count 500
+
+With --accuracy, top-1 or mean average precision of the first --count items; without, latency and throughput in a
+scenario. It measures as `edgeq eval` and `edgeq bench` do; it is no submission and needs no loadgen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgeq.compat._command import SETTINGS, Spoken, one_line_errors
+from edgeq.errors import UsageError
+
+SCENARIOS = {
+    "SingleStream": "single-stream",
+    "MultiStream": "multi-stream",
+    "Server": "server",
+    "Offline": "offline",
+}
+VAL_MAP = "val_map.txt"
+"""Where the benchmark keeps ImageNet's labels: lines of file name and class, beside the images."""
+_SHARE = 0.875
+_MEANS = [123.68, 116.78, 103.94]
+
+
+def _imagenet(*arithmetic: Mapping[str, Any]) -> dict[str, Any]:
+    """Short side 256, centre 224, then `arithmetic`; the benchmark resizes with OpenCV, which rounds otherwise."""
+    short = {"op": "resize", "size": round(224 / _SHARE), "rule": "short", "filter": "bilinear", "rounding": "floor"}
+    crop = {"op": "crop", "size": 224, "rounding": "floor"}
+    return {"steps": [short, crop, *arithmetic, {"op": "layout", "axes": "model"}]}
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What the benchmark knows of a data set: the task, and how images become inputs (None: the user says)."""
+
+    task: str
+    preprocess: Mapping[str, Any] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+DATASETS: Mapping[str, Dataset] = {
+    "imagenet": Dataset("classification", _imagenet({"op": "subtract", "value": _MEANS})),
+    "imagenet_mobilenet": Dataset(
+        "classification",
+        _imagenet({"op": "divide", "value": 127.5}, {"op": "subtract", "value": 1}),
+        {"class_offset": 1},
+    ),
+    "coco": Dataset("detection"),
+}
+PROFILES: Mapping[str, str] = {
+    "defaults": "imagenet",
+    "resnet50-onnxruntime": "imagenet",
+    "mobilenet-onnxruntime": "imagenet_mobilenet",
+}
+
+
+@click.command("mlperf", context_settings=SETTINGS)
+@click.option("--model", type=click.Path(path_type=Path), required=True, help="Model, or a bundle.")
+@click.option("--dataset-path", type=click.Path(path_type=Path), required=True, help="Folder of the data set.")
+@click.option("--dataset", type=click.Choice(list(DATASETS)), help="Which data set; the profile's if not given.")
+@click.option("--dataset-list", help=f"ImageNet: file of names and classes [{VAL_MAP}]; COCO: instances file.")
+@click.option("--profile", type=click.Choice(list(PROFILES)), default="defaults", help="A model of the benchmark.")
+@click.option("--backend", type=click.Choice(["onnxruntime"]), default="onnxruntime", help="There is one.")
+@click.option("--scenario", type=click.Choice(list(SCENARIOS)), default="SingleStream", help="Without --accuracy.")
+@click.option("--accuracy", is_flag=True, help="Measure accuracy, not speed.")
+@click.option("-n", "--count", type=click.IntRange(min=1), help="Items of the data set to use. [accuracy: all]")
+@click.option("--threads", type=click.IntRange(min=0), default=0, help="Threads inside an operator; 0: all cores.")
+@click.option("--max-batchsize", type=click.IntRange(min=1), default=1, help="Items a run: Offline, MultiStream.")
+@click.option("--time", "seconds", type=click.FloatRange(min=0), default=2.0, help="Seconds at least.")
+@click.option("--qps", type=float, help="Server: arrivals a second; else the most that holds is searched.")
+@click.option("--max-latency", type=float, help="Server: bound on the 99th percentile, in seconds.")
+@click.option("--outputs", help="The output to look at, where there are several.")
+@click.option("--output", "folder", type=click.Path(path_type=Path), help="Folder for results.json.")
+@click.option("--cache", default=0, help="Accepted: nothing needs to be cached.")
+@click.option("--preprocess", help="Instead of the data set's: a name, a .toml file, or steps.")
+@click.option("--class-offset", type=int, help="Scores in front of class 0.")
+@click.option("--decoder", help="COCO: yolox, yolov3, yolov5, yolov8, ssd, or path.py:function.")
+@one_line_errors
+def command(**options: Any) -> None:
+    """Measure accuracy or speed of an image model as MLPerf's main.py does."""
+    result = run(**options)
+    click.echo(line_of(result))
+
+
+def run(
+    *,
+    model: Path,
+    dataset_path: Path,
+    dataset: str | None,
+    dataset_list: str | None,
+    profile: str,
+    scenario: str,
+    accuracy: bool,
+    count: int | None,
+    folder: Path | None,
+    preprocess: str | None,
+    class_offset: int | None,
+    decoder: str | None,
+    outputs: str | None,
+    threads: int,
+    backend: str,
+    cache: int,
+    **timing: Any,
+) -> dict[str, Any]:
+    """Do what the options say; what was found, as results.json has it."""
+    del backend, cache
+    name = dataset or PROFILES[profile]
+    known = DATASETS[name]
+    chosen = preprocess or known.preprocess
+    if chosen is None:
+        raise UsageError(f"--dataset {name} does not say how images become inputs", "Give --preprocess")
+    result: dict[str, Any] = {"model": str(model), "dataset": name, "scenario": scenario}
+    if accuracy:
+        options = {"class_offset": class_offset, "decoder": decoder, "output": outputs}
+        given = {key: value for key, value in options.items() if value is not None}
+        result |= _accuracy(
+            model, dataset_path, known, dataset_list, chosen, {**known.options, **given}, count, threads
+        )
+    else:
+        result |= _speed(model, dataset_path, chosen, SCENARIOS[scenario], count, threads, **timing)
+    if folder is not None:
+        from edgeq.atomic import output_file
+
+        with output_file(folder / "results.json", force=True) as draft:
+            draft.write_text(json.dumps(result, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return result
+
+
+def line_of(result: Mapping[str, Any]) -> str:
+    """The line that main.py ends with."""
+    figures = ", ".join(f"{k}={v:.4g}" for k, v in result["figures"].items())
+    if "metrics" not in result:
+        return f"TestScenario.{result['scenario']} {figures}"
+    metrics = ", ".join(f"{name}={100 * value:.3f}%" for name, value in result["metrics"].items())
+    return f"TestScenario.{result['scenario']} {metrics}, {figures}"
+
+
+def _accuracy(
+    model: Path,
+    data: Path,
+    dataset: Dataset,
+    dataset_list: str | None,
+    preprocess: Any,
+    options: Mapping[str, Any],
+    count: int | None,
+    threads: int,
+) -> dict[str, Any]:
+    from edgeq.measure.evaluation import Question, answer
+    from edgeq.measure.task import TaskOptions
+    from edgeq.session import SessionSettings
+
+    labels: str | None = None
+    if dataset.task == "classification":
+        beside = data / VAL_MAP
+        labels = dataset_list or (str(beside) if beside.is_file() else None)
+    elif dataset_list is not None:
+        options = {**options, "annotations": Path(dataset_list)}
+    question = Question(
+        model,
+        str(data),
+        dataset.task,
+        TaskOptions(**options),
+        preprocess=preprocess,
+        labels=labels,
+        count=count,
+        settings=SessionSettings(intra_op_threads=threads),
+    )
+    found = answer(question, progress=Spoken())
+    assert found.accuracy is not None, "there is a task"
+    return {"metrics": dict(found.accuracy.metrics), "figures": {"total": found.count}}
+
+
+def _speed(
+    model: Path,
+    data: Path,
+    preprocess: Any,
+    scenario: str,
+    count: int | None,
+    threads: int,
+    *,
+    max_batchsize: int,
+    seconds: float,
+    qps: float | None,
+    max_latency: float | None,
+) -> dict[str, Any]:
+    from edgeq_device.bench_settings import BenchSettings
+
+    from edgeq.device import device_errors
+    from edgeq.measure.bench import BenchData, bench
+
+    settings = BenchSettings(
+        scenarios=(scenario,),
+        min_duration_s=seconds,
+        batch=max_batchsize,
+        target_qps=qps,
+        latency_bound_ms=1000 * max_latency if max_latency is not None else None,
+        threads=threads,
+    )
+    with device_errors():
+        settings.check()
+    found = bench(model, data=BenchData(str(data), preprocess, count), settings=settings, progress=Spoken())
+    name = list(found.models)[-1]
+    figures = {key: value for key, value in found.latency(name, scenario).items() if isinstance(value, int | float)}
+    return {"figures": figures}
+
+
+if __name__ == "__main__":
+    command()

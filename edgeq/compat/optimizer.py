@@ -1,0 +1,216 @@
+"""python -m edgeq.compat.optimizer: ONNX Runtime's `transformers.optimizer`, checked; `optimize_model` as a function.
+
+The fusions are ONNX Runtime's, with all its options. What they make is looked at before it is written: it must load,
+and answer what the model answered.
+
+    python -m edgeq.compat.optimizer --input bert.onnx --output bert.opt.onnx --model_type bert
+    quantize_dynamic("bert.opt.onnx", "bert.int8.onnx", op_types_to_quantize=["Attention", "MatMul", ...])
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from edgeq.backends.quantizer import one_line, quiet
+from edgeq.compat._command import SETTINGS, Spoken, one_line_errors
+from edgeq.errors import CheckFailedError, DataError, ModelError, RuntimeUnavailableError, UsageError
+from edgeq.progress import SILENT, Progress
+
+LEAST_SQNR_DB = 40.0
+"""Fused operators add in another order, and a fused Gelu may be another approximation of it; no more."""
+_HALF_SQNR_DB = 25.0
+_SIZE = 8
+"""Of every free axis of made-up inputs."""
+
+
+def optimize_model(input: str | Path | onnx.ModelProto, model_type: str = "bert", **options: Any) -> Any:
+    """`onnxruntime.transformers.optimizer.optimize_model`: its arguments, its `OnnxModel`.
+
+    Where PyTorch is not installed, which onnxruntime asks for before it runs its own optimisation, the basic level is
+    done without it. An Unsqueeze over several axes is split before: only so is an attention mask recognised.
+
+    Raises:
+        ModelError: the model is damaged, or the optimizer fails on it.
+        UsageError: an option that the installed onnxruntime does not know.
+        RuntimeUnavailableError: the options need PyTorch.
+    """
+    from edgeq.model.load import load_model, save_model
+
+    with tempfile.TemporaryDirectory(prefix="edgeq-optimizer-") as folder:
+        path = Path(folder) / "given.onnx"
+        if isinstance(input, str | Path):
+            path = Path(input)
+            load_model(path, external_data="none")
+        else:
+            save_model(input, path)
+        source, level = _prepared(path, model_type, options.get("opt_level"), Path(folder))
+        with _failures(path), quiet():
+            from onnxruntime.transformers.optimizer import optimize_model as theirs
+
+            return theirs(str(source), model_type, **{**options, "opt_level": level})
+
+
+def _prepared(path: Path, model_type: str, level: int | None, folder: Path) -> tuple[Path, int | None]:
+    """The model to give to onnxruntime's optimizer, and the level to ask for: its masks in the form that it knows, and
+    the basic level done where it would want PyTorch."""
+    from onnxruntime.transformers.optimizer import MODEL_TYPES
+
+    from edgeq.compat.preprocess import quant_pre_process
+    from edgeq.model.load import load_model, save_model
+    from edgeq.model.names import name_nodes
+    from edgeq.tune.recover.fuse_attention import split_unsqueezes
+
+    if model_type not in MODEL_TYPES:
+        raise UsageError(f"unknown model type {model_type!r}", f"Known: {', '.join(sorted(MODEL_TYPES))}")
+    wanted = MODEL_TYPES[model_type][2] if level is None else level
+    if wanted > 1 and find_spec("torch") is None:
+        raise RuntimeUnavailableError(
+            f"onnxruntime's optimizer needs torch for level {wanted}", "pip install torch, or take level 0 or 1"
+        )
+    if wanted == 1 and find_spec("torch") is None:
+        basic = folder / "basic.onnx"
+        quant_pre_process(path, basic, skip_symbolic_shape=True, skip_onnx_shape=True)
+        path, level = basic, 0
+    model = load_model(path, external_data="none")
+    name_nodes(model)
+    if split_unsqueezes(model):
+        save_model(model, folder / "split.onnx", base=path.absolute().parent)
+        path = folder / "split.onnx"
+    return path, level
+
+
+@contextmanager
+def _failures(path: Path) -> Iterator[None]:
+    """What onnxruntime's optimizer raises, as edgeq's errors."""
+    try:
+        yield
+    except TypeError as error:
+        raise UsageError(f"onnxruntime's optimizer: {one_line(error)}", "See its documentation") from error
+    except (ValueError, RuntimeError, AssertionError, KeyError, IndexError) as error:
+        raise ModelError(
+            f"{path}: onnxruntime's optimizer fails: {one_line(error)}", "Try another model type"
+        ) from error
+
+
+def check_same(before: Path, after: Path, *, least_sqnr_db: float = LEAST_SQNR_DB, progress: Progress = SILENT) -> None:
+    """Hold an optimised model's answer to a made-up input against the answer of the model that it was made from.
+
+    Models are not comparable where their inputs differ (`--input_int32`) or the original does not take made-up values;
+    then it is only said.
+
+    Raises:
+        ModelError: the optimised model does not load.
+        CheckFailedError: it answers something else.
+    """
+    from edgeq.measure.accuracy import examine
+    from edgeq.model.load import load_model, model_signature
+    from edgeq.session import open_session
+
+    load_model(after, external_data="none")
+    try:
+        sessions = {"before": open_session(before), "after": open_session(after)}
+    except RuntimeUnavailableError as error:
+        raise ModelError(error.problem, "Run it on the provider that it was optimised for") from error
+    signature = model_signature(before)
+    if signature.inputs != model_signature(after).inputs:
+        progress.note("not compared with the model before: the inputs differ")
+        return
+    from edgeq.data.samples import open_samples
+
+    feed = {spec.name: _made_up(spec.dtype, spec.shape) for spec in signature.inputs}
+    try:
+        found = examine(sessions, open_samples([feed], signature), reference="before").agreement["after"]
+    except (DataError, RuntimeUnavailableError) as error:
+        progress.note(f"not compared with the model before: it does not take made-up inputs ({error.problem})")
+        return
+    if found.sqnr_db < least_sqnr_db or any(output.nonfinite or output.mismatched for output in found.outputs):
+        raise CheckFailedError(
+            f"the optimised model answers otherwise ({found.sqnr_db:.1f} dB)", "Disable fusions until it does not"
+        )
+    progress.note(f"same answer as before: {found.sqnr_db:.0f} dB")
+
+
+def _made_up(dtype: np.dtype[Any], shape: Sequence[int | str | None] | None) -> NDArray[Any]:
+    """Ones for whole numbers, which are valid tokens, masks and segments; noise for floats."""
+    sizes = [size if isinstance(size, int) else _SIZE for size in shape or ()]
+    if dtype.kind == "f":
+        return np.random.default_rng(0).normal(size=sizes).astype(dtype)
+    return np.ones(sizes, dtype)
+
+
+@click.command("optimizer", context_settings={**SETTINGS, "ignore_unknown_options": True})
+@click.option("--input", "source", type=click.Path(path_type=Path), required=True, help="Float model.")
+@click.option("--output", type=click.Path(path_type=Path), required=True, help="Result; replaced if it exists.")
+@click.argument("rest", nargs=-1, type=click.UNPROCESSED)
+@one_line_errors
+def command(source: Path, output: Path, rest: tuple[str, ...]) -> None:
+    """Fuse the operators of a transformer. All other options are those of onnxruntime.transformers.optimizer."""
+    click.echo(run(source, output, rest, progress=Spoken()))
+
+
+def run(source: Path, output: Path, rest: Sequence[str], *, progress: Progress = SILENT) -> str:
+    """Do what the options say; the line to print."""
+    from edgeq.atomic import check_apart, output_file
+    from edgeq.model.load import load_model, model_files
+
+    before = load_model(source, external_data="none")
+    check_apart(output, model_files(source))
+    with (
+        tempfile.TemporaryDirectory(prefix="edgeq-optimizer-") as folder,
+        output_file(output, force=True) as draft,
+    ):
+        given = _value(rest, "--opt_level")
+        model_type = _value(rest, "--model_type") or "bert"
+        start, level = _prepared(source, model_type, int(given) if given else None, Path(folder))
+        _theirs(start, draft, rest if level is None else [*rest, "--opt_level", str(level)])
+        if not draft.is_file():
+            raise ModelError(f"{source}: onnxruntime's optimizer wrote nothing", "Try another --model_type")
+        least = _HALF_SQNR_DB if "--float16" in rest else LEAST_SQNR_DB
+        check_same(source, draft, least_sqnr_db=least, progress=progress)
+        after = load_model(draft, external_data="none")
+    counts = Counter(node.op_type for node in after.graph.node if node.domain == "com.microsoft")
+    listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing"
+    return f"{output}: {len(before.graph.node)} nodes → {len(after.graph.node)}; fused: {listed}"
+
+
+def _value(arguments: Sequence[str], name: str) -> str | None:
+    """Of an option, as `--name value` or `--name=value`; the last one counts."""
+    found = None
+    for place, argument in enumerate(arguments):
+        if argument == name and place + 1 < len(arguments):
+            found = arguments[place + 1]
+        elif argument.startswith(f"{name}="):
+            found = argument.removeprefix(f"{name}=")
+    return found
+
+
+def _theirs(source: Path, draft: Path, rest: Sequence[str]) -> None:
+    """onnxruntime's own command, in this process: its options are its business."""
+    arguments = sys.argv
+    sys.argv = ["optimizer", "--input", str(source), "--output", str(draft), *rest]
+    try:
+        with _failures(source), quiet():
+            from onnxruntime.transformers.optimizer import main
+
+            main()
+    except SystemExit as error:
+        if error.code:
+            raise UsageError("onnxruntime's optimizer refuses an option", "The lines above name it") from None
+    finally:
+        sys.argv = arguments
+
+
+if __name__ == "__main__":
+    command()

@@ -1,0 +1,258 @@
+"""python -m edgeq.compat.preprocess: ONNX Runtime's `quantization.preprocess`, and `quant_pre_process` as a function.
+
+Symbolic shape inference, ONNX Runtime's basic optimisation and onnx's shape inference, each of which can be skipped.
+The model keeps its operator set, its types and the names of what survives. What differs from the older tool is in
+docs/migration-tools.md.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgeq.compat._command import SETTINGS, Spoken, one_line_errors, switch
+from edgeq.errors import ModelError, UsageError
+from edgeq.progress import SILENT, Progress
+
+if TYPE_CHECKING:
+    import onnx
+
+    from edgeq.model.shapes import SymbolicOptions
+
+_INT_MAX = 2**31 - 1
+IR_WITH_CONSTANTS = 4
+"""The first IR version whose initializers need not be inputs."""
+
+
+def quant_pre_process(
+    input_model: str | Path | onnx.ModelProto | None = None,
+    output_model_path: str | Path | None = None,
+    skip_optimization: bool = False,
+    skip_onnx_shape: bool = False,
+    skip_symbolic_shape: bool = False,
+    auto_merge: bool = False,
+    int_max: int = _INT_MAX,
+    guess_output_rank: bool = False,
+    verbose: int = 0,
+    save_as_external_data: bool = False,
+    all_tensors_to_one_file: bool = False,
+    external_data_location: str | None = None,
+    external_data_size_threshold: int = 1024,
+    *,
+    input_model_path: str | Path | None = None,
+    progress: Progress = SILENT,
+) -> None:
+    """Infer shapes and optimise, in preparation for quantization.
+
+    Args:
+        input_model: a path, or a model in memory (of less than 2 GB).
+        output_model_path: replaced if it exists, with its data files.
+        skip_optimization, skip_onnx_shape, skip_symbolic_shape: leave out a step.
+        auto_merge, int_max, guess_output_rank, verbose: see `edgeq.model.shapes.SymbolicOptions`.
+        save_as_external_data: weights beside the model; a model too large for one file is saved so without being asked.
+        all_tensors_to_one_file: in one file, else in one each.
+        external_data_location: name of that one file; "<output>.data" if not given.
+        external_data_size_threshold: bytes from which on a weight goes there.
+        input_model_path: what `input_model` was called until 2023.
+
+    Raises:
+        UsageError: arguments that make no sense.
+        ModelError: the model is damaged, or onnxruntime refuses it.
+        OutputError: the output cannot be written.
+    """
+    from edgeq.model.load import INLINE_LIMIT, save_model
+    from edgeq.model.shapes import SymbolicOptions
+
+    source = input_model if input_model is not None else input_model_path
+    if source is None or output_model_path is None:
+        raise UsageError("a model and a place for the result are needed", "Give input_model and output_model_path")
+    symbolic = None if skip_symbolic_shape else SymbolicOptions(int_max, auto_merge, guess_output_rank, verbose)
+    output = Path(output_model_path)
+    with tempfile.TemporaryDirectory(prefix="edgeq-preprocess-") as folder:
+        if isinstance(source, str | os.PathLike):
+            path = Path(source)
+        else:
+            path = Path(folder) / "model.onnx"
+            save_model(source, path, inline_limit=INLINE_LIMIT)
+        model, base = preprocessed(
+            path,
+            Path(folder),
+            symbolic=symbolic,
+            optimize=not skip_optimization,
+            onnx_shapes=not skip_onnx_shape,
+            progress=progress,
+        )
+        location = external_data_location or f"{output.name}.data"
+        write(
+            model,
+            output,
+            base=base,
+            location=location if all_tensors_to_one_file else None,
+            threshold=external_data_size_threshold if save_as_external_data else None,
+            inputs=[path],
+        )
+
+
+def preprocessed(
+    path: Path,
+    workdir: Path,
+    *,
+    symbolic: SymbolicOptions | None,
+    optimize: bool,
+    onnx_shapes: bool,
+    progress: Progress = SILENT,
+) -> tuple[onnx.ModelProto, Path]:
+    """The model after the chosen steps, and the folder that its external data is relative to."""
+    from edgeq.model.load import load_model
+    from edgeq.model.names import name_nodes
+    from edgeq.model.shapes import unknown_shapes
+
+    model = load_model(path, external_data="none")
+    base = path.absolute().parent
+    named = name_nodes(model)
+    if named:
+        progress.note(f"{named} nodes named, which had no name of their own")
+    _make_constant(model, progress)
+    if symbolic is not None:
+        _describe(model, symbolic, progress)
+    if optimize:
+        model = _optimized(model, base, path, workdir, progress)
+        base = workdir
+    if onnx_shapes:
+        _describe(model, None, progress)
+    # Optimisation makes tensors that the first inference has not seen.
+    if optimize and symbolic is not None and unknown_shapes(model):
+        _describe(model, symbolic, progress)
+    _check(model, path)
+    return model, base
+
+
+def write(
+    model: onnx.ModelProto,
+    output: Path,
+    *,
+    base: Path,
+    location: str | None,
+    threshold: int | None,
+    inputs: list[Path],
+) -> None:
+    """Write a model in one step, replacing an earlier one.
+
+    Args:
+        base: folder of its external data.
+        location: of the one data file; None for one each.
+        threshold: bytes from which on weights are external; None where only size decides.
+        inputs: model files that must not be replaced, nor their data.
+    """
+    from edgeq.atomic import check_apart, output_file
+    from edgeq.model.external import save_external
+    from edgeq.model.load import model_files, save_model
+
+    kept = [file for path in inputs for file in model_files(path)]
+    check_apart(output, kept)
+    with output_file(output, force=True) as draft:
+        if threshold is None:
+            save_model(model, draft, base=base)
+        else:
+            save_external(model, draft, base=base, location=location, threshold=threshold)
+        for file in draft.parent.iterdir():
+            check_apart(output.parent / file.name, kept)
+
+
+def _make_constant(model: onnx.ModelProto, progress: Progress) -> None:
+    """Take initializers out of the inputs, in place: as inputs they could be overridden, and nothing is folded."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in weights]
+    if len(inputs) == len(model.graph.input):
+        return
+    progress.note(f"{len(model.graph.input) - len(inputs)} weights were inputs, and are constants now")
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    model.ir_version = max(model.ir_version, IR_WITH_CONSTANTS)
+
+
+def _describe(model: onnx.ModelProto, symbolic: SymbolicOptions | None, progress: Progress) -> None:
+    """Write inferred shapes into the model, in place."""
+    from edgeq.model.shapes import write_shapes
+
+    trouble = write_shapes(model, symbolic)
+    if trouble:
+        progress.note(f"symbolic shape inference gave up ({trouble}); onnx's own was used")
+
+
+def _optimized(model: onnx.ModelProto, base: Path, source: Path, workdir: Path, progress: Progress) -> onnx.ModelProto:
+    """ONNX Runtime's basic optimisation, with 16-bit floats widened before: it runs them in float32 on a CPU, and would
+    leave a Cast behind every weight."""
+    import onnx_ir as ir
+
+    from edgeq.model.clean import tidy
+    from edgeq.model.load import INLINE_LIMIT, save_model
+    from edgeq.model.optimize import optimize_basic, settle
+    from edgeq.model.tensors import iter_tensors, tensor_bytes
+    from edgeq.model.widen import widen_half
+
+    graph = ir.serde.deserialize_model(model)
+    ir.external_data.set_base_dir(graph.graph, base)
+    tidy(graph)
+    widened = widen_half(graph)
+    if widened:
+        progress.note(f"16-bit floats widened to float32 ({widened} weights): that is what int8 is made from")
+    raw, optimized = workdir / "raw.onnx", workdir / "optimized.onnx"
+    written = ir.serde.serialize_model(graph)
+    save_model(written, raw, base=base)
+    external = sum(tensor_bytes(tensor) for tensor in iter_tensors(written)) > INLINE_LIMIT
+    optimize_basic(raw, optimized, source=source, external=external)
+    result = ir.load(optimized)
+    settle(result, graph)
+    return ir.serde.serialize_model(result)
+
+
+def _check(model: onnx.ModelProto, path: Path) -> None:
+    from edgeq.model.load import check_valid
+
+    try:
+        check_valid(model, path)
+    except ModelError as error:
+        raise ModelError(f"{error.problem} (after preprocessing)", "Skip a step, and report this model") from error
+
+
+def symbolic_options(function: Any) -> Any:
+    """The options of symbolic inference, which two commands have."""
+    for option in (
+        switch("--auto_merge", help="Make symbols one that must be equal."),
+        click.option("--int_max", type=int, default=_INT_MAX, help="Integers from this on mean: to the end."),
+        switch("--guess_output_rank", help="Give unknown operators the rank of their first input."),
+        click.option("--verbose", type=click.IntRange(0, 3), default=0, help="0: quiet, 1: warnings, 3: all."),
+        switch("--save_as_external_data", help="Keep weights beside the model."),
+        switch("--all_tensors_to_one_file", help="Keep them in one file, not in one each."),
+        click.option("--external_data_location", help="Name of that one file."),
+        click.option(
+            "--external_data_size_threshold",
+            type=click.IntRange(min=0),
+            default=1024,
+            help="Bytes from which on a weight is kept there.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+@click.command("preprocess", context_settings=SETTINGS)
+@click.option("--input", "input_model", type=click.Path(path_type=Path), required=True, help="Float model.")
+@click.option("--output", "output_model_path", type=click.Path(path_type=Path), required=True, help="Result.")
+@switch("--skip_optimization", help="Leave out ONNX Runtime's optimisation.")
+@switch("--skip_onnx_shape", help="Leave out onnx's shape inference.")
+@switch("--skip_symbolic_shape", help="Leave out symbolic shape inference.")
+@symbolic_options
+@one_line_errors
+def command(**options: Any) -> None:
+    """Optimise a model and infer its shapes, in preparation for quantization."""
+    quant_pre_process(**options, progress=Spoken())
+
+
+if __name__ == "__main__":
+    command()

@@ -1,0 +1,222 @@
+"""ONNX Runtime's `quantization.qdq_loss_debug`: the same functions, the same dictionaries.
+
+Weights are matched in every quantized format, not by name in QDQ models alone. `edgeq debug` says more: which layers
+lose the accuracy, and why (docs/debug.md).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeq.errors import UsageError
+
+if TYPE_CHECKING:
+    import onnx
+
+Array = NDArray[Any]
+Arrays = Sequence[Array]
+WeightError = Callable[[Any, Any], float]
+ActivationError = Callable[[Any, Any], float]
+
+SAVED = "_ReshapedSavedOutput"
+"""What the older tool appends to the name of a tensor that it makes an output, as one row of numbers."""
+_SHAPE = "EdgeqSavedOutputShape"
+_QUANTIZED_INPUT = "_QuantizeLinear_Input"
+_DEQUANTIZED = re.compile(r"(?P<name>.+)_DequantizeLinear_Output(_\d+)?")
+
+
+def modify_model_output_intermediate_tensors(
+    input_model_path: str | Path,
+    output_model_path: str | Path,
+    op_types_for_saving: Sequence[str] | None = None,
+    save_as_external_data: bool = False,
+) -> None:
+    """Write a model that also gives the float tensors that its nodes read and make, flattened, for debugging.
+
+    Tensors of the main graph; constants are left out, and tensors of which no inference can tell the type.
+
+    Args:
+        output_model_path: replaced if it exists.
+        op_types_for_saving: the operator types whose inputs and outputs to give; None takes all.
+        save_as_external_data: keep weights in a file beside the model; a large model does without being asked.
+    """
+    from edgeq.compat.preprocess import write
+    from edgeq.model.load import load_model
+
+    source, output = Path(input_model_path), Path(output_model_path)
+    model = load_model(source, external_data="none")
+    _add_outputs(model, _float_tensors(model, op_types_for_saving))
+    write(
+        model,
+        output,
+        base=source.absolute().parent,
+        location=f"{output.name}.data",
+        threshold=1024 if save_as_external_data else None,
+        inputs=[source],
+    )
+
+
+def collect_activations(
+    augmented_model: str | Path,
+    input_reader: Any,
+    session_options: Any = None,
+    execution_providers: Sequence[str] | None = None,
+) -> dict[str, list[Array]]:
+    """Run a model that `modify_model_output_intermediate_tensors` wrote and keep, per tensor, one array a batch.
+
+    Args:
+        input_reader: an object with `get_next`, or anything else that `edgeq.data.samples.open_samples` takes.
+        session_options: onnxruntime's `SessionOptions`; without them the graph runs as it is written.
+        execution_providers: the CPU if not given.
+
+    Raises:
+        DataError: there are no inputs, or the model refuses one.
+    """
+    from edgeq.data.samples import open_samples
+    from edgeq.measure.inference import inferences
+    from edgeq.model.load import model_signature
+    from edgeq.session import SessionSettings, open_session
+
+    path = Path(augmented_model)
+    settings = SessionSettings(providers=tuple(execution_providers or ("CPUExecutionProvider",)), optimization="none")
+    session = open_session(path, settings, options=session_options)
+    samples = open_samples(input_reader, model_signature(path))
+    found: dict[str, list[Array]] = {}
+    for _, outputs in inferences({str(path): session}, samples):
+        for name, array in outputs[str(path)].items():
+            # What is saved goes before the model's own output of that name.
+            if f"{name}{SAVED}" not in outputs[str(path)]:
+                found.setdefault(name.removesuffix(SAVED), []).append(array)
+    return found
+
+
+def create_activation_matching(
+    qdq_activations: Mapping[str, Arrays], float_activations: Mapping[str, Arrays] | None = None
+) -> dict[str, dict[str, Arrays]]:
+    """Activations of a QDQ model before and after QuantizeLinear/DequantizeLinear, and those of the float model.
+
+    Args:
+        qdq_activations, float_activations: what `collect_activations` gave of each model.
+
+    Returns:
+        name → "pre_qdq", "post_qdq" and, with `float_activations` and where that model has the tensor, "float".
+    """
+    found: dict[str, dict[str, Arrays]] = {}
+    for name, before, after in _pairs(qdq_activations):
+        found[name] = {"pre_qdq": qdq_activations[before], "post_qdq": qdq_activations[after]}
+        if float_activations is not None and name in float_activations:
+            found[name]["float"] = float_activations[name]
+    return found
+
+
+def create_weight_matching(float_model_path: str | Path, qdq_model_path: str | Path) -> dict[str, dict[str, Array]]:
+    """Weights of the float model and what the quantized one computes with: name → "float", "dequantized".
+
+    Args:
+        float_model_path: the model that was quantized: preprocessed, where it was.
+        qdq_model_path: QDQ, QOperator, or dynamically quantized.
+    """
+    from edgeq.measure.layers import match_weights, read_graph, weight_values
+
+    float_graph, quantized = read_graph(Path(float_model_path)), read_graph(Path(qdq_model_path))
+    found: dict[str, dict[str, Array]] = {}
+    for match in match_weights(float_graph, quantized):
+        values, numbers = weight_values(float_graph, quantized, match)
+        found[match.name] = {"float": values, "dequantized": numbers}
+    return found
+
+
+def compute_signal_to_quantization_noice_ratio(x: Array | Arrays, y: Array | Arrays) -> float:
+    """20 log10(|x| / |x - y|) in dB over all arrays; norms are at least the smallest step of a double above 1, so that
+    it is finite. The spelling is the older tool's."""
+    left, right = _in_a_row(x), _in_a_row(y)
+    if left.size != right.size:
+        raise UsageError(f"{left.size} values cannot be compared with {right.size}", "Give the same tensors")
+    signal, noise = (max(float(np.linalg.norm(v)), sys.float_info.epsilon) for v in (left, left - right))
+    return 20 * math.log10(signal / noise)
+
+
+def compute_weight_error(
+    weights_match: Mapping[str, Mapping[str, Array]],
+    err_func: WeightError = compute_signal_to_quantization_noice_ratio,
+) -> dict[str, float]:
+    """`err_func` of each weight of `create_weight_matching`."""
+    return {name: err_func(match["float"], match["dequantized"]) for name, match in weights_match.items()}
+
+
+def compute_activation_error(
+    activations_match: Mapping[str, Mapping[str, Arrays]],
+    err_func: ActivationError = compute_signal_to_quantization_noice_ratio,
+) -> dict[str, dict[str, float]]:
+    """`err_func` of each activation of `create_activation_matching`: "qdq_err" of rounding it, and "xmodel_err" of the
+    two models where the float model's was given."""
+    found: dict[str, dict[str, float]] = {}
+    for name, match in activations_match.items():
+        found[name] = {"qdq_err": err_func(match["pre_qdq"], match["post_qdq"])}
+        if "float" in match:
+            found[name]["xmodel_err"] = err_func(match["float"], match["post_qdq"])
+    return found
+
+
+def _float_tensors(model: onnx.ModelProto, op_types: Sequence[str] | None) -> dict[str, int]:
+    """Tensors that nodes read and make, and their element type, in the order of the graph."""
+    from onnx import TensorProto
+
+    from edgeq.model.shapes import infer_shapes
+
+    values = [*infer_shapes(model)[0].values(), *model.graph.input, *model.graph.output]
+    types = {v.name: v.type.tensor_type.elem_type for v in values}
+    weights = {tensor.name for tensor in model.graph.initializer}
+    found: dict[str, int] = {}
+    for node in model.graph.node:
+        if op_types is not None and node.op_type not in op_types:
+            continue
+        for name in (*node.input, *node.output):
+            if name not in weights and types.get(name) in (TensorProto.FLOAT, TensorProto.FLOAT16):
+                found[name] = types[name]
+    return found
+
+
+def _add_outputs(model: onnx.ModelProto, tensors: Mapping[str, int]) -> None:
+    from onnx import helper, numpy_helper
+
+    from edgeq.compat.preprocess import IR_WITH_CONSTANTS
+
+    graph = model.graph
+    # The format's oldest version, 3, wants every initializer among the inputs.
+    model.ir_version = max(model.ir_version, IR_WITH_CONSTANTS)
+    graph.initializer.append(numpy_helper.from_array(np.array([-1], np.int64), _SHAPE))
+    for name, element_type in tensors.items():
+        graph.node.append(helper.make_node("Reshape", [name, _SHAPE], [name + SAVED], name + SAVED))
+        graph.output.append(helper.make_tensor_value_info(name + SAVED, element_type, [None]))
+
+
+def _pairs(activations: Mapping[str, Arrays]) -> Iterator[tuple[str, str, str]]:
+    """(activation, its tensor before rounding, and after), each activation once."""
+    seen: set[str] = set()
+    for name in activations:
+        if name.endswith(_QUANTIZED_INPUT):
+            # A graph output keeps its name behind DequantizeLinear.
+            pair = (name.removesuffix(_QUANTIZED_INPUT), name, name.removesuffix(_QUANTIZED_INPUT))
+        elif match := _DEQUANTIZED.fullmatch(name):
+            pair = (match["name"], match["name"], name)
+        else:
+            continue
+        if pair[0] not in seen and pair[1] in activations and pair[2] in activations:
+            seen.add(pair[0])
+            yield pair
+
+
+def _in_a_row(arrays: Array | Arrays) -> NDArray[np.float64]:
+    parts = [arrays] if isinstance(arrays, np.ndarray) else list(arrays)
+    if not parts:
+        raise UsageError("there are no arrays to compare", "Collect activations first")
+    return np.concatenate([np.asarray(part, np.float64).reshape(-1) for part in parts])

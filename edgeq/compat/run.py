@@ -1,0 +1,74 @@
+"""python -m edgeq.compat.run: the command of ONNX Runtime's image classification example (run.py).
+
+Calibrates on a folder, quantizes, and times both models. Behind it is `edgeq quantize`: the profile of this machine
+chooses integer types and the operators that are worth it, and the result is proven before it is written.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgeq.compat._command import SETTINGS, Spoken, images_or_arrays, one_line_errors, switch
+from edgeq.compat.readers import RESNET50
+
+_FORMATS = ("QDQ", "QOperator")
+
+
+@click.command("run", context_settings=SETTINGS)
+@click.option("--input_model", type=click.Path(path_type=Path), required=True, help="Float model, preprocessed or not.")
+@click.option("--output_model", type=click.Path(path_type=Path), required=True, help="Result; replaced if it exists.")
+@click.option("--calibrate_dataset", default="./test_images", help="Images, .npz, .pb ...")
+@click.option(
+    "--quant_format", type=click.Choice(_FORMATS, case_sensitive=False), default="QDQ", help="Form of the result."
+)
+@switch("--per_channel", help="One weight scale a channel.")
+@click.option("--preprocess", help=f"Preprocessing, as `edgeq preprocess` lists them. Images: [{RESNET50}]")
+@click.option("--profile", default="auto", help="Hardware that the model is for; auto is this machine.")
+@one_line_errors
+def command(**options: Any) -> None:
+    """Calibrate, quantize and time an image classifier."""
+    for line in run(**options):
+        click.echo(line)
+
+
+def run(
+    *,
+    input_model: Path,
+    output_model: Path,
+    calibrate_dataset: str,
+    quant_format: str,
+    per_channel: bool,
+    preprocess: str | None,
+    profile: str,
+) -> list[str]:
+    """Do what the options say; the lines to print."""
+    from edgeq.backends.quantizer import quiet
+    from edgeq.pipeline.job import Data
+    from edgeq.pipeline.quantize import quantize
+
+    data = Data(calibrate_dataset, preprocess or images_or_arrays(calibrate_dataset, RESNET50))
+    with quiet():
+        result = quantize(
+            input_model,
+            data,
+            output_model,
+            target=profile,
+            overrides={"mode": "static", "format": quant_format, "per_channel": per_channel},
+            force=True,
+            progress=Spoken(),
+        )
+    proof = result.proof.to_dict()
+    lines = [f"Calibrated and quantized model saved: {output_model} ({result.scheme.title})"]
+    if proof["speed"] is not None:
+        latency = proof["speed"]["latency"]
+        lines += [f"{name}: {figures['mean_ms']:.2f} ms on average" for name, figures in latency.items()]
+    lines += [f"warning: {warning}" for warning in proof["warnings"]]
+    lines += [f"set the session option {key}={value}" for key, value in result.session_options.items()]
+    return lines
+
+
+if __name__ == "__main__":
+    command()

@@ -1,0 +1,66 @@
+"""python -m edgeq.compat.run_qdq_debug: the debugging command of ONNX Runtime's examples (run_qdq_debug.py).
+
+Prints how well each weight and each activation of the quantized model stands for the float model's, in dB.
+`edgeq debug` says which of them cost the accuracy, and why.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgeq.compat._command import SETTINGS, images_or_arrays, one_line_errors
+from edgeq.compat.readers import RESNET50
+
+
+@click.command("run_qdq_debug", context_settings=SETTINGS)
+@click.option("--float_model", type=click.Path(path_type=Path), required=True, help="Model that was quantized.")
+@click.option("--qdq_model", type=click.Path(path_type=Path), required=True, help="Quantized model.")
+@click.option("--calibrate_dataset", default="./test_images", help="Images, .npz, .pb ...")
+@click.option("--preprocess", help=f"Preprocessing, as `edgeq preprocess` lists them. Images: [{RESNET50}]")
+@click.option("--count", type=click.IntRange(min=1), default=8, help="Samples at most; all their activations are kept.")
+@one_line_errors
+def command(**options: Any) -> None:
+    """Compare the weights and activations of a float model and its quantized form."""
+    for line in run(**options):
+        click.echo(line)
+
+
+def run(
+    *, float_model: Path, qdq_model: Path, calibrate_dataset: str, preprocess: str | None, count: int
+) -> Iterator[str]:
+    """Do what the options say; the lines to print."""
+    from edgeq.compat.qdq_loss_debug import (
+        collect_activations,
+        compute_activation_error,
+        compute_weight_error,
+        create_activation_matching,
+        create_weight_matching,
+        modify_model_output_intermediate_tensors,
+    )
+    from edgeq.compat.readers import DataReader
+
+    weights = compute_weight_error(create_weight_matching(float_model, qdq_model))
+    yield "Weights, float against dequantized:"
+    for name, error in weights.items():
+        yield f"  {name}: {error:.2f} dB"
+    preprocess = preprocess or images_or_arrays(calibrate_dataset, RESNET50)
+    activations = []
+    with tempfile.TemporaryDirectory(prefix="edgeq-debug-") as folder:
+        for model in (qdq_model, float_model):
+            augmented = Path(folder) / "augmented.onnx"
+            modify_model_output_intermediate_tensors(model, augmented)
+            reader = DataReader(calibrate_dataset, model, preprocess=preprocess, end_index=count)
+            activations.append(collect_activations(augmented, reader))
+    yield "Activations, the float model's against the quantized one's, and before against after rounding:"
+    for name, errors in compute_activation_error(create_activation_matching(*activations)).items():
+        across = f"{errors['xmodel_err']:.2f} dB" if "xmodel_err" in errors else "not in the float model"
+        yield f"  {name}: {across}, {errors['qdq_err']:.2f} dB"
+
+
+if __name__ == "__main__":
+    command()

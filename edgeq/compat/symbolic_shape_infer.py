@@ -1,0 +1,68 @@
+"""python -m edgeq.compat.symbolic_shape_infer: ONNX Runtime's `tools.symbolic_shape_infer`, with its options.
+
+The inference is ONNX Runtime's. Where it gives up, what onnx's own inference finds is written, and said.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgeq.compat._command import SETTINGS, Spoken, one_line_errors
+from edgeq.compat.preprocess import preprocessed, symbolic_options, write
+
+
+@click.command("symbolic_shape_infer", context_settings=SETTINGS)
+@click.option("--input", "source", type=click.Path(path_type=Path), required=True, help="Model.")
+@click.option("--output", type=click.Path(path_type=Path), help="Result; without it, only what is not known is said.")
+@symbolic_options
+@one_line_errors
+def command(**options: Any) -> None:
+    """Infer the shapes of a model whose inputs have symbolic sizes."""
+    click.echo(run(**options))
+
+
+def run(
+    *,
+    source: Path,
+    output: Path | None,
+    auto_merge: bool,
+    int_max: int,
+    guess_output_rank: bool,
+    verbose: int,
+    save_as_external_data: bool,
+    all_tensors_to_one_file: bool,
+    external_data_location: str | None,
+    external_data_size_threshold: int,
+) -> str:
+    """Do what the options say; the line to print."""
+    from edgeq.model.shapes import SymbolicOptions, unknown_shapes
+
+    with tempfile.TemporaryDirectory(prefix="edgeq-shapes-") as folder:
+        model, base = preprocessed(
+            source,
+            Path(folder),
+            symbolic=SymbolicOptions(int_max, auto_merge, guess_output_rank, verbose),
+            optimize=False,
+            onnx_shapes=False,
+            progress=Spoken(),
+        )
+        if output is not None:
+            write(
+                model,
+                output,
+                base=base,
+                location=(external_data_location or f"{output.name}.data") if all_tensors_to_one_file else None,
+                threshold=external_data_size_threshold if save_as_external_data else None,
+                inputs=[source],
+            )
+        unknown = unknown_shapes(model)
+    listed = f": {', '.join(unknown)}" if unknown else ""
+    return f"{output or source}: {len(unknown)} tensors of unknown shape{listed}"
+
+
+if __name__ == "__main__":
+    command()
