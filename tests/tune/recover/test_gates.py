@@ -101,3 +101,12 @@ def test_products_that_are_no_gates() -> None:
     net.node("Mul", ["a_out", "g"], "gated by another")
     net.node("Mul", ["gated by another", "gated by another"], "squared")
     assert find_gates(net.model({"x": [1, 2, 3, 3]}, ["squared"])) == ()
+
+
+def test_a_product_along_another_axis_is_not_scaled() -> None:
+    net = Net()
+    net.conv("x", "c", 2, 4, 1)
+    net.silu("c_out", "y")
+    net.node("MatMul", ["y", net.constant("w", net.random.normal(size=(4, 4)))], "z")
+    (gate,) = find_gates(net.model({"x": [1, 2, 4, 4]}, ["z"]))
+    assert gate.readers == ()

@@ -10,6 +10,7 @@ import pytest
 
 from edgeq.calibrate.ranges import Range
 from edgeq.progress import SILENT
+from edgeq.scheme import Scheme
 from edgeq.tune.recover.drawn import channel_extrema, drawn_rows
 from edgeq.tune.recover.gate_plans import Plan, worth_it
 from edgeq.tune.recover.gates import VALUE, find_gates
@@ -22,11 +23,11 @@ SHAPE = [1, 3, 12, 12]
 
 
 @pytest.mark.parametrize("scheme", [SCHEME, SCHEME.replace(format="QOperator", activation_type="int8")])
-def test_uneven_channels_gain(tmp_path: Path, scheme: object) -> None:
+def test_uneven_channels_gain(tmp_path: Path, scheme: Scheme) -> None:
     model, samples = two_gates(uneven), few(8, SHAPE)
     recoverer = Recoverer(job_of(model, tmp_path, samples), target(), tmp_path)
-    plain = recoverer.state(SCHEME, [], tmp_path / "plain.onnx")
-    split = recoverer.state(SCHEME, ["split-gates"], tmp_path / "split.onnx")
+    plain = recoverer.state(scheme, [], tmp_path / "plain.onnx")
+    split = recoverer.state(scheme, ["split-gates"], tmp_path / "split.onnx")
     for sample in few(3, SHAPE, seed=5):
         np.testing.assert_allclose(
             run(split.prepared.path, sample.inputs)[0], run(model, sample.inputs)[0], rtol=1e-3, atol=1e-3
@@ -69,8 +70,9 @@ def test_draws_are_rows_of_the_tensors(tmp_path: Path) -> None:
     path.write_bytes(model.SerializeToString())
     layers = find_layers(model)
     tensors = [tensors_of(model, dict(sample.inputs)) for sample in samples]
-    extrema = channel_extrema(path, layers, samples, SILENT)
-    for name, rows in drawn_rows(onnx.load(path), path, layers, samples).items():
+    axes = {layer.output: 1 for layer in layers} | {"x": 1}
+    extrema = channel_extrema(path, axes, samples, SILENT)
+    for name, rows in drawn_rows(onnx.load(path), path, axes, samples).items():
         every = np.concatenate([t[name].transpose(0, 2, 3, 1).reshape(-1, t[name].shape[1]) for t in tensors])
         assert len(rows) == 3 * 144
         np.testing.assert_allclose(np.sort(rows, axis=0), np.sort(every, axis=0), atol=1e-5)

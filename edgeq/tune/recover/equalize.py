@@ -1,0 +1,223 @@
+"""Cross-layer equalization: channels between two layers scaled so that integers suit both layers and the tensor.
+
+Between layers A and B, with nothing between them but what commutes with positive factors (Relu, pooling), channel c may
+be divided by k[c] where A makes it and multiplied by k[c] where B reads it (Nagel et al. 2019, "Data-Free Quantization
+Through Weight Equalization and Bias Correction", section 4.1). They choose k for the weights alone. With one scale for
+each output channel A's weights bear any k, and it is the tensor that wants its channels alike. So several k are tried,
+powers of what the channels of A's weights, of the tensor and of B's weights reach, and the one is taken with the
+least noise at B's output, all errors taken for independent; x is the tensor, u what A reads, step that of x / k:
+
+    of the tensor       sum_c  |B[:, c]|^2  min((step k[c])^2 / 12, E[x_c^2])
+    of B's weights      sum_mc  e_mc^2  E[x_c^2] / k[c]^2              e: the rounding errors of B k
+    of A's weights      sum_cj  |B[:, c]|^2  k[c]^2  e_cj^2  E[u_j^2]  e: those of A / k, with one scale for all rows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from edgeq.data.samples import Samples
+from edgeq.model.load import load_model, model_digest, save_model
+from edgeq.progress import Progress
+from edgeq.scheme import Scheme
+from edgeq.tune.recover.base import Stage, State
+from edgeq.tune.recover.drawn import drawn_rows
+from edgeq.tune.recover.layers import Floats, Layer, find_layers
+from edgeq.tune.recover.rounding import weight_limits
+from edgeq.tune.recover.scaling import Weights, input_channels, only_layers, spread_over_taps
+from edgeq.tune.recover.uses import readers
+
+_COMMUTING = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LeakyRelu", "MaxPool", "Relu"})
+# (of A's weights, of the tensor): the powers that k takes of what channels reach; of B's weights the rest to -1.
+_POWERS = ((0.5, 0.0), (0.0, 0.5), (0.0, 0.75), (0.0, 1.0))
+_SWEEPS = 2
+_LEAST_GAIN = 10 ** (-1 / 10)
+"""A decibel of the noise between two layers; less is not worth another model."""
+_WIDEST = 1e3
+
+
+@dataclass(frozen=True)
+class CrossLayerEqualization:
+    """The recovery. The nodes stay as they are."""
+
+    name: str = "cross-layer-equalization"
+    title: str = "channels between two layers scaled for the least noise of both and of the tensor"
+    stage: Stage = "model"
+    free: bool = True
+
+    def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
+        """Raises:
+        EdgeqError: the model refuses a sample.
+        """
+        del progress
+        source = state.prepared.path
+        model = load_model(source, external_data="all")
+        kept = set(state.scheme.exclude)
+        pairs = [p for p in find_pairs(model) if not kept.issuperset((p.first.name, *(r.name for r in p.readers)))]
+        if not pairs:
+            return state.note(f"{self.name}: no layer hands its channels to other layers alone")
+        factors = equalize(model, source, pairs, samples, state.scheme)
+        if not factors:
+            return state.note(f"{self.name}: none of {len(pairs)} pairs of layers gains")
+        path = workdir / "equalized.onnx"
+        save_model(model, path)
+        prepared = replace(state.prepared, path=path, digest=model_digest(path))
+        names = ", ".join(pair.first.name for pair in pairs if pair.tensor in factors)
+        return state.replace(prepared=prepared).note(
+            f"{self.name}: channels behind {len(factors)} of {len(pairs)} layers scaled: {names}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Layers whose channels can be scaled: `first` makes them, `readers` read them, from `tensor`."""
+
+    first: Layer
+    tensor: str
+    readers: tuple[Layer, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Channels:
+    """Of a tensor, float64 [channels] each: how far it reaches below and above zero, and the mean square."""
+
+    below: Floats
+    above: Floats
+    power: Floats
+
+    def over(self, factor: Floats) -> Channels:
+        return Channels(self.below / factor, self.above / factor, self.power / factor**2)
+
+
+def find_pairs(model: onnx.ModelProto) -> tuple[Pair, ...]:
+    """All pairs of the main graph, in its order."""
+    layers = {layer.name: layer for layer in find_layers(model)}
+    weights, reading = Weights(model), readers(model)
+    outputs = {output.name for output in model.graph.output}
+    found = []
+    for first in layers.values():
+        tensor = first.output
+        while tensor not in outputs and len(reading.get(tensor, ())) == 1:
+            (node,) = reading[tensor]
+            if node.op_type not in _COMMUTING or len(node.output) > 1:
+                break
+            tensor = node.output[0]
+        behind = () if tensor in outputs else only_layers(reading.get(tensor, ()), tensor, first, layers)
+        if behind and weights.alone(first.weight, first.bias, *(reader.weight for reader in behind)):
+            found.append(Pair(first, tensor, behind))
+    return tuple(found)
+
+
+def equalize(
+    model: onnx.ModelProto, source: Path, pairs: Sequence[Pair], samples: Samples, scheme: Scheme
+) -> dict[str, Floats]:
+    """Scale the channels of `pairs` in `model`, in place, where there is something to gain.
+
+    Args:
+        model: with weights; `source` is its file, as it is now.
+
+    Returns:
+        By what each tensor was divided, float64 [channels]; tensors that stayed are not there.
+    """
+    seen = observe(model, source, pairs, samples)
+    weights = Weights(model)
+    total: dict[str, Floats] = {}
+    for _ in range(_SWEEPS):
+        for pair in pairs:
+            read = seen[pair.first.source].over(total.get(pair.first.source, np.ones(1)))
+            made = seen[pair.tensor].over(total.get(pair.tensor, np.ones(1)))
+            factor = best_factor(weights, pair, read, made, scheme)
+            if factor is not None:
+                scale_pair(weights, pair, factor)
+                total[pair.tensor] = total.get(pair.tensor, np.ones(1)) * factor
+    return total
+
+
+def scale_pair(weights: Weights, pair: Pair, factor: Floats) -> None:
+    """Divide the channels of a pair's tensor by `factor`."""
+    weight, bias = weights.scaled_outputs(pair.first, 1 / factor)
+    weights.replace(pair.first.weight, weight)
+    if bias is not None:
+        weights.replace(pair.first.bias, bias)
+    for reader in pair.readers:
+        weights.scale_inputs(reader, factor)
+
+
+def observe(model: onnx.ModelProto, source: Path, pairs: Sequence[Pair], samples: Samples) -> Mapping[str, Channels]:
+    """Of the tensors of `pairs` and those that the first layers read, by name."""
+    axes = {pair.first.source: pair.first.channel_axis for pair in pairs}
+    axes |= {pair.tensor: pair.first.channel_axis for pair in pairs}
+    return {
+        name: Channels(np.maximum(-rows.min(0), 0.0), np.maximum(rows.max(0), 0.0), (rows**2).mean(0))
+        for name, rows in drawn_rows(model, source, axes, samples).items()
+    }
+
+
+def best_factor(weights: Weights, pair: Pair, read: Channels, made: Channels, scheme: Scheme) -> Floats | None:
+    """The factor with the least noise, float64 [channels]; None where it gains less than a decibel."""
+    reach = _reach(pair.first, weights), np.maximum(made.below, made.above)
+    behind = np.max([_reach_of_inputs(reader, weights) for reader in pair.readers], axis=0)
+    one = np.ones(pair.first.outputs)
+    best, least = None, _LEAST_GAIN * noise(weights, pair, read, made, one, scheme)
+    for first, between in _POWERS:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            factor = _normalised(reach[0] ** first * reach[1] ** between * behind ** -(1 - first - between))
+        found = noise(weights, pair, read, made, factor, scheme)
+        if found < least:
+            best, least = factor, found
+    return best
+
+
+def noise(weights: Weights, pair: Pair, read: Channels, made: Channels, factor: Floats, scheme: Scheme) -> float:
+    """Expected squared error at the readers' outputs, summed over channels, if the tensor is divided by `factor`."""
+    scaled = made.over(factor)
+    if scheme.activation_symmetric:
+        step = 2 * float(np.maximum(scaled.below, scaled.above).max()) / 255
+    else:
+        step = float(scaled.below.max() + scaled.above.max()) / 255
+    least, most = weight_limits(scheme.weight_type, scheme.reduce_range)
+    importance = sum((weights.input_importance(reader) for reader in pair.readers), np.zeros(pair.first.outputs))
+    # What is less than half a step becomes zero, and is lost whole.
+    total = float((importance * np.minimum((step * factor) ** 2 / 12, made.power)).sum())
+    for reader in pair.readers:
+        rows = weights.rows(reader) * spread_over_taps(reader, factor)
+        errors = _rounding_errors(rows, scheme.per_channel, most - least)
+        total += float((errors**2 * spread_over_taps(reader, scaled.power)).sum())
+    if not scheme.per_channel:
+        rows = weights.rows(pair.first) / factor.reshape(pair.first.groups, -1, 1)
+        errors = _rounding_errors(rows, False, most - least)
+        lost = (errors**2 * spread_over_taps(pair.first, read.power)).sum(2).reshape(-1)
+        total += float((importance * factor**2 * lost).sum())
+    return total
+
+
+def _rounding_errors(rows: Floats, per_channel: bool, levels: int) -> Floats:
+    """Of weights [groups, outputs, taps], quantized around zero, with a scale for each output or one for all."""
+    steps = 2 * np.abs(rows).max(2 if per_channel else None, keepdims=True) / levels
+    steps = np.where(steps > 0, steps, 1.0)
+    return np.asarray(np.rint(rows / steps) * steps - rows, np.float64)
+
+
+def _reach(layer: Layer, weights: Weights) -> Floats:
+    """Largest magnitude of the weights of each output channel."""
+    return np.asarray(np.abs(weights.rows(layer)).max(2).reshape(-1), np.float64)
+
+
+def _reach_of_inputs(layer: Layer, weights: Weights) -> Floats:
+    """Largest magnitude of the weights that read each input channel."""
+    return np.asarray(np.abs(weights.rows(layer)).max(1).reshape(input_channels(layer), -1).max(1), np.float64)
+
+
+def _normalised(factor: Floats) -> Floats:
+    """With a geometric mean of 1; 1 for channels that are dead on either side."""
+    alive = np.isfinite(factor) & (factor > 0)
+    if not alive.any():
+        return np.ones_like(factor)
+    safe = np.where(alive, factor, 1.0)
+    middle = np.exp(np.log(safe[alive]).mean())
+    return np.where(alive, np.clip(safe / middle, 1 / _WIDEST, _WIDEST), 1.0)
