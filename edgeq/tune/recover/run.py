@@ -24,10 +24,12 @@ from edgeq.tune.recover.equalize import CrossLayerEqualization
 from edgeq.tune.recover.heads import FloatHead
 from edgeq.tune.recover.ranges import NonlinearRanges
 from edgeq.tune.recover.rounding import WeightRounding
+from edgeq.tune.recover.smoothquant import SmoothQuant
 from edgeq.tune.recover.split_gates import SplitGates
 
 _ALL: tuple[Recovery, ...] = (
     CrossLayerEqualization(),
+    SmoothQuant(),
     SplitGates(),
     SplitGates("split-more-gates", share=0.02),
     FloatHead(),
