@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from edgeq.hardware.target import resolve as resolve_target
     from edgeq.measure.accuracy import evaluate
     from edgeq.measure.bench import bench
+    from edgeq.measure.debug import debug
     from edgeq.pipeline.job import Data
     from edgeq.pipeline.package import package
     from edgeq.pipeline.quantize import quantize
     from edgeq.scheme import Scheme
+    from edgeq.tune.recover.alone import recovering
     from edgeq.tune.run import tune
 
 # Public name → where it lives; without ":" a package that is callable itself (see edgeq.callable_package).
@@ -36,11 +38,13 @@ _PUBLIC = {
     "Scheme": "edgeq.scheme:Scheme",
     "bench": "edgeq.measure.bench:bench",
     "calibrate": "edgeq.calibrate",
+    "debug": "edgeq.measure.debug:debug",
     "detect": "edgeq.hardware.detect:detect_machine",
     "evaluate": "edgeq.measure.accuracy:evaluate",
     "open_samples": "edgeq.data.samples:open_samples",
     "package": "edgeq.pipeline.package:package",
     "quantize": "edgeq.pipeline.quantize:quantize",
+    "recovering": "edgeq.tune.recover.alone:recovering",
     "register_preprocess": "edgeq.data.preprocess:register",
     "resolve_target": "edgeq.hardware.target:resolve",
     "tune": "edgeq.tune",
@@ -56,11 +60,13 @@ __all__ = [
     "__version__",
     "bench",
     "calibrate",
+    "debug",
     "detect",
     "evaluate",
     "open_samples",
     "package",
     "quantize",
+    "recovering",
     "register_preprocess",
     "resolve_target",
     "tune",

@@ -23,7 +23,7 @@ from edgeq.data.samples import Samples
 from edgeq.errors import CalibrationError, ModelError, UsageError
 from edgeq.model.int8_rules import Rule, int8_rules, quantizable_operators, slow_fusions
 from edgeq.model.load import is_quantized, load_model, save_model
-from edgeq.model.outlook import int8_outlook
+from edgeq.model.outlook import int8_outlook, stacked_products
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import WEIGHT_ONLY_TYPES, Scheme
 from edgeq.session import onnxruntime
@@ -202,7 +202,4 @@ def _float_nodes(prepared: PreparedModel, rules: Mapping[str, Rule], scheme: Sch
     that ONNX Runtime refuses."""
     model = load_model(prepared.path, external_data="none")
     found = [node.name for node in int8_outlook(model, rules) if node.verdict == "float"]
-    if scheme.per_channel:
-        others = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) != 2}
-        found += [n.name for n in model.graph.node if n.op_type == "MatMul" and others.intersection(n.input)]
-    return found
+    return [*found, *stacked_products(model)] if scheme.per_channel else found

@@ -22,19 +22,39 @@ if TYPE_CHECKING:
 @click.option(
     "--profile", "target", default="auto", help="auto, a profile, a target, or a .toml file.", show_default=True
 )
+@click.option(
+    "--recover",
+    multiple=True,
+    metavar="METHOD",
+    help="Accuracy recovery (docs/recover.md), repeatable: cross-layer-equalization, smoothquant, split-gates, "
+    "split-more-gates, float-head, nonlinear-ranges, weight-rounding, bias-correction.",
+)
+@click.option("--min-sqnr", type=float, metavar="DB", help="Keep layers in float until the outputs are so close.")
 @build_options
 @common
-def command(face: Face, model: Path, output: Path, target: str, **options: Any) -> None:
+def command(
+    face: Face,
+    model: Path,
+    output: Path,
+    target: str,
+    recover: tuple[str, ...],
+    min_sqnr: float | None,
+    **options: Any,
+) -> None:
     """Quantize MODEL for a profile and prove the result.
 
     \b
     edgeq quantize model.onnx --data calib/ --preprocess imagenet -o int8.onnx
     edgeq quantize bert.onnx --data calib.npz --dynamic -o int8.onnx
+    edgeq quantize model.onnx --data calib/ --recover bias-correction --min-sqnr 20 -o int8.onnx
     """
     from edgeq.pipeline.options import build_arguments
     from edgeq.pipeline.quantize import quantize
+    from edgeq.tune.recover.alone import recovering
 
-    result = quantize(model, output=output, target=target, progress=face.progress(), **build_arguments(options))
+    builder = recovering(*recover, min_sqnr_db=min_sqnr) if recover or min_sqnr is not None else None
+    arguments = build_arguments(options)
+    result = quantize(model, output=output, target=target, builder=builder, progress=face.progress(), **arguments)
     face.result(result.to_dict(), lambda console: _draw(console, result, verbose=face.verbose))
 
 

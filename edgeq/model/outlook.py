@@ -104,3 +104,9 @@ def _shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
     }
     shapes.update((t.name, tuple(t.dims)) for t in model.graph.initializer)
     return shapes
+
+
+def stacked_products(model: onnx.ModelProto) -> frozenset[str]:
+    """Names of MatMul nodes with a constant that is no matrix: they have no integer form with a scale per channel."""
+    stacked = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) != 2}
+    return frozenset(n.name for n in model.graph.node if n.op_type == "MatMul" and stacked.intersection(n.input))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,9 @@ from edgeq.pipeline.proof import Proof, prove
 from edgeq.pipeline.reasons import explainer
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
+
+Builder = Callable[[Job, Target, Scheme, Path, Progress], Built]
+"""Writes the artifact of a scheme to a path."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ def quantize(
     task: Task | None = None,
     max_drop: float | None = None,
     require_coverage: float | None = None,
+    builder: Builder | None = None,
     timed: bool = True,
     force: bool = False,
     progress: Progress = SILENT,
@@ -86,6 +90,8 @@ def quantize(
         overrides: fields of `Scheme` to set instead of the profile's; None values are ignored.
         max_drop: accuracy that may be lost at most, as a fraction (0.01 is one point); needs `task`.
         require_coverage: share of MACs that must run on integers.
+        builder: what builds the artifact from the job and the scheme, instead of the target's backend alone; see
+            `edgeq.recovering`.
         timed: whether to time it against float32 on this machine.
 
     Raises:
@@ -111,7 +117,10 @@ def quantize(
             exclude=scheme.exclude,
             progress=progress,
         )
-        built = build(job, chosen, overrides, draft)
+        if builder is None:
+            built = build(job, chosen, overrides, draft)
+        else:
+            built = builder(job, chosen, scheme, draft, progress)
         proof = prove_built(
             job, built, task=task, timed=timed and not chosen.profile.missing(machine), progress=progress
         )

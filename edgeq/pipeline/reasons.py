@@ -8,7 +8,7 @@ from edgeq.calibrate.tensors import constant_tensors
 from edgeq.measure.coverage import Explain
 from edgeq.model.int8_rules import int8_rules
 from edgeq.model.load import load_model
-from edgeq.model.outlook import int8_outlook
+from edgeq.model.outlook import int8_outlook, stacked_products
 from edgeq.model.prepare import PreparedModel
 from edgeq.pipeline.job import Built
 from edgeq.scheme import Scheme
@@ -30,6 +30,7 @@ def explainer(prepared: PreparedModel, built: Built) -> Explain:
 
 def _static(model: onnx.ModelProto, scheme: Scheme, backend: str) -> Explain:
     outlook = {node.name: node for node in int8_outlook(model, int8_rules(backend))}
+    stacked = stacked_products(model) if scheme.per_channel else frozenset()
 
     def explain(name: str, op_type: str) -> str:
         node = outlook.get(name)
@@ -42,6 +43,8 @@ def _static(model: onnx.ModelProto, scheme: Scheme, backend: str) -> Explain:
             return "ONNX Runtime's optimiser made it of nodes that are not all in int8"
         if node.verdict == "float":
             return node.reason
+        if name in stacked:
+            return "its constant is no matrix, which cannot have one scale per channel; --no-per-channel quantizes it"
         return "it could run in int8, but what surrounds it is not all in int8, so ONNX Runtime did not fuse it"
 
     return explain

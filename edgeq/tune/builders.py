@@ -22,6 +22,7 @@ from edgeq.scheme import Scheme
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.layers import noisy_pieces, shortest_exclusion
 from edgeq.tune.recover import FREE, RECOVERIES, Recoverer
+from edgeq.tune.recover.smoothquant import SmoothQuant
 from edgeq.tune.sequence import SequenceBuilder
 
 
@@ -57,8 +58,8 @@ def build(
 
 def recoveries() -> tuple[tuple[str, ...], ...]:
     """Names of the accuracy recoveries in groups, in the order in which they are tried: first all that cost no speed,
-    then the others one by one."""
-    return (FREE, *((name,) for name in RECOVERIES if name not in FREE))
+    then the others one by one. SmoothQuant is among the candidates of `SequenceBuilder`."""
+    return (FREE, *((name,) for name in RECOVERIES if name not in (*FREE, SmoothQuant.name)))
 
 
 def exclude(

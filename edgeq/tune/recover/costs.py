@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ class Costs:
     Attributes:
         float_us, int8_us: by unit.
         conversion_us: of each tensor that units hand to each other, if it has to be converted.
-        makers: tensor → the unit that makes it; readers: tensor → the units that read it.
+        makers: tensor → the unit that makes it; readers: tensor → the units that read it; of these tensors.
     """
 
     float_us: Mapping[str, float]
@@ -44,13 +45,32 @@ class Costs:
 
     def of(self, kept: Collection[str]) -> float:
         """Microseconds that the units `kept` in float cost over all units in integers; may be negative."""
-        total = sum(self.float_us.get(name, 0.0) - self.int8_us.get(name, 0.0) for name in kept)
-        for tensor, cost in self.conversion_us.items():
-            maker = self.makers.get(tensor)
-            kinds = {reader in kept for reader in self.readers.get(tensor, ())}
-            if maker is not None and len(kinds | {maker in kept}) > 1:
-                total += cost
-        return total
+        kept = set(kept)
+        return sum(map(self._own, kept)) + self._converted(self.conversion_us, kept)
+
+    def further(self, name: str, kept: Set[str]) -> float:
+        """What one unit more in float costs beside `kept`: between two units in float it saves two conversions."""
+        touched = self._touched.get(name, ())
+        return self._own(name) + self._converted(touched, kept | {name}) - self._converted(touched, kept - {name})
+
+    def _own(self, name: str) -> float:
+        return self.float_us.get(name, 0.0) - self.int8_us.get(name, 0.0)
+
+    def _converted(self, tensors: Iterable[str], kept: Set[str]) -> float:
+        return sum(
+            self.conversion_us[tensor]
+            for tensor in tensors
+            if len({unit in kept for unit in (self.makers[tensor], *self.readers[tensor])}) > 1
+        )
+
+    @cached_property
+    def _touched(self) -> Mapping[str, Sequence[str]]:
+        """Unit → tensors that it hands to others or gets from them."""
+        found: dict[str, list[str]] = {}
+        for tensor in self.conversion_us:
+            for unit in {self.makers[tensor], *self.readers[tensor]}:
+                found.setdefault(unit, []).append(tensor)
+        return found
 
 
 def measure_costs(
@@ -80,12 +100,13 @@ def measure_costs(
     integers = _profile(int8_model, settings, feed)
     each = _conversion_us(integers)
     sizes = _elements(model)
+    handed = [tensor for tensor in makers if tensor in readers]
     return Costs(
         _by_unit(floats, names),
         _by_unit(integers, names),
-        {tensor: each * sizes.get(tensor, 0) for tensor in makers if tensor in readers},
-        makers,
-        {tensor: tuple(found) for tensor, found in readers.items()},
+        {tensor: each * sizes.get(tensor, 0) for tensor in handed},
+        {tensor: makers[tensor] for tensor in handed},
+        {tensor: tuple(readers[tensor]) for tensor in handed},
     )
 
 

@@ -1,73 +1,52 @@
-"""Cross-layer equalization: channels of an activation scaled up to fill the range that they share.
+"""Cross-layer equalization: channels between two layers scaled so that integers suit both layers and the tensor.
 
-An activation has one scale, its channels differ: one that reaches 0.1 where another reaches 6 is left with four of 255
-integers. Where a layer makes the tensor and only layers read it, channel c can be multiplied by k[c] in the first one's
-weights and divided by it in the others' (Nagel et al., "Data-free quantization through weight equalization and bias
-correction", 2019, equalizes weights so; here weights mostly have a scale per channel and activations gain). Between
-them may lie what keeps a positive factor a factor: ReLU, pooling, and a Clip from 0, as long as no scaled channel
-reaches its bound.
+Between layers A and B, with nothing between them but what commutes with positive factors (Relu, pooling), channel c may
+be divided by k[c] where A makes it and multiplied by k[c] where B reads it (Nagel et al. 2019, "Data-Free Quantization
+Through Weight Equalization and Bias Correction", section 4.1). They choose k for the weights alone. With one scale for
+each output channel A's weights bear any k, and it is the tensor that wants its channels alike. So several k are tried,
+powers of what the channels of A's weights, of the tensor and of B's weights reach, and the one is taken with the
+least noise at B's output, all errors taken for independent; x is the tensor, u what A reads, step that of x / k:
 
-    k[c] = (range of the tensor / range of channel c)^a
-
-a = 1 makes the most of the activation; but weights that read several channels have one scale for all of them, and are
-squeezed by it. So a is chosen, tensor by tensor, for the least sum of both errors:
-
-    activation  sum over c  w[c]² step² / 12 / k[c]²
-    weights     sum over m  step[m]² / 12  sum over taps of E[x²] k²
+    of the tensor       sum_c  |B[:, c]|^2  min((step k[c])^2 / 12, E[x_c^2])
+    of B's weights      sum_mc  e_mc^2  E[x_c^2] / k[c]^2              e: the rounding errors of B k
+    of A's weights      sum_cj  |B[:, c]|^2  k[c]^2  e_cj^2  E[u_j^2]  e: those of A / k, with one scale for all rows
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
 
-from edgeq.calibrate.histogram import Histogram
-from edgeq.calibrate.statistics import ChannelExtrema, Statistics
 from edgeq.data.samples import Samples
 from edgeq.model.load import load_model, model_digest, save_model
 from edgeq.progress import Progress
+from edgeq.scheme import Scheme
 from edgeq.tune.recover.base import Stage, State
-from edgeq.tune.recover.drawn import channel_extrema
+from edgeq.tune.recover.drawn import drawn_rows
 from edgeq.tune.recover.layers import Floats, Layer, find_layers
-from edgeq.tune.recover.scaling import Weights, only_layers, spread_over_taps
-from edgeq.tune.recover.uses import readers, uses
+from edgeq.tune.recover.rounding import weight_limits
+from edgeq.tune.recover.scaling import Weights, input_channels, only_layers, spread_over_taps
+from edgeq.tune.recover.uses import readers
 
-_HOMOGENEOUS = frozenset({"Relu", "LeakyRelu", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"})
-_EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
-_MOST = 1000.0
-_LEVELS, _WEIGHT_LEVELS = 255.0, 127.0
-
-
-@dataclass(frozen=True)
-class Chain:
-    """A tensor whose channels may be scaled.
-
-    Attributes:
-        producer: its output is the tensor, before the nodes between.
-        readers: the layers that read it, behind them.
-        tensor: what the readers read.
-        clip: the upper bound of a Clip in between; infinity without.
-        rectified: whether nothing below zero gets through.
-    """
-
-    producer: Layer
-    readers: tuple[Layer, ...]
-    tensor: str
-    clip: float
-    rectified: bool
+_COMMUTING = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LeakyRelu", "MaxPool", "Relu"})
+# (of A's weights, of the tensor): the powers that k takes of what channels reach; of B's weights the rest to -1.
+_POWERS = ((0.5, 0.0), (0.0, 0.5), (0.0, 0.75), (0.0, 1.0))
+_SWEEPS = 2
+_LEAST_GAIN = 10 ** (-1 / 10)
+"""A decibel of the noise between two layers; less is not worth another model."""
+_WIDEST = 1e3
 
 
 @dataclass(frozen=True)
-class Equalize:
-    """The recovery."""
+class CrossLayerEqualization:
+    """The recovery. The nodes stay as they are."""
 
-    name: str = "equalize"
-    title: str = "channels of activations scaled to fill their common range"
+    name: str = "cross-layer-equalization"
+    title: str = "channels between two layers scaled for the least noise of both and of the tensor"
     stage: Stage = "model"
     free: bool = True
 
@@ -75,109 +54,170 @@ class Equalize:
         """Raises:
         EdgeqError: the model refuses a sample.
         """
+        del progress
         source = state.prepared.path
         model = load_model(source, external_data="all")
         kept = set(state.scheme.exclude)
-        chains = [c for c in find_chains(model) if not kept.issuperset(reader.name for reader in c.readers)]
-        if not chains:
-            return state.note(f"{self.name}: no activation lies between layers alone")
-        extrema = channel_extrema(source, [chain.producer for chain in chains], samples, progress)
-        weights = Weights(model)
-        changed = 0
-        factors = {c.tensor: factors_of(c, extrema[c.producer.output], weights, state.statistics) for c in chains}
-        for chain in chains:
-            factor = factors[chain.tensor]
-            if (factor > 1).any():
-                changed += 1
-                weight, bias = weights.scaled_outputs(chain.producer, factor)
-                weights.replace(chain.producer.weight, weight)
-                if bias is not None:
-                    weights.replace(chain.producer.bias, bias)
-                for reader in chain.readers:
-                    weights.scale_inputs(reader, 1 / factor)
-        if not changed:
-            return state.note(f"{self.name}: channels fill their ranges as they are")
+        pairs = [p for p in find_pairs(model) if not kept.issuperset((p.first.name, *(r.name for r in p.readers)))]
+        if not pairs:
+            return state.note(f"{self.name}: no layer hands its channels to other layers alone")
+        factors = equalize(model, source, pairs, samples, state.scheme)
+        if not factors:
+            return state.note(f"{self.name}: none of {len(pairs)} pairs of layers gains")
         path = workdir / "equalized.onnx"
         save_model(model, path)
         prepared = replace(state.prepared, path=path, digest=model_digest(path))
-        return state.replace(prepared=prepared).note(f"{self.name}: channels of {changed} activations scaled")
+        names = ", ".join(pair.first.name for pair in pairs if pair.tensor in factors)
+        return state.replace(prepared=prepared).note(
+            f"{self.name}: channels behind {len(factors)} of {len(pairs)} layers scaled: {names}"
+        )
 
 
-def find_chains(model: onnx.ModelProto) -> Iterator[Chain]:
-    """All tensors of the main graph between one layer and layers alone, whose weights nobody else uses."""
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Layers whose channels can be scaled: `first` makes them, `readers` read them, from `tensor`."""
+
+    first: Layer
+    tensor: str
+    readers: tuple[Layer, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Channels:
+    """Of a tensor, float64 [channels] each: how far it reaches below and above zero, and the mean square."""
+
+    below: Floats
+    above: Floats
+    power: Floats
+
+    def over(self, factor: Floats) -> Channels:
+        return Channels(self.below / factor, self.above / factor, self.power / factor**2)
+
+
+def find_pairs(model: onnx.ModelProto) -> tuple[Pair, ...]:
+    """All pairs of the main graph, in its order."""
     layers = {layer.name: layer for layer in find_layers(model)}
-    weights = Weights(model)
-    read, used = readers(model), uses(model)
-    constants = {t.name: t for t in model.graph.initializer}
-    for producer in layers.values():
-        if producer.op_type == "MatMul" or not weights.alone(producer.weight, producer.bias):
-            continue
-        tensor, clip, rectified = producer.output, float("inf"), False
-        while (nodes := read.get(tensor)) and used[tensor] == len(nodes):
-            found = only_layers(nodes, tensor, layers)
-            if found is not None:
-                if all(weights.alone(reader.weight) for reader in found):
-                    yield Chain(producer, tuple(found), tensor, clip, rectified)
+    weights, reading = Weights(model), readers(model)
+    outputs = {output.name for output in model.graph.output}
+    found = []
+    for first in layers.values():
+        tensor = first.output
+        while tensor not in outputs and len(reading.get(tensor, ())) == 1:
+            (node,) = reading[tensor]
+            if node.op_type not in _COMMUTING or len(node.output) > 1:
                 break
-            bound = _bound(nodes[0], constants) if len(nodes) == 1 else None
-            if bound is None:
-                break
-            clip, rectified = min(clip, bound), rectified or nodes[0].op_type in ("Relu", "Clip")
-            tensor = nodes[0].output[0]
+            tensor = node.output[0]
+        behind = () if tensor in outputs else only_layers(reading.get(tensor, ()), tensor, first, layers)
+        if behind and weights.alone(first.weight, first.bias, *(reader.weight for reader in behind)):
+            found.append(Pair(first, tensor, behind))
+    return tuple(found)
 
 
-def factors_of(chain: Chain, extrema: ChannelExtrema, weights: Weights, statistics: Statistics) -> Floats:
-    """k for each channel of a chain's tensor, float64 [channels], none below 1.
+def equalize(
+    model: onnx.ModelProto, source: Path, pairs: Sequence[Pair], samples: Samples, scheme: Scheme
+) -> dict[str, Floats]:
+    """Scale the channels of `pairs` in `model`, in place, where there is something to gain.
 
     Args:
-        extrema: of the producer's output.
-        statistics: of the model, for E[x²].
+        model: with weights; `source` is its file, as it is now.
+
+    Returns:
+        By what each tensor was divided, float64 [channels]; tensors that stayed are not there.
     """
-    above = np.minimum(np.maximum(extrema.maximum.astype(np.float64), 0.0), chain.clip)
-    below = np.maximum(-extrema.minimum.astype(np.float64), 0.0)
-    if chain.rectified:
-        below = np.zeros_like(below)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        room = np.fmin(above.max() / above, below.max() / below)
-    room = np.clip(np.nan_to_num(room, nan=1.0, posinf=1.0), 1.0, _MOST)
-    reach = np.maximum(above, below)
-    power = reach**2 * (_mean_square(statistics.tensors[chain.tensor].histogram) / max(float((reach**2).mean()), 1e-30))
-    step = (above.max() + below.max()) / _LEVELS
-
-    def error(exponent: float) -> float:
-        factor = room**exponent
-        return sum(_error(reader, weights, factor, power, step) for reader in chain.readers)
-
-    return np.asarray(room ** min(_EXPONENTS, key=error), np.float64)
+    seen = observe(model, source, pairs, samples)
+    weights = Weights(model)
+    total: dict[str, Floats] = {}
+    for _ in range(_SWEEPS):
+        for pair in pairs:
+            read = seen[pair.first.source].over(total.get(pair.first.source, np.ones(1)))
+            made = seen[pair.tensor].over(total.get(pair.tensor, np.ones(1)))
+            factor = best_factor(weights, pair, read, made, scheme)
+            if factor is not None:
+                scale_pair(weights, pair, factor)
+                total[pair.tensor] = total.get(pair.tensor, np.ones(1)) * factor
+    return total
 
 
-def _error(reader: Layer, weights: Weights, factor: Floats, power: Floats, step: float) -> float:
-    """Expected squared error of a reader's outputs, summed, where channels of its input are scaled by `factor`."""
-    rows = reader.rows(weights.array(reader.weight).astype(np.float64)) * spread_over_taps(reader, 1 / factor)
-    scaled = spread_over_taps(reader, power * factor**2)
-    activation = float((rows**2).sum()) * step**2 / 12
-    steps = np.abs(rows).max(2) / _WEIGHT_LEVELS
-    return activation + float((steps**2 * scaled.sum(2)).sum()) / 12
+def scale_pair(weights: Weights, pair: Pair, factor: Floats) -> None:
+    """Divide the channels of a pair's tensor by `factor`."""
+    weight, bias = weights.scaled_outputs(pair.first, 1 / factor)
+    weights.replace(pair.first.weight, weight)
+    if bias is not None:
+        weights.replace(pair.first.bias, bias)
+    for reader in pair.readers:
+        weights.scale_inputs(reader, factor)
 
 
-def _mean_square(histogram: Histogram) -> float:
-    lower, upper = histogram.edges()
-    return float(np.average(((lower + upper) / 2) ** 2, weights=histogram.counts)) if histogram.total else 0.0
+def observe(model: onnx.ModelProto, source: Path, pairs: Sequence[Pair], samples: Samples) -> Mapping[str, Channels]:
+    """Of the tensors of `pairs` and those that the first layers read, by name."""
+    axes = {pair.first.source: pair.first.channel_axis for pair in pairs}
+    axes |= {pair.tensor: pair.first.channel_axis for pair in pairs}
+    return {
+        name: Channels(np.maximum(-rows.min(0), 0.0), np.maximum(rows.max(0), 0.0), (rows**2).mean(0))
+        for name, rows in drawn_rows(model, source, axes, samples).items()
+    }
 
 
-def _bound(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> float | None:
-    """Up to where a node gives k f(x) for k x, k > 0: infinity, a Clip's bound, or None for no such node."""
-    if node.domain or len(node.output) != 1:
-        return None
-    if node.op_type in _HOMOGENEOUS:
-        return float("inf")
-    if node.op_type != "Clip" or not node.input[1:] or not node.input[1]:
-        return None
-    low, high = (_scalar(constants, name) for name in (*node.input[1:3], "")[:2])
-    if low != 0.0:
-        return None
-    return float("inf") if len(node.input) < 3 or not node.input[2] else high
+def best_factor(weights: Weights, pair: Pair, read: Channels, made: Channels, scheme: Scheme) -> Floats | None:
+    """The factor with the least noise, float64 [channels]; None where it gains less than a decibel."""
+    reach = _reach(pair.first, weights), np.maximum(made.below, made.above)
+    behind = np.max([_reach_of_inputs(reader, weights) for reader in pair.readers], axis=0)
+    one = np.ones(pair.first.outputs)
+    best, least = None, _LEAST_GAIN * noise(weights, pair, read, made, one, scheme)
+    for first, between in _POWERS:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            factor = _normalised(reach[0] ** first * reach[1] ** between * behind ** -(1 - first - between))
+        found = noise(weights, pair, read, made, factor, scheme)
+        if found < least:
+            best, least = factor, found
+    return best
 
 
-def _scalar(constants: Mapping[str, onnx.TensorProto], name: str) -> float | None:
-    return float(numpy_helper.to_array(constants[name]).item()) if name in constants else None
+def noise(weights: Weights, pair: Pair, read: Channels, made: Channels, factor: Floats, scheme: Scheme) -> float:
+    """Expected squared error at the readers' outputs, summed over channels, if the tensor is divided by `factor`."""
+    scaled = made.over(factor)
+    if scheme.activation_symmetric:
+        step = 2 * float(np.maximum(scaled.below, scaled.above).max()) / 255
+    else:
+        step = float(scaled.below.max() + scaled.above.max()) / 255
+    least, most = weight_limits(scheme.weight_type, scheme.reduce_range)
+    importance = sum((weights.input_importance(reader) for reader in pair.readers), np.zeros(pair.first.outputs))
+    # What is less than half a step becomes zero, and is lost whole.
+    total = float((importance * np.minimum((step * factor) ** 2 / 12, made.power)).sum())
+    for reader in pair.readers:
+        rows = weights.rows(reader) * spread_over_taps(reader, factor)
+        errors = _rounding_errors(rows, scheme.per_channel, most - least)
+        total += float((errors**2 * spread_over_taps(reader, scaled.power)).sum())
+    if not scheme.per_channel:
+        rows = weights.rows(pair.first) / factor.reshape(pair.first.groups, -1, 1)
+        errors = _rounding_errors(rows, False, most - least)
+        lost = (errors**2 * spread_over_taps(pair.first, read.power)).sum(2).reshape(-1)
+        total += float((importance * factor**2 * lost).sum())
+    return total
+
+
+def _rounding_errors(rows: Floats, per_channel: bool, levels: int) -> Floats:
+    """Of weights [groups, outputs, taps], quantized around zero, with a scale for each output or one for all."""
+    steps = 2 * np.abs(rows).max(2 if per_channel else None, keepdims=True) / levels
+    steps = np.where(steps > 0, steps, 1.0)
+    return np.asarray(np.rint(rows / steps) * steps - rows, np.float64)
+
+
+def _reach(layer: Layer, weights: Weights) -> Floats:
+    """Largest magnitude of the weights of each output channel."""
+    return np.asarray(np.abs(weights.rows(layer)).max(2).reshape(-1), np.float64)
+
+
+def _reach_of_inputs(layer: Layer, weights: Weights) -> Floats:
+    """Largest magnitude of the weights that read each input channel."""
+    return np.asarray(np.abs(weights.rows(layer)).max(1).reshape(input_channels(layer), -1).max(1), np.float64)
+
+
+def _normalised(factor: Floats) -> Floats:
+    """With a geometric mean of 1; 1 for channels that are dead on either side."""
+    alive = np.isfinite(factor) & (factor > 0)
+    if not alive.any():
+        return np.ones_like(factor)
+    safe = np.where(alive, factor, 1.0)
+    middle = np.exp(np.log(safe[alive]).mean())
+    return np.where(alive, np.clip(safe / middle, 1 / _WIDEST, _WIDEST), 1.0)

@@ -37,10 +37,9 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Tried:
-    """A set of units kept in float, the nodes that this means, and what was measured."""
+    """A set of units kept in float, and what was measured."""
 
     units: tuple[str, ...]
-    exclude: tuple[str, ...]
     loss: float
 
 
@@ -76,8 +75,7 @@ def exclude_layers(
         return scheme.replace(exclude=(*scheme.exclude, *nodes))
 
     def measured(chosen: Sequence[str]) -> Tried:
-        made = scheme_of(chosen)
-        return Tried(tuple(chosen), made.exclude, loss(made))
+        return Tried(tuple(chosen), loss(scheme_of(chosen)))
 
     found = search(order, costs, measured, max_drop, expired)
     return tuple(scheme_of(tried.units) for tried in found)
@@ -88,9 +86,7 @@ def rank_for_exclusion(
 ) -> tuple[tuple[Ranked, ...], Costs]:
     """Units of the job's own float model by their noise under `scheme`, and what they cost in float."""
     assert job.calibration is not None
-    plain = scheme.replace(format="QDQ")
-    destination = recoverer.place() / "ranked.onnx"
-    state = recoverer.state(plain, names, destination, progress=progress)
+    state = recoverer.state(scheme, names, recoverer.place() / "ranked.onnx", progress=progress)
     assert state.artifact is not None
     found = rank_layers(state.prepared, state.artifact, job.calibration, progress=progress)
     model = load_model(job.prepared.path, external_data="none")
@@ -128,12 +124,11 @@ def by_worth(ranked: Sequence[Ranked], costs: Costs) -> tuple[str, ...]:
     """
     rest = {found.unit.name: found.noise for found in ranked}
     order: list[str] = []
-    spent = costs.of(())
+    kept: set[str] = set()
     while rest:
-        further = {name: costs.of({*order, name}) - spent for name in rest}
-        best = max(rest, key=lambda name: rest[name] / max(further[name], _LEAST_US))
+        best = max(rest, key=lambda name: rest[name] / max(costs.further(name, kept), _LEAST_US))
         order.append(best)
-        spent += further[best]
+        kept.add(best)
         del rest[best]
     return tuple(order)
 
@@ -147,20 +142,22 @@ def search(
     *,
     refinements: int = REFINEMENTS,
 ) -> tuple[Tried, ...]:
-    """Sets that lose at most `max_drop`, each cheaper than the one before; empty where none was found in time."""
+    """Sets that lose at most `max_drop`, each cheaper than the one before; empty where none was found in time.
+
+    Never all of `order`: that would be the float model.
+    """
+    most = len(order) - 1
     failed, passed = 0, 0
     found: list[Tried] = []
     size = 1
-    while not expired():
-        size = min(size, len(order))
+    while most > failed and not expired():
+        size = min(size, most)
         tried = measured(order[:size])
         if tried.loss <= max_drop:
             passed = size
             found.append(tried)
             break
         failed = size
-        if size == len(order):
-            return ()
         size *= 2
     while passed - failed > 1 and not expired():
         middle = (passed + failed) // 2
@@ -177,6 +174,8 @@ def search(
         if expired() or len(kept) == 1:
             break
         without = [unit for unit in kept if unit != name]
+        if without == list(order[: len(without)]):
+            continue  # it was tried on the way here, and fell short
         tried = measured(without)
         if tried.loss <= max_drop:
             kept = without
@@ -186,6 +185,5 @@ def search(
 
 def _dearest(kept: Sequence[str], costs: Costs) -> list[str]:
     """Units by what putting them back into integers would save, the most first; those that save nothing left out."""
-    whole = costs.of(kept)
-    saved = np.array([whole - costs.of([unit for unit in kept if unit != name]) for name in kept])
+    saved = np.array([costs.further(name, set(kept)) for name in kept])
     return [kept[place] for place in np.argsort(-saved, kind="stable") if saved[place] > 0]

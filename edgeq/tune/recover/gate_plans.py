@@ -63,8 +63,10 @@ def plan_gates(
         model: with weights; `source` is its file.
         statistics: of `model`.
     """
-    extrema = channel_extrema(source, [gate.layer for gate in gates], samples, progress)
-    drawn = drawn_rows(model, source, [gate.layer for gate in gates], samples)
+    # A Conv, or a Gemm of two axes: channels are the second axis.
+    axes = {gate.layer.output: 1 for gate in gates}
+    extrema = channel_extrema(source, axes, samples, progress)
+    drawn = drawn_rows(model, source, axes, samples)
     followers = Followers(model)
     weights = Weights(model)
     plans = []

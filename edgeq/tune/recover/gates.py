@@ -9,7 +9,7 @@ In floats the network computes what it did.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -63,7 +63,7 @@ def find_gates(model: onnx.ModelProto) -> tuple[Gate, ...]:
                 until = _up_to(follower, node.output[0])
                 if until is not None and all(n in until.nodes for n in direct):
                     found.append(
-                        Gate(layer, node, gate, until, _reading_layers(model, node.output[0], layers, weights))
+                        Gate(layer, node, gate, until, _reading_layers(model, node.output[0], layer, layers, weights))
                     )
                     break
     return tuple(found)
@@ -125,9 +125,9 @@ def _up_to(follower: Follower, end: str) -> Follower | None:
 
 
 def _reading_layers(
-    model: onnx.ModelProto, tensor: str, layers: dict[str, Layer], weights: Weights
+    model: onnx.ModelProto, tensor: str, maker: Layer, layers: Mapping[str, Layer], weights: Weights
 ) -> tuple[Layer, ...]:
     if tensor in {output.name for output in model.graph.output}:
         return ()
-    found = only_layers(readers(model).get(tensor, ()), tensor, layers) or []
-    return tuple(found) if all(weights.alone(layer.weight) for layer in found) else ()
+    found = only_layers(readers(model).get(tensor, ()), tensor, maker, layers)
+    return found if all(weights.alone(layer.weight) for layer in found) else ()

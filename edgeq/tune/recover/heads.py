@@ -23,6 +23,7 @@ from edgeq.model.movers import MOVERS
 from edgeq.progress import Progress
 from edgeq.tune.recover.base import Stage, State
 from edgeq.tune.recover.elementwise import Followers
+from edgeq.tune.recover.uses import readers
 
 HETEROGENEOUS = 4.0
 """How many times wider than the narrowest part of a Concat the widest must be: two bits lost."""
@@ -61,13 +62,14 @@ def find_heads(model: onnx.ModelProto, ranges: Mapping[str, Range]) -> tuple[str
     if not tail:
         return ()
     inside = set(tail)
-    read = {name for node in tail.values() for name in _data(node)}
-    followers = Followers(model)
+    readers_of, followers = readers(model), Followers(model)
     for tensor in makers:
         # An activation that only the tail reads: a score would be rounded in front of it and behind it.
         follower = followers.of(tensor)
-        if follower.nodes and set(follower.ends) <= read:
-            inside |= {node.name for node in follower.nodes}
+        own = tail.keys() | {node.name for node in follower.nodes}
+        reading = {node.name for end in follower.ends for node in readers_of.get(end, ())}
+        if follower.nodes and reading <= own and reading & tail.keys():
+            inside |= own
     return tuple(node.name for node in model.graph.node if node.name in inside)
 
 

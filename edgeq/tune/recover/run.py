@@ -20,14 +20,16 @@ from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
 from edgeq.tune.recover.base import Recovery, Stage, State
 from edgeq.tune.recover.bias import BiasCorrection
-from edgeq.tune.recover.equalize import Equalize
+from edgeq.tune.recover.equalize import CrossLayerEqualization
 from edgeq.tune.recover.heads import FloatHead
 from edgeq.tune.recover.ranges import NonlinearRanges
 from edgeq.tune.recover.rounding import WeightRounding
+from edgeq.tune.recover.smoothquant import SmoothQuant
 from edgeq.tune.recover.split_gates import SplitGates
 
 _ALL: tuple[Recovery, ...] = (
-    Equalize(),
+    CrossLayerEqualization(),
+    SmoothQuant(),
     SplitGates(),
     SplitGates("split-more-gates", share=0.02),
     FloatHead(),
@@ -84,7 +86,7 @@ class Recoverer:
         # What a model recovery has fixed already stays.
         state = state.replace(scheme=scheme, ranges={**derived, **state.ranges})
         state = self._apply("ranges", names, state, samples, progress)
-        backend = backend_named(self._target.backend, self._target.systolic)
+        backend = backend_named(self._target.backend)
         state = state.replace(artifact=backend.build(state.prepared, state.ranges, state.scheme, destination))
         return self._apply("artifact", names, state, samples, progress)
 
@@ -103,7 +105,9 @@ class Recoverer:
         assert self._job.statistics is not None
         start = State(self._job.prepared, self._job.statistics, {}, scheme)
         wanted = tuple(r.name for r in RECOVERIES.values() if r.stage == "model" and r.name in names)
-        key = (wanted, scheme.activation_type, scheme.activation_symmetric, scheme.exclude)
+        # What model recoveries look at.
+        looked = ("activation_type", "activation_symmetric", "weight_type", "per_channel", "reduce_range", "exclude")
+        key = (wanted, *(getattr(scheme, name) for name in looked))
         if wanted and key not in self._models:
             state = self._apply("model", wanted, start, samples, progress)
             if state.prepared != start.prepared:

@@ -6,7 +6,7 @@ by k[c], the network computes what it did. In integers it does not: one scale fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,14 +59,15 @@ class Weights:
 
     def scale_inputs(self, layer: Layer, factor: Floats) -> None:
         """Multiply what a layer makes of its input channels by `factor` [input channels]."""
-        self.replace(layer.weight, layer.unrows(self._taps(layer) * spread_over_taps(layer, factor)))
+        self.replace(layer.weight, layer.unrows(self.rows(layer) * spread_over_taps(layer, factor)))
 
     def input_importance(self, layer: Layer) -> Floats:
         """float64 [input channels]: sum of the squared weights that read each channel."""
-        squares = (self._taps(layer) ** 2).sum(1)
+        squares = (self.rows(layer) ** 2).sum(1)
         return np.asarray(squares.reshape(input_channels(layer), -1).sum(1), np.float64)
 
-    def _taps(self, layer: Layer) -> Floats:
+    def rows(self, layer: Layer) -> Floats:
+        """The weights as [groups, outputs per group, taps]."""
         return np.asarray(layer.rows(self.array(layer.weight).astype(np.float64)), np.float64)
 
 
@@ -81,9 +82,16 @@ def spread_over_taps(layer: Layer, factor: Floats) -> Floats:
     return np.asarray(np.repeat(factor, repeats).reshape(layer.groups, 1, layer.taps), np.float64)
 
 
-def only_layers(nodes: Sequence[onnx.NodeProto], tensor: str, layers: dict[str, Layer]) -> list[Layer] | None:
-    """The layers that these nodes are, if all are layers that read `tensor` as their data; else None."""
+def only_layers(
+    nodes: Sequence[onnx.NodeProto], tensor: str, maker: Layer, layers: Mapping[str, Layer]
+) -> tuple[Layer, ...]:
+    """The layers that these nodes are, if all are layers that read `tensor` as their data, its channels on the axis on
+    which `maker` gives them; else none."""
     found = [layers.get(node.name) for node in nodes]
-    if not found or any(layer is None or layer.source != tensor for layer in found):
-        return None
-    return [layer for layer in found if layer is not None]
+    same = [layer for layer in found if layer is not None and layer.source == tensor and _same_axis(layer, maker)]
+    return tuple(same) if len(same) == len(found) else ()
+
+
+def _same_axis(reader: Layer, maker: Layer) -> bool:
+    """A Conv has its channels on the second axis, the others on the last."""
+    return (reader.op_type == "Conv") == (maker.op_type == "Conv") and input_channels(reader) == maker.outputs

@@ -57,8 +57,8 @@ class SmoothQuant:
             progress=progress,
         )
         if not changed:
-            return state.note("SmoothQuant: no product of constant matrices gains by it")
-        return state.replace(prepared=prepared).note(f"SmoothQuant on {len(changed)} inputs of matrix products")
+            return state.note(f"{self.name}: no product of constant matrices gains by it")
+        return state.replace(prepared=prepared).note(f"{self.name}: {len(changed)} inputs of matrix products scaled")
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,11 @@ def test_split_networks_have_both_forms() -> None:
     gates = find_gates(model)
     assert [gate.layer.name for gate in gates] == ["first", "second", "depthwise"]
     assert [[reader.name for reader in gate.readers] for gate in gates] == [["second"], ["depthwise"], ["last"]]
-    split_all(model, [(gate, np.full(8, 2.0)) for gate in reversed(gates)])
+    x = {"x": np.random.default_rng(0).normal(size=(1, 3, 12, 12)).astype(np.float32)}
+    before = run(model, x)[0]
+    # In whatever order they are given: a copy must be of the layer that an earlier gate has scaled.
+    split_all(model, [(gate, np.geomspace(0.1, 10, 8)) for gate in reversed(gates)])
+    np.testing.assert_allclose(run(model, x)[0], before, rtol=1e-3, atol=1e-4)
     nodes = {node.name: node for node in model.graph.node}
     assert nodes["first" + VALUE].input[0] == nodes["first"].input[0]
     assert "first_out" + VALUE in nodes["first_act_Mul"].input
@@ -101,3 +105,12 @@ def test_products_that_are_no_gates() -> None:
     net.node("Mul", ["a_out", "g"], "gated by another")
     net.node("Mul", ["gated by another", "gated by another"], "squared")
     assert find_gates(net.model({"x": [1, 2, 3, 3]}, ["squared"])) == ()
+
+
+def test_a_product_along_another_axis_is_not_scaled() -> None:
+    net = Net()
+    net.conv("x", "c", 2, 4, 1)
+    net.silu("c_out", "y")
+    net.node("MatMul", ["y", net.constant("w", net.random.normal(size=(4, 4)))], "z")
+    (gate,) = find_gates(net.model({"x": [1, 2, 4, 4]}, ["z"]))
+    assert gate.readers == ()

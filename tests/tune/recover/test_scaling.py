@@ -26,7 +26,7 @@ def test_pairs_of_layers_keep_the_function(drawn: tuple, seed: int) -> None:
     random = np.random.default_rng(seed)
     for layer in layers.values():
         weights = Weights(model)
-        reading = only_layers(readers(model).get(layer.output, ()), layer.output, layers)
+        reading = only_layers(readers(model).get(layer.output, ()), layer.output, layer, layers)
         if layer.output in outputs or not reading or not weights.alone(layer.weight, layer.bias):
             continue
         if not all(weights.alone(reader.weight) for reader in reading):
@@ -93,6 +93,19 @@ def test_importance_of_input_channels(groups: int) -> None:
             wanted[output // (8 // groups) * (4 // groups) + place] += (weight[output, place] ** 2).sum()
     np.testing.assert_allclose(Weights(model).input_importance(layer), wanted)
     assert input_channels(layer) == CHANNELS
+
+
+def test_channels_on_another_axis_are_not_the_same() -> None:
+    """A MatMul behind a convolution reads the last axis, whatever its size."""
+    net = Net()
+    net.conv("x", "c", 4, 4, 1)
+    net.node("MatMul", ["c_out", net.constant("w", net.random.normal(size=(4, 4)))], "y")
+    model = net.model({"x": [1, 4, 4, 4]}, ["y"])
+    conv, product = find_layers(model)
+    layers = {layer.name: layer for layer in (conv, product)}
+    assert only_layers([model.graph.node[1]], "c_out", conv, layers) == ()
+    assert only_layers([model.graph.node[1]], "c_out", product, layers) == (product,)
+    assert only_layers([], "c_out", conv, layers) == ()
 
 
 def test_added_constants_get_free_names() -> None:

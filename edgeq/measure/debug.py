@@ -1,0 +1,60 @@
+"""`edgeq.debug`: a float model and its quantized form, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edgeq.measure.diagnosis import SAMPLES, DebugQuestion, Diagnosis, diagnose
+from edgeq.progress import SILENT, Progress
+from edgeq.session import SessionSettings
+
+
+def debug(
+    float_model: Path | str,
+    quantized: Path | str,
+    data: Any,
+    *,
+    preprocess: Any = None,
+    count: int | None = SAMPLES,
+    worst: int = 10,
+    variant: str | None = None,
+    session_options: Mapping[str, str] | None = None,
+    threads: int = 0,
+    memory: int | None = None,
+    progress: Progress = SILENT,
+) -> Diagnosis:
+    """Compare a quantized model with its float model and name the layers that lose the accuracy.
+
+    Nothing is kept but sums. The steps one by one (matching and comparing weights and activations, models that give
+    tensors in the middle) are functions of `edgeq.measure.layers`.
+
+    Args:
+        float_model: the float32 model.
+        quantized: its quantized form, a file or a bundle.
+        data: samples, as `edgeq.open_samples` takes them.
+        preprocess: of the samples; a bundle knows its own.
+        count: samples at most; None takes all.
+        worst: culprits to name at most.
+        variant: of a bundle; None takes the one that fits this machine.
+        session_options: that the quantized file needs; a bundle brings its own.
+        memory: bytes that tensors may take at once; more passes if less. None for 512 MiB.
+
+    Raises:
+        UsageError: the models are not a float model and a quantized form of it.
+        EdgeqError: whatever is wrong with a model, the bundle or the data.
+    """
+    settings = SessionSettings(config=dict(session_options or {}), intra_op_threads=threads)
+    question = DebugQuestion(
+        float_model=Path(float_model),
+        quantized=Path(quantized),
+        data=data,
+        variant=variant,
+        preprocess=preprocess,
+        count=count,
+        worst=worst,
+        settings=settings,
+        memory=memory,
+    )
+    return diagnose(question, progress=progress)

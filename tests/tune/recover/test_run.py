@@ -1,0 +1,72 @@
+"""`edgeq.tune.recover.run`: stages in their order, one model for several builds, and requests that cannot be met."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from edgeq.errors import UsageError
+from edgeq.tune.recover import FREE, RECOVERIES, Recoverer, recover, recoveries
+from tests.tune.recover.nets import SCHEME, few, job_of, noise_db, target, two_gates, uneven
+
+SHAPE = [1, 3, 12, 12]
+STAGES = ("model", "ranges", "artifact")
+
+
+def test_recoveries_stand_in_the_order_of_their_stages() -> None:
+    assert recoveries() is RECOVERIES
+    stages = [STAGES.index(recovery.stage) for recovery in RECOVERIES.values()]
+    assert stages == sorted(stages)
+    assert all(name == recovery.name and recovery.title for name, recovery in RECOVERIES.items())
+    assert set(FREE) == {name for name, recovery in RECOVERIES.items() if recovery.free}
+
+
+def test_all_together_help_and_are_told_of(tmp_path: Path) -> None:
+    model, samples = two_gates(uneven), few(8, SHAPE)
+    job = job_of(model, tmp_path, samples)
+    plain = recover(job, target(), SCHEME, (), tmp_path / "plain.onnx")
+    every = recover(job, target(), SCHEME, tuple(RECOVERIES), tmp_path / "every.onnx")
+    assert every.artifact.model == tmp_path / "every.onnx"
+    held_out = few(8, SHAPE, seed=2)
+    assert noise_db(model, every.artifact.model, held_out) > noise_db(model, plain.artifact.model, held_out) + 3
+    said = [note.split(":")[0] for note in every.artifact.notes]
+    assert [name for name in said if name in RECOVERIES] == list(RECOVERIES)
+
+
+def test_each_alone_builds_and_does_no_harm(tmp_path: Path) -> None:
+    model, samples = two_gates(uneven), few(8, SHAPE)
+    recoverer = Recoverer(job_of(model, tmp_path, samples), target(), tmp_path)
+    plain = noise_db(model, recoverer.build(SCHEME, [], tmp_path / "p.onnx").artifact.model, samples)
+    for name in RECOVERIES:
+        built = recoverer.build(SCHEME, [name], tmp_path / f"{name}.onnx")
+        assert noise_db(model, built.artifact.model, samples) > plain - 0.5, name
+
+
+def test_the_order_of_names_decides_nothing(tmp_path: Path) -> None:
+    job = job_of(two_gates(uneven), tmp_path, few(4, SHAPE))
+    one = recover(job, target(), SCHEME, tuple(RECOVERIES), tmp_path / "one.onnx")
+    other = recover(job, target(), SCHEME, tuple(reversed(RECOVERIES)), tmp_path / "other.onnx")
+    assert one.artifact.model.read_bytes() == other.artifact.model.read_bytes()
+
+
+def test_models_are_made_once_for_each_scheme_that_matters(tmp_path: Path) -> None:
+    recoverer = Recoverer(job_of(two_gates(uneven), tmp_path, few(4, SHAPE)), target(), tmp_path)
+    names = ["split-gates", "bias-correction"]
+    first = recoverer.state(SCHEME, names, tmp_path / "a.onnx")
+    again = recoverer.state(SCHEME.replace(format="QOperator"), ["split-gates"], tmp_path / "b.onnx")
+    assert again.prepared == first.prepared
+    other = recoverer.state(SCHEME.replace(exclude=("first",)), names, tmp_path / "c.onnx")
+    assert other.prepared != first.prepared
+    assert other.scheme.exclude == ("first",)
+
+
+def test_what_cannot_be(tmp_path: Path) -> None:
+    job = job_of(two_gates(), tmp_path, few(2, SHAPE))
+    with pytest.raises(UsageError, match="no recovery is called 'magic'"):
+        recover(job, target(), SCHEME, ("magic",), tmp_path / "q.onnx")
+    with pytest.raises(UsageError, match="static"):
+        recover(job, target(), SCHEME.replace(mode="dynamic"), ("bias-correction",), tmp_path / "q.onnx")
+    with pytest.raises(UsageError, match="samples"):
+        recover(dataclasses.replace(job, calibration=None), target(), SCHEME, ("bias-correction",), tmp_path / "q.onnx")

@@ -1,0 +1,157 @@
+"""`edgeq.tune.recover.sensitivity` against one model for each layer, quantized nowhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from edgeq.backends import Artifact
+from edgeq.tune.recover.layers import find_layers
+from edgeq.tune.recover.run import Recoverer
+from edgeq.tune.recover.sensitivity import Columns, LayerSensitivity, rank_layers
+from edgeq.tune.recover.units import Unit
+from tests.tune.recover.nets import SCHEME, FewSamples, Net, few, job_of, run, target, two_gates, uneven
+
+SHAPE = [1, 3, 12, 12]
+
+
+def _chain() -> onnx.ModelProto:
+    net = Net()
+    x = net.conv("x", "first", 3, 8, channels=uneven(8) / 4)
+    x = net.conv(net.node("Relu", [x], "first_r"), "second", 8, 8, 3, groups=2, bias=False)
+    left = net.node("Relu", [net.conv(net.node("Relu", [x], "second_r"), "third", 8, 8, 1)], "third_r")
+    net.conv(net.node("Add", [left, "second_r"], "sum"), "last", 8, 4, 1)
+    return net.model({"x": SHAPE}, ["last_out"])
+
+
+def _ranked(
+    folder: Path, model: onnx.ModelProto, samples: FewSamples, form: str
+) -> tuple[dict[str, LayerSensitivity], Artifact]:
+    job = job_of(model, folder, samples)
+    state = Recoverer(job, target(), folder).state(SCHEME.replace(format=form), [], folder / "q.onnx")
+    assert state.artifact is not None
+    return {
+        r.unit.name: r for r in rank_layers(job.prepared, state.artifact, samples, count=len(samples))
+    }, state.artifact
+
+
+def _one_layer(model: onnx.ModelProto, quantized: onnx.ModelProto, unit: Unit) -> onnx.ModelProto:
+    """The float model with the weights of one unit, and the rounding of what it makes, as in the QDQ model."""
+    constants = {t.name: t for t in quantized.graph.initializer}
+    held = {name: numpy_helper.to_array(t) for name, t in constants.items()}
+    nodes = {node.name: node for node in quantized.graph.node}
+    dequantizers = {n.output[0]: n for n in quantized.graph.node if n.op_type == "DequantizeLinear"}
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    for layer in find_layers(model):
+        if layer.name in unit.nodes:
+            for place, name in ((1, layer.weight), (2, layer.bias)):
+                if not name:
+                    continue
+                integers, scale, *zero = dequantizers[nodes[layer.name].input[place]].input
+                shape = (-1, *[1] * (held[integers].ndim - 1)) if held[scale].size > 1 else ()
+                value = (held[integers].astype(np.float64) - (held[zero[0]].reshape(shape) if zero else 0)) * held[
+                    scale
+                ].reshape(shape)
+                tensor = next(t for t in made.graph.initializer if t.name == name)
+                tensor.CopyFrom(numpy_helper.from_array(value.astype(np.float32), name))
+    for node in quantized.graph.node:
+        if node.op_type == "QuantizeLinear":
+            tensor = node.input[0].removesuffix("_QuantizeLinear_Input")
+            if tensor in unit.tensors:
+                _round(made.graph, tensor, [constants[name] for name in node.input[1:3]])
+    return made
+
+
+def _round(graph: onnx.GraphProto, tensor: str, how: list[onnx.TensorProto]) -> None:
+    place = next(i for i, node in enumerate(graph.node) if tensor in node.output)
+    graph.node[place].output[0] = f"{tensor}/exact"
+    names = [t.name for t in how]
+    graph.initializer.extend(t for t in how if t.name not in {i.name for i in graph.initializer})
+    graph.node.insert(place + 1, helper.make_node("QuantizeLinear", [f"{tensor}/exact", *names], [f"{tensor}/q"]))
+    graph.node.insert(place + 2, helper.make_node("DequantizeLinear", [f"{tensor}/q", *names], [tensor]))
+
+
+def _noise(model: onnx.ModelProto, other: onnx.ModelProto, samples: FewSamples) -> float:
+    pairs = [(run(model, s.inputs)[0], run(other, s.inputs, optimization="none")[0]) for s in samples]
+    # The last axis is 12 wide and there are 48 rows: too few to be judged by columns.
+    return sum(float(((a - b) ** 2).sum()) for a, b in pairs) / sum(float((a**2).sum()) for a, _ in pairs)
+
+
+def test_noise_is_that_of_quantizing_one_layer_alone(tmp_path: Path) -> None:
+    """But for the values that happen to be rounded: the errors are taken on inputs that are rounded themselves."""
+    model, samples = _chain(), few(12, SHAPE)
+    ranked, artifact = _ranked(tmp_path, model, samples, "QDQ")
+    quantized = onnx.load(artifact.model)
+    assert set(ranked) == {"first", "second", "third", "sum_Add", "last"}
+    for found in ranked.values():
+        alone = _noise(model, _one_layer(model, quantized, found.unit), samples)
+        assert found.noise == pytest.approx(alone, rel=0.06)
+    noises = [found.noise for found in ranked.values()]
+    assert noises == sorted(noises, reverse=True)
+
+
+def test_little_memory_takes_several_passes(tmp_path: Path) -> None:
+    """A unit's tensors are then followed one by one, and their noises added."""
+    model, samples = two_gates(uneven), few(3, SHAPE)
+    ranked, artifact = _ranked(tmp_path, model, samples, "QDQ")
+    for found in rank_layers(job_of(model, tmp_path, samples).prepared, artifact, samples, count=3, memory=1):
+        assert found.noise == pytest.approx(ranked[found.unit.name].noise, rel=0.3)
+
+
+def test_units_of_several_tensors_come_close(tmp_path: Path) -> None:
+    """Their errors are added where they arise; what the first makes the second round differently is left out."""
+    model, samples = two_gates(uneven), few(3, SHAPE)
+    ranked, artifact = _ranked(tmp_path, model, samples, "QDQ")
+    quantized = onnx.load(artifact.model)
+    for found in ranked.values():
+        alone = _noise(model, _one_layer(model, quantized, found.unit), samples)
+        assert 10 * abs(np.log10(found.noise / alone)) < 1.0
+
+
+def test_formats_agree(tmp_path: Path) -> None:
+    model, samples = _chain(), few(3, SHAPE)
+    found = {}
+    for form in ("QDQ", "QOperator"):
+        (tmp_path / form).mkdir()
+        found[form], _ = _ranked(tmp_path / form, model, samples, form)
+    assert set(found["QDQ"]) == set(found["QOperator"])
+    for name in ("first", "second", "third", "last"):
+        assert found["QOperator"][name].noise == pytest.approx(found["QDQ"][name].noise, rel=0.25)
+
+
+def test_a_spoiled_layer_comes_first(tmp_path: Path) -> None:
+    model, samples = _chain(), few(3, SHAPE)
+    job = job_of(model, tmp_path, samples)
+    state = Recoverer(job, target(), tmp_path).state(SCHEME, [], tmp_path / "q.onnx")
+    assert state.artifact is not None
+    quantized = onnx.load(state.artifact.model)
+    weight = next(t for t in quantized.graph.initializer if t.name == "third_w_quantized")
+    values = numpy_helper.to_array(weight)
+    weight.CopyFrom(numpy_helper.from_array((values // 16 * 16).astype(np.int8), weight.name))
+    state.artifact.model.write_bytes(quantized.SerializeToString())
+    assert rank_layers(job.prepared, state.artifact, samples)[0].unit.name == "third"
+
+
+def test_columns_weigh_alike_and_sizes_may_change() -> None:
+    columns = Columns()
+    plain = np.ones((1, 64, 2)) * np.array([100.0, 1.0])
+    columns.update({"y": plain}, {"y": plain + np.array([0.0, 0.1])})
+    assert columns.noise == pytest.approx(0.5 * 0.01)
+    whole = Columns()
+    whole.update({"y": np.ones((3, 4))}, {"y": np.ones((2, 4))})
+    assert whole.noise == 1
+    whole.update({"y": np.ones((2, 5))}, {"y": np.ones((2, 5))})
+    assert whole.noise == pytest.approx(12 / 22)
+
+
+def test_what_is_no_number_is_left_out() -> None:
+    columns = Columns()
+    a = np.array([1.0, np.inf, np.nan, 2.0])
+    columns.update({"y": a, "s": np.array(["a"])}, {"y": a * [1.0, 1.0, 1.0, 1.5], "s": np.array(["b"])})
+    assert columns.noise == pytest.approx(1 / 5)
+    assert Columns().noise == 0
