@@ -1,7 +1,8 @@
 """Cross-layer equalization: channels between two layers scaled so that integers suit both layers and the tensor.
 
-Between layers A and B, with nothing between them but what commutes with positive factors (Relu, pooling), channel c may
-be divided by k[c] where A makes it and multiplied by k[c] where B reads it (Nagel et al. 2019, "Data-Free Quantization
+Between layers A and B, with nothing between them but what commutes with positive factors (Relu, pooling, a Clip from 0
+whose bound no scaled channel reaches), channel c may be divided by k[c] where A makes it and multiplied by k[c] where B
+reads it (Nagel et al. 2019, "Data-Free Quantization
 Through Weight Equalization and Bias Correction", section 4.1). They choose k for the weights alone. With one scale for
 each output channel A's weights bear any k, and it is the tensor that wants its channels alike. So several k are tried,
 powers of what the channels of A's weights, of the tensor and of B's weights reach, and the one is taken with the
@@ -14,19 +15,21 @@ least noise at B's output, all errors taken for independent; x is the tensor, u 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import onnx
+from onnx import numpy_helper
 
 from edgeq.data.samples import Samples
 from edgeq.model.load import load_model, model_digest, save_model
-from edgeq.progress import Progress
+from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
 from edgeq.tune.recover.base import Stage, State
-from edgeq.tune.recover.drawn import drawn_rows
+from edgeq.tune.recover.drawn import channel_extrema, drawn_rows
 from edgeq.tune.recover.layers import Floats, Layer, find_layers
 from edgeq.tune.recover.rounding import weight_limits
 from edgeq.tune.recover.scaling import Weights, input_channels, only_layers, spread_over_taps
@@ -39,6 +42,8 @@ _SWEEPS = 2
 _LEAST_GAIN = 10 ** (-1 / 10)
 """A decibel of the noise between two layers; less is not worth another model."""
 _WIDEST = 1e3
+# Share of a Clip's bound from which on a channel counts as cut.
+_CUT = 1 - 1e-6
 
 
 @dataclass(frozen=True)
@@ -75,11 +80,15 @@ class CrossLayerEqualization:
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """Layers whose channels can be scaled: `first` makes them, `readers` read them, from `tensor`."""
+    """Layers whose channels can be scaled: `first` makes them, `readers` read them, from `tensor`.
+
+    `bound` is what a Clip between them cuts off, infinity without one.
+    """
 
     first: Layer
     tensor: str
     readers: tuple[Layer, ...]
+    bound: float = math.inf
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,18 +107,20 @@ def find_pairs(model: onnx.ModelProto) -> tuple[Pair, ...]:
     """All pairs of the main graph, in its order."""
     layers = {layer.name: layer for layer in find_layers(model)}
     weights, reading = Weights(model), readers(model)
+    constants = {constant.name: constant for constant in model.graph.initializer}
     outputs = {output.name for output in model.graph.output}
     found = []
     for first in layers.values():
-        tensor = first.output
+        tensor, bound = first.output, math.inf
         while tensor not in outputs and len(reading.get(tensor, ())) == 1:
             (node,) = reading[tensor]
-            if node.op_type not in _COMMUTING or len(node.output) > 1:
+            cut = math.inf if node.op_type in _COMMUTING else _clipped_above(node, constants)
+            if cut is None or len(node.output) > 1:
                 break
-            tensor = node.output[0]
+            tensor, bound = node.output[0], min(bound, cut)
         behind = () if tensor in outputs else only_layers(reading.get(tensor, ()), tensor, first, layers)
         if behind and weights.alone(first.weight, first.bias, *(reader.weight for reader in behind)):
-            found.append(Pair(first, tensor, behind))
+            found.append(Pair(first, tensor, behind, bound))
     return tuple(found)
 
 
@@ -125,13 +136,18 @@ def equalize(
         By what each tensor was divided, float64 [channels]; tensors that stayed are not there.
     """
     seen = observe(model, source, pairs, samples)
+    clipped = {pair.tensor: pair.first.channel_axis for pair in pairs if math.isfinite(pair.bound)}
+    reached = channel_extrema(source, clipped, samples, SILENT) if clipped else {}
     weights = Weights(model)
     total: dict[str, Floats] = {}
     for _ in range(_SWEEPS):
         for pair in pairs:
             read = seen[pair.first.source].over(total.get(pair.first.source, np.ones(1)))
             made = seen[pair.tensor].over(total.get(pair.tensor, np.ones(1)))
-            factor = best_factor(weights, pair, read, made, scheme)
+            share: Floats | float = 0.0
+            if pair.tensor in reached:
+                share = reached[pair.tensor].maximum / total.get(pair.tensor, np.ones(1)) / pair.bound
+            factor = best_factor(weights, pair, read, made, scheme, share)
             if factor is not None:
                 scale_pair(weights, pair, factor)
                 total[pair.tensor] = total.get(pair.tensor, np.ones(1)) * factor
@@ -158,18 +174,25 @@ def observe(model: onnx.ModelProto, source: Path, pairs: Sequence[Pair], samples
     }
 
 
-def best_factor(weights: Weights, pair: Pair, read: Channels, made: Channels, scheme: Scheme) -> Floats | None:
-    """The factor with the least noise, float64 [channels]; None where it gains less than a decibel."""
+def best_factor(
+    weights: Weights, pair: Pair, read: Channels, made: Channels, scheme: Scheme, reached: Floats | float = 0.0
+) -> Floats | None:
+    """The factor with the least noise, float64 [channels]; None where it gains less than a decibel.
+
+    Args:
+        reached: share of the pair's bound that each channel reaches.
+    """
     reach = _reach(pair.first, weights), np.maximum(made.below, made.above)
     behind = np.max([_reach_of_inputs(reader, weights) for reader in pair.readers], axis=0)
     one = np.ones(pair.first.outputs)
-    best, least = None, _LEAST_GAIN * noise(weights, pair, read, made, one, scheme)
+    best, bar = None, _LEAST_GAIN * noise(weights, pair, read, made, one, scheme)
     for first, between in _POWERS:
         with np.errstate(divide="ignore", invalid="ignore"):
             factor = _normalised(reach[0] ** first * reach[1] ** between * behind ** -(1 - first - between))
+        factor = _within(factor, np.asarray(reached))
         found = noise(weights, pair, read, made, factor, scheme)
-        if found < least:
-            best, least = factor, found
+        if found < bar:
+            best, bar = factor, found
     return best
 
 
@@ -203,6 +226,14 @@ def _rounding_errors(rows: Floats, per_channel: bool, levels: int) -> Floats:
     return np.asarray(np.rint(rows / steps) * steps - rows, np.float64)
 
 
+def _clipped_above(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> float | None:
+    """The constant upper bound of a Clip from 0; None for any other node."""
+    if node.op_type != "Clip" or node.domain or len(node.input) < 3 or not constants.keys() >= set(node.input[1:]):
+        return None
+    low, high = (float(numpy_helper.to_array(constants[name]).item()) for name in node.input[1:])
+    return high if low == 0 < high else None
+
+
 def _reach(layer: Layer, weights: Weights) -> Floats:
     """Largest magnitude of the weights of each output channel."""
     return np.asarray(np.abs(weights.rows(layer)).max(2).reshape(-1), np.float64)
@@ -211,6 +242,14 @@ def _reach(layer: Layer, weights: Weights) -> Floats:
 def _reach_of_inputs(layer: Layer, weights: Weights) -> Floats:
     """Largest magnitude of the weights that read each input channel."""
     return np.asarray(np.abs(weights.rows(layer)).max(1).reshape(input_channels(layer), -1).max(1), np.float64)
+
+
+def _within(factor: Floats, reached: Floats) -> Floats:
+    """The factor as a Clip allows it: channels that it cuts stay as they are, no other one comes to be cut."""
+    cut = reached >= _CUT
+    if cut.any():
+        factor = np.where(cut, 1.0, factor / factor[cut].max())
+    return np.maximum(factor, reached)
 
 
 def _normalised(factor: Floats) -> Floats:

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgeq.model.load import load_model
 from edgeq.scheme import Scheme
-from edgeq.tune.recover.equalize import Channels, best_factor, find_pairs, noise, observe, scale_pair
+from edgeq.tune.recover.equalize import Channels, best_factor, equalize, find_pairs, noise, observe, scale_pair
 from edgeq.tune.recover.run import Recoverer
 from edgeq.tune.recover.scaling import Weights
 from tests.tune.recover.graphs import nets
@@ -60,6 +61,35 @@ def test_pairs(between: str) -> None:
 @pytest.mark.parametrize("between", ["Sigmoid", "HardSwish", "Softmax"])
 def test_functions_that_do_not_commute_part_them(between: str) -> None:
     assert [pair.first.name for pair in find_pairs(_chain(scales=np.ones(8), between=between))] == ["depthwise"]
+
+
+def _clipped(low: float, high: float | None) -> onnx.ModelProto:
+    """Conv with uneven channels, Clip, depthwise Conv, 1x1 Conv; without `high` the bound is computed."""
+    net = Net()
+    x = net.conv("x", "first", 3, 8, channels=uneven(8))
+    if high is None:
+        net.nodes.append(onnx.helper.make_node("ReduceMax", ["x"], ["high"], keepdims=0, name="bound"))
+    else:
+        net.constant("high", high)
+    x = net.node("Clip", [x, net.constant("low", low), "high"], "act")
+    net.conv(net.conv(x, "depthwise", 8, 8, groups=8), "last", 8, 4, 1)
+    return net.model({"x": SHAPE}, ["last_out"])
+
+
+def test_no_channel_is_scaled_beyond_a_clip(tmp_path: Path) -> None:
+    samples = few(6, SHAPE)
+    job = job_of(_clipped(0.0, 6.0), tmp_path, samples)
+    model = load_model(job.prepared.path, external_data="all")
+    factors = equalize(model, job.prepared.path, find_pairs(model), samples, SCHEME)
+    assert factors["act"].min() < 0.5, "small channels grow"
+    for sample in samples:
+        before, after = run(job.prepared.path, sample.inputs)[0], run(model, sample.inputs)[0]
+        np.testing.assert_allclose(after, before, rtol=1e-3, atol=1e-4 * float(np.abs(before).max()))
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 6.0), (0.0, None)])
+def test_other_clips_part_them(low: float, high: float | None) -> None:
+    assert [pair.first.name for pair in find_pairs(_clipped(low, high))] == ["depthwise"]
 
 
 def test_other_readers_part_them() -> None:
