@@ -60,7 +60,12 @@ class PreparedModel:
 
 
 def prepare_model(
-    source: Path, workdir: Path, *, progress: Progress = SILENT, inline_limit: int = INLINE_LIMIT
+    source: Path,
+    workdir: Path,
+    *,
+    simplify: bool = True,
+    progress: Progress = SILENT,
+    inline_limit: int = INLINE_LIMIT,
 ) -> PreparedModel:
     """Load `source` safely and write its prepared form into `workdir`, replacing an earlier one.
 
@@ -70,6 +75,7 @@ def prepare_model(
     of tensors and nodes that survive are kept.
 
     Args:
+        simplify: False keeps every node that some output depends on: nothing is removed, folded or optimised.
         inline_limit: bytes of weights above which the prepared model keeps them in external data.
 
     Raises:
@@ -85,16 +91,17 @@ def prepare_model(
         advance(1)
         model = ir.serde.deserialize_model(proto)
         ir.external_data.set_base_dir(model.graph, source.parent)
-        _rewrite(model, notes)
+        _rewrite(model, notes, simplify)
         advance(1)
         workdir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".prepare.", dir=workdir) as scratch:
             raw, optimized = Path(scratch) / "raw.onnx", Path(scratch) / "optimized.onnx"
             rewritten = ir.serde.serialize_model(model)
             save_model(rewritten, raw, base=source.parent, inline_limit=inline_limit)
-            optimize_basic(raw, optimized, source=source, external=external)
+            if simplify:
+                optimize_basic(raw, optimized, source=source, external=external)
             advance(1)
-            finished = _finished(optimized, model, source, notes)
+            finished = _finished(optimized if simplify else raw, model, source, notes, simplify)
             notes.extend(_difference(rewritten, finished))
             path = workdir / PREPARED_NAME
             (workdir / f"{PREPARED_NAME}.data").unlink(missing_ok=True)
@@ -136,7 +143,7 @@ def _refuse_unknown_domains(proto: onnx.ModelProto, source: Path) -> None:
             )
 
 
-def _rewrite(model: ir.Model, notes: list[str]) -> None:
+def _rewrite(model: ir.Model, notes: list[str], simplify: bool) -> None:
     """edgeq's own passes, in place."""
     from edgeq.model.clean import remove_no_ops, tidy
     from edgeq.model.fold import fold_batch_norms
@@ -148,6 +155,8 @@ def _rewrite(model: ir.Model, notes: list[str]) -> None:
     widened = widen_half(model)
     if widened:
         notes.append(f"16-bit floats widened to float32 ({_count(widened, 'weight')})")
+    if not simplify:
+        return
     removed = remove_no_ops(model)
     if removed:
         notes.append(f"{_count(removed, 'node')} removed that do nothing (Identity, Dropout, Cast to the same type)")
@@ -156,7 +165,9 @@ def _rewrite(model: ir.Model, notes: list[str]) -> None:
         notes.append(f"{folded} BatchNormalization folded")
 
 
-def _finished(optimized: Path, before: ir.Model, source: Path, notes: list[str]) -> onnx.ModelProto:
+def _finished(
+    optimized: Path, before: ir.Model, source: Path, notes: list[str], simplify: bool
+) -> onnx.ModelProto:
     """What ONNX Runtime wrote, put in edgeq's form: one order, only the operator sets in use, shapes everywhere."""
     import onnx_ir as ir
 
@@ -165,13 +176,14 @@ def _finished(optimized: Path, before: ir.Model, source: Path, notes: list[str])
 
     model = ir.load(optimized)
     tidy(model)
-    remove_no_ops(model)
-    # A MatMul and an Add that ONNX Runtime made one Gemm can take up the BatchNormalization behind it now.
-    folded, kept = fold_batch_norms(model)
-    if folded:
-        notes.append(f"{folded} BatchNormalization folded after ONNX Runtime's optimisation")
-    notes.extend(kept)
-    tidy(model)
+    if simplify:
+        remove_no_ops(model)
+        # A MatMul and an Add that ONNX Runtime made one Gemm can take up the BatchNormalization behind it now.
+        folded, kept = fold_batch_norms(model)
+        if folded:
+            notes.append(f"{folded} BatchNormalization folded after ONNX Runtime's optimisation")
+        notes.extend(kept)
+        tidy(model)
     _identify_as(model, before)
     _order_initializers(model)
     proto = ir.serde.serialize_model(model)
