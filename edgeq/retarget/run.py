@@ -1,0 +1,260 @@
+"""`edgeq.retarget`: a quantized model in, the same model in another format or other integer types out, compared."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from edgeq.atomic import check_apart, output_file
+from edgeq.errors import CheckFailedError, ModelError, UsageError
+from edgeq.hardware.target import resolve
+from edgeq.model.clean import tidy
+from edgeq.model.load import check_valid, is_quantized, load_model, model_files, model_signature, opset_of, save_model
+from edgeq.model.names import name_nodes
+from edgeq.model.opset import LOWEST, raise_opset
+from edgeq.retarget.graph import INTEGERS
+from edgeq.retarget.normalise import normalise
+from edgeq.retarget.read import Form, check_form, read_form
+from edgeq.retarget.shift import shift_activations, shift_weights
+from edgeq.retarget.to_qdq import to_qdq
+from edgeq.retarget.to_qoperator import to_qoperator
+from edgeq.session import SessionSettings, open_session
+
+FORMATS = ("QDQ", "QOperator")
+_TRIES = 2
+# Integer operators scale and round in one step what Q/DQ do in two: an integer may come out one off, and later layers
+# carry that on. A wrong rewrite is off by far more.
+_TOLERANCE = 0.1
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Outputs of both models on made-up inputs, with ONNX Runtime's optimiser off.
+
+    Attributes:
+        identical: to the last bit.
+        largest: largest difference, as a share of the output's largest magnitude.
+    """
+
+    identical: bool
+    largest: float
+
+
+@dataclass(frozen=True)
+class Retargeted:
+    """What `retarget` did.
+
+    Attributes:
+        before, after: the forms of both models.
+        changes: what was done, in words.
+        kept: what stayed as it was, and why.
+        comparison: both models side by side.
+    """
+
+    output: Path
+    before: Form
+    after: Form
+    changes: tuple[str, ...]
+    kept: tuple[str, ...]
+    comparison: Comparison
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "output": str(self.output),
+            "before": self.before.to_dict(),
+            "after": self.after.to_dict(),
+            "changes": list(self.changes),
+            "kept": list(self.kept),
+            "identical": self.comparison.identical,
+            "largest_difference": self.comparison.largest,
+        }
+
+
+def retarget(
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    target: str | Path | None = None,
+    format: str | None = None,
+    activation_type: str | None = None,
+    weight_type: str | None = None,
+    wanted: Callable[[ir.Node], bool] = lambda node: True,
+    force: bool = False,
+) -> Retargeted:
+    """Rewrite a quantized model for another runtime; its scales and the numbers it stands for stay.
+
+    Args:
+        model: a model with QuantizeLinear and DequantizeLinear (from training in PyTorch or TensorFlow, or any tool) or
+            with QLinear operators.
+        target: "auto" (this machine), a profile, a target or a .toml file, whose format and integer types are taken
+            where none are named. None leaves what is not named as it is.
+        format: "QDQ" or "QOperator".
+        activation_type, weight_type: "int8" or "uint8".
+        wanted: to QOperator: which operators to rewrite.
+        force: replace what is at `output`.
+
+    Raises:
+        UsageError: an unknown format or type, or int8 activations with uint8 weights.
+        ModelError: not quantized, quantized dynamically, or damaged.
+        CheckFailedError: the new model answers otherwise; nothing is written then.
+    """
+    model, output = Path(model), Path(output)
+    if target is not None:
+        scheme = resolve(target).profile.scheme
+        format = format or scheme.format
+        activation_type = activation_type or scheme.activation_type
+        weight_type = weight_type or scheme.weight_type
+    _check_request(format, activation_type, weight_type)
+    check_apart(output, model_files(model))
+    with output_file(output, force=force) as draft:
+        graph, changes = _opened(model)
+        before = read_form(graph)
+        if before.format == "dynamic" or not before.activations:
+            raise ModelError(
+                f"{model} has no activations with constant scales, only {before.format} quantization",
+                "Quantize the float model for the other runtime",
+            )
+        changes += normalise(graph)
+        kept = _rewrite(graph, before, changes, format, activation_type, weight_type, wanted)
+        tidy(graph)
+        graph.graph.sort()
+        after = read_form(graph)
+        proto = ir.serde.serialize_model(graph)
+        name_nodes(proto)
+        check_valid(proto, output)
+        save_model(proto, draft)
+        comparison = compare_outputs(model, draft)
+        if not comparison.largest <= _TOLERANCE:
+            raise CheckFailedError(
+                f"the rewritten model differs from {model} by {comparison.largest:.3g} of its outputs' magnitude",
+                "Please report this model",
+            )
+    return Retargeted(output, before, after, tuple(changes), tuple(kept), comparison)
+
+
+def inspect_quantized(model: str | os.PathLike[str]) -> Form:
+    """Recognise and validate a quantized model.
+
+    Raises:
+        ModelError: it is not one, or its scales make no sense.
+    """
+    graph, _ = _opened(Path(model))
+    return read_form(graph)
+
+
+def compare_outputs(one: Path, other: Path) -> Comparison:
+    """Run both on the same made-up inputs, unoptimised."""
+    settings = SessionSettings(optimization="none")
+    sessions = [open_session(path, settings) for path in (one, other)]
+    identical, largest = True, 0.0
+    for inputs in _made_up_inputs(one):
+        for a, b in zip(*(session.run(None, inputs) for session in sessions), strict=True):
+            if np.array_equal(a, b):
+                continue
+            identical = False
+            span = float(np.max(np.abs(a.astype(np.float64)), initial=0.0)) or 1.0
+            largest = max(largest, float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64)))) / span)
+    return Comparison(identical, largest)
+
+
+def _made_up_inputs(model: Path) -> list[Mapping[str, Any]]:
+    rng = np.random.default_rng(0)
+    made = []
+    for _ in range(_TRIES):
+        inputs = {}
+        for spec in model_signature(model).inputs:
+            shape = [size if isinstance(size, int) else 1 for size in spec.shape or ()]
+            if spec.dtype.kind == "f":
+                inputs[spec.name] = rng.normal(size=shape).astype(spec.dtype)
+            elif str(spec.dtype) in INTEGERS:
+                limits = np.iinfo(spec.dtype)
+                inputs[spec.name] = rng.integers(limits.min, limits.max + 1, shape).astype(spec.dtype)
+            else:  # indices, masks, lengths: 1 is valid nearly everywhere
+                inputs[spec.name] = np.ones(shape, spec.dtype)
+        made.append(inputs)
+    return made
+
+
+def _opened(path: Path) -> tuple[ir.Model, list[str]]:
+    changes: list[str] = []
+    proto = load_model(path, external_data="all")
+    if not is_quantized(proto):
+        raise ModelError(f"{path} is not quantized", "Use `edgeq quantize`")
+    old = opset_of(proto)
+    if old < LOWEST:
+        proto = raise_opset(proto, path)
+        changes.append(f"opset {old} → {opset_of(proto)}")
+    _infer(proto)
+    name_nodes(proto)
+    graph = ir.serde.deserialize_model(proto)
+    tidy(graph)
+    check_form(graph, path)
+    return graph, changes
+
+
+def _infer(proto: onnx.ModelProto) -> None:
+    """Add the types and shapes that onnx can tell; integer types are needed to know what can be shifted."""
+    from edgeq.model.shapes import infer_shapes
+
+    shapes, _ = infer_shapes(proto)
+    known = {o.name for o in proto.graph.output} | {i.name for i in proto.graph.input}
+    del proto.graph.value_info[:]
+    proto.graph.value_info.extend(value for name, value in shapes.items() if name not in known)
+
+
+def _rewrite(
+    graph: ir.Model,
+    before: Form,
+    changes: list[str],
+    format: str | None,
+    activation_type: str | None,
+    weight_type: str | None,
+    wanted: Callable[[ir.Node], bool],
+) -> list[str]:
+    """Do what is asked, in place; `changes` grows; gives what stayed and why."""
+    kept: list[str] = []
+    keeps_integer_operators = format is None and before.format == "QOperator"
+    needs_weights = activation_type == "int8" and weight_type is None
+    if before.format != "QDQ":
+        count, stuck = to_qdq(graph)
+        kept += stuck
+        if format == "QDQ":
+            changes.append(f"{count} integer operators → DequantizeLinear, operator, QuantizeLinear")
+    if weight_type is not None or needs_weights:
+        chosen = weight_type or "int8"
+        count = shift_weights(graph, chosen)
+        if count:
+            changes.append(f"{count} weights → {chosen}, by 128 in integers and zero points")
+    if activation_type is not None:
+        count, stuck = shift_activations(graph, activation_type)
+        kept += stuck
+        if count:
+            changes.append(f"{count} activations → {activation_type}, by 128 in integers and zero points")
+    if format == "QOperator" or keeps_integer_operators:
+        count, stuck = to_qoperator(graph, wanted)
+        kept += stuck
+        if format == "QOperator":
+            changes.append(f"{count} operators between DequantizeLinear and QuantizeLinear → integer operators")
+    return kept
+
+
+def _check_request(format: str | None, activation_type: str | None, weight_type: str | None) -> None:
+    choices: Sequence[tuple[str, str | None, Sequence[str]]] = (
+        ("format", format, FORMATS),
+        ("activation type", activation_type, tuple(INTEGERS)),
+        ("weight type", weight_type, tuple(INTEGERS)),
+    )
+    for name, value, known in choices:
+        if value is not None and value not in known:
+            raise UsageError(f"the {name} is {value!r}", f"It can be {' or '.join(known)}")
+    if all(value is None for _, value, _ in choices):
+        raise UsageError("nothing is to be changed", "Name a target, a format or a type")
+    if activation_type == "int8" and weight_type == "uint8":
+        raise UsageError("int8 activations with uint8 weights have no kernels", "Make the weight type int8")
