@@ -2,7 +2,7 @@
 
 Its options, its data sets (a folder of images, test_data_set_N folders, a folder with input_0.pb, one stacked .pb) and
 its choices: QOperator format, scalar weight scales, symmetric int8 or asymmetric uint8, ranges from minima and maxima.
-Everything behind is edgeq's own `quantize`.
+Everything behind is edgeq's own `quantize`. Imported, it stands for `onnxruntime.quantization.calibrate`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any
 
 import click
 
+from edgeq import compat
+from edgeq.callable_package import make_callable
 from edgeq.errors import EdgeqError, UsageError
 
 INTERRUPTED = 130
@@ -123,5 +125,11 @@ def _others(model_path: Path, kept: Sequence[str]) -> Sequence[str]:
     return [name for name in names if name not in kept]
 
 
+def __getattr__(name: str) -> Any:
+    return getattr(compat, name)
+
+
 if __name__ == "__main__":
     command()
+else:
+    make_callable(__name__, "edgeq.compat.tables:calibrate")

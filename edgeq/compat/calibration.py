@@ -1,4 +1,4 @@
-"""Ranges for the older functions, from edgeq's one pass: any method, any shapes, memory that does not grow with data."""
+"""Ranges for the older functions, from edgeq's one pass: any method, any shapes, constant memory."""
 
 from __future__ import annotations
 
@@ -57,9 +57,7 @@ def ranges_of(
     """
     name = str(getattr(method, "name", method))
     if name not in _METHODS:
-        raise UsageError(
-            f"calibration method {name} gives no ranges of integers", f"It can be {', '.join(_METHODS)}"
-        )
+        raise UsageError(f"calibration method {name} gives no ranges of integers", f"It can be {', '.join(_METHODS)}")
     chosen = _METHODS[name]
     if chosen == "minmax" and options.get("CalibMovingAverage"):
         chosen = "moving-average"

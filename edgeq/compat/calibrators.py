@@ -72,9 +72,7 @@ class CalibraterBase:
         settings = SessionSettings(providers=tuple(self.execution_providers), optimization="none")
         self.infer_session = open_session(Path(self.augmented_model_path), settings)
 
-    def select_tensors_to_calibrate(
-        self, model: onnx.ModelProto
-    ) -> tuple[set[str], dict[str, onnx.ValueInfoProto]]:
+    def select_tensors_to_calibrate(self, model: onnx.ModelProto) -> tuple[set[str], dict[str, onnx.ValueInfoProto]]:
         """Float inputs and outputs of nodes of the chosen types that are no weights; and what is known of values."""
         graph = model.graph
         infos = {value.name: value for value in [*graph.value_info, *graph.output, *graph.input]}

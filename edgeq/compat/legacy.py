@@ -89,9 +89,7 @@ def quantize_model(
                 "per_channel with IntegerOps: ConvInteger has one weight scale for all channels",
                 "Use QuantizationMode.QLinearOps, or per_channel=False",
             )
-        given = read_params(
-            _tensors(graph), quantization_params, input_quantization_params, output_quantization_params
-        )
+        given = read_params(_tensors(graph), quantization_params, input_quantization_params, output_quantization_params)
         weights = "int8" if symmetric_weight or asymmetric_input_types else "uint8"
         # int8 activations with uint8 weights have no kernels; as uint8 they stand for the same numbers. Those that are
         # measured at run time are uint8 as well: DynamicQuantizeLinear gives nothing else, and finer steps.

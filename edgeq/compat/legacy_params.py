@@ -84,18 +84,14 @@ def fold_clamps(
     Returns:
         The parameters, changed; the names of the nodes that can go.
     """
-    graph = model.graph
-    readers: dict[str, int] = {}
-    for name in [*(n for node in graph.node for n in node.input), *(o.name for o in graph.output)]:
-        readers[name] = readers.get(name, 0) + 1
-    constants = {t.name: t for t in graph.initializer}
+    constants = {t.name: t for t in model.graph.initializer}
     merged, gone = dict(params), set()
-    for node in graph.node:
-        if node.op_type not in ("Relu", "Clip") or node.input[0] not in quantized or readers[node.input[0]] != 1:
+    for node in single_reader_clamps(model):
+        if node.input[0] not in quantized:
             continue
         source, result = node.input[0], node.output[0]
         chosen = merged.get(result, merged.get(source))
-        bounds = (0.0, np.inf) if node.op_type == "Relu" else _bounds(node, constants)
+        bounds = clamp_bounds(node, constants)
         if chosen is None or bounds is None:
             continue
         low, high = chosen.limits(dtype)
@@ -106,9 +102,21 @@ def fold_clamps(
     return merged, frozenset(gone)
 
 
-def _bounds(clip: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> tuple[float, float] | None:
+def single_reader_clamps(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """Relu and Clip nodes that alone read their input."""
+    graph = model.graph
+    readers: dict[str, int] = {}
+    for name in [*(n for node in graph.node for n in node.input), *(o.name for o in graph.output)]:
+        readers[name] = readers.get(name, 0) + 1
+    return [node for node in graph.node if node.op_type in ("Relu", "Clip") and readers[node.input[0]] == 1]
+
+
+def clamp_bounds(clamp: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> tuple[float, float] | None:
+    """The interval that a Relu or Clip keeps; None where it is not constant."""
+    if clamp.op_type == "Relu":
+        return 0.0, np.inf
     bounds = [-np.inf, np.inf]
-    for place, name in enumerate(clip.input[1:3]):
+    for place, name in enumerate(clamp.input[1:3]):
         if name and name not in constants:
             return None
         if name:
@@ -123,7 +131,8 @@ def _pair(argument: str, name: str, value: Any) -> tuple[NDArray[Any], np.float3
         number = np.float32(np.asarray(scale).reshape(()))
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"{argument} of {name!r} is {value!r}", "Give [zero_point, scale], such as [np.uint8(113), np.float32(0.05)]"
+            f"{argument} of {name!r} is {value!r}",
+            "Give [zero_point, scale], such as [np.uint8(113), np.float32(0.05)]",
         ) from error
     if zero.dtype.kind not in "iu" or not (np.isfinite(number) and number > 0):
         raise UsageError(f"{argument} of {name!r} is {value!r}", "A zero point is an integer, a scale above 0")

@@ -17,6 +17,7 @@ from edgeq.compat.calibration import as_ranges, as_tensors_data, ranges_of, read
 from edgeq.compat.calibrators import CalibraterBase
 from edgeq.compat.enums import member, quant_type
 from edgeq.compat.extra_options import check_options, writer_options
+from edgeq.compat.legacy_params import clamp_bounds, single_reader_clamps
 from edgeq.compat.source import LOG, ModelInput, Written, as_given, checked, warn_unknown_nodes
 from edgeq.errors import CalibrationError, ModelError, RuntimeUnavailableError, UsageError
 from edgeq.model.int8_rules import int8_rules
@@ -145,28 +146,15 @@ def clamps_that_must_stay(model: onnx.ModelProto) -> frozenset[str]:
     """Relu and Clip nodes that onnxruntime's quantizer drops although the scale of their input does not do their work:
     somebody else reads that input too, so it keeps its own range; or the interval of the Clip leaves out zero, which
     every scale has in it."""
-    graph = model.graph
-    readers: dict[str, int] = {}
-    for name in [*(n for node in graph.node for n in node.input), *(o.name for o in graph.output)]:
-        readers[name] = readers.get(name, 0) + 1
-    constants = {t.name: t for t in graph.initializer}
+    alone = {node.name for node in single_reader_clamps(model)}
+    constants = {t.name: t for t in model.graph.initializer}
     kept = set()
-    for node in graph.node:
-        if node.op_type not in ("Relu", "Clip"):
-            continue
-        if readers[node.input[0]] > 1 or (node.op_type == "Clip" and not _holds_zero(node, constants)):
-            kept.add(node.name)
+    for node in model.graph.node:
+        if node.op_type in ("Relu", "Clip"):
+            bounds = clamp_bounds(node, constants)
+            if node.name not in alone or bounds is None or not bounds[0] <= 0 <= bounds[1]:
+                kept.add(node.name)
     return frozenset(kept)
-
-
-def _holds_zero(clip: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> bool:
-    bounds = [-np.inf, np.inf]
-    for place, name in enumerate(clip.input[1:3]):
-        if name:
-            if name not in constants:
-                return False
-            bounds[place] = float(onnx.numpy_helper.to_array(constants[name]).reshape(-1)[0])
-    return bounds[0] <= 0 <= bounds[1]
 
 
 def _ranges(
@@ -206,4 +194,3 @@ def _by_users_calibrator(prepared: PreparedModel, reader: Any, method: Any) -> d
     if reader is not None:
         method.collect_data(reader)
     return as_ranges(method.compute_data())
-

@@ -165,9 +165,7 @@ def _rewrite(model: ir.Model, notes: list[str], simplify: bool) -> None:
         notes.append(f"{folded} BatchNormalization folded")
 
 
-def _finished(
-    optimized: Path, before: ir.Model, source: Path, notes: list[str], simplify: bool
-) -> onnx.ModelProto:
+def _finished(optimized: Path, before: ir.Model, source: Path, notes: list[str], simplify: bool) -> onnx.ModelProto:
     """What ONNX Runtime wrote, put in edgeq's form: one order, only the operator sets in use, shapes everywhere."""
     import onnx_ir as ir
 

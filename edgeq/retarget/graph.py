@@ -67,7 +67,10 @@ def constant_of(value: ir.Value | None) -> NDArray[Any] | None:
     """A weight's values; None for anything else."""
     if value is None or not value.is_initializer() or value.is_graph_input():
         return None
-    return value.const_value.numpy() if value.const_value is not None else None
+    if value.const_value is None:
+        return None
+    values: NDArray[Any] = value.const_value.numpy()
+    return values
 
 
 def is_op(node: ir.Node | None, *op_types: str) -> bool:
@@ -99,7 +102,9 @@ class Builder:
     def __init__(self, model: ir.Model) -> None:
         self.model = model
         self.graph = model.graph
-        self._taken = {v.name for node in self.graph.all_nodes() for v in (*node.inputs, *node.outputs) if v is not None}
+        self._taken = {
+            v.name for node in self.graph.all_nodes() for v in (*node.inputs, *node.outputs) if v is not None
+        }
         self._taken |= {v.name for v in self.graph.inputs} | set(self.graph.initializers)
         self._names = {node.name for node in self.graph.all_nodes()}
         self._made: dict[tuple[str, bytes, str], ir.Value] = {}
@@ -111,7 +116,9 @@ class Builder:
         if key not in self._made:
             free = self._free(name, self._taken)
             tensor = ir.tensor(array, name=free)
-            value = ir.Value(name=free, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+            value = ir.Value(
+                name=free, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
+            )
             self.graph.register_initializer(value)
             self._made[key] = value
         return self._made[key]

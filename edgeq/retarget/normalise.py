@@ -1,7 +1,7 @@
 """One form for the quantized models of all exporters, without changing a number.
 
-PyTorch writes float weights with QuantizeLinear and DequantizeLinear behind them; others leave out zero points, or put a
-Transpose behind a dequantized weight. Kernels want integers in the file, right before the operator.
+PyTorch writes float weights with QuantizeLinear and DequantizeLinear behind them; others leave out zero points, or put
+a Transpose behind a dequantized weight. Kernels want integers in the file, right before the operator.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def _explicit_zero_point(node: ir.Node, builder: Builder) -> bool:
         kind = ir.DataType(node.attributes.get_int("output_dtype", int(kind))) or kind
     if len(node.inputs) < 3:
         node.resize_inputs(3)
-    node.replace_input_with(2, builder.constant(f"{node.outputs[0].name}/zero_point", np.zeros(scale.shape, kind.numpy())))
+    node.replace_input_with(
+        2, builder.constant(f"{node.outputs[0].name}/zero_point", np.zeros(scale.shape, kind.numpy()))
+    )
     return True
 
 

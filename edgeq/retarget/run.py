@@ -19,7 +19,7 @@ from edgeq.model.clean import tidy
 from edgeq.model.load import check_valid, is_quantized, load_model, model_files, model_signature, opset_of, save_model
 from edgeq.model.names import name_nodes
 from edgeq.model.opset import LOWEST, raise_opset
-from edgeq.retarget.graph import INTEGERS
+from edgeq.retarget.graph import INTEGERS, LIMITS
 from edgeq.retarget.normalise import normalise
 from edgeq.retarget.read import Form, check_form, read_form
 from edgeq.retarget.shift import shift_activations, shift_weights
@@ -166,7 +166,7 @@ def compare_outputs(one: Path, other: Path) -> Comparison:
 
 def _made_up_inputs(model: Path) -> list[Mapping[str, Any]]:
     rng = np.random.default_rng(0)
-    made = []
+    made: list[Mapping[str, Any]] = []
     for _ in range(_TRIES):
         inputs = {}
         for spec in model_signature(model).inputs:
@@ -174,8 +174,8 @@ def _made_up_inputs(model: Path) -> list[Mapping[str, Any]]:
             if spec.dtype.kind == "f":
                 inputs[spec.name] = rng.normal(size=shape).astype(spec.dtype)
             elif str(spec.dtype) in INTEGERS:
-                limits = np.iinfo(spec.dtype)
-                inputs[spec.name] = rng.integers(limits.min, limits.max + 1, shape).astype(spec.dtype)
+                low, high = LIMITS[str(spec.dtype)]
+                inputs[spec.name] = rng.integers(low, high + 1, shape).astype(spec.dtype)
             else:  # indices, masks, lengths: 1 is valid nearly everywhere
                 inputs[spec.name] = np.ones(shape, spec.dtype)
         made.append(inputs)

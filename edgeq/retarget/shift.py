@@ -226,7 +226,7 @@ def _shift_bounds(node: ir.Node, dtype: str, builder: Builder) -> None:
 
 
 def _change_over(group: Group, dtype: str, builder: Builder) -> int:
-    """Put a pair of the wanted type behind each DQ and before each Q of a group that keeps its own; returns how many."""
+    """Put a pair of the wanted type behind each DQ and before each Q of a group that keeps its own; gives how many."""
     count = 0
     for value in group.values:
         maker = value.producer()

@@ -97,7 +97,7 @@ def _binary(op_type: str) -> Rule:
 
 def _unary(op_type: str, *without: str) -> Rule:
     def rule(node: ir.Node, builder: Builder) -> bool:
-        if not _known(node, 1, 3) or node.attributes.get_int("channels_last", 0):
+        if not _known(node, 1, 3) or node.attributes.get_int("channels_last", 0) != 0:
             return False
         result = _operator(op_type, [_float(node, 0, builder)], node, builder, without=("channels_last", *without))
         return _finish(node, result, 3, builder)
@@ -128,9 +128,7 @@ def _operator(
     )
 
 
-def _bias(
-    value: ir.Value | None, node: ir.Node, x: int, w: int, builder: Builder, *, factor: float = 1.0
-) -> ir.Value:
+def _bias(value: ir.Value | None, node: ir.Node, x: int, w: int, builder: Builder, *, factor: float = 1.0) -> ir.Value:
     """An int32 bias in units of input scale times weight scale, as a float."""
     assert value is not None
     scales = [constant_of(node.inputs[place]) for place in (x, w)]

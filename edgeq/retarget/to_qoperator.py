@@ -256,7 +256,7 @@ def _unary(node: ir.Node, builder: Builder) -> str:
         return found
     sides, out = found
     if node.op_type == "AveragePool" and (
-        node.attributes.get_int("ceil_mode", 0) or any(d != 1 for d in node.attributes.get_ints("dilations", []))
+        node.attributes.get_int("ceil_mode", 0) != 0 or any(d != 1 for d in node.attributes.get_ints("dilations", []))
     ):
         return "it has ceil_mode or dilations"
     inputs = [*_triple(sides[0], f"{node.name}/x", builder), *builder.parameters(out.params, f"{node.name}/y")]
@@ -297,9 +297,7 @@ def _bad_pair(sides: list[_In]) -> str:
     return ""
 
 
-def _bias(
-    node: ir.Node, sides: list[_In], builder: Builder, *, factor: float = 1.0
-) -> tuple[ir.Value | None, str]:
+def _bias(node: ir.Node, sides: list[_In], builder: Builder, *, factor: float = 1.0) -> tuple[ir.Value | None, str]:
     """The bias as int32 in units of input scale times weight scale."""
     value = node.inputs[2] if len(node.inputs) > 2 else None
     if value is None:
