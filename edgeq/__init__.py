@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from edgeq.pipeline.job import Data
     from edgeq.pipeline.package import package
     from edgeq.pipeline.quantize import quantize
+    from edgeq.retarget.run import retarget
     from edgeq.scheme import Scheme
     from edgeq.tune.run import tune
 
@@ -42,6 +43,7 @@ _PUBLIC = {
     "package": "edgeq.pipeline.package:package",
     "quantize": "edgeq.pipeline.quantize:quantize",
     "register_preprocess": "edgeq.data.preprocess:register",
+    "retarget": "edgeq.retarget",
     "resolve_target": "edgeq.hardware.target:resolve",
     "tune": "edgeq.tune",
     "verify": "edgeq.bundle.verify:verify_bundle",
@@ -63,6 +65,7 @@ __all__ = [
     "quantize",
     "register_preprocess",
     "resolve_target",
+    "retarget",
     "tune",
     "verify",
 ]

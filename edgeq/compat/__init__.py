@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edgeq.compat.calibrators import CalibraterBase, CalibratorBase, create_calibrator
+    from edgeq.compat.configs import quantize
     from edgeq.compat.dynamic import quantize_dynamic
     from edgeq.compat.legacy import quantize_model
     from edgeq.compat.qat import quantize_qat
-    from edgeq.compat.configs import quantize
     from edgeq.compat.static import quantize_static
     from edgeq.compat.tables import calibrate, write_calibration_table
 

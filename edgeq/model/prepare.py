@@ -118,7 +118,10 @@ def _loaded(source: Path, notes: list[str]) -> onnx.ModelProto:
     proto = load_model(source, external_data="none")
     signature_of(proto, source)
     if is_quantized(proto):
-        raise ModelError(f"{source} is quantized already", "Give the float32 model that it was made from")
+        raise ModelError(
+            f"{source} is quantized already",
+            "Give the float32 model that it was made from, or rewrite it with `edgeq retarget`",
+        )
     if proto.functions:
         notes.append(f"{_count(len(proto.functions), 'local function')} inlined")
         proto = inline_functions(proto)

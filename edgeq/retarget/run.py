@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from edgeq.atomic import check_apart, output_file
+from edgeq.backends.cpu import session_needs
 from edgeq.errors import CheckFailedError, ModelError, UsageError
 from edgeq.hardware.target import resolve
 from edgeq.model.clean import tidy
@@ -56,6 +57,7 @@ class Retargeted:
         changes: what was done, in words.
         kept: what stayed as it was, and why.
         comparison: both models side by side.
+        session_options: to set when the new model is run on ONNX Runtime's CPU kernels, or it may be less accurate.
     """
 
     output: Path
@@ -64,6 +66,7 @@ class Retargeted:
     changes: tuple[str, ...]
     kept: tuple[str, ...]
     comparison: Comparison
+    session_options: Mapping[str, str]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -74,6 +77,7 @@ class Retargeted:
             "kept": list(self.kept),
             "identical": self.comparison.identical,
             "largest_difference": self.comparison.largest,
+            "session_options": dict(self.session_options),
         }
 
 
@@ -129,6 +133,7 @@ def retarget(
         proto = ir.serde.serialize_model(graph)
         name_nodes(proto)
         check_valid(proto, output)
+        session_options, why = session_needs(proto)
         save_model(proto, draft)
         comparison = compare_outputs(model, draft)
         if not comparison.largest <= _TOLERANCE:
@@ -136,7 +141,7 @@ def retarget(
                 f"the rewritten model differs from {model} by {comparison.largest:.3g} of its outputs' magnitude",
                 "Please report this model",
             )
-    return Retargeted(output, before, after, tuple(changes), tuple(kept), comparison)
+    return Retargeted(output, before, after, tuple(changes), (*kept, *why), comparison, session_options)
 
 
 def inspect_quantized(model: str | os.PathLike[str]) -> Form:
