@@ -19,6 +19,9 @@ from edgeq.model.load import load_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import IntegerType, Method
 
+LEAST_FOR_ENTROPY = 1 << 14
+"""Values from which on their distribution says something; tensors that had fewer keep all of their range. Documented
+examples calibrate with a handful of samples."""
 PERCENTILE = 99.999
 """The documentation's default of CalibPercentile."""
 _METHODS: Mapping[str, Method] = {"MinMax": "minmax", "Entropy": "entropy", "Percentile": "percentile"}
@@ -61,14 +64,15 @@ def ranges_of(
     chosen = _METHODS[name]
     if chosen == "minmax" and options.get("CalibMovingAverage"):
         chosen = "moving-average"
+    symmetric = bool(options.get("CalibTensorRangeSymmetric"))
     percentile = {"percentile": float(options.get("CalibPercentile") or PERCENTILE)} if chosen == "percentile" else {}
-    return derive_ranges(
-        statistics,
-        chosen,
-        activation_type=activation_type,
-        symmetric=bool(options.get("CalibTensorRangeSymmetric")),
-        options=percentile,
+    found = derive_ranges(
+        statistics, chosen, activation_type=activation_type, symmetric=symmetric, options=percentile
     )
+    if chosen == "entropy":
+        whole = derive_ranges(statistics, "minmax", symmetric=symmetric)
+        found |= {name: whole[name] for name, t in statistics.tensors.items() if t.count < LEAST_FOR_ENTROPY}
+    return found
 
 
 def read_cache(path: Path, method: Any) -> dict[str, Range]:

@@ -7,7 +7,9 @@ derives from `CalibraterBase`, augments the graph itself, and is given a session
 from __future__ import annotations
 
 import itertools
+import shutil
 import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,8 +53,9 @@ class CalibraterBase:
         use_external_data_format: bool = False,
         per_channel: bool = False,
     ) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="edgeq-calibrater-")
-        self.model_path = as_file(model_path, Path(self._folder.name))
+        self._folder = Path(tempfile.mkdtemp(prefix="edgeq-calibrater-"))
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self.model_path = as_file(model_path, self._folder)
         self.model: onnx.ModelProto = onnx.shape_inference.infer_shapes(load_model(self.model_path))
         self.op_types_to_calibrate = op_types_to_calibrate
         self.augmented_model_path = augmented_model_path
@@ -130,7 +133,7 @@ class EdgeqCalibrater(CalibraterBase):
         )
         self.method = member("CalibrationMethod", method)
         self.options = {_OPTIONS[name]: value for name, value in (options or {}).items() if name in _OPTIONS}
-        self._prepared: PreparedModel = as_given(self.model_path, Path(self._folder.name))
+        self._prepared: PreparedModel = as_given(self.model_path, self._folder)
         self._statistics: Statistics | None = None
 
     def augment_graph(self) -> None:

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from edgeq.compat.source import LOG
 from edgeq.errors import UsageError
 
@@ -70,4 +72,15 @@ def check_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def writer_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """What is left for the quantizer that writes the model; `None` means not set."""
-    return {name: value for name, value in options.items() if name in WRITER and value is not None}
+    chosen = {name: value for name, value in options.items() if name in WRITER and value is not None}
+    if "TensorQuantOverrides" in chosen:
+        chosen["TensorQuantOverrides"] = {
+            tensor: [{key: _array(value) for key, value in override.items()} for override in overrides]
+            for tensor, overrides in chosen["TensorQuantOverrides"].items()
+        }
+    return chosen
+
+
+def _array(value: Any) -> Any:
+    """numpy's scalars as arrays, which the quantizer insists on."""
+    return np.asarray(value) if isinstance(value, np.generic) else value
