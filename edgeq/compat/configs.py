@@ -38,7 +38,7 @@ _STATIC = (
 )
 
 
-def quantize(model_input: ModelInput, *arguments: Any, **options: Any) -> Written | onnx.ModelProto:
+def quantize(*arguments: Any, **options: Any) -> Written | onnx.ModelProto:
     """Either of the two, told apart by what is given.
 
     `quantize(model_input, model_output, quant_config)`: StaticQuantConfig, DynamicQuantConfig, what get_qdq_config or
@@ -46,17 +46,16 @@ def quantize(model_input: ModelInput, *arguments: Any, **options: Any) -> Writte
     `quantize(model, per_channel=False, nbits=8, quantization_mode=…, static=False, …)`: a ModelProto in, a ModelProto
     out; see `edgeq.compat.legacy.quantize_model`.
     """
-    if "model" in options:
-        arguments, model_input = (model_input, *arguments), options.pop("model")
-    written = bool(arguments) and isinstance(arguments[0], str | os.PathLike)
-    if written or "model_output" in options or "quant_config" in options:
-        return quantize_with_config(model_input, *arguments, **options)
-    if not isinstance(model_input, onnx.ModelProto):
+    names_output = len(arguments) > 1 and isinstance(arguments[1], str | os.PathLike)
+    if names_output or "model_output" in options or "quant_config" in options:
+        return quantize_with_config(*arguments, **options)
+    model = arguments[0] if arguments else options.get("model")
+    if not isinstance(model, onnx.ModelProto):
         raise UsageError(
-            f"quantize takes a ModelProto here, not {type(model_input).__name__}",
+            f"quantize takes a ModelProto here, not {type(model).__name__}",
             "Load it with onnx.load, or give model_output and quant_config",
         )
-    return quantize_model(model_input, *arguments, **options)
+    return quantize_model(*arguments, **options)
 
 
 def quantize_with_config(model_input: ModelInput, model_output: str | Path, quant_config: Any) -> Written:

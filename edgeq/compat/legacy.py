@@ -99,6 +99,8 @@ def quantize_model(
             names = [node.name for node in chosen if node.op_type in _INTEGER]
         else:
             params, names = _qlinear_nodes(graph, chosen, params, activations)
+        if static:
+            _check_inputs(graph, names, params, quantized_outputs=mode == "QLinearOps")
         if not names:
             raise ModelError("nothing in the model can be quantized this way", "Choose other nodes or a float model")
         quantized = _written(
@@ -135,6 +137,22 @@ def _qlinear_nodes(
     names = [n.name for n in chosen if n.op_type in _PRODUCTS or n.op_type in _HANDING_ON]
     names += [n.name for n in chosen if n.op_type in _COMPUTING and n.output[0] in params]
     return params, [*names, *(gone & clamps)]
+
+
+def _check_inputs(
+    model: onnx.ModelProto, names: Sequence[str], params: Mapping[str, Params], *, quantized_outputs: bool
+) -> None:
+    """Refuse a Conv or MatMul with an input of unknown scale: neither given, nor handed on by a quantized node."""
+    constants = {t.name for t in model.graph.initializer}
+    taken = [node for node in model.graph.node if node.name in names]
+    known = {o for node in taken if quantized_outputs or node.op_type in _HANDING_ON for o in node.output}
+    for node in taken:
+        for name in node.input[:2] if node.op_type in _PRODUCTS else ():
+            if name not in params and name not in constants and name not in known:
+                raise UsageError(
+                    f"static quantization needs the scale and zero point of {name!r}, an input of {node.name!r}",
+                    "Add it to quantization_params, or use static=False",
+                )
 
 
 def _written(
