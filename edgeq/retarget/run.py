@@ -125,7 +125,6 @@ def retarget(
                 f"{model} has no activations with constant scales, only {before.format} quantization",
                 "Quantize the float model for the other runtime",
             )
-        changes += normalise(graph)
         kept = _rewrite(graph, before, changes, format, activation_type, weight_type, wanted)
         tidy(graph)
         graph.graph.sort()
@@ -201,7 +200,7 @@ def _opened(path: Path) -> tuple[ir.Model, list[str]]:
     graph = ir.serde.deserialize_model(proto)
     tidy(graph)
     check_form(graph, path)
-    return graph, changes
+    return graph, [*changes, *normalise(graph)]
 
 
 def _infer(proto: onnx.ModelProto) -> None:
@@ -209,6 +208,9 @@ def _infer(proto: onnx.ModelProto) -> None:
     from edgeq.model.shapes import infer_shapes
 
     shapes, _ = infer_shapes(proto)
+    for output in proto.graph.output:
+        if not output.type.tensor_type.HasField("shape") and output.name in shapes:
+            output.CopyFrom(shapes[output.name])
     known = {o.name for o in proto.graph.output} | {i.name for i in proto.graph.input}
     del proto.graph.value_info[:]
     proto.graph.value_info.extend(value for name, value in shapes.items() if name not in known)
