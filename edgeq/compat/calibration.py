@@ -66,9 +66,7 @@ def ranges_of(
         chosen = "moving-average"
     symmetric = bool(options.get("CalibTensorRangeSymmetric"))
     percentile = {"percentile": float(options.get("CalibPercentile") or PERCENTILE)} if chosen == "percentile" else {}
-    found = derive_ranges(
-        statistics, chosen, activation_type=activation_type, symmetric=symmetric, options=percentile
-    )
+    found = derive_ranges(statistics, chosen, activation_type=activation_type, symmetric=symmetric, options=percentile)
     if chosen == "entropy":
         whole = derive_ranges(statistics, "minmax", symmetric=symmetric)
         found |= {name: whole[name] for name, t in statistics.tensors.items() if t.count < LEAST_FOR_ENTROPY}

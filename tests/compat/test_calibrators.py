@@ -11,7 +11,7 @@ import onnxruntime.quantization as theirs
 import pytest
 
 from edgeq.calibrate.table import read_tables
-from edgeq.compat import CalibraterBase, CalibratorBase, CalibrationMethod, create_calibrator, write_calibration_table
+from edgeq.compat import CalibraterBase, CalibrationMethod, CalibratorBase, create_calibrator, write_calibration_table
 from edgeq.compat.calibrate import CalibrationDataReader
 from edgeq.errors import CalibrationError, DataError
 from tests.compat.networks import Reader, images, residual

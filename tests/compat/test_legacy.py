@@ -94,7 +94,12 @@ def test_qlinear_with_measured_inputs_and_a_bias() -> None:
 def test_per_channel_weights_with_qlinear_only() -> None:
     model = residual()
     quantized = quantize(
-        model, True, quantization_mode=QLINEAR, static=True, quantization_params=params_for(model), symmetric_weight=True
+        model,
+        True,
+        quantization_mode=QLINEAR,
+        static=True,
+        quantization_params=params_for(model),
+        symmetric_weight=True,
     )
     scales = {t.name: tuple(t.dims) for t in quantized.graph.initializer}
     assert scales["w1_scale"] == (6,)

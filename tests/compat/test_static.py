@@ -106,7 +106,9 @@ def test_other_methods_give_a_model_that_is_no_worse(model: Path, method: str) -
     assert relative_error(run(ours)[0], wanted) < relative_error(run(other)[0], wanted) + 0.02
 
 
-@pytest.mark.parametrize("types", [("QInt16", "QInt8"), ("QUInt16", "QInt16"), ("QUInt8", "QUInt8"), ("QInt8", "QInt4")])
+@pytest.mark.parametrize(
+    "types", [("QInt16", "QInt8"), ("QUInt16", "QInt16"), ("QUInt8", "QUInt8"), ("QInt8", "QInt4")]
+)
 def test_other_integer_types(model: Path, types: tuple[str, str]) -> None:
     ours, other = both(model, activation_type=QuantType[types[0]], weight_type=QuantType[types[1]])
     np.testing.assert_allclose(run(ours)[0], run(other)[0], rtol=1e-5, atol=1e-6)

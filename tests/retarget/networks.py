@@ -108,7 +108,9 @@ def torch_qat() -> onnx.ModelProto:
     net.add("Clip", ["x_q", *bounds], "x_clip")
     x = net.add("DequantizeLinear", ["x_clip", scale, zero], "x_dq")
     net.constant("w", random(CHANNELS, 3, 3, 3))
-    names = net.params("w_fake", np.abs(random(CHANNELS, 3, 3, 3)).max(axis=(1, 2, 3)) / 127, np.zeros(CHANNELS, np.int8))
+    names = net.params(
+        "w_fake", np.abs(random(CHANNELS, 3, 3, 3)).max(axis=(1, 2, 3)) / 127, np.zeros(CHANNELS, np.int8)
+    )
     net.add("QuantizeLinear", ["w", *names], "w_q", axis=0)
     w = net.add("DequantizeLinear", ["w_q", *names], "w_dq", axis=0)
     net.add("Conv", [x, w, net.constant("b", random(CHANNELS, seed=3))], "c", pads=[1] * 4)

@@ -43,9 +43,7 @@ def test_types_change_exactly(make: Callable[[], onnx.ModelProto], activation: s
     onnx.checker.check_model(onnx.load(result.output))
     for seed in range(3):
         inputs = example(given, seed)
-        np.testing.assert_array_equal(
-            run(result.output, inputs, optimized=False), run(given, inputs, optimized=False)
-        )
+        np.testing.assert_array_equal(run(result.output, inputs, optimized=False), run(given, inputs, optimized=False))
     edges = {"tflite_int8": 2}.get(make.__name__, 0) if activation == "uint8" else 0
     assert result.after.activations.get({"uint8": "int8", "int8": "uint8"}[activation], 0) <= edges
 
@@ -196,7 +194,9 @@ def test_requests_that_make_no_sense(tmp_path: Path) -> None:
 
 def test_the_command_and_the_function(tmp_path: Path) -> None:
     path = saved(residual_s8s8(), tmp_path)
-    done = CliRunner().invoke(group, ["retarget", str(path), "--activation-type", "uint8", "-o", str(tmp_path / "a.onnx")])
+    done = CliRunner().invoke(
+        group, ["retarget", str(path), "--activation-type", "uint8", "-o", str(tmp_path / "a.onnx")]
+    )
     assert done.exit_code == 0, done.output
     assert "QDQ S8S8" in done.output
     assert "the same to the last bit" in done.output
