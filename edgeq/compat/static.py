@@ -91,7 +91,7 @@ def quantize_static(
             "use_external_data_format": use_external_data_format or needs_external_data(prepared.path),
             "extra_options": writer_options(options),
         }
-        kept = {*(nodes_to_exclude or ()), *clamps_that_must_stay(model)}
+        kept = {*(nodes_to_exclude or ()), *clamps_that_must_stay(model, options.get("TensorQuantOverrides") or ())}
         notes = prepared.notes
         try:
             write_static(prepared, draft, ranges, kept, arguments)
@@ -142,17 +142,18 @@ def write_static(
             ) from error
 
 
-def clamps_that_must_stay(model: onnx.ModelProto) -> frozenset[str]:
+def clamps_that_must_stay(model: onnx.ModelProto, overridden: Collection[str] = ()) -> frozenset[str]:
     """Relu and Clip nodes that onnxruntime's quantizer drops although the scale of their input does not do their work:
-    somebody else reads that input too, so it keeps its own range; or the interval of the Clip leaves out zero, which
-    every scale has in it."""
+    somebody else reads that input too, so it keeps its own range; the user has set the scale; or the interval of the
+    Clip leaves out zero, which every scale has in it."""
     alone = {node.name for node in single_reader_clamps(model)}
     constants = {t.name: t for t in model.graph.initializer}
     kept = set()
     for node in model.graph.node:
         if node.op_type in ("Relu", "Clip"):
             bounds = clamp_bounds(node, constants)
-            if node.name not in alone or bounds is None or not bounds[0] <= 0 <= bounds[1]:
+            free = not {node.input[0], node.output[0]} & set(overridden)
+            if node.name not in alone or not free or bounds is None or not bounds[0] <= 0 <= bounds[1]:
                 kept.add(node.name)
     return frozenset(kept)
 

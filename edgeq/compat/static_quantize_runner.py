@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--activation_type", choices=list(_INTEGERS), default="quint8", help="Integers of activations."
     )
-    options.add_argument("--weight_type", choices=list(_INTEGERS), default="qint8", help="Integers of weights.")
+    options.add_argument("--weight_type", choices=list(_INTEGERS), default="qint8", help="Weights' integers.")
     options.add_argument("--quant_format", choices=list(_FORMATS), default="qdq", help="How quantization is written.")
     options.add_argument("--calibration_method", choices=list(_METHODS), default="minmax", help="How ranges are found.")
     options.add_argument("--per_channel", action="store_true", help="One weight scale per output channel.")

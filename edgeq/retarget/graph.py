@@ -52,7 +52,8 @@ class Params:
         scale, zero = self.spread(values.ndim)
         with np.errstate(over="ignore"):  # an infinity saturates as well
             levels = np.rint(values.astype(np.float32) / scale) + zero.astype(np.float32)
-        return np.clip(levels, low, high).astype(self.zero_point.dtype)
+        integers: NDArray[Any] = np.clip(levels, low, high).astype(self.zero_point.dtype)
+        return integers
 
     def spread(self, rank: int) -> tuple[NDArray[np.float32], NDArray[Any]]:
         """Scale and zero point shaped to broadcast against a tensor of this rank."""

@@ -10,11 +10,11 @@ import onnx
 import onnxruntime.quantization as theirs
 import pytest
 
+from compat.networks import Reader, images, residual
 from edgeq.calibrate.table import read_tables
 from edgeq.compat import CalibraterBase, CalibrationMethod, CalibratorBase, create_calibrator, write_calibration_table
 from edgeq.compat.calibrate import CalibrationDataReader
 from edgeq.errors import CalibrationError, DataError
-from tests.compat.networks import Reader, images, residual
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from compat.networks import constants_of, images, operators, relative_error, residual, run
 from edgeq.compat import static_quantize_runner
 from edgeq.errors import UsageError
-from tests.compat.networks import constants_of, images, operators, relative_error, residual, run
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -111,8 +111,8 @@ def test_recommended_parameters(workdir: Path) -> None:
 def test_configurations(workdir: Path) -> None:
     from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 
+    from compat.networks import Reader
     from edgeq.compat import DynamicQuantConfig, QuantType, StaticQuantConfig, get_qdq_config, quantize
-    from tests.compat.networks import Reader
 
     configurations = [
         StaticQuantConfig(Reader(), per_channel=True),
@@ -154,8 +154,8 @@ def test_quantization_aware_training(workdir: Path) -> None:
 
 
 def test_a_table_for_tensorrt(workdir: Path) -> None:
+    from compat.networks import Reader
     from edgeq.compat import create_calibrator, write_calibration_table
-    from tests.compat.networks import Reader
 
     calibrator = create_calibrator("model.onnx", [], augmented_model_path="augmented_model.onnx")
     calibrator.set_execution_providers(["CUDAExecutionProvider"])
@@ -175,8 +175,8 @@ def test_quantize_in_memory_2019(workdir: Path) -> None:
 
 
 def test_calibrate_and_quantize_2020(workdir: Path) -> None:
+    from compat.networks import Reader
     from edgeq.compat import QuantizationMode, calibrate, quantize
-    from tests.compat.networks import Reader
 
     params = calibrate("model.onnx", Reader())
     quantized = quantize(

@@ -11,9 +11,9 @@ import onnx
 import onnxruntime.quantization as theirs
 import pytest
 
+from compat.networks import assert_same_quantization, relative_error, residual, run
 from edgeq.compat import QuantType, quantize_dynamic
 from edgeq.errors import ModelError, UsageError
-from tests.compat.networks import assert_same_quantization, relative_error, residual, run
 
 
 @pytest.fixture

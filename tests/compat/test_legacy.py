@@ -10,9 +10,9 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from compat.networks import Reader, model_of, operators, relative_error, residual, run, values_of, weights
 from edgeq.compat import QuantizationMode, calibrate, quantize
 from edgeq.errors import ModelError, UsageError
-from tests.compat.networks import Reader, model_of, operators, relative_error, residual, run, values_of, weights
 
 INTEGER, QLINEAR = QuantizationMode.IntegerOps, QuantizationMode.QLinearOps
 
@@ -198,7 +198,7 @@ def test_missing_and_wrong_parameters_are_named() -> None:
     for wrong in ([np.uint8(3)], [np.uint8(3), np.float32(0)], [0.5, np.float32(1)], "no"):
         with pytest.raises(UsageError, match="quantization_params of 'x'"):
             quantize(model, static=True, quantization_params={**params, "x": wrong})
-    with pytest.raises(UsageError, match="a tensor keeps one scale|A tensor keeps one scale"):
+    with pytest.raises(UsageError, match="A tensor keeps one scale"):
         quantize(
             model,
             static=True,

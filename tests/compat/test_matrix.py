@@ -11,9 +11,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from compat.networks import Reader, model_of, operators, relative_error, residual, run, values_of, weights
 from edgeq.compat import QuantFormat, QuantType, quantize, quantize_dynamic, quantize_static
 from edgeq.errors import ModelError
-from tests.compat.networks import Reader, model_of, operators, relative_error, residual, run, values_of, weights
 
 OPSETS = (9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from retarget.networks import example, kinds, residual_s8s8, run, tflite_int8, torch_qat
 
+from compat.networks import residual
 from edgeq.compat import QuantType, quantize_qat
 from edgeq.errors import ModelError
-from tests.compat.networks import residual
-from tests.retarget.networks import example, kinds, residual_s8s8, run, tflite_int8, torch_qat
 
 
 @pytest.mark.parametrize("make", [residual_s8s8, torch_qat, tflite_int8])

@@ -13,10 +13,7 @@ import onnxruntime.quantization as theirs
 import pytest
 from onnx import TensorProto, helper
 
-from edgeq.compat import CalibraterBase, QuantFormat, QuantType, quantize_static
-from edgeq.compat.static import clamps_that_must_stay
-from edgeq.errors import CalibrationError, DataError, ModelError, UsageError
-from tests.compat.networks import (
+from compat.networks import (
     PartialReader,
     Reader,
     assert_same_quantization,
@@ -29,6 +26,9 @@ from tests.compat.networks import (
     run,
     weights,
 )
+from edgeq.compat import CalibraterBase, QuantFormat, QuantType, quantize_static
+from edgeq.compat.static import clamps_that_must_stay
+from edgeq.errors import CalibrationError, DataError, ModelError, UsageError
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_weights_and_scales_are_those_of_onnxruntime(
         {"UseQDQContribOps": True},
         {"QDQKeepRemovableActivations": True},
         {"QDQDisableWeightAdjustForInt32Bias": True},
-        {"TensorQuantOverrides": {"r1": [{"scale": np.array(0.5, "f4"), "zero_point": np.array(3, "i1")}]}},
+        {"TensorQuantOverrides": {"c2": [{"scale": np.array(0.5, "f4"), "zero_point": np.array(3, "i1")}]}},
         {"TensorQuantOverrides": {"w1": [{"quant_type": QuantType.QUInt8, "symmetric": True}]}},
     ],
     ids=lambda extra: next(iter(extra)),
@@ -275,3 +275,13 @@ def test_what_a_session_needs_is_told(model: Path, tmp_path: Path) -> None:
     written = quantize_static(model, tmp_path / "q.onnx", Reader(), nodes_to_exclude=["conv2"])
     assert written.session_options == {"optimization.disable_specified_optimizers": "WeightBiasQuantization"}
     assert any("stay in float" in note for note in written.notes)
+
+
+def test_a_relu_stays_where_its_scale_is_the_users(model: Path, tmp_path: Path) -> None:
+    """The zero point leaves room below zero, so clamping is the Relu's work again."""
+    overrides = {"r1": [{"scale": np.array(0.05, "f4"), "zero_point": np.array(12, "u1")}]}
+    options: dict[str, Any] = {"activation_type": "QUInt8", "extra_options": {"TensorQuantOverrides": overrides}}
+    for format_ in QuantFormat:
+        quantize_static(model, tmp_path / "q.onnx", Reader(), format_, **options)
+        assert constants_of(tmp_path / "q.onnx")["r1_scale"] == np.float32(0.05)
+        assert relative_error(run(tmp_path / "q.onnx")[0], run(model)[0]) < 0.06
