@@ -9,7 +9,12 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.retarget.graph import Builder, constant_of, is_op, only_user, params_of, replace
+from edgeq.model.movers import MOVERS
+from edgeq.retarget.graph import MAIN, Builder, constant_of, is_op, only_user, params_of, replace
+
+# Give what their input holds, or zero: quantized as it is, that stays the same.
+_KEEPING = MOVERS - {"Pad", "Resize", "Split"} | {"Relu"}
+_GAINING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "AveragePool", "GlobalAveragePool"})
 
 
 def normalise(model: ir.Model) -> list[str]:
@@ -18,6 +23,7 @@ def normalise(model: ir.Model) -> list[str]:
     explicit = sum(_explicit_zero_point(node, builder) for node in list(model.graph))
     stored = sum(_store_weight(node, builder) for node in list(model.graph))
     turned = sum(_turn_weight(node, builder) for node in list(model.graph))
+    carried = sum(_carry_on(node, builder) for node in list(model.graph))
     done = []
     if explicit:
         done.append(f"{explicit} zero points written out that were left to the default")
@@ -25,6 +31,8 @@ def normalise(model: ir.Model) -> list[str]:
         done.append(f"{stored} weights stored as integers, which were quantized at load")
     if turned:
         done.append(f"{turned} weights stored transposed, which were transposed when run")
+    if carried:
+        done.append(f"{carried} outputs quantized that already are multiples of their scale, such as those of a Relu")
     return done
 
 
@@ -79,4 +87,27 @@ def _turn_weight(node: ir.Node, builder: Builder) -> bool:
     dequantize.outputs[0].shape = turned.shape
     replace(node.outputs[0], dequantize.outputs[0])
     builder.graph.remove(node, safe=True)
+    return True
+
+
+def _carry_on(node: ir.Node, builder: Builder) -> bool:
+    """DequantizeLinear → Relu → Conv: a pair of the same scale in front of the Conv, which lets it run on integers."""
+    source = node.inputs[0] if node.domain in MAIN and node.op_type in _KEEPING and node.inputs else None
+    maker = source.producer() if source is not None else None
+    if maker is None or not is_op(maker, "DequantizeLinear") or constant_of(maker.inputs[0]) is not None:
+        return False
+    output, params = node.outputs[0], params_of(maker)
+    users = [use.node for use in output.uses()]
+    gains = any(u.domain in MAIN and u.op_type in _GAINING | _KEEPING for u in users)
+    inside = any(u.graph is not builder.graph for u in users)
+    if params is None or not params.scalar or not gains or inside or len(node.outputs) != 1:
+        return False
+    if output.is_graph_output() or any(is_op(u, "QuantizeLinear") for u in users):
+        return False
+    uses = list(output.uses())
+    first = next(n for n in builder.graph if n in users)
+    integers = builder.quantize(output, params, f"{output.name}/integers", before=first)
+    numbers = builder.dequantize(integers, params, f"{output.name}/float", before=first)
+    for user, place in uses:
+        user.replace_input_with(place, numbers)
     return True

@@ -16,7 +16,7 @@ from edgeq.atomic import check_apart, output_file
 from edgeq.backends.cpu import session_needs
 from edgeq.errors import CheckFailedError, ModelError, UsageError
 from edgeq.hardware.target import resolve
-from edgeq.model.clean import tidy
+from edgeq.model.clean import remove_no_ops, tidy
 from edgeq.model.load import check_valid, is_quantized, load_model, model_files, model_signature, opset_of, save_model
 from edgeq.model.names import name_nodes
 from edgeq.model.opset import LOWEST, raise_opset
@@ -199,6 +199,7 @@ def _opened(path: Path) -> tuple[ir.Model, list[str]]:
     name_nodes(proto)
     graph = ir.serde.deserialize_model(proto)
     tidy(graph)
+    remove_no_ops(graph)  # PyTorch shares scales by Identity nodes
     check_form(graph, path)
     return graph, [*changes, *normalise(graph)]
 

@@ -131,17 +131,21 @@ def _emit(
         attributes=dict(node.attributes) if attributes is None else attributes,
         domain=domain,
     )
-    bounds = _clamp_bounds(out)
-    if bounds is not None:
-        low, high = (builder.constant(f"{result.name}/{w}", b) for w, b in zip(("low", "high"), bounds, strict=True))
-        result = builder.node(
-            "Clip", [result, low, high], f"{result.name}/clip", before=out.quantize, like=result, dtype=kind
-        )
-    replace(out.quantize.outputs[0], result)
+    replace(out.quantize.outputs[0], _clamped(result, out, builder))
     for gone in (out.quantize, out.clamp, node):
         if gone is not None:
             builder.graph.remove(gone, safe=True)
     return ""
+
+
+def _clamped(value: ir.Value, out: _Out, builder: Builder) -> ir.Value:
+    """Integers clamped as the Relu or Clip in front of the QuantizeLinear does."""
+    bounds = _clamp_bounds(out)
+    if bounds is None:
+        return value
+    low, high = (builder.constant(f"{value.name}/{w}", b) for w, b in zip(("low", "high"), bounds, strict=True))
+    kind = INTEGERS[out.params.dtype]
+    return builder.node("Clip", [value, low, high], f"{value.name}/clip", before=out.quantize, like=value, dtype=kind)
 
 
 def _clamp_bounds(out: _Out) -> tuple[NDArray[np.generic], NDArray[np.generic]] | None:
@@ -291,6 +295,20 @@ def _mover(node: ir.Node, builder: Builder) -> str:
     return _emit(node.op_type, [sides[0].value, *node.inputs[1:]], node, out, builder)
 
 
+def _clamp(node: ir.Node, builder: Builder) -> str:
+    """A Relu or Clip of its own, with one scale in front and behind: a Clip of the integers."""
+    found = _sides(node, (0,))
+    if isinstance(found, str):
+        return found
+    sides, out = found
+    alone = _Out(out.quantize, out.params, node)
+    if out.clamp is not None or not sides[0].params.same(out.params) or not _constant_clamp(alone):
+        return "its scale or a bound changes"
+    replace(out.quantize.outputs[0], _clamped(sides[0].value, alone, builder))
+    builder.graph.remove([out.quantize, node], safe=True)
+    return ""
+
+
 def _bad_pair(sides: list[_In]) -> str:
     if sides[0].params.dtype == "int8" and sides[1].params.dtype == "uint8":
         return "int8 activations with uint8 weights have no kernel"
@@ -330,4 +348,6 @@ _RULES: dict[str, Callable[[ir.Node, Builder], str]] = {
     "AveragePool": _unary,
     "GlobalAveragePool": _unary,
     "Concat": _concat,
+    "Relu": _clamp,
+    "Clip": _clamp,
 }

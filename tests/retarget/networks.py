@@ -125,6 +125,20 @@ def torch_qat() -> onnx.ModelProto:
     return net.model(as_nodes=True)
 
 
+def torch_shared() -> onnx.ModelProto:
+    """As torch.onnx writes modules that were not fused: equal constants shared by Identity nodes, no pair behind a Relu."""
+    net = Net()
+    scale, zero = net.params("x", 0.03, np.int8(0))
+    shared = net.add("Identity", [zero], "zero")
+    net.add("QuantizeLinear", ["x", scale, shared], "x_q")
+    x = net.add("DequantizeLinear", ["x_q", scale, shared], "x_dq")
+    net.add("Conv", [x, net.weight("w1", random(CHANNELS, 3, 3, 3))], "c1", pads=[1] * 4)
+    r = net.add("Relu", [net.pair("c1", 0.05, np.int8(0))], "r")
+    net.add("Conv", [r, net.weight("w2", random(CHANNELS, CHANNELS, 3, 3, seed=1))], "c2", pads=[1] * 4)
+    net.nodes.append(helper.make_node("Identity", [net.pair("c2", 0.09, np.int8(0))], ["y"], name="out"))
+    return net.model(as_nodes=True)
+
+
 def tflite_int8(opset: int = 13) -> onnx.ModelProto:
     """As converters of TensorFlow Lite write: int8 in and out, NHWC outside, int32 biases, asymmetric activations."""
     net = Net()

@@ -23,9 +23,10 @@ from retarget.networks import (
     run,
     tflite_int8,
     torch_qat,
+    torch_shared,
 )
 
-MODELS: list[Callable[[], onnx.ModelProto]] = [residual_s8s8, torch_qat, tflite_int8]
+MODELS: list[Callable[[], onnx.ModelProto]] = [residual_s8s8, torch_qat, torch_shared, tflite_int8]
 
 
 def saved(model: onnx.ModelProto, folder: Path) -> Path:
@@ -78,7 +79,6 @@ def test_everything_of_a_residual_network_becomes_integer(tmp_path: Path) -> Non
         "Flatten",
         "QLinearMatMul",
         "DequantizeLinear",
-        "Identity",
     ]
     assert not result.kept
 
@@ -92,6 +92,12 @@ def test_a_relu_above_the_bottom_becomes_a_clip_of_integers(tmp_path: Path) -> N
     assert any("stored transposed" in line for line in result.changes)
     assert result.before.format == "QDQ"
     assert result.comparison.largest < 0.02
+
+
+def test_modules_that_were_not_fused_run_on_integers(tmp_path: Path) -> None:
+    result = retarget(saved(torch_shared(), tmp_path), tmp_path / "new.onnx", format="QOperator")
+    assert kinds(result.output) == ["QuantizeLinear", "QLinearConv", "Clip", "QLinearConv", "DequantizeLinear"]
+    assert any("multiples of their scale" in line for line in result.changes)
 
 
 def test_an_int8_interface_stays(tmp_path: Path) -> None:
