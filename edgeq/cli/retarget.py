@@ -67,7 +67,7 @@ def command(
             console.print(f"note: {line}", markup=False)
         same = "the same to the last bit" if result.comparison.identical else None
         off = f"within {result.comparison.largest:.2%} of the largest output, from rounding in one step instead of two"
-        console.print(f"outputs on made-up inputs, unoptimised: {same or off}", markup=False)
+        console.print(f"outputs on noise: {same or off}", markup=False)
         for key, value in result.session_options.items():
             console.print(f"run it with the session option {key}={value}", markup=False)
 

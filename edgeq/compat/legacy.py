@@ -97,6 +97,8 @@ def quantize_model(
         params = in_type(given, activations)
         if mode == "IntegerOps":
             names = [node.name for node in chosen if node.op_type in _INTEGER]
+            if not static:  # the quantizer then makes a MatMul of this name, and an Add, of each plain Gemm
+                names += [f"{node.name}_MatMul" for node in chosen if node.op_type == "Gemm"]
         else:
             params, names = _qlinear_nodes(graph, chosen, params, activations)
         if static:
@@ -183,7 +185,7 @@ def _written(
     }
     nothing = TensorData(lowest=np.float32(0), highest=np.float32(1))  # overridden, but there has to be one
     biases = _without_biases(model, names) if mode == "QLinearOps" and not static else {}
-    op_types = sorted({node.op_type for node in model.graph.node})
+    op_types = sorted({"MatMul", *(node.op_type for node in model.graph.node)})
     try:
         with quiet():
             quantizer = ONNXQuantizer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from typing import Any
 
 import numpy as np
@@ -179,6 +180,7 @@ def test_params_of_calibrate_fit() -> None:
 
 
 def test_chosen_nodes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
     model = residual()
     assert operators(quantize(model, nodes_to_quantize=["conv1"])).count("ConvInteger") == 1
     assert operators(quantize(model, nodes_to_exclude=["conv1", "nothing"])).count("ConvInteger") == 1
@@ -212,6 +214,7 @@ def test_missing_and_wrong_parameters_are_named() -> None:
 
 
 def test_unknown_tensors_are_ignored_in_the_open(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
     model = residual()
     quantize(model, static=True, quantization_params={**params_for(model), "gone": [np.uint8(0), np.float32(1)]})
     assert "no tensor 'gone'" in caplog.text
@@ -222,3 +225,13 @@ def test_the_given_model_stays_as_it_is() -> None:
     before = model.SerializeToString()
     quantize(model=model, quantization_mode=INTEGER)
     assert model.SerializeToString() == before
+
+
+def test_a_gemm_is_a_matmul_and_an_add() -> None:
+    nodes = [helper.make_node("Gemm", ["x", "w", "b"], ["y"], "gemm", transB=1)]
+    constants = {"w": weights(5, 8), "b": weights(5, seed=1)}
+    model = model_of(nodes, constants, inputs={"x": [2, 8]})
+    quantized = quantize(model)
+    inputs = {"x": weights(2, 8, seed=2, scale=1.0)}
+    assert "MatMulInteger" in operators(quantized)
+    assert relative_error(run(quantized, inputs)[0], run(model, inputs)[0]) < 0.05

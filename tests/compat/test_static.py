@@ -124,6 +124,7 @@ def test_names_of_enumerations_and_models_in_memory_do(tmp_path: Path) -> None:
 
 
 def test_chosen_nodes_and_types_are_quantized(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
     for options in (
         {"nodes_to_quantize": ["conv1", "conv9"]},
         {"nodes_to_exclude": ["conv2", "add"]},

@@ -126,7 +126,7 @@ def torch_qat() -> onnx.ModelProto:
 
 
 def torch_shared() -> onnx.ModelProto:
-    """As torch.onnx writes modules that were not fused: equal constants shared by Identity nodes, no pair behind a Relu."""
+    """As torch.onnx writes modules that were not fused: constants shared by Identity nodes, no pair behind a Relu."""
     net = Net()
     scale, zero = net.params("x", 0.03, np.int8(0))
     shared = net.add("Identity", [zero], "zero")
