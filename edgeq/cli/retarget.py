@@ -65,9 +65,10 @@ def command(
             console.print(f"  {line}", markup=False)
         for line in result.kept:
             console.print(f"note: {line}", markup=False)
-        same = "the same to the last bit" if result.comparison.identical else None
-        off = f"within {result.comparison.largest:.2%} of the largest output, from rounding in one step instead of two"
-        console.print(f"outputs on noise: {same or off}", markup=False)
+        if result.comparison is not None:
+            off = f"within {result.comparison.largest:.2%} of the largest, from rounding in one step instead of two"
+            same = "the same to the last bit" if result.comparison.identical else off
+            console.print(f"outputs on noise: {same}", markup=False)
         for key, value in result.session_options.items():
             console.print(f"run it with the session option {key}={value}", markup=False)
 

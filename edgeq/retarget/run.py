@@ -8,44 +8,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 
 from edgeq.atomic import check_apart, output_file
 from edgeq.backends.cpu import session_needs
-from edgeq.errors import CheckFailedError, ModelError, UsageError
+from edgeq.errors import ModelError, UsageError
 from edgeq.hardware.target import resolve
 from edgeq.model.clean import remove_no_ops, tidy
-from edgeq.model.load import check_valid, is_quantized, load_model, model_files, model_signature, opset_of, save_model
+from edgeq.model.load import check_valid, is_quantized, load_model, model_files, opset_of, save_model
 from edgeq.model.names import name_nodes
 from edgeq.model.opset import LOWEST, raise_opset
-from edgeq.retarget.graph import INTEGERS, LIMITS
+from edgeq.retarget.compare import USUAL, Comparison, compare
+from edgeq.retarget.graph import INTEGERS
 from edgeq.retarget.normalise import normalise
 from edgeq.retarget.read import Form, check_form, read_form
 from edgeq.retarget.shift import shift_activations, shift_weights
 from edgeq.retarget.to_qdq import to_qdq
 from edgeq.retarget.to_qoperator import to_qoperator
-from edgeq.session import OptimizationLevel, SessionSettings, open_session
 
 FORMATS = ("QDQ", "QOperator")
-_TRIES = 2
-# Integer operators scale and round in one step what Q/DQ do in two: an integer may come out one off, and later layers
-# carry that on; most networks no further than this share of the largest output.
-_USUAL = 0.1
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Outputs of both models on made-up inputs.
-
-    Attributes:
-        identical: to the last bit.
-        largest: largest difference, as a share of the output's largest magnitude.
-    """
-
-    identical: bool
-    largest: float
 
 
 @dataclass(frozen=True)
@@ -56,7 +38,7 @@ class Retargeted:
         before, after: the forms of both models.
         changes: what was done, in words.
         kept: what stayed as it was, and why.
-        comparison: both models side by side.
+        comparison: both models on noise; None where they do not run on made-up inputs.
         session_options: to set when the new model is run on ONNX Runtime's CPU kernels, or it may be less accurate.
     """
 
@@ -65,7 +47,7 @@ class Retargeted:
     after: Form
     changes: tuple[str, ...]
     kept: tuple[str, ...]
-    comparison: Comparison
+    comparison: Comparison | None
     session_options: Mapping[str, str]
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,8 +57,8 @@ class Retargeted:
             "after": self.after.to_dict(),
             "changes": list(self.changes),
             "kept": list(self.kept),
-            "identical": self.comparison.identical,
-            "largest_difference": self.comparison.largest,
+            "identical": self.comparison.identical if self.comparison is not None else None,
+            "largest_difference": self.comparison.largest if self.comparison is not None else None,
             "session_options": dict(self.session_options),
         }
 
@@ -107,7 +89,8 @@ def retarget(
     Raises:
         UsageError: an unknown format or type, or int8 activations with uint8 weights.
         ModelError: not quantized, quantized dynamically, or damaged.
-        CheckFailedError: only types were to change, and the new model answers otherwise; nothing is written then.
+        CheckFailedError: only types were to change, and the new model answers otherwise; or it does not run. Nothing is
+            written then.
     """
     model, output = Path(model), Path(output)
     if target is not None:
@@ -134,8 +117,10 @@ def retarget(
         check_valid(proto, output)
         session_options, why = session_needs(proto)
         save_model(proto, draft)
-        comparison = _checked(model, draft, same_operators=format is None and before.format == "QDQ")
-        if not comparison.largest <= _USUAL:
+        comparison = compare(model, draft, same_operators=format is None and before.format == "QDQ")
+        if comparison is None:
+            kept.append("not compared on noise: the model does not run on made-up inputs")
+        elif comparison.largest > USUAL:
             kept.append(
                 f"outputs on noise differ by {comparison.largest:.0%} of the largest: this model makes much of single "
                 "steps; compare both on data of yours (`edgeq compare`)"
@@ -151,58 +136,6 @@ def inspect_quantized(model: str | os.PathLike[str]) -> Form:
     """
     graph, _ = _opened(Path(model))
     return read_form(graph)
-
-
-def _checked(model: Path, draft: Path, *, same_operators: bool) -> Comparison:
-    """Both models side by side; where the operators changed too, the closer of what they do with and without ONNX
-    Runtime's optimiser, which makes integer operators of Q/DQ pairs itself.
-
-    Raises:
-        CheckFailedError: the operators are the same, the outputs are not.
-    """
-    plain = compare_outputs(model, draft)
-    if same_operators and not plain.identical:
-        raise CheckFailedError(
-            f"the rewritten model differs from {model} by {plain.largest:.3g} of its outputs' magnitude",
-            "Please report this model",
-        )
-    if plain.largest <= _USUAL:
-        return plain
-    optimized = compare_outputs(model, draft, optimization="all")
-    return min(plain, optimized, key=lambda comparison: comparison.largest)
-
-
-def compare_outputs(one: Path, other: Path, *, optimization: OptimizationLevel = "none") -> Comparison:
-    """Run both on the same made-up inputs."""
-    settings = SessionSettings(optimization=optimization)
-    sessions = [open_session(path, settings) for path in (one, other)]
-    identical, largest = True, 0.0
-    for inputs in _made_up_inputs(one):
-        for a, b in zip(*(session.run(None, inputs) for session in sessions), strict=True):
-            if np.array_equal(a, b):
-                continue
-            identical = False
-            span = float(np.max(np.abs(a.astype(np.float64)), initial=0.0)) or 1.0
-            largest = max(largest, float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64)))) / span)
-    return Comparison(identical, largest)
-
-
-def _made_up_inputs(model: Path) -> list[Mapping[str, Any]]:
-    rng = np.random.default_rng(0)
-    made: list[Mapping[str, Any]] = []
-    for _ in range(_TRIES):
-        inputs = {}
-        for spec in model_signature(model).inputs:
-            shape = [size if isinstance(size, int) else 1 for size in spec.shape or ()]
-            if spec.dtype.kind == "f":
-                inputs[spec.name] = rng.normal(size=shape).astype(spec.dtype)
-            elif str(spec.dtype) in INTEGERS:
-                low, high = LIMITS[str(spec.dtype)]
-                inputs[spec.name] = rng.integers(low, high + 1, shape).astype(spec.dtype)
-            else:  # indices, masks, lengths: 1 is valid nearly everywhere
-                inputs[spec.name] = np.ones(shape, spec.dtype)
-        made.append(inputs)
-    return made
 
 
 def _opened(path: Path) -> tuple[ir.Model, list[str]]:
