@@ -42,8 +42,8 @@ def compare(given: Path, rewritten: Path, *, same_operators: bool) -> Comparison
     made-up inputs.
 
     Raises:
-        CheckFailedError: the operators are the same and the outputs are not; or the rewritten model does not run, or gives
-            no numbers.
+        CheckFailedError: the operators are the same and the outputs are not; or the rewritten model does not run, or
+            gives no numbers.
     """
     plain = compare_outputs(given, rewritten)
     if plain is None:
