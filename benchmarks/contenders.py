@@ -47,7 +47,7 @@ def onnxruntime_default(model: Path, calibration: NDArray[np.float32], workdir: 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         quant_pre_process(model, prepared)
-        quantize_static(prepared, output, _Reader(name, calibration))
+        quantize_static(prepared, output, Reader(name, calibration))
     return Built("onnxruntime default", output, seconds=time.perf_counter() - start)
 
 
@@ -70,7 +70,7 @@ def edgeq_json(*arguments: str) -> dict[str, Any]:
     return result
 
 
-class _Reader(CalibrationDataReader):
+class Reader(CalibrationDataReader):
     def __init__(self, name: str, samples: NDArray[np.float32]) -> None:
         self._rest: Iterator[dict[str, NDArray[np.float32]]] = ({name: s[None]} for s in samples)
 

@@ -58,7 +58,7 @@ def shared_data() -> Path | None:
 def tasks(root: Path) -> Iterator[Task]:
     """One at a time: the ImageNet task alone holds 600 MB."""
     yield _mobilenet(root)
-    yield _resnet20(root)
+    yield resnet20(root)
     yield _keywords(root)
     yield _wake_words(root)
 
@@ -86,7 +86,7 @@ def _centre_224(file: Path) -> Floats:
     return (pixels * np.float32(1 / 127.5) - 1).transpose(2, 0, 1)
 
 
-def _resnet20(root: Path) -> Task:
+def resnet20(root: Path) -> Task:
     def normalised(pixels: NDArray[np.uint8]) -> Floats:
         x = (pixels / 255.0 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
         return np.ascontiguousarray(x.transpose(0, 3, 1, 2), np.float32)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from edgeq.pipeline.job import Data
     from edgeq.pipeline.package import package
     from edgeq.pipeline.quantize import quantize
+    from edgeq.retarget.run import retarget
     from edgeq.scheme import Scheme
     from edgeq.tune.recover.alone import recovering
     from edgeq.tune.run import tune
@@ -46,6 +47,7 @@ _PUBLIC = {
     "quantize": "edgeq.pipeline.quantize:quantize",
     "recovering": "edgeq.tune.recover.alone:recovering",
     "register_preprocess": "edgeq.data.preprocess:register",
+    "retarget": "edgeq.retarget",
     "resolve_target": "edgeq.hardware.target:resolve",
     "tune": "edgeq.tune",
     "verify": "edgeq.bundle.verify:verify_bundle",
@@ -69,6 +71,7 @@ __all__ = [
     "recovering",
     "register_preprocess",
     "resolve_target",
+    "retarget",
     "tune",
     "verify",
 ]

@@ -29,7 +29,7 @@ FLOORS = (
     {"model", "data", "hardware"},
     {"calibrate", "measure", "bundle"},
     {"backends", "emulate", "report"},
-    {"pipeline"},
+    {"pipeline", "retarget"},
     {"tune"},
     {"cli", "compat"},
     {"__init__", "__main__"},

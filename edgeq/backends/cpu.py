@@ -76,21 +76,11 @@ class CpuBackend:
         built = load_model(destination, external_data="none")
         if not is_quantized(built) and not stored:
             raise ModelError(f"{prepared.source}: nothing in it was quantized", _why_nothing(prepared, scheme))
-        session_options = dict(scheme.session_options)
-        disabled = [name for name in session_options.get(_DISABLED, "").split(";") if name]
         kept = float_compute_nodes(built)
         if kept:
             _shield(kept, destination)
-            disabled.append(_REQUANTIZER)
-            notes.append(
-                f"{len(kept)} compute nodes stay in float; the session option {_DISABLED} keeps ONNX Runtime from "
-                "quantizing their weights at load"
-            )
-        for fusion in slow_fusions(self.name, built):
-            disabled.append(fusion.optimizer)
-            notes.append(f"without ONNX Runtime's {fusion.optimizer}: {fusion.reason}")
-        if disabled:
-            session_options[_DISABLED] = ";".join(dict.fromkeys(disabled))
+        session_options, why = session_needs(built, scheme.session_options)
+        notes.extend(why)
         return Artifact(
             model=destination,
             scheme=scheme,
@@ -98,6 +88,28 @@ class CpuBackend:
             session_options=session_options,
             notes=tuple(notes),
         )
+
+
+def session_needs(
+    built: onnx.ModelProto, given: Mapping[str, str] | None = None
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Session options that a quantized model needs to be right and fast on ONNX Runtime's CPU kernels, and why."""
+    options = dict(given or {})
+    disabled = [name for name in options.get(_DISABLED, "").split(";") if name]
+    notes = []
+    kept = float_compute_nodes(built)
+    if kept:
+        disabled.append(_REQUANTIZER)
+        notes.append(
+            f"{len(kept)} compute nodes stay in float; the session option {_DISABLED} keeps ONNX Runtime from "
+            "quantizing their weights at load"
+        )
+    for fusion in slow_fusions(CpuBackend.name, built):
+        disabled.append(fusion.optimizer)
+        notes.append(f"without ONNX Runtime's {fusion.optimizer}: {fusion.reason}")
+    if disabled:
+        options[_DISABLED] = ";".join(dict.fromkeys(disabled))
+    return options, tuple(notes)
 
 
 def float_compute_nodes(model: onnx.ModelProto) -> tuple[str, ...]:

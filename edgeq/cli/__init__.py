@@ -21,6 +21,7 @@ COMMANDS = {
     "calibrate": "Run the float model once over samples and keep the statistics.",
     "tune": "Find the best int8 model for this machine that keeps its accuracy.",
     "quantize": "Quantize a model for a profile and prove the result.",
+    "retarget": "Rewrite a quantized model for another runtime.",
     "package": "Quantize and write a deployable bundle.",
     "emit-c": "Write the C of a model that was quantized for a systolic array.",
     "verify": "Check a bundle: hashes, loading, self-test.",

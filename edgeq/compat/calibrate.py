@@ -3,7 +3,7 @@
 Its options, its data sets (a folder of images, test_data_set_N folders, a folder with input_0.pb, one stacked .pb) and
 its choices: static int8 is the fork's dialect for the systolic array (with a twin beside it that stock ONNX Runtime
 runs), uint8 is asymmetric QOperator; scalar weight scales, ranges from minima and maxima. Everything behind is edgeq's
-own `quantize`.
+own `quantize`. Imported, it stands for `onnxruntime.quantization.calibrate`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgeq import compat
+from edgeq.callable_package import make_callable
 from edgeq.errors import EdgeqError, ModelError, UsageError
 
 if TYPE_CHECKING:
@@ -146,5 +148,11 @@ def _others(model_path: Path, kept: Sequence[str]) -> Sequence[str]:
     return [name for name in names if name not in kept]
 
 
+def __getattr__(name: str) -> Any:
+    return getattr(compat, name)
+
+
 if __name__ == "__main__":
     command()
+else:
+    make_callable(__name__, "edgeq.compat.tables:calibrate")

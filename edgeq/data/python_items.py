@@ -69,6 +69,9 @@ def open_python(source: Any, signature: Signature, *, prepared: bool, wanted: st
     again: Callable[[], Iterator[Any]]
     if callable(getattr(source, "get_next", None)):
         again, count = _spool(iter(source.get_next, None), signature, target)
+        if not count and callable(getattr(source, "rewind", None)):  # read before, as scripts do
+            source.rewind()
+            again, count = _spool(iter(source.get_next, None), signature, target)
     elif isinstance(source, Sequence) and not isinstance(source, str | bytes):
         again, count = lambda: iter(source), len(source)
     elif callable(source):

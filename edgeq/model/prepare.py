@@ -60,7 +60,12 @@ class PreparedModel:
 
 
 def prepare_model(
-    source: Path, workdir: Path, *, progress: Progress = SILENT, inline_limit: int = INLINE_LIMIT
+    source: Path,
+    workdir: Path,
+    *,
+    simplify: bool = True,
+    progress: Progress = SILENT,
+    inline_limit: int = INLINE_LIMIT,
 ) -> PreparedModel:
     """Load `source` safely and write its prepared form into `workdir`, replacing an earlier one.
 
@@ -70,6 +75,7 @@ def prepare_model(
     source to float32's accuracy. Names of tensors and nodes that survive are kept.
 
     Args:
+        simplify: False keeps every node that some output depends on: nothing is removed, folded or optimised.
         inline_limit: bytes of weights above which the prepared model keeps them in external data.
 
     Raises:
@@ -85,16 +91,17 @@ def prepare_model(
         advance(1)
         model = ir.serde.deserialize_model(proto)
         ir.external_data.set_base_dir(model.graph, source.parent)
-        _rewrite(model, notes)
+        _rewrite(model, notes, simplify)
         advance(1)
         workdir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".prepare.", dir=workdir) as scratch:
             raw, optimized = Path(scratch) / "raw.onnx", Path(scratch) / "optimized.onnx"
             rewritten = ir.serde.serialize_model(model)
             save_model(rewritten, raw, base=source.parent, inline_limit=inline_limit)
-            optimize_basic(raw, optimized, source=source, external=external)
+            if simplify:
+                optimize_basic(raw, optimized, source=source, external=external)
             advance(1)
-            finished = _finished(optimized, model, source, notes)
+            finished = _finished(optimized if simplify else raw, model, source, notes, simplify)
             notes.extend(_difference(rewritten, finished))
             path = workdir / PREPARED_NAME
             (workdir / f"{PREPARED_NAME}.data").unlink(missing_ok=True)
@@ -111,7 +118,10 @@ def _loaded(source: Path, notes: list[str]) -> onnx.ModelProto:
     proto = load_model(source, external_data="none")
     signature_of(proto, source)
     if is_quantized(proto):
-        raise ModelError(f"{source} is quantized already", "Give the float32 model that it was made from")
+        raise ModelError(
+            f"{source} is quantized already",
+            "Give the float32 model that it was made from, or rewrite it with `edgeq retarget`",
+        )
     if proto.functions:
         notes.append(f"{_count(len(proto.functions), 'local function')} inlined")
         proto = inline_functions(proto)
@@ -136,7 +146,7 @@ def _refuse_unknown_domains(proto: onnx.ModelProto, source: Path) -> None:
             )
 
 
-def _rewrite(model: ir.Model, notes: list[str]) -> None:
+def _rewrite(model: ir.Model, notes: list[str], simplify: bool) -> None:
     """edgeq's own passes, in place."""
     from edgeq.model.clean import remove_no_ops, tidy
     from edgeq.model.fold import fold_batch_norms
@@ -148,6 +158,8 @@ def _rewrite(model: ir.Model, notes: list[str]) -> None:
     widened = widen_half(model)
     if widened:
         notes.append(f"16-bit floats widened to float32 ({_count(widened, 'weight')})")
+    if not simplify:
+        return
     removed = remove_no_ops(model)
     if removed:
         notes.append(f"{_count(removed, 'node')} removed that do nothing (Identity, Dropout, Cast to the same type)")
@@ -156,7 +168,7 @@ def _rewrite(model: ir.Model, notes: list[str]) -> None:
         notes.append(f"{folded} BatchNormalization folded")
 
 
-def _finished(optimized: Path, before: ir.Model, source: Path, notes: list[str]) -> onnx.ModelProto:
+def _finished(optimized: Path, before: ir.Model, source: Path, notes: list[str], simplify: bool) -> onnx.ModelProto:
     """What ONNX Runtime wrote, put in edgeq's form: one order, only the operator sets in use, shapes everywhere."""
     import onnx_ir as ir
 
@@ -166,16 +178,17 @@ def _finished(optimized: Path, before: ir.Model, source: Path, notes: list[str])
 
     model = ir.load(optimized)
     tidy(model)
-    remove_no_ops(model)
-    # A MatMul and an Add that ONNX Runtime made one Gemm can take up the BatchNormalization behind it now.
-    folded, kept = fold_batch_norms(model)
-    if folded:
-        notes.append(f"{folded} BatchNormalization folded after ONNX Runtime's optimisation")
-    notes.extend(kept)
-    plain = plain_gemms(model)
-    if plain:
-        notes.append(f"{_count(plain, 'Gemm')} without factors, with one bias for each output")
-    tidy(model)
+    if simplify:
+        remove_no_ops(model)
+        # A MatMul and an Add that ONNX Runtime made one Gemm can take up the BatchNormalization behind it now.
+        folded, kept = fold_batch_norms(model)
+        if folded:
+            notes.append(f"{folded} BatchNormalization folded after ONNX Runtime's optimisation")
+        notes.extend(kept)
+        plain = plain_gemms(model)
+        if plain:
+            notes.append(f"{_count(plain, 'Gemm')} without factors, with one bias for each output")
+        tidy(model)
     settle(model, before)
     proto = ir.serde.serialize_model(model)
     name_nodes(proto)

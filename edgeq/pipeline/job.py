@@ -40,6 +40,11 @@ class Data:
     count: int | None = None
 
 
+def as_data(given: Any) -> Data | None:
+    """`given` as Data: it may be a bare source too, such as a path, a list or a CalibrationDataReader."""
+    return given if given is None or isinstance(given, Data) else Data(given)
+
+
 @dataclass(frozen=True)
 class Job:
     """A prepared model, its samples, and the statistics of one float32 pass over them.

@@ -18,7 +18,7 @@ from edgeq.hardware.target import Target, resolve
 from edgeq.measure.task import Task
 from edgeq.pipeline.checks import check_output, check_request
 from edgeq.pipeline.emit_c import with_c
-from edgeq.pipeline.job import Data, build, open_job, scheme_for
+from edgeq.pipeline.job import Data, as_data, build, open_job, scheme_for
 from edgeq.pipeline.quantize import model_bytes, prove_built, runs_natively
 from edgeq.pipeline.variants import PackagedVariant, as_text, bundle_variants, variant_name
 from edgeq.progress import SILENT, Progress
@@ -42,11 +42,11 @@ class Packaged:
 
 def package(
     model: Path,
-    data: Data | None,
+    data: Data | Any | None,
     output: Path,
     *,
     targets: Sequence[str | Path] = ("this-machine",),
-    validation: Data | None = None,
+    validation: Data | Any | None = None,
     statistics: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     task: Task | None = None,
@@ -71,6 +71,7 @@ def package(
         CheckFailedError: a bar is not met by some variant; nothing is written then.
         EdgeqError: as the stages have it.
     """
+    data, validation = as_data(data), as_data(validation)
     check_bundle_output(output, force=force, model=model, samples=(data, validation), statistics=statistics)
     machine = detect_machine()
     chosen = _in_package_order([resolve(target, machine) for target in targets])

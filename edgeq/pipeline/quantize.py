@@ -16,7 +16,7 @@ from edgeq.hardware.target import Target, resolve
 from edgeq.measure.task import Task
 from edgeq.model.load import model_files
 from edgeq.pipeline.checks import check_output, check_request
-from edgeq.pipeline.job import Built, Data, Job, build, open_job, scheme_for
+from edgeq.pipeline.job import Built, Data, Job, as_data, build, open_job, scheme_for
 from edgeq.pipeline.proof import Proof, prove
 from edgeq.pipeline.reasons import explainer
 from edgeq.progress import SILENT, Progress
@@ -64,11 +64,11 @@ class Quantized:
 
 def quantize(
     model: Path,
-    data: Data | None,
+    data: Data | Any | None,
     output: Path,
     *,
     target: str | Path = "auto",
-    validation: Data | None = None,
+    validation: Data | Any | None = None,
     statistics: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     task: Task | None = None,
@@ -83,7 +83,7 @@ def quantize(
 
     Args:
         model: float32 ONNX model.
-        data: calibration samples.
+        data: calibration samples: Data, or a source alone (a path, a list, a CalibrationDataReader).
         target: "auto", a target, a profile, or a path to a TOML file.
         validation: held-out samples for the proof, labelled where `task` is given; None proves on `data`.
         statistics: folder written by `edgeq calibrate`, instead of a calibration pass.
@@ -98,7 +98,7 @@ def quantize(
         CheckFailedError: a bar is not met; nothing is written then.
         EdgeqError: as the stages have it.
     """
-    samples = (data, validation)
+    data, validation = samples = as_data(data), as_data(validation)
     check_output(output, kind="file", force=force, model=model, samples=samples, statistics=statistics)
     machine = detect_machine()
     chosen = resolve(target, machine)

@@ -19,7 +19,7 @@ from edgeq.measure.task import Task
 from edgeq.model.load import load_model
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel, prepare_model
-from edgeq.pipeline.job import Data, Job, open_job
+from edgeq.pipeline.job import Data, Job, as_data, open_job
 from edgeq.pipeline.package import check_bundle_output
 from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.quantize import model_bytes, prove_built, runs_natively
@@ -116,10 +116,10 @@ def plan(
 
 def tune(
     model: Path,
-    data: Data | None,
+    data: Data | Any | None,
     output: Path,
     *,
-    validation: Data | None = None,
+    validation: Data | Any | None = None,
     statistics: Path | None = None,
     target: str | Path = "auto",
     task: Task | None = None,
@@ -151,6 +151,7 @@ def tune(
     """
     goal = goal or Goal()
     deadline = Deadline(goal.budget_s)
+    data, validation = as_data(data), as_data(validation)
     check_bundle_output(output, force=force, model=model, samples=(data, validation), statistics=statistics)
     machine = detect_machine()
     chosen = _resolve(target, machine)

@@ -1,0 +1,75 @@
+"""`edgeq retarget MODEL -o OUT.onnx`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edgeq.cli._common import Face, common
+from edgeq.cli._options import PATH
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_INTEGER = click.Choice(["int8", "uint8"])
+
+
+@click.command("retarget")
+@click.argument("model", type=PATH)
+@click.option("-o", "--output", type=PATH, required=True, metavar="OUT.onnx", help="The rewritten model.")
+@click.option("--profile", "target", help="Take format and types of auto, a profile, a target or a .toml file.")
+@click.option("--format", "format_", type=click.Choice(["QDQ", "QOperator"]), help="How quantization is written.")
+@click.option("--activation-type", type=_INTEGER, help="Integers of activations.")
+@click.option("--weight-type", type=_INTEGER, help="Integers of weights.")
+@click.option("--force", is_flag=True, help="Replace what is there.")
+@common
+def command(
+    face: Face,
+    model: Path,
+    output: Path,
+    target: str | None,
+    format_: str | None,
+    activation_type: str | None,
+    weight_type: str | None,
+    force: bool,
+) -> None:
+    """Rewrite a quantized MODEL for another runtime; the numbers it stands for stay.
+
+    Without options it is made to suit this machine.
+
+    \b
+    edgeq retarget qat.onnx -o fast.onnx
+    edgeq retarget qat.onnx --activation-type uint8 -o u8s8.onnx
+    edgeq retarget qat.onnx --format QOperator -o integer.onnx
+    """
+    from edgeq.retarget.run import retarget
+
+    named = target or format_ or activation_type or weight_type
+    result = retarget(
+        model,
+        output,
+        target=target if named else "auto",
+        format=format_,
+        activation_type=activation_type,
+        weight_type=weight_type,
+        force=force,
+    )
+
+    def human(console: Console) -> None:
+        before, after = result.before, result.after
+        forms = [f"{form.format} {form.pair}" for form in (before, after)]
+        console.print(f"{model}: {forms[0]} → {result.output}: {forms[1]}", markup=False)
+        for line in result.changes or ("nothing had to be changed",):
+            console.print(f"  {line}", markup=False)
+        for line in result.kept:
+            console.print(f"note: {line}", markup=False)
+        if result.comparison is not None:
+            off = f"within {result.comparison.largest:.2%} of the largest, from rounding in one step instead of two"
+            same = "the same to the last bit" if result.comparison.identical else off
+            console.print(f"outputs on noise: {same}", markup=False)
+        for key, value in result.session_options.items():
+            console.print(f"run it with the session option {key}={value}", markup=False)
+
+    face.result(result.to_dict(), human)

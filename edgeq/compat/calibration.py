@@ -1,0 +1,123 @@
+"""Ranges for the older functions, from edgeq's one pass: any method, any shapes, constant memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from edgeq.calibrate.collect import collect
+from edgeq.calibrate.ranges import Range, derive_ranges
+from edgeq.calibrate.statistics import Statistics
+from edgeq.calibrate.tensors import element_types
+from edgeq.data.samples import open_samples
+from edgeq.errors import CalibrationError, UsageError
+from edgeq.model.load import load_model
+from edgeq.model.prepare import PreparedModel
+from edgeq.scheme import IntegerType, Method
+
+LEAST_FOR_ENTROPY = 1 << 14
+"""Values from which on their distribution says something; tensors that had fewer keep all of their range. Documented
+examples calibrate with a handful of samples."""
+PERCENTILE = 99.999
+"""The documentation's default of CalibPercentile."""
+_METHODS: Mapping[str, Method] = {"MinMax": "minmax", "Entropy": "entropy", "Percentile": "percentile"}
+
+
+def statistics_of(prepared: PreparedModel, reader: Any, *, stride: int | None = None) -> Statistics:
+    """Run the float model over what a reader gives and keep the statistics of every float tensor.
+
+    Args:
+        reader: a CalibrationDataReader, or anything else that `edgeq.open_samples` takes.
+        stride: with a reader that has a length and `set_range`: read it in parts of so many, which must divide it.
+    """
+    model = load_model(prepared.path, external_data="none")
+    source = _in_parts(reader, stride) if stride else reader
+    samples = open_samples(source, prepared.signature, model=prepared.source)
+    return collect(prepared.path, samples, activations(model), model_digest=prepared.digest)
+
+
+def activations(model: onnx.ModelProto) -> tuple[str, ...]:
+    """Inputs and every node's outputs, those that may hold floats; nothing is left out, since nothing is folded."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
+    types = element_types(model)
+    names = [i.name for i in model.graph.input if i.name not in weights]
+    names += [name for node in model.graph.node for name in node.output if name]
+    return tuple(name for name in dict.fromkeys(names) if types.get(name, floats[0]) in floats)
+
+
+def ranges_of(
+    statistics: Statistics, method: Any, options: Mapping[str, Any], activation_type: IntegerType = "int8"
+) -> dict[str, Range]:
+    """Ranges as a CalibrationMethod and the Calib… options have it.
+
+    Raises:
+        UsageError: a method without 8-bit ranges, or a percentile that is none.
+    """
+    name = str(getattr(method, "name", method))
+    if name not in _METHODS:
+        raise UsageError(f"calibration method {name} gives no ranges of integers", f"It can be {', '.join(_METHODS)}")
+    chosen = _METHODS[name]
+    if chosen == "minmax" and options.get("CalibMovingAverage"):
+        chosen = "moving-average"
+    symmetric = bool(options.get("CalibTensorRangeSymmetric"))
+    percentile = {"percentile": float(options.get("CalibPercentile") or PERCENTILE)} if chosen == "percentile" else {}
+    found = derive_ranges(statistics, chosen, activation_type=activation_type, symmetric=symmetric, options=percentile)
+    if chosen == "entropy":
+        whole = derive_ranges(statistics, "minmax", symmetric=symmetric)
+        found |= {name: whole[name] for name, t in statistics.tensors.items() if t.count < LEAST_FOR_ENTROPY}
+    return found
+
+
+def read_cache(path: Path, method: Any) -> dict[str, Range]:
+    """Ranges from a `calibration_cache_path` that an earlier run, of edgeq or of onnxruntime, wrote.
+
+    Raises:
+        CalibrationError: it is unreadable or of another method.
+    """
+    from onnxruntime.quantization import load_tensors_data
+
+    try:
+        data = load_tensors_data(path)
+        found = {name: _range(value) for name, value in data.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CalibrationError(f"{path} is no calibration cache: {error}", "Delete it or name another") from error
+    wanted = str(getattr(method, "name", method))
+    if data.calibration_method.name != wanted:
+        raise CalibrationError(
+            f"{path} was made with {data.calibration_method.name}, not {wanted}", "Delete it or name another"
+        )
+    return found
+
+
+def as_tensors_data(ranges: Mapping[str, Range], method: Any) -> Any:
+    """Ranges as onnxruntime's `TensorsData`."""
+    from onnxruntime.quantization import CalibrationMethod, TensorData, TensorsData
+
+    data = {n: TensorData(lowest=np.float32(r.low), highest=np.float32(r.high)) for n, r in ranges.items()}
+    return TensorsData(CalibrationMethod[str(getattr(method, "name", method))], data)
+
+
+def as_ranges(data: Any) -> dict[str, Range]:
+    """Ranges from what a calibrator computed: `TensorsData`, or a dict of pairs, arrays or `TensorData`."""
+    return {str(name): _range(value) for name, value in data.items()}
+
+
+def _range(value: Any) -> Range:
+    if hasattr(value, "range_value"):
+        value = value.range_value
+    low, high = (float(np.asarray(v, np.float64).reshape(-1)[0]) for v in value)
+    return Range(min(low, 0.0), max(high, 0.0))
+
+
+def _in_parts(reader: Any, size: int) -> Iterator[Any]:
+    total = len(reader)
+    if total % size:
+        raise UsageError(f"CalibStridedMinMax is {size}, the reader has {total} samples", "Let it divide them")
+    for start in range(0, total, size):
+        reader.set_range(start_index=start, end_index=start + size)
+        yield from iter(reader.get_next, None)

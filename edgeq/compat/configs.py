@@ -1,0 +1,89 @@
+"""`quantize`, which was two functions: of a ModelProto until 2020, of files with a configuration since 2022."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from edgeq.atomic import output_file
+from edgeq.backends.quantizer import quiet
+from edgeq.compat.dynamic import quantize_dynamic
+from edgeq.compat.legacy import quantize_model
+from edgeq.compat.source import ModelInput, Written, as_file, checked
+from edgeq.compat.static import quantize_static
+from edgeq.errors import UsageError
+from edgeq.model.load import load_model
+
+_COMMON = (
+    "op_types_to_quantize",
+    "nodes_to_quantize",
+    "nodes_to_exclude",
+    "per_channel",
+    "reduce_range",
+    "weight_type",
+    "use_external_data_format",
+    "extra_options",
+)
+_STATIC = (
+    *_COMMON,
+    "calibration_data_reader",
+    "calibrate_method",
+    "quant_format",
+    "activation_type",
+    "calibration_providers",
+)
+
+
+def quantize(*arguments: Any, **options: Any) -> Written | onnx.ModelProto:
+    """Either of the two, told apart by what is given.
+
+    `quantize(model_input, model_output, quant_config)`: StaticQuantConfig, DynamicQuantConfig, what get_qdq_config or
+    get_qnn_qdq_config gives, or a configuration of MatMulNBitsQuantizer.
+    `quantize(model, per_channel=False, nbits=8, quantization_mode=…, static=False, …)`: a ModelProto in, a ModelProto
+    out; see `edgeq.compat.legacy.quantize_model`.
+    """
+    names_output = len(arguments) > 1 and isinstance(arguments[1], str | os.PathLike)
+    if names_output or "model_output" in options or "quant_config" in options:
+        return quantize_with_config(*arguments, **options)
+    model = arguments[0] if arguments else options.get("model")
+    if not isinstance(model, onnx.ModelProto):
+        raise UsageError(
+            f"quantize takes a ModelProto here, not {type(model).__name__}",
+            "Load it with onnx.load, or give model_output and quant_config",
+        )
+    return quantize_model(*arguments, **options)
+
+
+def quantize_with_config(model_input: ModelInput, model_output: str | Path, quant_config: Any) -> Written:
+    """Quantize a file as a configuration object of onnxruntime says.
+
+    Raises:
+        UsageError: the object is no configuration. Else as quantize_static and quantize_dynamic.
+    """
+    names = _STATIC if hasattr(quant_config, "calibration_data_reader") else _COMMON
+    if all(hasattr(quant_config, name) for name in names):
+        chosen = {name: getattr(quant_config, name) for name in names}
+        function = quantize_static if names is _STATIC else quantize_dynamic
+        return function(model_input, model_output, **chosen)
+    if not hasattr(quant_config, "algorithm"):
+        raise UsageError(
+            f"{type(quant_config).__name__} is no quantization configuration",
+            "Give a StaticQuantConfig, a DynamicQuantConfig or a weight-only configuration",
+        )
+    return _weight_only(model_input, Path(model_output), quant_config)
+
+
+def _weight_only(model_input: ModelInput, output: Path, config: Any) -> Written:
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    with tempfile.TemporaryDirectory(prefix="edgeq-nbits-") as folder, output_file(output, force=True) as draft:
+        model = load_model(as_file(model_input, Path(folder)), external_data="all")
+        quantizer = MatMulNBitsQuantizer(model, algo_config=config)
+        with quiet():
+            quantizer.process()
+        quantizer.model.save_model_to_file(str(draft), True)
+        return checked(draft, output, ())

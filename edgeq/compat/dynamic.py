@@ -1,0 +1,78 @@
+"""quantize_dynamic of ONNX Runtime's documentation, 2020 to 2026."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from edgeq.atomic import output_file
+from edgeq.backends.quantizer import needs_external_data, one_line, quiet
+from edgeq.compat.enums import quant_type
+from edgeq.compat.extra_options import CALIBRATION, check_options, writer_options
+from edgeq.compat.source import LOG, ModelInput, Written, as_given, checked, warn_unknown_nodes
+from edgeq.errors import ModelError, UsageError
+from edgeq.model.load import load_model
+
+
+def quantize_dynamic(
+    model_input: ModelInput,
+    model_output: str | Path,
+    op_types_to_quantize: Sequence[str] | None = None,
+    per_channel: bool = False,
+    reduce_range: bool = False,
+    weight_type: Any = "QInt8",
+    nodes_to_quantize: Sequence[str] | None = None,
+    nodes_to_exclude: Sequence[str] | None = None,
+    use_external_data_format: bool = False,
+    extra_options: Mapping[str, Any] | None = None,
+    *,
+    activation_type: Any = "QUInt8",
+    optimize_model: bool | None = None,
+) -> Written:
+    """Quantize weights; ranges of activations are measured at run time. Parameters as in the documentation.
+
+    Args:
+        weight_type: QuantType or its name.
+        activation_type: of the documentation of 2020 to 2022; the runtime knows QUInt8 only.
+        optimize_model: of the documentation of 2021 to 2022; accepted.
+
+    Raises:
+        UsageError, ModelError: bad arguments or model.
+        RuntimeUnavailableError: ONNX Runtime does not take the result.
+    """
+    from onnxruntime.quantization import quantize_dynamic as write
+
+    del optimize_model
+    if quant_type(activation_type).name != "QUInt8":
+        raise UsageError("dynamic quantization measures activations as uint8", "Make activation_type QuantType.QUInt8")
+    options = check_options(extra_options)
+    for name in sorted(CALIBRATION & set(options)):
+        LOG.warning("extra option %r says nothing to dynamic quantization", name)
+    chosen = quant_type(weight_type)
+    output = Path(model_output)
+    with tempfile.TemporaryDirectory(prefix="edgeq-dynamic-") as folder, output_file(output, force=True) as draft:
+        prepared = as_given(model_input, Path(folder))
+        model = load_model(prepared.path, external_data="none")
+        warn_unknown_nodes(model, nodes_to_quantize, nodes_to_exclude)
+        try:
+            with quiet():
+                write(
+                    prepared.path,
+                    draft,
+                    op_types_to_quantize=list(op_types_to_quantize or []),
+                    per_channel=per_channel,
+                    reduce_range=reduce_range,
+                    weight_type=chosen,
+                    nodes_to_quantize=list(nodes_to_quantize or []),
+                    nodes_to_exclude=list(nodes_to_exclude or []),
+                    use_external_data_format=use_external_data_format or needs_external_data(prepared.path),
+                    extra_options=writer_options(options),
+                )
+        except (ValueError, RuntimeError, TypeError, NotImplementedError, KeyError, AttributeError) as error:
+            raise ModelError(
+                f"{prepared.source}: onnxruntime's quantizer refuses it: {one_line(error)}",
+                "Keep the node in float with nodes_to_exclude, or choose other options",
+            ) from error
+        return checked(draft, output, prepared.notes)

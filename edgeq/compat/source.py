@@ -1,0 +1,85 @@
+"""What the older functions take and give: a model by path or in memory, and a quantized file that was checked."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+
+from edgeq.backends.cpu import session_needs
+from edgeq.errors import ModelError
+from edgeq.model.load import load_model, save_model
+from edgeq.model.prepare import PreparedModel, prepare_model
+from edgeq.session import SessionSettings, open_session
+
+LOG = logging.getLogger("edgeq.compat")
+ModelInput = str | os.PathLike[str] | onnx.ModelProto
+"""What the documentation calls `model_input`."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What an older function wrote. They returned nothing, so scripts may ignore it.
+
+    Attributes:
+        output: the quantized model.
+        session_options: session configuration entries to set when it is run; without them ONNX Runtime's optimiser may
+            make it slower or less accurate.
+        notes: what was done to the model and what is worth knowing.
+    """
+
+    output: Path
+    session_options: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def as_given(model: ModelInput, folder: Path) -> PreparedModel:
+    """The model in the form that the quantizer needs, with all its own nodes: nothing is folded or optimised, because
+    the older functions did not either and their users name nodes and tensors.
+
+    What does change: opset under 13 is raised, nodes without a name get one, weights stop being inputs, Constant nodes
+    become weights, 16-bit floats are widened, shapes are inferred.
+
+    Args:
+        folder: a private folder.
+    """
+    return prepare_model(as_file(model, folder), folder / "prepared", simplify=False)
+
+
+def as_file(model: ModelInput, folder: Path) -> Path:
+    """The path of a model; one in memory is written to `folder`."""
+    if not isinstance(model, onnx.ModelProto):
+        return Path(model)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "model.onnx"
+    save_model(model, path)
+    return path
+
+
+def checked(draft: Path, output: Path, notes: Iterable[str]) -> Written:
+    """Hold a written model against the format's rules and ONNX Runtime, and say what its sessions need.
+
+    Raises:
+        ModelError: the checker refuses it. RuntimeUnavailableError: ONNX Runtime does.
+    """
+    model = load_model(draft, external_data="none")
+    missing = sorted({node.domain for node in model.graph.node} - {o.domain for o in model.opset_import} - {"ai.onnx"})
+    if missing:
+        raise ModelError(f"{output} would use operators of {missing[0]!r} without importing it", "Please report this")
+    options, why = session_needs(model)
+    open_session(draft, SessionSettings(config=options))
+    for note in why:
+        LOG.warning("%s: %s", output, note)
+    return Written(output, options, (*notes, *why))
+
+
+def warn_unknown_nodes(model: onnx.ModelProto, *lists: Iterable[str] | None) -> None:
+    """Say which of the nodes that a user named are not there: they used to be ignored without a word."""
+    known = {node.name for node in model.graph.node}
+    for name in dict.fromkeys(name for names in lists for name in names or ()):
+        if name not in known:
+            LOG.warning("no node is named %r; it is ignored", name)

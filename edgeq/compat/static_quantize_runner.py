@@ -1,0 +1,136 @@
+"""python -m edgeq.compat.static_quantize_runner: the static quantization command of ONNX Runtime, 2025 on.
+
+The samples are the test_data_set_N folders beside the model. The options are read with argparse, as they always were:
+several take lists of words (`--nodes_to_exclude conv1 conv2`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgeq.errors import EdgeqError, UsageError
+
+INTERRUPTED = 130
+_INTEGERS = {f"q{sign.lower()}{bits}": f"Q{sign}{bits}" for sign in ("Int", "UInt") for bits in (4, 8, 16)}
+_METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile", "distribution": "Distribution"}
+_FORMATS = {"qdq": "QDQ", "qoperator": "QOperator"}
+# Flag → extra option that it sets.
+_FLAGS = {
+    "enable_subgraph": "EnableSubgraph",
+    "force_quantize_no_input_check": "ForceQuantizeNoInputCheck",
+    "matmul_const_b_only": "MatMulConstBOnly",
+    "add_qdq_pair_to_weight": "AddQDQPairToWeight",
+    "dedicated_qdq_pair": "DedicatedQDQPair",
+    "calib_tensor_range_symmetric": "CalibTensorRangeSymmetric",
+    "calib_moving_average": "CalibMovingAverage",
+    "use_qdq_contrib_ops": "UseQDQContribOps",
+    "qdq_keep_removable_activations": "QDQKeepRemovableActivations",
+    "qdq_disable_weight_adjust_for_int32_bias": "QDQDisableWeightAdjustForInt32Bias",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options; `--help` prints them."""
+    options = argparse.ArgumentParser("edgeq.compat.static_quantize_runner", description="Quantize a model.")
+    options.add_argument("-i", "--input_model_path", type=Path, required=True, help="Float model.")
+    options.add_argument("-o", "--output_quantized_model_path", type=Path, required=True, help="Quantized model.")
+    options.add_argument(
+        "--activation_type", choices=list(_INTEGERS), default="quint8", help="Integers of activations."
+    )
+    options.add_argument("--weight_type", choices=list(_INTEGERS), default="qint8", help="Weights' integers.")
+    options.add_argument("--quant_format", choices=list(_FORMATS), default="qdq", help="How quantization is written.")
+    options.add_argument("--calibration_method", choices=list(_METHODS), default="minmax", help="How ranges are found.")
+    options.add_argument("--per_channel", action="store_true", help="One weight scale per output channel.")
+    options.add_argument("--nodes_to_quantize", nargs="+", help="The only nodes to quantize.")
+    options.add_argument("--nodes_to_exclude", nargs="+", help="Nodes to keep in float.")
+    options.add_argument("--minimum_real_range", type=float, default=0.0001, help="Ranges are at least this wide.")
+    options.add_argument("--disable_quantize_bias", action="store_true", help="Biases stay float.")
+    options.add_argument("--quantize_bias", action="store_true", help="Biases become integers; they do by default.")
+    options.add_argument("--tensor_quant_overrides", type=Path, help="JSON: {tensor: [{scale, zero_point}]}.")
+    options.add_argument(
+        "--op_types_to_exclude_output_quantization", nargs="+", default=[], help="Types whose outputs stay float."
+    )
+    options.add_argument(
+        "--op_per_channel_axis",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("OP_TYPE", "AXIS"),
+        help="Channel axis of an operator type's weights.",
+    )
+    for flag, option in _FLAGS.items():
+        options.add_argument(f"--{flag}", action="store_true", help=f"The extra option {option}.")
+    return options
+
+
+def run(arguments: Sequence[str]) -> str:
+    """Do what the arguments say; the line to print."""
+    from edgeq.compat.static import quantize_static
+
+    chosen = parser().parse_args(arguments)
+    extra: dict[str, Any] = {option: getattr(chosen, flag) for flag, option in _FLAGS.items()}
+    extra |= {
+        "QuantizeBias": not chosen.disable_quantize_bias,
+        "MinimumRealRange": chosen.minimum_real_range,
+        "OpTypesToExcludeOutputQuantization": chosen.op_types_to_exclude_output_quantization,
+        "QDQOpTypePerChannelSupportToAxis": {name: int(axis) for name, axis in chosen.op_per_channel_axis},
+        "TensorQuantOverrides": _overrides(chosen.tensor_quant_overrides),
+    }
+    written = quantize_static(
+        chosen.input_model_path,
+        chosen.output_quantized_model_path,
+        chosen.input_model_path.absolute().parent,
+        quant_format=_FORMATS[chosen.quant_format],
+        activation_type=_INTEGERS[chosen.activation_type],
+        weight_type=_INTEGERS[chosen.weight_type],
+        calibrate_method=_METHODS[chosen.calibration_method],
+        per_channel=chosen.per_channel,
+        nodes_to_quantize=chosen.nodes_to_quantize,
+        nodes_to_exclude=chosen.nodes_to_exclude,
+        extra_options=extra,
+    )
+    return f"{written.output}: {chosen.quant_format} {chosen.activation_type} {chosen.weight_type}"
+
+
+def _overrides(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        return {
+            tensor: [
+                {
+                    **entry,
+                    "scale": np.array(entry["scale"], np.float32),
+                    "zero_point": np.array(entry["zero_point"]),
+                }
+                for entry in entries
+            ]
+            for tensor, entries in content.items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        raise UsageError(
+            f"{path} holds no overrides ({error!r})", 'Write {"tensor": [{"scale": 0.005, "zero_point": 12}]}'
+        ) from error
+
+
+def main() -> None:
+    try:
+        print(run(sys.argv[1:]))
+    except EdgeqError as error:
+        print(f"edgeq: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("edgeq: interrupted; nothing half-written was left behind", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,7 @@
+"""Models that are quantized already, for another runtime: `edgeq.retarget(...)` is `edgeq.retarget.run.retarget`."""
+
+from __future__ import annotations
+
+from edgeq.callable_package import make_callable
+
+make_callable(__name__, "edgeq.retarget.run:retarget")

@@ -1,0 +1,114 @@
+"""What a float operator between DequantizeLinear and QuantizeLinear reads and gives, as integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from edgeq.retarget.graph import INTEGERS, LIMITS, Builder, Params, constant_of, is_op, only_user, params_of
+
+
+@dataclass(frozen=True, eq=False)
+class In:
+    """An input that a DequantizeLinear gives: its integers and what they mean."""
+
+    value: ir.Value
+    params: Params
+
+
+@dataclass(frozen=True, eq=False)
+class Out:
+    """What becomes of an operator's output: the QuantizeLinear behind it, and the clamp between, if any."""
+
+    quantize: ir.Node
+    params: Params
+    clamp: ir.Node | None
+
+
+def _input(node: ir.Node, place: int) -> In | None:
+    value = node.inputs[place] if len(node.inputs) > place else None
+    maker = value.producer() if value is not None else None
+    if maker is None or not is_op(maker, "DequantizeLinear"):
+        return None
+    params, source = params_of(maker), maker.inputs[0]
+    return In(source, params) if params is not None and source is not None else None
+
+
+def _output(node: ir.Node) -> Out | None:
+    user, clamp = only_user(node.outputs[0]), None
+    if is_op(user, "Relu", "Clip"):
+        clamp = user
+        assert clamp is not None
+        user = only_user(clamp.outputs[0])
+    if user is None or not is_op(user, "QuantizeLinear"):
+        return None
+    params = params_of(user)
+    return Out(user, params, clamp) if params is not None and params.scalar else None
+
+
+def sides(node: ir.Node, places: tuple[int, ...]) -> tuple[list[In], Out] | str:
+    """Inputs and output of an operator, or the reason why it has no integer form as it stands."""
+    inputs = [_input(node, place) for place in places]
+    out = _output(node)
+    found = [i for i in inputs if i is not None]
+    if len(found) < len(inputs):
+        return "an input is not quantized"
+    if out is None:
+        return "its output is not quantized, or read by others before it is"
+    if not constant_clamp(out):
+        return "the bounds of its Clip are not constant"
+    if found[0].params.dtype != out.params.dtype:
+        return f"it reads {found[0].params.dtype} and gives {out.params.dtype}"
+    if not found[0].params.scalar:
+        return "its input has a scale per channel"
+    return found, out
+
+
+def products(node: ir.Node) -> tuple[list[In], Out] | str:
+    """`sides` of a Conv, MatMul or Gemm."""
+    found = sides(node, (0, 1))
+    if isinstance(found, str):
+        return found
+    if found[0][0].params.dtype == "int8" and found[0][1].params.dtype == "uint8":
+        return "int8 activations with uint8 weights have no kernel"
+    return found
+
+
+def clamped(value: ir.Value, out: Out, builder: Builder) -> ir.Value:
+    """Integers clamped as the Relu or Clip in front of the QuantizeLinear does."""
+    bounds = _clamp_bounds(out)
+    if bounds is None:
+        return value
+    low, high = (builder.constant(f"{value.name}/{w}", b) for w, b in zip(("low", "high"), bounds, strict=True))
+    kind = INTEGERS[out.params.dtype]
+    return builder.node("Clip", [value, low, high], f"{value.name}/clip", before=out.quantize, like=value, dtype=kind)
+
+
+def _clamp_bounds(out: Out) -> tuple[NDArray[np.generic], NDArray[np.generic]] | None:
+    """Integers to clamp to; None where the type's own limits do it."""
+    if out.clamp is None:
+        return None
+    low, high = _clamp_limits(out.clamp)
+    ends = [out.params.quantize(np.array(bound, np.float32)) for bound in (low, high)]
+    least, most = LIMITS[out.params.dtype]
+    if int(ends[0]) == least and int(ends[1]) == most:
+        return None
+    return ends[0], ends[1]
+
+
+def _clamp_limits(clamp: ir.Node) -> tuple[float, float]:
+    if clamp.op_type == "Relu":
+        return 0.0, float(np.finfo(np.float32).max)
+    limits = [float(np.finfo(np.float32).min), float(np.finfo(np.float32).max)]
+    for place, value in enumerate(clamp.inputs[1:3]):
+        constant = constant_of(value)
+        if constant is not None:
+            limits[place] = float(constant.reshape(-1)[0])
+    return limits[0], limits[1]
+
+
+def constant_clamp(out: Out) -> bool:
+    return out.clamp is None or all(v is None or constant_of(v) is not None for v in out.clamp.inputs[1:3])

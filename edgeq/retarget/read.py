@@ -1,0 +1,147 @@
+"""What a quantized model is: its format, its integer types, and whether its scales make sense."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from edgeq.errors import ModelError
+from edgeq.retarget.graph import Params, constant_of, is_op, params_of, read_params
+from edgeq.retarget.shift import is_weight
+
+_DYNAMIC = frozenset({"DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "DynamicQuantizeMatMul"})
+# Operators of the QOperator format by the places of their inputs: (integers, scale); the zero point follows the scale.
+_BINARY = ((0, 1), (3, 4))
+_QLINEAR: Mapping[str, tuple[tuple[int, int], ...]] = {
+    "QLinearConv": _BINARY,
+    "QLinearMatMul": _BINARY,
+    "QGemm": _BINARY,
+    "QLinearAdd": _BINARY,
+    "QLinearMul": _BINARY,
+}
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a model is quantized.
+
+    Attributes:
+        format: "QDQ", "QOperator" or "mixed"; "dynamic" where ranges are measured at run time.
+        activations, weights: how many Q/DQ or QLinear places have which integer type.
+        per_channel: whether any weight has a scale per channel.
+        producer: the exporter, as it names itself.
+    """
+
+    format: str
+    activations: Mapping[str, int]
+    weights: Mapping[str, int]
+    per_channel: bool
+    producer: str
+
+    @property
+    def pair(self) -> str:
+        """Types of activations and weights in the field's short form: "U8S8"; "U8+S8" where both occur."""
+        both = (self.activations, self.weights)
+        return "".join("+".join(_SHORT.get(name, name) for name in sorted(kinds)) for kinds in both)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "format": self.format,
+            "pair": self.pair,
+            "activations": dict(self.activations),
+            "weights": dict(self.weights),
+            "per_channel": self.per_channel,
+            "producer": self.producer,
+        }
+
+
+_SHORT = {"uint8": "U8", "int8": "S8", "uint16": "U16", "int16": "S16", "uint4": "U4", "int4": "S4"}
+
+
+def read_form(model: ir.Model) -> Form:
+    """The form of a model; its counts are empty where nothing is quantized with constant scales."""
+    activations: Counter[str] = Counter()
+    weights: Counter[str] = Counter()
+    per_channel = False
+    for node in model.graph:
+        for of_weight, params in _places(node):
+            (weights if of_weight else activations)[params.dtype] += 1
+            per_channel |= of_weight and not params.scalar
+    return Form(_format(model), dict(activations), dict(weights), per_channel, model.producer_name or "")
+
+
+def _format(model: ir.Model) -> str:
+    nodes = list(model.graph)
+    integer = any(node.op_type.startswith("QLinear") or node.op_type == "QGemm" for node in nodes)
+    between = any(
+        is_op(node, "Conv", "ConvTranspose", "Gemm", "MatMul")
+        and any(v is not None and is_op(v.producer(), "DequantizeLinear") for v in node.inputs)
+        for node in nodes
+    )
+    if integer:
+        return "mixed" if between else "QOperator"
+    if any(node.op_type in _DYNAMIC for node in nodes):
+        return "mixed" if between else "dynamic"
+    return "QDQ"
+
+
+def _places(node: ir.Node) -> Iterator[tuple[bool, Params]]:
+    """The 8-bit parameters that a node reads its inputs with, each with whether it is a weight's."""
+    if is_op(node, "DequantizeLinear"):
+        params = params_of(node)
+        if params is not None and params.dtype != "int32":
+            yield is_weight(node), params
+        return
+    for value, scale in _QLINEAR.get(node.op_type, ()):
+        params = read_params(node.inputs[scale], node.inputs[scale + 1], 0)
+        if params is not None:
+            yield value == 3 and constant_of(node.inputs[value]) is not None, params
+
+
+def check_form(model: ir.Model, path: Path) -> None:
+    """Refuse scales and zero points that mean nothing.
+
+    Raises:
+        ModelError: names the first node and what is wrong with it.
+    """
+    for node in model.graph:
+        if not is_op(node, "QuantizeLinear", "DequantizeLinear"):
+            continue
+        scale = constant_of(node.inputs[1])
+        problem = _scale_problem(node, scale) if scale is not None else ""
+        params = params_of(node)
+        if not problem and params is not None:
+            problem = _shape_problem(node, params)
+        if problem:
+            raise ModelError(f"{path}: {node.op_type} {node.name!r} {problem}", "Export the model again")
+
+
+def _scale_problem(node: ir.Node, scale: np.ndarray) -> str:
+    if not np.isfinite(scale).all():
+        return "has a scale that is not finite"
+    if (scale <= 0).any():
+        return f"has the scale {scale.min():g}; scales are above 0"
+    return ""
+
+
+def _shape_problem(node: ir.Node, params: Params) -> str:
+    if params.zero_point.size not in (1, params.scale.size):
+        return f"has {params.scale.size} scales and {params.zero_point.size} zero points"
+    if params.scalar or "block_size" in node.attributes:
+        return ""
+    source = node.inputs[0]
+    shape = source.shape if source is not None else None
+    if shape is None:
+        return ""
+    if not -len(shape) <= params.axis < len(shape):
+        return f"has the axis {params.axis}, its tensor {len(shape)} dimensions"
+    size = shape[params.axis]
+    if isinstance(size, int) and size != params.scale.size:
+        return f"has {params.scale.size} scales along an axis of {size}"
+    return ""

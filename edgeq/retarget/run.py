@@ -1,0 +1,220 @@
+"""`edgeq.retarget`: a quantized model in, the same model in another format or other integer types out, compared."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from edgeq.atomic import check_apart, output_file
+from edgeq.backends.cpu import session_needs
+from edgeq.errors import ModelError, UsageError
+from edgeq.hardware.target import resolve
+from edgeq.model.clean import remove_no_ops, tidy
+from edgeq.model.load import check_valid, is_quantized, load_model, model_files, opset_of, save_model
+from edgeq.model.names import name_nodes
+from edgeq.model.opset import LOWEST, raise_opset
+from edgeq.retarget.compare import USUAL, Comparison, compare
+from edgeq.retarget.graph import INTEGERS
+from edgeq.retarget.normalise import normalise
+from edgeq.retarget.read import Form, check_form, read_form
+from edgeq.retarget.shift import shift_activations, shift_weights
+from edgeq.retarget.to_qdq import to_qdq
+from edgeq.retarget.to_qoperator import to_qoperator
+
+FORMATS = ("QDQ", "QOperator")
+
+
+@dataclass(frozen=True)
+class Retargeted:
+    """What `retarget` did.
+
+    Attributes:
+        before, after: the forms of both models.
+        changes: what was done, in words.
+        kept: what stayed as it was, and why.
+        comparison: both models on noise; None where they do not run on made-up inputs.
+        session_options: to set when the new model is run on ONNX Runtime's CPU kernels, or it may be less accurate.
+    """
+
+    output: Path
+    before: Form
+    after: Form
+    changes: tuple[str, ...]
+    kept: tuple[str, ...]
+    comparison: Comparison | None
+    session_options: Mapping[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "output": str(self.output),
+            "before": self.before.to_dict(),
+            "after": self.after.to_dict(),
+            "changes": list(self.changes),
+            "kept": list(self.kept),
+            "identical": self.comparison.identical if self.comparison is not None else None,
+            "largest_difference": self.comparison.largest if self.comparison is not None else None,
+            "session_options": dict(self.session_options),
+        }
+
+
+def retarget(
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    target: str | Path | None = None,
+    format: str | None = None,
+    activation_type: str | None = None,
+    weight_type: str | None = None,
+    wanted: Callable[[ir.Node], bool] = lambda node: True,
+    force: bool = False,
+) -> Retargeted:
+    """Rewrite a quantized model for another runtime; its scales and the numbers it stands for stay.
+
+    Args:
+        model: a model with QuantizeLinear and DequantizeLinear (from training in PyTorch or TensorFlow, or any tool) or
+            with QLinear operators.
+        target: "auto" (this machine), a profile, a target or a .toml file, whose format and integer types are taken
+            where none are named. None leaves what is not named as it is.
+        format: "QDQ" or "QOperator".
+        activation_type, weight_type: "int8" or "uint8".
+        wanted: to QOperator: which operators to rewrite.
+        force: replace what is at `output`.
+
+    Raises:
+        UsageError: an unknown format or type, or int8 activations with uint8 weights.
+        ModelError: not quantized, quantized dynamically, or damaged.
+        CheckFailedError: only types were to change, and the new model answers otherwise; or it does not run. Nothing is
+            written then.
+    """
+    model, output = Path(model), Path(output)
+    if target is not None:
+        scheme = resolve(target).profile.scheme
+        format = format or scheme.format
+        activation_type = activation_type or scheme.activation_type
+        weight_type = weight_type or scheme.weight_type
+    _check_request(format, activation_type, weight_type)
+    check_apart(output, model_files(model))
+    with output_file(output, force=force) as draft:
+        graph, changes = _opened(model)
+        before = read_form(graph)
+        if before.format == "dynamic" or not before.activations:
+            raise ModelError(
+                f"{model} has no activations with constant scales, only {before.format} quantization",
+                "Quantize the float model for the other runtime",
+            )
+        kept = _rewrite(graph, before, changes, format, activation_type, weight_type, wanted)
+        tidy(graph)
+        graph.graph.sort()
+        after = read_form(graph)
+        proto = ir.serde.serialize_model(graph)
+        name_nodes(proto)
+        check_valid(proto, output)
+        session_options, why = session_needs(proto)
+        save_model(proto, draft)
+        comparison = compare(model, draft, same_operators=format is None and before.format == "QDQ")
+        if comparison is None:
+            kept.append("not compared on noise: the model does not run on made-up inputs")
+        elif comparison.largest > USUAL:
+            kept.append(
+                f"outputs on noise differ by {comparison.largest:.0%} of the largest: this model makes much of single "
+                "steps; compare both on data of yours (`edgeq compare`)"
+            )
+    return Retargeted(output, before, after, tuple(changes), (*kept, *why), comparison, session_options)
+
+
+def inspect_quantized(model: str | os.PathLike[str]) -> Form:
+    """Recognise and validate a quantized model.
+
+    Raises:
+        ModelError: it is not one, or its scales make no sense.
+    """
+    graph, _ = _opened(Path(model))
+    return read_form(graph)
+
+
+def _opened(path: Path) -> tuple[ir.Model, list[str]]:
+    changes: list[str] = []
+    proto = load_model(path, external_data="all")
+    if not is_quantized(proto):
+        raise ModelError(f"{path} is not quantized", "Use `edgeq quantize`")
+    old = opset_of(proto)
+    if old < LOWEST:
+        proto = raise_opset(proto, path)
+        changes.append(f"opset {old} → {opset_of(proto)}")
+    _infer(proto)
+    name_nodes(proto)
+    graph = ir.serde.deserialize_model(proto)
+    tidy(graph)
+    remove_no_ops(graph)  # PyTorch shares scales by Identity nodes
+    check_form(graph, path)
+    return graph, [*changes, *normalise(graph)]
+
+
+def _infer(proto: onnx.ModelProto) -> None:
+    """Add the types and shapes that onnx can tell; integer types are needed to know what can be shifted."""
+    from edgeq.model.shapes import infer_shapes
+
+    shapes, _ = infer_shapes(proto)
+    for output in proto.graph.output:
+        if not output.type.tensor_type.HasField("shape") and output.name in shapes:
+            output.CopyFrom(shapes[output.name])
+    known = {o.name for o in proto.graph.output} | {i.name for i in proto.graph.input}
+    del proto.graph.value_info[:]
+    proto.graph.value_info.extend(value for name, value in shapes.items() if name not in known)
+
+
+def _rewrite(
+    graph: ir.Model,
+    before: Form,
+    changes: list[str],
+    format: str | None,
+    activation_type: str | None,
+    weight_type: str | None,
+    wanted: Callable[[ir.Node], bool],
+) -> list[str]:
+    """Do what is asked, in place; `changes` grows; gives what stayed and why."""
+    kept: list[str] = []
+    keeps_integer_operators = format is None and before.format == "QOperator"
+    needs_weights = activation_type == "int8" and weight_type is None
+    if before.format != "QDQ":
+        count, stuck = to_qdq(graph)
+        kept += stuck
+        if format == "QDQ":
+            changes.append(f"{count} integer operators → DequantizeLinear, operator, QuantizeLinear")
+    if weight_type is not None or needs_weights:
+        chosen = weight_type or "int8"
+        count = shift_weights(graph, chosen)
+        if count:
+            changes.append(f"{count} weights → {chosen}, by 128 in integers and zero points")
+    if activation_type is not None:
+        count, stuck = shift_activations(graph, activation_type)
+        kept += stuck
+        if count:
+            changes.append(f"{count} activations → {activation_type}, by 128 in integers and zero points")
+    if format == "QOperator" or keeps_integer_operators:
+        count, stuck = to_qoperator(graph, wanted)
+        kept += stuck
+        if format == "QOperator":
+            changes.append(f"{count} operators between DequantizeLinear and QuantizeLinear → integer operators")
+    return kept
+
+
+def _check_request(format: str | None, activation_type: str | None, weight_type: str | None) -> None:
+    choices: Sequence[tuple[str, str | None, Sequence[str]]] = (
+        ("format", format, FORMATS),
+        ("activation type", activation_type, tuple(INTEGERS)),
+        ("weight type", weight_type, tuple(INTEGERS)),
+    )
+    for name, value, known in choices:
+        if value is not None and value not in known:
+            raise UsageError(f"the {name} is {value!r}", f"It can be {' or '.join(known)}")
+    if all(value is None for _, value, _ in choices):
+        raise UsageError("nothing is to be changed", "Name a target, a format or a type")
+    if activation_type == "int8" and weight_type == "uint8":
+        raise UsageError("int8 activations with uint8 weights have no kernels", "Make the weight type int8")

@@ -1,0 +1,142 @@
+"""Small float networks in the shapes that older scripts bring, and what they are compared by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+SIZE = 8
+CHANNELS = 6
+Arrays = Mapping[str, np.ndarray]
+
+
+def weights(*shape: int, seed: int = 0, scale: float = 0.3) -> np.ndarray:
+    return (np.random.default_rng(seed).normal(size=shape) * scale).astype(np.float32)
+
+
+def model_of(
+    nodes: Sequence[NodeProto],
+    constants: Arrays,
+    *,
+    inputs: Mapping[str, Sequence[Any]] | None = None,
+    outputs: Sequence[str] = ("y",),
+    opset: int = 17,
+) -> onnx.ModelProto:
+    inputs = inputs or {"x": [1, 3, SIZE, SIZE]}
+    graph = helper.make_graph(
+        list(nodes),
+        "network",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+        [numpy_helper.from_array(values, name) for name, values in constants.items()],
+    )
+    ir_version = 10 if opset > 19 else 8 if opset > 14 else 7
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version)
+    return onnx.shape_inference.infer_shapes(model)
+
+
+def residual(opset: int = 17, *, named: bool = True, biased: bool = True) -> onnx.ModelProto:
+    """conv, relu, conv, add, relu, matmul, and a bias on both convolutions."""
+    constants = {
+        "w1": weights(CHANNELS, 3, 3, 3, seed=1),
+        "w2": weights(CHANNELS, CHANNELS, 3, 3, seed=2),
+        "m": weights(SIZE, 5, seed=3),
+    }
+    if biased:
+        constants |= {"b1": weights(CHANNELS, seed=4), "b2": weights(CHANNELS, seed=5)}
+
+    def name(text: str) -> str:
+        return text if named else ""
+
+    nodes = [
+        helper.make_node("Conv", ["x", "w1", *(["b1"] if biased else [])], ["c1"], name("conv1"), pads=[1] * 4),
+        helper.make_node("Relu", ["c1"], ["r1"], name("relu1")),
+        helper.make_node("Conv", ["r1", "w2", *(["b2"] if biased else [])], ["c2"], name("conv2"), pads=[1] * 4),
+        helper.make_node("Add", ["c2", "r1"], ["a"], name("add")),
+        helper.make_node("Relu", ["a"], ["r2"], name("relu2")),
+        helper.make_node("MatMul", ["r2", "m"], ["y"], name("matmul")),
+    ]
+    return model_of(nodes, constants, opset=opset)
+
+
+def images(count: int = 4, *, seed: int = 7) -> list[dict[str, np.ndarray]]:
+    random = np.random.default_rng(seed)
+    return [{"x": random.normal(size=(1, 3, SIZE, SIZE)).astype(np.float32)} for _ in range(count)]
+
+
+class Reader:
+    """A CalibrationDataReader as scripts write them: get_next, nothing else."""
+
+    def __init__(self, samples: Sequence[dict[str, np.ndarray]] | None = None) -> None:
+        self._samples: Iterator[dict[str, np.ndarray]] = iter(images() if samples is None else samples)
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        return next(self._samples, None)
+
+
+class PartialReader(Reader):
+    """One with a length and set_range."""
+
+    def __init__(self) -> None:
+        self._all = images()
+        super().__init__([])
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def set_range(self, start_index: int, end_index: int) -> None:
+        self._samples = iter(self._all[start_index:end_index])
+
+
+def run(model: onnx.ModelProto | Path, inputs: Arrays | None = None, **settings: Any) -> list[np.ndarray]:
+    source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else str(model)
+    session = onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"], **settings)
+    outputs: list[np.ndarray] = session.run(None, dict(images(1, seed=99)[0] if inputs is None else inputs))
+    return outputs
+
+
+def values_of(model: onnx.ModelProto, inputs: Arrays | None = None) -> dict[str, np.ndarray]:
+    """Every tensor of a model by name, for one input."""
+    inputs = images(1, seed=99)[0] if inputs is None else inputs
+    whole = onnx.ModelProto()
+    whole.CopyFrom(model)
+    outputs = {o.name for o in model.graph.output}
+    for node in model.graph.node:
+        for name in node.output:
+            if name not in outputs:
+                whole.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
+    names = [o.name for o in whole.graph.output]
+    return {**dict(zip(names, run(whole, inputs), strict=True)), **inputs}
+
+
+def relative_error(got: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.abs(got - wanted).max() / np.abs(wanted).max())
+
+
+def operators(model: onnx.ModelProto | Path) -> list[str]:
+    loaded = model if isinstance(model, onnx.ModelProto) else onnx.load(model)
+    return [node.op_type for node in loaded.graph.node]
+
+
+def constants_of(path: Path) -> dict[str, np.ndarray]:
+    return {t.name: numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
+
+
+def assert_same_quantization(ours: Path, theirs: Path) -> None:
+    """The same operators, the same integers, and scales equal within float32 rounding."""
+    assert sorted(operators(ours)) == sorted(operators(theirs))
+    one, other = constants_of(ours), constants_of(theirs)
+    assert one.keys() == other.keys()
+    for name, values in one.items():
+        if values.dtype == np.float32:
+            np.testing.assert_allclose(values, other[name], rtol=3e-7, err_msg=name)
+        elif values.dtype == np.int32:  # a bias in units of scales that may differ in their last bit
+            assert np.abs(values.astype(np.int64) - other[name]).max() <= 1, name
+        else:
+            np.testing.assert_array_equal(values, other[name], err_msg=name)

@@ -1,0 +1,227 @@
+"""The examples of ONNX Runtime's quantization documentation, old and new, with the import changed and a small model.
+
+Each has to run, and what it writes has to pass the checker and ONNX Runtime. The options of the older README are in
+test_legacy.py, those of the functions in test_static.py and test_dynamic.py; pre-processing, debugging and the commands
+of the example folders have tests of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from compat.networks import constants_of, images, operators, relative_error, residual, run
+from edgeq.compat import static_quantize_runner
+from edgeq.errors import UsageError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with model.onnx and test_data_set_N folders."""
+    onnx.save(residual(), tmp_path / "model.onnx")
+    for number, sample in enumerate(images()):
+        folder = tmp_path / f"test_data_set_{number}"
+        folder.mkdir()
+        (folder / "input_0.pb").write_bytes(numpy_helper.from_array(sample["x"], "x").SerializeToString())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def check(path: str | Path, bar: float = 0.06) -> None:
+    onnx.checker.check_model(onnx.load(path))
+    assert relative_error(run(Path(path))[0], run(Path("model.onnx"))[0]) < bar
+
+
+def test_dynamic_quantization(workdir: Path) -> None:
+    from edgeq.compat import QuantType, quantize_dynamic
+
+    quantize_dynamic("model.onnx", "model.quant.onnx")
+    check("model.quant.onnx")
+    quantize_dynamic("model.onnx", "model.quant.onnx", weight_type=QuantType.QUInt8)
+    check("model.quant.onnx")
+    quantize_dynamic("model.onnx", "model.quant.onnx", op_types_to_quantize=["MatMul"], per_channel=True)
+    check("model.quant.onnx")
+
+
+def test_static_quantization(workdir: Path) -> None:
+    from edgeq.compat.calibrate import CalibrationDataReader
+    from edgeq.compat.quant_utils import QuantFormat, QuantType
+    from edgeq.compat.quantize import quantize_static
+
+    class ResNet50DataReader(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no types
+        def __init__(self) -> None:
+            self.enum_data: Any = None
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            if self.enum_data is None:
+                self.enum_data = iter(images())
+            return next(self.enum_data, None)
+
+        def rewind(self) -> None:
+            self.enum_data = None
+
+    reader = ResNet50DataReader()
+    for quant_format in QuantFormat:
+        quantize_static(
+            "model.onnx",
+            "model.quant.onnx",
+            reader,
+            quant_format=quant_format,
+            per_channel=False,
+            weight_type=QuantType.QInt8,
+        )
+        check("model.quant.onnx")
+        reader.rewind()
+
+
+def test_recommended_parameters(workdir: Path) -> None:
+    from edgeq.compat import QuantFormat, QuantType, quantize_static
+
+    quantize_static(
+        model_input="model.onnx",
+        model_output="model_quant.onnx",
+        calibration_data_reader=images(),
+        quant_format=QuantFormat.QDQ,
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+        reduce_range=True,
+        per_channel=False,
+    )
+    check("model_quant.onnx")
+    assert (
+        max(
+            np.abs(v.astype(int)).max()
+            for n, v in constants_of(Path("model_quant.onnx")).items()
+            if n == "w1_quantized"
+        )
+        <= 64
+    )
+
+
+def test_configurations(workdir: Path) -> None:
+    from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
+
+    from compat.networks import Reader
+    from edgeq.compat import DynamicQuantConfig, QuantType, StaticQuantConfig, get_qdq_config, quantize
+
+    configurations = [
+        StaticQuantConfig(Reader(), per_channel=True),
+        DynamicQuantConfig(weight_type=QuantType.QUInt8),
+        get_qdq_config("model.onnx", Reader(), nodes_to_exclude=["conv1"], calibrate_args={"percentile": 99.9}),
+        get_qnn_qdq_config("model.onnx", Reader(), activation_type=QuantType.QUInt16, weight_type=QuantType.QUInt8),
+    ]
+    for configuration in configurations:
+        written = quantize("model.onnx", "model.quant.onnx", configuration)
+        assert written is not None
+        check("model.quant.onnx")
+    quantize(onnx.load("model.onnx"), model_output=Path("model.quant.onnx"), quant_config=DynamicQuantConfig())
+    check("model.quant.onnx")
+    with pytest.raises(UsageError, match="is no quantization configuration"):
+        quantize("model.onnx", "model.quant.onnx", object())
+
+
+def test_weights_of_four_bits(workdir: Path) -> None:
+    from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig
+
+    from edgeq.compat import quantize
+    from edgeq.compat.quant_utils import QuantFormat
+
+    config = DefaultWeightOnlyQuantConfig(
+        block_size=32, is_symmetric=True, accuracy_level=4, quant_format=QuantFormat.QOperator
+    )
+    quantize("model.onnx", "model.int4.onnx", config)
+    check("model.int4.onnx", bar=0.2)
+    assert "MatMulNBits" in operators(Path("model.int4.onnx"))
+
+
+def test_quantization_aware_training(workdir: Path) -> None:
+    from edgeq.compat import quantize_qat, quantize_static
+
+    quantize_static("model.onnx", "trained.onnx", images(), activation_type="QUInt8")
+    quantize_qat("trained.onnx", "model.quant.onnx")
+    assert "QLinearConv" in operators(Path("model.quant.onnx"))
+    check("model.quant.onnx")
+
+
+def test_a_table_for_tensorrt(workdir: Path) -> None:
+    from compat.networks import Reader
+    from edgeq.compat import create_calibrator, write_calibration_table
+
+    calibrator = create_calibrator("model.onnx", [], augmented_model_path="augmented_model.onnx")
+    calibrator.set_execution_providers(["CUDAExecutionProvider"])
+    calibrator.collect_data(Reader())
+    write_calibration_table(calibrator.compute_data())
+    assert set(json.loads(Path("calibration.json").read_text())) == {"x", "c1", "r1", "c2", "a", "r2", "y"}
+
+
+def test_quantize_in_memory_2019(workdir: Path) -> None:
+    from edgeq.compat.quantize import QuantizationMode, quantize
+
+    model = onnx.load("model.onnx")
+    onnx.save(quantize(model, quantization_mode=QuantizationMode.IntegerOps), "model.quant.onnx")
+    check("model.quant.onnx")
+    onnx.save(quantize(model, quantization_mode=QuantizationMode.IntegerOps, static=False), "model.quant.onnx")
+    check("model.quant.onnx")
+
+
+def test_calibrate_and_quantize_2020(workdir: Path) -> None:
+    from compat.networks import Reader
+    from edgeq.compat import QuantizationMode, calibrate, quantize
+
+    params = calibrate("model.onnx", Reader())
+    quantized = quantize(
+        onnx.load("model.onnx"),
+        quantization_mode=QuantizationMode.QLinearOps,
+        force_fusions=False,
+        quantization_params=params,
+    )
+    onnx.save(quantized, "model.quant.onnx")
+    check("model.quant.onnx")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--activation_type", "qint8", "--weight_type", "qint16"],
+        ["--activation_type", "qint16", "--weight_type", "qint16", "--quantize_bias"],
+        ["--activation_type", "qint16", "--weight_type", "qint8", "--per_channel"],
+        ["--tensor_quant_overrides", "encoding.json"],
+        ["--quant_format", "qoperator", "--nodes_to_exclude", "conv1", "add", "--disable_quantize_bias"],
+        ["--calibration_method", "percentile", "--op_per_channel_axis", "MatMul", "1", "--dedicated_qdq_pair"],
+    ],
+    ids=" ".join,
+)
+def test_the_static_runner(workdir: Path, options: list[str]) -> None:
+    (workdir / "encoding.json").write_text(json.dumps({"r1": [{"scale": 0.05, "zero_point": 12}]}))
+    done = static_quantize_runner.run(["-i", "model.onnx", "-o", "model_quant.onnx", *options])
+    assert done.startswith("model_quant.onnx: ")
+    check("model_quant.onnx")
+    if "encoding.json" in options:
+        assert constants_of(Path("model_quant.onnx"))["r1_scale"] == np.float32(0.05)
+
+
+def test_the_runner_is_a_command_that_ends_in_one_line(workdir: Path) -> None:
+    (workdir / "bad.json").write_text("[]")
+    command = [sys.executable, "-P", "-m", "edgeq.compat.static_quantize_runner", "-i", "model.onnx", "-o", "q.onnx"]
+    paths = f"{REPOSITORY}:{REPOSITORY / 'targets' / 'runtime'}"
+    done = subprocess.run(
+        [*command, "--tensor_quant_overrides", "bad.json"],
+        env={"PYTHONPATH": paths, "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == UsageError.exit_code
+    assert done.stderr.startswith("edgeq: bad.json holds no overrides")
+    assert done.stderr.count("\n") == 1

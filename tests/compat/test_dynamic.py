@@ -1,0 +1,72 @@
+"""quantize_dynamic, held against onnxruntime's own with the same options."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime.quantization as theirs
+import pytest
+
+from compat.networks import assert_same_quantization, relative_error, residual, run
+from edgeq.compat import QuantType, quantize_dynamic
+from edgeq.errors import ModelError, UsageError
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "float.onnx"
+    onnx.save(residual(), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"weight_type": QuantType.QUInt8},
+        {"per_channel": True, "reduce_range": True},
+        {"op_types_to_quantize": ["MatMul"]},
+        {"nodes_to_quantize": ["conv1"]},
+        {"nodes_to_exclude": ["conv1"]},
+        {"extra_options": {"WeightSymmetric": False, "MatMulConstBOnly": False}},
+        {"extra_options": {"EnableSubgraph": True}},
+    ],
+    ids=str,
+)
+def test_it_writes_what_onnxruntime_does(model: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+    quantize_dynamic(model, tmp_path / "ours.onnx", **options)
+    theirs.quantize_dynamic(model, tmp_path / "theirs.onnx", **options)
+    assert_same_quantization(tmp_path / "ours.onnx", tmp_path / "theirs.onnx")
+    onnx.checker.check_model(onnx.load(tmp_path / "ours.onnx"))
+    np.testing.assert_allclose(run(tmp_path / "ours.onnx")[0], run(tmp_path / "theirs.onnx")[0], rtol=1e-6)
+
+
+def test_parameters_of_2020_to_2022_are_taken(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given = onnx.load(model)
+    with caplog.at_level(logging.WARNING):
+        quantize_dynamic(
+            given,
+            tmp_path / "q.onnx",
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QUInt8,
+            optimize_model=False,
+            use_external_data_format=False,
+            nodes_to_exclude=["no such"],
+            extra_options={"CalibPercentile": 99.0},
+        )
+    assert relative_error(run(tmp_path / "q.onnx")[0], run(model)[0]) < 0.05
+    assert "no node is named 'no such'" in caplog.text
+    assert "CalibPercentile" in caplog.text
+
+
+def test_what_it_cannot_do_is_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="as uint8"):
+        quantize_dynamic(model, tmp_path / "q.onnx", activation_type=QuantType.QInt8)
+    quantize_dynamic(model, tmp_path / "once.onnx")
+    with pytest.raises(ModelError, match="quantized already"):
+        quantize_dynamic(tmp_path / "once.onnx", tmp_path / "twice.onnx")
+    assert not (tmp_path / "twice.onnx").exists()

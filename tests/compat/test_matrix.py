@@ -1,0 +1,198 @@
+"""What people bring: opsets 9 to 23, float16, subgraphs, unnamed nodes, weights that are inputs. Right, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from compat.networks import Reader, model_of, operators, relative_error, residual, run, values_of, weights
+from edgeq.compat import QuantFormat, QuantType, quantize, quantize_dynamic, quantize_static
+from edgeq.errors import ModelError
+
+OPSETS = (9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23)
+
+
+def static(format_: Any) -> Callable[..., onnx.ModelProto]:
+    def write(model: onnx.ModelProto, folder: Path, reader: Any = None) -> onnx.ModelProto:
+        options: dict[str, Any] = {"activation_type": QuantType.QUInt8, "per_channel": True}
+        quantize_static(model, folder / "q.onnx", reader or Reader(), format_, **options)
+        return onnx.load(folder / "q.onnx")
+
+    return write
+
+
+def dynamic(model: onnx.ModelProto, folder: Path, reader: Any = None) -> onnx.ModelProto:
+    quantize_dynamic(model, folder / "q.onnx", extra_options={"EnableSubgraph": True})
+    return onnx.load(folder / "q.onnx")
+
+
+def integer_ops(model: onnx.ModelProto, folder: Path, reader: Any = None) -> onnx.ModelProto:
+    return quantize(model)
+
+
+WRITERS = {
+    "qdq": static(QuantFormat.QDQ),
+    "qoperator": static(QuantFormat.QOperator),
+    "dynamic": dynamic,
+    "legacy": integer_ops,
+}
+INTEGER = {"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "DequantizeLinear", "DynamicQuantizeLinear"}
+
+
+def all_operators(graph: onnx.GraphProto) -> list[str]:
+    found = []
+    for node in graph.node:
+        found.append(node.op_type)
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                found += all_operators(attribute.g)
+    return found
+
+
+def check(quantized: onnx.ModelProto, model: onnx.ModelProto, inputs: Any = None, *, bar: float = 0.05) -> None:
+    onnx.checker.check_model(quantized)
+    assert INTEGER & set(all_operators(quantized.graph))
+    assert relative_error(run(quantized, inputs)[0].astype(float), run(model, inputs)[0].astype(float)) < bar
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize("writer", WRITERS)
+def test_opsets(opset: int, writer: str, tmp_path: Path) -> None:
+    model = residual(opset)
+    quantized = WRITERS[writer](model, tmp_path)
+    assert max(o.version for o in quantized.opset_import if not o.domain) >= 13
+    check(quantized, model)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_nodes_without_names(writer: str, tmp_path: Path) -> None:
+    model = residual(named=False)
+    check(WRITERS[writer](model, tmp_path), model)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_weights_that_are_listed_as_inputs(writer: str, tmp_path: Path) -> None:
+    """As IR version 3 has it: onnxruntime's quantizer takes them for activations."""
+    model = residual(opset=9)
+    model.ir_version = 3
+    for tensor in model.graph.initializer:
+        model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    quantized = WRITERS[writer](model, tmp_path)
+    assert [i.name for i in quantized.graph.input] == ["x"]
+    check(quantized, model)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_weights_in_constant_nodes(writer: str, tmp_path: Path) -> None:
+    model = residual()
+    for tensor in model.graph.initializer:
+        model.graph.node.insert(0, helper.make_node("Constant", [], [tensor.name], value=tensor))
+    del model.graph.initializer[:]
+    check(WRITERS[writer](model, tmp_path), model)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_float16(writer: str, tmp_path: Path) -> None:
+    """Computed in float32 inside; inputs and outputs stay float16."""
+    constants = {"w": weights(4, 3, 3, 3).astype(np.float16), "b": weights(4, seed=1).astype(np.float16)}
+    model = model_of([helper.make_node("Conv", ["x", "w", "b"], ["y"], "conv", pads=[1] * 4)], constants)
+    for value in (model.graph.input[0], model.graph.output[0]):
+        value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    samples = [{"x": weights(1, 3, 8, 8, seed=seed, scale=1.0).astype(np.float16)} for seed in range(4)]
+    quantized = WRITERS[writer](model, tmp_path, Reader(samples))
+    assert quantized.graph.output[0].type.tensor_type.elem_type == TensorProto.FLOAT16
+    check(quantized, model, samples[0])
+
+
+def with_if() -> onnx.ModelProto:
+    """A MatMul in front, one in either branch."""
+    branches = []
+    for number, name in enumerate(("then", "else")):
+        inner = helper.make_node("MatMul", ["h", f"m{number}"], [f"y_{name}"], f"matmul_{name}")
+        output = helper.make_tensor_value_info(f"y_{name}", TensorProto.FLOAT, None)
+        constants = [numpy_helper.from_array(weights(8, 5, seed=number), f"m{number}")]
+        branches.append(helper.make_graph([inner], name, [], [output], constants))
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], "matmul"),
+        helper.make_node("ReduceMax", ["h"], ["top"], "top", keepdims=0),
+        helper.make_node("Greater", ["top", "zero"], ["positive"], "positive"),
+        helper.make_node("If", ["positive"], ["y"], "if", then_branch=branches[0], else_branch=branches[1]),
+    ]
+    constants = {"w": weights(6, 8), "zero": np.float32(0)}
+    return model_of(nodes, constants, inputs={"x": [2, 6]})
+
+
+def with_loop() -> onnx.ModelProto:
+    """h = tanh(h W), three times."""
+
+    def value(name: str, kind: int, shape: list[int] | None) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, kind, shape)
+
+    body = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["state", "m"], ["product"], "inner"),
+            helper.make_node("Tanh", ["product"], ["next"], "tanh"),
+            helper.make_node("Identity", ["go"], ["on"], "go_on"),
+        ],
+        "body",
+        [
+            value("step", TensorProto.INT64, []),
+            value("go", TensorProto.BOOL, []),
+            value("state", TensorProto.FLOAT, [2, 8]),
+        ],
+        [value("on", TensorProto.BOOL, []), value("next", TensorProto.FLOAT, [2, 8])],
+        [numpy_helper.from_array(weights(8, 8, seed=5), "m")],
+    )
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], "matmul"),
+        helper.make_node("Loop", ["three", "true", "h"], ["y"], "loop", body=body),
+    ]
+    constants = {"w": weights(6, 8), "three": np.int64(3), "true": np.bool_(True)}
+    return model_of(nodes, constants, inputs={"x": [2, 6]})
+
+
+@pytest.mark.parametrize("make", [with_if, with_loop])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_subgraphs(make: Callable[[], onnx.ModelProto], writer: str, tmp_path: Path) -> None:
+    """Dynamic quantization goes into them where it is asked to; else they stay float and the rest is quantized."""
+    model = make()
+    samples = [{"x": weights(2, 6, seed=seed, scale=1.0)} for seed in range(4)]
+    quantized = WRITERS[writer](model, tmp_path, Reader(samples))
+    for sample in samples:
+        check(quantized, model, sample)
+    integers = all_operators(quantized.graph).count("MatMulInteger")
+    if writer == "dynamic":
+        assert integers == (3 if make is with_if else 2)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_what_no_runtime_runs_is_refused_by_name(writer: str, tmp_path: Path) -> None:
+    old = residual(opset=9)
+    old.opset_import[0].version = 5
+    with pytest.raises(ModelError, match=r"model\.onnx .*opset 5|valid ONNX model"):
+        WRITERS[writer](old, tmp_path)
+    strange = residual()
+    strange.graph.node[0].op_type, strange.graph.node[0].domain = "Sparkle", "custom"
+    strange.opset_import.append(helper.make_opsetid("custom", 1))
+    with pytest.raises(ModelError, match="custom domain 'custom'"):
+        WRITERS[writer](strange, tmp_path)
+
+
+def test_fixed_scales_inside_old_opsets(tmp_path: Path) -> None:
+    """QLinearOps with the scales of 2019 on each opset of then."""
+    for opset in (9, 10, 11, 12):
+        model = residual(opset)
+        params = {}
+        for name, values in values_of(model).items():
+            low, high = min(float(values.min()), 0.0), max(float(values.max()), 0.0)
+            scale = np.float32((high - low) / 255)
+            params[name] = [np.uint8(np.round(-low / scale)), scale]
+        quantized = quantize(model, quantization_mode="QLinearOps", static=True, quantization_params=params)
+        assert operators(quantized).count("QLinearConv") == 2
+        check(quantized, model)

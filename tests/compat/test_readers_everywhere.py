@@ -1,0 +1,48 @@
+"""A CalibrationDataReader wherever edgeq's own functions take data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import edgeq
+from compat.networks import Reader, images, residual
+from edgeq.calibrate.run import calibrate_to
+from edgeq.model.load import model_signature
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "float.onnx"
+    onnx.save(residual(), path)
+    return path
+
+
+def test_quantize_and_package(model: Path, tmp_path: Path) -> None:
+    given = edgeq.quantize(model, Reader(), tmp_path / "q.onnx", validation=Reader(), timed=False)
+    listed = edgeq.quantize(model, edgeq.Data(images()), tmp_path / "q2.onnx", timed=False)
+    assert given.output.read_bytes() == listed.output.read_bytes()
+    edgeq.package(model, Reader(), tmp_path / "bundle", timed=False)
+    assert edgeq.verify(tmp_path / "bundle").to_dict()
+
+
+def test_calibrate_and_samples(model: Path, tmp_path: Path) -> None:
+    statistics = calibrate_to(model, Reader(), tmp_path / "statistics")
+    assert statistics.samples == len(images())
+    samples = edgeq.open_samples(Reader(), model_signature(model))
+    for sample, wanted in zip(samples, images(), strict=True):
+        np.testing.assert_array_equal(sample.inputs["x"], wanted["x"])
+
+
+class Rewound(Reader):
+    def rewind(self) -> None:
+        self._samples = iter(images())
+
+
+def test_a_reader_that_was_read_is_rewound(model: Path) -> None:
+    reader = Rewound([])
+    assert reader.get_next() is None
+    assert len(edgeq.open_samples(reader, model_signature(model))) == len(images())

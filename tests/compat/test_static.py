@@ -1,0 +1,288 @@
+"""quantize_static, held against onnxruntime's own with the same options."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime.quantization as theirs
+import pytest
+from onnx import TensorProto, helper
+
+from compat.networks import (
+    PartialReader,
+    Reader,
+    assert_same_quantization,
+    constants_of,
+    images,
+    model_of,
+    operators,
+    relative_error,
+    residual,
+    run,
+    weights,
+)
+from edgeq.compat import CalibraterBase, QuantFormat, QuantType, quantize_static
+from edgeq.compat.static import clamps_that_must_stay
+from edgeq.errors import CalibrationError, DataError, ModelError, UsageError
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "float.onnx"
+    onnx.save(residual(), path)
+    return path
+
+
+def both(model: Path, **options: Any) -> tuple[Path, Path]:
+    """Our file and theirs, of the same options."""
+    ours, other = model.with_name("ours.onnx"), model.with_name("theirs.onnx")
+    quantize_static(model, ours, Reader(images(8)), **options)
+    theirs.quantize_static(model, other, Reader(images(8)), **options)
+    return ours, other
+
+
+@pytest.mark.parametrize(
+    ("format_", "activation", "per_channel"),
+    list(itertools.product(QuantFormat, (QuantType.QInt8, QuantType.QUInt8), (False, True))),
+)
+def test_weights_and_scales_are_those_of_onnxruntime(
+    model: Path, format_: Any, activation: Any, per_channel: bool
+) -> None:
+    options = {"quant_format": format_, "activation_type": activation, "per_channel": per_channel}
+    ours, other = both(model, **options)
+    assert_same_quantization(ours, other)
+    onnx.checker.check_model(onnx.load(ours))
+    np.testing.assert_array_equal(run(ours)[0], run(other)[0])
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"ActivationSymmetric": True},
+        {"WeightSymmetric": False},
+        {"AddQDQPairToWeight": True},
+        {"DedicatedQDQPair": True},
+        {"ForceQuantizeNoInputCheck": True},
+        {"MatMulConstBOnly": True},
+        {"OpTypesToExcludeOutputQuantization": ["Conv"]},
+        {"QDQOpTypePerChannelSupportToAxis": {"MatMul": 1}},
+        {"CalibTensorRangeSymmetric": True},
+        {"CalibMaxIntermediateOutputs": 3},
+        {"QuantizeBias": False},
+        {"MinimumRealRange": 100.0},
+        {"UseQDQContribOps": True},
+        {"QDQKeepRemovableActivations": True},
+        {"QDQDisableWeightAdjustForInt32Bias": True},
+        {"TensorQuantOverrides": {"c2": [{"scale": np.array(0.5, "f4"), "zero_point": np.array(3, "i1")}]}},
+        {"TensorQuantOverrides": {"w1": [{"quant_type": QuantType.QUInt8, "symmetric": True}]}},
+    ],
+    ids=lambda extra: next(iter(extra)),
+)
+def test_extra_options_mean_the_same(model: Path, extra: dict[str, Any]) -> None:
+    ours, other = both(model, per_channel=True, extra_options=extra)
+    if "CalibMaxIntermediateOutputs" not in extra:  # onnxruntime's loses the data that it clears: nothing to compare
+        assert_same_quantization(ours, other)
+    assert np.isfinite(run(ours)[0]).all()
+
+
+def test_moving_average_is_the_mean_over_samples(model: Path) -> None:
+    ours, other = both(model, extra_options={"CalibMovingAverage": True})
+    one, two = constants_of(ours), constants_of(other)
+    for name in one:
+        if name.endswith("_scale"):
+            np.testing.assert_allclose(one[name], two[name], rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["Percentile", "Entropy"])
+def test_other_methods_give_a_model_that_is_no_worse(model: Path, method: str) -> None:
+    """Their scales are not onnxruntime's: docs/migration.md says why."""
+    ours, other = both(model, calibrate_method=theirs.CalibrationMethod[method], activation_type=QuantType.QUInt8)
+    wanted = run(model)[0]
+    assert relative_error(run(ours)[0], wanted) < relative_error(run(other)[0], wanted) + 0.02
+
+
+@pytest.mark.parametrize(
+    "types", [("QInt16", "QInt8"), ("QUInt16", "QInt16"), ("QUInt8", "QUInt8"), ("QInt8", "QInt4")]
+)
+def test_other_integer_types(model: Path, types: tuple[str, str]) -> None:
+    ours, other = both(model, activation_type=QuantType[types[0]], weight_type=QuantType[types[1]])
+    np.testing.assert_allclose(run(ours)[0], run(other)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_names_of_enumerations_and_models_in_memory_do(tmp_path: Path) -> None:
+    given = residual()
+    before = given.SerializeToString()
+    written = quantize_static(given, tmp_path / "q.onnx", Reader(), "QOperator", activation_type="QUInt8")
+    assert given.SerializeToString() == before
+    assert written.output == tmp_path / "q.onnx"
+    assert "QLinearConv" in operators(tmp_path / "q.onnx")
+
+
+def test_chosen_nodes_and_types_are_quantized(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    for options in (
+        {"nodes_to_quantize": ["conv1", "conv9"]},
+        {"nodes_to_exclude": ["conv2", "add"]},
+        {"op_types_to_quantize": ["Conv"]},
+    ):
+        assert_same_quantization(*both(model, **options))
+    assert "no node is named 'conv9'" in caplog.text
+
+
+def test_data_of_any_kind_is_taken(model: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "samples.npy", np.concatenate([sample["x"] for sample in images()]))
+    quantize_static(model, tmp_path / "reader.onnx", Reader())
+    wanted = (tmp_path / "reader.onnx").read_bytes()
+    for number, data in enumerate((images(), tmp_path / "samples.npy", PartialReader())):
+        options = {"CalibStridedMinMax": 2} if isinstance(data, PartialReader) else None
+        quantize_static(model, tmp_path / f"{number}.onnx", data, extra_options=options)
+        assert (tmp_path / f"{number}.onnx").read_bytes() == wanted
+
+
+def test_samples_of_different_shapes(tmp_path: Path) -> None:
+    """onnxruntime's Percentile and Entropy fail on them."""
+    nodes = [helper.make_node("MatMul", ["x", "m"], ["y"], "matmul")]
+    onnx.save(model_of(nodes, {"m": weights(4, 5)}, inputs={"x": [None, 4]}), tmp_path / "f.onnx")
+    samples = [{"x": weights(rows, 4, seed=rows)} for rows in (1, 3, 2)]
+    for method in ("MinMax", "Percentile", "Entropy"):
+        quantize_static(tmp_path / "f.onnx", tmp_path / "q.onnx", Reader(samples), calibrate_method=method)
+        assert relative_error(run(tmp_path / "q.onnx", samples[1])[0], run(tmp_path / "f.onnx", samples[1])[0]) < 0.1
+
+
+def test_ranges_are_kept_and_read_in_a_cache(model: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "ranges.json"
+    quantize_static(model, tmp_path / "1.onnx", Reader(), calibration_cache_path=cache)
+    quantize_static(model, tmp_path / "2.onnx", None, calibration_cache_path=cache)
+    theirs.quantize_static(model, tmp_path / "3.onnx", None, calibration_cache_path=cache)
+    assert (tmp_path / "1.onnx").read_bytes() == (tmp_path / "2.onnx").read_bytes()
+    assert_same_quantization(tmp_path / "1.onnx", tmp_path / "3.onnx")
+    with pytest.raises(CalibrationError, match="made with MinMax"):
+        quantize_static(model, tmp_path / "4.onnx", None, calibration_cache_path=cache, calibrate_method="Entropy")
+    cache.write_text("{}")
+    with pytest.raises(CalibrationError, match="no calibration cache"):
+        quantize_static(model, tmp_path / "4.onnx", None, calibration_cache_path=cache)
+
+
+def test_an_onnxruntime_cache_is_read(model: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "ranges.json"
+    theirs.quantize_static(model, tmp_path / "1.onnx", Reader(), calibration_cache_path=cache)
+    quantize_static(model, tmp_path / "2.onnx", None, calibration_cache_path=cache)
+    assert_same_quantization(tmp_path / "1.onnx", tmp_path / "2.onnx")
+
+
+def test_a_relu_stays_where_others_read_its_input(tmp_path: Path) -> None:
+    """onnxruntime's QOperator drops it: the integers that both readers share are not clamped."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], "conv", pads=[1] * 4),
+        helper.make_node("Relu", ["c"], ["r"], "relu"),
+        helper.make_node("Conv", ["r", "w2"], ["d"], "conv2", pads=[1] * 4),
+        helper.make_node("Add", ["d", "c"], ["y"], "add"),
+    ]
+    model = model_of(nodes, {"w": weights(4, 3, 3, 3), "w2": weights(4, 4, 3, 3, seed=1)})
+    onnx.save(model, tmp_path / "f.onnx")
+    assert clamps_that_must_stay(model) == {"relu"}
+    ours, other = both(tmp_path / "f.onnx", quant_format=QuantFormat.QOperator, activation_type=QuantType.QUInt8)
+    wanted = run(tmp_path / "f.onnx")[0]
+    assert relative_error(run(ours)[0], wanted) < 0.05
+    assert relative_error(run(other)[0], wanted) > 0.2, "onnxruntime does it right now: this guard can go"
+
+
+def test_a_clip_away_from_zero_stays(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], "conv", pads=[1] * 4),
+        helper.make_node("Clip", ["c", "low", "high"], ["y"], "clip"),
+    ]
+    constants = {"w": weights(4, 3, 3, 3), "low": np.float32(0.5), "high": np.float32(2)}
+    onnx.save(model_of(nodes, constants), tmp_path / "f.onnx")
+    for format_ in QuantFormat:
+        quantize_static(tmp_path / "f.onnx", tmp_path / "q.onnx", Reader(), format_, activation_type=QuantType.QUInt8)
+        assert run(tmp_path / "q.onnx")[0].min() > 0.49
+
+
+class RangesOfMyOwn(CalibraterBase):
+    """A user's calibrator of 2021: augments the graph, opens the session, gives pairs."""
+
+    def augment_graph(self) -> None:
+        self.names = sorted(self.select_tensors_to_calibrate(self.model)[0])
+        known = {o.name for o in self.model.graph.output}
+        for name in self.names:
+            if name not in known:
+                self.model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
+        onnx.save(self.get_augment_model(), self.augmented_model_path)
+
+    def collect_data(self, data_reader: Any) -> None:
+        self.ranges: dict[str, tuple[float, float]] = {}
+        names = [o.name for o in self.infer_session.get_outputs()]
+        while (inputs := data_reader.get_next()) is not None:
+            found = dict(zip(names, self.infer_session.run(None, inputs), strict=True)) | inputs
+            for name in self.names:
+                low, high = self.ranges.get(name, (0.0, 0.0))
+                values = found[name]
+                self.ranges[name] = (min(low, float(values.min())), max(high, float(values.max())))
+
+    def compute_range(self) -> dict[str, tuple[float, float]]:
+        return self.ranges
+
+
+def test_a_users_calibrator_is_taken(model: Path, tmp_path: Path) -> None:
+    quantize_static(model, tmp_path / "minmax.onnx", Reader())
+    quantize_static(model, tmp_path / "mine.onnx", Reader(), calibrate_method=RangesOfMyOwn)
+    assert_same_quantization(tmp_path / "minmax.onnx", tmp_path / "mine.onnx")
+    ready = RangesOfMyOwn(str(model), [], augmented_model_path=str(tmp_path / "augmented.onnx"))
+    ready.augment_graph()
+    ready.set_execution_providers(["CPUExecutionProvider"])
+    quantize_static(model, tmp_path / "mine2.onnx", Reader(), calibrate_method=ready)
+    assert_same_quantization(tmp_path / "minmax.onnx", tmp_path / "mine2.onnx")
+
+
+def test_what_it_cannot_do_is_refused_and_nothing_is_written(model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "q.onnx"
+    output.write_text("what was there")
+    with pytest.raises(UsageError, match="SmoothQuant"):
+        quantize_static(model, output, Reader(), extra_options={"SmoothQuant": True})
+    with pytest.raises(UsageError, match="uint8 weights"):
+        quantize_static(model, output, Reader(), activation_type="QInt8", weight_type="QUInt8")
+    with pytest.raises(UsageError, match="FLOAT8"):
+        quantize_static(model, output, Reader(), activation_type="QFLOAT8E4M3FN", weight_type="QFLOAT8E4M3FN")
+    with pytest.raises(UsageError, match="Distribution"):
+        quantize_static(model, output, Reader(), calibrate_method="Distribution")
+    with pytest.raises(UsageError, match="QuantFormat has no 'Nonsense'"):
+        quantize_static(model, output, Reader(), "Nonsense")
+    with pytest.raises(UsageError, match="neither a calibration_data_reader nor"):
+        quantize_static(model, output)
+    with pytest.raises(DataError, match="no samples"):
+        quantize_static(model, output, Reader([]))
+    with pytest.raises(UsageError, match="CalibStridedMinMax is 3"):
+        quantize_static(model, output, PartialReader(), extra_options={"CalibStridedMinMax": 3})
+    quantize_static(model, tmp_path / "once.onnx", Reader())
+    with pytest.raises(ModelError, match="edgeq retarget"):
+        quantize_static(tmp_path / "once.onnx", output, Reader())
+    assert output.read_text() == "what was there"
+
+
+def test_unknown_options_are_named(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        quantize_static(model, tmp_path / "q.onnx", Reader(), extra_options={"ActivationSymetric": True})
+    assert "did you mean ActivationSymmetric?" in caplog.text
+
+
+def test_what_a_session_needs_is_told(model: Path, tmp_path: Path) -> None:
+    """A Conv in float between integers: ONNX Runtime would quantize its weights at load."""
+    written = quantize_static(model, tmp_path / "q.onnx", Reader(), nodes_to_exclude=["conv2"])
+    assert written.session_options == {"optimization.disable_specified_optimizers": "WeightBiasQuantization"}
+    assert any("stay in float" in note for note in written.notes)
+
+
+def test_a_relu_stays_where_its_scale_is_the_users(model: Path, tmp_path: Path) -> None:
+    """The zero point leaves room below zero, so clamping is the Relu's work again."""
+    overrides = {"r1": [{"scale": np.array(0.05, "f4"), "zero_point": np.array(12, "u1")}]}
+    options: dict[str, Any] = {"activation_type": "QUInt8", "extra_options": {"TensorQuantOverrides": overrides}}
+    for format_ in QuantFormat:
+        quantize_static(model, tmp_path / "q.onnx", Reader(), format_, **options)
+        assert constants_of(tmp_path / "q.onnx")["r1_scale"] == np.float32(0.05)
+        assert relative_error(run(tmp_path / "q.onnx")[0], run(model)[0]) < 0.06

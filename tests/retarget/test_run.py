@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import TensorProto, helper
+
+import edgeq
+from edgeq.cli import group
+from edgeq.errors import ModelError, OutputError, UsageError
+from edgeq.retarget.compare import compare_outputs
+from edgeq.retarget.run import inspect_quantized, retarget
+from retarget.networks import (
+    CHANNELS,
+    Net,
+    example,
+    kinds,
+    random,
+    residual_s8s8,
+    run,
+    tflite_int8,
+    torch_qat,
+    torch_shared,
+)
+
+MODELS: list[Callable[[], onnx.ModelProto]] = [residual_s8s8, torch_qat, torch_shared, tflite_int8]
+
+
+def saved(model: onnx.ModelProto, folder: Path) -> Path:
+    path = folder / "given.onnx"
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize("make", MODELS)
+@pytest.mark.parametrize("activation", ["uint8", "int8"])
+def test_types_change_exactly(make: Callable[[], onnx.ModelProto], activation: str, tmp_path: Path) -> None:
+    given = make()
+    result = retarget(saved(given, tmp_path), tmp_path / "new.onnx", activation_type=activation, weight_type="int8")
+    assert result.to_dict()["identical"]
+    onnx.checker.check_model(onnx.load(result.output))
+    for seed in range(3):
+        inputs = example(given, seed)
+        np.testing.assert_array_equal(run(result.output, inputs, optimized=False), run(given, inputs, optimized=False))
+    edges = {"tflite_int8": 2}.get(make.__name__, 0) if activation == "uint8" else 0
+    assert result.after.activations.get({"uint8": "int8", "int8": "uint8"}[activation], 0) <= edges
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_there_and_back(make: Callable[[], onnx.ModelProto], tmp_path: Path) -> None:
+    given = make()
+    path = saved(given, tmp_path)
+    retarget(path, tmp_path / "u8.onnx", activation_type="uint8")
+    integer = retarget(tmp_path / "u8.onnx", tmp_path / "integer.onnx", format="QOperator")
+    back = retarget(integer.output, tmp_path / "back.onnx", format="QDQ")
+    assert integer.after.format == "QOperator"
+    assert back.after.format == "QDQ"
+    assert back.after.pair == inspect_quantized(tmp_path / "u8.onnx").pair
+    assert "QLinearConv" in kinds(integer.output)
+    assert "QLinearConv" not in kinds(back.output)
+    assert compare_outputs(path, back.output) is not None
+    assert back.to_dict()["largest_difference"] < 0.02
+    inputs = example(given)
+    # What ONNX Runtime makes of the Q/DQ pairs is those integer operators.
+    np.testing.assert_array_equal(run(integer.output, inputs), run(tmp_path / "u8.onnx", inputs))
+
+
+def test_everything_of_a_residual_network_becomes_integer(tmp_path: Path) -> None:
+    result = retarget(saved(residual_s8s8(), tmp_path), tmp_path / "new.onnx", format="QOperator")
+    assert kinds(result.output) == [
+        "QuantizeLinear",
+        "QLinearConv",
+        "QLinearConv",
+        "QLinearAdd",
+        "MaxPool",
+        "QLinearGlobalAveragePool",
+        "Flatten",
+        "QLinearMatMul",
+        "DequantizeLinear",
+    ]
+    assert not result.kept
+
+
+def test_a_relu_above_the_bottom_becomes_a_clip_of_integers(tmp_path: Path) -> None:
+    given = torch_qat()
+    result = retarget(saved(given, tmp_path), tmp_path / "new.onnx", format="QOperator")
+    assert "Relu" not in kinds(result.output)
+    assert kinds(result.output).count("Clip") == 2
+    assert any("weights stored as integers" in line for line in result.changes)
+    assert any("stored transposed" in line for line in result.changes)
+    assert result.before.format == "QDQ"
+    assert result.to_dict()["largest_difference"] < 0.02
+
+
+def test_modules_that_were_not_fused_run_on_integers(tmp_path: Path) -> None:
+    result = retarget(saved(torch_shared(), tmp_path), tmp_path / "new.onnx", format="QOperator")
+    assert kinds(result.output) == ["QuantizeLinear", "QLinearConv", "Clip", "QLinearConv", "DequantizeLinear"]
+    assert any("multiples of their scale" in line for line in result.changes)
+
+
+def test_an_int8_interface_stays(tmp_path: Path) -> None:
+    given = tflite_int8()
+    result = retarget(saved(given, tmp_path), tmp_path / "new.onnx", activation_type="uint8")
+    graph = onnx.load(result.output).graph
+    assert graph.input[0].type.tensor_type.elem_type == TensorProto.INT8
+    assert graph.output[0].type.tensor_type.elem_type == TensorProto.INT8
+    assert any("input or output of the model" in line for line in result.kept)
+    assert result.to_dict()["identical"]
+
+
+def test_old_opsets_are_raised(tmp_path: Path) -> None:
+    net = Net()
+    net.add("MaxPool", [net.pair("x", 0.03, np.uint8(100))], "p", kernel_shape=[2, 2])
+    net.add("Relu", [net.pair("p", 0.03, np.uint8(100))], "y")
+    result = retarget(saved(net.model(opset=10), tmp_path), tmp_path / "new.onnx", activation_type="int8")
+    assert result.changes[0] == "opset 10 → 17"
+    assert result.after.activations == {"int8": 2}
+
+
+def test_unsigned_weights_become_signed_with_int8_activations(tmp_path: Path) -> None:
+    net = Net()
+    w = net.weight("w", random(CHANNELS, 3, 3, 3), dtype=np.uint8)
+    net.add("Conv", [net.pair("x", 0.03, np.uint8(100)), w], "c")
+    net.nodes.append(helper.make_node("Identity", [net.pair("c", 0.05, np.uint8(120))], ["y"], name="out"))
+    result = retarget(saved(net.model(), tmp_path), tmp_path / "new.onnx", activation_type="int8")
+    assert (result.before.pair, result.after.pair) == ("U8U8", "S8S8")
+    assert result.to_dict()["identical"]
+
+
+def test_missing_zero_points_and_fill_values(tmp_path: Path) -> None:
+    """No zero point is 0 of uint8; a Pad of integers fills with 0, which stands for another number once shifted."""
+    net = Net()
+    scale = net.constant("s", np.float32(0.03))
+    net.add("QuantizeLinear", ["x", scale], "q")
+    net.add("Pad", ["q", net.constant("pads", np.int64([0, 0, 1, 1, 0, 0, 1, 1]))], "padded")
+    net.add("Concat", ["padded", "padded"], "both", axis=1)
+    net.add("DequantizeLinear", ["both", scale], "y")
+    given = net.model()
+    result = retarget(saved(given, tmp_path), tmp_path / "new.onnx", activation_type="int8")
+    assert result.to_dict()["identical"]
+    assert result.after.activations == {"int8": 1}
+    assert "2 zero points written out that were left to the default" in result.changes
+
+
+def test_what_works_on_integers_keeps_its_type(tmp_path: Path) -> None:
+    net = Net()
+    scale, zero = net.params("x", 0.03, np.int8(0))
+    net.add("QuantizeLinear", ["x", scale, zero], "q")
+    net.add("Abs", ["q"], "positive")
+    net.add("DequantizeLinear", ["positive", scale, zero], "d")
+    net.add("Relu", ["d"], "y")
+    result = retarget(saved(net.model(), tmp_path), tmp_path / "new.onnx", activation_type="uint8")
+    assert any("Abs Abs_positive works on it" in line for line in result.kept)
+    assert result.to_dict()["identical"]
+
+
+def test_scales_that_mean_nothing_are_refused(tmp_path: Path) -> None:
+    for scale, problem in ((0.0, "has the scale 0"), (-1.0, "above 0"), (np.nan, "not finite")):
+        net = Net()
+        net.add("Relu", [net.pair("x", scale, np.int8(0))], "y")
+        with pytest.raises(ModelError, match=problem):
+            inspect_quantized(saved(net.model(), tmp_path))
+    net = Net()
+    net.weight("w", random(CHANNELS, 3, 3, 3), axis=1)
+    net.constants["w_s"] = np.ones(5, np.float32)
+    net.constants["w_z"] = np.zeros(5, np.int8)
+    net.add("Conv", [net.pair("x", 0.1, np.int8(0)), "w_dq"], "y")
+    with pytest.raises(ModelError, match="5 scales along an axis of 3"):
+        inspect_quantized(saved(net.model(), tmp_path))
+
+
+def test_what_is_not_quantized_is_told_apart(tmp_path: Path) -> None:
+    net = Net()
+    net.add("Relu", ["x"], "y")
+    path = saved(net.model(), tmp_path)
+    with pytest.raises(ModelError, match="is not quantized"):
+        retarget(path, tmp_path / "new.onnx", format="QDQ")
+    edgeq_dynamic = Net()
+    edgeq_dynamic.nodes.append(helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"], name="dynamic"))
+    edgeq_dynamic.add("DequantizeLinear", ["q", "s", "z"], "y")
+    with pytest.raises(ModelError, match="only dynamic quantization"):
+        retarget(saved(edgeq_dynamic.model(), tmp_path), tmp_path / "new.onnx", format="QDQ")
+
+
+def test_requests_that_make_no_sense(tmp_path: Path) -> None:
+    path = saved(residual_s8s8(), tmp_path)
+    with pytest.raises(UsageError, match="nothing is to be changed"):
+        retarget(path, tmp_path / "new.onnx")
+    with pytest.raises(UsageError, match="the format is 'qdq'"):
+        retarget(path, tmp_path / "new.onnx", format="qdq")
+    with pytest.raises(UsageError, match="no kernels"):
+        retarget(path, tmp_path / "new.onnx", activation_type="int8", weight_type="uint8")
+    (tmp_path / "new.onnx").write_text("kept")
+    with pytest.raises(OutputError, match="exists"):
+        retarget(path, tmp_path / "new.onnx", format="QOperator")
+    assert (tmp_path / "new.onnx").read_text() == "kept"
+    with pytest.raises(OutputError):
+        retarget(path, path, format="QOperator", force=True)
+
+
+def test_the_command_and_the_function(tmp_path: Path) -> None:
+    path = saved(residual_s8s8(), tmp_path)
+    arguments = ["retarget", str(path), "--activation-type", "uint8", "-o", str(tmp_path / "a.onnx")]
+    done = CliRunner().invoke(group, arguments)
+    assert done.exit_code == 0, done.output
+    assert "QDQ S8S8" in done.output
+    assert "the same to the last bit" in done.output
+    record = edgeq.retarget(path, tmp_path / "b.onnx", target="x86-64-avx512-vnni").to_dict()
+    assert record["after"]["pair"] == "U8S8"
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+    spoken = CliRunner().invoke(group, [*arguments, "--force", "--json"])
+    printed = json.loads(spoken.stdout)
+    assert {"output", "before", "after", "changes", "kept", "identical", "session_options"} <= printed.keys()
+
+
+def test_a_model_that_noise_does_not_run_through_is_not_compared(tmp_path: Path) -> None:
+    """Its free dimension has to be 4, which nobody can know."""
+    net = Net()
+    net.add("Reshape", [net.pair("x", 0.03, np.int8(0)), net.constant("shape", np.int64([2, 2]))], "square")
+    net.add("Relu", ["square"], "y")
+    given = net.model({"x": (TensorProto.FLOAT, [1])})
+    given.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "N"
+    result = retarget(saved(given, tmp_path), tmp_path / "new.onnx", activation_type="uint8")
+    assert result.comparison is None
+    assert any("not compared" in line for line in result.kept)
