@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from edgeq.backends.base import Artifact, Backend
+from collections.abc import Mapping
+
+from edgeq.backends.base import Alternative, Artifact, Backend, TargetedBackend
 from edgeq.backends.cpu import CpuBackend
+from edgeq.backends.tensorrt import TensorrtBackend
+from edgeq.calibrate.ranges import Range
 from edgeq.errors import HardwareError
+from edgeq.hardware.target import Target
 
-__all__ = ["Artifact", "Backend", "backend_named"]
+__all__ = ["Alternative", "Artifact", "Backend", "backend_for", "backend_named"]
 
-_BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (CpuBackend(),)}
+_BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (CpuBackend(), TensorrtBackend())}
 
 
 def backend_named(name: str) -> Backend:
@@ -23,3 +28,13 @@ def backend_named(name: str) -> Backend:
             f"Choose a target whose backend is {' or '.join(_BACKENDS)}: `edgeq targets` lists them",
         )
     return _BACKENDS[name]
+
+
+def backend_for(target: Target, observed: Mapping[str, Range] | None = None) -> Backend:
+    """The backend of `target`, told of it where it wants to know.
+
+    Args:
+        observed: what calibration saw, by tensor, unclipped.
+    """
+    backend = backend_named(target.backend)
+    return backend.configured(target, observed or {}) if isinstance(backend, TargetedBackend) else backend

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgeq.backends import Artifact, backend_named
+from edgeq.backends import Artifact, backend_for
 from edgeq.backends.base import check_names
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.files import load_statistics
@@ -122,9 +122,9 @@ def open_job(
 
 def build(job: Job, target: Target, overrides: Mapping[str, Any], destination: Path) -> Built:
     """Build the artifact for `target` at `destination`, its profile's scheme changed by `overrides`."""
-    backend = backend_named(target.backend)
     scheme = scheme_for(target, overrides)
     ranges: Mapping[str, Range] = {}
+    observed: Mapping[str, Range] = {}
     if scheme.mode == "static":
         assert job.statistics is not None
         ranges = derive_ranges(
@@ -134,6 +134,8 @@ def build(job: Job, target: Target, overrides: Mapping[str, Any], destination: P
             symmetric=scheme.activation_symmetric,
             options=scheme.method_options,
         )
+        observed = derive_ranges(job.statistics, "minmax")
+    backend = backend_for(target, observed)
     return Built(target, backend.build(job.prepared, ranges, scheme, destination), ranges)
 
 
