@@ -108,7 +108,11 @@ class Backend(Protocol):
 
 @runtime_checkable
 class TargetedBackend(Backend, Protocol):
-    """A backend whose artifacts depend on more of the target than its scheme."""
+    """A backend whose artifacts depend on more of the target than its scheme; `simulated` says that they bring along
+    what simulates them where they cannot run."""
+
+    @property
+    def simulated(self) -> bool: ...
 
     def configured(self, target: Target, observed: Mapping[str, Range]) -> Backend:
         """The backend for `target`, knowing the ranges that calibration saw, by tensor, unclipped."""

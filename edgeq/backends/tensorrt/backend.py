@@ -45,6 +45,7 @@ class TensorrtBackend:
     """
 
     name: str = "tensorrt"
+    simulated: bool = True
     target: Target | None = None
     observed: Mapping[str, Range] = field(default_factory=dict)
 

@@ -217,8 +217,8 @@ class _Tally:
     def add(
         self, plain: Sequence[Any], changed: Sequence[Any], error: NDArray[np.float32], value: NDArray[Any]
     ) -> None:
-        noise = [_columns(np.asarray(c, np.float64) - p) for p, c in zip(plain, changed, strict=True)]
-        signal = [_columns(np.asarray(p, np.float64)) for p in plain]
+        noise = [columns(np.asarray(c, np.float64) - p) for p, c in zip(plain, changed, strict=True)]
+        signal = [columns(np.asarray(p, np.float64)) for p in plain]
         self._noise = [a + b for a, b in zip(self._noise, noise, strict=True)] if self._noise else noise
         self._signal = [a + b for a, b in zip(self._signal, signal, strict=True)] if self._signal else signal
         self._error += float(np.square(error, dtype=np.float64).sum())
@@ -233,7 +233,8 @@ class _Tally:
         return (float(np.mean(shares)) if shares else 0.0), (self._error / self._power if self._power else 0.0)
 
 
-def _columns(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def columns(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Power of an output, column by column where it has many rows: a column may be a coordinate or a score."""
     squares = values**2
     if values.ndim > 1 and values.size // values.shape[-1] >= _ROWS:
         return np.asarray(squares.reshape(-1, values.shape[-1]).sum(0))
