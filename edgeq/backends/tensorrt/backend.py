@@ -14,7 +14,7 @@ from edgeq.backends.base import Alternative, Artifact, check_names
 from edgeq.backends.tensorrt import implicit, options
 from edgeq.backends.tensorrt.check import Placement, check_placement
 from edgeq.backends.tensorrt.explicit import insert_pairs
-from edgeq.backends.tensorrt.facts import Facts, facts
+from edgeq.backends.tensorrt.facts import Facts, HalfType, facts
 from edgeq.backends.tensorrt.halves import cast_rest
 from edgeq.backends.tensorrt.placement import plan_placement, shared_ranges, weighted_operators
 from edgeq.backends.tensorrt.simulate import SETTINGS, simulation
@@ -94,7 +94,7 @@ class TensorrtBackend:
     ) -> Artifact:
         known = facts()
         source = load_model(prepared.path, external_data="none")
-        model = self._raised(prepared, known)
+        model = _raised(prepared, scheme.rest)
         plan = plan_placement(model, int8_rules(self.name), exclude=scheme.exclude, op_types=scheme.op_types)
         if not plan.edges:
             first = next(iter(plan.reasons.items()), ("the model", "it has no Conv, ConvTranspose, Gemm or MatMul"))
@@ -123,7 +123,7 @@ class TensorrtBackend:
             provider_options=provider_options,
             notes=_notes(placement, in_float32),
             device="gpu",
-            requires={**self._gpu, "min_tensorrt": known.min_tensorrt},
+            requires={**self._gpu, "min_tensorrt": _needs(scheme.rest).min_tensorrt},
             simulation=twin,
             simulation_settings=SETTINGS,
             coverage=placement.coverage(),
@@ -165,7 +165,7 @@ class TensorrtBackend:
         float32 = Scheme(mode="static", format="QDQ")
         found = []
         if scheme.rest != "float32":
-            model = self._raised(prepared, facts())
+            model = _raised(prepared, scheme.rest)
             in_float32 = cast_rest(model, scheme.rest, self._seen({}), facts())
             path, twin = place / "cuda.onnx", place / "cuda-simulation.onnx"
             _save(model, path, prepared)
@@ -184,13 +184,6 @@ class TensorrtBackend:
         cpu = Artifact(model=prepared.path, scheme=float32, provider=options.CPU)
         found.append(Alternative("cpu-float32", "any CPU, the float32 model", _FLOAT_RANK, cpu))
         return tuple(found)
-
-    def _raised(self, prepared: PreparedModel, known: Facts) -> onnx.ModelProto:
-        model = load_model(prepared.path, external_data="all")
-        raised = raise_opset(model, prepared.source, lowest=known.opset, to=known.opset, ir_version=known.ir_version)
-        raised.ir_version = max(raised.ir_version, known.ir_version)
-        name_nodes(raised)
-        return raised
 
     def _seen(self, ranges: Mapping[str, Range]) -> Mapping[str, Range]:
         return self.observed or ranges
@@ -217,6 +210,20 @@ class TensorrtBackend:
     @property
     def _where(self) -> str:
         return self.target.name if self.target is not None else "the target"
+
+
+def _needs(rest: str) -> Facts | HalfType:
+    """What has the opset, IR version and TensorRT of a file whose rest is of that type."""
+    return facts().halves.get(rest, facts())
+
+
+def _raised(prepared: PreparedModel, rest: str) -> onnx.ModelProto:
+    needs = _needs(rest)
+    model = load_model(prepared.path, external_data="all")
+    raised = raise_opset(model, prepared.source, lowest=needs.opset, to=needs.opset, ir_version=needs.ir_version)
+    raised.ir_version = max(raised.ir_version, needs.ir_version)
+    name_nodes(raised)
+    return raised
 
 
 def _save(model: onnx.ModelProto, path: Path, prepared: PreparedModel) -> None:

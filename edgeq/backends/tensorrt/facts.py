@@ -13,17 +13,21 @@ from edgeq.resources import shipped
 
 @dataclass(frozen=True)
 class HalfType:
-    """A 16-bit type: the largest magnitude that a calibrated tensor may have in it, and the first GPU that has it."""
+    """A 16-bit type: the largest magnitude that a calibrated tensor may have in it, the first GPU that has it, and the
+    opset, IR version and TensorRT that a file with it needs."""
 
     name: str
     limit: float
     min_compute_capability: str
+    opset: int
+    ir_version: int
+    min_tensorrt: str
 
 
 @dataclass(frozen=True)
 class Facts:
     """Attributes:
-    opset, ir_version: of a file with explicit quantization.
+    opset, ir_version: of a file with explicit quantization and nothing in 16 bits.
     min_tensorrt: the first that reads it.
     halves: 16-bit types by name.
     float32_operators: operator type → why it is not computed in 16 bits.
@@ -51,7 +55,14 @@ def facts() -> Facts:
     content = tomllib.loads(path.read_text(encoding="utf-8"))
     explicit, rest, table = content["explicit"], content["rest"], content["table"]
     halves = {
-        name: HalfType(name, entry["largest"] / rest["headroom"], entry["min_compute_capability"])
+        name: HalfType(
+            name,
+            entry["largest"] / rest["headroom"],
+            entry["min_compute_capability"],
+            entry.get("opset", explicit["opset"]),
+            entry.get("ir_version", explicit["ir_version"]),
+            entry.get("min_tensorrt", explicit["min_tensorrt"]),
+        )
         for name, entry in rest.items()
         if isinstance(entry, dict)
     }

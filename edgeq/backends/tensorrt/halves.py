@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.backends.tensorrt.explicit import RESTORED, drop_unused
 from edgeq.backends.tensorrt.facts import Facts
+from edgeq.backends.tensorrt.placement import ADD
 from edgeq.backends.tensorrt.wiring import has_body, wire
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.tensors import element_types
@@ -76,7 +77,20 @@ class _Caster:
                 reason = self._why_not(node)
                 if reason:
                     reasons[node.name] = reason
+        for node in self._model.graph.node:
+            self._keep_together(node, reasons)
         return reasons
+
+    def _keep_together(self, add: onnx.NodeProto, reasons: dict[str, str]) -> None:
+        """A residual Add and the layer that it fuses into have one type: a Cast between them would part them."""
+        makers = [self._wiring.makers.get(name) for name in add.input]
+        if add.op_type != ADD or sum(m is not None and m.op_type == _DQ for m in makers) != 1:
+            return
+        pair = [add, *(m for m in makers if m is not None and m.op_type != _DQ)]
+        reason = next((reasons[node.name] for node in pair if node.name in reasons), None)
+        if reason is not None:
+            for node in pair:
+                reasons.setdefault(node.name, reason)
 
     def _why_not(self, node: onnx.NodeProto) -> str:
         slots = self._slots[node.name]
