@@ -50,13 +50,16 @@ class BoundSession:
             values[name].update_inplace(array)
         self._session.run_with_iobinding(binding, run_options)
         made = dict(zip((spec.name for spec in self.get_outputs()), binding.copy_outputs_to_cpu()))
-        return [made[name] for name in names or made]
+        results = [made[name] for name in names or made]
+        # On the CPU these are views of the buffers that the next run writes to.
+        return [result.copy() for result in results] if self._device == "cpu" else results
 
     def _bind(self, arrays: Mapping[str, Any]) -> Tuple[Any, Dict[str, Any]]:
         binding = self._session.io_binding()
         values = {}
         for name, array in arrays.items():
-            values[name] = self._ort.OrtValue.ortvalue_from_numpy(array, self._device, 0)
+            # A copy: on the CPU the value would be the caller's own array, and the next run would write into it.
+            values[name] = self._ort.OrtValue.ortvalue_from_numpy(array.copy(), self._device, 0)
             binding.bind_ortvalue_input(name, values[name])
         for spec in self.get_outputs():
             dtype = DTYPES.get(spec.type)
