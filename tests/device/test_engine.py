@@ -48,11 +48,8 @@ def test_engines_lie_beside_the_bundle_by_gpu_version_and_model(built: Variant, 
 
 
 def test_another_gpu_version_or_model_has_another_engine(built: Variant, model: Path) -> None:
-    keys = {
-        engine_key(built, T4, "10.13.0"),
-        engine_key(built, T4, "11.0.0"),
-        engine_key(built, Gpu("L4", (8, 9)), "10.13.0"),
-    }
+    places = [(T4, "10.13.0"), (T4, "11.0.0"), (Gpu("L4", (8, 9)), "10.13.0")]
+    keys = {engine_key(built, gpu, version) for gpu, version in places}
     model.write_bytes(b"another model")
     keys.add(engine_key(built, T4, "10.13.0"))
     assert len(keys) == 4

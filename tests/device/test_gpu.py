@@ -1,4 +1,6 @@
-"""Detection against libraries that answer as the real ones do, byte for byte through ctypes."""
+# The functions are called what NVIDIA calls them.
+# ruff: noqa: N802
+"""Detection against libraries that answer as the real ones do, through the same pointers."""
 
 from __future__ import annotations
 

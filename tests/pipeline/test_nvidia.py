@@ -15,6 +15,8 @@ from edgeq.pipeline.job import Data
 from edgeq.pipeline.package import package
 from edgeq.pipeline.quantize import quantize
 
+pytestmark = pytest.mark.slow
+
 TARGETS = ("nvidia-t4", "nvidia-a100", "jetson-orin")
 
 
