@@ -30,11 +30,14 @@ def backend_named(name: str) -> Backend:
     return _BACKENDS[name]
 
 
-def backend_for(target: Target, observed: Mapping[str, Range] | None = None) -> Backend:
+def backend_for(
+    target: Target, observed: Mapping[str, Range] | None = None, cut: Mapping[str, float] | None = None
+) -> Backend:
     """The backend of `target`, told of it where it wants to know.
 
     Args:
         observed: what calibration saw, by tensor, unclipped.
+        cut: share of each tensor's power that its range cuts off (`edgeq.calibrate.cut`).
     """
     backend = backend_named(target.backend)
-    return backend.configured(target, observed or {}) if isinstance(backend, TargetedBackend) else backend
+    return backend.configured(target, observed or {}, cut or {}) if isinstance(backend, TargetedBackend) else backend

@@ -114,8 +114,9 @@ class TargetedBackend(Backend, Protocol):
     @property
     def simulated(self) -> bool: ...
 
-    def configured(self, target: Target, observed: Mapping[str, Range]) -> Backend:
-        """The backend for `target`, knowing the ranges that calibration saw, by tensor, unclipped."""
+    def configured(self, target: Target, observed: Mapping[str, Range], cut: Mapping[str, float]) -> Backend:
+        """The backend for `target`, knowing of each tensor what calibration saw of it, unclipped, and the share of its
+        power that its range cuts off."""
 
 
 def check_names(model: onnx.ModelProto, names: Sequence[str], source: Path) -> None:

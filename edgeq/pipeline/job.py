@@ -10,6 +10,7 @@ from typing import Any
 from edgeq.backends import Artifact, backend_for
 from edgeq.backends.base import check_names
 from edgeq.calibrate.collect import collect
+from edgeq.calibrate.cut import cut_power
 from edgeq.calibrate.files import load_statistics
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Statistics
@@ -125,6 +126,7 @@ def build(job: Job, target: Target, overrides: Mapping[str, Any], destination: P
     scheme = scheme_for(target, overrides)
     ranges: Mapping[str, Range] = {}
     observed: Mapping[str, Range] = {}
+    cut: Mapping[str, float] = {}
     if scheme.mode == "static":
         assert job.statistics is not None
         ranges = derive_ranges(
@@ -135,7 +137,8 @@ def build(job: Job, target: Target, overrides: Mapping[str, Any], destination: P
             options=scheme.method_options,
         )
         observed = derive_ranges(job.statistics, "minmax")
-    backend = backend_for(target, observed)
+        cut = cut_power(job.statistics, ranges)
+    backend = backend_for(target, observed, cut)
     return Built(target, backend.build(job.prepared, ranges, scheme, destination), ranges)
 
 

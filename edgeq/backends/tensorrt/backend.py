@@ -42,16 +42,18 @@ class TensorrtBackend:
     """Attributes:
     target: what it builds for; None knows of no TensorRT version and no GPU.
     observed: what calibration saw, by tensor, unclipped: what 16-bit types are held against.
+    cut: share of each tensor's power that its range cuts off.
     """
 
     name: str = "tensorrt"
     simulated: bool = True
     target: Target | None = None
     observed: Mapping[str, Range] = field(default_factory=dict)
+    cut: Mapping[str, float] = field(default_factory=dict)
 
-    def configured(self, target: Target, observed: Mapping[str, Range]) -> TensorrtBackend:
+    def configured(self, target: Target, observed: Mapping[str, Range], cut: Mapping[str, float]) -> TensorrtBackend:
         """This backend for one target."""
-        return dataclasses.replace(self, target=target, observed=observed)
+        return dataclasses.replace(self, target=target, observed=observed, cut=cut)
 
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that no model could be built with. See `Backend.check`."""
@@ -95,7 +97,14 @@ class TensorrtBackend:
         known = facts()
         source = load_model(prepared.path, external_data="none")
         model = _raised(prepared, scheme.rest)
-        plan = plan_placement(model, int8_rules(self.name), exclude=scheme.exclude, op_types=scheme.op_types)
+        plan = plan_placement(
+            model,
+            int8_rules(self.name),
+            exclude=scheme.exclude,
+            op_types=scheme.op_types,
+            cut=self.cut,
+            most_cut=known.most_cut,
+        )
         if not plan.edges:
             first = next(iter(plan.reasons.items()), ("the model", "it has no Conv, ConvTranspose, Gemm or MatMul"))
             raise ModelError(

@@ -29,6 +29,7 @@ class Facts:
     """Attributes:
     opset, ir_version: of a file with explicit quantization and nothing in 16 bits.
     min_tensorrt: the first that reads it.
+    most_cut: share of a tensor's power from which on clipping it is too much.
     halves: 16-bit types by name.
     float32_operators: operator type → why it is not computed in 16 bits.
     table_min_tensorrt, table_below_tensorrt: who takes calibration tables.
@@ -39,6 +40,7 @@ class Facts:
     opset: int
     ir_version: int
     min_tensorrt: str
+    most_cut: float
     halves: Mapping[str, HalfType]
     float32_operators: Mapping[str, str]
     table_min_tensorrt: str
@@ -71,6 +73,7 @@ def facts() -> Facts:
         opset=explicit["opset"],
         ir_version=explicit["ir_version"],
         min_tensorrt=explicit["min_tensorrt"],
+        most_cut=explicit["most_cut"],
         halves=MappingProxyType(halves),
         float32_operators=MappingProxyType(kept),
         table_min_tensorrt=table["min_tensorrt"],

@@ -5,7 +5,7 @@
 - A residual Add is fused into the layer that makes one of its operands, if that layer's result goes nowhere else. The
   other operand, the skip branch, is then quantized, so that the fused layer reads it as int8.
 - Tensors that operators only move about (Concat, MaxPool ...) have one scale, so that Q and DQ can be moved past them.
-- Nothing else is quantized.
+- Nothing else is quantized, nor a tensor whose range cuts off so much that int8 would lose it.
 """
 
 from __future__ import annotations
@@ -66,6 +66,8 @@ def plan_placement(
     *,
     exclude: Collection[str] = (),
     op_types: Collection[str] | None = None,
+    cut: Mapping[str, float] | None = None,
+    most_cut: float = 1.0,
 ) -> Plan:
     """Decide for a prepared float model.
 
@@ -73,7 +75,10 @@ def plan_placement(
         rules: of the backend.
         exclude: names of nodes to be left alone.
         op_types: quantize these only; None means all that the rules allow.
+        cut: tensor → the share of its power that its range cuts off (`edgeq.calibrate.cut`).
+        most_cut: how much of it may be.
     """
+    lost = {name: share for name, share in (cut or {}).items() if share > most_cut}
     wiring = wire(model)
     types = element_types(model)
     around = Surroundings(
@@ -92,6 +97,8 @@ def plan_placement(
             reason = f"{node.op_type} is not among the operator types that the scheme quantizes"
         if not reason and any(types.get(name, TensorProto.FLOAT) != TensorProto.FLOAT for name in node.input[:2]):
             reason = "its operands are not float32"
+        if not reason:
+            reason = next((_too_wide(name, lost[name]) for name in node.input[:2] if name in lost), "")
         if reason:
             reasons[node.name] = reason
             continue
@@ -102,10 +109,14 @@ def plan_placement(
         wanted = node.op_type == ADD and rules.get(ADD, rules[DEFAULT]).int8
         if wanted and (op_types is None or ADD in op_types) and node.name not in exclude:
             edge = _skip_branch(node, wiring, layers, depth, around)
-            if edge is not None:
+            if edge is not None and edge.tensor not in lost:
                 edges.append(edge)
     weights = frozenset(e.tensor for e in edges if e.tensor in wiring.initializers)
     return Plan(tuple(sorted(edges, key=lambda e: (wiring.order[e.node], e.place))), weights, reasons)
+
+
+def _too_wide(tensor: str, share: float) -> str:
+    return f"the range of {tensor!r} cuts off {share:.0%} of its power: its values spread too wide for 8 bits"
 
 
 def _skip_branch(

@@ -7,10 +7,11 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from edgeq.backends import Artifact
+from edgeq.backends import Artifact, backend_for
 from edgeq.errors import CalibrationError, ModelError
+from edgeq.hardware.target import resolve
 
-from .nets import CHANNELS, SAME, Bench, bench, model, node, pairs, precisions, random, reasons, residual
+from .nets import CHANNELS, SAME, TARGET, Bench, bench, model, node, pairs, precisions, random, reasons, residual
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +76,16 @@ def test_what_was_excluded_stays_in_fp16_with_that_reason(small: Bench) -> None:
     assert reasons(artifact)["two"] == "excluded by request"
     # The Add has no int8 layer left to fuse into, so nothing is quantized for it.
     assert not any("add1" in use for uses in pairs(artifact).values() for use in uses)
+
+
+def test_a_tensor_of_which_the_range_leaves_too_little_stays_in_fp16(small: Bench) -> None:
+    target = resolve(TARGET)
+    place = small.folder / "cut.onnx"
+    backend = backend_for(target, small.observed, {"r1": 0.3, "r0": 0.05})
+    artifact = backend.build(small.prepared, small.observed, target.profile.scheme, place)
+    assert precisions(artifact)["two"] == "fp16"
+    assert precisions(artifact)["one"] == "int8"
+    assert "cuts off 30% of its power" in reasons(artifact)["two"]
 
 
 def test_nothing_left_is_refused(small: Bench) -> None:
