@@ -119,7 +119,9 @@ def quantize(
         bytes_int8 = model_bytes(draft)
         beside = _write_beside(built.artifact.files, output, force=force)
     notes = [*job.prepared.notes, *built.artifact.notes, *(f"it needs {file}" for file in beside)]
-    if not native:
+    if built.artifact.simulation is not None:
+        notes.append(f"checked in simulation on a CPU: nothing of {chosen.name} was run")
+    elif not native:
         notes.append(f"checked on this machine's kernels, which are not those of {chosen.name}")
     return Quantized(
         output=output,

@@ -47,6 +47,13 @@ class PackagedVariant:
     bytes: int
     threads: int = 0
 
+    @property
+    def where(self) -> str:
+        """Where the proof was taken, for the bundle and for people."""
+        if self.built.artifact.simulation is not None:
+            return "in simulation on a CPU"
+        return "natively" if self.native else "on the build machine's kernels, not the target's"
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "target": self.built.target.name,
@@ -148,9 +155,6 @@ def _variant(name: str, variant: PackagedVariant, job: Job, selftest: int) -> Va
     built, proof = variant.built, variant.proof
     target, artifact = built.target, built.artifact
     cases = _selftest_cases(artifact, job.validation, selftest)
-    where = "natively" if variant.native else "on the build machine's kernels, not the target's"
-    if artifact.simulation is not None:
-        where = "in simulation on a CPU"
     return VariantSpec(
         name=name,
         model=artifact.model,
@@ -172,7 +176,7 @@ def _variant(name: str, variant: PackagedVariant, job: Job, selftest: int) -> Va
             "preprocessing": _preprocessing(job.validation),
             "coverage": {"int8_mac_share": round(proof.coverage.share, 4)},
             "accuracy": _accuracy(proof),
-            "checks": dict.fromkeys(("load", "coverage", "accuracy", "self-test"), where),
+            "checks": dict.fromkeys(("load", "coverage", "accuracy", "self-test"), variant.where),
             **({"threads": variant.threads} if variant.threads else {}),
         },
         selftest=cases,
