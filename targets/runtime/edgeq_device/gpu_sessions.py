@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import redirect_stdout
 from typing import Any, Callable, Dict, List, Tuple
 
 from edgeq_device.arrays import read_arrays
@@ -11,6 +12,7 @@ from edgeq_device.binding import BoundSession
 from edgeq_device.engine import Engine, describe_engine, is_tensorrt, plan_engine, static_shapes, trtexec_line
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.gpu import read_gpus
+from edgeq_device.infer import infer
 from edgeq_device.select import CPU, Device
 from edgeq_device.tensorrt import read_tensorrt
 from edgeq_device.variants import Variant
@@ -33,7 +35,8 @@ def open_on_gpu(variant: Variant, ort: Any, open_with: OpenWith) -> BoundSession
     """
     preload = getattr(ort, "preload_dlls", None)
     if preload is not None:
-        preload(directory="")  # CUDA and cuDNN from their wheels, where they are installed so
+        with redirect_stdout(sys.stderr):  # it prints what it does not find, and stdout may be for JSON
+            preload(directory="")  # CUDA and cuDNN from their wheels, where they are installed so
     if not is_tensorrt(variant):
         session = _started(variant, ort, open_with([(variant.ep, dict(variant.provider_options)), CPU]))
         return BoundSession(_with_graphs(variant, ort, open_with, session, {}), ort, "cuda")
@@ -51,11 +54,14 @@ def open_on_gpu(variant: Variant, ort: Any, open_with: OpenWith) -> BoundSession
     start = time.perf_counter()
     session = _started(variant, ort, open_with([(variant.ep, engine.options), CUDA, CPU]))
     session = _with_graphs(variant, ort, open_with, session, engine.options)
-    shapes = _first_run(variant, BoundSession(session, ort, "cuda"))
+    # One BoundSession for good: a captured CUDA graph goes on using its buffers.
+    bound = BoundSession(session, ort, "cuda")
+    shapes = _first_run(variant, bound)
     notes = _notes(variant, engine, tensorrt, shapes, time.perf_counter() - start)
     if not engine.cached:
         print(notes[0], file=sys.stderr, flush=True)
-    return BoundSession(session, ort, "cuda", notes)
+    bound.notes = tuple(notes)
+    return bound
 
 
 def _started(variant: Variant, ort: Any, session: Any) -> Any:
@@ -89,7 +95,7 @@ def _first_run(variant: Variant, session: BoundSession) -> Dict[str, Tuple[int, 
     if not variant.cases:
         return {}
     feeds = read_arrays(variant.cases[0].inputs)
-    session.run(None, feeds)
+    infer(session, feeds)
     return {} if static_shapes(session.get_inputs()) else {name: value.shape for name, value in feeds.items()}
 
 
