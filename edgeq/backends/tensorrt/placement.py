@@ -21,6 +21,7 @@ from edgeq.calibrate.groups import scale_groups
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.tensors import constant_tensors, element_types
 from edgeq.model.int8_rules import DEFAULT, Rule, Surroundings, explain_float
+from edgeq.model.outlook import known_shapes
 
 ADD = "Add"
 _AFTER = "after-quantized"
@@ -82,7 +83,7 @@ def plan_placement(
     wiring = wire(model)
     types = element_types(model)
     around = Surroundings(
-        constant_tensors(model), None, _shapes(model), {t: n.op_type for t, n in wiring.makers.items()}
+        constant_tensors(model), None, known_shapes(model), {t: n.op_type for t, n in wiring.makers.items()}
     )
     weighted = weighted_operators(rules)
     edges: list[Edge] = []
@@ -168,14 +169,3 @@ def _depths(model: onnx.ModelProto) -> dict[str, int]:
         below = 1 + max((depth.get(name, 0) for name in node.input), default=0)
         depth.update(dict.fromkeys(node.output, below))
     return depth
-
-
-def _shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
-    values = [*model.graph.input, *model.graph.value_info, *model.graph.output]
-    shapes = {
-        v.name: tuple(d.dim_value for d in v.type.tensor_type.shape.dim)
-        for v in values
-        if v.type.tensor_type.HasField("shape")
-    }
-    shapes.update((t.name, tuple(t.dims)) for t in model.graph.initializer)
-    return shapes
