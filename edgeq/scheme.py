@@ -11,7 +11,8 @@ from typing import Any, Literal, get_args
 from edgeq.errors import UsageError
 
 Mode = Literal["static", "dynamic", "weight-only"]
-Format = Literal["QDQ", "QOperator"]
+Format = Literal["QDQ", "QOperator", "table"]
+Rest = Literal["float32", "float16", "bfloat16"]
 IntegerType = Literal["int8", "uint8"]
 Method = Literal["minmax", "moving-average", "percentile", "entropy", "mse"]
 WEIGHT_BITS = (4, 8)
@@ -27,7 +28,8 @@ class Scheme:
     Attributes:
         mode: "static" (activation ranges from calibration), "dynamic" (ranges measured at run time) or "weight-only"
             (constant matrices as blocks of integers, activations as the kernel likes them).
-        format: "QDQ" (QuantizeLinear/DequantizeLinear pairs) or "QOperator" (QLinearConv and the like).
+        format: "QDQ" (QuantizeLinear/DequantizeLinear pairs), "QOperator" (QLinearConv and the like) or "table" (the
+            float model, with a calibration table beside it from which the runtime quantizes).
         activation_type, weight_type: integer types.
         activation_symmetric, weight_symmetric: zero point in the middle of the integer range.
         per_channel: one weight scale per output channel.
@@ -37,6 +39,7 @@ class Scheme:
         op_types: operator types to quantize; None means all that the backend can.
         exclude: names of nodes kept in float.
         dynamic_weight_types: weight type per operator type in dynamic mode; types that are not named stay float.
+        rest: type in which the file computes what is not quantized.
         stored_types: operator types that compute in float, but whose weights are 8-bit integers in the file.
         weight_bits, block_size: in weight-only mode, bits per weight and weights that share a scale.
         session_options: ONNX Runtime session configuration entries that the artifact needs to be right; they travel
@@ -56,6 +59,7 @@ class Scheme:
     op_types: tuple[str, ...] | None = None
     exclude: tuple[str, ...] = ()
     dynamic_weight_types: Mapping[str, IntegerType] = field(default_factory=dict)
+    rest: Rest = "float32"
     stored_types: tuple[str, ...] = ()
     weight_bits: int = 8
     block_size: int = 32
@@ -66,6 +70,7 @@ class Scheme:
         _one_of("format", self.format, get_args(Format))
         _one_of("activation_type", self.activation_type, get_args(IntegerType))
         _one_of("weight_type", self.weight_type, get_args(IntegerType))
+        _one_of("rest", self.rest, get_args(Rest))
         _one_of("method", self.method, get_args(Method))
         _one_of("weight_bits", self.weight_bits, WEIGHT_BITS)
         _one_of("block_size", self.block_size, BLOCK_SIZES)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import onnx
 
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import UsageError
+from edgeq.hardware.target import Target
 from edgeq.measure.coverage import Coverage
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import Scheme
@@ -32,7 +34,14 @@ class Artifact:
         min_onnxruntime: the oldest onnxruntime that has every kernel.
         notes: what a reader should know, one sentence each.
         files: what else travels with the model, by relative path; the files lie beside it.
-        coverage: what runs on integers, where ONNX Runtime on this machine cannot tell; None lets it be measured.
+        device: "cpu", "gpu" or "npu".
+        requires: what a device must have, for the runner that chooses: see `edgeq_device.select`.
+        simulation: a model that computes on a CPU what `model` computes where it goes, if that cannot run here.
+        simulation_settings: how to run it.
+        coverage: what runs on integers, where that cannot be read off a run here.
+        details: more for reports, plain JSON values.
+        tables: calibration tables that must lie beside the model where it runs.
+        alternatives: the same model for devices of the target's kind that cannot run this one.
     """
 
     model: Path
@@ -43,15 +52,44 @@ class Artifact:
     min_onnxruntime: str = ""
     notes: tuple[str, ...] = ()
     files: Mapping[str, Path] = field(default_factory=dict)
+    device: str = "cpu"
+    requires: Mapping[str, str] = field(default_factory=dict)
+    simulation: Path | None = None
+    simulation_settings: SessionSettings = field(default_factory=SessionSettings)
     coverage: Coverage | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+    tables: tuple[Path, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
 
     def settings(self, *, threads: int = 0) -> SessionSettings:
         """Session settings that ship with this artifact."""
         return SessionSettings(providers=(self.provider,), config=self.session_options, intra_op_threads=threads)
 
+    @property
+    def proof_model(self) -> Path:
+        """What is run here to learn what the artifact computes."""
+        return self.simulation or self.model
+
+    def proof_settings(self, *, threads: int = 0) -> SessionSettings:
+        """Session settings of `proof_model`."""
+        if self.simulation is None:
+            return self.settings(threads=threads)
+        return dataclasses.replace(self.simulation_settings, intra_op_threads=threads)
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """An artifact that stands in for another: `name` and `title` for the bundle, `rank` among its variants."""
+
+    name: str
+    title: str
+    rank: int
+    artifact: Artifact
+
 
 class Backend(Protocol):
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that no model could be built with, before any work is done.
@@ -78,6 +116,19 @@ class Backend(Protocol):
             CalibrationError: a range that the scheme needs is missing.
             ModelError: the model cannot be quantized this way; names the node and the rule.
         """
+
+
+@runtime_checkable
+class TargetedBackend(Backend, Protocol):
+    """A backend whose artifacts depend on more of the target than its scheme; `simulated` says that they bring along
+    what simulates them where they cannot run."""
+
+    @property
+    def simulated(self) -> bool: ...
+
+    def configured(self, target: Target, observed: Mapping[str, Range], cut: Mapping[str, float]) -> Backend:
+        """The backend for `target`, knowing of each tensor what calibration saw of it, unclipped, and the share of its
+        power that its range cuts off."""
 
 
 def check_names(model: onnx.ModelProto, names: Sequence[str], source: Path) -> None:

@@ -39,6 +39,10 @@ class CpuBackend:
 
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that no model could be built with. See `Backend.check`."""
+        if scheme.format == "table":
+            raise UsageError("ONNX Runtime's CPU kernels take no calibration table", "Make --format QDQ")
+        if scheme.rest != "float32":
+            raise UsageError(f"the CPU kernels for {scheme.rest} are few and slow", "Leave --rest float32")
         if scheme.mode == "dynamic":
             check_dynamic(scheme)
         elif scheme.mode == "static" and scheme.pair == "S8U8":

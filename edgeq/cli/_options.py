@@ -44,10 +44,13 @@ _SCHEME = (
     ),
     click.option("--per-channel/--no-per-channel", default=None, help="One weight scale per output channel."),
     click.option("--reduce-range/--no-reduce-range", default=None, help="7-bit weights."),
-    click.option("--format", type=click.Choice(["QDQ", "QOperator"]), help="How quantization is written."),
+    click.option("--format", type=click.Choice(["QDQ", "QOperator", "table"]), help="How quantization is written."),
     click.option("--activation-type", type=_INTEGER, help="Integers of activations."),
     click.option("--weight-type", type=_INTEGER, help="Integers of weights."),
     click.option("--activation-symmetric/--activation-asymmetric", default=None, help="Where 0 lies in activations."),
+    click.option(
+        "--rest", type=click.Choice(["float32", "float16", "bfloat16"]), help="What is not quantized computes in this."
+    ),
     click.option("--dynamic", is_flag=True, help="Measure activation ranges at run time (transformers, RNNs)."),
     click.option(
         "--weight-only",

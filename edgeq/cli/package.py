@@ -57,7 +57,7 @@ def _draw(console: Console, result: Packaged, *, verbose: bool) -> None:
         scheme = variant.built.artifact.scheme
         console.print(f"{name}: {scheme.title}", style="bold", markup=False)
         if not variant.native:
-            console.print("  checked on this machine's kernels, which are not the target's", markup=False)
+            console.print(f"  checked {variant.where}", markup=False)
         draw_proof(console, variant.proof, verbose=verbose)
     for note in result.notes:
         console.print(f"note: {note}", markup=False)

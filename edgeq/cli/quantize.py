@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 @click.argument("model", type=PATH)
 @click.option("-o", "--output", type=PATH, required=True, metavar="OUT.onnx", help="The quantized model.")
 @click.option(
-    "--profile", "target", default="auto", help="auto, a profile, a target, or a .toml file.", show_default=True
+    "-t",
+    "--target",
+    "--profile",
+    "target",
+    default="auto",
+    help="auto, a profile, a target, or a .toml file.",
+    show_default=True,
 )
 @click.option(
     "--recover",

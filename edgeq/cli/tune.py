@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from edgeq.tune.run import Plan
+    from edgeq.tune.simulated import TunedElsewhere
 
 _LOSERS_SHOWN = 10
 
@@ -32,7 +33,11 @@ _LOSERS_SHOWN = 10
 )
 @click.option("--budget", metavar="TIME", help="Wall-clock time that it may take: 90s, 10m, 1h30m.")
 @click.option(
-    "--target", default="auto", show_default=True, help="auto, or a target or profile that runs on this machine."
+    "-t",
+    "--target",
+    default="auto",
+    show_default=True,
+    help="auto, or a target or profile that runs on this machine or is simulated on it.",
 )
 @click.option("-o", "--output", type=PATH, required=True, metavar="DIR|FILE.edgeq", help="Where the bundle goes.")
 @click.option("--with-float", is_flag=True, help="Put the float32 model in, so that the device can time both.")
@@ -45,16 +50,24 @@ def command(face: Face, model: Path, output: Path, dry_run: bool, **options: Any
 
     \b
     edgeq tune model.onnx --data calib/ --preprocess imagenet -o tuned/
+    edgeq tune model.onnx --data calib/ --val val/ --task classification -t nvidia-t4 -o for-t4/
     edgeq tune model.onnx --data calib/ --val val/ --task classification --max-drop 0.5pt --budget 10m -o tuned/
     """
-    from edgeq.errors import GoalNotMetError
+    from edgeq.errors import GoalNotMetError, UsageError
     from edgeq.pipeline.options import tune_arguments
     from edgeq.tune.goal import Goal, parse_budget
     from edgeq.tune.run import plan, tune
+    from edgeq.tune.simulated import is_simulated, tune_simulated
 
     arguments = tune_arguments(options)
     drop = arguments.pop("max_drop")
     goal = Goal(options["objective"], Goal.max_drop if drop is None else drop, parse_budget(options["budget"]))
+    if is_simulated(options["target"]):
+        if dry_run or arguments.pop("resume"):
+            raise UsageError("a simulated target has no plan and no journal", "Leave --dry-run and --resume out")
+        elsewhere = tune_simulated(model, output=output, goal=goal, progress=face.progress(), **arguments)
+        face.result(elsewhere.to_dict(), lambda console: _draw_simulated(console, elsewhere, verbose=face.verbose))
+        return
     if dry_run:
         named = {name: arguments[name] for name in ("data", "statistics", "target")}
         steps = plan(model, **named, goal=goal, progress=face.progress())
@@ -67,6 +80,17 @@ def command(face: Face, model: Path, output: Path, dry_run: bool, **options: Any
         face.result(found, lambda console: _draw(console, found, verbose=face.verbose))
         raise
     face.result(result.to_dict(), lambda console: _draw(console, result.record, verbose=face.verbose))
+
+
+def _draw_simulated(console: Console, result: TunedElsewhere, *, verbose: bool) -> None:
+    from edgeq.cli._proof import draw_proof
+    from edgeq.tune.simulated import summary
+
+    console.print(f"{result.target.title}, in simulation", markup=False, style="bold")
+    for name, text in summary(result).items():
+        console.print(f"{name}: {text}", markup=False)
+    draw_proof(console, result.proof, verbose=verbose)
+    console.print(f"{len(result.trials)} forms in {result.elapsed_s:.0f} s; bundle: {result.bundle}", markup=False)
 
 
 def _draw_plan(console: Console, steps: Plan) -> None:

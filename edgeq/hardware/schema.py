@@ -16,7 +16,7 @@ from edgeq.scheme import Scheme
 
 _SCHEME_FIELDS = tuple(f.name for f in dataclasses.fields(Scheme))
 _SCHEME_KINDS: doc.Schema = {
-    **dict.fromkeys(("mode", "format", "activation_type", "weight_type", "method"), doc.TEXT),
+    **dict.fromkeys(("mode", "format", "activation_type", "weight_type", "method", "rest"), doc.TEXT),
     **dict.fromkeys(("activation_symmetric", "weight_symmetric", "per_channel", "reduce_range"), doc.BOOLEAN),
     **dict.fromkeys(("op_types", "exclude", "stored_types"), doc.TEXTS),
     **dict.fromkeys(("weight_bits", "block_size"), doc.INTEGER),

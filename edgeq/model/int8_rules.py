@@ -146,7 +146,7 @@ def explain_float(
         return rule.reason
     around = surroundings or Surroundings()
     for name in rule.condition.split(", ") if rule.condition else ():
-        failure = CONDITIONS[name](node, around)
+        failure = _condition(name)(node, around)
         if failure:
             return failure
     return ""
@@ -224,7 +224,9 @@ def _integer(node: onnx.NodeProto, name: str) -> int:
     return next((int(a.i) for a in node.attribute if a.name == name), 0)
 
 
-CONDITIONS: dict[str, Callable[[onnx.NodeProto, Surroundings], str]] = {
+Condition = Callable[[onnx.NodeProto, Surroundings], str]
+
+CONDITIONS: dict[str, Condition] = {
     "constant-weights": _constant_weights,
     "after-quantized": _after_quantized,
     "after-conv-or-add": _after_conv_or_add,
@@ -238,6 +240,33 @@ CONDITIONS: dict[str, Callable[[onnx.NodeProto, Surroundings], str]] = {
     "equal-shapes": _equal_shapes,
 }
 """Name → check of a node: "" when the condition holds (or nothing is known against it), else what speaks against it."""
+
+
+def _least_channels(bound: int) -> Condition:
+    """Both sides of a dense convolution are narrower than `bound`. A depthwise one has kernels of its own."""
+
+    def check(node: onnx.NodeProto, around: Surroundings) -> str:
+        weight = around.shapes.get(node.input[1], ()) if len(node.input) > 1 else ()
+        groups = max(1, _integer(node, "group"))
+        if len(weight) < 3 or groups > 1 or max(weight[:2]) >= bound or not all(weight[:2]):
+            return ""
+        return f"it has {weight[1]} and {weight[0]} channels: fewer than {bound} leave most of an int8 tile empty"
+
+    return check
+
+
+BOUNDED_CONDITIONS: dict[str, Callable[[int], Condition]] = {"least-channels": _least_channels}
+"""Name → check by a bound, which the file gives behind a colon: "least-channels:16"."""
+
+
+def _is_condition(name: str) -> bool:
+    stem, colon, bound = name.partition(":")
+    return bound.isdecimal() and stem in BOUNDED_CONDITIONS if colon else name in CONDITIONS
+
+
+def _condition(name: str) -> Condition:
+    stem, colon, bound = name.partition(":")
+    return BOUNDED_CONDITIONS[stem](int(bound)) if colon else CONDITIONS[name]
 
 
 def _read(backend: str, folder: Path | None) -> tuple[Mapping[str, Any], Path]:
@@ -259,8 +288,9 @@ def _rule(entry: Mapping[str, Any], path: Path) -> Rule:
     if bool(only_if) != (int8 == "only-if"):
         raise HardwareError(f'{where}: only_if goes with int8 = "only-if"', "Give both or neither")
     for name in only_if:
-        if name not in CONDITIONS:
-            raise HardwareError(f"{where}: unknown condition {name!r}", f"Known: {', '.join(CONDITIONS)}")
+        if not _is_condition(name):
+            known = ", ".join((*CONDITIONS, *(f"{bounded}:N" for bounded in BOUNDED_CONDITIONS)))
+            raise HardwareError(f"{where}: unknown condition {name!r}", f"Known: {known}")
     return Rule(int8 != "no", ", ".join(only_if), str(entry["reason"]), str(entry["source"]))
 
 

@@ -21,28 +21,31 @@ _IR_VERSION = 8
 """The IR version that came with opset 15 to 18; from 4 on, weights need not be listed as inputs."""
 
 
-def raise_opset(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
-    """`model`, or, where its opset is under `LOWEST`, its conversion to `RAISED_TO` by onnx's version converter.
+def raise_opset(
+    model: onnx.ModelProto, path: Path, *, lowest: int = LOWEST, to: int = RAISED_TO, ir_version: int = _IR_VERSION
+) -> onnx.ModelProto:
+    """`model`, or, where its opset is under `lowest`, its conversion to opset `to` by onnx's version converter.
 
     Args:
         path: the model's file, for messages.
+        ir_version: what the conversion has at least.
 
     Raises:
         ModelError: older than `OLDEST`, or the converter cannot, or it made something invalid.
     """
     opset = opset_of(model)
-    if opset >= LOWEST:
+    if opset >= lowest:
         return model
-    fix = f"Export the model again with opset {LOWEST} or later"
+    fix = f"Export the model again with opset {lowest} or later"
     if opset < OLDEST:
         raise ModelError(f"{path} uses opset {opset}, which ONNX Runtime does not run", fix)
     from onnx import version_converter
 
     bare = skeleton(model)
-    bare.ir_version = max(bare.ir_version, _IR_VERSION)
+    bare.ir_version = max(bare.ir_version, ir_version)
     outputs = {o.name: _copied(o) for o in model.graph.output}
     try:
-        converted: onnx.ModelProto = version_converter.convert_version(bare, RAISED_TO)
+        converted: onnx.ModelProto = version_converter.convert_version(bare, to)
         # Shapes that the old opset's rules had given may be wrong for what the converter put in.
         del converted.graph.value_info[:]
         for output in converted.graph.output:
@@ -55,7 +58,7 @@ def raise_opset(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
     except Exception as error:  # C++ raises ConvertError, ValidationError, RuntimeError, IndexError and others
         text = " ".join(str(error).split()).rpartition("failed: ")[2]  # without the place in onnx's own source
         raise ModelError(
-            f"{path} uses opset {opset}, and onnx's converter cannot raise it to {RAISED_TO}: {text[:200]}",
+            f"{path} uses opset {opset}, and onnx's converter cannot raise it to {to}: {text[:200]}",
             fix,
         ) from error
     for output in converted.graph.output:

@@ -55,7 +55,7 @@ def int8_outlook(model: onnx.ModelProto, rules: Mapping[str, Rule]) -> tuple[Nod
     constants = {t.name for t in model.graph.initializer}
     constants |= {o for n in model.graph.node if n.op_type == "Constant" for o in n.output}
     makers = {o: n.op_type for n in model.graph.node for o in n.output if o}
-    shapes = _shapes(model)
+    shapes = known_shapes(model)
     quantized: set[str] = set()
     forecast: list[NodeOutlook] = []
     for node in model.graph.node:
@@ -95,7 +95,8 @@ def _element_types(model: onnx.ModelProto) -> dict[str, int]:
     return {v.name: v.type.tensor_type.elem_type for v in values if v.type.tensor_type.elem_type}
 
 
-def _shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
+def known_shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
+    """Sizes of the tensors whose rank the model tells, weights included; 0 for a size that is symbolic."""
     values = [*model.graph.input, *model.graph.value_info, *model.graph.output]
     shapes = {
         v.name: tuple(d.dim_value for d in v.type.tensor_type.shape.dim)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeq.atomic import Kind, check_apart, check_free
-from edgeq.backends import backend_named
+from edgeq.backends import backend_for
 from edgeq.errors import OutputError, UsageError
 from edgeq.hardware.target import Target
 from edgeq.measure.task import Task
@@ -52,7 +52,7 @@ def check_request(
     if max_drop is not None and task is None:
         raise UsageError("a bound on the accuracy drop needs a task", "Give --task and labelled --val data")
     for target in targets:
-        backend_named(target.backend, target.systolic).check(scheme_for(target, overrides))
+        backend_for(target).check(scheme_for(target, overrides))
 
 
 def _check_replaceable(output: Path) -> None:

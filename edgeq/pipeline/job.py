@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgeq.backends import Artifact, backend_named
+from edgeq.backends import Artifact, backend_for
 from edgeq.backends.base import check_names
 from edgeq.calibrate.collect import collect
+from edgeq.calibrate.cut import cut_power
 from edgeq.calibrate.files import load_statistics
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Statistics
@@ -127,9 +128,10 @@ def open_job(
 
 def build(job: Job, target: Target, overrides: Mapping[str, Any], destination: Path) -> Built:
     """Build the artifact for `target` at `destination`, its profile's scheme changed by `overrides`."""
-    backend = backend_named(target.backend, target.systolic)
     scheme = scheme_for(target, overrides)
     ranges: Mapping[str, Range] = {}
+    observed: Mapping[str, Range] = {}
+    cut: Mapping[str, float] = {}
     if scheme.mode == "static":
         assert job.statistics is not None
         ranges = derive_ranges(
@@ -139,6 +141,9 @@ def build(job: Job, target: Target, overrides: Mapping[str, Any], destination: P
             symmetric=scheme.activation_symmetric,
             options=scheme.method_options,
         )
+        observed = derive_ranges(job.statistics, "minmax")
+        cut = cut_power(job.statistics, ranges)
+    backend = backend_for(target, observed, cut)
     artifact = backend.build(job.prepared, ranges, scheme, destination, samples=job.calibration)
     return Built(target, artifact, ranges)
 

@@ -17,6 +17,7 @@ _SCHEME_FIELDS = (
     "activation_type",
     "weight_type",
     "activation_symmetric",
+    "rest",
 )
 
 

@@ -61,7 +61,8 @@ class Proof:
         coverage: what runs on integers after the runtime's optimisation.
         agreement: the artifact against the float model, with the session options that ship.
         accuracy: by labels, of "float32" and "int8"; empty without a task.
-        optimiser: SQNR against float32 in dB of the optimised and the unoptimised artifact, on the same samples.
+        optimiser: SQNR against float32 in dB of the optimised and the unoptimised artifact, on the same samples; equal
+            where a simulation was run, which nothing optimises.
         speed: None where it was not timed.
         samples: how many samples `agreement` and `accuracy` rest on.
         held_out: whether those samples are others than the calibration's.
@@ -154,12 +155,12 @@ def prove(
         RuntimeUnavailableError: it does not load.
         CheckFailedError: it gives NaN or infinities where the float model does not.
     """
-    settings = artifact.settings(threads=threads)
+    settings = artifact.proof_settings(threads=threads)
     float_settings = SessionSettings(intra_op_threads=threads)
     opened = {FLOAT: float_settings, INT8: settings}
     sessions = {
         FLOAT: open_session(prepared.path, float_settings),
-        INT8: open_session(artifact.model, settings),
+        INT8: open_session(artifact.proof_model, settings),
     }
     first = next(iter(samples))
     source = load_model(prepared.path, external_data="none")
@@ -176,16 +177,18 @@ def prove(
         coverage=coverage,
         agreement=agreement,
         accuracy=exam.accuracy,
-        optimiser=_optimiser_effect(sessions, artifact, samples, threads),
-        speed=_time(sessions, first.inputs, progress) if timed else None,
+        optimiser=_optimiser_effect(sessions, artifact, samples, threads, agreement.sqnr_db),
+        speed=_time(sessions, first.inputs, progress) if timed and artifact.simulation is None else None,
         samples=exam.count,
         held_out=held_out,
     )
 
 
 def _optimiser_effect(
-    sessions: Mapping[str, Any], artifact: Artifact, samples: Samples, threads: int
+    sessions: Mapping[str, Any], artifact: Artifact, samples: Samples, threads: int, sqnr_db: float
 ) -> tuple[float, float]:
+    if artifact.simulation is not None:
+        return sqnr_db, sqnr_db  # a simulation runs as it is written
     plain = SessionSettings(
         providers=(artifact.provider,),
         config=artifact.session_options,

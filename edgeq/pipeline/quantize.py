@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,8 +126,11 @@ def quantize(
         )
         proof.check(max_drop=max_drop, require_coverage=require_coverage)
         bytes_int8 = model_bytes(draft)
-    notes = [*job.prepared.notes, *built.artifact.notes]
-    if not native:
+        beside = _write_beside(built.artifact.tables, output, force=force)
+    notes = [*job.prepared.notes, *built.artifact.notes, *(f"it needs {file}" for file in beside)]
+    if built.artifact.simulation is not None:
+        notes.append(f"checked in simulation on a CPU: nothing of {chosen.name} was run")
+    elif not native:
         notes.append(f"checked on this machine's kernels, which are not those of {chosen.name}")
     return Quantized(
         output=output,
@@ -140,6 +143,17 @@ def quantize(
         native=native,
         notes=tuple(notes),
     )
+
+
+def _write_beside(files: Sequence[Path], output: Path, *, force: bool) -> tuple[Path, ...]:
+    """Copies of what the artifact needs beside it, named after `output`."""
+    written = []
+    for file in files:
+        place = output.with_name(f"{output.stem}.{file.name}")
+        with output_file(place, force=force) as draft:
+            draft.write_bytes(file.read_bytes())
+        written.append(place)
+    return tuple(written)
 
 
 def prove_built(

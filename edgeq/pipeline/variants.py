@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from edgeq.backends import Alternative, Artifact
 from edgeq.bundle.write import BundleSpec, SelfTestCase, VariantSpec, write_bundle
 from edgeq.calibrate.ranges import derive_ranges
 from edgeq.calibrate.table import write_tables
@@ -45,6 +46,13 @@ class PackagedVariant:
     native: bool
     bytes: int
     threads: int = 0
+
+    @property
+    def where(self) -> str:
+        """Where the proof was taken, for the bundle and for people."""
+        if self.built.artifact.simulation is not None:
+            return "in simulation on a CPU"
+        return "natively" if self.native else "on the build machine's kernels, not the target's"
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -90,9 +98,15 @@ def bundle_variants(
     extras = report_files(_report_record(job, variants, command, notes, progress), tuning)
     if tuning is not None:
         extras[TUNING] = (json.dumps(tuning, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()
+    stand_ins = {a.name: a for variant in variants.values() for a in variant.built.artifact.alternatives}
+    for name, variant in variants.items():
+        extras.update({f"{name}.{file.name}": file.read_bytes() for file in variant.built.artifact.tables})
     spec = BundleSpec(
         name=as_text(job.source.stem),
-        variants=tuple(_variant(name, variant, job, selftest) for name, variant in variants.items()),
+        variants=(
+            *(_variant(name, variant, job, selftest) for name, variant in variants.items()),
+            *(_alternative(stand_ins[name], job, selftest) for name in sorted(stand_ins) if name not in variants),
+        ),
         calibration=_tables(job, workdir / "tables"),
         metadata={
             "source_model_sha256": model_digest(job.source),
@@ -124,7 +138,9 @@ def _report_record(
             among = quantized_tensors(load_model(built.artifact.model, external_data="none"))
             histograms = worst_tensors(job.statistics, built.ranges, built.artifact.scheme, among=among)
         artifact = built.artifact
-        layers = layer_record(job.prepared.path, artifact.model, job.validation, artifact.settings(), progress=progress)
+        layers = layer_record(
+            job.prepared.path, artifact.proof_model, job.validation, artifact.proof_settings(), progress=progress
+        )
         bodies[name] = {**plain, "title": built.target.title, "histograms": histograms, "layers": layers}
     return make_record(
         as_text(job.source.stem),
@@ -138,15 +154,17 @@ def _report_record(
 def _variant(name: str, variant: PackagedVariant, job: Job, selftest: int) -> VariantSpec:
     built, proof = variant.built, variant.proof
     target, artifact = built.target, built.artifact
-    cases = _selftest_cases(built, job.validation, selftest)
-    where = "natively" if variant.native else "on the build machine's kernels, not the target's"
+    cases = _selftest_cases(artifact, job.validation, selftest)
     return VariantSpec(
         name=name,
         model=artifact.model,
         ep=artifact.provider,
+        device=artifact.device,
         session_options=artifact.session_options,
         provider_options=artifact.provider_options,
         info={
+            **artifact.requires,
+            **({"table_file": f"{name}.{artifact.requires['table']}"} if "table" in artifact.requires else {}),
             "title": target.title,
             "target": target.name,
             "profile": target.profile.name,
@@ -158,13 +176,41 @@ def _variant(name: str, variant: PackagedVariant, job: Job, selftest: int) -> Va
             "preprocessing": _preprocessing(job.validation),
             "coverage": {"int8_mac_share": round(proof.coverage.share, 4)},
             "accuracy": _accuracy(proof),
-            "checks": dict.fromkeys(("load", "coverage", "accuracy", "self-test"), where),
+            "checks": dict.fromkeys(("load", "coverage", "accuracy", "self-test"), variant.where),
             **({"threads": variant.threads} if variant.threads else {}),
             **({"files": sorted(artifact.files)} if artifact.files else {}),
         },
         selftest=cases,
         tolerance=_tolerance(cases),
         files=artifact.files,
+    )
+
+
+def _alternative(alternative: Alternative, job: Job, selftest: int) -> VariantSpec:
+    """The variant of an artifact that stands in for another, once a bundle: every target's is the same."""
+    artifact = alternative.artifact
+    cases = _selftest_cases(artifact, job.validation, selftest)
+    where = "in simulation on a CPU" if artifact.simulation is not None else "natively"
+    return VariantSpec(
+        name=alternative.name,
+        model=artifact.model,
+        ep=artifact.provider,
+        device=artifact.device,
+        session_options=artifact.session_options,
+        provider_options=artifact.provider_options,
+        info={
+            **artifact.requires,
+            "title": alternative.title,
+            "architecture": "any",
+            "required_features": [],
+            "rank": alternative.rank,
+            "min_onnxruntime": artifact.min_onnxruntime,
+            "scheme": artifact.scheme.rest,
+            "preprocessing": _preprocessing(job.validation),
+            "checks": {"load": where, "self-test": where},
+        },
+        selftest=cases,
+        tolerance=_tolerance(cases),
     )
 
 
@@ -180,8 +226,8 @@ def _accuracy(proof: Proof) -> dict[str, Any]:
     return record
 
 
-def _selftest_cases(built: Built, samples: Samples, count: int) -> tuple[SelfTestCase, ...]:
-    session = open_session(built.artifact.model, built.artifact.settings())
+def _selftest_cases(artifact: Artifact, samples: Samples, count: int) -> tuple[SelfTestCase, ...]:
+    session = open_session(artifact.proof_model, artifact.proof_settings())
     names = [output.name for output in session.get_outputs()]
     return tuple(
         SelfTestCase(dict(sample.inputs), dict(zip(names, session.run(None, dict(sample.inputs)), strict=True)))

@@ -166,3 +166,22 @@ def test_a_slow_fusion_that_lacks_a_field_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text(GOOD + SLOW.replace('reason = "its kernel is slow"', ""))
     with pytest.raises(HardwareError, match="'reason' is missing"):
         slow_fusions("x", fused("Add"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("weight", "group", "speaks_against"),
+    [((8, 3, 3, 3), 1, True), ((64, 3, 7, 7), 1, False), ((8, 64, 1, 1), 1, False), ((8, 1, 3, 3), 8, False)],
+)
+def test_narrow_convolutions_by_a_bound_from_the_file(
+    weight: tuple[int, ...], group: int, speaks_against: bool
+) -> None:
+    conv = node("Conv", ["x", "w"], ["y"], name="c", group=group)
+    around = Surroundings(constants={"w"}, shapes={"w": weight})
+    reason = explain_float(conv, int8_rules("tensorrt"), around)
+    assert bool(reason) == speaks_against
+
+
+def test_a_bound_must_be_a_number(tmp_path: Path) -> None:
+    (tmp_path / "abacus.toml").write_text(GOOD.replace("no-dilation", "least-channels:many"))
+    with pytest.raises(HardwareError, match=r"unknown condition 'least-channels:many'"):
+        int8_rules("abacus", tmp_path)

@@ -78,8 +78,8 @@ def test_bodies_of_control_flow_stay_float(tmp_path: Path) -> None:
 
 
 def test_the_backend_decides(tmp_path: Path) -> None:
-    weights: dict[str, Any] = {"w": rand(4, 6, 3, 3)}
-    proto = model([node("ConvTranspose", ["x", "w"], ["y"], name="up")], {"x": [1, 4, 6, 6]}, weights=weights)
+    weights: dict[str, Any] = {"w": rand(16, 6, 3, 3)}
+    proto = model([node("ConvTranspose", ["x", "w"], ["y"], name="up")], {"x": [1, 16, 6, 6]}, weights=weights)
     assert outlook(proto, tmp_path, "cpu")["up"].verdict == "float"
     assert outlook(proto, tmp_path, "tensorrt")["up"].verdict == "int8"
     assert outlook(proto, tmp_path, "systolic")["up"].verdict == "float"

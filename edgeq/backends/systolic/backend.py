@@ -19,6 +19,7 @@ from edgeq.backends.systolic.twin import host_twin
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import ModelError, UsageError
+from edgeq.hardware.target import Target
 from edgeq.model.load import load_model, save_model
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
@@ -33,9 +34,15 @@ class SystolicBackend:
     """
 
     name = "systolic"
+    simulated = False
 
     def __init__(self, table: Mapping[str, Any] = MappingProxyType({})) -> None:
         self._table = table
+
+    def configured(self, target: Target, observed: Mapping[str, Range], cut: Mapping[str, float]) -> SystolicBackend:
+        """This backend for one target's array."""
+        del observed, cut
+        return SystolicBackend(target.systolic)
 
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that the array cannot do. See `Backend.check`."""

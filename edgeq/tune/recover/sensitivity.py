@@ -112,8 +112,8 @@ class Columns:
             with np.errstate(invalid="ignore"):
                 noise = changed - signal if changed.shape == signal.shape else signal
             finite = np.isfinite(noise) & np.isfinite(signal)
-            self._noise.setdefault(name, []).append(_columns(np.where(finite, noise, 0.0)))
-            self._signal.setdefault(name, []).append(_columns(np.where(finite, signal, 0.0)))
+            self._noise.setdefault(name, []).append(columns(np.where(finite, noise, 0.0)))
+            self._signal.setdefault(name, []).append(columns(np.where(finite, signal, 0.0)))
 
     @property
     def noise(self) -> float:
@@ -126,7 +126,8 @@ class Columns:
         return float(np.mean(shares)) if shares else 0.0
 
 
-def _columns(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def columns(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Power of an output, column by column where it has many rows: a column may be a coordinate or a score."""
     squares = values**2
     if values.ndim > 1 and values.size // max(1, values.shape[-1]) >= _ROWS:
         return np.asarray(squares.reshape(-1, values.shape[-1]).sum(0))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from edgeq_device.arrays import read_arrays
 from edgeq_device.memory import MemoryUse, measure_memory
+from edgeq_device.opening import open_best
 from edgeq_device.package import FLOAT, Bundle
 from edgeq_device.scenarios import Feed
-from edgeq_device.select import Device, select
+from edgeq_device.select import Device
 from edgeq_device.sessions import open_session
 from edgeq_device.subjects import Shapes, Subject
 from edgeq_device.variants import Variant
@@ -21,10 +22,18 @@ def bundle_variants(bundle: Bundle, device: Device, name: Optional[str] = None) 
     Raises:
         BundleError: nothing in the bundle runs on this device, or not what was named.
     """
-    chosen = select(bundle, device, name=name).variant
-    if FLOAT not in bundle.components:
-        return [chosen]
-    return [select(bundle, device, FLOAT).variant, chosen]
+    return explained_variants(bundle, device, name)[0]
+
+
+def explained_variants(
+    bundle: Bundle, device: Device, name: Optional[str] = None
+) -> Tuple[List[Variant], Tuple[str, ...]]:
+    """`bundle_variants`, and why each better variant was passed over."""
+    opened = open_best(bundle, device, name=name)
+    variants = [opened.choice.variant]
+    if FLOAT in bundle.components:
+        variants.insert(0, open_best(bundle, device, component=FLOAT).choice.variant)
+    return variants, opened.passed_over
 
 
 def bundle_subjects(variants: Sequence[Variant]) -> List[Subject]:

@@ -113,7 +113,7 @@ def _verify(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
 
 def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
-    from edgeq_device.bench_bundle import bundle_feeds, bundle_subjects, bundle_variants
+    from edgeq_device.bench_bundle import bundle_feeds, bundle_subjects, explained_variants
     from edgeq_device.bench_settings import parse_settings
     from edgeq_device.bench_text import format_bench
     from edgeq_device.feeds import parse_shapes
@@ -123,27 +123,35 @@ def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
     settings = ("scenario", "duration", "official", "min_queries", "pin", "batch", "target_qps", "latency_bound_ms")
     wanted = parse_settings(**{name: getattr(arguments, name) for name in (*settings, "seed", "threads")})
     shapes = parse_shapes(arguments.shapes)
-    variants = bundle_variants(bundle, read_device(), arguments.variant)
+    variants, passed_over = explained_variants(bundle, read_device(), arguments.variant)
     feeds = None if shapes else bundle_feeds(variants)
     report = bench_subjects(bundle_subjects(variants), wanted, feeds=feeds, shapes=shapes)
+    report["notes"] = [*passed_over, *report["notes"]]
     _show(arguments, report, [format_bench(report, verbose=arguments.verbose)])
     return 0
 
 
 def _infer(bundle: Bundle, arguments: argparse.Namespace) -> int:
     from edgeq_device.infer import infer, read_feeds, save_outputs
-    from edgeq_device.select import select
-    from edgeq_device.sessions import open_session, read_device
+    from edgeq_device.opening import open_best
+    from edgeq_device.sessions import read_device
 
-    choice = select(bundle, read_device(), name=arguments.variant)
-    session = open_session(choice.variant, arguments.threads)
+    opened = open_best(bundle, read_device(), name=arguments.variant, threads=arguments.threads)
+    choice, session = opened.choice, opened.session
     outputs = infer(session, read_feeds(session, arguments.inputs))
     save_outputs(arguments.output, outputs, force=arguments.force)
     shapes: Dict[str, Any] = {
         name: {"dtype": str(array.dtype), "shape": list(array.shape)} for name, array in outputs.items()
     }
-    plain = {"variant": choice.variant.name, "why": choice.why, "output": str(arguments.output), "outputs": shapes}
+    plain: Dict[str, Any] = {
+        "variant": choice.variant.name,
+        "why": choice.why,
+        "output": str(arguments.output),
+        "outputs": shapes,
+    }
+    plain["passed_over"] = list(opened.passed_over)
     lines = [f"variant {choice.variant.name}: {choice.why}"]
+    lines += [f"  {reason}" for reason in opened.passed_over]
     lines += [f"  {name}: {entry['dtype']}{entry['shape']}" for name, entry in shapes.items()]
     _show(arguments, plain, [*lines, f"written to {arguments.output}"])
     return 0

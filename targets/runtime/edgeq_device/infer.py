@@ -10,16 +10,8 @@ from typing import Any, Dict, List, Mapping, Sequence
 import numpy as np
 
 from edgeq_device.arrays import read_arrays, write_npz
+from edgeq_device.dtypes import DTYPES
 from edgeq_device.errors import DataError, OutputError, RuntimeUnavailableError
-
-# ONNX Runtime's names for element types → numpy's.
-_DTYPES = {
-    "tensor(float)": "float32",
-    "tensor(double)": "float64",
-    "tensor(float16)": "float16",
-    "tensor(bool)": "bool",
-    **{f"tensor({kind}{bits})": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
-}
 
 
 def read_feeds(session: Any, files: Sequence[str]) -> Dict[str, "np.ndarray[Any, Any]"]:
@@ -61,7 +53,7 @@ def check_feeds(session: Any, feeds: Mapping[str, "np.ndarray[Any, Any]"]) -> No
     for name, spec in specs.items():
         if name not in feeds:
             raise DataError(f"input {name!r} is missing", f"The model takes {names}")
-        array, dtype = feeds[name], _DTYPES.get(spec.type)
+        array, dtype = feeds[name], DTYPES.get(spec.type)
         if dtype is not None and array.dtype != np.dtype(dtype):
             raise DataError(f"input {name!r} is {array.dtype}, the model takes {dtype}", "Convert it before saving")
         shape = list(spec.shape)

@@ -6,7 +6,7 @@ import hashlib
 import shutil
 import tempfile
 import zipfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Callable, Mapping, Optional, Tuple, Type, Union
@@ -134,7 +134,10 @@ def _manifest_of(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, source: Path)
 
 def _assemble(source: Path, root: Path, data: bytes, manifest: Manifest, cleanup: Callable[[], None]) -> Bundle:
     components = {
-        name: load_variants(name, place, root, manifest.files, str(source))
+        name: tuple(
+            replace(variant, engines=source.absolute().with_name(f"{source.absolute().name}.engines"))
+            for variant in load_variants(name, place, root, manifest.files, str(source))
+        )
         for name, place in manifest.components.items()
     }
     return Bundle(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import FrozenSet, List, Optional, Tuple
+from typing import FrozenSet, List, Mapping, Optional, Tuple
 
 from edgeq_device.errors import BundleError
+from edgeq_device.gpu import Gpu
 from edgeq_device.package import MAIN, Bundle
 from edgeq_device.variants import Variant
+
+CPU = "CPUExecutionProvider"
 
 
 @dataclass(frozen=True)
@@ -20,12 +23,18 @@ class Device:
         features: normalised CPU features.
         runtime: version of onnxruntime.
         providers: execution providers that this onnxruntime has.
+        gpus: NVIDIA GPUs; `gpu_problem` says why there are none.
+        tensorrt: version of the TensorRT that onnxruntime would use, "" where it has none; `tensorrt_problem` says why.
     """
 
     architecture: str
     features: FrozenSet[str]
     runtime: str
     providers: Tuple[str, ...]
+    gpus: Tuple[Gpu, ...] = ()
+    gpu_problem: str = ""
+    tensorrt: str = ""
+    tensorrt_problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,15 +71,48 @@ def judge(variant: Variant, device: Device) -> Verdict:
             reasons.append(f"this device has no {', '.join(missing)}")
     if variant.ep not in device.providers:
         reasons.append(f"onnxruntime {device.runtime} here has no {variant.ep}")
+    reasons.extend(_gpu_reasons(variant, device))
     if parse_version(device.runtime) < parse_version(variant.min_onnxruntime):
         reasons.append(f"it needs onnxruntime {variant.min_onnxruntime}, here is {device.runtime}")
     return Verdict(variant, tuple(reasons))
 
 
-def select(bundle: Bundle, device: Device, component: str = MAIN, name: Optional[str] = None) -> Choice:
+def _gpu_reasons(variant: Variant, device: Device) -> List[str]:
+    """What of a GPU and of TensorRT `variant` needs and `device` lacks."""
+    wanted = {key: variant.info.get(key, "") for key in ("min_compute_capability", "min_tensorrt", "below_tensorrt")}
+    odd = next((key for key, value in wanted.items() if not isinstance(value, str)), None)
+    if odd is not None:
+        raise BundleError(f"variant {variant.name}: {odd} is not a string")
+    reasons: List[str] = []
+    least = wanted["min_compute_capability"]
+    if least and not device.gpus:
+        reasons.append(device.gpu_problem or "this device has no NVIDIA GPU")
+    elif least and all(gpu.compute_capability < parse_version(least) for gpu in device.gpus):
+        best = max(device.gpus, key=lambda gpu: gpu.compute_capability)
+        have = "{}.{}".format(*best.compute_capability)
+        reasons.append(f"it needs compute capability {least}, {best.name} has {have}")
+    oldest, below = wanted["min_tensorrt"], wanted["below_tensorrt"]
+    if (oldest or below) and variant.ep in device.providers:
+        if not device.tensorrt:
+            reasons.append(device.tensorrt_problem or "TensorRT is not installed")
+        elif oldest and parse_version(device.tensorrt) < parse_version(oldest):
+            reasons.append(f"it needs TensorRT {oldest}, here is {device.tensorrt}")
+        elif below and parse_version(device.tensorrt) >= parse_version(below):
+            reasons.append(f"it needs a TensorRT below {below}, here is {device.tensorrt}")
+    return reasons
+
+
+def select(
+    bundle: Bundle,
+    device: Device,
+    component: str = MAIN,
+    name: Optional[str] = None,
+    *,
+    failed: Optional[Mapping[str, str]] = None,
+) -> Choice:
     """The variant of `component` with the highest rank among those that fit; the first named wins a tie.
 
-    With `name`, that one and no other.
+    With `name`, that one and no other. `failed` names variants that were tried and did not open, each with the reason.
 
     Raises:
         BundleError: no such component or variant, or none that fits, each with its reason.
@@ -79,6 +121,11 @@ def select(bundle: Bundle, device: Device, component: str = MAIN, name: Optional
     if not variants:
         raise BundleError(f"{bundle.source} has no component {component}")
     verdicts = [judge(variant, device) for variant in variants]
+    if failed:
+        verdicts = [
+            Verdict(v.variant, (*v.reasons, failed[v.variant.name])) if v.variant.name in failed else v
+            for v in verdicts
+        ]
     if name is not None:
         named = next((verdict for verdict in verdicts if verdict.variant.name == name), None)
         if named is None:

@@ -8,10 +8,13 @@ import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Any, Iterator, List
 
 from edgeq_device.errors import BundleError, RuntimeUnavailableError
-from edgeq_device.select import Device, parse_version
+from edgeq_device.gpu import read_gpus
+from edgeq_device.gpu_sessions import open_on_gpu
+from edgeq_device.select import CPU, Device, parse_version
+from edgeq_device.tensorrt import read_tensorrt
 from edgeq_device.variants import EXTERNAL_FOLDER, Variant
 
 # Measured: up to 1.20 the folder option does nothing, 1.21 to 1.24 heed it for a model from bytes alone, 1.28 always.
@@ -48,11 +51,23 @@ def read_device() -> Device:
 
     architecture, features = read_features()
     ort = onnxruntime()
-    return Device(architecture, features, str(ort.__version__), tuple(ort.get_available_providers()))
+    gpus, gpu_problem = read_gpus()
+    tensorrt, tensorrt_problem = read_tensorrt(ort)
+    return Device(
+        architecture,
+        features,
+        str(ort.__version__),
+        tuple(ort.get_available_providers()),
+        gpus,
+        gpu_problem,
+        tensorrt,
+        tensorrt_problem,
+    )
 
 
 def open_session(variant: Variant, threads: int = 0) -> Any:
-    """An `onnxruntime.InferenceSession` for `variant` with the options that travel with it.
+    """An `onnxruntime.InferenceSession` for `variant` with the options that travel with it; for one that runs on a GPU,
+    a `BoundSession` around it whose provider has really started.
 
     Args:
         threads: threads inside an operator; 0 takes those that the variant was found to run best with, and where it
@@ -73,13 +88,20 @@ def open_session(variant: Variant, threads: int = 0) -> Any:
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, _LEVELS[level])
     for key, value in sorted(variant.session_options.items()):
         options.add_session_config_entry(key, value)
+    if variant.ep != CPU:
+        return open_on_gpu(variant, ort, lambda providers: _open(variant, ort, options, providers))
+    return _open(variant, ort, options, [(variant.ep, dict(variant.provider_options))])
+
+
+def _open(variant: Variant, ort: Any, options: Any, providers: List[Any]) -> Any:
+    assert variant.model is not None
     try:
         if EXTERNAL_FOLDER not in variant.session_options:
-            return ort.InferenceSession(str(variant.model), options, providers=_providers(variant))
+            return ort.InferenceSession(str(variant.model), options, providers=providers)
         if parse_version(str(ort.__version__)) >= _FOLDER_FROM_BYTES:
-            return ort.InferenceSession(variant.model.read_bytes(), options, providers=_providers(variant))
+            return ort.InferenceSession(variant.model.read_bytes(), options, providers=providers)
         with _gathered(variant.model, Path(variant.session_options[EXTERNAL_FOLDER])) as model:
-            return ort.InferenceSession(str(model), options, providers=_providers(variant))
+            return ort.InferenceSession(str(model), options, providers=providers)
     except Exception as error:  # onnxruntime raises a dozen unrelated types here, some of them bare Exception
         text = " ".join(str(error).split())
         raise RuntimeUnavailableError(
@@ -111,8 +133,3 @@ def _gathered(model: Path, weights: Path) -> Iterator[Path]:
             except OSError:
                 shutil.copyfile(file, target)
         yield folder / model.name
-
-
-def _providers(variant: Variant, fallback: str = "CPUExecutionProvider") -> List[Any]:
-    first: Tuple[str, Optional[Any]] = (variant.ep, dict(variant.provider_options))
-    return [first] if variant.ep == fallback else [first, fallback]

@@ -66,6 +66,7 @@ def bench_subjects(
     notes: List[str] = []
     with pinned(settings.pin):
         sessions = {subject.name: subject.open(settings.threads) for subject in subjects}
+        notes += [note for session in sessions.values() for note in getattr(session, "notes", ())]
         _check_same_inputs(sessions)
         samples = list(feeds(next(iter(sessions.values()))) if feeds else _made_up(sessions, shapes or {}))
         actual = {name: tuple(value.shape) for name, value in samples[0].items()} if samples else {}

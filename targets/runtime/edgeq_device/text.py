@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional
 
+from edgeq_device.engine import is_tensorrt, trtexec_line
 from edgeq_device.package import Bundle
 from edgeq_device.select import Choice, Device, Verdict, judge
 from edgeq_device.variants import Variant
@@ -24,6 +25,8 @@ def describe(bundle: Bundle, device: Device, choice: Optional[Choice]) -> Dict[s
             "features": sorted(device.features),
             "onnxruntime": device.runtime,
             "providers": list(device.providers),
+            "gpus": [gpu.to_dict() for gpu in device.gpus],
+            "tensorrt": device.tensorrt,
         },
         "chosen": choice.variant.name if choice else None,
         "why": choice.why if choice else None,
@@ -55,11 +58,15 @@ def info_lines(bundle: Bundle, device: Device, choice: Optional[Choice]) -> List
         f"{bundle.name or bundle.source}: {len(bundle.files)} files, {size / 1e6:.2f} MB, all hashes right",
         f"manifest sha256 {bundle.manifest_sha256}",
         f"this device: {device.architecture}, onnxruntime {device.runtime}",
+        *(f"  {gpu.name}, compute capability {gpu.to_dict()['compute_capability']}" for gpu in device.gpus),
+        *([f"  TensorRT {device.tensorrt}"] if device.tensorrt else []),
         "",
     ]
     for group in bundle.components.values():
         for variant in group:
             lines.append(_variant_line(judge(variant, device), choice))
+            if choice is not None and variant is choice.variant and is_tensorrt(variant):
+                lines.append(f"    with TensorRT's own tool: {trtexec_line(variant, device.tensorrt, {})}")
     return lines
 
 

@@ -8,6 +8,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 
 from edgeq_device.errors import BundleError
 from edgeq_device.manifest import COMPONENT, FileRecord, VariantBody, parse_component, resolve_reference, strings_in
+from edgeq_device.names import is_plain_name
 from edgeq_device.plainjson import MAX_BYTES, parse_json
 
 EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
@@ -37,6 +38,8 @@ class Variant:
         min_onnxruntime: "" where any will do.
         cases, tolerance: the self-test; tolerance is absolute, per output name.
         info: all of executor_info.edgeq.
+        table: the calibration table that must lie among the engines, where it has one.
+        engines: folder for what is built from the model on the device.
     """
 
     name: str
@@ -52,6 +55,8 @@ class Variant:
     cases: Tuple[Case, ...]
     tolerance: Mapping[str, float]
     info: Mapping[str, Any]
+    table: Optional[Path] = None
+    engines: Path = Path("engines")
 
 
 def load_variants(
@@ -108,7 +113,19 @@ def _variant(
         cases=cases,
         tolerance=tolerance,
         info=info,
+        table=_table(info, root, files, where),
     )
+
+
+def _table(info: Mapping[str, Any], root: Path, files: Mapping[str, FileRecord], where: str) -> Optional[Path]:
+    """The file of the bundle that holds this variant's calibration table."""
+    named = info.get("table_file")
+    if named is None:
+        return None
+    table = info.get("table")
+    if not isinstance(named, str) or not isinstance(table, str) or not is_plain_name(table):
+        raise BundleError(f"{where}: table and table_file must name a file each")
+    return _existing(named, root, files, where)
 
 
 def _selftest(

@@ -1,0 +1,275 @@
+"""The TensorRT backend: from a prepared model, ranges and a scheme to a file for TensorRT and its stand-ins."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+
+from edgeq.backends.base import Alternative, Artifact, check_names
+from edgeq.backends.tensorrt import implicit, options
+from edgeq.backends.tensorrt.check import Placement, check_placement
+from edgeq.backends.tensorrt.explicit import insert_pairs
+from edgeq.backends.tensorrt.facts import Facts, HalfType, facts
+from edgeq.backends.tensorrt.halves import cast_rest
+from edgeq.backends.tensorrt.placement import plan_placement, shared_ranges, weighted_operators
+from edgeq.backends.tensorrt.simulate import SETTINGS, simulation
+from edgeq.calibrate.ranges import Range
+from edgeq.calibrate.table import FLATBUFFERS
+from edgeq.data.samples import Samples
+from edgeq.errors import EdgeqError, HardwareError, ModelError, UsageError
+from edgeq.hardware.document import version_key
+from edgeq.hardware.target import Target
+from edgeq.measure.coverage import Coverage, FloatNode, NodeRun
+from edgeq.model.int8_rules import int8_rules
+from edgeq.model.load import load_model, save_model
+from edgeq.model.macs import node_macs
+from edgeq.model.names import name_nodes
+from edgeq.model.opset import raise_opset
+from edgeq.model.prepare import PreparedModel
+from edgeq.scheme import Scheme
+
+# The runner takes the highest rank that fits: TensorRT's own are the profiles', CUDA's lies under them and over every
+# CPU's, and float32 on the CPU is what is left.
+_CUDA_RANK, _FLOAT_RANK = 100, 0
+
+
+@dataclass(frozen=True)
+class TensorrtBackend:
+    """Attributes:
+    target: what it builds for; None knows of no TensorRT version and no GPU.
+    observed: what calibration saw, by tensor, unclipped: what 16-bit types are held against.
+    cut: share of each tensor's power that its range cuts off.
+    """
+
+    name: str = "tensorrt"
+    simulated: bool = True
+    target: Target | None = None
+    observed: Mapping[str, Range] = field(default_factory=dict)
+    cut: Mapping[str, float] = field(default_factory=dict)
+
+    def configured(self, target: Target, observed: Mapping[str, Range], cut: Mapping[str, float]) -> TensorrtBackend:
+        """This backend for one target."""
+        return dataclasses.replace(self, target=target, observed=observed, cut=cut)
+
+    def check(self, scheme: Scheme) -> None:
+        """Refuse a scheme that no model could be built with. See `Backend.check`."""
+        if scheme.mode != "static":
+            raise UsageError(f"TensorRT has no {scheme.mode} int8: its scales are fixed in the engine", "Leave it out")
+        if scheme.format == "QOperator":
+            raise UsageError("TensorRT knows no QLinear operators", "Make --format QDQ")
+        if scheme.activation_type != "int8" or scheme.weight_type != "int8":
+            raise UsageError("TensorRT's integers are signed", "Make --activation-type and --weight-type int8")
+        if not (scheme.activation_symmetric and scheme.weight_symmetric):
+            raise UsageError("TensorRT takes no zero point other than 0", "Leave --activation-symmetric")
+        if scheme.reduce_range:
+            raise UsageError("tensor cores sum in 32 bits: 7-bit weights would only lose accuracy", "Leave it out")
+        self._check_rest(scheme)
+        if scheme.format == "table":
+            implicit.check_version(self._tensorrt, self._where)
+            if scheme.exclude or scheme.op_types is not None:
+                raise UsageError(
+                    "with a table TensorRT itself chooses what runs in int8",
+                    "Make --format QDQ, or leave out --exclude and --op-type",
+                )
+        known = sorted({*weighted_operators(int8_rules(self.name)), "Add"})
+        foreign = next((op for op in scheme.op_types or () if op not in known), None)
+        if foreign is not None:
+            raise UsageError(f"TensorRT quantizes no {foreign} by itself", f"It can be {', '.join(known)}")
+
+    def build(
+        self,
+        prepared: PreparedModel,
+        ranges: Mapping[str, Range],
+        scheme: Scheme,
+        destination: Path,
+        *,
+        samples: Samples | None = None,
+    ) -> Artifact:
+        """Write the model for TensorRT to `destination`. See `Backend.build`."""
+        self.check(scheme)
+        check_names(load_model(prepared.path, external_data="none"), scheme.exclude, prepared.source)
+        place = Path(tempfile.mkdtemp(prefix="tensorrt-", dir=prepared.path.parent))
+        if scheme.format == "table":
+            return self._implicit(prepared, ranges, scheme, destination, place)
+        return self._explicit(prepared, ranges, scheme, destination, place)
+
+    def _explicit(
+        self, prepared: PreparedModel, ranges: Mapping[str, Range], scheme: Scheme, destination: Path, place: Path
+    ) -> Artifact:
+        known = facts()
+        source = load_model(prepared.path, external_data="none")
+        model = _raised(prepared, scheme.rest)
+        plan = plan_placement(
+            model,
+            int8_rules(self.name),
+            exclude=scheme.exclude,
+            op_types=scheme.op_types,
+            cut=self.cut,
+            most_cut=known.most_cut,
+        )
+        if not plan.edges:
+            first = next(iter(plan.reasons.items()), ("the model", "it has no Conv, ConvTranspose, Gemm or MatMul"))
+            raise ModelError(
+                f"{prepared.source}: nothing in it was quantized: {first[0]}: {first[1]}",
+                "Deploy the float model, or exclude fewer nodes",
+            )
+        ranges = shared_ranges(model, plan, ranges)
+        insert_pairs(model, plan, ranges, per_channel=scheme.per_channel, rest=scheme.rest)
+        in_float32 = {} if scheme.rest == "float32" else cast_rest(model, scheme.rest, self._seen(ranges), known)
+        placement = check_placement(model, source, {**in_float32, **plan.reasons})
+        if placement.findings:
+            raise ModelError(
+                f"{prepared.source}: a Q/DQ pair is misplaced: {placement.findings[0]}",
+                "This is a bug in edgeq: report it with the model",
+            )
+        _save(model, destination, prepared)
+        twin = place / "simulation.onnx"
+        save_model(simulation(model), twin)
+        provider_options = options.explicit_options(scheme.rest)
+        options.check_options(options.TENSORRT, provider_options)
+        return Artifact(
+            model=destination,
+            scheme=scheme,
+            provider=options.TENSORRT,
+            provider_options=provider_options,
+            notes=_notes(placement, in_float32),
+            device="gpu",
+            requires={**self._gpu, "min_tensorrt": _needs(scheme.rest).min_tensorrt},
+            simulation=twin,
+            simulation_settings=SETTINGS,
+            coverage=placement.coverage(),
+            details={"placement": placement.to_dict()},
+            alternatives=self._alternatives(prepared, scheme, place),
+        )
+
+    def _implicit(
+        self, prepared: PreparedModel, ranges: Mapping[str, Range], scheme: Scheme, destination: Path, place: Path
+    ) -> Artifact:
+        known = facts()
+        model = load_model(prepared.path, external_data="all")
+        tables = place / "tables"
+        notes = implicit.write_implicit(model, ranges, tables, self._tensorrt)
+        save_model(model, destination)
+        provider_options = options.table_options(FLATBUFFERS)
+        options.check_options(options.TENSORRT, provider_options)
+        return Artifact(
+            model=destination,
+            scheme=scheme,
+            provider=options.TENSORRT,
+            provider_options=provider_options,
+            notes=(*notes, "what runs in int8 is TensorRT's choice: the proof here is of the float model"),
+            device="gpu",
+            requires={
+                **self._gpu,
+                "min_tensorrt": known.table_min_tensorrt,
+                "below_tensorrt": known.table_below_tensorrt,
+                "table": FLATBUFFERS,
+            },
+            simulation=destination,
+            coverage=_unknown_coverage(model),
+            tables=tuple(tables / name for name in implicit.FILES),
+            alternatives=self._alternatives(prepared, scheme, place),
+        )
+
+    def _alternatives(self, prepared: PreparedModel, scheme: Scheme, place: Path) -> tuple[Alternative, ...]:
+        """The same model where there is no TensorRT: in 16 bits on CUDA, in float32 on a CPU."""
+        float32 = Scheme(mode="static", format="QDQ")
+        found = []
+        if scheme.rest != "float32":
+            model = _raised(prepared, scheme.rest)
+            in_float32 = cast_rest(model, scheme.rest, self._seen({}), facts())
+            path, twin = place / "cuda.onnx", place / "cuda-simulation.onnx"
+            _save(model, path, prepared)
+            save_model(simulation(model), twin)
+            artifact = Artifact(
+                model=path,
+                scheme=float32.replace(rest=scheme.rest),
+                provider=options.CUDA,
+                device="gpu",
+                requires={"min_compute_capability": facts().halves[scheme.rest].min_compute_capability},
+                simulation=twin,
+                simulation_settings=SETTINGS,
+                notes=tuple(f"{name}: {reason}" for name, reason in in_float32.items()),
+            )
+            found.append(Alternative(f"cuda-{scheme.rest}", f"any NVIDIA GPU, {scheme.rest}", _CUDA_RANK, artifact))
+        cpu = Artifact(model=prepared.path, scheme=float32, provider=options.CPU)
+        found.append(Alternative("cpu-float32", "any CPU, the float32 model", _FLOAT_RANK, cpu))
+        return tuple(found)
+
+    def _seen(self, ranges: Mapping[str, Range]) -> Mapping[str, Range]:
+        return self.observed or ranges
+
+    def _check_rest(self, scheme: Scheme) -> None:
+        half = facts().halves.get(scheme.rest)
+        needed = half.min_compute_capability if half is not None else ""
+        have = self._gpu.get("min_compute_capability", "")
+        if needed and have and version_key(have) < version_key(needed):
+            raise HardwareError(
+                f"{self._where} has compute capability {have}, and {scheme.rest} needs {needed}",
+                "Make --rest float16",
+            )
+
+    @property
+    def _gpu(self) -> dict[str, str]:
+        least = self.target.profile.min_compute_capability if self.target is not None else None
+        return {} if least is None else {"min_compute_capability": "{}.{}".format(*least)}
+
+    @property
+    def _tensorrt(self) -> str:
+        return str(self.target.runtime.get("tensorrt", "")) if self.target is not None else ""
+
+    @property
+    def _where(self) -> str:
+        return self.target.name if self.target is not None else "the target"
+
+
+def _needs(rest: str) -> Facts | HalfType:
+    """What has the opset, IR version and TensorRT of a file whose rest is of that type."""
+    return facts().halves.get(rest, facts())
+
+
+def _raised(prepared: PreparedModel, rest: str) -> onnx.ModelProto:
+    needs = _needs(rest)
+    model = load_model(prepared.path, external_data="all")
+    raised = raise_opset(model, prepared.source, lowest=needs.opset, to=needs.opset, ir_version=needs.ir_version)
+    raised.ir_version = max(raised.ir_version, needs.ir_version)
+    name_nodes(raised)
+    return raised
+
+
+def _save(model: onnx.ModelProto, path: Path, prepared: PreparedModel) -> None:
+    save_model(model, path)
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except Exception as error:  # C++ raises ValidationError, InferenceError and others
+        text = " ".join(str(error).split())[:200]
+        raise EdgeqError(
+            f"{prepared.source}: the file for TensorRT is not valid: {text}", "This is a bug in edgeq: report it"
+        ) from error
+
+
+def _notes(placement: Placement, in_float32: Mapping[str, str]) -> tuple[str, ...]:
+    macs = placement.macs()
+    whole = sum(macs.values()) or 1
+    shares = ", ".join(f"{name} {count / whole:.1%}" for name, count in macs.items() if count)
+    pairs = sum(not pair.weight for pair in placement.pairs)
+    notes = [f"by the placement checker: {shares} of the multiply-accumulates, {pairs} activations between Q and DQ"]
+    notes += [f"{name} {reason}" for name, reason in in_float32.items()]
+    return tuple(notes)
+
+
+def _unknown_coverage(model: onnx.ModelProto) -> Coverage:
+    macs = {name: count for name, count in node_macs(model).items() if count}
+    types = {node.name: node.op_type for node in model.graph.node}
+    reason = "TensorRT chooses when it builds the engine"
+    return Coverage(
+        0,
+        sum(macs.values()),
+        tuple(NodeRun(name, name, types[name], "float", count) for name, count in macs.items()),
+        tuple(FloatNode(name, types[name], count, reason) for name, count in macs.items()),
+    )

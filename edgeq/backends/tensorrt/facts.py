@@ -1,0 +1,84 @@
+"""What is known of TensorRT beside its int8 rules: `targets/backends/tensorrt.toml`, read once."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+
+from edgeq.resources import shipped
+
+
+@dataclass(frozen=True)
+class HalfType:
+    """A 16-bit type: the largest magnitude that a calibrated tensor may have in it, the first GPU that has it, and the
+    opset, IR version and TensorRT that a file with it needs."""
+
+    name: str
+    limit: float
+    min_compute_capability: str
+    opset: int
+    ir_version: int
+    min_tensorrt: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Attributes:
+    opset, ir_version: of a file with explicit quantization and nothing in 16 bits.
+    min_tensorrt: the first that reads it.
+    most_cut: share of a tensor's power from which on clipping it is too much.
+    halves: 16-bit types by name.
+    float32_operators: operator type → why it is not computed in 16 bits.
+    table_min_tensorrt, table_below_tensorrt: who takes calibration tables.
+    table_reason, table_fix: what is said to others.
+    options: execution provider → names of options that it is known to take.
+    """
+
+    opset: int
+    ir_version: int
+    min_tensorrt: str
+    most_cut: float
+    halves: Mapping[str, HalfType]
+    float32_operators: Mapping[str, str]
+    table_min_tensorrt: str
+    table_below_tensorrt: str
+    table_reason: str
+    table_fix: str
+    options: Mapping[str, frozenset[str]]
+
+
+@cache
+def facts() -> Facts:
+    """The shipped facts."""
+    path = shipped("targets") / "backends" / "tensorrt.toml"
+    content = tomllib.loads(path.read_text(encoding="utf-8"))
+    explicit, rest, table = content["explicit"], content["rest"], content["table"]
+    halves = {
+        name: HalfType(
+            name,
+            entry["largest"] / rest["headroom"],
+            entry["min_compute_capability"],
+            entry.get("opset", explicit["opset"]),
+            entry.get("ir_version", explicit["ir_version"]),
+            entry.get("min_tensorrt", explicit["min_tensorrt"]),
+        )
+        for name, entry in rest.items()
+        if isinstance(entry, dict)
+    }
+    kept = {op: str(entry["reason"]) for entry in content["float32_operators"] for op in entry["operators"]}
+    return Facts(
+        opset=explicit["opset"],
+        ir_version=explicit["ir_version"],
+        min_tensorrt=explicit["min_tensorrt"],
+        most_cut=explicit["most_cut"],
+        halves=MappingProxyType(halves),
+        float32_operators=MappingProxyType(kept),
+        table_min_tensorrt=table["min_tensorrt"],
+        table_below_tensorrt=table["below_tensorrt"],
+        table_reason=table["reason"],
+        table_fix=table["fix"],
+        options=MappingProxyType({name: frozenset(options) for name, options in content["options"].items()}),
+    )

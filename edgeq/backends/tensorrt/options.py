@@ -1,0 +1,69 @@
+"""Options of ONNX Runtime's NVIDIA providers, held against those that the installed onnxruntime takes."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from edgeq.backends.tensorrt.facts import facts
+from edgeq.errors import UsageError
+from edgeq.session import onnxruntime
+
+TENSORRT, CUDA, CPU = "TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"
+_LIBRARIES = {TENSORRT: "onnxruntime_providers_tensorrt", CUDA: "onnxruntime_providers_cuda"}
+_WORD = re.compile(rb"[a-z][a-z0-9_]{3,60}")
+
+
+def known_options(provider: str) -> tuple[frozenset[str], str]:
+    """(names that `provider` takes, where they come from): the installed library, else what is on record.
+
+    The library holds each option's name as text. Of the names on record, those that it lacks are not taken; names that
+    begin like the provider's own and that are not on record yet are.
+    """
+    recorded = facts().options.get(provider, frozenset())
+    library = _library(provider)
+    if library is None:
+        return recorded, "the record of targets/backends/tensorrt.toml: no onnxruntime-gpu is installed here"
+    words = {word.decode() for word in _WORD.findall(library.read_bytes())}
+    own = {word for word in words if word.startswith("trt_")} if provider == TENSORRT else set()
+    return (recorded & words) | own, f"{library.name} of the installed onnxruntime {onnxruntime().__version__}"
+
+
+def check_options(provider: str, options: Mapping[str, str]) -> None:
+    """Refuse an option that `provider` does not take: ONNX Runtime would say so only on the device.
+
+    Raises:
+        UsageError: with the nearest name.
+    """
+    known, source = known_options(provider)
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"Did you mean {close[0]}?" if close else f"Known by {source}"
+            raise UsageError(f"{provider} takes no option {name!r}", hint)
+
+
+def explicit_options(rest: str) -> dict[str, str]:
+    """For a file with Q/DQ. TensorRT up to 10 wants the types allowed by flags; 11 goes by the file, and edgeq's runner
+    leaves the flags out there. Where engines are kept is the runner's to say."""
+    half = {"float16": {"trt_fp16_enable": "1"}, "bfloat16": {"trt_bf16_enable": "1"}}.get(rest, {})
+    return {**half, "trt_int8_enable": "1", "trt_engine_cache_enable": "1", "trt_timing_cache_enable": "1"}
+
+
+def table_options(table: str) -> dict[str, str]:
+    """For a float model with a calibration table, named `table`, that lies in the folder of the engines."""
+    return {
+        "trt_int8_enable": "1",
+        "trt_fp16_enable": "1",
+        "trt_int8_calibration_table_name": table,
+        "trt_int8_use_native_calibration_table": "0",
+        "trt_engine_cache_enable": "1",
+        "trt_timing_cache_enable": "1",
+    }
+
+
+def _library(provider: str) -> Path | None:
+    folder = Path(onnxruntime().__file__).parent / "capi"
+    return next((p for p in sorted(folder.glob(f"*{_LIBRARIES[provider]}*")) if p.is_file()), None)

@@ -1,0 +1,37 @@
+"""edgeq doctor: what is installed and what works."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from edgeq.cli._common import Face, common
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from edgeq.pipeline.doctor import Diagnosis
+
+
+@click.command("doctor")
+@click.option("--gpu", is_flag=True, help="Build, run and time the demo model on the GPU too. Takes minutes.")
+@common
+def command(face: Face, gpu: bool) -> None:
+    """Say what is installed here and what works, and with --gpu run it.
+
+    \b
+    edgeq doctor
+    edgeq doctor --gpu --json > gpu.json
+    """
+    from edgeq.pipeline.doctor import doctor
+
+    found = doctor(gpu=gpu, progress=face.progress())
+    face.result(found.to_dict(), lambda console: _draw(console, found))
+    found.check(gpu=gpu)
+
+
+def _draw(console: Console, found: Diagnosis) -> None:
+    width = max(len(check.name) for check in found.checks)
+    for check in found.checks:
+        console.print(f"{check.status:8} {check.name:{width}}  {check.detail}", markup=False)

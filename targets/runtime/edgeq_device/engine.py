@@ -1,0 +1,128 @@
+"""TensorRT engines: where they are kept, what the provider is told, and how to build one without onnxruntime.
+
+An engine fits one GPU, one TensorRT and one model, so it lies in a folder named after the three, beside the bundle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Tuple
+
+from edgeq_device.gpu import Gpu
+from edgeq_device.select import Device, parse_version
+from edgeq_device.tensorrt import PROVIDER, STRONGLY_TYPED
+from edgeq_device.variants import Variant
+
+TABLE = "table"
+_FLAGS = ("trt_fp16_enable", "trt_bf16_enable", "trt_int8_enable")
+_HASH_LENGTH = 16
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Where an engine is or will be, and what the provider is told.
+
+    Attributes:
+        folder: made, and writable.
+        cached: whether an engine lies there already.
+        options: provider options.
+        note: where the folder is not beside the bundle, why; else "".
+    """
+
+    folder: Path
+    cached: bool
+    options: Dict[str, str]
+    note: str = ""
+
+
+def plan_engine(variant: Variant, device: Device) -> Engine:
+    """The engine of `variant` on `device`; its folder is made."""
+    gpu = best_gpu(device)
+    folder, note = _folder(variant.engines, engine_key(variant, gpu, device.tensorrt))
+    options = typed_options(variant, device.tensorrt)
+    options["trt_engine_cache_path"] = options["trt_timing_cache_path"] = str(folder)
+    table = variant.info.get(TABLE)
+    if isinstance(table, str) and variant.table is not None:
+        # The provider looks the table up by name among the engines.
+        shutil.copyfile(variant.table, folder / table)
+    cached = any(folder.glob("*.engine"))
+    return Engine(folder, cached, options, note)
+
+
+def engine_key(variant: Variant, gpu: Gpu, tensorrt: str) -> str:
+    """GPU, compute capability, TensorRT's version and the model's hash, as a folder's name."""
+    assert variant.model is not None
+    digest = hashlib.sha256(variant.model.read_bytes()).hexdigest()[:_HASH_LENGTH]
+    name = re.sub(r"[^a-z0-9]+", "-", gpu.name.lower()).strip("-") or "gpu"
+    return f"{name}-sm{gpu.compute_capability[0]}{gpu.compute_capability[1]}-trt{tensorrt}-{digest}"
+
+
+def typed_options(variant: Variant, tensorrt: str) -> Dict[str, str]:
+    """The variant's provider options without the precision flags where TensorRT goes by the types in the file."""
+    options = dict(variant.provider_options)
+    if parse_version(tensorrt) >= STRONGLY_TYPED:
+        for flag in _FLAGS:
+            options.pop(flag, None)
+    return options
+
+
+def best_gpu(device: Device) -> Gpu:
+    """The GPU of the highest compute capability; one without a name where none is known."""
+    return max(device.gpus, key=lambda gpu: gpu.compute_capability, default=Gpu("", (0, 0)))
+
+
+def trtexec_line(variant: Variant, tensorrt: str, shapes: Dict[str, Tuple[int, ...]]) -> str:
+    """The command that builds and times the same engine with TensorRT's own tool, run in the bundle's folder.
+
+    Args:
+        shapes: of inputs with open sizes, such as those of the self-test.
+    """
+    assert variant.model is not None
+    words = ["trtexec", f"--onnx={variant.model}", f"--saveEngine={variant.name}.engine"]
+    if isinstance(variant.info.get(TABLE), str):
+        words += ["--int8", "--fp16", "--calib=calibration.tensorrt"]
+    elif tensorrt and parse_version(tensorrt) < STRONGLY_TYPED:
+        words.append("--stronglyTyped")
+    if shapes:
+        listed = ",".join(f"{name}:{'x'.join(map(str, shape))}" for name, shape in sorted(shapes.items()))
+        words.append(f"--shapes={listed}")
+    return " ".join(shlex.quote(word) for word in [*words, "--useCudaGraph", "--noDataTransfers"])
+
+
+def is_tensorrt(variant: Variant) -> bool:
+    return variant.ep == PROVIDER
+
+
+def _folder(beside: Path, key: str) -> Tuple[Path, str]:
+    """A writable folder for `key`: beside the bundle, else in the user's cache, else a temporary one."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgeq" / "engines"
+    for parent in (beside, cache):
+        folder = parent / key
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            note = "" if parent == beside else f"engines are kept in {parent}: {beside} cannot be written"
+            return folder, note
+    folder = Path(tempfile.mkdtemp(prefix="edgeq-engines-")) / key
+    folder.mkdir()
+    return folder, f"engines are lost after this run: neither {beside} nor {cache} can be written"
+
+
+def describe_engine(engine: Engine, seconds: float) -> str:
+    """One line on what opening took."""
+    did = "loaded from" if engine.cached else "built and kept in"
+    return f"TensorRT engine {did} {engine.folder} in {seconds:.1f} s; this is not part of any latency"
+
+
+def static_shapes(specs: Any) -> bool:
+    """Whether every size of these inputs or outputs is a number."""
+    return all(isinstance(size, int) for spec in specs for size in spec.shape)

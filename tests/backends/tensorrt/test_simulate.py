@@ -1,0 +1,104 @@
+"""The twin against the arithmetic that it stands for, done in numpy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, numpy_helper
+
+from edgeq.backends.tensorrt.simulate import SETTINGS, simulation
+from edgeq.session import SessionSettings, open_session
+
+from .nets import CHANNELS, SAME, bench, model, node, random, residual
+
+
+def half_chain() -> onnx.ModelProto:
+    """x → float16 → times 1000 → times 0.001 → float32: infinite from 66 on."""
+    nodes = [
+        node("Cast", ["x"], ["h"], name="down", to=TensorProto.FLOAT16),
+        node("Mul", ["h", "k"], ["m"], name="up"),
+        node("Mul", ["m", "r"], ["n"], name="back"),
+        node("Cast", ["n"], ["y"], name="out", to=TensorProto.FLOAT),
+    ]
+    return model(nodes, {"k": np.float16(1000), "r": np.float16(0.001)}, shape=[4], opset=19)
+
+
+def test_onnxruntimes_cpu_kernels_do_not_compute_in_float16() -> None:
+    """Why there is a twin. When this fails, the graph itself can be run."""
+    x = np.array([1.2345, 200, 0, 0], np.float32)
+    assert open_session(half_chain().SerializeToString()).run(None, {"x": x})[0][1] == pytest.approx(200, rel=1e-3)
+
+
+@pytest.mark.parametrize("level", ["none", "basic", "all"])
+def test_the_twin_rounds_and_overflows_like_float16(level: str) -> None:
+    x = np.array([1.2345, 200, 65.5, -66], np.float32)
+    twin = simulation(half_chain())
+    got = open_session(twin.SerializeToString(), SessionSettings(optimization=level)).run(None, {"x": x})[0]  # type: ignore[arg-type]
+    with np.errstate(over="ignore"):
+        wanted = ((x.astype(np.float16) * np.float16(1000)) * np.float16(0.001)).astype(np.float32)
+    np.testing.assert_array_equal(got, wanted)
+
+
+def test_int8_arithmetic_is_that_of_the_graph(tmp_path: Path) -> None:
+    proto = model(
+        [node("Conv", ["x", "w", "b"], ["y"], name="conv")],
+        {"w": random(CHANNELS, CHANNELS, 1, 1), "b": random(CHANNELS)},
+        shape=(1, CHANNELS, 1, 1),
+    )
+    built = bench(tmp_path, proto).build()
+    held = {t.name: numpy_helper.to_array(t) for t in onnx.load(built.model).graph.initializer}
+    x = random(1, CHANNELS, 1, 1, seed=9)
+    step = float(next(v for k, v in held.items() if k.startswith("x_scale")))
+    q = np.clip(np.rint(x.ravel() / np.float32(step)), -128, 127).astype(np.int64)
+    sums = held["w_quantized"].reshape(CHANNELS, CHANNELS).astype(np.int64) @ q
+    scales = next(v for k, v in held.items() if k.startswith("w_scale")).astype(np.float64)
+    exact = sums * step * scales + held["b_float16"].astype(np.float64)
+    got = open_session(built.simulation, SETTINGS).run(None, {"x": x})[0].ravel()
+    # Summed in float32, then rounded to float16: half a step of float16 at most, and float32's own error.
+    np.testing.assert_allclose(got, exact, rtol=2**-11 + 1e-5, atol=1e-6)
+
+
+def test_names_and_signature_are_the_same(tmp_path: Path) -> None:
+    built = bench(tmp_path, residual()).build()
+    deployed, twin = onnx.load(built.model).graph, onnx.load(built.simulation).graph
+    assert [i.name for i in deployed.input] == [i.name for i in twin.input]
+    assert [o.name for o in deployed.output] == [o.name for o in twin.output]
+    assert {n.name for n in deployed.node if n.op_type != "Cast"} <= {n.name for n in twin.node}
+
+
+def test_the_deployed_file_loads_and_is_close_to_its_twin(tmp_path: Path) -> None:
+    """ONNX Runtime runs it, in float32: what differs are the roundings to float16, and integers that they tip."""
+    small = bench(tmp_path, residual())
+    built = small.build()
+    x = dict(next(iter(small.samples)).inputs)
+    exact = open_session(small.prepared.path).run(None, x)[0]
+    deployed = open_session(built.model, SETTINGS).run(None, x)[0]
+    twin = open_session(built.simulation, SETTINGS).run(None, x)[0]
+    assert np.linalg.norm(deployed - twin) < 0.02 * np.linalg.norm(twin)
+    assert np.linalg.norm(twin - exact) < 0.1 * np.linalg.norm(exact)
+
+
+def test_a_cast_to_float_becomes_nothing() -> None:
+    nodes = [
+        node("Cast", ["x"], ["h"], name="down", to=TensorProto.FLOAT16),
+        node("Cast", ["h"], ["y"], name="up", to=TensorProto.FLOAT),
+    ]
+    twin = simulation(model(nodes, {}, shape=[2], opset=19))
+    assert [n.op_type for n in twin.graph.node] == ["Cast", "Cast", "Identity"]
+    x = np.array([0.1, 1e9], np.float32)
+    got = open_session(twin.SerializeToString(), SETTINGS).run(None, {"x": x})[0]
+    assert got.tolist() == [np.float32(np.float16(0.1)), np.inf]
+
+
+def test_padding_is_only_moved(tmp_path: Path) -> None:
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], name="conv", **SAME),
+        node("Pad", ["c", "pads"], ["y"], name="pad"),
+    ]
+    weights = {"w": random(CHANNELS, CHANNELS, 3, 3), "pads": np.array([0, 0, 0, 0, 0, 2, 0, 0], np.int64)}
+    built = bench(tmp_path, model(nodes, weights)).build()
+    graph = onnx.load(built.simulation).graph
+    assert not any(n.name.startswith("pad_") for n in graph.node)

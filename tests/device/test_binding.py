@@ -1,0 +1,61 @@
+"""Bound sessions on the CPU: the same code as on a GPU, with another device's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from edgeq_device.binding import BoundSession
+from onnx import TensorProto, helper
+
+
+def pair(path: Path) -> tuple[BoundSession, onnxruntime.InferenceSession]:
+    plain = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return BoundSession(plain, onnxruntime, "cpu", ["a note"]), plain
+
+
+@pytest.fixture
+def fixed(tmp_path: Path) -> Path:
+    """Sizes that are all known, two outputs."""
+    nodes = [helper.make_node("Add", ["x", "x"], ["twice"]), helper.make_node("Neg", ["x"], ["minus"])]
+    made = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in ("twice", "minus")]
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])], made)
+    path = tmp_path / "fixed.onnx"
+    path.write_bytes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    )
+    return path
+
+
+def test_results_are_those_of_a_plain_session(models: dict[str, Path]) -> None:
+    bound, plain = pair(models["narrow"])
+    random = np.random.default_rng(0)
+    for rows in (1, 4, 1):
+        x = random.standard_normal((rows, 64), dtype=np.float32)
+        np.testing.assert_array_equal(bound.run(None, {"x": x})[0], plain.run(None, {"x": x})[0])
+    assert bound.get_providers() == ["CPUExecutionProvider"]
+    assert bound.notes == ("a note",)
+
+
+def test_fixed_outputs_are_not_overwritten_by_the_next_run(fixed: Path) -> None:
+    bound, _ = pair(fixed)
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    first = bound.run(None, {"x": x})[0]
+    bound.run(None, {"x": -x})
+    np.testing.assert_array_equal(first, 2 * x)
+
+
+def test_outputs_come_in_the_order_asked_for(fixed: Path) -> None:
+    bound, _ = pair(fixed)
+    x = np.ones((2, 3), np.float32)
+    minus, twice = bound.run(["minus", "twice"], {"x": x})
+    assert minus[0, 0] == -1
+    assert twice[0, 0] == 2
+
+
+def test_arrays_that_are_not_contiguous(fixed: Path) -> None:
+    bound, _ = pair(fixed)
+    x = np.arange(6, dtype=np.float32).reshape(3, 2).T
+    np.testing.assert_array_equal(bound.run(["minus"], {"x": x})[0], -x)
