@@ -4,8 +4,8 @@ The saturating kernels compute, for unsigned a and signed b,
 
     c[m, n] = sum over i of clip(a[m, 2i] b[2i, n] + a[m, 2i+1] b[2i+1, n], -2^15, 2^15 - 1)
 
-on the raw bytes. A pair of weights whose sum (of one sign) stays under `PAIR_LIMIT` cannot reach the clip, so only the
-other pairs are looked at: the exact product less what each of their sums exceeds 16 bits by.
+on the raw bytes. Few pairs of weights can reach the clip, so only those are looked at: the exact product less what each
+of their sums exceeds 16 bits by.
 """
 
 from __future__ import annotations
@@ -40,24 +40,37 @@ class Product:
 
 def exact_product(a: NDArray[Any], b: NDArray[Any]) -> Product:
     """[M, K] by [K, N], bytes of any sign, without saturation."""
-    kind = np.float32 if a.shape[1] <= _EXACT_IN_FLOAT32 else np.float64
-    values = (a.astype(kind) @ b.astype(kind)).astype(np.int64)
+    values = np.zeros((len(a), b.shape[1]), np.int64)
+    for start in range(0, a.shape[1], _EXACT_IN_FLOAT32):
+        part = slice(start, start + _EXACT_IN_FLOAT32)
+        values += (a[:, part].astype(np.float32) @ b[part].astype(np.float32)).astype(np.int64)
     return Product(values, np.zeros(b.shape[1], np.int64), len(a) * ((a.shape[1] + 1) // 2))
 
 
 def saturating_product(a: NDArray[np.uint8], b: NDArray[np.int8]) -> Product:
     """[M, K] unsigned by [K, N] signed, each sum of two products clipped to 16 bits."""
     product = exact_product(a, b)
-    values, clipped = product.values, product.clipped
+    if not a.size or not (pair_sums(b.T) > PAIR_LIMIT).any():
+        return product
+    # One row for each k and for each n: what is looked at together lies together.
+    left = np.ascontiguousarray(a.T).astype(np.int32)
+    if len(left) % 2:
+        left = np.pad(left, ((0, 1), (0, 0)))
     first, second = as_pairs(b.T.astype(np.int32))
-    suspects = pair_sums(b.T) > PAIR_LIMIT
-    left = a.astype(np.int32)
+    suspects = _reach(left.max(axis=1), first, second)
+    excess = np.zeros((b.shape[1], len(a)), np.int32)
     for i in np.flatnonzero(suspects.any(axis=0)):
         columns = np.flatnonzero(suspects[:, i])
-        sums = left[:, 2 * i, None] * first[columns, i]
-        if 2 * i + 1 < left.shape[1]:
-            sums += left[:, 2 * i + 1, None] * second[columns, i]
-        excess = sums - np.clip(sums, _LOW, _HIGH)
-        values[:, columns] -= excess
-        clipped[columns] += np.count_nonzero(excess, axis=0)
-    return product
+        sums = left[2 * i] * first[columns, i, None]
+        sums += left[2 * i + 1] * second[columns, i, None]
+        over = sums - np.clip(sums, _LOW, _HIGH)
+        excess[columns] += over
+        product.clipped[columns] += np.count_nonzero(over, axis=1)
+    return Product(product.values - excess.T, product.clipped, product.pairs)
+
+
+def _reach(largest: NDArray[np.int32], first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which pairs of weights leave 16 bits beside some input, given the largest value there is at each k."""
+    even, odd = largest[0::2], largest[1::2]
+    above = even * np.maximum(first, 0) + odd * np.maximum(second, 0) > _HIGH
+    return np.asarray(above | (even * np.minimum(first, 0) + odd * np.minimum(second, 0) < _LOW))

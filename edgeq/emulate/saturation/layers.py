@@ -30,7 +30,7 @@ _OPERANDS = {
 }
 # These take float and make unsigned bytes of it themselves.
 _DYNAMIC = frozenset({"DynamicQuantizeMatMul", "DynamicQuantizeLSTM"})
-_TYPES = {TensorProto.UINT8: "uint8", TensorProto.INT8: "int8"}
+_TYPES: dict[int, str] = {TensorProto.UINT8: "uint8", TensorProto.INT8: "int8"}
 
 
 @dataclass(frozen=True, eq=False)
