@@ -109,6 +109,10 @@ class Scheme:
         """A copy with `changes`; None leaves a field as it is, so unset options can be passed through."""
         return dataclasses.replace(self, **{k: v for k, v in changes.items() if v is not None})
 
+    def fields(self) -> dict[str, Any]:
+        """Every field with its value: what `replace` takes to make another scheme this one."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, every field, in declaration order."""
         plain: dict[str, Any] = {}

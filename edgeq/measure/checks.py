@@ -1,4 +1,4 @@
-"""What was checked of an artifact, and on what: the target's own hardware, an emulation, a model of it, or not at all."""
+"""What was checked of an artifact, and on what: the target's hardware, an emulation, a model of it, or not at all."""
 
 from __future__ import annotations
 

@@ -12,16 +12,21 @@ from typing import Any
 
 import numpy as np
 
+from edgeq.bundle.weights import share_weights
 from edgeq.bundle.write import BundleSpec, SelfTestCase, VariantSpec, write_bundle
 from edgeq.calibrate.ranges import derive_ranges
 from edgeq.calibrate.table import write_tables
 from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.data.samples import Samples
+from edgeq.hardware.document import version_key
 from edgeq.hardware.target import THIS_MACHINE, Target
+from edgeq.measure.checks import Check
+from edgeq.model.compatibility import Compatibility
 from edgeq.model.load import load_model, model_digest
+from edgeq.pipeline.builds import model_bytes
 from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.proof import Proof
-from edgeq.pipeline.quantize import model_bytes
+from edgeq.pipeline.remedies import Decision
 from edgeq.progress import SILENT, Progress
 from edgeq.report.histograms import quantized_tensors, worst_tensors
 from edgeq.report.layers import layer_record
@@ -37,7 +42,11 @@ _SELFTEST_TOLERANCE = 0.025
 class PackagedVariant:
     """One variant: what was built, its proof, whether that was taken on the target's own kernels, and its size.
 
-    `threads` are those that suit it, which the runner takes where it is told none; 0 leaves it to the runtime.
+    Attributes:
+        threads: those that suit it, which the runner takes where it is told none; 0 leaves it to the runtime.
+        checks: what was checked on whose kernels, one of each name.
+        decision: what was done about saturating kernels, and why; None where there was nothing to decide.
+        compatibility: what it needs of onnxruntime; None where that is not looked up.
     """
 
     built: Built
@@ -45,6 +54,16 @@ class PackagedVariant:
     native: bool
     bytes: int
     threads: int = 0
+    checks: tuple[Check, ...] = ()
+    decision: Decision | None = None
+    compatibility: Compatibility | None = None
+
+    @property
+    def min_onnxruntime(self) -> str:
+        """The oldest onnxruntime that is known to run it."""
+        known = [self.built.artifact.min_onnxruntime or self.built.target.profile.min_onnxruntime]
+        known += [self.compatibility.minimum] if self.compatibility else []
+        return max(known, key=version_key)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -54,6 +73,9 @@ class PackagedVariant:
             "session_options": dict(self.built.artifact.session_options),
             "bytes": self.bytes,
             "native": self.native,
+            "checks": [check.to_dict() for check in self.checks],
+            "min_onnxruntime": self.min_onnxruntime,
+            "saturation": self.decision.to_dict() if self.decision else None,
             **self.proof.to_dict(),
         }
 
@@ -88,11 +110,16 @@ def bundle_variants(
         Others as `edgeq.package`.
     """
     extras = report_files(_report_record(job, variants, command, notes, progress), tuning)
+    models = share_weights({name: v.built.artifact.model for name, v in variants.items()}, workdir / "shared")
+    cases = {model: selftest_cases(v.built, job.validation, selftest) for model, v in _by_model(variants).items()}
     if tuning is not None:
         extras[TUNING] = (json.dumps(tuning, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()
     spec = BundleSpec(
         name=as_text(job.source.stem),
-        variants=tuple(_variant(name, variant, job, selftest) for name, variant in variants.items()),
+        variants=tuple(
+            _variant(name, variant, job, cases[variant.built.artifact.model], models[name])
+            for name, variant in variants.items()
+        ),
         calibration=_tables(job, workdir / "tables"),
         metadata={
             "source_model_sha256": model_digest(job.source),
@@ -114,18 +141,13 @@ def _report_record(
     job: Job, variants: Mapping[str, PackagedVariant], command: str, notes: Sequence[str], progress: Progress
 ) -> dict[str, Any]:
     """What the bundle keeps for its report: nothing that another run on the same input would measure otherwise."""
+    figures = {model: _figures(job, variant.built, progress) for model, variant in _by_model(variants).items()}
     bodies = {}
     for name, variant in variants.items():
         built, plain = variant.built, variant.to_dict()
         del plain["speed"]
         plain["warnings"] = list(variant.proof.warnings(timed=False))
-        histograms = []
-        if job.statistics is not None and built.ranges:
-            among = quantized_tensors(load_model(built.artifact.model, external_data="none"))
-            histograms = worst_tensors(job.statistics, built.ranges, built.artifact.scheme, among=among)
-        artifact = built.artifact
-        layers = layer_record(job.prepared.path, artifact.model, job.validation, artifact.settings(), progress=progress)
-        bodies[name] = {**plain, "title": built.target.title, "histograms": histograms, "layers": layers}
+        bodies[name] = {**plain, "title": built.target.title, **figures[built.artifact.model]}
     return make_record(
         as_text(job.source.stem),
         bodies,
@@ -135,14 +157,30 @@ def _report_record(
     )
 
 
-def _variant(name: str, variant: PackagedVariant, job: Job, selftest: int) -> VariantSpec:
+def _by_model(variants: Mapping[str, PackagedVariant]) -> dict[Path, PackagedVariant]:
+    """One variant for each model: several targets may share it."""
+    return {variant.built.artifact.model: variant for variant in variants.values()}
+
+
+def _figures(job: Job, built: Built, progress: Progress) -> dict[str, Any]:
+    """What the report draws of one artifact's tensors and layers."""
+    artifact = built.artifact
+    histograms = []
+    if job.statistics is not None and built.ranges:
+        among = quantized_tensors(load_model(artifact.model, external_data="none"))
+        histograms = worst_tensors(job.statistics, built.ranges, artifact.scheme, among=among)
+    layers = layer_record(job.prepared.path, artifact.model, job.validation, artifact.settings(), progress=progress)
+    return {"histograms": histograms, "layers": layers}
+
+
+def _variant(
+    name: str, variant: PackagedVariant, job: Job, cases: tuple[SelfTestCase, ...], model: Path
+) -> VariantSpec:
     built, proof = variant.built, variant.proof
     target, artifact = built.target, built.artifact
-    cases = _selftest_cases(built, job.validation, selftest)
-    where = "natively" if variant.native else "on the build machine's kernels, not the target's"
     return VariantSpec(
         name=name,
-        model=artifact.model,
+        model=model,
         ep=artifact.provider,
         session_options=artifact.session_options,
         provider_options=artifact.provider_options,
@@ -153,16 +191,17 @@ def _variant(name: str, variant: PackagedVariant, job: Job, selftest: int) -> Va
             "architecture": target.architecture,
             "required_features": sorted(target.profile.requires),
             "rank": target.profile.rank,
-            "min_onnxruntime": artifact.min_onnxruntime or target.profile.min_onnxruntime,
+            "min_onnxruntime": variant.min_onnxruntime,
             "scheme": artifact.scheme.to_dict(),
             "preprocessing": _preprocessing(job.validation),
             "coverage": {"int8_mac_share": round(proof.coverage.share, 4)},
             "accuracy": _accuracy(proof),
-            "checks": dict.fromkeys(("load", "coverage", "accuracy", "self-test"), where),
+            "checks": [check.to_dict() for check in variant.checks],
+            **({"saturation": variant.decision.to_dict()} if variant.decision else {}),
             **({"threads": variant.threads} if variant.threads else {}),
         },
         selftest=cases,
-        tolerance=_tolerance(cases),
+        tolerance=tolerance(cases),
     )
 
 
@@ -178,7 +217,8 @@ def _accuracy(proof: Proof) -> dict[str, Any]:
     return record
 
 
-def _selftest_cases(built: Built, samples: Samples, count: int) -> tuple[SelfTestCase, ...]:
+def selftest_cases(built: Built, samples: Samples, count: int) -> tuple[SelfTestCase, ...]:
+    """The first `count` samples with what the artifact makes of them here."""
     session = open_session(built.artifact.model, built.artifact.settings())
     names = [output.name for output in session.get_outputs()]
     return tuple(
@@ -187,7 +227,8 @@ def _selftest_cases(built: Built, samples: Samples, count: int) -> tuple[SelfTes
     )
 
 
-def _tolerance(cases: Sequence[SelfTestCase]) -> dict[str, float]:
+def tolerance(cases: Sequence[SelfTestCase]) -> dict[str, float]:
+    """Per output, the absolute difference that rounding alone may make."""
     largest: dict[str, float] = {}
     for case in cases:
         for name, value in case.outputs.items():
