@@ -207,8 +207,8 @@ def as_toml(found: list[tuple[str, dict[str, Any]]]) -> str:
         by_architecture.setdefault(architecture, []).append(findings)
     lines = [
         "# What onnxruntime releases can load, by probing them: scripts/probe_runtime.py wrote this.",
-        "# opset, ir: the highest that each release reads. kernels: an operator with the types of its activation and its",
-        "# weight, and the oldest of the probed releases from which on it loads.",
+        "# opset, ir: the highest that each release reads. kernels: an operator with the types of its activation and",
+        "# its weight, and the oldest of the probed releases from which on it loads.",
         "",
     ]
     for architecture, runs in sorted(by_architecture.items()):

@@ -24,6 +24,7 @@ COMMANDS = {
     "package": "Quantize and write a deployable bundle.",
     "verify": "Check a bundle: hashes, loading, self-test.",
     "bench": "Measure latency and throughput of a model or a bundle.",
+    "audit": "Tell which layers of a quantized model saturate where two products are added in 16 bits.",
     "debug": "Find the layers that lose accuracy in a quantized model.",
     "eval": "Measure accuracy of a model or a bundle on labelled data.",
     "compare": "Compare two models or bundles: size, accuracy, speed, coverage.",
