@@ -211,10 +211,13 @@ def as_toml(found: list[tuple[str, dict[str, Any]]]) -> str:
         "# its weight, and the oldest of the probed releases from which on it loads.",
         "",
     ]
+    lines.append("[probed]")
     for architecture, runs in sorted(by_architecture.items()):
         runs.sort(key=lambda run: _key(run[""]))
+        lines.append(f"{architecture} = {json.dumps([run[''] for run in runs])}")
+    lines.append("")
+    for architecture, runs in sorted(by_architecture.items()):
         since = {name: _since(name, runs) for name in runs[0] if name}
-        lines.append(f"[probed]\n{architecture} = {json.dumps([run[''] for run in runs])}\n")
         for kind in ("opset", "ir"):
             lines.append(f"[{kind}.{architecture}]")
             for run in runs:

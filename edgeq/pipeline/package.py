@@ -21,10 +21,10 @@ from edgeq.measure.checks import strongest
 from edgeq.measure.task import Task
 from edgeq.model.compatibility import compatibility
 from edgeq.model.load import load_model
-from edgeq.pipeline.builds import Builds, model_bytes, need, runs_natively
+from edgeq.pipeline.builds import Builds, model_bytes, runs_natively
 from edgeq.pipeline.checks import check_output, check_request
 from edgeq.pipeline.job import Data, open_job, scheme_for
-from edgeq.pipeline.remedies import Decision, decide, must_decide
+from edgeq.pipeline.remedies import Decision, decide, grounds, must_decide
 from edgeq.pipeline.variants import (
     PackagedVariant,
     as_text,
@@ -131,7 +131,7 @@ def package(
         for target, scheme in zip(chosen, schemes, strict=True):
             decision = None
             if must_decide(target, scheme, overrides):
-                key = need(target, scheme)
+                key = grounds(target, scheme)
                 if key not in decisions:
                     decisions[key] = decide(builds, target, scheme, machine, progress=progress)
                 decision = decisions[key]

@@ -5,6 +5,7 @@ Each remedy is built and measured; the cheapest that keeps the accuracy of exact
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from edgeq.measure.accuracy import Examination, examine
 from edgeq.model.load import load_model
 from edgeq.model.macs import node_macs
 from edgeq.model.pairs import saturation_table
-from edgeq.pipeline.builds import Builds
+from edgeq.pipeline.builds import Builds, need
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
 from edgeq.session import open_session
@@ -100,9 +101,15 @@ class Decision:
         }
 
 
+def grounds(target: Target, scheme: Scheme) -> str:
+    """What a decision rests on: targets with the same grounds share it."""
+    return json.dumps([need(target, _full(scheme)), dict(target.profile.hazards.get("remedy_cost", {}))])
+
+
 def must_decide(target: Target, scheme: Scheme, overrides: Mapping[str, Any]) -> bool:
-    """Whether there is something to decide: saturating kernels, and a user who has not."""
-    return target.profile.saturates(_full(scheme)) and not _DECIDED.intersection(overrides)
+    """Whether there is something to decide: saturating kernels, known remedies, and a user who has not decided."""
+    remedies = target.profile.hazards.get("remedy_cost")
+    return bool(remedies) and target.profile.saturates(_full(scheme)) and not _DECIDED.intersection(overrides)
 
 
 def decide(

@@ -1,5 +1,5 @@
-"""Random integer operators as one-node models. Run as a program, `python cases.py MODELS OUT`, it runs those of a folder
-with nothing but onnxruntime and numpy, so that it can be run under emulation: all of them in one process."""
+"""Random integer operators as one-node models. Run as a program, `python cases.py MODELS OUT`, it runs those of a
+folder with nothing but onnxruntime and numpy, so that it can be run under emulation: all of them in one process."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def qlinear_matmul(count: int, seed: int = 1) -> Iterator[Case]:
 
 
 def qlinear_conv(count: int, seed: int = 2) -> Iterator[Case]:
-    """U8S8: dense, 1x1, grouped, depthwise, with a channel multiplier, and in one dimension; padded, strided, dilated."""
+    """U8S8: dense, 1x1, grouped, depthwise, with a channel multiplier, in one dimension; padded, strided, dilated."""
     random = np.random.default_rng(seed)
     kinds = ("dense", "pointwise", "grouped", "depthwise", "multiplier", "one_dimension")
     for i in range(count):

@@ -81,15 +81,13 @@ def test_the_session_option_makes_it_exact(net: Bench) -> None:
 
 
 def test_fitted_weights_are_nearer_than_seven_bits(net: Bench) -> None:
-    full, fitted, seven = net.build("a.onnx"), net.build("b.onnx", fit_pairs=True), net.build("c.onnx", reduce_range=True)
-    sqnr = {
-        name: audit_exact(net, artifact) for name, artifact in (("full", full), ("fitted", fitted), ("seven", seven))
-    }
+    schemes: dict[str, dict[str, bool]] = {"full": {}, "fitted": {"fit_pairs": True}, "seven": {"reduce_range": True}}
+    sqnr = {name: exact_sqnr(net, net.build(f"{name}.onnx", **scheme)) for name, scheme in schemes.items()}
     assert sqnr["fitted"] > sqnr["seven"]
     assert sqnr["full"] - sqnr["fitted"] < 3
 
 
-def audit_exact(net: Bench, artifact: Artifact) -> float:
+def exact_sqnr(net: Bench, artifact: Artifact) -> float:
     simulation = Simulation(artifact.model, artifact.settings(), saturating=False)
     session = open_session(net.prepared.path)
     wanted = np.concatenate([session.run(None, dict(sample.inputs))[0] for sample in net.samples])
