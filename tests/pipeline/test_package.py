@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from edgeq_device.package import open_bundle
 
 from edgeq.backends import Artifact
 from edgeq.bundle.verify import check_report, verify_bundle
@@ -195,8 +196,8 @@ def test_one_bundle_for_each_target(place: Path) -> None:
         "raspberry-pi-4": "raspberry-pi-4.edgeq", "cascade-lake": "cascade-lake.edgeq",
     }  # fmt: skip
     for name, path in result.bundles.items():
-        report = verify_bundle(path, variant=name)
-        check_report(report)
+        with open_bundle(path) as bundle:
+            assert [held.name for held in bundle.components["model"]] == [name]
     with pytest.raises(OutputError, match="exists already"):
         packaged(Path("dist"), targets=("raspberry-pi-4",), split=True)
     with pytest.raises(UsageError, match="is one bundle"):
