@@ -30,7 +30,7 @@ from edgeq.pipeline.remedies import Decision
 from edgeq.progress import SILENT, Progress
 from edgeq.report.histograms import quantized_tensors, worst_tensors
 from edgeq.report.layers import layer_record
-from edgeq.report.record import DEVICE_COMMANDS, TUNING, make_record, report_files
+from edgeq.report.record import DEVICE_COMMANDS, TUNING, make_record, report_files, rounded
 from edgeq.session import open_session
 
 # Two architectures round differently: up to 1.6 % of an output's largest value was seen between x86 and ARM on the same
@@ -197,7 +197,7 @@ def _variant(
             "coverage": {"int8_mac_share": round(proof.coverage.share, 4)},
             "accuracy": _accuracy(proof),
             "checks": [check.to_dict() for check in variant.checks],
-            **({"saturation": variant.decision.to_dict()} if variant.decision else {}),
+            **({"saturation": rounded(variant.decision.to_dict())} if variant.decision else {}),
             **({"threads": variant.threads} if variant.threads else {}),
         },
         selftest=cases,
