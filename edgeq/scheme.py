@@ -34,6 +34,8 @@ class Scheme:
         activation_symmetric, weight_symmetric: zero point in the middle of the integer range.
         per_channel: one weight scale per output channel.
         reduce_range: 7-bit weights, for kernels that add two products in 16 bits.
+        fit_pairs: 8-bit weights, but where two neighbours could overflow such a sum, their output channel's scale grows
+            just so far that they cannot. As safe as `reduce_range`, at a fraction of its noise.
         method: how ranges are derived from the calibration statistics.
         method_options: parameters of the method, for example {"percentile": 99.99}.
         op_types: operator types to quantize; None means all that the backend can.
@@ -54,6 +56,7 @@ class Scheme:
     weight_symmetric: bool = True
     per_channel: bool = True
     reduce_range: bool = False
+    fit_pairs: bool = False
     method: Method = "minmax"
     method_options: Mapping[str, float] = field(default_factory=dict)
     op_types: tuple[str, ...] | None = None
@@ -110,6 +113,10 @@ class Scheme:
     def replace(self, **changes: Any) -> Scheme:
         """A copy with `changes`; None leaves a field as it is, so unset options can be passed through."""
         return dataclasses.replace(self, **{k: v for k, v in changes.items() if v is not None})
+
+    def fields(self) -> dict[str, Any]:
+        """Every field with its value: what `replace` takes to make another scheme this one."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, every field, in declaration order."""

@@ -13,6 +13,7 @@ import onnx
 from edgeq.backends.base import Artifact, check_names
 from edgeq.backends.dynamic import OPERATORS as DYNAMIC_OPERATORS
 from edgeq.backends.dynamic import check_dynamic, write_dynamic
+from edgeq.backends.fit_pairs import check_fit, fitted_ranges
 from edgeq.backends.quantizer import needs_external_data, one_line, quant_type
 from edgeq.backends.shield import shield
 from edgeq.backends.stored import store_weights
@@ -47,6 +48,8 @@ class CpuBackend:
             check_dynamic(scheme)
         elif scheme.mode == "static" and scheme.pair == "S8U8":
             raise UsageError("int8 activations with uint8 weights have no kernels", "Make --weight-type int8")
+        if scheme.fit_pairs:
+            check_fit(scheme)
         known = _quantizable(scheme)
         named = (*(scheme.op_types or ()), *(scheme.dynamic_weight_types if scheme.mode == "dynamic" else ()))
         unknown = next((op_type for op_type in named if op_type not in known), None)
@@ -198,6 +201,7 @@ def _write_static(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: 
                 extra_options={
                     "ActivationSymmetric": scheme.activation_symmetric,
                     "WeightSymmetric": scheme.weight_symmetric,
+                    **({"TensorQuantOverrides": fitted_ranges(prepared, scheme)} if scheme.fit_pairs else {}),
                 },
             )
         except ValueError as error:

@@ -26,6 +26,7 @@ COMMANDS = {
     "emit-c": "Write the C of a model that was quantized for a systolic array.",
     "verify": "Check a bundle: hashes, loading, self-test.",
     "bench": "Measure latency and throughput of a model or a bundle.",
+    "audit": "Tell which layers of a quantized model saturate where two products are added in 16 bits.",
     "debug": "Find the layers that lose accuracy in a quantized model.",
     "eval": "Measure accuracy of a model or a bundle on labelled data.",
     "compare": "Compare two models or bundles: size, accuracy, speed, coverage.",

@@ -44,6 +44,11 @@ _SCHEME = (
     ),
     click.option("--per-channel/--no-per-channel", default=None, help="One weight scale per output channel."),
     click.option("--reduce-range/--no-reduce-range", default=None, help="7-bit weights."),
+    click.option(
+        "--fit-pairs/--no-fit-pairs",
+        default=None,
+        help="Weights whose neighbours' products fit into 16 bits, as precise as that allows.",
+    ),
     click.option("--format", type=click.Choice(["QDQ", "QOperator", "table"]), help="How quantization is written."),
     click.option("--activation-type", type=_INTEGER, help="Integers of activations."),
     click.option("--weight-type", type=_INTEGER, help="Integers of weights."),

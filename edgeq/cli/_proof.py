@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from edgeq.pipeline.proof import Proof
+    from edgeq.pipeline.remedies import Decision
 
 _FLOAT_NODES_SHOWN = 8
 
@@ -35,3 +36,19 @@ def draw_proof(console: Console, proof: Proof, *, verbose: bool) -> None:
         console.print(f"{r.estimate:.2f} times float32's speed here ({r.low:.2f} to {r.high:.2f})", markup=False)
     for warning in proof.warnings():
         console.print(f"warning: {warning}", markup=False, style="yellow")
+
+
+def draw_decision(console: Console, decision: Decision, *, verbose: bool) -> None:
+    """What was done about saturating kernels, and at what price."""
+    console.print(f"16-bit sums: {decision.why}", markup=False)
+    if not verbose:
+        return
+    metric = "" if decision.exact_metric is None else f", {decision.exact_metric:.4f}"
+    console.print(f"  exact kernels: {decision.exact_db:.1f} dB{metric}", markup=False)
+    for remedy in decision.remedies:
+        if remedy.failed:
+            console.print(f"  {remedy.name}: cannot be built: {remedy.failed}", markup=False)
+            continue
+        metric = "" if remedy.metric is None else f", {remedy.metric:.4f}"
+        safe = "" if remedy.safe else ", can saturate"
+        console.print(f"  {remedy.name}: {remedy.sqnr_db:.1f} dB{metric}, time x{remedy.cost:g}{safe}", markup=False)

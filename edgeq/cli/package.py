@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from edgeq.cli._options import PATH, build_options
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from edgeq.measure.checks import Check
     from edgeq.pipeline.package import Packaged
 
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 @click.option(
     "--selftest", type=click.IntRange(min=1), default=2, show_default=True, help="Samples that travel as test vectors."
 )
+@click.option("--split", is_flag=True, help="One bundle for each target, OUTPUT/NAME.edgeq, instead of one for all.")
 @build_options
 @common
 def command(face: Face, model: Path, targets: tuple[str, ...], output: Path, **options: Any) -> None:
@@ -39,26 +42,52 @@ def command(face: Face, model: Path, targets: tuple[str, ...], output: Path, **o
 
     \b
     edgeq package model.onnx --data calib/ --preprocess imagenet -o dist/
+    edgeq package model.onnx --data calib/ -t raspberry-pi-5 -t haswell -t cascade-lake -o dist/
     python dist/edgeq_run.py verify
     """
     from edgeq.pipeline.options import build_arguments
     from edgeq.pipeline.package import package
 
-    extra = {name: options.pop(name) for name in ("with_float", "selftest")}
+    extra = {name: options.pop(name) for name in ("with_float", "selftest", "split")}
     arguments = build_arguments(options)
     result = package(model, output=output, targets=targets, progress=face.progress(), **extra, **arguments)
     face.result(result.to_dict(), lambda console: _draw(console, result, verbose=face.verbose))
 
 
 def _draw(console: Console, result: Packaged, *, verbose: bool) -> None:
-    from edgeq.cli._proof import draw_proof
+    from edgeq.cli._proof import draw_decision, draw_proof
 
+    drawn: dict[Path, str] = {}
     for name, variant in result.variants.items():
-        scheme = variant.built.artifact.scheme
-        console.print(f"{name}: {scheme.title}", style="bold", markup=False)
-        if not variant.native:
-            console.print(f"  checked {variant.where}", markup=False)
-        draw_proof(console, variant.proof, verbose=verbose)
+        artifact = variant.built.artifact
+        console.print(
+            f"{name}: {artifact.scheme.title}, {variant.bytes / 1e6:.2f} MB, onnxruntime {variant.min_onnxruntime} "
+            "or newer",
+            style="bold",
+            markup=False,
+        )
+        if artifact.model in drawn:
+            console.print(f"  the same model as {drawn[artifact.model]}", markup=False)
+        else:
+            drawn[artifact.model] = name
+            draw_proof(console, variant.proof, verbose=verbose)
+        if variant.decision is not None:
+            draw_decision(console, variant.decision, verbose=verbose)
+        _draw_checks(console, variant.checks, verbose=verbose)
     for note in result.notes:
         console.print(f"note: {note}", markup=False)
-    console.print(f"bundle: {result.bundle}", markup=False)
+    for bundle in dict.fromkeys(result.bundles.values()):
+        console.print(f"bundle: {bundle}", markup=False)
+
+
+def _draw_checks(console: Console, checks: Sequence[Check], *, verbose: bool) -> None:
+    """What was checked on whose word; in one line, or one line each."""
+    if verbose:
+        for check in checks:
+            console.print(f"  {check.name}: {check.kind} ({check.where}) {check.detail}", markup=False)
+        return
+    by_kind: dict[str, list[str]] = {}
+    for check in checks:
+        by_kind.setdefault("not on its kernels" if check.kind == "none" else check.kind, []).append(check.name)
+    said = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in by_kind.items())
+    console.print(f"checked {said}", markup=False)

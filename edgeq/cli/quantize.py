@@ -65,7 +65,7 @@ def command(
 
 
 def _draw(console: Console, result: Quantized, *, verbose: bool) -> None:
-    from edgeq.cli._proof import draw_proof
+    from edgeq.cli._proof import draw_decision, draw_proof
 
     scheme = result.scheme
     console.print(f"{result.output}: {scheme.title} for {result.target.title}", markup=False)
@@ -73,6 +73,8 @@ def _draw(console: Console, result: Quantized, *, verbose: bool) -> None:
         f"size {result.bytes_int8 / 1e6:.2f} MB, {result.bytes_int8 / result.bytes_float:.2f} of float32", markup=False
     )
     draw_proof(console, result.proof, verbose=verbose)
+    if result.decision is not None:
+        draw_decision(console, result.decision, verbose=verbose)
     for key, value in result.session_options.items():
         console.print(f"run it with the session option {key}={value}", markup=False)
     for note in result.notes:

@@ -38,7 +38,8 @@ class Profile:
         min_onnxruntime: the oldest release that these choices were seen to work with.
         scheme: how to quantize; `dynamic_weight_types` holds the [dynamic] table.
         why, source: per scheme field, the reason for the default and where it comes from.
-        hazards: "saturates_int16" and "slower_than_float" list type pairs and forms, "notes" says the rest by topic.
+        hazards: "saturates_int16" and "slower_than_float" list type pairs and forms, "remedy_cost" holds the time that
+            each remedy against saturation takes, relative to none; "notes" says the rest by topic.
         search: per scheme field, the values that tuning may try; "session_options" holds lists by option.
         emulate: how to run its kernels elsewhere: "qemu" (arch, cpu, min_version), "mask" (features to hide on a
             host that has more), "simulator", "note".
@@ -82,6 +83,12 @@ class Profile:
         if installed and doc.version_key(installed) < doc.version_key(oldest):
             lacks.append(f"onnxruntime {oldest} (here {installed})")
         return tuple(lacks)
+
+    def saturates(self, scheme: Scheme) -> bool:
+        """Whether this hardware's kernels for `scheme` add two products in 16 bits. Whether they really saturate
+        depends on the weights."""
+        known = self.hazards.get("saturates_int16", ())
+        return scheme.mode == "static" and (scheme.pair in known or f"{scheme.pair}-{scheme.format}" in known)
 
     def includes(self, other: Profile) -> bool:
         """Whether every machine that fits this profile also fits `other` (as far as hardware goes)."""

@@ -17,7 +17,9 @@ from edgeq.scheme import Scheme
 _SCHEME_FIELDS = tuple(f.name for f in dataclasses.fields(Scheme))
 _SCHEME_KINDS: doc.Schema = {
     **dict.fromkeys(("mode", "format", "activation_type", "weight_type", "method", "rest"), doc.TEXT),
-    **dict.fromkeys(("activation_symmetric", "weight_symmetric", "per_channel", "reduce_range"), doc.BOOLEAN),
+    **dict.fromkeys(
+        ("activation_symmetric", "weight_symmetric", "per_channel", "reduce_range", "fit_pairs"), doc.BOOLEAN
+    ),
     **dict.fromkeys(("op_types", "exclude", "stored_types"), doc.TEXTS),
     **dict.fromkeys(("weight_bits", "block_size"), doc.INTEGER),
     "method_options": {"*": doc.NUMBER},
@@ -39,7 +41,12 @@ _CHOICES: doc.Schema = {
     "dynamic": {"*": doc.TEXT},
     "why": _REASONS,
     "source": _REASONS,
-    "hazards": {"saturates_int16": doc.TEXTS, "slower_than_float": doc.TEXTS, "notes": {"*": doc.TEXT}},
+    "hazards": {
+        "saturates_int16": doc.TEXTS,
+        "remedy_cost": {"*": doc.NUMBER},
+        "slower_than_float": doc.TEXTS,
+        "notes": {"*": doc.TEXT},
+    },
     "search": {**dict.fromkeys(_SCHEME_FIELDS, doc.VALUES), "session_options": {"*": doc.VALUES}},
     "emulate": _EMULATE,
 }

@@ -13,6 +13,7 @@ _SCHEME_FIELDS = (
     "method",
     "per_channel",
     "reduce_range",
+    "fit_pairs",
     "format",
     "activation_type",
     "weight_type",

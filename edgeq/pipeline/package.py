@@ -1,7 +1,8 @@
-"""`edgeq package`: quantize for one or more targets and write one bundle."""
+"""`edgeq package`: quantize for any number of targets and write one bundle, or one for each."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import shlex
 import tempfile
@@ -12,29 +13,54 @@ from typing import Any
 
 from edgeq.atomic import Kind
 from edgeq.bundle.write import SUFFIX
-from edgeq.errors import UsageError
+from edgeq.errors import CheckFailedError, UsageError
 from edgeq.hardware.detect import detect_machine
+from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target, resolve
+from edgeq.measure.checks import strongest
 from edgeq.measure.task import Task
+from edgeq.model.compatibility import compatibility
+from edgeq.model.load import load_model
+from edgeq.pipeline.builds import Builds, model_bytes, runs_natively
 from edgeq.pipeline.checks import check_output, check_request
 from edgeq.pipeline.emit_c import with_c
-from edgeq.pipeline.job import Data, as_data, build, open_job, scheme_for
-from edgeq.pipeline.quantize import model_bytes, prove_built, runs_natively
-from edgeq.pipeline.variants import PackagedVariant, as_text, bundle_variants, variant_name
+from edgeq.pipeline.job import Built, Data, as_data, open_job, scheme_for
+from edgeq.pipeline.remedies import Decision, decide, grounds, must_decide
+from edgeq.pipeline.variants import (
+    PackagedVariant,
+    as_text,
+    bundle_variants,
+    selftest_cases,
+    tolerance,
+    variant_name,
+)
+from edgeq.pipeline.witness import Witness, own_checks, runtime_check
 from edgeq.progress import SILENT, Progress
+from edgeq.scheme import Scheme
 
 
 @dataclass(frozen=True)
 class Packaged:
-    """What `package` did: the bundle and its variants by name."""
+    """What `package` did: the bundles, the variants by name in the order of a bundle, and how many models they share.
+
+    `bundle` is where all variants are, or the folder of one bundle for each.
+    """
 
     bundle: Path
+    bundles: Mapping[str, Path]
     variants: Mapping[str, PackagedVariant]
     notes: tuple[str, ...]
+
+    @property
+    def models(self) -> int:
+        """Different models among the variants."""
+        return len({variant.built.artifact.model for variant in self.variants.values()})
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "bundle": str(self.bundle),
+            "bundles": {name: str(path) for name, path in self.bundles.items()},
+            "models": self.models,
             "variants": {name: variant.to_dict() for name, variant in self.variants.items()},
             "notes": list(self.notes),
         }
@@ -54,27 +80,38 @@ def package(
     require_coverage: float | None = None,
     with_float: bool = False,
     selftest: int = 2,
+    split: bool = False,
+    witnesses: Sequence[Witness] = (),
     timed: bool = True,
     force: bool = False,
     progress: Progress = SILENT,
 ) -> Packaged:
-    """Calibrate `model` once, build and prove a variant for each target, and write them as one bundle.
+    """Calibrate `model` once, build and prove what each target needs, once for those that need the same, and write it.
 
     Args:
         output: a directory, or a file that ends in ".edgeq".
         targets: names of targets or profiles, or paths to TOML files; the order does not matter.
         with_float: put the float32 model in too, so that the device can time both.
         selftest: how many samples travel as self-test vectors.
+        split: write one bundle for each target, `output`/NAME.edgeq, instead of one for all.
+        witnesses: further checks of each variant, such as in an emulator.
         Others as `quantize`.
 
     Raises:
-        CheckFailedError: a bar is not met by some variant; nothing is written then.
+        CheckFailedError: a bar is not met by some variant, or its target's onnxruntime cannot load it; nothing is
+            written then.
         EdgeqError: as the stages have it.
     """
     data, validation = as_data(data), as_data(validation)
-    check_bundle_output(output, force=force, model=model, samples=(data, validation), statistics=statistics)
+    if split and output.suffix == SUFFIX:
+        raise UsageError(f"{output} is one bundle", f"Name a folder: --split writes NAME{SUFFIX} into it")
     machine = detect_machine()
-    chosen = _in_package_order([resolve(target, machine) for target in targets])
+    resolved = {str(target): resolve(target, machine) for target in targets}
+    chosen = _in_package_order([resolved[str(target)] for target in targets])
+    asked = {variant_name(target): name for name, target in resolved.items()}
+    places = _places(output, list(asked), split=split)
+    for place in places:
+        check_bundle_output(place, force=force, model=model, samples=(data, validation), statistics=statistics)
     overrides = dict(overrides or {})
     check_request(chosen, overrides, task=task, max_drop=max_drop)
     schemes = [scheme_for(target, overrides) for target in chosen]
@@ -90,35 +127,92 @@ def package(
             exclude=sorted({name for scheme in schemes for name in scheme.exclude}),
             progress=progress,
         )
+        builds = Builds(job, workdir, task=task, timed=timed, progress=progress)
         done: dict[str, PackagedVariant] = {}
-        for target in chosen:
-            name = variant_name(target)
-            place = workdir / name
-            place.mkdir()
-            built = build(job, target, overrides, place / "model.onnx")
-            built = with_c(built, job.validation, place / "c", images=selftest)
-            runnable = not target.profile.missing(machine)
-            proof = prove_built(job, built, task=task, timed=timed and runnable, progress=progress)
-            proof.check(max_drop=max_drop, require_coverage=require_coverage)
-            done[name] = PackagedVariant(
-                built, proof, runs_natively(target, machine), model_bytes(built.artifact.model)
-            )
+        decisions: dict[str, Decision] = {}
+        for target, scheme in zip(chosen, schemes, strict=True):
+            decision = None
+            if must_decide(target, scheme, overrides):
+                key = grounds(target, scheme)
+                if key not in decisions:
+                    decisions[key] = decide(builds, target, scheme, machine, progress=progress)
+                decision = decisions[key]
+            if decision is not None:
+                scheme = decision.chosen.scheme
+            built = builds.build(target, scheme)
+            built = with_c(built, job.validation, workdir / f"c-{variant_name(target)}", images=selftest)
+            variant = _variant(builds, built, scheme, decision, machine)
+            variant.proof.check(max_drop=max_drop, require_coverage=require_coverage)
+            done[variant_name(target)] = _witnessed(variant, builds, witnesses, selftest)
         artifacts = itertools.chain.from_iterable(v.built.artifact.notes for v in done.values())
         notes = tuple(dict.fromkeys([*job.prepared.notes, *artifacts]))
-        named = " ".join(f"-t {shlex.quote(target)}" for target in sorted(map(str, targets)))
-        bundle_variants(
-            job,
-            done,
-            output,
-            workdir=workdir,
-            command=f"edgeq package {shlex.quote(as_text(model.name))} --data CALIBRATION {named} -o BUNDLE",
-            selftest=selftest,
-            with_float=with_float,
-            notes=notes,
-            force=force,
-            progress=progress,
+        for place, names in places.items():
+            named = " ".join(f"-t {shlex.quote(asked[name])}" for name in sorted(names, key=asked.__getitem__))
+            own = workdir / f"bundle-{place.name}"
+            own.mkdir()
+            if split:
+                output.mkdir(parents=True, exist_ok=True)
+            bundle_variants(
+                job,
+                {name: variant for name, variant in done.items() if name in names},
+                place,
+                workdir=own,
+                command=f"edgeq package {shlex.quote(as_text(model.name))} --data CALIBRATION {named} -o BUNDLE",
+                selftest=selftest,
+                with_float=with_float,
+                notes=notes,
+                force=force,
+                progress=progress,
+            )
+    bundles = {name: place for place, names in places.items() for name in names}
+    return Packaged(output, bundles, done, notes)
+
+
+def _variant(
+    builds: Builds, built: Built, scheme: Scheme, decision: Decision | None, machine: Machine
+) -> PackagedVariant:
+    target = built.target
+    needed = compatibility(load_model(built.artifact.model, external_data="none"), target.architecture)
+    runtime = runtime_check(target, needed)
+    if runtime.passed is False:
+        raise CheckFailedError(
+            f"{target.name}: {runtime.detail}",
+            "Update it there and correct [runtime] in the target's file, or choose another scheme",
         )
-    return Packaged(output, done, notes)
+    proof = builds.prove(built, scheme, runs_here=not target.profile.missing(machine))
+    return PackagedVariant(
+        built,
+        proof,
+        runs_natively(target, machine),
+        model_bytes(built.artifact.model),
+        checks=(*own_checks(built, proof, machine, decision), runtime),
+        decision=decision,
+        compatibility=needed,
+    )
+
+
+def _witnessed(
+    variant: PackagedVariant, builds: Builds, witnesses: Sequence[Witness], selftest: int
+) -> PackagedVariant:
+    """`variant` with what the witnesses say of it."""
+    if not witnesses:
+        return variant
+    built, samples = variant.built, builds.job.validation
+    cases = selftest_cases(built.artifact, samples, selftest)
+    said = [check for ask in witnesses for check in ask(built.target, built.artifact, samples, cases, tolerance(cases))]
+    failed = next((check for check in said if check.passed is False), None)
+    if failed is not None:
+        raise CheckFailedError(
+            f"{built.target.name}: {failed.name} fails on {failed.where}: {failed.detail}", "See `edgeq verify --on`"
+        )
+    return dataclasses.replace(variant, checks=strongest((*variant.checks, *said)))
+
+
+def _places(output: Path, names: Sequence[str], *, split: bool) -> dict[Path, tuple[str, ...]]:
+    """Bundle → the names of its variants."""
+    if not split:
+        return {output: tuple(names)}
+    return {output / f"{name}{SUFFIX}": (name,) for name in names}
 
 
 def check_bundle_output(

@@ -10,15 +10,13 @@ from typing import Any
 
 from edgeq.atomic import output_file
 from edgeq.hardware.detect import detect_machine
-from edgeq.hardware.machine import Machine
-from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import Target, resolve
 from edgeq.measure.task import Task
-from edgeq.model.load import model_files
+from edgeq.pipeline.builds import Builds, model_bytes, prove_built, runs_natively
 from edgeq.pipeline.checks import check_output, check_request
 from edgeq.pipeline.job import Built, Data, Job, as_data, build, open_job, scheme_for
-from edgeq.pipeline.proof import Proof, prove
-from edgeq.pipeline.reasons import explainer
+from edgeq.pipeline.proof import Proof
+from edgeq.pipeline.remedies import Decision, decide, must_decide
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
 
@@ -36,6 +34,7 @@ class Quantized:
         session_options: must be set when the model is run, or its answers change.
         bytes_float, bytes_int8: size on disk of the source and the output, with external data.
         native: whether this machine runs the target's kernels itself; if not, the proof is of this machine's.
+        decision: what was done about kernels that can saturate; None where there are none.
     """
 
     output: Path
@@ -47,6 +46,7 @@ class Quantized:
     bytes_int8: int
     native: bool
     notes: tuple[str, ...]
+    decision: Decision | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -58,6 +58,7 @@ class Quantized:
             "bytes": {"float32": self.bytes_float, "int8": self.bytes_int8},
             "native": self.native,
             "notes": list(self.notes),
+            "saturation": self.decision.to_dict() if self.decision else None,
             **self.proof.to_dict(),
         }
 
@@ -117,8 +118,13 @@ def quantize(
             exclude=scheme.exclude,
             progress=progress,
         )
+        decision = None
+        if builder is None and must_decide(chosen, scheme, overrides):
+            builds = Builds(job, Path(workdir), task=task, progress=progress)
+            decision = decide(builds, chosen, scheme, machine, progress=progress)
+            scheme = decision.chosen.scheme
         if builder is None:
-            built = build(job, chosen, overrides, draft)
+            built = build(job, chosen, scheme.fields(), draft)
         else:
             built = builder(job, chosen, scheme, draft, progress)
         proof = prove_built(
@@ -142,6 +148,7 @@ def quantize(
         bytes_int8=bytes_int8,
         native=native,
         notes=tuple(notes),
+        decision=decision,
     )
 
 
@@ -154,33 +161,3 @@ def _write_beside(files: Sequence[Path], output: Path, *, force: bool) -> tuple[
             draft.write_bytes(file.read_bytes())
         written.append(place)
     return tuple(written)
-
-
-def prove_built(
-    job: Job, built: Built, *, task: Task | None, timed: bool, threads: int = 0, progress: Progress = SILENT
-) -> Proof:
-    """`prove` with the reasons that the target's backend has for leaving nodes in float."""
-    return prove(
-        job.prepared,
-        built.artifact,
-        job.validation,
-        explainer(job.prepared, built),
-        held_out=job.held_out,
-        task=task,
-        timed=timed,
-        threads=threads,
-        progress=progress,
-    )
-
-
-def runs_natively(target: Target, machine: Machine) -> bool:
-    """Whether the kernels that run here are those that the target runs: its profile is the one that fits this machine.
-
-    A machine that merely has all that an older one needs is not enough: it runs the model on other kernels.
-    """
-    return match_profile(machine, load_profiles()).profile.name == target.profile.name
-
-
-def model_bytes(model: Path) -> int:
-    """Size on disk, external data included."""
-    return sum(file.stat().st_size for file in model_files(model))

@@ -13,20 +13,25 @@ from typing import Any
 import numpy as np
 
 from edgeq.backends import Alternative, Artifact
+from edgeq.bundle.weights import share_weights
 from edgeq.bundle.write import BundleSpec, SelfTestCase, VariantSpec, write_bundle
 from edgeq.calibrate.ranges import derive_ranges
 from edgeq.calibrate.table import write_tables
 from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.data.samples import Samples
+from edgeq.hardware.document import version_key
 from edgeq.hardware.target import THIS_MACHINE, Target
+from edgeq.measure.checks import Check
+from edgeq.model.compatibility import Compatibility
 from edgeq.model.load import load_model, model_digest
+from edgeq.pipeline.builds import model_bytes
 from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.proof import Proof
-from edgeq.pipeline.quantize import model_bytes
+from edgeq.pipeline.remedies import Decision
 from edgeq.progress import SILENT, Progress
 from edgeq.report.histograms import quantized_tensors, worst_tensors
 from edgeq.report.layers import layer_record
-from edgeq.report.record import DEVICE_COMMANDS, TUNING, make_record, report_files
+from edgeq.report.record import DEVICE_COMMANDS, TUNING, make_record, report_files, rounded
 from edgeq.session import open_session
 
 # Two architectures round differently: up to 1.6 % of an output's largest value was seen between x86 and ARM on the same
@@ -38,7 +43,11 @@ _SELFTEST_TOLERANCE = 0.025
 class PackagedVariant:
     """One variant: what was built, its proof, whether that was taken on the target's own kernels, and its size.
 
-    `threads` are those that suit it, which the runner takes where it is told none; 0 leaves it to the runtime.
+    Attributes:
+        threads: those that suit it, which the runner takes where it is told none; 0 leaves it to the runtime.
+        checks: what was checked on whose kernels, one of each name.
+        decision: what was done about saturating kernels, and why; None where there was nothing to decide.
+        compatibility: what it needs of onnxruntime; None where that is not looked up.
     """
 
     built: Built
@@ -46,13 +55,16 @@ class PackagedVariant:
     native: bool
     bytes: int
     threads: int = 0
+    checks: tuple[Check, ...] = ()
+    decision: Decision | None = None
+    compatibility: Compatibility | None = None
 
     @property
-    def where(self) -> str:
-        """Where the proof was taken, for the bundle and for people."""
-        if self.built.artifact.simulation is not None:
-            return "in simulation on a CPU"
-        return "natively" if self.native else "on the build machine's kernels, not the target's"
+    def min_onnxruntime(self) -> str:
+        """The oldest onnxruntime that is known to run it."""
+        known = [self.built.artifact.min_onnxruntime or self.built.target.profile.min_onnxruntime]
+        known += [self.compatibility.minimum] if self.compatibility else []
+        return max(known, key=version_key)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -62,6 +74,9 @@ class PackagedVariant:
             "session_options": dict(self.built.artifact.session_options),
             "bytes": self.bytes,
             "native": self.native,
+            "checks": [check.to_dict() for check in self.checks],
+            "min_onnxruntime": self.min_onnxruntime,
+            "saturation": self.decision.to_dict() if self.decision else None,
             **self.proof.to_dict(),
         }
 
@@ -96,6 +111,10 @@ def bundle_variants(
         Others as `edgeq.package`.
     """
     extras = report_files(_report_record(job, variants, command, notes, progress), tuning)
+    models = share_weights({name: v.built.artifact.model for name, v in variants.items()}, workdir / "shared")
+    cases = {
+        model: selftest_cases(v.built.artifact, job.validation, selftest) for model, v in _by_model(variants).items()
+    }
     if tuning is not None:
         extras[TUNING] = (json.dumps(tuning, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()
     stand_ins = {a.name: a for variant in variants.values() for a in variant.built.artifact.alternatives}
@@ -104,7 +123,10 @@ def bundle_variants(
     spec = BundleSpec(
         name=as_text(job.source.stem),
         variants=(
-            *(_variant(name, variant, job, selftest) for name, variant in variants.items()),
+            *(
+                _variant(name, variant, job, cases[variant.built.artifact.model], models[name])
+                for name, variant in variants.items()
+            ),
             *(_alternative(stand_ins[name], job, selftest) for name in sorted(stand_ins) if name not in variants),
         ),
         calibration=_tables(job, workdir / "tables"),
@@ -128,20 +150,13 @@ def _report_record(
     job: Job, variants: Mapping[str, PackagedVariant], command: str, notes: Sequence[str], progress: Progress
 ) -> dict[str, Any]:
     """What the bundle keeps for its report: nothing that another run on the same input would measure otherwise."""
+    figures = {model: _figures(job, variant.built, progress) for model, variant in _by_model(variants).items()}
     bodies = {}
     for name, variant in variants.items():
         built, plain = variant.built, variant.to_dict()
         del plain["speed"]
         plain["warnings"] = list(variant.proof.warnings(timed=False))
-        histograms = []
-        if job.statistics is not None and built.ranges:
-            among = quantized_tensors(load_model(built.artifact.model, external_data="none"))
-            histograms = worst_tensors(job.statistics, built.ranges, built.artifact.scheme, among=among)
-        artifact = built.artifact
-        layers = layer_record(
-            job.prepared.path, artifact.proof_model, job.validation, artifact.proof_settings(), progress=progress
-        )
-        bodies[name] = {**plain, "title": built.target.title, "histograms": histograms, "layers": layers}
+        bodies[name] = {**plain, "title": built.target.title, **figures[built.artifact.model]}
     return make_record(
         as_text(job.source.stem),
         bodies,
@@ -151,13 +166,32 @@ def _report_record(
     )
 
 
-def _variant(name: str, variant: PackagedVariant, job: Job, selftest: int) -> VariantSpec:
+def _by_model(variants: Mapping[str, PackagedVariant]) -> dict[Path, PackagedVariant]:
+    """One variant for each model: several targets may share it."""
+    return {variant.built.artifact.model: variant for variant in variants.values()}
+
+
+def _figures(job: Job, built: Built, progress: Progress) -> dict[str, Any]:
+    """What the report draws of one artifact's tensors and layers."""
+    artifact = built.artifact
+    histograms = []
+    if job.statistics is not None and built.ranges:
+        among = quantized_tensors(load_model(artifact.model, external_data="none"))
+        histograms = worst_tensors(job.statistics, built.ranges, artifact.scheme, among=among)
+    layers = layer_record(
+        job.prepared.path, artifact.proof_model, job.validation, artifact.proof_settings(), progress=progress
+    )
+    return {"histograms": histograms, "layers": layers}
+
+
+def _variant(
+    name: str, variant: PackagedVariant, job: Job, cases: tuple[SelfTestCase, ...], model: Path
+) -> VariantSpec:
     built, proof = variant.built, variant.proof
     target, artifact = built.target, built.artifact
-    cases = _selftest_cases(artifact, job.validation, selftest)
     return VariantSpec(
         name=name,
-        model=artifact.model,
+        model=model,
         ep=artifact.provider,
         device=artifact.device,
         session_options=artifact.session_options,
@@ -171,17 +205,18 @@ def _variant(name: str, variant: PackagedVariant, job: Job, selftest: int) -> Va
             "architecture": target.architecture,
             "required_features": sorted(target.profile.requires),
             "rank": target.profile.rank,
-            "min_onnxruntime": artifact.min_onnxruntime or target.profile.min_onnxruntime,
+            "min_onnxruntime": variant.min_onnxruntime,
             "scheme": artifact.scheme.to_dict(),
             "preprocessing": _preprocessing(job.validation),
             "coverage": {"int8_mac_share": round(proof.coverage.share, 4)},
             "accuracy": _accuracy(proof),
-            "checks": dict.fromkeys(("load", "coverage", "accuracy", "self-test"), variant.where),
+            "checks": [check.to_dict() for check in variant.checks],
+            **({"saturation": rounded(variant.decision.to_dict())} if variant.decision else {}),
             **({"threads": variant.threads} if variant.threads else {}),
             **({"files": sorted(artifact.files)} if artifact.files else {}),
         },
         selftest=cases,
-        tolerance=_tolerance(cases),
+        tolerance=tolerance(cases),
         files=artifact.files,
     )
 
@@ -189,7 +224,7 @@ def _variant(name: str, variant: PackagedVariant, job: Job, selftest: int) -> Va
 def _alternative(alternative: Alternative, job: Job, selftest: int) -> VariantSpec:
     """The variant of an artifact that stands in for another, once a bundle: every target's is the same."""
     artifact = alternative.artifact
-    cases = _selftest_cases(artifact, job.validation, selftest)
+    cases = selftest_cases(artifact, job.validation, selftest)
     where = "in simulation on a CPU" if artifact.simulation is not None else "natively"
     return VariantSpec(
         name=alternative.name,
@@ -210,7 +245,7 @@ def _alternative(alternative: Alternative, job: Job, selftest: int) -> VariantSp
             "checks": {"load": where, "self-test": where},
         },
         selftest=cases,
-        tolerance=_tolerance(cases),
+        tolerance=tolerance(cases),
     )
 
 
@@ -226,7 +261,8 @@ def _accuracy(proof: Proof) -> dict[str, Any]:
     return record
 
 
-def _selftest_cases(artifact: Artifact, samples: Samples, count: int) -> tuple[SelfTestCase, ...]:
+def selftest_cases(artifact: Artifact, samples: Samples, count: int) -> tuple[SelfTestCase, ...]:
+    """The first `count` samples with what the artifact makes of them here."""
     session = open_session(artifact.proof_model, artifact.proof_settings())
     names = [output.name for output in session.get_outputs()]
     return tuple(
@@ -235,7 +271,8 @@ def _selftest_cases(artifact: Artifact, samples: Samples, count: int) -> tuple[S
     )
 
 
-def _tolerance(cases: Sequence[SelfTestCase]) -> dict[str, float]:
+def tolerance(cases: Sequence[SelfTestCase]) -> dict[str, float]:
+    """Per output, the absolute difference that rounding alone may make."""
     largest: dict[str, float] = {}
     for case in cases:
         for name, value in case.outputs.items():

@@ -198,13 +198,13 @@ def _variant(variant: Variant, bundle: Bundle) -> dict[str, Any]:
     """What the bundle itself says of a variant, in the record's words."""
     info = variant.info
     accuracy = _body(info.get("accuracy"))
-    checks = _body(info.get("checks"))
+    checks = [c for c in info.get("checks", ()) if isinstance(c, dict)] if isinstance(info.get("checks"), list) else []
     return {
         "title": info.get("title"),
         "target": info.get("target"),
         "profile": info.get("profile"),
         "provider": variant.ep,
-        "checked": ", ".join(dict.fromkeys(str(v) for v in checks.values())),
+        "checked": ", ".join(dict.fromkeys(f"{c.get('kind')}: {c.get('where')}" for c in checks)),
         "scheme": info.get("scheme") if isinstance(info.get("scheme"), dict) else {},
         "session_options": {k: v for k, v in variant.session_options.items() if not _is_path(k)},
         "bytes": _bytes_of(variant, bundle),

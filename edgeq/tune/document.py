@@ -13,8 +13,8 @@ from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target
 from edgeq.measure.task import Task
 from edgeq.model.load import model_digest
+from edgeq.pipeline.builds import model_bytes
 from edgeq.pipeline.job import Job
-from edgeq.pipeline.quantize import model_bytes
 from edgeq.tune.explain import needed, verdict
 from edgeq.tune.goal import Goal
 from edgeq.tune.record import SCHEMA, Outcome

@@ -27,8 +27,8 @@ from edgeq.measure.rows import rows
 from edgeq.measure.task import Task
 from edgeq.model.load import load_model
 from edgeq.model.macs import node_macs
+from edgeq.pipeline.builds import model_bytes
 from edgeq.pipeline.job import Built, Job
-from edgeq.pipeline.quantize import model_bytes
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings, open_session
 from edgeq.tune import builders

@@ -19,11 +19,12 @@ from edgeq.measure.task import Task
 from edgeq.model.load import load_model
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel, prepare_model
+from edgeq.pipeline.builds import model_bytes, prove_built, runs_natively
 from edgeq.pipeline.job import Data, Job, as_data, open_job
 from edgeq.pipeline.package import check_bundle_output
 from edgeq.pipeline.proof import Proof
-from edgeq.pipeline.quantize import model_bytes, prove_built, runs_natively
 from edgeq.pipeline.variants import PackagedVariant, as_text, bundle_variants, variant_name
+from edgeq.pipeline.witness import own_checks
 from edgeq.progress import SILENT, Progress
 from edgeq.tune import builders
 from edgeq.tune.candidate import Candidate
@@ -192,10 +193,11 @@ def tune(
         winner = outcome.winner.candidate
         built = workshop.built(winner)
         proof = prove_built(job, built, task=task, timed=False, threads=winner.threads, progress=progress)
-        size = model_bytes(built.artifact.model)
+        size, native = model_bytes(built.artifact.model), runs_natively(chosen, machine)
+        checks = own_checks(built, proof, machine, None)
         bundle_variants(
             job,
-            {variant_name(chosen): PackagedVariant(built, proof, runs_natively(chosen, machine), size, winner.threads)},
+            {variant_name(chosen): PackagedVariant(built, proof, native, size, winner.threads, checks)},
             output,
             workdir=workdir,
             selftest=selftest,

@@ -28,11 +28,11 @@ from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import Target, resolve
 from edgeq.measure.accuracy import examine
 from edgeq.measure.task import Task
+from edgeq.pipeline.builds import model_bytes, prove_built
 from edgeq.pipeline.checks import check_request
 from edgeq.pipeline.job import Built, Data, Job, build, open_job
 from edgeq.pipeline.package import check_bundle_output
 from edgeq.pipeline.proof import FLOAT, INT8, Proof
-from edgeq.pipeline.quantize import model_bytes, prove_built
 from edgeq.pipeline.variants import PackagedVariant, as_text, bundle_variants, variant_name
 from edgeq.progress import SILENT, Progress
 from edgeq.session import open_session

@@ -7,11 +7,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from edgeq_device.package import open_bundle
 
+from edgeq.backends import Artifact
 from edgeq.bundle.verify import check_report, verify_bundle
 from edgeq.errors import CheckFailedError, OutputError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
+from edgeq.hardware.target import Target
+from edgeq.measure.checks import Check
 from edgeq.pipeline.job import Data
 from edgeq.pipeline.package import Packaged, package
 
@@ -65,9 +69,11 @@ def test_variants_stand_from_the_least_demanding_to_the_most(place: Path) -> Non
 
 def test_where_the_checks_were_made_is_recorded(place: Path, native: str) -> None:
     packaged(targets=("this-machine", "raspberry-pi-4"))
-    elsewhere = "on the build machine's kernels, not the target's"
-    assert set(variant(native)["checks"].values()) == {"natively"}
-    assert set(variant("raspberry-pi-4")["checks"].values()) == {elsewhere}
+    made = {name: {c["name"]: c["kind"] for c in variant(name)["checks"]} for name in (native, "raspberry-pi-4")}
+    four = ("load", "coverage", "accuracy", "self-test")
+    assert {made[native][name] for name in four} == {"native"}
+    assert {made["raspberry-pi-4"][name] for name in four} == {"none"}
+    assert made["raspberry-pi-4"]["runtime"] == "modelled"
 
 
 def test_session_options_travel(place: Path, native: str) -> None:
@@ -142,6 +148,116 @@ def test_nothing_static_means_no_calibration_tables(place: Path) -> None:
     assert not (BUNDLE / "calibration").exists()
     assert manifest()["additional_metadata"]["edgeq"]["calibration_samples"] == 0
     assert verify_bundle(BUNDLE).to_dict()["passed"]
+
+
+def test_targets_with_one_need_share_one_model(place: Path) -> None:
+    result = packaged(targets=("raspberry-pi-4", "raspberry-pi-5", "graviton3", "cascade-lake"))
+    assert result.models == 2
+    assert len({v.built.artifact.model for n, v in result.variants.items() if n != "cascade-lake"}) == 1
+    assert {v.built.target.name for v in result.variants.values()} == set(result.variants)
+    assert len(list(BUNDLE.rglob("model.onnx"))) == 2
+    assert verify_bundle(BUNDLE).to_dict()["passed"]
+
+
+@pytest.mark.parametrize("output", [BUNDLE, Path("bundle.edgeq")])
+def test_weights_that_coincide_are_there_once(place: Path, output: Path) -> None:
+    from tests.backends.build import residual
+
+    NET.write_bytes(residual(width=64).SerializeToString())
+    packaged(output, targets=("raspberry-pi-4", "cascade-lake"))
+    packaged(Path("x"), targets=("raspberry-pi-4",))
+    packaged(Path("y"), targets=("cascade-lake",))
+
+    def held(bundle: Path) -> int:
+        return sum(p.stat().st_size for folder in ("models", "shared_assets") for p in (bundle / folder).rglob("*.*"))
+
+    report = verify_bundle(output)
+    check_report(report)
+    assert report.to_dict()["passed"]
+    if output.is_dir():
+        assert held(output) < 0.75 * (held(Path("x")) + held(Path("y")))
+
+
+def test_a_changed_shared_weight_is_refused(place: Path) -> None:
+    from edgeq.errors import BundleError
+    from tests.backends.build import residual
+
+    NET.write_bytes(residual(width=64).SerializeToString())
+    packaged(targets=("raspberry-pi-4", "cascade-lake"))
+    weight = max(BUNDLE.rglob("*.bin"), key=lambda p: p.stat().st_size)
+    weight.write_bytes(bytes(len(weight.read_bytes())))
+    with pytest.raises(BundleError, match="was changed"):
+        verify_bundle(BUNDLE)
+
+
+def test_one_bundle_for_each_target(place: Path) -> None:
+    result = packaged(Path("dist"), targets=("raspberry-pi-4", "cascade-lake"), split=True)
+    assert {name: path.name for name, path in result.bundles.items()} == {
+        "raspberry-pi-4": "raspberry-pi-4.edgeq", "cascade-lake": "cascade-lake.edgeq",
+    }  # fmt: skip
+    for name, path in result.bundles.items():
+        with open_bundle(path) as bundle:
+            assert [held.name for held in bundle.components["model"]] == [name]
+    with pytest.raises(OutputError, match="exists already"):
+        packaged(Path("dist"), targets=("raspberry-pi-4",), split=True)
+    with pytest.raises(UsageError, match="is one bundle"):
+        packaged(Path("one.edgeq"), split=True)
+
+
+def test_saturation_is_dealt_with_and_reported(place: Path) -> None:
+    result = packaged(targets=("haswell", "cascade-lake"))
+    decision = result.variants["haswell"].decision
+    assert decision is not None
+    assert not decision.audit.safe
+    assert decision.chosen.safe
+    assert [remedy.name for remedy in decision.remedies] == [
+        "full range", "fitted range", "7-bit weights", "U8U8", "x64quantprecision",
+    ]  # fmt: skip
+    assert decision.exact_db - decision.chosen.sqnr_db <= 0.5
+    cheaper = [r for r in decision.remedies if r.safe and r.cost < decision.chosen.cost]
+    assert all(decision.exact_db - r.sqnr_db > 0.5 for r in cheaper)
+    assert result.variants["cascade-lake"].decision is None
+    said = variant("haswell")["saturation"]
+    assert said["chosen"] == decision.chosen.name
+    assert {c["name"]: c["kind"] for c in variant("haswell")["checks"]}["saturation"] == "modelled"
+
+
+def test_a_user_who_has_decided_is_not_overruled(place: Path) -> None:
+    result = packaged(targets=("haswell",), overrides={"reduce_range": False})
+    assert result.variants["haswell"].decision is None
+    checks = {check.name: check for check in result.variants["haswell"].checks}
+    assert checks["saturation"].passed is False
+
+
+def test_a_runtime_that_is_too_old_is_refused(place: Path) -> None:
+    Path("old.toml").write_text('title = "old"\nextends = "arm64-neon"\n[runtime]\nonnxruntime = "1.15"\n')
+    before = sorted(place.iterdir())
+    with pytest.raises(CheckFailedError, match=r"onnxruntime 1\.15 is too old: .* needs 1\.16"):
+        packaged(targets=("old.toml",))
+    assert sorted(place.iterdir()) == before
+
+
+def test_a_witness_is_asked_and_believed(place: Path, native: str) -> None:
+    asked = []
+
+    def witness(target: Target, artifact: Artifact, samples: Any, cases: Any, tolerance: Any) -> tuple[Check, ...]:
+        asked.append((target.name, len(cases), sorted(tolerance)))
+        return (Check("self-test", "emulated", "a test", "equal", True), Check("kernels", "emulated", "a test"))
+
+    result = packaged(targets=("raspberry-pi-4", "this-machine"), witnesses=(witness,))
+    assert asked == [("raspberry-pi-4", 2, ["y"]), ("this-machine", 2, ["y"])]
+    found = {name: {c.name: c.kind for c in v.checks} for name, v in result.variants.items()}
+    assert found["raspberry-pi-4"]["self-test"] == "emulated"
+    assert found["raspberry-pi-4"]["kernels"] == "emulated"
+    assert found[native]["self-test"] == "native"
+
+
+def test_a_witness_that_objects_stops_it(place: Path) -> None:
+    before = sorted(place.iterdir())
+    objects = Check("self-test", "emulated", "a test", "y is off by 3", False)
+    with pytest.raises(CheckFailedError, match="self-test fails on a test: y is off by 3"):
+        packaged(targets=("raspberry-pi-4",), witnesses=(lambda *_: (objects,),))
+    assert sorted(place.iterdir()) == before
 
 
 @pytest.mark.parametrize("targets", [("haswell", "haswell"), ("this-machine", "auto")])

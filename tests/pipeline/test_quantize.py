@@ -13,8 +13,10 @@ from edgeq.errors import CheckFailedError, OutputError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import resolve
+from edgeq.pipeline.builds import model_bytes, runs_natively
 from edgeq.pipeline.job import Data, build, open_job
-from edgeq.pipeline.quantize import Quantized, explainer, model_bytes, quantize, runs_natively
+from edgeq.pipeline.quantize import Quantized, quantize
+from edgeq.pipeline.reasons import explainer
 from edgeq.progress import Silent
 from tests.backends.build import mixed
 

@@ -1,0 +1,79 @@
+"""Large tensors of several models as files named by their content, so that a bundle holds each of them once.
+
+Models built for different targets from one source differ in their graphs and small tensors, but many weights are the
+same bytes. Each large tensor becomes an external data file "<sha256>.bin"; what coincides has the same name, and the
+bundle's sharing puts all of them into one shared asset (`edgeq.bundle.sharing`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from edgeq.model.load import load_model, model_files
+
+# A file of its own costs a line in the manifest and a header in a zip: below this it costs more than it saves.
+_SMALLEST = 1024
+_NAME_DIGITS = 32
+
+
+def share_weights(models: Mapping[str, Path], folder: Path) -> dict[str, Path]:
+    """Rewrite `models` so that what they have in common can be shared; those that have nothing stay where they are.
+
+    Args:
+        models: by variant; several may name the same file.
+        folder: a private folder, for what is rewritten.
+
+    Returns:
+        The model to deploy for each variant.
+    """
+    files = sorted(set(models.values()))
+    if len(files) < 2 or any(len(model_files(file)) > 1 for file in files):
+        return dict(models)
+    loaded = {file: load_model(file, external_data="all") for file in files}
+    users: dict[str, int] = {}
+    for model in loaded.values():
+        for digest in {_digest(tensor) for tensor in _large(model)}:
+            users[digest] = users.get(digest, 0) + 1
+    placed: dict[Path, Path] = {}
+    for number, (file, model) in enumerate(loaded.items()):
+        common = {digest: tensor for tensor in _large(model) if users[digest := _digest(tensor)] > 1}
+        placed[file] = file
+        if common:
+            placed[file] = folder / str(number) / "model.onnx"
+            placed[file].parent.mkdir(parents=True)
+            _write(model, common, placed[file])
+    return {name: placed[file] for name, file in models.items()}
+
+
+def _large(model: onnx.ModelProto) -> list[TensorProto]:
+    return [t for t in model.graph.initializer if t.data_type != TensorProto.STRING and len(_raw(t)) >= _SMALLEST]
+
+
+def _raw(tensor: TensorProto) -> bytes:
+    """The tensor's bytes as external data holds them: little-endian."""
+    return bytes(tensor.raw_data) if tensor.HasField("raw_data") else numpy_helper.to_array(tensor).tobytes()
+
+
+def _digest(tensor: TensorProto) -> str:
+    return hashlib.sha256(_raw(tensor)).hexdigest()
+
+
+def _write(model: onnx.ModelProto, common: Mapping[str, TensorProto], path: Path) -> None:
+    for digest, tensor in common.items():
+        (path.parent / f"{digest[:_NAME_DIGITS]}.bin").write_bytes(_raw(tensor))
+    for tensor in _large(model):
+        digest = _digest(tensor)
+        if digest in common:
+            length = len(_raw(tensor))
+            del tensor.external_data[:]
+            for field in ("raw_data", "int32_data", "int64_data", "float_data", "double_data", "uint64_data"):
+                tensor.ClearField(field)
+            tensor.data_location = TensorProto.EXTERNAL
+            for key, value in (("location", f"{digest[:_NAME_DIGITS]}.bin"), ("offset", "0"), ("length", str(length))):
+                tensor.external_data.add(key=key, value=value)
+    path.write_bytes(model.SerializeToString(deterministic=True))

@@ -1,0 +1,84 @@
+"""`edgeq audit`: what 16-bit sums of products do to a quantized model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edgeq.cli._common import Face, common
+from edgeq.cli._options import PATH
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from edgeq.pipeline.audit import Audited
+
+
+@click.command("audit")
+@click.argument("model", type=PATH)
+@click.option("--data", help="Samples to simulate MODEL on. Without them the weights alone tell what can saturate.")
+@click.option("--preprocess", help="Preprocessing: a name, a .toml file, steps, or path.py:function.")
+@click.option("--count", type=click.IntRange(min=1), help="Samples to simulate. Default: 2 to 16, by the model's size.")
+@click.option("--float", "reference", type=PATH, help="The float32 model, to tell what saturation costs.")
+@click.option("--variant", metavar="NAME", help="The variant, where MODEL is a bundle.")
+@click.option("--session-option", "config", multiple=True, metavar="KEY=VALUE", help="How MODEL is run. Repeatable.")
+@common
+def command(
+    face: Face,
+    model: Path,
+    data: str | None,
+    preprocess: str | None,
+    count: int | None,
+    reference: Path | None,
+    variant: str | None,
+    config: tuple[str, ...],
+) -> None:
+    """Tell which layers of MODEL, a quantized model or a bundle, saturate on x86 CPUs without VNNI.
+
+    Their kernels add two products in 16 bits. The weights bound which output channels can overflow that; with --data,
+    the model is computed as such a CPU would, and the answer compared.
+
+    \b
+    edgeq audit int8.onnx
+    edgeq audit int8.onnx --data val/ --preprocess imagenet --float model.onnx
+    """
+    from edgeq.errors import UsageError
+    from edgeq.pipeline.audit import audit_saturation
+    from edgeq.pipeline.job import Data
+
+    wrong = next((entry for entry in config if "=" not in entry), None)
+    if wrong is not None:
+        raise UsageError(f"--session-option {wrong!r} has no value", "Write KEY=VALUE")
+    result = audit_saturation(
+        model,
+        Data(data, preprocess, count=count) if data is not None else None,
+        reference=reference,
+        variant=variant,
+        config=dict(entry.split("=", 1) for entry in config),
+        progress=face.progress(),
+    )
+    face.result(result.to_dict(), lambda console: _draw(console, result, verbose=face.verbose))
+
+
+def _draw(console: Console, result: Audited, *, verbose: bool) -> None:
+    from rich.table import Table
+
+    found = result.audit
+    console.print(f"{result.name}: {found.summary()}", markup=False)
+    shown = [layer for layer in found.layers if verbose or layer.can_saturate]
+    if shown:
+        table = Table("layer", "operator", box=None, pad_edge=False)
+        for title in ("channels", "can saturate", "worst pair", "clipped"):
+            table.add_column(title, justify="right")
+        for layer in shown:
+            share = f"{layer.clipped / layer.sums:.3%}" if layer.sums else ""
+            known = [layer.channels, layer.suspects, layer.worst_pair]
+            numbers = ["?" if value is None else str(value) for value in known]
+            table.add_row(layer.name, layer.op_type, *numbers, share)
+        console.print(table)
+        console.print("worst pair: the largest sum of two neighbouring weights of one sign; up to 128 cannot saturate")
+    if found.float_db is not None:
+        saturating, exact = found.float_db
+        console.print(f"against float32: {exact:.1f} dB SQNR on exact kernels, {saturating:.1f} dB where it saturates")

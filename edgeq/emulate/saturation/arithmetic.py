@@ -1,0 +1,76 @@
+"""Matrix products of bytes, exact and as kernels have them that add two products in 16 bits.
+
+The saturating kernels compute, for unsigned a and signed b,
+
+    c[m, n] = sum over i of clip(a[m, 2i] b[2i, n] + a[m, 2i+1] b[2i+1, n], -2^15, 2^15 - 1)
+
+on the raw bytes. Few pairs of weights can reach the clip, so only those are looked at: the exact product less what each
+of their sums exceeds 16 bits by.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeq.model.pairs import PAIR_LIMIT, as_pairs, pair_sums
+
+_LOW, _HIGH = -(2**15), 2**15 - 1
+# Products of bytes are below 2^16: so many of them sum up exactly in float32's 24 bits.
+_EXACT_IN_FLOAT32 = 1 << 8
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """A product of matrices.
+
+    Attributes:
+        values: int64, [M, N].
+        clipped: per column, how many sums of two products were clipped; int64, [N].
+        pairs: how many sums of two products there are in one column.
+    """
+
+    values: NDArray[np.int64]
+    clipped: NDArray[np.int64]
+    pairs: int
+
+
+def exact_product(a: NDArray[Any], b: NDArray[Any]) -> Product:
+    """[M, K] by [K, N], bytes of any sign, without saturation."""
+    values = np.zeros((len(a), b.shape[1]), np.int64)
+    for start in range(0, a.shape[1], _EXACT_IN_FLOAT32):
+        part = slice(start, start + _EXACT_IN_FLOAT32)
+        values += (a[:, part].astype(np.float32) @ b[part].astype(np.float32)).astype(np.int64)
+    return Product(values, np.zeros(b.shape[1], np.int64), len(a) * ((a.shape[1] + 1) // 2))
+
+
+def saturating_product(a: NDArray[np.uint8], b: NDArray[np.int8]) -> Product:
+    """[M, K] unsigned by [K, N] signed, each sum of two products clipped to 16 bits."""
+    product = exact_product(a, b)
+    if not a.size or not (pair_sums(b.T) > PAIR_LIMIT).any():
+        return product
+    # One row for each k and for each n: what is looked at together lies together.
+    left = np.ascontiguousarray(a.T).astype(np.int32)
+    if len(left) % 2:
+        left = np.pad(left, ((0, 1), (0, 0)))
+    first, second = as_pairs(b.T.astype(np.int32))
+    suspects = _reach(left.max(axis=1), first, second)
+    excess = np.zeros((b.shape[1], len(a)), np.int32)
+    for i in np.flatnonzero(suspects.any(axis=0)):
+        columns = np.flatnonzero(suspects[:, i])
+        sums = left[2 * i] * first[columns, i, None]
+        sums += left[2 * i + 1] * second[columns, i, None]
+        over = sums - np.clip(sums, _LOW, _HIGH)
+        excess[columns] += over
+        product.clipped[columns] += np.count_nonzero(over, axis=1)
+    return Product(product.values - excess.T, product.clipped, product.pairs)
+
+
+def _reach(largest: NDArray[np.int32], first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which pairs of weights leave 16 bits beside some input, given the largest value there is at each k."""
+    even, odd = largest[0::2], largest[1::2]
+    above = even * np.maximum(first, 0) + odd * np.maximum(second, 0) > _HIGH
+    return np.asarray(above | (even * np.minimum(first, 0) + odd * np.minimum(second, 0) < _LOW))

@@ -1,0 +1,205 @@
+"""The saturation audit: which layers of a quantized model can saturate where two products are added in 16 bits, how
+often they do, and what it does to the answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeq.data.samples import Samples
+from edgeq.emulate.saturation.layers import Layer
+from edgeq.emulate.saturation.simulate import ModelRun, Simulation
+from edgeq.measure.agreement import Comparison
+from edgeq.measure.inference import Session
+from edgeq.model.macs import node_macs
+from edgeq.model.pairs import pair_sums
+from edgeq.progress import SILENT, Progress
+from edgeq.session import SessionSettings
+
+# A model of n MACs is simulated on about this / n samples.
+_WORK = 8e9
+_FEWEST, _MOST = 2, 16
+
+
+@dataclass(frozen=True)
+class LayerAudit:
+    """One layer on a saturating path.
+
+    Attributes:
+        name, op_type: in the optimised graph.
+        channels: output channels; None where the weight is computed at run time.
+        suspects: channels that some input makes saturate, by their weights alone.
+        worst_pair: the largest sum of two neighbouring weights of one sign; more than 128 can saturate.
+        modelled: whether edgeq can compute the layer as the kernel does.
+        sums, clipped: sums of two products over all samples, and how many of them were clipped.
+        clipped_channels: channels in which that happened.
+    """
+
+    name: str
+    op_type: str
+    channels: int | None
+    suspects: int | None
+    worst_pair: int | None
+    modelled: bool
+    sums: int = 0
+    clipped: int = 0
+    clipped_channels: int = 0
+
+    @property
+    def can_saturate(self) -> bool:
+        return self.suspects is None or self.suspects > 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "can_saturate": self.can_saturate}
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What saturation does to a model.
+
+    Attributes:
+        layers: those on saturating paths, in graph order.
+        samples: how many the figures rest on; 0 where only the weights were looked at.
+        effect_db: SQNR of the saturating against the exact outputs, worst output; infinity where they are equal, None
+            without samples.
+        float_db: SQNR against the float model of the (saturating, exact) outputs; None without one.
+    """
+
+    layers: tuple[LayerAudit, ...]
+    samples: int = 0
+    effect_db: float | None = None
+    float_db: tuple[float, float] | None = None
+
+    @property
+    def safe(self) -> bool:
+        """Whether nothing can saturate, whatever the input."""
+        return not any(layer.can_saturate for layer in self.layers)
+
+    @property
+    def clipped(self) -> int:
+        return sum(layer.clipped for layer in self.layers)
+
+    def summary(self) -> str:
+        """The finding in one line."""
+        if self.safe:
+            return "no layer can saturate, whatever the input"
+        suspects = [layer for layer in self.layers if layer.can_saturate]
+        said = f"{len(suspects)} of {len(self.layers)} layers can saturate"
+        if not self.samples:
+            return said
+        really = sum(layer.clipped > 0 for layer in self.layers)
+        if not really:
+            return f"{said}; none did on {self.samples} samples"
+        share = self.clipped / max(1, sum(layer.sums for layer in self.layers))
+        lost = "" if self.float_db is None else f", {self.float_db[1] - self.float_db[0]:.1f} dB lost"
+        return f"{said}; {really} did on {self.samples} samples ({share:.2%} of the sums of two products{lost})"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "safe": self.safe,
+            "summary": self.summary(),
+            "samples": self.samples,
+            "effect_db": _finite(self.effect_db),
+            "float_db": None
+            if self.float_db is None
+            else {"saturating": _finite(self.float_db[0]), "exact": _finite(self.float_db[1])},
+            "layers": [layer.to_dict() for layer in self.layers],
+        }
+
+
+def audit(
+    model: Path,
+    settings: SessionSettings | None = None,
+    *,
+    samples: Samples | None = None,
+    reference: Session | None = None,
+    count: int | None = None,
+    progress: Progress = SILENT,
+) -> Audit:
+    """Audit a quantized model.
+
+    Args:
+        settings: what it will be run with.
+        samples: what to simulate it on; None bounds by the weights alone.
+        reference: the float model's session, to tell what saturation costs.
+        count: samples to simulate; None takes 2 to 16, fewer for larger models.
+
+    Raises:
+        RuntimeUnavailableError: onnxruntime refuses the model.
+        DataError: a sample does not fit.
+    """
+    simulation = Simulation(model, settings)
+    bounds = {layer.name: _bound(layer) for layer in (*simulation.layers, *simulation.unmodelled)}
+    if samples is None or not any(bound.can_saturate for bound in bounds.values()):
+        return Audit(tuple(bounds.values()))
+    exact = Simulation(model, settings, saturating=False)
+    total = min(len(samples), count or sample_count(model_macs(simulation)))
+    names = ("saturating", "exact")
+    against_float = {name: Comparison() for name in names}
+    effect = Comparison()
+    clipped: dict[str, NDArray[np.int64]] = {}
+    sums: dict[str, int] = {}
+    with progress.stage("Simulating saturation", total) as advance:
+        for sample, _ in zip(samples, range(total), strict=False):
+            runs = (simulation.run(sample.inputs), exact.run(sample.inputs))
+            effect.update(runs[1].outputs, runs[0].outputs)
+            for name, run in runs[0].layers.items():
+                clipped[name] = clipped.get(name, np.zeros(1, np.int64)) + run.clipped
+                sums[name] = sums.get(name, 0) + run.sums
+            if reference is not None:
+                _against(reference, sample.inputs, runs, [against_float[name] for name in names])
+            advance(1)
+    found = tuple(_with_counts(bound, sums.get(name, 0), clipped.get(name)) for name, bound in bounds.items())
+    both = tuple(against_float[name].result() for name in names)
+    return Audit(
+        found, total, effect.result().sqnr_db, (both[0].sqnr_db, both[1].sqnr_db) if reference is not None else None
+    )
+
+
+def sample_count(macs: int) -> int:
+    """How many samples are simulated of a model of so many multiply-accumulates."""
+    return max(_FEWEST, min(_MOST, int(_WORK / max(1, macs))))
+
+
+def model_macs(simulation: Simulation) -> int:
+    """Multiply-accumulates of the simulated layers, by their weights' sizes where the graph does not tell."""
+    counted = sum(node_macs(simulation.graph.model).values())
+    return counted or sum(layer.rows.size for layer in simulation.layers if layer.rows is not None)
+
+
+def _against(reference: Session, inputs: Any, runs: Sequence[ModelRun], comparisons: Sequence[Comparison]) -> None:
+    names = [output.name for output in reference.get_outputs()]
+    wanted = dict(zip(names, reference.run(names, dict(inputs)), strict=True))
+    for run, comparison in zip(runs, comparisons, strict=True):
+        comparison.update(wanted, run.outputs)
+
+
+def _bound(layer: Layer) -> LayerAudit:
+    suspects = layer.suspects
+    if layer.rows is None or suspects is None:
+        return LayerAudit(layer.name, layer.node.op_type, None, None, None, layer.path.modelled)
+    return LayerAudit(
+        layer.name,
+        layer.node.op_type,
+        channels=len(layer.rows),
+        suspects=int(suspects.sum()),
+        worst_pair=int(pair_sums(layer.rows).max(initial=0)),
+        modelled=layer.path.modelled,
+    )
+
+
+def _with_counts(bound: LayerAudit, sums: int, clipped: NDArray[np.int64] | None) -> LayerAudit:
+    if clipped is None:
+        return bound
+    values = {**vars(bound), "sums": sums, "clipped": int(clipped.sum())}
+    return LayerAudit(**{**values, "clipped_channels": int(np.count_nonzero(clipped))})
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,179 @@
+"""A quantized model as it answers on a CPU whose kernels add two products in 16 bits.
+
+The model is optimised by ONNX Runtime as always. Layers on saturating paths are then computed by edgeq's exact model of
+those kernels; everything between them, which is exact there, by ONNX Runtime. So the answer is that of the target, to
+the last bit where the graph is all integers, on any machine of the same architecture.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from edgeq.emulate.saturation.layers import Layer, find_layers
+from edgeq.measure.graphs import GraphIndex, captured_by
+from edgeq.measure.observe import only_outputs
+from edgeq.session import SessionSettings, open_session
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerRun:
+    """What one saturating layer did with one input.
+
+    Attributes:
+        output: as the kernel gives it.
+        sums, clipped: sums of two products, and how many of them were clipped per output channel.
+    """
+
+    output: NDArray[Any]
+    sums: int
+    clipped: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class ModelRun:
+    """Outputs of the model, and of every layer on a saturating path by its name."""
+
+    outputs: Arrays
+    layers: Mapping[str, LayerRun]
+
+
+@dataclass(frozen=True, eq=False)
+class _Segment:
+    """Nodes that ONNX Runtime runs between two saturating layers."""
+
+    nodes: tuple[onnx.NodeProto, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+class Simulation:
+    """One model, opened for any number of inputs.
+
+    Args:
+        model: quantized, in any form that ONNX Runtime takes.
+        settings: what it is run with.
+        saturating: False computes the same layers exactly: what the model gives where nothing saturates.
+
+    Raises:
+        RuntimeUnavailableError: onnxruntime refuses the model.
+    """
+
+    def __init__(self, model: Path, settings: SessionSettings | None = None, *, saturating: bool = True) -> None:
+        settings = settings or SessionSettings()
+        self.graph = optimised_graph(model, settings)
+        found = find_layers(self.graph, settings.config)
+        self.unmodelled = tuple(layer for layer in found if not layer.path.modelled)
+        self.layers = tuple(layer for layer in found if layer.path.modelled)
+        self._saturating = saturating
+        self._steps = _steps(self.graph, self.layers)
+        self._sessions: dict[int, Any] = {}
+
+    def run(self, inputs: Arrays) -> ModelRun:
+        """The model's outputs for one sample, and those of its saturating layers."""
+        values: dict[str, NDArray[Any]] = dict(inputs)
+        runs = {}
+        for place, step in enumerate(self._steps):
+            if isinstance(step, Layer):
+                given = [self._value(name, values) if name else None for name in step.node.input]
+                computed = step.compute(given, saturating=self._saturating)
+                values[step.node.output[0]] = computed.output
+                runs[step.name] = LayerRun(computed.output, computed.sums, computed.clipped)
+            else:
+                feed = {name: values[name] for name in step.inputs}
+                session = self._session(place, step, feed)
+                values.update(zip(step.outputs, session.run(list(step.outputs), feed), strict=True))
+        return ModelRun(MappingProxyType({name: self._value(name, values) for name in self.graph.outputs}), runs)
+
+    def get_outputs(self) -> Sequence[onnx.ValueInfoProto]:
+        """The model's outputs: with `session_run`, what measuring needs of a session."""
+        return list(self.graph.model.graph.output)
+
+    def _value(self, name: str, values: Arrays) -> NDArray[Any]:
+        return self.graph.constant(name) if self.graph.is_constant(name) else values[name]
+
+    def _session(self, place: int, step: _Segment, feed: Arrays) -> Any:
+        if place not in self._sessions:
+            part = onnx.ModelProto()
+            part.CopyFrom(self.graph.model)
+            del part.graph.node[:], part.graph.input[:], part.graph.output[:], part.graph.value_info[:]
+            part.graph.node.extend(step.nodes)
+            part.graph.input.extend(
+                onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), None)
+                for name, array in feed.items()
+            )
+            part.graph.output.extend(onnx.ValueInfoProto(name=name) for name in step.outputs)
+            whole = only_outputs(part, step.outputs)
+            settings = SessionSettings(optimization="none", intra_op_threads=1)
+            self._sessions[place] = open_session(whole.SerializeToString(), settings)
+        return self._sessions[place]
+
+
+class SimulatedSession:
+    """A `Simulation` in the form of a session, for everything that measures sessions."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+
+    def get_outputs(self) -> Sequence[Any]:
+        return self._simulation.get_outputs()
+
+    def run(self, output_names: Sequence[str] | None, input_feed: Arrays) -> Sequence[Any]:
+        outputs = self._simulation.run(input_feed).outputs
+        return [outputs[name] for name in output_names or outputs]
+
+
+def simulate_model(
+    model: Path, inputs: Arrays, *, settings: SessionSettings | None = None, saturating: bool = True
+) -> ModelRun:
+    """One run of `Simulation`."""
+    return Simulation(model, settings, saturating=saturating).run(inputs)
+
+
+def optimised_graph(model: Path, settings: SessionSettings) -> GraphIndex:
+    """The graph that ONNX Runtime makes of `model` before it runs it.
+
+    Raises:
+        RuntimeUnavailableError: onnxruntime refuses it.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgeq-optimised-") as folder:
+        path = Path(folder) / "model.onnx"
+        open_session(model, replace(settings, save_optimized_to=path))
+        return GraphIndex(onnx.load(path), path)
+
+
+def _steps(graph: GraphIndex, layers: Sequence[Layer]) -> tuple[Layer | _Segment, ...]:
+    """The graph's nodes in order: each of `layers` a step, those between them as few segments."""
+    own = {layer.node.output[0]: layer for layer in layers}
+    runs: list[Layer | list[onnx.NodeProto]] = []
+    for node in graph.model.graph.node:
+        layer = own.get(node.output[0])
+        if layer is not None:
+            runs.append(layer)
+        elif runs and isinstance(runs[-1], list):
+            runs[-1].append(node)
+        else:
+            runs.append([node])
+    steps: list[Layer | _Segment] = []
+    needed = set(graph.outputs)
+    for run in reversed(runs):
+        if isinstance(run, Layer):
+            steps.append(run)
+            needed.update(run.node.input)
+            continue
+        made = {name for node in run for name in node.output if name}
+        read = {name for node in run for name in [*node.input, *captured_by(node)] if name}
+        known = {name for name in read - made if name in graph.producers or name in graph.inputs}
+        steps.append(_Segment(tuple(run), tuple(sorted(known)), tuple(sorted(made & needed))))
+        needed |= known
+    return tuple(reversed(steps))

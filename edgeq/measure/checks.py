@@ -1,0 +1,43 @@
+"""What was checked of an artifact, and on what: the target's hardware, an emulation, a model of it, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+CheckKind = Literal["native", "emulated", "modelled", "none"]
+_STRENGTH = {kind: place for place, kind in enumerate(get_args(CheckKind))}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check of one artifact for one target.
+
+    Attributes:
+        name: "load", "coverage", "accuracy", "self-test", "saturation", "kernels".
+        kind: whose arithmetic it rests on: the target's kernels here, in an emulator, in a model of them; "none": of
+            other kernels, or not made.
+        where: on what, in words.
+        detail: what was found, one line.
+        passed: None where there is nothing to pass.
+    """
+
+    name: str
+    kind: CheckKind
+    where: str = ""
+    detail: str = ""
+    passed: bool | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def strongest(checks: Iterable[Check]) -> tuple[Check, ...]:
+    """One check of each name, the one nearest to the hardware; of two of a kind the later. In the order of names."""
+    best: dict[str, Check] = {}
+    for check in checks:
+        known = best.get(check.name)
+        if known is None or _STRENGTH[check.kind] <= _STRENGTH[known.kind]:
+            best[check.name] = check
+    return tuple(best.values())

@@ -1,0 +1,157 @@
+"""Which onnxruntime a model needs: by its opset, IR version, and the operators with their types, against a table that
+was filled by probing releases (targets/onnxruntime/versions.toml, scripts/probe_runtime.py)."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import onnx
+from onnx import TensorProto
+
+from edgeq.errors import ModelError
+from edgeq.model.tensors import iter_nodes, iter_tensors
+from edgeq.resources import shipped
+
+_SHORT: dict[int, str] = {
+    TensorProto.UINT8: "u8",
+    TensorProto.INT8: "s8",
+    TensorProto.UINT16: "u16",
+    TensorProto.INT16: "s16",
+    TensorProto.UINT4: "u4",
+    TensorProto.INT4: "s4",
+}
+# Operator → the inputs whose types, one after the other, name its kernel: the first of each group that is constant
+# tells (a zero point has the type of what it belongs to), else a computed one is unsigned, as DynamicQuantizeLinear is.
+_TYPED_BY: dict[str, tuple[tuple[int, ...], ...]] = {
+    "QLinearConv": ((2,), (3, 5)),
+    "QLinearMatMul": ((2,), (3, 5)),
+    "QGemm": ((2,), (3, 5)),
+    "ConvInteger": ((2,), (1, 3)),
+    "MatMulInteger": ((2,), (1, 3)),
+    "MatMulIntegerToFloat": ((4,), (1, 5)),
+    "DynamicQuantizeMatMul": ((1, 3),),
+    "QuantizeLinear": ((2,),),
+    "DequantizeLinear": ((2, 0),),
+    "QLinearAdd": ((2,),),
+    "QLinearMul": ((2,),),
+    "QLinearConcat": ((1,),),
+    "QLinearAveragePool": ((2,),),
+    "QLinearGlobalAveragePool": ((2,),),
+    "QLinearSigmoid": ((2,),),
+    "QLinearLeakyRelu": ((2,),),
+    "QLinearSoftmax": ((2,),),
+}
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """Something in a model, and the oldest probed release that knows it."""
+
+    what: str
+    since: str
+
+    def to_dict(self) -> dict[str, str]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Compatibility:
+    """What a model needs of onnxruntime.
+
+    Attributes:
+        requirements: the most demanding first.
+        probed: whether its architecture was probed; else the figures are those of another one.
+    """
+
+    requirements: tuple[Requirement, ...]
+    probed: bool
+
+    @property
+    def minimum(self) -> str:
+        """The oldest release that knows everything in the model, of those that were probed."""
+        return self.requirements[0].since
+
+    def runs_on(self, version: str) -> bool:
+        return _key(version) >= _key(self.minimum)
+
+    def explain(self, version: str) -> str:
+        """One line on whether the model runs on `version`."""
+        needed = self.requirements[0]
+        if self.runs_on(version):
+            return f"onnxruntime {version} is new enough: {needed.since} or newer knows {needed.what}"
+        return f"onnxruntime {version} is too old: {needed.what} needs {needed.since}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "min_onnxruntime": self.minimum,
+            "probed": self.probed,
+            "requirements": [requirement.to_dict() for requirement in self.requirements],
+        }
+
+
+@dataclass(frozen=True)
+class _Table:
+    """One architecture: release → highest opset and IR version; kernel → first release, "" where none has it."""
+
+    opset: Mapping[str, int]
+    ir: Mapping[str, int]
+    kernels: Mapping[str, str]
+
+
+def compatibility(model: onnx.ModelProto, architecture: str = "") -> Compatibility:
+    """What `model` needs of onnxruntime on `architecture`. Its external data is not read.
+
+    Raises:
+        ModelError: something in it that no probed release knows.
+    """
+    tables = _tables()
+    table = tables.get(architecture) or next(iter(tables.values()))
+    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
+    found = [
+        Requirement(f"opset {opset}", _since(table.opset, opset, "opset")),
+        Requirement(f"IR version {model.ir_version}", _since(table.ir, model.ir_version, "IR version")),
+    ]
+    for kernel in dict.fromkeys(_kernels(model)):
+        since = table.kernels.get(kernel)
+        if since == "":
+            raise ModelError(f"no probed onnxruntime has a kernel for {kernel}", "Choose other integer types")
+        if since:
+            found.append(Requirement(kernel, since))
+    return Compatibility(tuple(sorted(found, key=lambda r: _key(r.since), reverse=True)), architecture in tables)
+
+
+def _kernels(model: onnx.ModelProto) -> Iterator[str]:
+    """Operators with their types, as the table names them."""
+    types = {tensor.name: _SHORT[tensor.data_type] for tensor in iter_tensors(model) if tensor.data_type in _SHORT}
+    for node in iter_nodes(model):
+        if node.op_type == "MatMulNBits":
+            yield f"MatMulNBits {next((a.i for a in node.attribute if a.name == 'bits'), 4)}"
+        elif node.op_type in _TYPED_BY:
+            names = [[node.input[p] for p in group if p < len(node.input)] for group in _TYPED_BY[node.op_type]]
+            kinds = "".join(next((types[name] for name in group if name in types), "u8") for group in names)
+            contrib = " contrib" if node.op_type == "DequantizeLinear" and node.domain else ""
+            yield f"{node.op_type} {kinds}{contrib}"
+
+
+def _since(known: Mapping[str, int], wanted: int, what: str) -> str:
+    for version, highest in sorted(known.items(), key=lambda item: _key(item[0])):
+        if highest >= wanted:
+            return version
+    raise ModelError(f"no probed onnxruntime reads {what} {wanted}", "Convert the model to an older one")
+
+
+@cache
+def _tables() -> Mapping[str, _Table]:
+    content = tomllib.loads((shipped("targets") / "onnxruntime" / "versions.toml").read_text("utf-8"))
+    return {
+        name: _Table(content["opset"][name], content["ir"][name], content["kernels"][name])
+        for name in content["probed"]
+    }
+
+
+def _key(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())

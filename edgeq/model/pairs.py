@@ -1,0 +1,109 @@
+"""Sums of two products in 16 bits: which weights can make them saturate.
+
+Some kernels multiply unsigned by signed bytes and add the products of two neighbours along k in 16 bits. An unsigned
+byte is at most 255, so a pair of weights w, v reaches at most 255 (max(w, 0) + max(v, 0)) and at least
+255 (min(w, 0) + min(v, 0)): the sum fits as long as neither of the two parenthesised sums exceeds `PAIR_LIMIT`.
+Which operators take such kernels is data: targets/onnxruntime/saturation.toml.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeq.resources import shipped
+
+PAIR_LIMIT = (2**15 - 1) // 255
+
+Order = Literal["taps, channels", "channels, taps"]
+
+
+@dataclass(frozen=True)
+class SaturatingPath:
+    """A kernel that adds two products in 16 bits.
+
+    Attributes:
+        operators: operator types of the optimised graph that take it.
+        left, right: dtypes of the operands of its matrix product.
+        swapped: the weight is the left operand, not the right one.
+        order: how k runs in a convolution.
+        exact_depthwise: a convolution with one input channel per group takes another, exact kernel.
+        modelled: whether `edgeq.emulate.saturation` computes the operator.
+    """
+
+    operators: tuple[str, ...]
+    left: str
+    right: str
+    swapped: bool = False
+    order: Order = "taps, channels"
+    exact_depthwise: bool = False
+    modelled: bool = False
+
+    @property
+    def activation(self) -> str:
+        """dtype of the activation."""
+        return self.right if self.swapped else self.left
+
+    @property
+    def weight(self) -> str:
+        """dtype of the weight."""
+        return self.left if self.swapped else self.right
+
+
+@dataclass(frozen=True)
+class SaturationTable:
+    """Every saturating path, and the session option that makes some of them exact."""
+
+    paths: tuple[SaturatingPath, ...]
+    precision_option: str
+    precision_operators: frozenset[str]
+
+    def path(self, op_type: str, activation: str, weight: str) -> SaturatingPath | None:
+        """The path that an operator with operands of these dtypes takes; None where it is exact."""
+        return next(
+            (p for p in self.paths if op_type in p.operators and (p.activation, p.weight) == (activation, weight)), None
+        )
+
+
+@cache
+def saturation_table() -> SaturationTable:
+    """targets/onnxruntime/saturation.toml."""
+    content = tomllib.loads((shipped("targets") / "onnxruntime" / "saturation.toml").read_text("utf-8"))
+    precision = content["precision"]
+    return SaturationTable(
+        tuple(SaturatingPath(**{**path, "operators": tuple(path["operators"])}) for path in content["path"]),
+        str(precision["option"]),
+        frozenset(precision["operators"]),
+    )
+
+
+def as_pairs(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """[N, K] → the weights of even and of odd k, each [N, ceil(K / 2)]; what an odd K lacks is 0."""
+    first, second = rows[:, 0::2], rows[:, 1::2]
+    if second.shape[1] < first.shape[1]:
+        second = np.pad(second, ((0, 0), (0, 1)))
+    return first, second
+
+
+def pair_sums(rows: NDArray[Any]) -> NDArray[Any]:
+    """[N, K] weights → for each pair along k the larger of what its positive and its negative parts add up to, as
+    [N, ceil(K / 2)]; int32 for integers."""
+    if rows.dtype.kind in "iu":
+        rows = rows.astype(np.int32)
+    first, second = as_pairs(rows)
+    upper = np.maximum(first, 0) + np.maximum(second, 0)
+    lower = np.minimum(first, 0) + np.minimum(second, 0)
+    result: NDArray[Any] = np.maximum(upper, -lower)
+    return result
+
+
+def conv_rows(weight: NDArray[Any], order: Order = "taps, channels") -> NDArray[Any]:
+    """A convolution's weight, [cout, cin / group, *kernel], as rows of k: [cout, K]."""
+    if order == "taps, channels":
+        weight = np.moveaxis(weight, 1, -1)
+    return weight.reshape(len(weight), -1)

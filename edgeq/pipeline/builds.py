@@ -1,0 +1,99 @@
+"""Artifacts of one job: what several targets need alike is built and proven once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+from edgeq.backends import backend_named
+from edgeq.backends.base import TargetedBackend
+from edgeq.hardware.machine import Machine
+from edgeq.hardware.profile import load_profiles, match_profile
+from edgeq.hardware.target import Target
+from edgeq.measure.task import Task
+from edgeq.model.load import model_files
+from edgeq.pipeline.job import Built, Job, build
+from edgeq.pipeline.proof import Proof, prove
+from edgeq.pipeline.reasons import explainer
+from edgeq.progress import SILENT, Progress
+from edgeq.scheme import Scheme
+
+
+def need(target: Target, scheme: Scheme) -> str:
+    """What decides the artifact for `target`: targets with the same need share one."""
+    own = target.name if isinstance(backend_named(target.backend), TargetedBackend) else ""
+    return json.dumps([target.backend, own, scheme.to_dict()], sort_keys=True)
+
+
+class Builds:
+    """The artifacts of `job`, in a private folder.
+
+    Args:
+        task: for the proofs.
+        timed: whether proofs time the artifacts against float32.
+    """
+
+    def __init__(
+        self, job: Job, folder: Path, *, task: Task | None = None, timed: bool = True, progress: Progress = SILENT
+    ) -> None:
+        self.job, self.task = job, task
+        self._folder, self._timed, self._progress = folder, timed, progress
+        self._built: dict[str, Built] = {}
+        self._proofs: dict[str, Proof] = {}
+
+    def build(self, target: Target, scheme: Scheme) -> Built:
+        """The artifact for `target` by exactly this scheme.
+
+        Raises:
+            EdgeqError: as the backend has it.
+        """
+        key = need(target, scheme)
+        if key not in self._built:
+            place = self._folder / f"build-{len(self._built)}"
+            place.mkdir()
+            self._built[key] = build(self.job, target, scheme.fields(), place / "model.onnx")
+        return dataclasses.replace(self._built[key], target=target)
+
+    def prove(self, built: Built, scheme: Scheme, *, runs_here: bool) -> Proof:
+        """The proof of what `build` gave for `scheme`.
+
+        Args:
+            runs_here: whether this machine has what the target requires, so that timing it says something.
+        """
+        key = need(built.target, scheme)
+        if key not in self._proofs:
+            self._proofs[key] = prove_built(
+                self.job, built, task=self.task, timed=self._timed and runs_here, progress=self._progress
+            )
+        return self._proofs[key]
+
+
+def prove_built(
+    job: Job, built: Built, *, task: Task | None, timed: bool, threads: int = 0, progress: Progress = SILENT
+) -> Proof:
+    """`prove` with the reasons that the target's backend has for leaving nodes in float."""
+    return prove(
+        job.prepared,
+        built.artifact,
+        job.validation,
+        explainer(job.prepared, built),
+        held_out=job.held_out,
+        task=task,
+        timed=timed,
+        threads=threads,
+        progress=progress,
+    )
+
+
+def runs_natively(target: Target, machine: Machine) -> bool:
+    """Whether the kernels that run here are those that the target runs: its profile is the one that fits this machine.
+
+    A machine that merely has all that an older one needs is not enough: it runs the model on other kernels.
+    """
+    return match_profile(machine, load_profiles()).profile.name == target.profile.name
+
+
+def model_bytes(model: Path) -> int:
+    """Size on disk, external data included."""
+    return sum(file.stat().st_size for file in model_files(model))

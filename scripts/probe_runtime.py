@@ -1,0 +1,255 @@
+"""Find out what each onnxruntime release can run: `python scripts/probe_runtime.py 1.16.3 1.24.4 ...`
+
+Each release goes into an environment of its own in a temporary folder, by pip. A set of models of one operator is
+loaded there, and models of every IR version and opset. What came out is printed as targets/onnxruntime/versions.toml
+has it; redirect it there. Without versions it probes the onnxruntime of this interpreter.
+
+`--models DIR` only writes the models, and `--inside DIR` only loads them, with nothing but onnxruntime and numpy: so it
+runs on a device or under emulation (`qemu-aarch64 ... python probe_runtime.py --inside DIR`), and its JSON goes back in
+with `--add ARCHITECTURE=FILE`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+from typing import Any
+
+_LAST_NUMPY_1 = (1, 18)
+_IRS, _OPSETS = range(7, 16), range(11, 30)
+_PAIRS = (("uint8", "uint8"), ("uint8", "int8"), ("int8", "int8"), ("int8", "uint8"))
+_SHORT = {"uint8": "u8", "int8": "s8", "uint16": "u16", "int16": "s16", "uint4": "u4", "int4": "s4"}
+_UNARY = ("QLinearSigmoid", "QLinearLeakyRelu", "QLinearGlobalAveragePool", "QLinearAveragePool", "QLinearSoftmax")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("versions", nargs="*", help="onnxruntime releases")
+    parser.add_argument("--models", type=Path, help="write the models here and stop")
+    parser.add_argument("--inside", type=Path, help="load the models that lie here and print JSON")
+    parser.add_argument("--add", action="append", default=[], metavar="ARCHITECTURE=FILE", help="JSON of --inside")
+    given = parser.parse_args()
+    if given.inside is not None:
+        print(json.dumps(load_all(given.inside)))
+        return
+    if given.models is not None:
+        write_models(given.models)
+        return
+    found = []
+    with tempfile.TemporaryDirectory(prefix="edgeq-probe-") as name:
+        folder = Path(name)
+        write_models(folder / "models")
+        for version in given.versions:
+            found.append((_architecture(), _probe(version, folder)))
+        if not given.versions:
+            found.append((_architecture(), load_all(folder / "models")))
+    for entry in given.add:
+        architecture, _, file = entry.partition("=")
+        found.append((architecture, json.loads(Path(file).read_text())))
+    print(as_toml(found))
+
+
+def load_all(folder: Path) -> dict[str, Any]:
+    """Model name → whether this interpreter's onnxruntime loads it; "" → its version."""
+    import onnxruntime
+
+    found: dict[str, Any] = {"": onnxruntime.__version__}
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    for path in sorted(folder.glob("*.onnx")):
+        try:
+            onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            found[path.stem] = True
+        except Exception:  # any refusal, of whatever type: that is the finding
+            found[path.stem] = False
+    return found
+
+
+def write_models(folder: Path) -> None:
+    """One model per operator and types ("ConvInteger u8s8.onnx"), IR version ("ir 9.onnx") and opset."""
+    from onnx import helper
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for ir in _IRS:
+        _save(folder / f"ir {ir}.onnx", helper.make_node("Identity", ["x"], ["y"]), ir=ir)
+    for opset in _OPSETS:
+        _save(folder / f"opset {opset}.onnx", helper.make_node("Identity", ["x"], ["y"]), opset=opset)
+    for a, b in _PAIRS:
+        pair = _SHORT[a] + _SHORT[b]
+        quantized = {"as": 0.1, "az": (a, 0), "b": (b, [[1, 1], [1, 1]]), "bs": 0.1, "bz": (b, 0), "ys": 0.1}
+        _one(folder, f"QLinearMatMul {pair}", "QLinearMatMul", a, [2, 2], {**quantized, "yz": (a, 0)}, a)
+        conv = {**quantized, "b": (b, [[[[1]]]]), "yz": (a, 0)}
+        _one(folder, f"QLinearConv {pair}", "QLinearConv", a, [1, 1, 2, 2], conv, a)
+        gemm = {**quantized, "c": ("int32", [0, 0]), "yz": (a, 0)}
+        gemm = {key: gemm[key] for key in ("as", "az", "b", "bs", "bz", "c", "ys", "yz")}
+        _one(folder, f"QGemm {pair}", "QGemm", a, [2, 2], gemm, a, contrib=True)
+        _one(folder, f"MatMulInteger {pair}", "MatMulInteger", a, [2, 2], {"b": quantized["b"]}, "int32")
+        _one(folder, f"ConvInteger {pair}", "ConvInteger", a, [1, 1, 2, 2], {"b": (b, [[[[1]]]])}, "int32")
+        scaled = {key: quantized[key] for key in ("b", "as", "bs", "az", "bz")}
+        _one(folder, f"MatMulIntegerToFloat {pair}", "MatMulIntegerToFloat", a, [2, 2], scaled, "float", contrib=True)
+    for b in ("uint8", "int8"):
+        weight = {"b": (b, [[1, 1], [1, 1]]), "bs": 0.1}
+        name = f"DynamicQuantizeMatMul {_SHORT[b]}"
+        _one(folder, name, "DynamicQuantizeMatMul", "float", [2, 2], weight, "float", contrib=True)
+    for a in ("uint8", "int8"):
+        both = {"as": 0.1, "az": (a, 0), "b": (a, [1, 1]), "bs": 0.1, "bz": (a, 0), "ys": 0.1, "yz": (a, 0)}
+        for op in ("QLinearAdd", "QLinearMul"):
+            _one(folder, f"{op} {_SHORT[a]}", op, a, [2, 2], both, a, contrib=True)
+        for op in _UNARY:
+            extra = {"QLinearAveragePool": {"kernel_shape": [1, 1]}, "QLinearSoftmax": {"opset": 13}}.get(op, {})
+            values = {"as": 0.1, "az": (a, 0), "ys": 0.1, "yz": (a, 0)}
+            _one(folder, f"{op} {_SHORT[a]}", op, a, [1, 1, 2, 2], values, a, contrib=True, **extra)
+        _concat(folder, a)
+    for kind, opset in (("uint8", 13), ("int8", 13), ("uint16", 21), ("int16", 21), ("uint4", 21), ("int4", 21)):
+        zero = {"s": 0.1, "z": (kind, 0)}
+        _one(folder, f"QuantizeLinear {_SHORT[kind]}", "QuantizeLinear", "float", [2], zero, kind, opset=opset)
+        name = f"DequantizeLinear {_SHORT[kind]}"
+        _one(folder, name, "DequantizeLinear", kind, [2], zero, "float", opset=opset)
+        name += " contrib"
+        _one(folder, name, "DequantizeLinear", kind, [2], zero, "float", contrib=True)
+    for bits in (4, 8):
+        _nbits(folder, bits)
+
+
+def _one(
+    folder: Path, name: str, op: str, kind: str, shape: list[int], values: dict[str, Any], out: str,
+    *, contrib: bool = False, opset: int = 17, **attributes: Any,
+) -> None:  # fmt: skip
+    from onnx import helper
+
+    constants = [_constant(key, value) for key, value in values.items()]
+    domain = "com.microsoft" if contrib else ""
+    if op == "QLinearSoftmax":
+        attributes = {"opset": 13}
+    node = helper.make_node(op, ["x", *values], ["y"], domain=domain, **attributes)
+    _save(folder / f"{name}.onnx", node, kind, shape, constants, out, opset=opset)
+
+
+def _concat(folder: Path, kind: str) -> None:
+    from onnx import helper
+
+    constants = [_constant(key, value) for key, value in {"ys": 0.1, "yz": (kind, 0), "s": 0.1, "z": (kind, 0)}.items()]
+    node = helper.make_node("QLinearConcat", ["ys", "yz", "x", "s", "z"], ["y"], domain="com.microsoft", axis=0)
+    _save(folder / f"QLinearConcat {_SHORT[kind]}.onnx", node, kind, [2, 2], constants, kind)
+
+
+def _nbits(folder: Path, bits: int) -> None:
+    from onnx import helper
+
+    blob = [[[0] * (32 * bits // 8)]] * 32
+    constants = [_constant("b", ("uint8", blob)), _constant("s", ("float", [0.1] * 32))]
+    node = helper.make_node(
+        "MatMulNBits", ["x", "b", "s"], ["y"], domain="com.microsoft", K=32, N=32, bits=bits, block_size=32
+    )
+    _save(folder / f"MatMulNBits {bits}.onnx", node, "float", [1, 32], constants, "float")
+
+
+def _constant(name: str, value: Any) -> Any:
+    import numpy as np
+    from onnx import TensorProto, helper
+
+    kind, data = value if isinstance(value, tuple) else ("float", value)
+    array = np.array(data)
+    return helper.make_tensor(name, getattr(TensorProto, kind.upper()), array.shape, array.ravel().tolist())
+
+
+def _save(
+    path: Path, node: Any, kind: str = "float", shape: Any = (1,), constants: Any = (), out: str = "float",
+    *, ir: int = 8, opset: int = 17,
+) -> None:  # fmt: skip
+    from onnx import TensorProto, helper
+
+    types = [getattr(TensorProto, name.upper()) for name in (kind, out)]
+    graph = helper.make_graph(
+        [node],
+        "probe",
+        [helper.make_tensor_value_info("x", types[0], shape)],
+        [helper.make_tensor_value_info("y", types[1], None)],
+        list(constants),
+    )
+    # A newer opset may come with a newer IR version only; 4-bit types came with IR 10.
+    needed = 10 if "4" in kind + out or opset >= 21 else ir
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=max(ir, needed) if opset >= 21 else ir)
+    path.write_bytes(model.SerializeToString())
+
+
+def _probe(version: str, folder: Path) -> dict[str, Any]:
+    place = folder / version
+    venv.create(place, with_pip=True)
+    python = str(place / ("Scripts" if sys.platform == "win32" else "bin") / "python")
+    old = tuple(int(part) for part in version.split(".")[:2]) <= _LAST_NUMPY_1
+    install = [python, "-m", "pip", "install", "--quiet", "--only-binary=:all:", f"onnxruntime=={version}"]
+    subprocess.run([*install, *(["numpy<2"] if old else [])], check=True, stdout=sys.stderr)
+    inside = [python, str(Path(__file__).resolve()), "--inside", str(folder / "models")]
+    found: dict[str, Any] = json.loads(subprocess.run(inside, check=True, capture_output=True, text=True).stdout)
+    print(f"{version}: {sum(v is True for v in found.values())} of {len(found) - 1}", file=sys.stderr)
+    return found
+
+
+def _architecture() -> str:
+    import platform
+
+    named = platform.machine().lower()
+    return {"amd64": "x86_64", "aarch64": "arm64"}.get(named, named)
+
+
+def as_toml(found: list[tuple[str, dict[str, Any]]]) -> str:
+    """The findings as targets/onnxruntime/versions.toml: for every architecture the oldest of the probed releases from
+    which on each model loads."""
+    by_architecture: dict[str, list[dict[str, Any]]] = {}
+    for architecture, findings in found:
+        by_architecture.setdefault(architecture, []).append(findings)
+    lines = [
+        "# What onnxruntime releases can load, by probing them: scripts/probe_runtime.py wrote this.",
+        "# opset, ir: the highest that each release reads. kernels: an operator with the types of its activation and",
+        "# its weight, and the oldest of the probed releases from which on it loads.",
+        "",
+    ]
+    lines.append("[probed]")
+    for architecture, runs in sorted(by_architecture.items()):
+        runs.sort(key=lambda run: _key(run[""]))
+        lines.append(f"{architecture} = {json.dumps([run[''] for run in runs])}")
+    lines.append("")
+    for architecture, runs in sorted(by_architecture.items()):
+        since = {name: _since(name, runs) for name in runs[0] if name}
+        for kind in ("opset", "ir"):
+            lines.append(f"[{kind}.{architecture}]")
+            for run in runs:
+                known = [int(name.split()[1]) for name, loads in run.items() if loads and name.startswith(f"{kind} ")]
+                lines.append(f'"{_minor(run[""])}" = {max(known)}')
+            lines.append("")
+        lines.append(f"[kernels.{architecture}]")
+        for name, version in sorted(since.items()):
+            if not name.startswith(("opset ", "ir ")):
+                lines.append(f'"{name}" = "{version}"')
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _since(name: str, runs: list[dict[str, Any]]) -> str:
+    """The first release from which on all load `name`; "" where the newest does not."""
+    first = ""
+    for run in runs:
+        if not run.get(name):
+            first = ""
+        elif not first:
+            first = _minor(run[""])
+    return first
+
+
+def _key(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdecimal())
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Weights that models have in common become files of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from edgeq.bundle.weights import share_weights
+from edgeq.model.load import model_files
+from edgeq.session import open_session
+
+
+def save(path: Path, *arrays: np.ndarray) -> Path:
+    names = [f"w{i}" for i in range(len(arrays))]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 32])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 32])
+    nodes = [
+        helper.make_node("MatMul", ["x" if i == 0 else f"t{i}", n], ["y" if i == len(names) - 1 else f"t{i + 1}"])
+        for i, n in enumerate(names)
+    ]
+    held = [numpy_helper.from_array(a, n) for a, n in zip(arrays, names, strict=True)]
+    model = helper.make_model(helper.make_graph(nodes, "test", [x], [y], held), ir_version=8)
+    model.opset_import[0].version = 17
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def square(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(32, 32)).astype(np.float32)
+
+
+def test_what_coincides_is_external_and_named_by_its_content(tmp_path: Path) -> None:
+    a, b = save(tmp_path / "a.onnx", square(0), square(1)), save(tmp_path / "b.onnx", square(0), square(2))
+    placed = share_weights({"a": a, "b": b, "again": a}, tmp_path / "shared")
+    assert placed["a"] == placed["again"]
+    external = {name: {f.name: f.read_bytes() for f in model_files(path)[1:]} for name, path in placed.items()}
+    assert external["a"] == external["b"]
+    assert len(external["a"]) == 1
+    x = {"x": np.ones((1, 32), np.float32)}
+    for name, before in (("a", a), ("b", b)):
+        np.testing.assert_array_equal(open_session(placed[name]).run(None, x)[0], open_session(before).run(None, x)[0])
+        onnx.checker.check_model(str(placed[name]))
+
+
+def test_a_tensor_twice_in_one_model_is_one_file(tmp_path: Path) -> None:
+    a, b = save(tmp_path / "a.onnx", square(0), square(0)), save(tmp_path / "b.onnx", square(0))
+    placed = share_weights({"a": a, "b": b}, tmp_path / "shared")
+    assert len(model_files(placed["a"])) == 2
+
+
+def test_nothing_in_common_and_one_model_alone_stay_as_they_are(tmp_path: Path) -> None:
+    a, b = save(tmp_path / "a.onnx", square(0)), save(tmp_path / "b.onnx", square(1))
+    assert share_weights({"a": a, "b": b}, tmp_path / "shared") == {"a": a, "b": b}
+    assert share_weights({"a": a, "b": a}, tmp_path / "shared") == {"a": a, "b": a}

@@ -1,0 +1,34 @@
+"""The real kernels of another CPU as a witness: onnxruntime under qemu-user."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgeq.hardware.profile import load_profiles
+from tests.emulate.saturation import cases
+
+_PROFILE = "x86-64-avx2"
+
+
+def command() -> list[str]:
+    """What runs a program on the kernels that saturate; empty where there is no such emulator."""
+    qemu = load_profiles()[_PROFILE].emulate["qemu"]
+    program = shutil.which(f"qemu-{qemu['arch']}")
+    if program is None or platform.machine() != qemu["arch"]:
+        return []
+    return [program, "-cpu", qemu["cpu"], sys.executable]
+
+
+def emulated(models: Path, out: Path, prefix: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
+    """Outputs of every model of a folder (`cases.run_all`) by "MODEL:OUTPUT"."""
+    subprocess.run([*prefix, cases.__file__, str(models), str(out)], check=True, capture_output=True, timeout=1800)
+    with np.load(out) as found:
+        return {name: found[name] for name in found.files}

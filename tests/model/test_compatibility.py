@@ -1,0 +1,57 @@
+"""What a model needs of onnxruntime, by the probed table."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from edgeq.errors import ModelError
+from edgeq.model.compatibility import compatibility
+from edgeq.session import onnxruntime
+
+
+def integer_conv(weight: str, *, opset: int = 17, ir: int = 8) -> onnx.ModelProto:
+    import numpy as np
+
+    node = helper.make_node("ConvInteger", ["x", "w"], ["y"])
+    x = helper.make_tensor_value_info("x", TensorProto.UINT8, [1, 1, 2, 2])
+    y = helper.make_tensor_value_info("y", TensorProto.INT32, None)
+    constant = numpy_helper.from_array(np.ones((1, 1, 1, 1), weight), "w")
+    graph = helper.make_graph([node], "test", [x], [y], [constant])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir)
+
+
+def test_a_kernel_that_came_late() -> None:
+    found = compatibility(integer_conv("int8"), "x86_64")
+    assert found.minimum == "1.24"
+    assert found.requirements[0].what == "ConvInteger u8s8"
+    assert found.runs_on("1.24.1")
+    assert found.runs_on("1.31.1")
+    assert not found.runs_on("1.22")
+    assert "too old: ConvInteger u8s8 needs 1.24" in found.explain("1.22")
+    assert found.probed
+
+
+def test_a_kernel_that_was_always_there() -> None:
+    assert compatibility(integer_conv("uint8"), "x86_64").minimum == "1.16"
+
+
+def test_opset_and_ir_version() -> None:
+    assert compatibility(integer_conv("uint8", opset=21), "x86_64").minimum == "1.18"
+    assert compatibility(integer_conv("uint8", ir=10), "x86_64").minimum == "1.18"
+    with pytest.raises(ModelError, match="reads opset 99"):
+        compatibility(integer_conv("uint8", opset=99), "x86_64")
+
+
+def test_an_architecture_that_was_not_probed_says_so() -> None:
+    found = compatibility(integer_conv("int8"), "riscv64")
+    assert not found.probed
+    assert found.minimum == "1.24"
+
+
+@pytest.mark.parametrize("weight", ["int8", "uint8"])
+def test_the_installed_release_agrees(weight: str) -> None:
+    model = integer_conv(weight)
+    assert compatibility(model).runs_on(onnxruntime().__version__)
+    onnxruntime().InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
