@@ -108,9 +108,7 @@ class Apt:
             fields = Parser().parsestr(text)
             if fields["Package"] in known and fields["SHA256"]:
                 depends = ", ".join(filter(None, (fields["Pre-Depends"], fields["Depends"])))
-                package = Package(
-                    fields["Package"], fields["Version"], fields["SHA256"], int(fields["Size"]), depends
-                )
+                package = Package(fields["Package"], fields["Version"], fields["SHA256"], int(fields["Size"]), depends)
                 offers.setdefault(package.name, []).append(package)
         return offers
 

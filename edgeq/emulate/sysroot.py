@@ -230,4 +230,6 @@ def check_writable() -> None:
     try:
         home().mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"{home()} cannot be made ({error.strerror})", "Set XDG_CACHE_HOME to a folder that can") from error
+        raise OutputError(
+            f"{home()} cannot be made ({error.strerror})", "Set XDG_CACHE_HOME to another folder"
+        ) from error

@@ -14,11 +14,11 @@ from edgeq.atomic import Kind
 from edgeq.bundle.write import SUFFIX
 from edgeq.errors import UsageError
 from edgeq.hardware.detect import detect_machine
-from edgeq.hardware.target import Target, resolve
+from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.measure.task import Task
 from edgeq.pipeline.checks import check_output, check_request
 from edgeq.pipeline.job import Data, build, open_job, scheme_for
-from edgeq.pipeline.quantize import model_bytes, prove_built, runs_natively
+from edgeq.pipeline.quantize import model_bytes, prove_built
 from edgeq.pipeline.variants import PackagedVariant, as_text, bundle_variants, variant_name
 from edgeq.progress import SILENT, Progress
 

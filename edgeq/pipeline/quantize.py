@@ -10,9 +10,7 @@ from typing import Any
 
 from edgeq.atomic import output_file
 from edgeq.hardware.detect import detect_machine
-from edgeq.hardware.machine import Machine
-from edgeq.hardware.profile import load_profiles, match_profile
-from edgeq.hardware.target import Target, resolve
+from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.measure.task import Task
 from edgeq.model.load import model_files
 from edgeq.pipeline.checks import check_output, check_request
@@ -148,14 +146,6 @@ def prove_built(
         threads=threads,
         progress=progress,
     )
-
-
-def runs_natively(target: Target, machine: Machine) -> bool:
-    """Whether the kernels that run here are those that the target runs: its profile is the one that fits this machine.
-
-    A machine that merely has all that an older one needs is not enough: it runs the model on other kernels.
-    """
-    return match_profile(machine, load_profiles()).profile.name == target.profile.name
 
 
 def model_bytes(model: Path) -> int:

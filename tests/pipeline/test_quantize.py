@@ -12,9 +12,9 @@ import edgeq
 from edgeq.errors import CheckFailedError, OutputError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
-from edgeq.hardware.target import resolve
+from edgeq.hardware.target import resolve, runs_natively
 from edgeq.pipeline.job import Data, build, open_job
-from edgeq.pipeline.quantize import Quantized, explainer, model_bytes, quantize, runs_natively
+from edgeq.pipeline.quantize import Quantized, explainer, model_bytes, quantize
 from edgeq.progress import Silent
 from tests.backends.build import mixed
 
