@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 @click.option(
     "--selftest", type=click.IntRange(min=1), default=2, show_default=True, help="Samples that travel as test vectors."
 )
+@click.option("--no-emulate", is_flag=True, help="Do not run variants for other machines on their own kernels.")
 @build_options
 @common
 def command(face: Face, model: Path, targets: tuple[str, ...], output: Path, **options: Any) -> None:
@@ -45,6 +46,7 @@ def command(face: Face, model: Path, targets: tuple[str, ...], output: Path, **o
     from edgeq.pipeline.package import package
 
     extra = {name: options.pop(name) for name in ("with_float", "selftest")}
+    extra["emulate"] = not options.pop("no_emulate")
     arguments = build_arguments(options)
     result = package(model, output=output, targets=targets, progress=face.progress(), **extra, **arguments)
     face.result(result.to_dict(), lambda console: _draw(console, result, verbose=face.verbose))
@@ -52,12 +54,16 @@ def command(face: Face, model: Path, targets: tuple[str, ...], output: Path, **o
 
 def _draw(console: Console, result: Packaged, *, verbose: bool) -> None:
     from edgeq.cli._proof import draw_proof
+    from edgeq.emulate.verify import summary
 
     for name, variant in result.variants.items():
         scheme = variant.built.artifact.scheme
         console.print(f"{name}: {scheme.title}", style="bold", markup=False)
         if not variant.native:
             console.print("  checked on this machine's kernels, which are not the target's", markup=False)
+        if variant.emulated is not None:
+            for line in summary([variant.emulated]):
+                console.print(f"  {line}", markup=False)
         draw_proof(console, variant.proof, verbose=verbose)
     for note in result.notes:
         console.print(f"note: {note}", markup=False)

@@ -51,12 +51,14 @@ class Way:
         where: NATIVE, EMULATED, MODELLED or NOT_RUN.
         how: the means, in words: "qemu-aarch64 -cpu cortex-a72".
         reason: why it is not run, and what to do about it; "" where it is.
+        native_speed: whether it is about as fast as this machine, not a hundred times slower.
         start: gives the running kernels, proven to be the target's; None where there are none.
     """
 
     where: str
     how: str
     reason: str = ""
+    native_speed: bool = False
     start: Callable[[], AbstractContextManager[Running]] | None = None
 
 
@@ -74,7 +76,7 @@ def way_to(
     """
     wants = target.emulate
     if runs_natively(target, machine):
-        return Way(NATIVE, "this machine", start=partial(_native, target))
+        return Way(NATIVE, "this machine", native_speed=True, start=partial(_native, target))
     reasons = []
     name = wants.get("simulator")
     if name is not None:
@@ -87,9 +89,9 @@ def way_to(
         if not problem:
             hidden = sorted(machine.features.intersection(wants["mask"]))
             if not hidden:
-                return Way(NATIVE, "this machine, which has nothing to hide", start=partial(_native, target))
+                return Way(NATIVE, "this machine", native_speed=True, start=partial(_native, target))
             how = f"this CPU with {', '.join(hidden)} masked"
-            return Way(EMULATED, how, start=partial(_masked, target, how, progress))
+            return Way(EMULATED, how, native_speed=True, start=partial(_masked, target, how, progress))
         reasons.append(problem)
     if "qemu" in wants:
         cpu = wants["qemu"]["cpu"]

@@ -17,6 +17,7 @@ from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.measure.task import Task
 from edgeq.pipeline.checks import check_output, check_request
+from edgeq.pipeline.emulated import check_built
 from edgeq.pipeline.job import Data, build, open_job, scheme_for
 from edgeq.pipeline.quantize import model_bytes, prove_built
 from edgeq.pipeline.variants import PackagedVariant, as_text, bundle_variants, variant_name
@@ -54,6 +55,7 @@ def package(
     with_float: bool = False,
     selftest: int = 2,
     timed: bool = True,
+    emulate: bool = True,
     force: bool = False,
     progress: Progress = SILENT,
 ) -> Packaged:
@@ -64,10 +66,11 @@ def package(
         targets: names of targets or profiles, or paths to TOML files; the order does not matter.
         with_float: put the float32 model in too, so that the device can time both.
         selftest: how many samples travel as self-test vectors.
+        emulate: whether variants for other machines are checked on their own kernels where they can be run here.
         Others as `quantize`.
 
     Raises:
-        CheckFailedError: a bar is not met by some variant; nothing is written then.
+        CheckFailedError: a variant misses a bar, or fails on its target's kernels; nothing is written then.
         EdgeqError: as the stages have it.
     """
     check_bundle_output(output, force=force, model=model, samples=(data, validation), statistics=statistics)
@@ -97,9 +100,12 @@ def package(
             runnable = not target.profile.missing(machine)
             proof = prove_built(job, built, task=task, timed=timed and runnable, progress=progress)
             proof.check(max_drop=max_drop, require_coverage=require_coverage)
-            done[name] = PackagedVariant(
-                built, proof, runs_natively(target, machine), model_bytes(built.artifact.model)
-            )
+            native = runs_natively(target, machine)
+            there = None
+            if emulate and not native:
+                there = check_built(job, built, machine, task=task, selftest=selftest, progress=progress)
+            size = model_bytes(built.artifact.model)
+            done[name] = PackagedVariant(built, proof, native, size, emulated=there)
         artifacts = itertools.chain.from_iterable(v.built.artifact.notes for v in done.values())
         notes = tuple(dict.fromkeys([*job.prepared.notes, *artifacts]))
         named = " ".join(f"-t {shlex.quote(target)}" for target in sorted(map(str, targets)))

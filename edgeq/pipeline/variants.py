@@ -17,6 +17,8 @@ from edgeq.calibrate.ranges import derive_ranges
 from edgeq.calibrate.table import write_tables
 from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.data.samples import Samples
+from edgeq.emulate.check import EmulatedCheck
+from edgeq.emulate.ways import NOT_RUN
 from edgeq.hardware.target import THIS_MACHINE, Target
 from edgeq.model.load import load_model, model_digest
 from edgeq.pipeline.job import Built, Job
@@ -38,6 +40,7 @@ class PackagedVariant:
     """One variant: what was built, its proof, whether that was taken on the target's own kernels, and its size.
 
     `threads` are those that suit it, which the runner takes where it is told none; 0 leaves it to the runtime.
+    `emulated` is the check on the target's own kernels where this machine's are others; None where none was asked for.
     """
 
     built: Built
@@ -45,6 +48,7 @@ class PackagedVariant:
     native: bool
     bytes: int
     threads: int = 0
+    emulated: EmulatedCheck | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -54,6 +58,7 @@ class PackagedVariant:
             "session_options": dict(self.built.artifact.session_options),
             "bytes": self.bytes,
             "native": self.native,
+            "emulated": self.emulated.to_dict() if self.emulated else None,
             **self.proof.to_dict(),
         }
 
@@ -138,7 +143,7 @@ def _report_record(
 def _variant(name: str, variant: PackagedVariant, job: Job, selftest: int) -> VariantSpec:
     built, proof = variant.built, variant.proof
     target, artifact = built.target, built.artifact
-    cases = _selftest_cases(built, job.validation, selftest)
+    cases = selftest_cases(built, job.validation, selftest)
     where = "natively" if variant.native else "on the build machine's kernels, not the target's"
     return VariantSpec(
         name=name,
@@ -158,12 +163,22 @@ def _variant(name: str, variant: PackagedVariant, job: Job, selftest: int) -> Va
             "preprocessing": _preprocessing(job.validation),
             "coverage": {"int8_mac_share": round(proof.coverage.share, 4)},
             "accuracy": _accuracy(proof),
-            "checks": dict.fromkeys(("load", "coverage", "accuracy", "self-test"), where),
+            "checks": {**dict.fromkeys(("load", "coverage", "accuracy", "self-test"), where), **_on_target(variant)},
             **({"threads": variant.threads} if variant.threads else {}),
         },
         selftest=cases,
-        tolerance=_tolerance(cases),
+        tolerance=selftest_tolerance(cases),
     )
+
+
+def _on_target(variant: PackagedVariant) -> dict[str, str]:
+    """Which checks were run on the target's own kernels, and how; where none could be, why."""
+    check = variant.emulated
+    if check is None or variant.native:
+        return {}
+    if check.status == NOT_RUN:
+        return {"target's kernels": check.words}
+    return dict.fromkeys(("load", "self-test", *(("agreement",) if check.agreement else ())), check.words)
 
 
 def _accuracy(proof: Proof) -> dict[str, Any]:
@@ -178,7 +193,8 @@ def _accuracy(proof: Proof) -> dict[str, Any]:
     return record
 
 
-def _selftest_cases(built: Built, samples: Samples, count: int) -> tuple[SelfTestCase, ...]:
+def selftest_cases(built: Built, samples: Samples, count: int) -> tuple[SelfTestCase, ...]:
+    """The first `count` samples with what this machine answers."""
     session = open_session(built.artifact.model, built.artifact.settings())
     names = [output.name for output in session.get_outputs()]
     return tuple(
@@ -187,7 +203,8 @@ def _selftest_cases(built: Built, samples: Samples, count: int) -> tuple[SelfTes
     )
 
 
-def _tolerance(cases: Sequence[SelfTestCase]) -> dict[str, float]:
+def selftest_tolerance(cases: Sequence[SelfTestCase]) -> dict[str, float]:
+    """What each output may differ by on a device: a share of its largest value."""
     largest: dict[str, float] = {}
     for case in cases:
         for name, value in case.outputs.items():
