@@ -21,7 +21,7 @@ BUNDLE = Path("bundle")
 
 
 def packaged(output: Path = BUNDLE, **options: Any) -> Packaged:
-    return package(NET, CALIB, output, **{"validation": VAL, "timed": False, **options})
+    return package(NET, CALIB, output, **{"validation": VAL, "timed": False, "emulate": False, **options})
 
 
 def manifest(bundle: Path = BUNDLE) -> dict[str, Any]:
