@@ -46,11 +46,11 @@ def test_it_says_what_it_is(here: Guest) -> None:
 
 def test_what_the_runtime_refuses_is_told(here: Guest, model: Path) -> None:
     session = here.open(model, SessionSettings())
-    with pytest.raises(ValueError, match="Got: 7 Expected: 8"):
+    with pytest.raises(ValueError, match=r"Got: 7 Expected: 8"):
         session.run(None, {"left": np.zeros((7, 64), np.uint8)})
-    with pytest.raises(DataError, match="'left' holds texts"):
+    with pytest.raises(DataError, match=r"'left' holds texts"):
         session.run(None, {"left": np.array(["a"], object)})
-    with pytest.raises(RuntimeUnavailableError, match="refuses variant"):
+    with pytest.raises(RuntimeUnavailableError, match=r"refuses variant"):
         here.open(Path(__file__), SessionSettings())
     assert probe(session, "still there") in ("exact", "saturated")
 
@@ -66,5 +66,5 @@ def test_a_guest_that_dies_is_one_line(tmp_path: Path) -> None:
 
 def test_a_program_that_is_not_there() -> None:
     command = Command(("/no/such/qemu",), (), dict(os.environ))
-    with pytest.raises(RuntimeUnavailableError, match="/no/such/qemu cannot be started"), start_guest(command, "x"):
+    with pytest.raises(RuntimeUnavailableError, match=r"/no/such/qemu cannot be started"), start_guest(command, "x"):
         pass

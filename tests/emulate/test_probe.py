@@ -39,13 +39,13 @@ def test_the_two_answers_and_no_other(value: int, answer: str | None) -> None:
     if answer is not None:
         assert judge(sums, "x") == answer
         sums[3, 3] += 1
-    with pytest.raises(CheckFailedError, match="x: integer products are wrong"):
+    with pytest.raises(CheckFailedError, match=r"x: integer products are wrong"):
         judge(sums, "x")
 
 
 @pytest.mark.parametrize(("pairs", "saturates"), [("exact", True), ("saturated", False)])
 def test_other_kernels_than_the_target_s_are_not_believed(pairs: str, saturates: bool) -> None:
-    with pytest.raises(CheckFailedError, match="runs other kernels than the target"):
+    with pytest.raises(CheckFailedError, match=r"runs other kernels than the target"):
         check_kernels(KernelProof(pairs, ()), None, saturates=saturates, title="x")
     check_kernels(KernelProof(pairs, ()), None, saturates=not saturates, title="x")
 
@@ -67,7 +67,7 @@ def test_the_instructions_of_the_best_feature_must_have_run(
     if fine:
         check_kernels(proof, ARM, saturates=False, title="x")
         return
-    with pytest.raises(CheckFailedError, match="instruction ran"):
+    with pytest.raises(CheckFailedError, match=r"instruction ran"):
         check_kernels(proof, ARM, saturates=False, title="x")
 
 

@@ -58,5 +58,5 @@ def test_a_cpu_that_loses_something_else_is_taken(tmp_path: Path) -> None:
 
 def test_a_cpu_that_qemu_does_not_know(tmp_path: Path) -> None:
     qemu = Qemu(program(tmp_path, "q", "7.2", "unable to find CPU model 'neoverse-n2'"), "7.2", "")
-    with pytest.raises(HardwareError, match="7.2 has no CPU 'neoverse-n2'"):
+    with pytest.raises(HardwareError, match=r"7.2 has no CPU 'neoverse-n2'"):
         check_honest(qemu, ARM, "neoverse-n2")

@@ -117,7 +117,7 @@ def test_pins_hold(own_home: Path, sources: Path, index: Path, small: Emulator) 
     notes = build_sysroot(exact, "1.30.0", sources=sources).lock["notes"]
     assert not [note for note in notes if "libc6=" in note or "numpy-" in note]
     other = pinned(small, pinned_packages={"libc6=1.0-1": "0" * 64})
-    with pytest.raises(RuntimeUnavailableError, match="another libc6=1.0-1 than edgeq was tested with"):
+    with pytest.raises(RuntimeUnavailableError, match=r"another libc6=1.0-1 than edgeq was tested with"):
         build_sysroot(other, "1.30.0", sources=sources)
     changed = pinned(small, pinned_wheels=dict.fromkeys(good, "0" * 64))
     with pytest.raises(RuntimeUnavailableError, match=r"pip failed|python\S* failed|hash"):
@@ -137,7 +137,7 @@ def test_what_was_fetched_is_not_fetched_again(own_home: Path, sources: Path, in
 
 def test_sources_without_such_packages(own_home: Path, sources: Path, small: Emulator) -> None:
     sources.write_text("")
-    with pytest.raises(RuntimeUnavailableError, match="offer no arm64 packages.*--sysroot"):
+    with pytest.raises(RuntimeUnavailableError, match=r"offer no arm64 packages.*--sysroot"):
         build_sysroot(small, "1.30.0", sources=sources)
 
 
@@ -146,7 +146,7 @@ def test_a_package_that_is_not_what_the_index_promised(tmp_path: Path, sources: 
     apt.update()
     (offer,) = apt.offers(["libc6", "no-such-package"])["libc6"]
     false = Package(offer.name, offer.version, "0" * 64, offer.size, offer.depends)
-    with pytest.raises(RuntimeUnavailableError, match="libc6=1.0-1 is not what the package index promised"):
+    with pytest.raises(RuntimeUnavailableError, match=r"libc6=1.0-1 is not what the package index promised"):
         apt.download([false], tmp_path)
     assert not list(tmp_path.glob("*.deb"))
 
@@ -154,7 +154,7 @@ def test_a_package_that_is_not_what_the_index_promised(tmp_path: Path, sources: 
 def test_one_that_exists_is_taken_as_it_is(own_home: Path, tmp_path: Path, small: Emulator) -> None:
     root = tmp_path / "container"
     (root / "usr/bin").mkdir(parents=True)
-    with pytest.raises(UsageError, match="holds no Python for arm64"):
+    with pytest.raises(UsageError, match=r"holds no Python for arm64"):
         use_sysroot(small, root)
     shutil.copy(sys.executable, root / "usr/bin/python3.12")
     (root / "usr/bin/python3.9").write_bytes(ELF)
@@ -163,7 +163,7 @@ def test_one_that_exists_is_taken_as_it_is(own_home: Path, tmp_path: Path, small
     assert (found.python, found.site) == (root / "usr/bin/python3.11", None)
     assert load_sysroot(small) == found
     shutil.rmtree(root)
-    with pytest.raises(RuntimeUnavailableError, match="is damaged.*edgeq emulate setup arm64"):
+    with pytest.raises(RuntimeUnavailableError, match=r"is damaged.*edgeq emulate setup arm64"):
         load_sysroot(small)
 
 
@@ -171,5 +171,5 @@ def test_without_apt_it_says_what_to_do(
     own_home: Path, sources: Path, small: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(RuntimeUnavailableError, match="apt-get is not installed.*--sysroot"):
+    with pytest.raises(RuntimeUnavailableError, match=r"apt-get is not installed.*--sysroot"):
         build_sysroot(small, "1.30.0", sources=sources)
