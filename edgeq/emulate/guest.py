@@ -131,11 +131,11 @@ class GuestSession:
     def get_outputs(self) -> Sequence[TensorInfo]:
         return self.outputs
 
-    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> list[Array]:
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> list[Any]:
         names = list(output_names or [output.name for output in self.outputs])
         feeds = {name: np.asarray(value) for name, value in input_feed.items()}
         _, results = self.guest.ask({"do": "run", "session": self.number, "outputs": names}, feeds)
-        return [results[name] for name in names]
+        return [results.get(name) for name in names]
 
     def close(self) -> None:
         """Give the session's memory back."""

@@ -16,8 +16,8 @@ from edgeq.emulate.qemu import Qemu, need_qemu
 from edgeq.emulate.sysroot import Sysroot, load_sysroot
 from edgeq.errors import HardwareError, RuntimeUnavailableError
 
-# Flags of qemu itself that stand before the program: its log of translated code goes to a pipe.
-LOG = "in_asm"
+# What qemu logs: the instructions of the guest, once for each block that it translates.
+_LOG = "in_asm"
 
 
 def emulated_command(emulator: Emulator, cpu: str, *, log: Path | None = None) -> Command:
@@ -33,7 +33,7 @@ def emulated_command(emulator: Emulator, cpu: str, *, log: Path | None = None) -
     emulator.check_cpu(cpu)
     qemu = need_qemu(emulator)
     check_honest(qemu, emulator, cpu)
-    words = [str(qemu.program), "-cpu", cpu, *(("-d", LOG, "-D", str(log)) if log is not None else ())]
+    words = [str(qemu.program), "-cpu", cpu, *(("-d", _LOG, "-D", str(log)) if log is not None else ())]
     if emulator.recipe is None:
         others = [Path(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
         environment = guest_environment(os.environ, [guest_program().parent, *others])
@@ -67,7 +67,7 @@ def check_honest(qemu: Qemu, emulator: Emulator, cpu: str) -> None:
     Raises:
         HardwareError: it does not know the name, or leaves out what makes the CPU what it is.
     """
-    # Without a program to run, it has nothing to translate; an empty file is refused behind the choice of the CPU.
+    # It chooses the CPU before it looks at the program, and refuses this one.
     done = subprocess.run(
         [str(qemu.program), "-cpu", cpu, "/dev/null"],
         stdin=subprocess.DEVNULL,

@@ -8,6 +8,8 @@ With `--mask LIBRARY` the library's traps answer in place of CPUID (edgeq/emulat
 onnxruntime whose CPUID instructions are traps.
 """
 
+from __future__ import annotations
+
 import ctypes
 import os
 import sys
@@ -21,8 +23,6 @@ from edgeq_device.frames import read_frame, write_frame
 
 Arrays = Dict[str, "np.ndarray[Any, Any]"]
 
-_sessions: List[Any] = []
-
 
 def main(arguments: Sequence[str]) -> int:
     """Answer requests until there are no more."""
@@ -30,33 +30,36 @@ def main(arguments: Sequence[str]) -> int:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     shim = _mask(arguments[1], arguments[2:]) if arguments[:1] == ["--mask"] else None
+    sessions: List[Any] = []
     while True:
         frame = read_frame(sys.stdin.buffer)
         if frame is None:
             return 0
         request, arrays = frame
         try:
-            answer, results = _answer(request, arrays, shim)
+            write_frame(answers, *_answer(request, arrays, sessions, shim))
         except Exception as error:  # whatever it is, the other side has to hear of it
-            answer, results = {"error": " ".join(str(error).split()), "kind": type(error).__name__}, {}
-        write_frame(answers, answer, results)
+            write_frame(answers, {"error": " ".join(str(error).split()), "kind": type(error).__name__}, {})
 
 
-def _answer(request: "Dict[str, Any]", arrays: "Arrays", shim: "Any") -> "Tuple[Dict[str, Any], Arrays]":
+def _answer(request: Dict[str, Any], arrays: Arrays, sessions: List[Any], shim: Any) -> Tuple[Dict[str, Any], Arrays]:
     if request["do"] == "features":
         return _features(request, shim), {}
     if request["do"] == "open":
-        return _open(request), {}
+        session = _open(request)
+        sessions.append(session)
+        inputs, outputs = _specs(session.get_inputs()), _specs(session.get_outputs())
+        return {"session": len(sessions) - 1, "inputs": inputs, "outputs": outputs}, {}
     if request["do"] == "run":
-        results = _sessions[request["session"]].run(request["outputs"], arrays)
-        return {}, {name: np.asarray(value) for name, value in zip(request["outputs"], results)}
+        results = dict(zip(request["outputs"], sessions[request["session"]].run(request["outputs"], arrays)))
+        return {}, {name: value for name, value in results.items() if isinstance(value, np.ndarray)}
     if request["do"] == "close":
-        _sessions[request["session"]] = None
+        sessions[request["session"]] = None
         return {}, {}
     raise ValueError("unknown request %r" % request["do"])
 
 
-def _features(request: "Dict[str, Any]", shim: "Any") -> "Dict[str, Any]":
+def _features(request: Dict[str, Any], shim: Any) -> Dict[str, Any]:
     """What the CPU itself says: /proc/cpuinfo may be the host's."""
     evidence = gather()
     architecture = normalise_architecture(evidence.machine)
@@ -78,7 +81,7 @@ def _features(request: "Dict[str, Any]", shim: "Any") -> "Dict[str, Any]":
     return answer
 
 
-def _open(request: "Dict[str, Any]") -> "Dict[str, Any]":
+def _open(request: Dict[str, Any]) -> Any:
     """A session, opened by the very code that opens it on a device."""
     from edgeq_device.sessions import open_session
     from edgeq_device.variants import Variant
@@ -98,20 +101,14 @@ def _open(request: "Dict[str, Any]") -> "Dict[str, Any]":
         tolerance={},
         info={"optimization": request["optimization"]},
     )
-    session = open_session(variant, request["threads"])
-    _sessions.append(session)
-
-    def specs(values: "Any") -> "List[Any]":
-        return [[value.name, value.type, list(value.shape)] for value in values]
-
-    return {
-        "session": len(_sessions) - 1,
-        "inputs": specs(session.get_inputs()),
-        "outputs": specs(session.get_outputs()),
-    }
+    return open_session(variant, request["threads"])
 
 
-def _mask(library: str, bits: "Sequence[str]") -> "Any":
+def _specs(values: Sequence[Any]) -> List[Any]:
+    return [[value.name, value.type, list(value.shape)] for value in values]
+
+
+def _mask(library: str, bits: Sequence[str]) -> Any:
     shim = ctypes.CDLL(library)
     shim.edgeq_mask_count.restype = ctypes.c_ulong
     shim.edgeq_mask_clear.argtypes = [ctypes.c_uint32] * 4
