@@ -121,7 +121,7 @@ def arm64(arguments: argparse.Namespace) -> Iterator[Row]:
             spec = ("--preprocess", str(SPECS / case.spec))
             model, calibration = str(data / case.name / "model.onnx"), str(data / case.calibration)
             boards = [part for board in BOARDS for part in ("-t", board)]
-            _edgeq("package", model, "--data", calibration, *spec, "--no-timing", "--no-emulate", *boards, "-o", bundle)
+            _edgeq("package", model, "--data", calibration, *spec, "--no-timing", *boards, "-o", bundle)
             task = [str(data / part) if "/" in part else part for part in case.task]
             samples = ("--data", str(data / case.validation), "--samples", str(arguments.images))
             for board in BOARDS:

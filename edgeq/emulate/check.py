@@ -35,7 +35,11 @@ if TYPE_CHECKING:
     Vectors = tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]]
 
 PASSED, FAILED = "passed", "failed"
-HOST, TARGET = "host", "target"
+HOST, TARGET, FLOAT = "host", "target", "float32"
+
+# Decibels against float32 that the target's kernels may cost more than this machine's: roundings differ without costing
+# any, kernels that saturate cost several.
+_LOSS_DB = 3.0
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,12 @@ class EmulatedCheck:
         how: the means, such as "qemu-aarch64 -cpu cortex-a72".
         status: "passed", "failed" or "not run"; `reason` says why it is not the first.
         kernels: proof that these are the target's kernels.
-        selftest: per output, the largest difference from what the build machine answered, and what is allowed.
+        selftest: per output, the largest difference from what is expected, and what is allowed (infinite where nothing
+            is: then only shape, dtype and finiteness count).
+        answers: what the target answered to the self-test's inputs.
         samples: how many samples the rest stands on.
-        agreement: the target's answers against this machine's, of the same model on the same samples.
+        reference: what answers are compared with: "host", the same model on this machine, or "float32".
+        agreement: of the target's answers; `host_agreement` of this machine's, where the reference is float32.
         accuracy: by labels, of "host" and "target" on those samples; empty without a task.
     """
 
@@ -62,8 +69,11 @@ class EmulatedCheck:
     reason: str = ""
     kernels: KernelProof | None = None
     selftest: tuple[OutputCheck, ...] = ()
+    answers: tuple[Mapping[str, NDArray[Any]], ...] = ()
     samples: int = 0
+    reference: str = HOST
     agreement: Agreement | None = None
+    host_agreement: Agreement | None = None
     accuracy: Mapping[str, Accuracy] | None = None
 
     @property
@@ -101,14 +111,16 @@ class EmulatedCheck:
             "selftest": {
                 check.name: {
                     "max_error": check.max_error if math.isfinite(check.max_error) else None,
-                    "tolerance": check.tolerance,
+                    "tolerance": check.tolerance if math.isfinite(check.tolerance) else None,
                     "passed": check.passed,
                     "problem": check.problem,
                 }
                 for check in self.selftest
             },
             "samples": self.samples,
+            "reference": self.reference,
             "agreement": self.agreement.to_dict() if self.agreement else None,
+            "host_agreement": self.host_agreement.to_dict() if self.host_agreement else None,
             "accuracy": {name: accuracy.to_dict() for name, accuracy in (self.accuracy or {}).items()},
             "accuracy_drop": self.drop,
         }
@@ -120,7 +132,8 @@ class Trial:
 
     Attributes:
         model: the ONNX file, and `settings` that it is opened with.
-        vectors: self-test inputs and expected outputs; `tolerance` is absolute, per output.
+        vectors: self-test inputs and expected outputs; `tolerance` is absolute, per output; None allows any value.
+        float_model: the model that it was made from, if that is there, to compare both machines' answers with.
         samples: data for agreement and, with a `task`, accuracy; at most `count` of them.
         name: of the variant.
     """
@@ -129,6 +142,7 @@ class Trial:
     settings: SessionSettings
     vectors: Sequence[Vectors] = ()
     tolerance: Mapping[str, float] | None = None
+    float_model: Path | None = None
     samples: Samples | None = None
     count: int | None = None
     task: Task | None = None
@@ -153,7 +167,9 @@ def check_variant(
         model, settings = Path(), SessionSettings()
     else:
         model, settings = variant.model, variant_settings(variant)
-    trial = Trial(model, settings, vectors, variant.tolerance, samples, count, task, variant.name)
+    trial = Trial(
+        model, settings, vectors, variant.tolerance, samples=samples, count=count, task=task, name=variant.name
+    )
     return check_trial(trial, target, machine, simulators=simulators, progress=progress)
 
 
@@ -195,41 +211,72 @@ def _run(trial: Trial, target: Target, way: Way, running: Running, progress: Pro
         # Threads that wait for each other cost an emulated CPU more than they bring.
         threads = trial.settings.intra_op_threads if way.native_speed else 1
         session = running.open(trial.model, replace(trial.settings, intra_op_threads=threads))
-        selftest = tuple(_selftest(session, trial.vectors, trial.tolerance or {}))
+        answers = tuple(_answers(session, trial.vectors))
     except (RuntimeUnavailableError, ValueError) as error:
         return replace(found, status=FAILED, reason=str(error))
-    found = replace(found, selftest=selftest)
+    selftest = tuple(_selftest(trial, answers))
+    found = replace(found, selftest=selftest, answers=answers)
     wrong = [check for check in selftest if not check.passed]
     if wrong:
         worst = wrong[0].problem or f"error {wrong[0].max_error:.6g} is over {wrong[0].tolerance:.6g}"
         return replace(found, status=FAILED, reason=f"self-test: output {wrong[0].name}: {worst}")
     if trial.samples is None:
         return found
-    sessions = {HOST: open_session(trial.model, trial.settings), TARGET: session}
-    settings = dict.fromkeys(sessions, trial.settings)
+    sessions: dict[str, Session] = {HOST: open_session(trial.model, trial.settings), TARGET: session}
+    reference = HOST
+    if trial.float_model is not None:
+        reference = FLOAT
+        sessions[FLOAT] = open_session(trial.float_model)
+    settings = dict.fromkeys((HOST, TARGET), trial.settings)
     try:
         exam = examine(
             sessions,
             trial.samples,
             task=trial.task,
-            reference=HOST,
+            reference=reference,
             settings=settings,
             count=trial.count,
             progress=progress,
         )
     except (RuntimeUnavailableError, CheckFailedError) as error:
         return replace(found, status=FAILED, reason=str(error))
-    return replace(found, samples=exam.count, agreement=exam.agreement[TARGET], accuracy=exam.accuracy)
+    found = replace(
+        found,
+        samples=exam.count,
+        reference=reference,
+        agreement=exam.agreement[TARGET],
+        host_agreement=exam.agreement.get(HOST),
+        accuracy=exam.accuracy,
+    )
+    return _judge(found)
 
 
-def _selftest(session: Session, vectors: Iterable[Vectors], tolerance: Mapping[str, float]) -> Iterator[OutputCheck]:
-    """Each output over all vectors, as `edgeq_device.selftest` does it on the device."""
-    worst: dict[str, OutputCheck] = {}
+def _judge(found: EmulatedCheck) -> EmulatedCheck:
+    """Failed, if the target's kernels follow float32 clearly worse than this machine's do."""
+    assert found.agreement is not None
+    if found.host_agreement is None:
+        return found
+    there, here = found.agreement.sqnr_db, found.host_agreement.sqnr_db
+    if there >= here - _LOSS_DB:
+        return found
+    reason = f"its outputs follow float32 to {there:.1f} dB SQNR, on this machine to {here:.1f} dB"
+    return replace(found, status=FAILED, reason=reason)
+
+
+def _answers(session: Session, vectors: Iterable[Vectors]) -> Iterator[Mapping[str, NDArray[Any]]]:
     for inputs, expected in vectors:
         names = sorted(expected)
-        for name, value in zip(names, session.run(names, inputs), strict=True):
+        yield dict(zip(names, session.run(names, inputs), strict=True))
+
+
+def _selftest(trial: Trial, answers: Iterable[Mapping[str, NDArray[Any]]]) -> Iterator[OutputCheck]:
+    """Each output over all vectors, as `edgeq_device.selftest` does it on the device."""
+    worst: dict[str, OutputCheck] = {}
+    for (_, expected), given in zip(trial.vectors, answers, strict=True):
+        for name, value in given.items():
             error, problem = compare(value, expected[name])
+            allowed = math.inf if trial.tolerance is None else trial.tolerance[name]
             old = worst.get(name)
             if old is None or problem or (error > old.max_error and not old.problem):
-                worst[name] = OutputCheck(name, error, tolerance[name], problem)
+                worst[name] = OutputCheck(name, error, allowed, problem)
     yield from worst.values()

@@ -168,11 +168,14 @@ def summary(checks: Sequence[EmulatedCheck]) -> list[str]:
             lines.append(f"  kernels: u8 x s8 sums are {check.kernels.pairs}{seen}")
         for output in check.selftest:
             verdict = "ok" if output.passed else "WRONG"
-            error = f"max error {output.max_error:.3g}, allowed {output.tolerance:.3g}"
-            lines.append(f"  self-test {output.name}: {error}: {verdict}")
+            bound = f", allowed {output.tolerance:.3g}" if output.tolerance < float("inf") else ""
+            lines.append(f"  self-test {output.name}: max error {output.max_error:.3g}{bound}: {verdict}")
         if check.agreement is not None:
             sqnr = "equal" if check.agreement.sqnr_db == float("inf") else f"{check.agreement.sqnr_db:.1f} dB SQNR"
-            lines.append(f"  {check.samples} samples, against this machine: {sqnr}")
+            if check.host_agreement is not None:
+                sqnr += f", here {check.host_agreement.sqnr_db:.1f} dB"
+            against = "float32" if check.host_agreement is not None else "this machine"
+            lines.append(f"  {check.samples} samples, against {against}: {sqnr}")
         for place, accuracy in (check.accuracy or {}).items():
             lines.append(f"  {accuracy.primary} on the {place}: {accuracy.value:.4f}")
     return lines
