@@ -146,11 +146,18 @@ def bundle(samples: int) -> Iterator[Row]:
             overrides = {"reduce_range": False}  # one set of weights for all: where weights coincide
             done = package(
                 source, data, folder / "coincide", targets=FIVE, validation=validation, overrides=overrides,
-                timed=False, force=True,
+                timed=False, emulate=False, force=True,
             )  # fmt: skip
             yield f"{title}: models in the bundle / five models, weights coincide", "0.6", _ratio(done)
             done = package(
-                source, data, folder / "chosen", targets=FIVE, validation=validation, timed=False, force=True
+                source,
+                data,
+                folder / "chosen",
+                targets=FIVE,
+                validation=validation,
+                timed=False,
+                emulate=False,
+                force=True,
             )
             yield f"{title}: the same, by edgeq's choices ({done.models} different models)", "", _ratio(done)
 
@@ -172,7 +179,9 @@ def timing(samples: int) -> Iterator[Row]:
             for _ in range(2):
                 for targets in ((EXACT,), FIVE):
                     start = time.perf_counter()
-                    package(source, data, folder / "b", targets=targets, validation=validation, force=True)
+                    package(
+                        source, data, folder / "b", targets=targets, validation=validation, emulate=False, force=True
+                    )
                     taken[len(targets)].append(time.perf_counter() - start)
             one, five = min(taken[1]), min(taken[5])
             yield f"{title}: packaging five targets / one", "2.5", f"{five / one:.2f} ({five:.1f} of {one:.1f} s)"

@@ -17,6 +17,9 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
+# Nothing is put into the user's cache; what takes long to make is kept from run to run.
+os.environ.setdefault("XDG_CACHE_HOME", str(REPOSITORY / ".pytest_cache" / "home"))
+
 
 def find_shared_data() -> Path | None:
     """Real models and data lie beside the checkout (`shared/data`), never inside it; EDGEQ_SHARED_DATA overrides."""

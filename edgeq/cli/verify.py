@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,18 +17,49 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("bundle", type=PATH)
 @click.option("--variant", metavar="NAME", help="Check this variant alone.")
+@click.option(
+    "--on",
+    multiple=True,
+    metavar="TARGET|all",
+    help="Run what this target would load, on its own kernels; all: each variant on its target. Repeatable.",
+)
+@click.option("--data", help="With --on: samples to compare with this machine on: a folder, .npz, .npy, .pb ...")
+@click.option("--samples", "count", type=click.IntRange(min=1), metavar="N", help="At most so many of them.")
+@click.option("--preprocess", help="Preprocessing, if not the bundle's own.")
+@click.option("--labels", help="Where labels come from, if not with the data.")
+@click.option("--task", help="Measure accuracy too: classification, detection, anomaly, similarity or path.py:factory.")
+@click.option("--annotations", type=PATH, help="Detection: COCO instances file.")
+@click.option("--decoder", help="Detection: yolox, yolov8, ssd, or path.py:function.")
+@click.option("--class-offset", type=int, help="Classification: scores in front of class 0 (background: 1).")
+@click.option("--max-drop", metavar="DROP", help="Fail if accuracy on the target falls by more: 0.005, 0.5% or 0.5pt.")
 @common
-def command(bundle: Path, variant: str | None, face: Face) -> None:
-    """Check BUNDLE (a directory or an .edgeq file): hashes, loading, and the self-test of what can run here."""
+def command(bundle: Path, variant: str | None, face: Face, **options: Any) -> None:
+    """Check BUNDLE (a directory or an .edgeq file): hashes, loading, and the self-test of what can run here.
+
+    \b
+    edgeq verify dist/ --on all
+    edgeq verify dist/ --on raspberry-pi-5 --data val/ --samples 100 --task classification
+    """
+    if options["on"]:
+        from edgeq.emulate.verify import summary, verify_on
+        from edgeq.pipeline.emulated import SIMULATORS, probing_of_options
+
+        found = verify_on(probing_of_options(bundle, variant, options), simulators=SIMULATORS, progress=face.progress())
+        face.result(found.to_dict(), lambda console: _draw(console, summary(found.checks)))
+        found.check()
+        return
+
     from edgeq_device.text import report_lines
 
     from edgeq.bundle.verify import check_report, verify_bundle
+    from edgeq.pipeline.emulated import refuse_without_target
 
+    refuse_without_target(options)
     report = verify_bundle(bundle, variant=variant, progress=face.progress())
-
-    def human(console: Console) -> None:
-        for line in report_lines(report):
-            console.print(line, markup=False)
-
-    face.result(report.to_dict(), human)
+    face.result(report.to_dict(), lambda console: _draw(console, report_lines(report)))
     check_report(report)
+
+
+def _draw(console: Console, lines: list[str]) -> None:
+    for line in lines:
+        console.print(line, markup=False)

@@ -18,7 +18,7 @@ from edgeq.hardware import schema
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.document import Document
 from edgeq.hardware.machine import Machine
-from edgeq.hardware.profile import Profile, build_profile, match_profile
+from edgeq.hardware.profile import Profile, build_profile, load_profiles, match_profile
 
 AUTO = "auto"
 THIS_MACHINE = "this-machine"
@@ -110,6 +110,14 @@ def resolve(
     if wanted in profiles:
         return _of_profile(build_profile(schema.inherit(profiles[wanted], profiles)))
     raise HardwareError(f"unknown target or profile {name!r}", doc.suggest(name, [*documents, *profiles, AUTO]))
+
+
+def runs_natively(target: Target, machine: Machine) -> bool:
+    """Whether the kernels that run here are those that the target runs: its profile is the one that fits this machine.
+
+    A machine that merely has all that an older one needs is not enough: it runs the model on other kernels.
+    """
+    return match_profile(machine, load_profiles()).profile.name == target.profile.name
 
 
 def _profile_documents(folders: Sequence[Path] | None) -> dict[str, Document]:

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from edgeq.backends import backend_named
 from edgeq.backends.base import TargetedBackend
-from edgeq.hardware.machine import Machine
-from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import Target
 from edgeq.measure.task import Task
 from edgeq.model.load import model_files
@@ -84,14 +82,6 @@ def prove_built(
         threads=threads,
         progress=progress,
     )
-
-
-def runs_natively(target: Target, machine: Machine) -> bool:
-    """Whether the kernels that run here are those that the target runs: its profile is the one that fits this machine.
-
-    A machine that merely has all that an older one needs is not enough: it runs the model on other kernels.
-    """
-    return match_profile(machine, load_profiles()).profile.name == target.profile.name
 
 
 def model_bytes(model: Path) -> int:

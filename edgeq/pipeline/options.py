@@ -27,8 +27,8 @@ def build_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **_data_arguments(options),
         "overrides": _overrides(options),
-        "max_drop": _share("--max-drop", options["max_drop"]),
-        "require_coverage": _share("--require-coverage", options["require_coverage"]),
+        "max_drop": share("--max-drop", options["max_drop"]),
+        "require_coverage": share("--require-coverage", options["require_coverage"]),
         "timed": not options["no_timing"],
         "force": options["force"],
     }
@@ -39,7 +39,7 @@ def tune_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     same = ("target", "with_float", "resume", "force")
     return {
         **_data_arguments(options),
-        "max_drop": _share("--max-drop", options["max_drop"]),
+        "max_drop": share("--max-drop", options["max_drop"]),
         **{name: options[name] for name in same},
     }
 
@@ -96,7 +96,7 @@ def _dynamic(options: Mapping[str, Any]) -> dict[str, Any]:
     return {"mode": "dynamic", "dynamic_weight_types": dict.fromkeys(options["op_types"], options["weight_type"])}
 
 
-def _share(option: str, text: str | None) -> float | None:
+def share(option: str, text: str | None) -> float | None:
     """A fraction from "0.01", "1%" or "1pt"."""
     if text is None:
         return None

@@ -16,25 +16,24 @@ from edgeq.bundle.write import SUFFIX
 from edgeq.errors import CheckFailedError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
-from edgeq.hardware.target import Target, resolve
+from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.measure.checks import strongest
 from edgeq.measure.task import Task
 from edgeq.model.compatibility import compatibility
 from edgeq.model.load import load_model
-from edgeq.pipeline.builds import Builds, model_bytes, runs_natively
+from edgeq.pipeline.builds import Builds, model_bytes
 from edgeq.pipeline.checks import check_output, check_request
 from edgeq.pipeline.emit_c import with_c
+from edgeq.pipeline.emulated import check_built, checks_of
 from edgeq.pipeline.job import Built, Data, as_data, open_job, scheme_for
 from edgeq.pipeline.remedies import Decision, decide, grounds, must_decide
 from edgeq.pipeline.variants import (
     PackagedVariant,
     as_text,
     bundle_variants,
-    selftest_cases,
-    tolerance,
     variant_name,
 )
-from edgeq.pipeline.witness import Witness, own_checks, runtime_check
+from edgeq.pipeline.witness import own_checks, runtime_check
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
 
@@ -81,8 +80,8 @@ def package(
     with_float: bool = False,
     selftest: int = 2,
     split: bool = False,
-    witnesses: Sequence[Witness] = (),
     timed: bool = True,
+    emulate: bool = True,
     force: bool = False,
     progress: Progress = SILENT,
 ) -> Packaged:
@@ -94,11 +93,12 @@ def package(
         with_float: put the float32 model in too, so that the device can time both.
         selftest: how many samples travel as self-test vectors.
         split: write one bundle for each target, `output`/NAME.edgeq, instead of one for all.
-        witnesses: further checks of each variant, such as in an emulator.
+        emulate: whether variants for other machines are checked on their own kernels where they can be run here.
         Others as `quantize`.
 
     Raises:
-        CheckFailedError: a bar is not met by some variant, or its target's onnxruntime cannot load it; nothing is
+        CheckFailedError: a bar is not met by some variant, or its target's onnxruntime cannot load it, or it
+            fails on its target's kernels; nothing is
             written then.
         EdgeqError: as the stages have it.
     """
@@ -143,7 +143,9 @@ def package(
             built = with_c(built, job.validation, workdir / f"c-{variant_name(target)}", images=selftest)
             variant = _variant(builds, built, scheme, decision, machine)
             variant.proof.check(max_drop=max_drop, require_coverage=require_coverage)
-            done[variant_name(target)] = _witnessed(variant, builds, witnesses, selftest)
+            if emulate and not variant.native:
+                variant = _emulated(variant, builds, machine, selftest, progress)
+            done[variant_name(target)] = variant
         artifacts = itertools.chain.from_iterable(v.built.artifact.notes for v in done.values())
         notes = tuple(dict.fromkeys([*job.prepared.notes, *artifacts]))
         for place, names in places.items():
@@ -191,21 +193,16 @@ def _variant(
     )
 
 
-def _witnessed(
-    variant: PackagedVariant, builds: Builds, witnesses: Sequence[Witness], selftest: int
+def _emulated(
+    variant: PackagedVariant, builds: Builds, machine: Machine, selftest: int, progress: Progress
 ) -> PackagedVariant:
-    """`variant` with what the witnesses say of it."""
-    if not witnesses:
-        return variant
-    built, samples = variant.built, builds.job.validation
-    cases = selftest_cases(built.artifact, samples, selftest)
-    said = [check for ask in witnesses for check in ask(built.target, built.artifact, samples, cases, tolerance(cases))]
-    failed = next((check for check in said if check.passed is False), None)
-    if failed is not None:
-        raise CheckFailedError(
-            f"{built.target.name}: {failed.name} fails on {failed.where}: {failed.detail}", "See `edgeq verify --on`"
-        )
-    return dataclasses.replace(variant, checks=strongest((*variant.checks, *said)))
+    """`variant` with what the target's own kernels say of it.
+
+    Raises:
+        CheckFailedError: it fails there.
+    """
+    found = check_built(builds.job, variant.built, machine, task=builds.task, selftest=selftest, progress=progress)
+    return dataclasses.replace(variant, emulated=found, checks=strongest((*variant.checks, *checks_of(found))))
 
 
 def _places(output: Path, names: Sequence[str], *, split: bool) -> dict[Path, tuple[str, ...]]:

@@ -10,9 +10,9 @@ from typing import Any
 
 from edgeq.atomic import output_file
 from edgeq.hardware.detect import detect_machine
-from edgeq.hardware.target import Target, resolve
+from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.measure.task import Task
-from edgeq.pipeline.builds import Builds, model_bytes, prove_built, runs_natively
+from edgeq.pipeline.builds import Builds, model_bytes, prove_built
 from edgeq.pipeline.checks import check_output, check_request
 from edgeq.pipeline.job import Built, Data, Job, as_data, build, open_job, scheme_for
 from edgeq.pipeline.proof import Proof

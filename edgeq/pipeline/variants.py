@@ -19,6 +19,7 @@ from edgeq.calibrate.ranges import derive_ranges
 from edgeq.calibrate.table import write_tables
 from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.data.samples import Samples
+from edgeq.emulate.check import EmulatedCheck
 from edgeq.hardware.document import version_key
 from edgeq.hardware.target import THIS_MACHINE, Target
 from edgeq.measure.checks import Check
@@ -48,6 +49,7 @@ class PackagedVariant:
         checks: what was checked on whose kernels, one of each name.
         decision: what was done about saturating kernels, and why; None where there was nothing to decide.
         compatibility: what it needs of onnxruntime; None where that is not looked up.
+        emulated: the check on the target's own kernels, where this machine's are others; None where none was asked for.
     """
 
     built: Built
@@ -58,6 +60,7 @@ class PackagedVariant:
     checks: tuple[Check, ...] = ()
     decision: Decision | None = None
     compatibility: Compatibility | None = None
+    emulated: EmulatedCheck | None = None
 
     @property
     def min_onnxruntime(self) -> str:
@@ -77,6 +80,7 @@ class PackagedVariant:
             "checks": [check.to_dict() for check in self.checks],
             "min_onnxruntime": self.min_onnxruntime,
             "saturation": self.decision.to_dict() if self.decision else None,
+            "emulated": self.emulated.to_dict() if self.emulated else None,
             **self.proof.to_dict(),
         }
 
@@ -189,6 +193,7 @@ def _variant(
 ) -> VariantSpec:
     built, proof = variant.built, variant.proof
     target, artifact = built.target, built.artifact
+    cases, allowed = _selftest(variant, job, cases)
     return VariantSpec(
         name=name,
         model=model,
@@ -216,7 +221,7 @@ def _variant(
             **({"files": sorted(artifact.files)} if artifact.files else {}),
         },
         selftest=cases,
-        tolerance=tolerance(cases),
+        tolerance=allowed,
         files=artifact.files,
     )
 
@@ -269,6 +274,31 @@ def selftest_cases(artifact: Artifact, samples: Samples, count: int) -> tuple[Se
         SelfTestCase(dict(sample.inputs), dict(zip(names, session.run(None, dict(sample.inputs)), strict=True)))
         for sample in itertools.islice(samples, count)
     )
+
+
+def _selftest(
+    variant: PackagedVariant, job: Job, cases: tuple[SelfTestCase, ...]
+) -> tuple[tuple[SelfTestCase, ...], dict[str, float]]:
+    """The vectors, made of what this machine answers, and what each output may differ by on the device.
+
+    The answers are the target's own where it could be asked. Where it could not, they are this machine's, and the
+    target's may differ by as much as quantization itself changed them: roundings differ between architectures, and a
+    network spreads them as it spreads those.
+    """
+    check = variant.emulated
+    if check is not None and check.answers:
+        cases = tuple(SelfTestCase(c.inputs, answer) for c, answer in zip(cases, check.answers, strict=True))
+    allowed = tolerance(cases)
+    if variant.native or (check is not None and check.answers):
+        return cases, allowed
+    session = open_session(job.prepared.path)
+    for case in cases:
+        names = list(case.outputs)
+        for name, value in zip(names, session.run(names, dict(case.inputs)), strict=True):
+            if value.dtype.kind == "f":
+                changed = float(np.max(np.abs(value - case.outputs[name]), initial=0.0))
+                allowed[name] = max(allowed[name], changed)
+    return cases, allowed
 
 
 def tolerance(cases: Sequence[SelfTestCase]) -> dict[str, float]:

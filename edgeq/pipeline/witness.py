@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
-from edgeq.backends import Artifact
-from edgeq.bundle.write import SelfTestCase
-from edgeq.data.samples import Samples
 from edgeq.emulate.saturation.audit import audit
 from edgeq.hardware.machine import Machine
-from edgeq.hardware.target import Target
+from edgeq.hardware.target import Target, runs_natively
 from edgeq.measure.checks import Check
 from edgeq.model.compatibility import Compatibility
-from edgeq.pipeline.builds import runs_natively
 from edgeq.pipeline.job import Built
 from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.remedies import Decision
-
-Witness = Callable[[Target, Artifact, Samples, tuple[SelfTestCase, ...], Mapping[str, float]], tuple[Check, ...]]
-"""Runs an artifact as the target would: (target, artifact, samples, self-test cases, tolerance per output) → checks."""
 
 _MADE = ("load", "coverage", "accuracy", "self-test")
 _SATURATION = "saturation"

@@ -14,12 +14,12 @@ from edgeq.calibrate.files import save_statistics
 from edgeq.errors import GoalNotMetError, HardwareError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
-from edgeq.hardware.target import Target, resolve
+from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.measure.task import Task
 from edgeq.model.load import load_model
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel, prepare_model
-from edgeq.pipeline.builds import model_bytes, prove_built, runs_natively
+from edgeq.pipeline.builds import model_bytes, prove_built
 from edgeq.pipeline.job import Data, Job, as_data, open_job
 from edgeq.pipeline.package import check_bundle_output
 from edgeq.pipeline.proof import Proof

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from edgeq_device.arrays import read_arrays
 from edgeq_device.package import open_bundle
 
-from edgeq.backends import Artifact
 from edgeq.bundle.verify import check_report, verify_bundle
+from edgeq.emulate.check import EmulatedCheck
 from edgeq.errors import CheckFailedError, OutputError, UsageError
 from edgeq.hardware.detect import detect_machine
+from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import load_profiles, match_profile
-from edgeq.hardware.target import Target
-from edgeq.measure.checks import Check
-from edgeq.pipeline.job import Data
+from edgeq.pipeline.job import Built, Data, Job
 from edgeq.pipeline.package import Packaged, package
 
 NET = Path("net.onnx")
@@ -25,7 +25,7 @@ BUNDLE = Path("bundle")
 
 
 def packaged(output: Path = BUNDLE, **options: Any) -> Packaged:
-    return package(NET, CALIB, output, **{"validation": VAL, "timed": False, **options})
+    return package(NET, CALIB, output, **{"validation": VAL, "timed": False, "emulate": False, **options})
 
 
 def manifest(bundle: Path = BUNDLE) -> dict[str, Any]:
@@ -237,26 +237,35 @@ def test_a_runtime_that_is_too_old_is_refused(place: Path) -> None:
     assert sorted(place.iterdir()) == before
 
 
-def test_a_witness_is_asked_and_believed(place: Path, native: str) -> None:
+def test_the_targets_own_kernels_are_asked_and_believed(
+    place: Path, native: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
 
-    def witness(target: Target, artifact: Artifact, samples: Any, cases: Any, tolerance: Any) -> tuple[Check, ...]:
-        asked.append((target.name, len(cases), sorted(tolerance)))
-        return (Check("self-test", "emulated", "a test", "equal", True), Check("kernels", "emulated", "a test"))
+    def check(job: Job, built: Built, machine: Machine, **options: Any) -> EmulatedCheck:
+        asked.append((built.target.name, options["selftest"]))
+        answers = tuple({"y": np.full((1, 3), 7.0, np.float32)} for _ in range(options["selftest"]))
+        return EmulatedCheck(built.target.name, "", "emulated", "a test", "passed", answers=answers)
 
-    result = packaged(targets=("raspberry-pi-4", "this-machine"), witnesses=(witness,))
-    assert asked == [("raspberry-pi-4", 2, ["y"]), ("this-machine", 2, ["y"])]
+    monkeypatch.setattr("edgeq.pipeline.package.check_built", check)
+    result = packaged(targets=("raspberry-pi-4", "this-machine"), emulate=True)
+    assert asked == [("raspberry-pi-4", 2)], "this machine's own kernels need no emulator"
     found = {name: {c.name: c.kind for c in v.checks} for name, v in result.variants.items()}
     assert found["raspberry-pi-4"]["self-test"] == "emulated"
-    assert found["raspberry-pi-4"]["kernels"] == "emulated"
     assert found[native]["self-test"] == "native"
+    with open_bundle(BUNDLE) as bundle:
+        pi = next(v for v in bundle.components["model"] if v.name == "raspberry-pi-4")
+        assert (read_arrays(pi.cases[0].outputs)["y"] == 7.0).all(), "the self-test has the target's answers"
 
 
-def test_a_witness_that_objects_stops_it(place: Path) -> None:
+def test_a_variant_that_fails_on_its_targets_kernels_stops_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(job: Job, built: Built, machine: Machine, **options: Any) -> EmulatedCheck:
+        raise CheckFailedError("the model fails on raspberry-pi-4 (a test): y is off by 3")
+
+    monkeypatch.setattr("edgeq.pipeline.package.check_built", check)
     before = sorted(place.iterdir())
-    objects = Check("self-test", "emulated", "a test", "y is off by 3", False)
-    with pytest.raises(CheckFailedError, match="self-test fails on a test: y is off by 3"):
-        packaged(targets=("raspberry-pi-4",), witnesses=(lambda *_: (objects,),))
+    with pytest.raises(CheckFailedError, match="y is off by 3"):
+        packaged(targets=("raspberry-pi-4",), emulate=True)
     assert sorted(place.iterdir()) == before
 
 

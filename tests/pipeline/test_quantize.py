@@ -12,8 +12,8 @@ import edgeq
 from edgeq.errors import CheckFailedError, OutputError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
-from edgeq.hardware.target import resolve
-from edgeq.pipeline.builds import model_bytes, runs_natively
+from edgeq.hardware.target import resolve, runs_natively
+from edgeq.pipeline.builds import model_bytes
 from edgeq.pipeline.job import Data, build, open_job
 from edgeq.pipeline.quantize import Quantized, quantize
 from edgeq.pipeline.reasons import explainer

@@ -59,6 +59,13 @@ _BITS = {
 FEATURES = frozenset(_BITS)
 """Every feature that `features` can tell."""
 
+
+def bit_of(feature: str) -> Tuple[int, int, int, int]:
+    """Where CPUID tells of `feature`: leaf, subleaf, register (0 is EAX) and bit."""
+    leaf, subleaf, register, bit, _ = _BITS[feature]
+    return leaf, subleaf, register, bit
+
+
 # Arguments of the first function: where to write 16 bytes, leaf, subleaf; of the second: where to write 8 bytes.
 _SYSTEM_V = (
     bytes.fromhex("53 89f0 89d1 0fa2 8907 895f04 894f08 89570c 5b c3"),

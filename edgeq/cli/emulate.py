@@ -1,0 +1,59 @@
+"""`edgeq emulate`: make the machines on which other targets' kernels run, and show what there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edgeq.cli._common import Face, common
+from edgeq.cli._options import PATH
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@click.group("emulate")
+def command() -> None:
+    """Run other machines' kernels on this one, so that bundles can be checked before they leave the house."""
+
+
+@command.command()
+@click.argument("machine", metavar="NAME", default="arm64")
+@click.option("--sysroot", type=PATH, metavar="DIR", help="Use this root file system, with Python and onnxruntime in.")
+@click.option("--onnxruntime", metavar="VERSION", help="The onnxruntime to put in; else the one installed here.")
+@click.option("--sources", type=PATH, metavar="FILE", help="An apt sources file to use in place of the system's.")
+@click.option("--force", is_flag=True, help="Make it again.")
+@common
+def setup(
+    machine: str, sysroot: Path | None, onnxruntime: str | None, sources: Path | None, force: bool, face: Face
+) -> None:
+    """Make an emulated machine (arm64) in your cache folder. Needs no root and changes nothing on the system.
+
+    \b
+    edgeq emulate setup arm64
+    edgeq emulate setup arm64 --sysroot /path/to/a/root/file/system
+    """
+    from edgeq.emulate.setup import setup as make
+
+    result = make(
+        machine, sysroot=sysroot, onnxruntime=onnxruntime, sources=sources, force=force, progress=face.progress()
+    )
+    face.result(result.to_dict(), lambda console: _draw(console, result.lines()))
+
+
+@command.command()
+@common
+def status(face: Face) -> None:
+    """Show which targets' kernels can be run here, how, and what is missing for the others."""
+    from edgeq.emulate.setup import status as look
+    from edgeq.pipeline.emulated import SIMULATORS
+
+    result = look(SIMULATORS)
+    face.result(result.to_dict(), lambda console: _draw(console, result.lines(verbose=face.verbose)))
+
+
+def _draw(console: Console, lines: list[str]) -> None:
+    for line in lines:
+        console.print(line, markup=False)

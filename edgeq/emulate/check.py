@@ -1,0 +1,282 @@
+"""A built model on its target's kernels: does it load, does its self-test hold, what does it answer on data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgeq_device.arrays import read_arrays
+from edgeq_device.selftest import OutputCheck, compare
+
+from edgeq.device import device_errors
+from edgeq.emulate.probe import KernelProof
+from edgeq.emulate.ways import NOT_RUN, Running, Simulator, Way, way_to
+from edgeq.errors import CheckFailedError, EdgeqError, RuntimeUnavailableError
+from edgeq.hardware.machine import Machine
+from edgeq.hardware.target import Target
+from edgeq.measure.accuracy import Accuracy, examine
+from edgeq.measure.agreement import Agreement
+from edgeq.measure.inference import Session
+from edgeq.measure.subject import variant_settings
+from edgeq.measure.task import Task
+from edgeq.progress import SILENT, Progress
+from edgeq.session import SessionSettings, open_session
+
+if TYPE_CHECKING:
+    from edgeq_device.variants import Variant
+    from numpy.typing import NDArray
+
+    from edgeq.data.samples import Samples
+
+    Vectors = tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]]
+
+PASSED, FAILED = "passed", "failed"
+HOST, TARGET, FLOAT = "host", "target", "float32"
+
+# Decibels against float32 that the target's kernels may cost more than this machine's: roundings differ without costing
+# any, kernels that saturate cost several.
+_LOSS_DB = 3.0
+
+
+@dataclass(frozen=True)
+class EmulatedCheck:
+    """What was found of one model on one target's kernels.
+
+    Attributes:
+        target, variant: names; the variant is "" for a model that is in no bundle yet.
+        where: "natively", "emulated", "modelled" or "not run".
+        how: the means, such as "qemu-aarch64 -cpu cortex-a72".
+        status: "passed", "failed" or "not run"; `reason` says why it is not the first.
+        kernels: proof that these are the target's kernels.
+        selftest: per output, the largest difference from what is expected, and what is allowed (infinite where nothing
+            is: then only shape, dtype and finiteness count).
+        answers: what the target answered to the self-test's inputs.
+        samples: how many samples the rest stands on.
+        reference: what answers are compared with: "host", the same model on this machine, or "float32".
+        agreement: of the target's answers; `host_agreement` of this machine's, where the reference is float32.
+        accuracy: by labels, of "host" and "target" on those samples; empty without a task.
+    """
+
+    target: str
+    variant: str
+    where: str
+    how: str
+    status: str
+    reason: str = ""
+    kernels: KernelProof | None = None
+    selftest: tuple[OutputCheck, ...] = ()
+    answers: tuple[Mapping[str, NDArray[Any]], ...] = ()
+    samples: int = 0
+    reference: str = HOST
+    agreement: Agreement | None = None
+    host_agreement: Agreement | None = None
+    accuracy: Mapping[str, Accuracy] | None = None
+
+    @property
+    def drop(self) -> float | None:
+        """Accuracy lost on the target against this machine, as a fraction; None without a task."""
+        return self.accuracy[TARGET].loss_against(self.accuracy[HOST]) if self.accuracy else None
+
+    @property
+    def words(self) -> str:
+        """Where it was run, for a bundle: "emulated (qemu-aarch64 -cpu cortex-a72)"."""
+        return f"{self.where} ({self.how or self.reason})"
+
+    def check(self, max_drop: float | None = None) -> None:
+        """Raise CheckFailedError where it failed, or lost more accuracy than `max_drop`."""
+        name = f"variant {self.variant}" if self.variant else "the model"
+        if self.status == FAILED:
+            raise CheckFailedError(
+                f"{name} fails on {self.target} ({self.how}): {self.reason}", "Do not deploy it there; package it again"
+            )
+        if max_drop is not None and self.drop is not None and self.drop > max_drop:
+            raise CheckFailedError(
+                f"{name} loses {self.drop:.4f} of accuracy on {self.target}'s kernels, more than {max_drop:g}",
+                "Package it for that target again, or see `edgeq debug`",
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "target": self.target,
+            "variant": self.variant,
+            "where": self.where,
+            "how": self.how,
+            "status": self.status,
+            "reason": self.reason,
+            "kernels": self.kernels.to_dict() if self.kernels else None,
+            "selftest": {
+                check.name: {
+                    "max_error": check.max_error if math.isfinite(check.max_error) else None,
+                    "tolerance": check.tolerance if math.isfinite(check.tolerance) else None,
+                    "passed": check.passed,
+                    "problem": check.problem,
+                }
+                for check in self.selftest
+            },
+            "samples": self.samples,
+            "reference": self.reference,
+            "agreement": self.agreement.to_dict() if self.agreement else None,
+            "host_agreement": self.host_agreement.to_dict() if self.host_agreement else None,
+            "accuracy": {name: accuracy.to_dict() for name, accuracy in (self.accuracy or {}).items()},
+            "accuracy_drop": self.drop,
+        }
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is to be checked.
+
+    Attributes:
+        model: the ONNX file, and `settings` that it is opened with.
+        vectors: self-test inputs and expected outputs; `tolerance` is absolute, per output; None allows any value.
+        float_model: the model that it was made from, if that is there, to compare both machines' answers with.
+        samples: data for agreement and, with a `task`, accuracy; at most `count` of them.
+        name: of the variant.
+    """
+
+    model: Path
+    settings: SessionSettings
+    vectors: Sequence[Vectors] = ()
+    tolerance: Mapping[str, float] | None = None
+    float_model: Path | None = None
+    samples: Samples | None = None
+    count: int | None = None
+    task: Task | None = None
+    name: str = ""
+
+
+def check_variant(
+    variant: Variant,
+    target: Target,
+    machine: Machine,
+    *,
+    samples: Samples | None = None,
+    count: int | None = None,
+    task: Task | None = None,
+    simulators: Mapping[str, Simulator] | None = None,
+    progress: Progress = SILENT,
+) -> EmulatedCheck:
+    """Check a variant of an opened bundle on the kernels of `target`. See `check_trial`."""
+    with device_errors():
+        vectors = [(read_arrays(case.inputs), read_arrays(case.outputs)) for case in variant.cases]
+    if variant.model is None:
+        model, settings = Path(), SessionSettings()
+    else:
+        model, settings = variant.model, variant_settings(variant)
+    trial = Trial(
+        model, settings, vectors, variant.tolerance, samples=samples, count=count, task=task, name=variant.name
+    )
+    return check_trial(trial, target, machine, simulators=simulators, progress=progress)
+
+
+def check_trial(
+    trial: Trial,
+    target: Target,
+    machine: Machine,
+    *,
+    simulators: Mapping[str, Simulator] | None = None,
+    progress: Progress = SILENT,
+) -> EmulatedCheck:
+    """Run a model on the kernels of `target`: load it, hold its self-test, and compare it with this machine on data.
+
+    What cannot be run, or cannot be proven to be the target's kernels, is "not run" with the reason; what the runtime
+    there refuses, or answers wrongly, is "failed". Nothing of that raises.
+
+    Args:
+        machine: this one.
+        simulators: see `edgeq.emulate.ways.way_to`.
+
+    Raises:
+        DataError: something is wrong with the samples.
+    """
+    way = way_to(target, machine, simulators=simulators, progress=progress)
+    if way.start is None:
+        return EmulatedCheck(target.name, trial.name, NOT_RUN, way.how, NOT_RUN, way.reason)
+    with ExitStack() as stack:
+        try:
+            with progress.stage(f"Starting {way.how}"):
+                running = stack.enter_context(way.start())
+        except EdgeqError as error:
+            return EmulatedCheck(target.name, trial.name, NOT_RUN, way.how, NOT_RUN, str(error))
+        return _run(trial, target, way, running, progress)
+
+
+def _run(trial: Trial, target: Target, way: Way, running: Running, progress: Progress) -> EmulatedCheck:
+    found = EmulatedCheck(target.name, trial.name, way.where, way.how, PASSED, kernels=running.kernels)
+    try:
+        # Threads that wait for each other cost an emulated CPU more than they bring.
+        threads = trial.settings.intra_op_threads if way.native_speed else 1
+        session = running.open(trial.model, replace(trial.settings, intra_op_threads=threads))
+        answers = tuple(_answers(session, trial.vectors))
+    except (RuntimeUnavailableError, ValueError) as error:
+        return replace(found, status=FAILED, reason=str(error))
+    selftest = tuple(_selftest(trial, answers))
+    found = replace(found, selftest=selftest, answers=answers)
+    wrong = [check for check in selftest if not check.passed]
+    if wrong:
+        worst = wrong[0].problem or f"error {wrong[0].max_error:.6g} is over {wrong[0].tolerance:.6g}"
+        return replace(found, status=FAILED, reason=f"self-test: output {wrong[0].name}: {worst}")
+    if trial.samples is None:
+        return found
+    sessions: dict[str, Session] = {HOST: open_session(trial.model, trial.settings), TARGET: session}
+    reference = HOST
+    if trial.float_model is not None:
+        reference = FLOAT
+        sessions[FLOAT] = open_session(trial.float_model)
+    settings = dict.fromkeys((HOST, TARGET), trial.settings)
+    try:
+        exam = examine(
+            sessions,
+            trial.samples,
+            task=trial.task,
+            reference=reference,
+            settings=settings,
+            count=trial.count,
+            progress=progress,
+        )
+    except (RuntimeUnavailableError, CheckFailedError) as error:
+        return replace(found, status=FAILED, reason=str(error))
+    found = replace(
+        found,
+        samples=exam.count,
+        reference=reference,
+        agreement=exam.agreement[TARGET],
+        host_agreement=exam.agreement.get(HOST),
+        accuracy=exam.accuracy,
+    )
+    return _judge(found)
+
+
+def _judge(found: EmulatedCheck) -> EmulatedCheck:
+    """Failed, if the target's kernels follow float32 clearly worse than this machine's do."""
+    assert found.agreement is not None
+    if found.host_agreement is None:
+        return found
+    there, here = found.agreement.sqnr_db, found.host_agreement.sqnr_db
+    if there >= here - _LOSS_DB:
+        return found
+    reason = f"its outputs follow float32 to {there:.1f} dB SQNR, on this machine to {here:.1f} dB"
+    return replace(found, status=FAILED, reason=reason)
+
+
+def _answers(session: Session, vectors: Iterable[Vectors]) -> Iterator[Mapping[str, NDArray[Any]]]:
+    for inputs, expected in vectors:
+        names = sorted(expected)
+        yield dict(zip(names, session.run(names, inputs), strict=True))
+
+
+def _selftest(trial: Trial, answers: Iterable[Mapping[str, NDArray[Any]]]) -> Iterator[OutputCheck]:
+    """Each output over all vectors, as `edgeq_device.selftest` does it on the device."""
+    worst: dict[str, OutputCheck] = {}
+    for (_, expected), given in zip(trial.vectors, answers, strict=True):
+        for name, value in given.items():
+            error, problem = compare(value, expected[name])
+            allowed = math.inf if trial.tolerance is None else trial.tolerance[name]
+            old = worst.get(name)
+            if old is None or problem or (error > old.max_error and not old.problem):
+                worst[name] = OutputCheck(name, error, allowed, problem)
+    yield from worst.values()

@@ -1,0 +1,48 @@
+"""Other programs, run with their failure as one line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from edgeq.errors import RuntimeUnavailableError
+
+
+def find(program: str, fix: str) -> str:
+    """Where a program lies.
+
+    Raises:
+        RuntimeUnavailableError: it is not installed; `fix` says how to get it.
+    """
+    found = shutil.which(program)
+    if found is None:
+        raise RuntimeUnavailableError(f"{program} is not installed", fix)
+    return found
+
+
+def run(command: Sequence[str], fix: str, *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
+    """Standard output of a command that has to succeed; its messages are in English.
+
+    Raises:
+        RuntimeUnavailableError: it failed: its last word, and `fix`.
+    """
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env={**os.environ, "LC_ALL": "C", **(env or {})},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode != 0:
+        said = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        errors = [line for line in said if line.startswith(("E:", "ERROR", "error"))] or said[-1:]
+        raise RuntimeUnavailableError(
+            f"{Path(command[0]).name} failed: {errors[0] if errors else f'exit code {done.returncode}'}", fix
+        )
+    return done.stdout

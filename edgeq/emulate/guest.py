@@ -1,0 +1,192 @@
+"""A process on other kernels, and sessions inside it that are used like onnxruntime's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from edgeq_device.frames import read_frame, write_frame
+from numpy.typing import NDArray
+
+from edgeq.device import device_errors
+from edgeq.errors import RuntimeUnavailableError
+from edgeq.resources import shipped
+from edgeq.session import SessionSettings
+
+Array = NDArray[Any]
+
+# An emulated inference of a large model takes minutes, a program that hangs takes for ever.
+_PATIENCE_S = 3600.0
+_FAREWELL_S = 60.0
+
+
+@dataclass(frozen=True)
+class Command:
+    """How to start Python on other kernels: the words before the script, those behind it, and the environment."""
+
+    interpreter: tuple[str, ...]
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+def guest_program() -> Path:
+    return shipped("targets") / "runtime" / "edgeq_guest.py"
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """As onnxruntime's NodeArg."""
+
+    name: str
+    type: str
+    shape: list[int | str | None]
+
+
+class Guest:
+    """A running guest program; made by `start_guest`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], words: IO[bytes], title: str) -> None:
+        self._process = process
+        self._words = words
+        self.title = title
+
+    def ask(
+        self, request: Mapping[str, Any], arrays: Mapping[str, Array] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Array]]:
+        """One request and its answer.
+
+        Raises:
+            RuntimeUnavailableError: the guest has ended, or the runtime in it refuses.
+            ValueError: the runtime refuses the inputs, as it does in this process.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        watchdog = threading.Timer(_PATIENCE_S, self._process.kill)
+        watchdog.start()
+        try:
+            with device_errors():
+                write_frame(self._process.stdin, request, arrays or {})
+            frame = read_frame(self._process.stdout)
+        except OSError as error:
+            raise RuntimeUnavailableError(f"{self.title} ended: {self._last_words()}") from error
+        finally:
+            watchdog.cancel()
+        if frame is None:
+            raise RuntimeUnavailableError(f"{self.title} ended: {self._last_words()}")
+        answer, results = frame
+        if "error" in answer:
+            if answer["kind"] in ("InvalidArgument", "ValueError"):
+                raise ValueError(answer["error"])
+            raise RuntimeUnavailableError(f"{self.title}: {answer['error']}")
+        return answer, results
+
+    def features(self, masked: Sequence[str] = (), *, runtime: bool = True) -> dict[str, Any]:
+        """What the CPU in there says of itself: "architecture", "features", "python", "numpy" and, with `runtime`,
+        "onnxruntime" and "trapped" (how often a mask has answered)."""
+        return self.ask({"do": "features", "masked": list(masked), "runtime": runtime})[0]
+
+    def open(self, model: Path, settings: SessionSettings, name: str = "model") -> GuestSession:
+        """A session on `model` in there."""
+        request = {
+            "do": "open",
+            "name": name,
+            "model": str(model.resolve()),
+            "provider": settings.providers[0],
+            "session_options": dict(settings.config),
+            "provider_options": {},
+            "optimization": settings.optimization,
+            "threads": settings.intra_op_threads,
+        }
+        answer, _ = self.ask(request)
+        return GuestSession(self, answer["session"], _infos(answer["inputs"]), _infos(answer["outputs"]))
+
+    def _last_words(self) -> str:
+        self._process.kill()
+        code = self._process.wait()
+        self._words.seek(0)
+        said = [line.strip() for line in self._words.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        return said[-1] if said else f"exit code {code}"
+
+
+@dataclass(frozen=True)
+class GuestSession:
+    """The part of `onnxruntime.InferenceSession` that measuring needs."""
+
+    guest: Guest
+    number: int
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+
+    def get_inputs(self) -> Sequence[TensorInfo]:
+        return self.inputs
+
+    def get_outputs(self) -> Sequence[TensorInfo]:
+        return self.outputs
+
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> list[Any]:
+        names = list(output_names or [output.name for output in self.outputs])
+        feeds = {name: np.asarray(value) for name, value in input_feed.items()}
+        _, results = self.guest.ask({"do": "run", "session": self.number, "outputs": names}, feeds)
+        return [results.get(name) for name in names]
+
+    def close(self) -> None:
+        """Give the session's memory back."""
+        self.guest.ask({"do": "close", "session": self.number})
+
+
+@contextmanager
+def start_guest(command: Command, title: str) -> Iterator[Guest]:
+    """Run the guest program and end it behind the block; `title` names it in messages.
+
+    Raises:
+        RuntimeUnavailableError: it cannot be started.
+    """
+    words = [*command.interpreter, str(guest_program()), *command.arguments]
+    with tempfile.TemporaryFile() as said:
+        try:
+            process = subprocess.Popen(
+                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, env=dict(command.environment)
+            )
+        except OSError as error:
+            raise RuntimeUnavailableError(f"{words[0]} cannot be started ({error.strerror})") from error
+        with process:
+            try:
+                yield Guest(process, said, title)
+                # It ends by itself at the end of its input, so that what it keeps for later is written.
+                assert process.stdin is not None
+                process.stdin.close()
+                _wait(process)
+            finally:
+                process.kill()
+
+
+def _wait(process: subprocess.Popen[bytes]) -> None:
+    watchdog = threading.Timer(_FAREWELL_S, process.kill)
+    watchdog.start()
+    process.wait()
+    watchdog.cancel()
+
+
+def guest_environment(base: Mapping[str, str], folders: Sequence[Path]) -> dict[str, str]:
+    """`base` with what a guest's Python has to know; modules are looked for in `folders` first."""
+    cache = Path(tempfile.gettempdir())
+    return {
+        **base,
+        "PYTHONPATH": os.pathsep.join(map(str, folders)),
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "ORT_DISABLE_TELEMETRY": "1",
+        "TMPDIR": str(cache),
+    }
+
+
+def _infos(listed: Sequence[Sequence[Any]]) -> tuple[TensorInfo, ...]:
+    return tuple(TensorInfo(name, kind, shape) for name, kind, shape in listed)

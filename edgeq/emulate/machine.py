@@ -1,0 +1,132 @@
+"""Starting Python on an emulated CPU: the words of the command line and what has to lie around."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from edgeq.emulate.emulator import Emulator, home
+from edgeq.emulate.guest import Command, guest_environment, guest_program, start_guest
+from edgeq.emulate.qemu import Qemu, need_qemu
+from edgeq.emulate.sysroot import Sysroot, load_sysroot
+from edgeq.errors import HardwareError, RuntimeUnavailableError
+
+# What qemu logs: the instructions of the guest, once for each block that it translates.
+_LOG = "in_asm"
+
+
+def emulated_command(emulator: Emulator, cpu: str, *, log: Path | None = None) -> Command:
+    """How to start a guest on `cpu`.
+
+    Args:
+        log: where qemu writes the code that it translates.
+
+    Raises:
+        HardwareError: qemu does not have that CPU, or only its name.
+        RuntimeUnavailableError: qemu or the root file system is missing.
+    """
+    emulator.check_cpu(cpu)
+    qemu = need_qemu(emulator)
+    check_honest(qemu, emulator, cpu)
+    words = [str(qemu.program), "-cpu", cpu, *(("-d", _LOG, "-D", str(log)) if log is not None else ())]
+    if emulator.recipe is None:
+        others = [Path(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+        environment = guest_environment(os.environ, [guest_program().parent, *others])
+        return Command((*words, sys.executable), (), environment)
+    sysroot = need_sysroot(emulator)
+    root = sysroot.root
+    folders = [guest_program().parent, *([sysroot.site] if sysroot.site is not None else [])]
+    environment = guest_environment({"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}, folders)
+    if qemu.key < emulator.honest_cpuinfo:
+        root = _with_cpuinfo(emulator, cpu, qemu, sysroot, words, environment)
+    return Command((*words, "-L", str(root), str(sysroot.python)), (), environment)
+
+
+def need_sysroot(emulator: Emulator) -> Sysroot:
+    """The root file system that was set up.
+
+    Raises:
+        RuntimeUnavailableError: none was.
+    """
+    sysroot = load_sysroot(emulator)
+    if sysroot is None:
+        raise RuntimeUnavailableError(
+            f"there is no {emulator.name} machine yet", f"Make one: edgeq emulate setup {emulator.name}"
+        )
+    return sysroot
+
+
+def check_honest(qemu: Qemu, emulator: Emulator, cpu: str) -> None:
+    """Ask qemu for the CPU and listen to its warnings.
+
+    Raises:
+        HardwareError: it does not know the name, or leaves out what makes the CPU what it is.
+    """
+    # It chooses the CPU before it looks at the program, and refuses this one.
+    done = subprocess.run(
+        [str(qemu.program), "-cpu", cpu, "/dev/null"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    said = done.stderr.lower()
+    if "unable to find cpu model" in said:
+        raise HardwareError(
+            f"{emulator.program} {qemu.version} has no CPU {cpu!r}",
+            f"Use a newer one: edgeq emulate setup, or name one that {emulator.program} -cpu help lists",
+        )
+    left_out = [line for line in said.splitlines() if any(f".{word}" in line for word in emulator.missing)]
+    if left_out:
+        raise HardwareError(
+            f"{emulator.program} {qemu.version} has no {cpu}: it leaves out {left_out[0].rsplit('.', 1)[-1].strip()}",
+            "Name a CPU that it has in [emulate], or check on a machine of that kind",
+        )
+
+
+def _with_cpuinfo(
+    emulator: Emulator, cpu: str, qemu: Qemu, sysroot: Sysroot, words: list[str], environment: dict[str, str]
+) -> Path:
+    """The root file system seen through links, with a /proc/cpuinfo that fits `cpu`: older qemus show the host's."""
+    sign = hashlib.sha256(f"{sysroot.root}\n{qemu.version}\n{cpu}".encode()).hexdigest()[:16]
+    view = home() / "views" / sign
+    if (view / "proc" / "cpuinfo").is_file():
+        return view
+    shutil.rmtree(view, ignore_errors=True)
+    (view / "proc").mkdir(parents=True)
+    for entry in sorted(sysroot.root.iterdir()):
+        if entry.name != "proc":
+            (view / entry.name).symlink_to(entry)
+    command = Command((*words, "-L", str(view), str(sysroot.python)), (), environment)
+    with start_guest(command, f"{emulator.program} -cpu {cpu}") as guest:
+        features = guest.features(runtime=False)["features"]
+    implementer, part = _identity(cpu)
+    fields = {
+        "BogoMIPS": "100.00",
+        "Features": " ".join(features),
+        "CPU implementer": implementer,
+        "CPU architecture": "8",
+        "CPU variant": "0x0",
+        "CPU part": part,
+        "CPU revision": "0",
+    }
+    body = "".join(f"{key}\t: {value}\n" for key, value in fields.items())
+    text = "".join(f"processor\t: {number}\n{body}\n" for number in range(os.cpu_count() or 1))
+    (view / "proc" / "cpuinfo").write_text(text, encoding="utf-8")
+    return view
+
+
+def _identity(cpu: str) -> tuple[str, str]:
+    """Implementer and part of the core that qemu calls `cpu`; zeros, which stand for none, where it is no real one."""
+    file = Path(__file__).resolve().parents[1] / "hardware" / "arm_parts.toml"
+    for implementer, parts in tomllib.loads(file.read_text(encoding="utf-8")).items():
+        for part, name in parts.items():
+            if name.lower() == cpu.lower():
+                return implementer, part
+    return "0x00", "0x000"

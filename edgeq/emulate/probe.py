@@ -1,0 +1,187 @@
+"""Proof of the kernels that run: a small model whose answer differs by instruction set, and the code that ran."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from edgeq.emulate.emulator import Emulator, Kernels
+from edgeq.errors import CheckFailedError
+from edgeq.measure.inference import Session
+
+EXACT, SATURATED = "exact", "saturated"
+
+# Two products of the largest values: 2 x 255 x 127 = 64,770 is more than 16 bits hold, so a kernel that adds pairs in
+# 16 bits answers 32,767 for each pair. Sizes that no kernel treats as a special case.
+_ROWS, _DEPTH, _COLUMNS = 8, 64, 32
+_LEFT, _RIGHT, _CLAMP = 255, 127, 32767
+
+# The word of an instruction in qemu's log ("0x7f12:  4e80a400  ..."): of Advanced SIMD and SVE alone.
+_WORD = re.compile(rb":  ([0246][ef45][0-9a-f]{6})\b")
+
+
+@dataclass(frozen=True)
+class KernelProof:
+    """What was seen of the kernels that run.
+
+    Attributes:
+        pairs: "saturated" where sums of two u8 x s8 products are clamped to 16 bits, else "exact".
+        features: that the CPU in there says it has.
+        instructions: the kinds of kernels whose instructions were translated while the probe ran; None where that
+            cannot be watched.
+    """
+
+    pairs: str
+    features: tuple[str, ...]
+    instructions: tuple[str, ...] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@cache
+def probe_model() -> bytes:
+    """The model: a product of u8 with constant s8 values."""
+    weights = np.full((_DEPTH, _COLUMNS), _RIGHT, np.int8)
+    graph = helper.make_graph(
+        [helper.make_node("MatMulInteger", ["left", "right"], ["sums"])],
+        "probe",
+        [helper.make_tensor_value_info("left", TensorProto.UINT8, [_ROWS, _DEPTH])],
+        [helper.make_tensor_value_info("sums", TensorProto.INT32, [_ROWS, _COLUMNS])],
+        [numpy_helper.from_array(weights, "right")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    onnx.checker.check_model(model)
+    return bytes(model.SerializeToString())
+
+
+@contextmanager
+def probe_file() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="edgeq-probe-") as folder:
+        file = Path(folder) / "probe.onnx"
+        file.write_bytes(probe_model())
+        yield file
+
+
+def probe(session: Session, title: str) -> str:
+    """Run the probe: "exact" or "saturated".
+
+    Raises:
+        CheckFailedError: the answer is neither.
+    """
+    (sums,) = session.run(["sums"], {"left": np.full((_ROWS, _DEPTH), _LEFT, np.uint8)})
+    return judge(np.asarray(sums), title)
+
+
+def judge(sums: NDArray[Any], title: str) -> str:
+    for word, value in ((EXACT, _DEPTH * _LEFT * _RIGHT), (SATURATED, _DEPTH // 2 * _CLAMP)):
+        if (sums == value).all():
+            return word
+    raise CheckFailedError(
+        f"{title}: integer products are wrong ({int(sums.min())} to {int(sums.max())})",
+        "Believe nothing that runs there",
+    )
+
+
+def check_kernels(proof: KernelProof, emulator: Emulator | None, *, saturates: bool, title: str) -> None:
+    """Hold what was seen against what the target is known for.
+
+    Args:
+        saturates: whether the target clamps sums of u8 x s8 pairs to 16 bits.
+
+    Raises:
+        CheckFailedError: other kernels run than the target's.
+    """
+    expected = SATURATED if saturates else EXACT
+    if proof.pairs != expected:
+        raise CheckFailedError(
+            f"{title} runs other kernels than the target: its u8 x s8 sums are {proof.pairs}, not {expected}",
+            "Check on a machine of the target's kind",
+        )
+    if proof.instructions is None or emulator is None:
+        return
+    able = [kernels for kernels in emulator.kernels if kernels.feature in proof.features]
+    if able and able[-1].name not in proof.instructions:
+        seen = ", ".join(proof.instructions) or "none of those that are told apart"
+        raise CheckFailedError(
+            f"{title} has {able[-1].feature}, but no {able[-1].name} instruction ran (seen: {seen})",
+            "Check on a machine of the target's kind",
+        )
+
+
+class Watch:
+    """Reads qemu's log of translated code from a named pipe and keeps which kinds of kernels are in it."""
+
+    def __init__(self, kernels: Iterable[Kernels], folder: Path) -> None:
+        self._kernels = tuple(kernels)
+        self.pipe = folder / "code"
+        os.mkfifo(self.pipe)
+        self._seen: set[str] = set()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        # Open at both ends here, so that neither waits for the other; the reader ends when the word below is written.
+        self._own_end = os.open(self.pipe, os.O_RDWR)
+        self._thread.start()
+
+    def finish(self) -> tuple[str, ...]:
+        """The names of the kinds seen, in the order of the emulator's list."""
+        os.write(self._own_end, _END)
+        self._thread.join()
+        os.close(self._own_end)
+        return tuple(kernels.name for kernels in self._kernels if kernels.name in self._seen)
+
+    def _read(self) -> None:
+        with self.pipe.open("rb") as stream:
+            self._seen = scan(stream, self._kernels)
+
+
+_END = b"\n\0end\n"
+
+
+def scan(stream: IO[bytes], kernels: Iterable[Kernels]) -> set[str]:
+    """The names of those kinds of kernels whose instructions a log of translated code holds."""
+    wanted = [(mask, value, k.name) for k in kernels for mask, value in k.patterns]
+    found: set[str] = set()
+    words: set[bytes] = set()
+    rest = b""
+    while chunk := os.read(stream.fileno(), 1 << 20):
+        text = rest + chunk
+        cut = text.rfind(b"\n") + 1
+        words.update(_WORD.findall(text[:cut]))
+        rest = text[cut:]
+        if _END.strip() in text:
+            break
+    for word in words:
+        number = int(word, 16)
+        found.update(name for mask, value, name in wanted if number & mask == value)
+    return found
+
+
+def load_proof(file: Path) -> KernelProof | None:
+    if not file.is_file():
+        return None
+    content: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    instructions = content["instructions"]
+    return KernelProof(
+        content["pairs"], tuple(content["features"]), tuple(instructions) if instructions is not None else None
+    )
+
+
+def save_proof(proof: KernelProof, file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_suffix(f".{os.getpid()}")
+    draft.write_text(json.dumps(proof.to_dict()) + "\n", encoding="utf-8")
+    draft.replace(file)

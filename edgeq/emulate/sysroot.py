@@ -1,0 +1,235 @@
+"""A root file system of another architecture with Python, numpy and onnxruntime, for qemu to run."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import struct
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgeq.emulate.apt import Apt, Package, file_sha256, unpack
+from edgeq.emulate.emulator import Emulator, Recipe, home
+from edgeq.emulate.wheels import download_wheels
+from edgeq.errors import OutputError, RuntimeUnavailableError, UsageError
+from edgeq.progress import SILENT, Progress
+
+LOCK = "lock.json"
+_PYTHON = re.compile(r"python3\.(\d+)")
+_ROOTS = ("usr/bin", "usr/local/bin", "bin", "opt/python/bin")
+
+
+@dataclass(frozen=True)
+class Sysroot:
+    """A root file system that is ready.
+
+    Attributes:
+        root: its directory.
+        python: the interpreter in it, as a path of this machine.
+        site: the folder with numpy and onnxruntime; None where its Python finds them by itself.
+        lock: what it is made of: "packages" and "wheels" with version and SHA-256, "notes", "bytes".
+    """
+
+    root: Path
+    python: Path
+    site: Path | None
+    lock: Mapping[str, Any]
+
+
+def place_of(emulator: Emulator) -> Path:
+    return home() / emulator.name
+
+
+def load_sysroot(emulator: Emulator) -> Sysroot | None:
+    """The root file system that was set up for `emulator`; None where there is none."""
+    lock = place_of(emulator) / LOCK
+    if not lock.is_file():
+        return None
+    try:
+        content = json.loads(lock.read_text(encoding="utf-8"))
+        return _sysroot(Path(content["root"]), emulator, content)
+    except (ValueError, KeyError, TypeError, UsageError) as error:
+        raise RuntimeUnavailableError(
+            f"{lock.parent} is damaged ({error})", f"Remove it and run: edgeq emulate setup {emulator.name}"
+        ) from error
+
+
+def use_sysroot(emulator: Emulator, root: Path) -> Sysroot:
+    """Take a root file system that exists already, as it is.
+
+    Raises:
+        UsageError: it holds no Python of that architecture.
+    """
+    lock = {"root": str(root.resolve()), "packages": [], "wheels": [], "notes": ["provided with --sysroot"]}
+    found = _sysroot(Path(str(lock["root"])), emulator, lock)
+    place = place_of(emulator)
+    place.mkdir(parents=True, exist_ok=True)
+    (place / LOCK).write_text(json.dumps(lock, indent=2) + "\n", encoding="utf-8")
+    return found
+
+
+def build_sysroot(
+    emulator: Emulator,
+    onnxruntime: str,
+    *,
+    sources: Path | None = None,
+    progress: Progress = SILENT,
+) -> Sysroot:
+    """Make the root file system from packages and wheels. What an interrupted run has fetched is not fetched again.
+
+    Args:
+        onnxruntime: the version to put in.
+        sources: an apt sources file in place of the system's.
+
+    Raises:
+        RuntimeUnavailableError: apt, dpkg-deb or pip are missing, or something cannot be fetched.
+    """
+    recipe = emulator.recipe
+    assert recipe is not None, "an emulator without a recipe runs the host's own files"
+    place = place_of(emulator)
+    work = place.with_name(f"{place.name}.partial")
+    debs = work / "packages"
+    debs.mkdir(parents=True, exist_ok=True)
+    apt = Apt(work / "apt", emulator.architecture, sources)
+    with progress.stage(f"Reading the package lists for {emulator.name}"):
+        apt.update()
+        python, packages, notes = _choose(apt, recipe, emulator)
+    with progress.stage(f"Fetching {len(packages)} packages"):
+        files = apt.download(packages, debs)
+    with progress.stage("Fetching wheels"):
+        versions = {name: onnxruntime if name == "onnxruntime" else "" for name in recipe.wheels}
+        wheels = download_wheels(versions, python, recipe.wheel_platforms, recipe.pinned_wheels, work / "wheels")
+    root = work / "root"
+    shutil.rmtree(root, ignore_errors=True)
+    with progress.stage("Unpacking", len(files) + len(wheels)) as advance:
+        for file in files:
+            unpack(file, root)
+            advance(1)
+        _prune(root, recipe)
+        for wheel in wheels:
+            _unpack_wheel(wheel, root / "site", recipe)
+            advance(1)
+        _join_usr(root)
+    notes += [f"{w.name} is not pinned: recorded as it came" for w in wheels if w.name not in recipe.pinned_wheels]
+    lock = {
+        "root": str(place / "root"),
+        "packages": [{"name": p.name, "version": p.version, "sha256": p.sha256} for p in packages],
+        "wheels": [{"name": wheel.name, "sha256": file_sha256(wheel)} for wheel in wheels],
+        "notes": notes,
+        "bytes": _bytes_under(root),
+    }
+    (work / LOCK).write_text(json.dumps(lock, indent=2) + "\n", encoding="utf-8")
+    for folder in ("apt", "packages", "wheels"):
+        shutil.rmtree(work / folder)
+    if place.exists():
+        shutil.rmtree(place)
+    work.rename(place)
+    return _sysroot(place / "root", emulator, lock)
+
+
+def _choose(apt: Apt, recipe: Recipe, emulator: Emulator) -> tuple[str, list[Package], list[str]]:
+    """The Python's version ("3.11"), the packages to take, and what is to be said of them."""
+    interpreter = apt.offers([recipe.interpreter]).get(recipe.interpreter)
+    depends = re.search(r"\bpython(3\.\d+)-minimal", interpreter[0].depends) if interpreter else None
+    if depends is None:
+        raise RuntimeUnavailableError(
+            f"the system's package sources offer no {emulator.name} packages",
+            "Name sources that do with --sources FILE, or a root file system with --sysroot",
+        )
+    version = depends.group(1)
+    wanted = [*recipe.packages, *(name.format(python=f"python{version}") for name in recipe.python_packages)]
+    names = [name for choice in wanted for name in choice.split("|")]
+    offers = apt.offers(names)
+    packages, notes = [], []
+    for choice in wanted:
+        name = next((name for name in choice.split("|") if name in offers), None)
+        if name is None:
+            raise RuntimeUnavailableError(
+                f"the system's package sources offer no {choice.replace('|', ' or ')} for {emulator.name}",
+                "Name sources that do with --sources FILE, or a root file system with --sysroot",
+            )
+        package = _pinned(offers[name], recipe) or offers[name][0]
+        pin = recipe.pinned_packages.get(package.label)
+        if pin is None:
+            notes.append(f"{package.label} is not pinned: taken as the signed index has it")
+        elif pin != package.sha256:
+            raise RuntimeUnavailableError(
+                f"the index offers another {package.label} than edgeq was tested with",
+                "Check the package sources, or name a root file system with --sysroot",
+            )
+        packages.append(package)
+    return version, packages, notes
+
+
+def _pinned(offers: Sequence[Package], recipe: Recipe) -> Package | None:
+    return next((package for package in offers if package.label in recipe.pinned_packages), None)
+
+
+def _prune(root: Path, recipe: Recipe) -> None:
+    for path in sorted(root.rglob("*"), reverse=True):
+        name = path.relative_to(root).as_posix()
+        if path.is_dir() and not path.is_symlink():
+            if not any(path.iterdir()):
+                path.rmdir()
+        elif recipe.leaves_out(name):
+            path.unlink()
+
+
+def _unpack_wheel(wheel: Path, site: Path, recipe: Recipe) -> None:
+    """zipfile keeps every member inside `site`."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = [n for n in archive.namelist() if not n.endswith("/") and not recipe.leaves_out(f"site/{n}")]
+        archive.extractall(site, names)
+
+
+def _join_usr(root: Path) -> None:
+    """Distributions that keep everything below /usr make these links in a package that is not taken."""
+    for name in ("lib", "bin", "lib64"):
+        if not (root / name).exists() and (root / "usr" / name).is_dir():
+            (root / name).symlink_to(f"usr/{name}")
+
+
+def _sysroot(root: Path, emulator: Emulator, lock: Mapping[str, Any]) -> Sysroot:
+    python = next(iter(_interpreters(root, emulator)), None)
+    if python is None:
+        raise UsageError(f"{root} holds no Python for {emulator.name}", "Name a root file system that has one")
+    site = root / "site"
+    return Sysroot(root, python, site if site.is_dir() else None, lock)
+
+
+def _interpreters(root: Path, emulator: Emulator) -> Iterable[Path]:
+    for folder in _ROOTS:
+        if (root / folder).is_dir():
+            found = [p for p in (root / folder).iterdir() if _PYTHON.fullmatch(p.name) and _fits(p, emulator)]
+            yield from sorted(found, key=lambda p: int(p.name.split(".")[1]), reverse=True)
+
+
+def _fits(path: Path, emulator: Emulator) -> bool:
+    """Whether a file is a 64-bit ELF program of the emulator's architecture."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        head = stream.read(20)
+    return head[:5] == b"\x7fELF\x02" and len(head) == 20 and struct.unpack("<H", head[18:])[0] == emulator.elf_machine
+
+
+def _bytes_under(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def check_writable() -> None:
+    """Refuse early where the cache cannot be written.
+
+    Raises:
+        OutputError: it cannot.
+    """
+    try:
+        home().mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"{home()} cannot be made ({error.strerror})", "Set XDG_CACHE_HOME to another folder"
+        ) from error

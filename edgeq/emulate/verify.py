@@ -1,0 +1,181 @@
+"""`edgeq verify BUNDLE --on TARGET`: what a device of that kind would load from a bundle, on its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+from edgeq_device.package import MAIN, Bundle
+from edgeq_device.select import Device, select
+from edgeq_device.sessions import read_device
+from edgeq_device.variants import Variant
+
+from edgeq.bundle.read import opened
+from edgeq.data.samples import Samples, open_samples
+from edgeq.emulate.check import EmulatedCheck, check_variant
+from edgeq.emulate.ways import NOT_RUN, Simulator
+from edgeq.errors import BundleError, RuntimeUnavailableError, UsageError
+from edgeq.hardware.detect import detect_machine
+from edgeq.hardware.machine import Machine
+from edgeq.hardware.target import Target, resolve
+from edgeq.measure.subject import variant_preprocessing
+from edgeq.measure.task import TaskOptions, make_task
+from edgeq.model.load import signature_of
+from edgeq.progress import SILENT, Progress
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Probing:
+    """What is to be verified.
+
+    Attributes:
+        bundle: directory or .edgeq file.
+        on: targets, or "all" for each variant on the target that it was built for.
+        variant: this one alone.
+        data: samples, as `edgeq.data.samples.open_samples` takes them; None runs the self-test alone.
+        count: at most so many of them.
+        preprocess: None takes what the bundle says.
+        labels, task, options: what accuracy is measured by; without a task, agreement alone.
+        max_drop: accuracy that may be lost against this machine, as a fraction.
+    """
+
+    bundle: Path
+    on: tuple[str, ...]
+    variant: str | None = None
+    data: Any = None
+    count: int | None = None
+    preprocess: Any = None
+    labels: Any = None
+    task: str | None = None
+    options: TaskOptions | None = None
+    max_drop: float | None = None
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The checks, in the order of the targets."""
+
+    bundle: Path
+    checks: tuple[EmulatedCheck, ...]
+    max_drop: float | None
+
+    def check(self) -> None:
+        """Raise CheckFailedError where one failed, RuntimeUnavailableError where none could be run."""
+        for check in self.checks:
+            check.check(self.max_drop)
+        if all(check.status == NOT_RUN for check in self.checks):
+            why = "; ".join(dict.fromkeys(f"{check.target}: {check.reason}" for check in self.checks))
+            raise RuntimeUnavailableError(f"{self.bundle}: nothing could be checked ({why})")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"bundle": str(self.bundle), "checks": [check.to_dict() for check in self.checks]}
+
+
+def verify_on(
+    asked: Probing, *, simulators: Mapping[str, Simulator] | None = None, progress: Progress = SILENT
+) -> Verified:
+    """Check a bundle on the kernels of targets; `Verified.check` turns a bad one into an error.
+
+    Raises:
+        BundleError: the bundle is damaged, or has nothing for a target.
+        UsageError, HardwareError, DataError: something is wrong with the request, a target, or the samples.
+    """
+    if asked.data is None and (asked.count is not None or asked.task is not None):
+        raise UsageError("there are no samples to take", "Give them with --data")
+    task = make_task(asked.task, asked.options or TaskOptions()) if asked.task is not None else None
+    machine = detect_machine()
+    checks = []
+    with opened(asked.bundle) as bundle:
+        pairs = list(_pairs(bundle, asked, machine))
+        for variant, target in pairs:
+            samples = _samples(asked, variant, progress) if asked.data is not None else None
+            checks.append(
+                check_variant(
+                    variant,
+                    target,
+                    machine,
+                    samples=samples,
+                    count=asked.count,
+                    task=task,
+                    simulators=simulators,
+                    progress=progress,
+                )
+            )
+    return Verified(asked.bundle, tuple(checks), asked.max_drop)
+
+
+def _pairs(bundle: Bundle, asked: Probing, machine: Machine) -> Iterator[tuple[Variant, Target]]:
+    """Which variant is run on which target."""
+    variants = bundle.components.get(MAIN, ())
+    known = {variant.name: variant for variant in variants}
+    if asked.variant is not None and asked.variant not in known:
+        raise BundleError(f"{bundle.source} has no variant {asked.variant!r}", f"It has {', '.join(known)}")
+    for name in asked.on:
+        if name == ALL:
+            for variant in variants:
+                if asked.variant in (None, variant.name):
+                    yield variant, _built_for(variant, machine)
+        else:
+            target = resolve(name, machine)
+            yield _taken(bundle, target, asked.variant), target
+
+
+def _built_for(variant: Variant, machine: Machine) -> Target:
+    """The target that a variant was built for; where it followed the build machine, that machine's profile."""
+    profile, target = (variant.info.get(key) for key in ("profile", "target"))
+    if not isinstance(profile, str) or not isinstance(target, str):
+        raise BundleError(f"variant {variant.name} does not say what it was built for", "Name a target with --on")
+    found = resolve(target, machine)
+    return found if found.profile.name == profile else resolve(profile, machine)
+
+
+def _taken(bundle: Bundle, target: Target, name: str | None) -> Variant:
+    """The variant that the runner takes on a device of `target`, by the very rules that it goes by there."""
+    here = read_device()
+    device = Device(
+        architecture=target.architecture,
+        features=target.features,
+        runtime=target.runtime.get("onnxruntime", here.runtime),
+        providers=here.providers,
+    )
+    return select(bundle, device, name=name).variant
+
+
+def _samples(asked: Probing, variant: Variant, progress: Progress) -> Samples | None:
+    if variant.model is None:
+        return None
+    signature = signature_of(onnx.load(variant.model, load_external_data=False), asked.bundle)
+    preprocess = asked.preprocess if asked.preprocess is not None else variant_preprocessing(variant)
+    return open_samples(asked.data, signature, preprocess=preprocess, labels=asked.labels, progress=progress)
+
+
+def summary(checks: Sequence[EmulatedCheck]) -> list[str]:
+    """The checks in lines for people."""
+    lines = []
+    for check in checks:
+        name = f"{check.variant} on {check.target}" if check.variant not in ("", check.target) else check.target
+        state = f"{check.status}, {check.where}" if check.status != NOT_RUN else NOT_RUN
+        lines.append(f"{name}: {state} ({check.how})" if check.how else f"{name}: {state}")
+        if check.reason:
+            lines.append(f"  {check.reason}")
+        if check.kernels is not None:
+            seen = f"; seen: {', '.join(check.kernels.instructions)}" if check.kernels.instructions else ""
+            lines.append(f"  kernels: u8 x s8 sums are {check.kernels.pairs}{seen}")
+        for output in check.selftest:
+            verdict = "ok" if output.passed else "WRONG"
+            bound = f", allowed {output.tolerance:.3g}" if output.tolerance < float("inf") else ""
+            lines.append(f"  self-test {output.name}: max error {output.max_error:.3g}{bound}: {verdict}")
+        if check.agreement is not None:
+            sqnr = "equal" if check.agreement.sqnr_db == float("inf") else f"{check.agreement.sqnr_db:.1f} dB SQNR"
+            if check.host_agreement is not None:
+                sqnr += f", here {check.host_agreement.sqnr_db:.1f} dB"
+            against = "float32" if check.host_agreement is not None else "this machine"
+            lines.append(f"  {check.samples} samples, against {against}: {sqnr}")
+        for place, accuracy in (check.accuracy or {}).items():
+            lines.append(f"  {accuracy.primary} on the {place}: {accuracy.value:.4f}")
+    return lines

@@ -1,0 +1,107 @@
+"""A freshly built variant on its target's own kernels, before it goes into a bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edgeq.emulate.check import EmulatedCheck, Trial, check_trial
+from edgeq.emulate.verify import Probing
+from edgeq.emulate.ways import EMULATED, MODELLED, NATIVE, NOT_RUN, Simulator, way_to
+from edgeq.errors import UsageError
+from edgeq.hardware.machine import Machine
+from edgeq.measure.checks import Check, CheckKind
+from edgeq.measure.task import Task, TaskOptions
+from edgeq.model.load import load_model
+from edgeq.model.macs import node_macs
+from edgeq.pipeline.job import Built, Job
+from edgeq.pipeline.options import share
+from edgeq.pipeline.variants import selftest_cases
+from edgeq.progress import SILENT, Progress
+
+SIMULATORS: Mapping[str, Simulator] = {}
+"""What stands for a device that nothing here can run, by the name that its profile gives in [emulate] simulator."""
+
+_KINDS: Mapping[str, CheckKind] = {NATIVE: "native", EMULATED: "emulated", MODELLED: "modelled", NOT_RUN: "none"}
+# An emulated CPU does about a hundredth of what a real one does: so many multiply-accumulates take a minute or two.
+_MACS = 4_000_000_000
+_MOST, _MOST_AT_NATIVE_SPEED = 16, 100
+
+
+def check_built(
+    job: Job,
+    built: Built,
+    machine: Machine,
+    *,
+    task: Task | None = None,
+    selftest: int = 2,
+    samples: int | None = None,
+    progress: Progress = SILENT,
+) -> EmulatedCheck:
+    """Load `built` on its target's kernels, take the self-test's answers there, and compare both machines with float32.
+
+    No bound is put on how far the two machines' answers lie apart: a network that follows float32 loosely spreads
+    roundings as wide. What counts is that the target's follow float32 as well as this machine's.
+
+    Args:
+        selftest: how many samples make the self-test.
+        samples: how many are compared; None takes as many as an emulated CPU manages in a minute or two.
+
+    Raises:
+        CheckFailedError: it fails there.
+    """
+    cases = selftest_cases(built.artifact, job.validation, selftest)
+    trial = Trial(
+        model=built.artifact.model,
+        settings=built.artifact.settings(),
+        vectors=[(case.inputs, case.outputs) for case in cases],
+        float_model=job.prepared.path,
+        samples=job.validation,
+        count=samples or _count(job, built, machine),
+        task=task,
+    )
+    found = check_trial(trial, built.target, machine, simulators=SIMULATORS, progress=progress)
+    found.check()
+    return found
+
+
+def checks_of(found: EmulatedCheck) -> tuple[Check, ...]:
+    """What a check on the target's kernels says, for the list of what was checked on whose word."""
+    kind = _KINDS[found.where]
+    if kind == "none":
+        return (Check("kernels", kind, found.how, found.reason),)
+    checks = [Check("load", kind, found.how, "", True), Check("self-test", kind, found.how, "", True)]
+    if found.agreement is not None:
+        detail = f"SQNR {found.agreement.sqnr_db:.1f} dB on {found.samples} samples"
+        checks.append(Check("accuracy", kind, found.how, detail, True))
+    return tuple(checks)
+
+
+def _count(job: Job, built: Built, machine: Machine) -> int:
+    if way_to(built.target, machine, simulators=SIMULATORS).native_speed:
+        return _MOST_AT_NATIVE_SPEED
+    macs = sum(node_macs(load_model(job.prepared.path, external_data="none")).values())
+    return max(1, min(_MOST, _MACS // max(macs, 1)))
+
+
+def probing_of_options(bundle: Path, variant: str | None, options: Mapping[str, Any]) -> Probing:
+    """What `edgeq verify --on` is asked, from its flat options."""
+    named = {name: options[name] for name in ("annotations", "decoder", "class_offset")}
+    same = {name: options[name] for name in ("on", "data", "count", "preprocess", "labels", "task")}
+    drop = share("--max-drop", options["max_drop"])
+    if drop is not None and options["task"] is None:
+        raise UsageError("--max-drop needs something that measures accuracy", "Give --task and labelled --data")
+    return Probing(bundle, variant=variant, options=TaskOptions(**named), max_drop=drop, **same)
+
+
+def refuse_without_target(options: Mapping[str, Any]) -> None:
+    """Options that say how to compare a target with this machine make no sense without one.
+
+    Raises:
+        UsageError: one is given.
+    """
+    given = next((name for name, value in options.items() if value not in (None, ())), None)
+    if given is not None:
+        option = {"count": "--samples"}.get(given, f"--{given.replace('_', '-')}")
+        raise UsageError(f"{option} says how to check on another target's kernels", "Name the target with --on")

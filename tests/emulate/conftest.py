@@ -1,0 +1,69 @@
+"""Emulated machines for the tests that need them. Making one needs the network, so only CI does it unasked."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from edgeq_device.features import read_features
+
+from edgeq.emulate import mask
+from edgeq.emulate.emulator import emulator_named, home, load_emulators
+from edgeq.emulate.guest import Command, Guest, guest_environment, guest_program, start_guest
+from edgeq.emulate.qemu import Qemu, find_qemu
+from edgeq.emulate.setup import setup
+from edgeq.emulate.sysroot import Sysroot, load_sysroot
+from edgeq.errors import RuntimeUnavailableError
+
+MAKE = "EDGEQ_TEST_EMULATORS"
+
+
+@pytest.fixture
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return home()
+
+
+@pytest.fixture
+def here() -> Iterator[Guest]:
+    """A guest on this machine's own kernels."""
+    environment = guest_environment(os.environ, [guest_program().parent])
+    with start_guest(Command((sys.executable,), (), environment), "a guest") as guest:
+        yield guest
+
+
+@pytest.fixture(scope="session")
+def arm64() -> tuple[Qemu, Sysroot]:
+    """The emulated ARM64 machine."""
+    emulator = emulator_named("arm64")
+    if os.environ.get(MAKE) == "1":
+        home().mkdir(parents=True, exist_ok=True)
+        with (home() / "tests.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                setup("arm64")
+            except RuntimeUnavailableError as error:
+                pytest.skip(str(error))
+    qemu, sysroot = find_qemu(emulator), load_sysroot(emulator)
+    if qemu is None or sysroot is None:
+        pytest.skip(f"there is no emulated ARM64 machine: run `edgeq emulate setup arm64`, or set {MAKE}=1")
+    return qemu, sysroot
+
+
+@pytest.fixture(scope="session")
+def haswell() -> str:
+    """A CPU that saturates, under qemu."""
+    if find_qemu(load_emulators()["x86_64"]) is None or read_features()[0] != "x86_64":
+        pytest.skip("qemu-x86_64 is not installed, or this is no x86-64 machine")
+    return "Haswell"
+
+
+@pytest.fixture(scope="session")
+def maskable() -> None:
+    if mask.why_not() or "avx512_vnni" not in read_features()[1]:
+        pytest.skip(mask.why_not() or "this CPU has no AVX-512 VNNI to mask")

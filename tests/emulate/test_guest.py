@@ -1,0 +1,70 @@
+"""The guest program on this machine's own kernels: the same program, the same frames, no emulator."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from edgeq_device.features import read_features
+
+from edgeq.emulate.guest import Command, Guest, guest_environment, guest_program, start_guest
+from edgeq.emulate.probe import probe, probe_model
+from edgeq.errors import DataError, RuntimeUnavailableError
+from edgeq.session import SessionSettings, open_session
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    file = tmp_path / "probe.onnx"
+    file.write_bytes(probe_model())
+    return file
+
+
+def test_a_session_there_answers_as_one_here(here: Guest, model: Path) -> None:
+    there, local = here.open(model, SessionSettings()), open_session(model)
+    assert [(i.name, i.type, i.shape) for i in there.get_inputs()] == [
+        (i.name, i.type, i.shape) for i in local.get_inputs()
+    ]
+    feeds = {"left": np.random.default_rng(0).integers(0, 256, (8, 64)).astype(np.uint8)}
+    np.testing.assert_array_equal(there.run(None, feeds)[0], local.run(None, feeds)[0])
+    assert probe(there, "there") == probe(local, "here")
+    there.close()
+
+
+def test_it_says_what_it_is(here: Guest) -> None:
+    seen = here.features()
+    architecture, features = read_features()
+    assert seen["architecture"] == architecture
+    assert set(seen["features"]) <= features | {"avx_vnni_int8", "avx_vnni_int16"}
+    assert seen["onnxruntime"] == onnxruntime.__version__
+    assert seen["trapped"] == 0
+
+
+def test_what_the_runtime_refuses_is_told(here: Guest, model: Path) -> None:
+    session = here.open(model, SessionSettings())
+    with pytest.raises(ValueError, match=r"Got: 7 Expected: 8"):
+        session.run(None, {"left": np.zeros((7, 64), np.uint8)})
+    with pytest.raises(DataError, match=r"'left' holds texts"):
+        session.run(None, {"left": np.array(["a"], object)})
+    with pytest.raises(RuntimeUnavailableError, match=r"refuses variant"):
+        here.open(Path(__file__), SessionSettings())
+    assert probe(session, "still there") in ("exact", "saturated")
+
+
+def test_a_guest_that_dies_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "onnxruntime.py").write_text("import os, sys\nprint('the last word', file=sys.stderr)\nos._exit(3)\n")
+    environment = guest_environment(os.environ, [tmp_path, guest_program().parent])
+    command = Command((sys.executable,), (), environment)
+    with start_guest(command, "the guest") as guest, pytest.raises(RuntimeUnavailableError) as death:
+        guest.features()
+    assert str(death.value) == "the guest ended: the last word"
+
+
+def test_a_program_that_is_not_there() -> None:
+    command = Command(("/no/such/qemu",), (), dict(os.environ))
+    with pytest.raises(RuntimeUnavailableError, match=r"/no/such/qemu cannot be started"), start_guest(command, "x"):
+        pass

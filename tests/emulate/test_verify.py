@@ -1,0 +1,144 @@
+"""`edgeq verify --on` and `edgeq emulate status`, on bundles for this machine and for others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from onnx import TensorProto, helper, numpy_helper
+
+from edgeq.bundle.read import opened
+from edgeq.cli import group
+from edgeq.emulate.verify import Probing, verify_on
+from edgeq.errors import BundleError, HardwareError, RuntimeUnavailableError, UsageError
+from edgeq.hardware.detect import detect_machine
+from edgeq.hardware.target import resolve
+from edgeq.pipeline.job import Data
+from edgeq.pipeline.package import package
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("verify")
+    random = np.random.default_rng(0)
+    weights = numpy_helper.from_array(random.standard_normal((32, 8)).astype(np.float32), "w")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], "product")],
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 32])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 8])],
+        [weights],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (folder / "net.onnx").write_bytes(model.SerializeToString())
+    np.savez(folder / "x.npz", x=random.standard_normal((12, 32)).astype(np.float32), label=np.arange(12) % 8)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bundle(data: Path) -> Path:
+    """For this machine and a board that is another; do not change it."""
+    board = "raspberry-pi-4" if detect_machine().architecture != "arm64" else "haswell"
+    samples = Data(data / "x.npz", "key=x,label=label")
+    package(data / "net.onnx", samples, data / "b", targets=("auto", board), timed=False, emulate=False)
+    return data / "b"
+
+
+@pytest.fixture
+def bare(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without emulators, compilers, and apt."""
+    monkeypatch.setenv("PATH", "")
+
+
+def test_each_variant_on_its_target(bundle: Path, data: Path, bare: None) -> None:
+    found = verify_on(Probing(bundle, ("all",), data=data / "x.npz", count=7, task="classification"))
+    states = {check.variant: check.status for check in found.checks}
+    native = resolve("auto").profile.name
+    assert states.pop(native) == "passed"
+    assert set(states.values()) == {"not run"}
+    (here,) = (check for check in found.checks if check.variant == native)
+    assert (here.where, here.samples, here.drop) == ("natively", 7, 0)
+    found.check()
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["checks"]
+
+
+def test_a_target_takes_what_its_runner_would(bundle: Path) -> None:
+    (check,) = verify_on(Probing(bundle, ("this-machine",))).checks
+    assert check.variant == resolve("auto").profile.name
+    with opened(bundle) as content:
+        elsewhere = next(v for v in content.components["model"] if v.name != check.variant)
+    with pytest.raises(BundleError, match=rf"variant {elsewhere.name} does not run here"):
+        verify_on(Probing(bundle, ("this-machine",), variant=elsewhere.name))
+
+
+def test_nothing_that_could_be_run_is_an_error(bundle: Path, bare: None) -> None:
+    with opened(bundle) as content:
+        native = resolve("auto").profile.name
+        elsewhere = next(v.name for v in content.components["model"] if v.name != native)
+    found = verify_on(Probing(bundle, (elsewhere,)))
+    with pytest.raises(RuntimeUnavailableError, match=r"nothing could be checked \(.* is not installed"):
+        found.check()
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "says"),
+    [
+        ({"on": ("rasberry-pi-4",)}, HardwareError, "Did you mean raspberry-pi-4"),
+        ({"on": ("all",), "variant": "none"}, BundleError, "has no variant 'none'"),
+        ({"on": ("all",), "count": 3}, UsageError, "there are no samples to take"),
+    ],
+)
+def test_requests_that_make_no_sense(bundle: Path, asked: dict[str, Any], error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        verify_on(Probing(bundle, **asked))
+
+
+def test_the_command(bundle: Path, data: Path, bare: None) -> None:
+    words = ["verify", str(bundle), "--on", "this-machine", "--data", str(data / "x.npz"), "--samples", "4"]
+    ran = CliRunner().invoke(group, [*words, "--json"])
+    assert ran.exit_code == 0, ran.output
+    (check,) = json.loads(ran.stdout)["checks"]
+    assert (check["status"], check["where"], check["samples"]) == ("passed", "natively", 4)
+    assert "passed, natively" in CliRunner().invoke(group, words).stdout
+    ran = CliRunner().invoke(group, ["verify", str(bundle), "--samples", "4"])
+    assert ran.exit_code == 2
+    assert "--samples says how to check on another target's kernels. Name the target with --on" in ran.stderr
+
+
+def test_status_says_what_is_missing(bare: None) -> None:
+    ran = CliRunner().invoke(group, ["emulate", "status", "--json"])
+    assert ran.exit_code == 0, ran.output
+    plain = json.loads(ran.stdout)
+    assert plain["machines"]["arm64"] == {"qemu": None, "root": None}
+    assert plain["targets"]["this-machine"]["where"] == "natively"
+    assert plain["targets"]["gemmini"]["reason"] == "there is no simulator 'gemmini' here"
+    for name in ("this-machine", "gemmini"):
+        assert name in CliRunner().invoke(group, ["emulate", "status"]).stdout
+
+
+def test_setup_says_what_to_install(bare: None) -> None:
+    ran = CliRunner().invoke(group, ["emulate", "setup", "arm64"])
+    assert ran.exit_code == 8
+    assert "apt-get is not installed" in ran.stderr
+    assert ran.stderr.count("\n") == 1
+    assert CliRunner().invoke(group, ["emulate", "setup", "vax"]).exit_code == 2
+
+
+@pytest.mark.slow
+def test_a_package_is_checked_on_its_target_s_kernels(maskable: None, data: Path, tmp_path: Path) -> None:
+    samples = Data(data / "x.npz", "key=x,label=label")
+    made = package(data / "net.onnx", samples, tmp_path / "b", targets=("haswell",), timed=False)
+    check = made.variants["haswell"].emulated
+    assert check is not None
+    assert (check.status, check.where, check.samples) == ("passed", "emulated", 12)
+    assert check.kernels is not None
+    assert check.kernels.pairs == "saturated"
+    with opened(tmp_path / "b") as bundle:
+        (variant,) = bundle.components["model"]
+    checks = variant.info["checks"]
+    assert checks["self-test"] == checks["load"] == checks["agreement"] == f"emulated ({check.how})"
+    assert checks["coverage"] == "on the build machine's kernels, not the target's"
