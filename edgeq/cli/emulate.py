@@ -48,7 +48,7 @@ def setup(
 def status(face: Face) -> None:
     """Show which targets' kernels can be run here, how, and what is missing for the others."""
     from edgeq.emulate.setup import status as look
-    from edgeq.pipeline.emulated import SIMULATORS
+    from edgeq.pipeline.simulators import SIMULATORS
 
     result = look(SIMULATORS)
     face.result(result.to_dict(), lambda console: _draw(console, result.lines(verbose=face.verbose)))

@@ -42,7 +42,8 @@ def command(bundle: Path, variant: str | None, face: Face, **options: Any) -> No
     """
     if options["on"]:
         from edgeq.emulate.verify import summary, verify_on
-        from edgeq.pipeline.emulated import SIMULATORS, probing_of_options
+        from edgeq.pipeline.emulated import probing_of_options
+        from edgeq.pipeline.simulators import SIMULATORS
 
         found = verify_on(probing_of_options(bundle, variant, options), simulators=SIMULATORS, progress=face.progress())
         face.result(found.to_dict(), lambda console: _draw(console, summary(found.checks)))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from edgeq.compat.configs import quantize
     from edgeq.compat.dynamic import quantize_dynamic
     from edgeq.compat.legacy import quantize_model
+    from edgeq.compat.preprocess import quant_pre_process
     from edgeq.compat.qat import quantize_qat
     from edgeq.compat.static import quantize_static
     from edgeq.compat.tables import calibrate, write_calibration_table
@@ -25,6 +26,7 @@ _OWN = {
     "CalibratorBase": "calibrators",
     "calibrate": "tables",
     "create_calibrator": "calibrators",
+    "quant_pre_process": "preprocess",
     "quantize": "configs",
     "quantize_dynamic": "dynamic",
     "quantize_model": "legacy",
@@ -55,6 +57,7 @@ __all__ = [
     "CalibratorBase",
     "calibrate",
     "create_calibrator",
+    "quant_pre_process",
     "quantize",
     "quantize_dynamic",
     "quantize_model",

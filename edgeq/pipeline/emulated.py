@@ -8,7 +8,7 @@ from typing import Any
 
 from edgeq.emulate.check import EmulatedCheck, Trial, check_trial
 from edgeq.emulate.verify import Probing
-from edgeq.emulate.ways import EMULATED, MODELLED, NATIVE, NOT_RUN, Simulator, way_to
+from edgeq.emulate.ways import EMULATED, MODELLED, NATIVE, NOT_RUN, way_to
 from edgeq.errors import UsageError
 from edgeq.hardware.machine import Machine
 from edgeq.measure.checks import Check, CheckKind
@@ -17,11 +17,9 @@ from edgeq.model.load import load_model
 from edgeq.model.macs import node_macs
 from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.options import share
+from edgeq.pipeline.simulators import SIMULATORS
 from edgeq.pipeline.variants import selftest_cases
 from edgeq.progress import SILENT, Progress
-
-SIMULATORS: Mapping[str, Simulator] = {}
-"""What stands for a device that nothing here can run, by the name that its profile gives in [emulate] simulator."""
 
 _KINDS: Mapping[str, CheckKind] = {NATIVE: "native", EMULATED: "emulated", MODELLED: "modelled", NOT_RUN: "none"}
 # An emulated CPU does about a hundredth of what a real one does: so many multiply-accumulates take a minute or two.

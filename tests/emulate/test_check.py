@@ -155,5 +155,5 @@ def test_kernels_that_are_not_proven_are_not_believed(model: Path) -> None:
 def test_nothing_at_hand_is_not_run(model: Path) -> None:
     trial = Trial(model, SessionSettings())
     found = check_trial(trial, resolve("gemmini", MACHINE), MACHINE)
-    assert (found.status, found.reason) == ("not run", "there is no simulator 'gemmini' here")
-    assert summary([found]) == ["gemmini: not run", "  there is no simulator 'gemmini' here"]
+    assert (found.status, found.reason) == ("not run", "there is no simulator 'systolic' here")
+    assert summary([found]) == ["gemmini: not run", "  there is no simulator 'systolic' here"]

@@ -54,7 +54,7 @@ def test_the_best_way_is_taken(target: str, machine: Machine, where: str, how: s
     [
         ("cascade-lake", LAPTOP, "this CPU has no avx512_vnni, avx512bw, avx512dq, avx512f, avx512vl to mask the rest"),
         ("raspberry-pi-5", SERVER, "qemu-aarch64 is not installed"),
-        ("gemmini", SERVER, "there is no simulator 'gemmini' here"),
+        ("gemmini", SERVER, "there is no simulator 'systolic' here"),
         ("nvidia-t4", SERVER, "nothing is known that runs the kernels of nvidia-t4 elsewhere"),
     ],
 )

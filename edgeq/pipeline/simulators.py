@@ -1,0 +1,64 @@
+"""Simulators that stand for devices which nothing here can run, opened as sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgeq.backends.systolic.save import load_program
+from edgeq.backends.systolic.simulate import Simulator as ArraySimulator
+from edgeq.bundle.plan import FILES
+from edgeq.emulate.ways import Open, Simulator
+from edgeq.errors import RuntimeUnavailableError
+from edgeq.hardware.target import Target
+from edgeq.measure.inference import Session
+from edgeq.pipeline.emit_c import SUFFIX
+from edgeq.session import SessionSettings
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a session says of one output."""
+
+    name: str
+
+
+class ProgramSession:
+    """An integer program in the array's arithmetic, bit by bit."""
+
+    def __init__(self, program: Path) -> None:
+        self._simulator = ArraySimulator(load_program(program))
+
+    def get_outputs(self) -> Sequence[Output]:
+        return [Output(name) for name in self._simulator.program.outputs]
+
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Sequence[Any]:
+        found = self._simulator.run(input_feed).tensors
+        return [found[name] for name in output_names or self._simulator.program.outputs]
+
+
+def open_program(model: Path, settings: SessionSettings) -> Session:
+    """The program that travels with `model`: beside it, or among its variant's files in a bundle.
+
+    Raises:
+        RuntimeUnavailableError: there is none.
+    """
+    del settings
+    packed = model.parents[3] / FILES / model.parent.name if len(model.parents) > 3 else model.parent
+    found = [file for folder in (model.parent, packed) for file in sorted(folder.glob(f"*{SUFFIX}"))]
+    if not found:
+        raise RuntimeUnavailableError(f"{model} has no {SUFFIX} beside it", "Package the model again for this target")
+    return ProgramSession(found[0])
+
+
+@contextmanager
+def _array(target: Target) -> Iterator[Open]:
+    del target
+    yield open_program
+
+
+SIMULATORS: Mapping[str, Simulator] = {"systolic": _array}
+"""By the name that a profile gives in [emulate] simulator."""
