@@ -71,8 +71,13 @@ def test_a_network_gains_and_applying_it_twice_changes_nothing(tmp_path: Path, f
     samples = few(8, [1, 3, 12, 12], mean=3.0)
     model = two_gates()
     job = job_of(model, tmp_path, samples)
+    # One scale of seven bits for all weights: they cause most of the noise.
     scheme = SCHEME.replace(
-        format=form, weight_type=weight_type, per_channel=weight_type == "int8", weight_symmetric=weight_type == "int8"
+        format=form,
+        weight_type=weight_type,
+        weight_symmetric=weight_type == "int8",
+        per_channel=False,
+        reduce_range=True,
     )
     recoverer = Recoverer(job, target(), tmp_path)
     plain = recoverer.state(scheme, [], tmp_path / "plain.onnx")
@@ -81,6 +86,6 @@ def test_a_network_gains_and_applying_it_twice_changes_nothing(tmp_path: Path, f
     assert better.artifact is not None
     held_out = few(8, [1, 3, 12, 12], mean=3.0, seed=2)
     gain = noise_db(model, better.artifact.model, held_out) - noise_db(model, plain.artifact.model, held_out)
-    assert gain > 0.2
+    assert gain > 1.5
     again = recoverer.build(scheme, ["weight-rounding"], tmp_path / "again.onnx", progress=SILENT)
     assert again.artifact.model.read_bytes() == better.artifact.model.read_bytes()
