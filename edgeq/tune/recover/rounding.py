@@ -4,7 +4,7 @@ Rounding each weight to the nearest integer is best only where inputs are uncorr
 dW x, with the expected square sum_m dW[m] H dW[m]' where H is the second moment of x. Columns are rounded one after
 the other, and each one's error is taken up by those that are still to come: with H^-1 = U'U, U upper triangular, the
 error e of column i is spread as w[j] -= e U[i, j] / U[i, i] for j > i (Frantar and Alistarh 2022, "Optimal Brain
-Compression"; Frantar et al. 2022, "GPTQ"). A few sweeps of coordinate descent follow.
+Compression"; Frantar et al. 2022, "GPTQ"). A sweep of coordinate descent follows.
 
 A layer with a bias needs no more than the covariance for H: the mean of the error, dW E[x], goes into the bias. The
 rounding of the input adds step^2 / 12 to the diagonal of H, since it is an error of its own in each tap.
@@ -30,7 +30,7 @@ from edgeq.tune.recover.moments import Moments, layer_moments
 
 _BLOCK = 64
 _DAMPING = 1e-3
-_SWEEPS = 3
+_SWEEPS = 1
 
 
 @dataclass(frozen=True)
@@ -137,23 +137,35 @@ def round_rows(
             errors[:, :, column - first] = error
             rest[:, :, column + 1 : last] -= error[:, :, None] * upper[:, None, column, column + 1 : last]
         rest[:, :, last:] -= errors @ upper[:, first:last, last:]
-    return _descended(rows, metric, integers, low, high)
+    return _descended(rows, metric, integers, low, high, block)
 
 
 def _descended(
-    rows: Floats, metric: Floats, integers: NDArray[np.int64], low: NDArray[np.int64], high: NDArray[np.int64]
+    rows: Floats,
+    metric: Floats,
+    integers: NDArray[np.int64],
+    low: NDArray[np.int64],
+    high: NDArray[np.int64],
+    block: int,
 ) -> NDArray[np.int64]:
     """Each column in turn set to what is best while the others stay; every step lowers the error or keeps it."""
     slope = (rows - integers) @ metric
+    taps = rows.shape[2]
     for _ in range(_SWEEPS):
-        for column in range(rows.shape[2]):
-            own = metric[:, None, column, column]
-            # As a step from where it is, so that what is not worth a whole step stays.
-            step = np.rint(slope[:, :, column] / own).astype(np.int64)
-            step = np.clip(integers[:, :, column] + step, low, high) - integers[:, :, column]
-            if step.any():
-                integers[:, :, column] += step
-                slope -= step[:, :, None] * metric[:, None, column]
+        for first in range(0, taps, block):
+            last = min(first + block, taps)
+            near = slope[:, :, first:last].copy()
+            moved = np.zeros(near.shape)
+            for column in range(first, last):
+                own = metric[:, None, column, column]
+                # As a step from where it is, so that what is not worth a whole step stays.
+                step = np.rint(near[:, :, column - first] / own).astype(np.int64)
+                step = np.clip(integers[:, :, column] + step, low, high) - integers[:, :, column]
+                if step.any():
+                    integers[:, :, column] += step
+                    moved[:, :, column - first] = step
+                    near -= step[:, :, None] * metric[:, None, column, first:last]
+            slope -= moved @ metric[:, first:last]
     return integers
 
 
