@@ -48,7 +48,7 @@ class Form:
     def pair(self) -> str:
         """Types of activations and weights in the field's short form: "U8S8"; "U8+S8" where both occur."""
         both = (self.activations, self.weights)
-        return "".join("+".join(_SHORT.get(name, name) for name in sorted(kinds)) for kinds in both)
+        return "".join("+".join(_SHORT[name] for name in sorted(kinds)) for kinds in both)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -61,7 +61,7 @@ class Form:
         }
 
 
-_SHORT = {"uint8": "U8", "int8": "S8", "uint16": "U16", "int16": "S16", "uint4": "U4", "int4": "S4"}
+_SHORT = {"uint8": "U8", "int8": "S8"}
 
 
 def read_form(model: ir.Model) -> Form:

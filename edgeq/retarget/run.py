@@ -105,7 +105,7 @@ def retarget(
         before = read_form(graph)
         if before.format == "dynamic" or not before.activations:
             raise ModelError(
-                f"{model} has no activations with constant scales, only {before.format} quantization",
+                f"{model} has no 8-bit activations with constant scales, only {before.format} quantization",
                 "Quantize the float model for the other runtime",
             )
         kept = _rewrite(graph, before, changes, format, activation_type, weight_type, wanted)

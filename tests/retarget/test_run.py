@@ -228,3 +228,36 @@ def test_a_model_that_noise_does_not_run_through_is_not_compared(tmp_path: Path)
     result = retarget(saved(given, tmp_path), tmp_path / "new.onnx", activation_type="uint8")
     assert result.comparison is None
     assert any("not compared" in line for line in result.kept)
+
+
+def test_bodies_of_control_flow_keep_what_they_read(tmp_path: Path) -> None:
+    """A branch reads a dequantized tensor and, through it, integers whose type has to stay known to it."""
+    branches = []
+    for name, op_type in (("then", "Neg"), ("else", "Abs")):
+        inner = helper.make_node(op_type, ["p_dq"], [f"{name}_y"], f"{name}_{op_type}")
+        result = helper.make_tensor_value_info(f"{name}_y", TensorProto.FLOAT, None)
+        branches.append(helper.make_graph([inner], name, [], [result]))
+    net = Net()
+    net.add("Conv", [net.pair("x", 0.03, np.int8(3)), net.weight("w", random(CHANNELS, 3, 3, 3))], "c", pads=[1] * 4)
+    net.add("MaxPool", [net.pair("c", 0.05, np.int8(5))], "p", kernel_shape=[2, 2])
+    net.pair("p", 0.05, np.int8(5))
+    net.add("ReduceMax", ["p_dq"], "top", keepdims=0)
+    net.add("Greater", ["top", net.constant("zero", np.float32(0))], "positive")
+    net.nodes.append(
+        helper.make_node("If", ["positive"], ["y"], "if", then_branch=branches[0], else_branch=branches[1])
+    )
+    path = saved(net.model(), tmp_path)
+    for options in ({"activation_type": "uint8"}, {"format": "QOperator"}):
+        result = retarget(path, tmp_path / "new.onnx", force=True, **options)
+        assert result.comparison is not None
+        assert result.comparison.largest < 0.02
+    assert "QLinearConv" in kinds(tmp_path / "new.onnx")
+
+
+def test_integer_operators_change_their_type(tmp_path: Path) -> None:
+    """S8S8 in the QOperator format has no fast kernels on x86 at all."""
+    first = retarget(saved(residual_s8s8(), tmp_path), tmp_path / "s8.onnx", format="QOperator")
+    second = retarget(first.output, tmp_path / "u8.onnx", activation_type="uint8")
+    assert (second.before.format, second.before.pair) == ("QOperator", "S8S8")
+    assert (second.after.format, second.after.pair) == ("QOperator", "U8S8")
+    assert kinds(second.output) == kinds(first.output)
