@@ -74,10 +74,11 @@ class _Ties:
             for name in layer_inputs(layer):
                 self._tie(name, layer.output)
         elif isinstance(layer, ConcatLayer):
-            for name in layer.inputs:
-                self._tie(name, layer.output)
+            for name in (*layer.inputs, layer.output):
                 if layer.axis == 1:
                     self._fix(name, f"{layer.name} joins its channels with others")
+                else:
+                    self._tie(name, layer.output)
         elif isinstance(layer, MoveLayer):
             self._add_move(layer)
         else:

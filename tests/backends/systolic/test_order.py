@@ -1,0 +1,96 @@
+"""Sorting channels and giving each tile its scale."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from edgeq.backends.systolic.build import build_network
+from edgeq.backends.systolic.channels import channel_groups
+from edgeq.backends.systolic.network import ConvLayer, FcLayer
+from edgeq.backends.systolic.order import sort_channels
+from edgeq.backends.systolic.simulate import simulate
+from edgeq.backends.systolic.tiles import quantize_weights
+from tests.backends.systolic.graphs import GraphBuilder, program_of
+
+PATH = Path("model.onnx")
+
+
+def chain() -> tuple[GraphBuilder, str]:
+    """Dense, depthwise, dense, flattened, product: all orders inside can change."""
+    b = GraphBuilder(np.random.default_rng(3))
+    x = b.node("Relu", [b.conv("input", 12)], (1, 12, 9, 9))
+    x = b.node("Relu", [b.conv(x, 12, groups=12)], (1, 12, 9, 9))
+    x = b.pool("MaxPool", b.conv(x, 10), (3, 3), (3, 3))
+    return b, b.gemm(b.flat(x), 7)
+
+
+def test_sorted_channels_give_the_same_float_network() -> None:
+    b, output = chain()
+    model = b.model(output)
+    network, channels = sort_channels(build_network(model, PATH), 4)
+    assert len(channels) >= 3
+    assert all(sorted(order) == list(range(len(order))) for order in channels.values())
+    layers = [layer for layer in network.layers if isinstance(layer, ConvLayer | FcLayer)]
+    largest = np.abs(layers[2].weights).max(axis=(1, 2, 3))
+    assert (np.diff(largest) <= 0).all()
+    assert output not in channels
+
+
+def test_a_sorted_program_follows_the_float_model() -> None:
+    b, output = chain()
+    model, samples = b.model(output), b.samples()
+    program = program_of(model, samples)
+    exact = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"input": samples})[0]
+    found = simulate(program, {"input": samples}).tensors[output]
+    assert np.abs(found - exact).max() < 0.05 * np.abs(exact).max()
+
+
+def test_orders_that_are_seen_from_outside_stay() -> None:
+    b = GraphBuilder(np.random.default_rng(4))
+    first = b.conv("input", 12)
+    joined = b.node("Concat", [b.conv(first, 12), b.conv(first, 8)], (1, 20, 9, 9), axis=1)
+    smooth = b.node("Sigmoid", [b.conv(joined, 12)], (1, 12, 9, 9))
+    groups = {g.tensors[0]: g for g in channel_groups(build_network(b.model(smooth), PATH))}
+    fixed = {name: group.fixed for name, group in groups.items()}
+    assert fixed["input"] == "it is an input or output of the model"
+    assert fixed[first] == ""
+    assert "joins its channels" in fixed["conv1_out"]
+    assert fixed["conv4_out"] == "a part in float reads or makes it"
+
+
+def test_each_tile_has_the_scale_of_its_largest_weight() -> None:
+    weights = np.concatenate([np.full((4, 3), 1.0), np.full((4, 3), 0.01), np.full((2, 3), 0.0099)])
+    made = quantize_weights(weights, np.zeros(10), input_scale=0.1, output_scale=0.2, dim=4, powers_of_two=False)
+    # The last two tiles differ by less than a twentieth, and share one.
+    assert [(t.start, t.stop) for t in made.tiles] == [(0, 4), (4, 10)]
+    assert [t.weight_scale for t in made.tiles] == [pytest.approx(1 / 127), pytest.approx(0.01 / 127)]
+    assert made.weights[:8].tolist() == [[127] * 3] * 8
+    product = np.float32(np.float32(0.1) * np.float32(made.tiles[1].weight_scale))
+    assert made.tiles[1].multiplier == float(product / np.float32(0.2))
+
+
+def test_a_large_bias_never_leaves_int32() -> None:
+    for largest in (0.0, 1e-12):
+        made = quantize_weights(
+            np.full((1, 2), largest), np.array([3.0]), input_scale=0.1, output_scale=0.1, dim=4, powers_of_two=False
+        )
+        step = np.float32(np.float32(0.1) * np.float32(made.tiles[0].weight_scale))
+        assert made.bias[0] * step == pytest.approx(3.0, rel=1e-4)
+
+
+def test_scales_of_an_array_that_shifts_are_powers_of_two() -> None:
+    rng = np.random.default_rng(5)
+    made = quantize_weights(
+        rng.standard_normal((8, 5)),
+        rng.standard_normal(8),
+        input_scale=0.25,
+        output_scale=0.5,
+        dim=4,
+        powers_of_two=True,
+    )
+    assert all(np.log2(t.multiplier) % 1 == 0 for t in made.tiles)
+    assert np.abs(made.weights).max() <= 127
