@@ -48,7 +48,7 @@ class Builder:
     Attributes:
         declarations: of params.h; calls: of main.c; both in the order of the steps.
         places: where each tensor lies, by name.
-        patches, unpooled: elements of the largest scratch buffers that a convolution needs.
+        patches, unpooled: elements of the largest scratch buffers that a convolution needs; 0 patches: there is none.
     """
 
     program: Program
@@ -58,7 +58,7 @@ class Builder:
     calls: list[str] = field(default_factory=list)
     layers: list[CLayer] = field(default_factory=list)
     places: dict[str, Place] = field(default_factory=dict)
-    patches: int = 1
+    patches: int = 0
     unpooled: int = 1
     _labels: Counter[str] = field(default_factory=Counter)
 

@@ -100,9 +100,10 @@ def _params(builder: Builder) -> str:
         f"_Static_assert(((acc_scale_t)0.5 != 0) == {int(floating)}, "
         f'"gemmini_params.h: acc_scale_t must be {"a float" if floating else "a shift"}");\n',
         f"#define EDGEQ_BATCH {builder.batch}\n#define EDGEQ_PRINTED {_PRINTED}\n",
-        f"static elem_t eq_patches[{builder.patches}] row_align(1);\n",
-        f"static elem_t eq_unpooled[{builder.unpooled}] row_align(1);\n",
     ]
+    if builder.patches:
+        head.append(text.buffer("eq_patches", (builder.patches,)))
+        head.append(text.buffer("eq_unpooled", (builder.unpooled,)))
     return "\n".join([*head, *builder.declarations])
 
 

@@ -251,6 +251,21 @@ def test_float_steps_between_integers_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "c").exists()
 
 
+def test_a_network_without_convolutions(tmp_path: Path) -> None:
+    need("gcc", "make")
+    random = np.random.default_rng(0)
+    w = numpy_helper.from_array(random.normal(0, 0.4, (6, 5)).astype(np.float32), "w")
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, n]) for name, n in (("x", 6), ("y", 5))]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", values[:1], values[1:], [w])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    onnx.save(model, tmp_path / "m.onnx")
+    samples = random.normal(0, 1, (3, 1, 6)).astype(np.float32)
+    program, inputs = program_of(tmp_path / "m.onnx", [{"x": sample} for sample in samples])
+    bundle = write_c_bundle(program, inputs, tmp_path / "c")
+    done("make", "-s", "host", STRICT, where=bundle.directory)
+    run_all_modes(bundle, program, inputs, "net-host")
+
+
 def test_wrong_requests_are_refused(tmp_path: Path) -> None:
     program, inputs = chain(tmp_path, "Relu")
     with pytest.raises(UsageError, match="1999"):
