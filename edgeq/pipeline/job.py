@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgeq.backends import Artifact, backend_for
-from edgeq.backends.base import check_names
+from edgeq.backends import Artifact, backend_for, backend_named
+from edgeq.backends.base import TargetedBackend, check_names
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.cut import cut_power
 from edgeq.calibrate.files import load_statistics
@@ -126,26 +126,44 @@ def open_job(
     return Job(model, prepared, calibration, proof_samples, held_out, collected)
 
 
+@dataclass(frozen=True)
+class Derived:
+    """What statistics say under a scheme: ranges; and for backends that want to know, what was seen, unclipped, and
+    the share of each tensor's power that its range cuts off."""
+
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+    observed: Mapping[str, Range] = field(default_factory=dict)
+    cut: Mapping[str, float] = field(default_factory=dict)
+
+
 def build(job: Job, target: Target, overrides: Mapping[str, Any], destination: Path) -> Built:
     """Build the artifact for `target` at `destination`, its profile's scheme changed by `overrides`."""
     scheme = scheme_for(target, overrides)
-    ranges: Mapping[str, Range] = {}
-    observed: Mapping[str, Range] = {}
-    cut: Mapping[str, float] = {}
-    if scheme.mode == "static":
-        assert job.statistics is not None
-        ranges = derive_ranges(
-            job.statistics,
-            scheme.method,
-            activation_type=scheme.activation_type,
-            symmetric=scheme.activation_symmetric,
-            options=scheme.method_options,
-        )
-        observed = derive_ranges(job.statistics, "minmax")
-        cut = cut_power(job.statistics, ranges)
-    backend = backend_for(target, observed, cut)
-    artifact = backend.build(job.prepared, ranges, scheme, destination, samples=job.calibration)
-    return Built(target, artifact, ranges)
+    return build_derived(job, target, scheme, derive(job, target, scheme), destination)
+
+
+def build_derived(job: Job, target: Target, scheme: Scheme, derived: Derived, destination: Path) -> Built:
+    """`build` with what was derived before: it depends on the scheme's calibration method and type, not on the rest."""
+    backend = backend_for(target, derived.observed, derived.cut)
+    artifact = backend.build(job.prepared, derived.ranges, scheme, destination, samples=job.calibration)
+    return Built(target, artifact, derived.ranges)
+
+
+def derive(job: Job, target: Target, scheme: Scheme) -> Derived:
+    """What the job's statistics say under `scheme`; nothing where it is not static."""
+    if scheme.mode != "static":
+        return Derived()
+    assert job.statistics is not None
+    ranges = derive_ranges(
+        job.statistics,
+        scheme.method,
+        activation_type=scheme.activation_type,
+        symmetric=scheme.activation_symmetric,
+        options=scheme.method_options,
+    )
+    if not isinstance(backend_named(target.backend), TargetedBackend):
+        return Derived(ranges)
+    return Derived(ranges, derive_ranges(job.statistics, "minmax"), cut_power(job.statistics, ranges))
 
 
 def scheme_for(target: Target, overrides: Mapping[str, Any]) -> Scheme:

@@ -30,7 +30,7 @@ from edgeq.measure.accuracy import examine
 from edgeq.measure.task import Task
 from edgeq.pipeline.builds import model_bytes, prove_built
 from edgeq.pipeline.checks import check_request
-from edgeq.pipeline.job import Built, Data, Job, build, open_job
+from edgeq.pipeline.job import Built, Data, Derived, Job, build_derived, derive, open_job, scheme_for
 from edgeq.pipeline.package import check_bundle_output
 from edgeq.pipeline.proof import FLOAT, INT8, Proof
 from edgeq.pipeline.variants import PackagedVariant, as_text, bundle_variants, variant_name
@@ -41,7 +41,7 @@ from edgeq.tune.recover.moments import spread
 from edgeq.tune.recover.sensitivity import columns
 
 _SCREENED = 32
-_RANKED = 8
+_RANKED = 4
 _REFINEMENTS = 4
 
 
@@ -178,6 +178,7 @@ class _Bench:
         self.trials: list[Trial] = []
         self._job, self._target, self._task, self._progress = job, target, task, progress
         self._workdir = workdir
+        self._derived: dict[str, Derived] = {}
         self._float = open_session(job.prepared.path)
 
     def built(self, trial: Trial) -> Built:
@@ -220,7 +221,10 @@ class _Bench:
 
     def _build(self, method: str, kept: Sequence[str]) -> Built:
         place = Path(tempfile.mkdtemp(dir=self._workdir))
-        return build(self._job, self._target, {"method": method, "exclude": tuple(kept)}, place / "model.onnx")
+        scheme = scheme_for(self._target, {"method": method, "exclude": tuple(kept)})
+        if method not in self._derived:
+            self._derived[method] = derive(self._job, self._target, scheme)
+        return build_derived(self._job, self._target, scheme, self._derived[method], place / "model.onnx")
 
     def _noise(self, artifact: Artifact, count: int) -> float:
         session = open_session(artifact.proof_model, artifact.proof_settings())

@@ -14,10 +14,11 @@ from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.gpu import read_gpus
 from edgeq_device.infer import infer
 from edgeq_device.select import CPU, Device
-from edgeq_device.tensorrt import read_tensorrt
+from edgeq_device.tensorrt import PROVIDER, read_tensorrt
 from edgeq_device.variants import Variant
 
 CUDA = "CUDAExecutionProvider"
+GPU_PROVIDERS = (PROVIDER, CUDA)
 _GRAPHS = {CUDA: "enable_cuda_graph"}
 _TENSORRT_GRAPHS = "trt_cuda_graph_enable"
 

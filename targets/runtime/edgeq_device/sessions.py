@@ -12,7 +12,7 @@ from typing import Any, Iterator, List
 
 from edgeq_device.errors import BundleError, RuntimeUnavailableError
 from edgeq_device.gpu import read_gpus
-from edgeq_device.gpu_sessions import open_on_gpu
+from edgeq_device.gpu_sessions import GPU_PROVIDERS, open_on_gpu
 from edgeq_device.select import CPU, Device, parse_version
 from edgeq_device.tensorrt import read_tensorrt
 from edgeq_device.variants import EXTERNAL_FOLDER, Variant
@@ -88,9 +88,10 @@ def open_session(variant: Variant, threads: int = 0) -> Any:
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, _LEVELS[level])
     for key, value in sorted(variant.session_options.items()):
         options.add_session_config_entry(key, value)
-    if variant.ep != CPU:
+    if variant.ep in GPU_PROVIDERS:
         return open_on_gpu(variant, ort, lambda providers: _open(variant, ort, options, providers))
-    return _open(variant, ort, options, [(variant.ep, dict(variant.provider_options))])
+    first = (variant.ep, dict(variant.provider_options))
+    return _open(variant, ort, options, [first] if variant.ep == CPU else [first, CPU])
 
 
 def _open(variant: Variant, ort: Any, options: Any, providers: List[Any]) -> Any:
