@@ -84,12 +84,10 @@ def _draw(console: Console, result: Packaged, *, verbose: bool) -> None:
 
 def _draw_checks(console: Console, checks: Sequence[Check], *, verbose: bool) -> None:
     """What was checked on whose word; in one line, or one line each."""
+    from edgeq.measure.checks import summarise
+
     if verbose:
         for check in checks:
             console.print(f"  {check.name}: {check.kind} ({check.where}) {check.detail}", markup=False)
         return
-    by_kind: dict[str, list[str]] = {}
-    for check in checks:
-        by_kind.setdefault("not on its kernels" if check.kind == "none" else check.kind, []).append(check.name)
-    said = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in by_kind.items())
-    console.print(f"checked {said}", markup=False)
+    console.print(f"checked {summarise(checks)}", markup=False)

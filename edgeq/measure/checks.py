@@ -41,3 +41,11 @@ def strongest(checks: Iterable[Check]) -> tuple[Check, ...]:
         if known is None or _STRENGTH[check.kind] <= _STRENGTH[known.kind]:
             best[check.name] = check
     return tuple(best.values())
+
+
+def summarise(checks: Iterable[Check]) -> str:
+    """The checks by kind, in one line."""
+    by_kind: dict[str, list[str]] = {}
+    for check in checks:
+        by_kind.setdefault("not on its kernels" if check.kind == "none" else check.kind, []).append(check.name)
+    return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in by_kind.items())

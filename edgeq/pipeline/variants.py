@@ -22,7 +22,7 @@ from edgeq.data.samples import Samples
 from edgeq.emulate.check import EmulatedCheck
 from edgeq.hardware.document import version_key
 from edgeq.hardware.target import THIS_MACHINE, Target
-from edgeq.measure.checks import Check
+from edgeq.measure.checks import Check, summarise
 from edgeq.model.compatibility import Compatibility
 from edgeq.model.load import load_model, model_digest
 from edgeq.pipeline.builds import model_bytes
@@ -160,6 +160,8 @@ def _report_record(
         built, plain = variant.built, variant.to_dict()
         del plain["speed"]
         plain["warnings"] = list(variant.proof.warnings(timed=False))
+        plain["checked"] = summarise(variant.checks)
+        plain["16-bit sums"] = variant.decision.why if variant.decision else None
         bodies[name] = {**plain, "title": built.target.title, **figures[built.artifact.model]}
     return make_record(
         as_text(job.source.stem),

@@ -51,7 +51,9 @@ def read_variant(name: str, plain: Mapping[str, Any]) -> Variant:
     layers, conversion = read_layers(plain.get("layers"), plain.get("kernels"))
     sqnr = [o.sqnr_db for o in outputs if o.sqnr_db is not None]
     top1 = [o.top1 for o in outputs if o.top1 is not None]
-    facts = {key: plain.get(key) for key in ("target", "profile", "provider", "checked")}
+    facts = {
+        key: plain.get(key) for key in ("target", "profile", "provider", "min_onnxruntime", "checked", "16-bit sums")
+    }
     native = plain.get("native")
     return Variant(
         name=name,

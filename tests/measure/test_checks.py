@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from edgeq.measure.checks import Check, strongest
+from edgeq.measure.checks import Check, strongest, summarise
 
 
 def test_what_is_nearest_to_the_hardware_counts() -> None:
@@ -18,3 +18,8 @@ def test_what_is_nearest_to_the_hardware_counts() -> None:
         ("load", "emulated", "another"),
         ("accuracy", "native", "here"),
     ]
+
+
+def test_in_one_line() -> None:
+    checks = [Check("load", "native"), Check("accuracy", "none"), Check("self-test", "native")]
+    assert summarise(checks) == "native: load, self-test; not on its kernels: accuracy"
