@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -9,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.data.samples import Samples, open_samples
 from edgeq.emulate.check import EmulatedCheck, Trial, check_trial
@@ -46,8 +48,6 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def samples(model: Path, tmp_path: Path) -> Samples:
-    import onnx
-
     np.savez(tmp_path / "data.npz", x=X, label=X.argmax(axis=1))
     signature = signature_of(onnx.load(model), model)
     return open_samples(tmp_path / "data.npz", signature, preprocess="key=x,label=label")
@@ -129,6 +129,40 @@ def test_accuracy_lost_on_the_target_is_told(model: Path, samples: Samples) -> N
     found.check()
     with pytest.raises(CheckFailedError, match=r"loses .* of accuracy on gemmini's kernels, more than 0.005"):
         found.check(0.005)
+
+
+@pytest.mark.parametrize(("noise", "status"), [(0.0, "passed"), (0.02, "passed"), (1.0, "failed")])
+def test_without_a_tolerance_float32_is_the_judge(model: Path, samples: Samples, noise: float, status: str) -> None:
+    """This machine follows the float model to about 40 dB; so must the target, however its answers differ."""
+    random = np.random.default_rng(1)
+    float_model = model.with_name("float.onnx")
+    scaled(model, float_model, 1.01)
+
+    def disturb(y: Any) -> Any:
+        return (y + noise * random.standard_normal(y.shape)).astype(np.float32)
+
+    trial = Trial(
+        model, SessionSettings(), [({"x": X[:1]}, {"y": 2 * X[:1]})], float_model=float_model, samples=samples
+    )
+    simulators = {"gemmini": simulating(disturb)}
+    found = check_trial(trial, resolve("gemmini", MACHINE), MACHINE, simulators=simulators)
+    assert (found.status, found.reference, len(found.answers)) == (status, "float32", 1)
+    assert found.host_agreement is not None
+    assert 35 < found.host_agreement.sqnr_db < 45
+    plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert plain["selftest"]["y"]["tolerance"] is None
+    assert any("against float32" in line for line in summary([found]))
+    if status == "failed":
+        assert "its outputs follow float32 to" in found.reason
+
+
+def scaled(model: Path, place: Path, factor: float) -> None:
+    graph = onnx.load(model).graph
+    nodes = [helper.make_node("Add", ["x", "x"], ["z"]), helper.make_node("Mul", ["z", "f"], ["y"])]
+    weights = [numpy_helper.from_array(np.float32(factor), "f")]
+    changed = helper.make_graph(nodes, "scaled", graph.input, graph.output, weights)
+    opset = [helper.make_opsetid("", 17)]
+    place.write_bytes(helper.make_model(changed, opset_imports=opset, ir_version=8).SerializeToString())
 
 
 def test_a_runtime_that_refuses_the_model_fails_it(model: Path) -> None:
