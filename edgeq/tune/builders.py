@@ -7,6 +7,7 @@ value with a name, in `BUILDERS`, and is used wherever `Candidate.builder` names
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +23,7 @@ from edgeq.scheme import Scheme
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.layers import noisy_pieces, shortest_exclusion
 from edgeq.tune.recover import FREE, RECOVERIES, Recoverer
+from edgeq.tune.recover.exclude import exclude_layers
 from edgeq.tune.recover.smoothquant import SmoothQuant
 from edgeq.tune.sequence import SequenceBuilder
 
@@ -66,17 +68,46 @@ def exclude(
     job: Job,
     target: Target,
     candidate: Candidate,
+    recoverer: Recoverer,
     noise_of: Callable[[Candidate], float],
     loss: Callable[[Candidate], float],
     max_drop: float,
     expired: Callable[[], bool],
+    progress: Progress,
 ) -> None:
-    """Keep layers of `candidate` in float, the noisiest for their cost first, until one loses at most `max_drop`.
+    """Ask `loss` of candidates with ever more layers of `candidate` in float, until one loses at most `max_drop`.
+
+    Where there are ranges to build from, layers are ranked in one pass and taken by noise for each microsecond
+    (`recover.exclude`); what is measured at run time has no tensors to rank, and is taken apart instead.
 
     Args:
         noise_of: noise over signal of a candidate's outputs on a few samples.
         loss: told of every candidate that is worth measuring.
     """
+    named: Counter[int] = Counter()
+
+    def measured(scheme: Scheme) -> float:
+        count = len(scheme.exclude) - len(candidate.scheme.exclude)
+        named[count] += 1
+        again = f", choice {named[count]}" if named[count] > 1 else ""
+        return loss(candidate.replace(name=f"{candidate.name}, {count} layers in float{again}", scheme=scheme))
+
+    if candidate.scheme.mode == "static" and not candidate.builder and job.calibration is not None:
+        names = candidate.recoveries
+        exclude_layers(recoverer, job, candidate.scheme, names, measured, max_drop, expired, progress=progress)
+    else:
+        _take_apart(job, target, candidate, noise_of, measured, max_drop, expired)
+
+
+def _take_apart(
+    job: Job,
+    target: Target,
+    candidate: Candidate,
+    noise_of: Callable[[Candidate], float],
+    measured: Callable[[Scheme], float],
+    max_drop: float,
+    expired: Callable[[], bool],
+) -> None:
     graph = load_model(job.prepared.path, external_data="none")
     done = set(candidate.scheme.exclude)
     types = _types(candidate.scheme, target)
@@ -89,17 +120,16 @@ def exclude(
     if len(macs) < 2:
         return
 
-    def without(nodes: Iterable[str], name: str) -> Candidate:
-        scheme = candidate.scheme.replace(exclude=(*done, *nodes))
-        return candidate.replace(name=name, scheme=scheme)
+    def without(nodes: Iterable[str]) -> Scheme:
+        return candidate.scheme.replace(exclude=(*done, *nodes))
 
     def noise(nodes: Sequence[str]) -> float:
-        only = without(macs.keys() - set(nodes), f"{candidate.name}, only {nodes[0]} to {nodes[-1]}")
+        only = without(macs.keys() - set(nodes))
         # Recoveries take time, and move the noise of all layers alike, more or less.
-        return noise_of(only.replace(recoveries=()))
+        return noise_of(candidate.replace(name=f"{candidate.name}, only {nodes[0]}", scheme=only, recoveries=()))
 
     def lost(nodes: tuple[str, ...]) -> float:
-        return loss(without(nodes, f"{candidate.name}, {len(nodes)} layers in float"))
+        return measured(without(nodes))
 
     shortest_exclusion(noisy_pieces(macs, noise, expired), lost, max_drop, expired)
 

@@ -178,7 +178,17 @@ class LocalWorkshop:
         self, candidate: Candidate, loss: Callable[[Candidate], float], max_drop: float, expired: Callable[[], bool]
     ) -> None:
         self._progress.note(f"looking for the layers of {candidate.name} to keep in float")
-        builders.exclude(self._job, self._target, candidate, self._noise, loss, max_drop, expired)
+        builders.exclude(
+            self._job,
+            self._target,
+            candidate,
+            self._recoverer,
+            self._noise,
+            loss,
+            max_drop,
+            expired,
+            self._progress,
+        )
 
     def _assess(self, candidate: Candidate, samples: int, advance: Callable[[int], None]) -> Assessment:
         tally = self._tallies.get(candidate.name)
