@@ -113,9 +113,10 @@ def test_layers_go_to_float_until_the_loss_is_low_enough(workshop: LocalWorkshop
         return 1 / len(candidate.scheme.exclude)
 
     workshop.exclude(first, loss, 0.5, lambda: False)
-    assert [len(c.scheme.exclude) for c in asked] == sorted(len(c.scheme.exclude) for c in asked)
-    assert loss(asked[-1]) <= 0.5
-    assert workshop.screen(asked[-1]).int8_mac_share < workshop.screen(first).int8_mac_share
+    assert len({c.name for c in asked}) == len(asked), "every set of layers has a name of its own"
+    enough = [c for c in asked if loss(c) <= 0.5]
+    assert enough
+    assert workshop.screen(enough[-1]).int8_mac_share < workshop.screen(first).int8_mac_share
 
 
 def test_every_builder_is_named_as_it_is_registered() -> None:
