@@ -51,7 +51,13 @@ class Artifact:
 
 
 class Backend(Protocol):
+    """Attributes:
+    name: as profiles and targets have it.
+    adopts_quantized: whether it takes models that are quantized already (Q/DQ pairs), with their parameters.
+    """
+
     name: str
+    adopts_quantized: bool
 
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that no model could be built with, before any work is done.

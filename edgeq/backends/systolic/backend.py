@@ -33,6 +33,7 @@ class SystolicBackend:
     """
 
     name = "systolic"
+    adopts_quantized = True
 
     def __init__(self, table: Mapping[str, Any] = MappingProxyType({})) -> None:
         self._table = table
