@@ -55,6 +55,7 @@ def top1(model: Path) -> float:
     return float((found.argmax(1) == labels).mean())
 
 
+@pytest.mark.slow
 def test_symmetric_parameters_are_kept(float_model: Path, tmp_path: Path) -> None:
     source = quantized(tmp_path / "qdq.onnx", float_model)
     made = quantize(source, Data(demo.CALIBRATION), tmp_path / "out.onnx", target="gemmini", timed=False)
@@ -80,6 +81,7 @@ def test_symmetric_parameters_are_kept(float_model: Path, tmp_path: Path) -> Non
     assert top1(tmp_path / "out.onnx") > 0.98
 
 
+@pytest.mark.slow
 def test_asymmetric_parameters_are_rescaled_with_a_warning(float_model: Path, tmp_path: Path) -> None:
     source = quantized(tmp_path / "qdq.onnx", float_model, unsigned=True, per_channel=True)
     adoption = adopt(source, tmp_path / "float.onnx")

@@ -147,6 +147,7 @@ def test_depthwise_layers_leave_the_array_only_where_it_pays(tmp_path: Path) -> 
     assert "run on the core" not in without.notes[0]
 
 
+@pytest.mark.slow
 def test_a_bundle_carries_the_files_of_the_array(tmp_path: Path) -> None:
     made = package(
         demo.MODEL, Data(demo.CALIBRATION, count=40), tmp_path / "dist", targets=["gemmini"], timed=False, selftest=1
