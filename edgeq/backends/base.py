@@ -88,8 +88,16 @@ class Alternative:
 
 
 class Backend(Protocol):
+    """Attributes:
+    name: as profiles and targets have it.
+    adopts_quantized: whether it takes models that are quantized already (Q/DQ pairs), with their parameters.
+    """
+
     @property
     def name(self) -> str: ...
+
+    @property
+    def adopts_quantized(self) -> bool: ...
 
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that no model could be built with, before any work is done.

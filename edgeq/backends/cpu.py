@@ -37,6 +37,7 @@ _REQUANTIZED_AT_LOAD = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 class CpuBackend:
     name = "cpu"
+    adopts_quantized = False
 
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that no model could be built with. See `Backend.check`."""

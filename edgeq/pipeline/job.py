@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from edgeq.backends import Artifact, backend_for, backend_named
 from edgeq.backends.base import TargetedBackend, check_names
+from edgeq.backends.systolic.adopt import adopt
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.cut import cut_power
 from edgeq.calibrate.files import load_statistics
@@ -18,7 +19,7 @@ from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.data.samples import Samples, open_samples
 from edgeq.errors import CalibrationError, ModelError, UsageError
 from edgeq.hardware.target import Target
-from edgeq.model.load import load_model
+from edgeq.model.load import is_quantized, load_model
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
@@ -56,6 +57,7 @@ class Job:
         validation: samples for the proof.
         held_out: whether validation samples are others than the calibration's.
         statistics: None where nothing static is built.
+        adopted: ranges that a model which was quantized already came with; they go before the statistics'.
     """
 
     source: Path
@@ -64,6 +66,7 @@ class Job:
     validation: Samples
     held_out: bool
     statistics: Statistics | None
+    adopted: Mapping[str, Range] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ def open_job(
     statistics: Path | None = None,
     static: bool = True,
     exclude: Sequence[str] = (),
+    adopting: bool = False,
     progress: Progress = SILENT,
 ) -> Job:
     """Prepare `model`, open the samples and, if anything static is to be built, calibrate once.
@@ -94,6 +98,7 @@ def open_job(
         statistics: a folder that `edgeq calibrate` wrote, instead of a float32 pass.
         static: whether any scheme needs ranges.
         exclude: names of nodes to be kept in float, looked up before anything is calibrated.
+        adopting: whether a model that is quantized already (Q/DQ pairs) is taken, with its parameters.
 
     Raises:
         UsageError: samples are needed and were not given; `exclude` names a node that is not there.
@@ -102,7 +107,14 @@ def open_job(
     """
     if data is None and validation is None:
         raise UsageError("there are no samples to prove the result on", "Give --data or --val")
-    prepared = prepare_model(model, workdir, progress=progress)
+    adopted: Mapping[str, Range] = {}
+    if adopting and is_quantized(load_model(model, external_data="none")):
+        adoption = adopt(model, workdir / "adopted.onnx")
+        adopted = adoption.ranges
+        prepared = prepare_model(adoption.model, workdir, progress=progress)
+        prepared = replace(prepared, source=model, notes=(*prepared.notes, *adoption.notes))
+    else:
+        prepared = prepare_model(model, workdir, progress=progress)
     graph = load_model(prepared.path, external_data="none")
     if not prepared.signature.inputs:
         raise ModelError(f"{model} takes no inputs", "Give a model whose inputs are not built in")
@@ -123,7 +135,7 @@ def open_job(
         if calibration is None:
             raise UsageError("static quantization needs calibration samples", "Give --data or --calibration")
         collected = collect(prepared.path, calibration, model_digest=prepared.digest, progress=progress)
-    return Job(model, prepared, calibration, proof_samples, held_out, collected)
+    return Job(model, prepared, calibration, proof_samples, held_out, collected, adopted)
 
 
 @dataclass(frozen=True)
@@ -161,6 +173,7 @@ def derive(job: Job, target: Target, scheme: Scheme) -> Derived:
         symmetric=scheme.activation_symmetric,
         options=scheme.method_options,
     )
+    ranges = {**ranges, **{name: known for name, known in job.adopted.items() if name in ranges}}
     if not isinstance(backend_named(target.backend), TargetedBackend):
         return Derived(ranges)
     return Derived(ranges, derive_ranges(job.statistics, "minmax"), cut_power(job.statistics, ranges))

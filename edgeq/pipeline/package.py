@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeq.atomic import Kind
+from edgeq.backends import backend_named
 from edgeq.bundle.write import SUFFIX
 from edgeq.errors import CheckFailedError, UsageError
 from edgeq.hardware.detect import detect_machine
@@ -125,6 +126,7 @@ def package(
             statistics=statistics,
             static=any(scheme.mode == "static" for scheme in schemes),
             exclude=sorted({name for scheme in schemes for name in scheme.exclude}),
+            adopting=all(backend_named(target.backend).adopts_quantized for target in chosen),
             progress=progress,
         )
         builds = Builds(job, workdir, task=task, timed=timed, progress=progress)

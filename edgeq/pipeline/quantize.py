@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeq.atomic import output_file
+from edgeq.backends import backend_named
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.measure.task import Task
@@ -116,6 +117,7 @@ def quantize(
             statistics=statistics,
             static=scheme.mode == "static",
             exclude=scheme.exclude,
+            adopting=backend_named(chosen.backend).adopts_quantized,
             progress=progress,
         )
         decision = None

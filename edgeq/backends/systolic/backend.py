@@ -35,6 +35,7 @@ class SystolicBackend:
 
     name = "systolic"
     simulated = False
+    adopts_quantized = True
 
     def __init__(self, table: Mapping[str, Any] = MappingProxyType({})) -> None:
         self._table = table

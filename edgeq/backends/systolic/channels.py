@@ -8,7 +8,6 @@ parts, moves and joins of channels), it stays.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edgeq.backends.systolic.network import (
@@ -151,8 +150,3 @@ class _Ties:
         while self._parent[name] != name:
             name = self._parent[name]
         return name
-
-
-def by_tensor(groups: tuple[ChannelGroup, ...]) -> Mapping[str, ChannelGroup]:
-    """The group of each tensor."""
-    return {name: group for group in groups for name in group.tensors}

@@ -89,7 +89,8 @@ def compile_program(
 
 
 def observe(model: onnx.ModelProto, program: Program, samples: Samples) -> Reference:
-    """Run the float model on the first samples that fit into memory."""
+    """Run the float model on samples spread over all of them (files are sorted, by class as often as not), as many as
+    fit into memory."""
     size = 4 * sum(math.prod(t.shape) for t in program.tensors.values() if t.dtype == "int8")
     count = max(min(SAMPLES, _MEMORY // max(size, 1)), 1)
     watched = onnx.ModelProto()
@@ -102,7 +103,8 @@ def observe(model: onnx.ModelProto, program: Program, samples: Samples) -> Refer
     taken: list[Mapping[str, Array]] = []
     sums: dict[str, list[Array]] = {name: [] for name in names}
     results: dict[str, list[Array]] = {name: [] for name in outputs}
-    for sample in itertools.islice(samples, count):
+    apart = max(len(samples) // count, 1)
+    for sample in itertools.islice(samples, 0, apart * count, apart):
         feed = {name: np.asarray(sample.inputs[name]) for name in program.inputs}
         if any(len(value) != 1 for value in feed.values()):
             feed = {name: value[:1] for name, value in feed.items()}

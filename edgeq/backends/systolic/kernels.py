@@ -44,17 +44,19 @@ def convolve(
         for i, j, vertical, horizontal in spans:
             total += padded[:, :, vertical, horizontal] * weights[:, 0, i, j].astype(kind)[:, None, None]
         return total
-    patches = np.empty((len(x), kh * kw, x.shape[1], rows, columns), kind)
+    # One product for all samples: BLAS would start its threads for each.
+    channels_first = padded.transpose(1, 0, 2, 3)
+    patches = np.empty((kh * kw, x.shape[1], len(x), rows, columns), kind)
     for tap, (_, _, vertical, horizontal) in enumerate(spans):
-        patches[:, tap] = padded[:, :, vertical, horizontal]
+        patches[tap] = channels_first[:, :, vertical, horizontal]
     share = outputs // groups
-    made = np.empty((len(x), outputs, rows * columns), kind)
+    made = np.empty((outputs, len(x), rows, columns), kind)
     for group in range(groups):
-        own = patches[:, :, group * depth : (group + 1) * depth]
-        matrix = own.reshape(len(x), kh * kw * depth, rows * columns)
+        own = patches[:, group * depth : (group + 1) * depth]
         taps = weights[group * share : (group + 1) * share].transpose(0, 2, 3, 1).reshape(share, -1).astype(kind)
-        made[:, group * share : (group + 1) * share] = multiply(taps, matrix, k_tile)
-    return made.reshape(len(x), outputs, rows, columns)
+        product = multiply(taps, own.reshape(kh * kw * depth, -1), k_tile)
+        made[group * share : (group + 1) * share] = product.reshape(share, len(x), rows, columns)
+    return made.transpose(1, 0, 2, 3)
 
 
 def multiply(left: NDArray[Any], right: NDArray[Any], k_tile: int = 0) -> NDArray[Any]:

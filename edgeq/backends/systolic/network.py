@@ -141,8 +141,6 @@ class Network:
         inputs, outputs: of the model.
         shapes: of every tensor, batch 1.
         dtypes: numpy names, of every tensor.
-        channels: float model's channel at each place of axis 1, of tensors whose channels were reordered.
-        caps: bounds of tensors that calibration has no range for or that must not exceed it (inserted clips).
     """
 
     inputs: tuple[str, ...]

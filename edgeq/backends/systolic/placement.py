@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
+
+import onnx
 
 from edgeq.backends.systolic.program import (
     Clamp,
@@ -129,20 +131,6 @@ def coverage(program: Program, macs: Mapping[str, int]) -> Coverage:
     )
 
 
-def to_dict(placement: Placement) -> dict[str, Any]:
-    """Plain JSON values."""
-    return {
-        "array_mac_share": round(placement.array_share, 6),
-        "depthwise_mac_share": round(placement.depthwise_share, 6),
-        "layers": [
-            {"name": layer.name, "kind": layer.kind, "place": layer.place, "macs": layer.macs}
-            for layer in placement.layers
-        ],
-    }
-
-
 def _operator(step: Float, name: str) -> str:
-    import onnx
-
     nodes = onnx.load_from_string(step.model).graph.node
     return next((node.op_type for node in nodes if node.name == name), "")

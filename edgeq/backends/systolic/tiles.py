@@ -16,6 +16,9 @@ LARGEST = 127
 # Neighbouring tiles whose scales differ less than this share one: a split costs the runtime of the dialect file a
 # convolution call, and a twentieth of a bit is not worth it.
 _SAME = 1.05
+# How far from a whole number float32 may put a weight of a grid; and how many weights rule most grids out.
+_ON_GRID = 1e-3
+_FIRST = 16
 _LARGEST_BIAS = 2.0**30
 _SMALL_BIAS = 2.0**20
 
@@ -71,10 +74,27 @@ def tile_maxima(rows: NDArray[np.float64], dim: int) -> NDArray[np.float64]:
 
 def _scale(rows: Floats, bias: Floats, input_scale: float) -> float:
     """Scale of one tile. Where its weights are tiny beside its bias, what the int32 bias can hold decides."""
-    largest = float(np.abs(rows).max(initial=0.0)) / LARGEST
+    largest = _grid(rows) or float(np.abs(rows).max(initial=0.0)) / LARGEST
     offset = float(np.abs(bias).max(initial=0.0)) / input_scale
     least = offset / (_LARGEST_BIAS if largest else _SMALL_BIAS)
     return float(np.float32(max(largest, least))) or 1.0
+
+
+def _grid(rows: Floats) -> float:
+    """The step of a grid of at most 127 steps that all values lie on, as those of a model that was quantized before;
+    0 where there is none."""
+    flat = rows.ravel()
+    largest = float(np.abs(flat).max(initial=0.0))
+    if not largest:
+        return 0.0
+    for count in range(LARGEST, 0, -1):
+        places = flat[:_FIRST] * (count / largest)
+        if np.abs(places - np.rint(places)).max() > _ON_GRID:
+            continue
+        places = flat * (count / largest)
+        if np.abs(places - np.rint(places)).max() <= _ON_GRID:
+            return largest / count
+    return 0.0
 
 
 def _merged(limits: Sequence[tuple[int, int, float]]) -> list[tuple[int, int, float]]:

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,6 @@ from edgeq.backends.systolic.program import (
     Quantize,
     Rearrange,
     ResidualAdd,
-    Tensor,
     tile_values,
 )
 from edgeq.signature import Signature, TensorSpec
@@ -228,11 +227,6 @@ class TwinWriter:
         if name not in self._constants:
             self._constants[name] = numpy_helper.from_array(np.ascontiguousarray(values).reshape(values.shape), name)
         return name
-
-
-def tensor_values(program: Program) -> Mapping[str, Tensor]:
-    """The int8 tensors of a program, by name: what simulator and twin are compared on."""
-    return {name: tensor for name, tensor in program.tensors.items() if tensor.dtype == "int8" and tensor.scale}
 
 
 def _value(spec: TensorSpec) -> onnx.ValueInfoProto:

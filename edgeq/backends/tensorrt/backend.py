@@ -48,6 +48,7 @@ class TensorrtBackend:
 
     name: str = "tensorrt"
     simulated: bool = True
+    adopts_quantized: bool = False
     target: Target | None = None
     observed: Mapping[str, Range] = field(default_factory=dict)
     cut: Mapping[str, float] = field(default_factory=dict)

@@ -21,6 +21,8 @@ from edgeq.data.samples import Samples, open_samples
 from edgeq.errors import CalibrationError, HardwareError, ModelError, UsageError
 from edgeq.hardware.target import resolve
 from edgeq.model.prepare import PreparedModel, prepare_model
+from edgeq.pipeline.job import Data
+from edgeq.pipeline.package import package
 from edgeq.scheme import Scheme
 from edgeq.session import open_session
 from tests.backends.systolic.graphs import GraphBuilder
@@ -143,3 +145,18 @@ def test_depthwise_layers_leave_the_array_only_where_it_pays(tmp_path: Path) -> 
     assert "run on the core, each channel with a scale of its own" in artifact.notes[0]
     without = SystolicBackend().build(prepared, found, SCHEME, tmp_path / "p.onnx")
     assert "run on the core" not in without.notes[0]
+
+
+@pytest.mark.slow
+def test_a_bundle_carries_the_files_of_the_array(tmp_path: Path) -> None:
+    made = package(
+        demo.MODEL, Data(demo.CALIBRATION, count=40), tmp_path / "dist", targets=["gemmini"], timed=False, selftest=1
+    )
+    folder = made.bundle / "files" / "gemmini"
+    assert {file.name for file in folder.iterdir()} == {"model.dialect.onnx", "model.program.npz"}
+    program = load_program(folder / "model.program.npz")
+    with np.load(demo.VALIDATION) as archive:
+        images = archive["image"][:3]
+    twin = open_session(made.bundle / "models" / "model" / "gemmini" / "model.onnx").run(None, {"image": images})[0]
+    np.testing.assert_array_equal(simulate(program, {"image": images}).tensors["logits"], twin)
+    assert made.variants["gemmini"].proof.coverage.share == 1.0

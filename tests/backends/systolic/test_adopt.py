@@ -1,0 +1,109 @@
+"""Models that are quantized already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from edgeq import demo
+from edgeq.backends.systolic.adopt import adopt
+from edgeq.backends.systolic.program import Conv, Fc
+from edgeq.backends.systolic.save import load_program
+from edgeq.backends.systolic.tiles import quantize_weights
+from edgeq.errors import ModelError
+from edgeq.model.prepare import prepare_model
+from edgeq.pipeline.job import Data
+from edgeq.pipeline.quantize import quantize
+
+
+def quantized(path: Path, prepared: Path, **options: object) -> Path:
+    """The demo model, quantized by ONNX Runtime as a user would have done it."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+
+    with np.load(demo.CALIBRATION) as archive:
+        images = archive["image"][:50]
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            self.rows = iter([{"image": image[None]} for image in images])
+
+        def get_next(self) -> dict | None:
+            return next(self.rows, None)
+
+    unsigned = options.pop("unsigned", False)
+    kind = QuantType.QUInt8 if unsigned else QuantType.QInt8
+    extra = {"ActivationSymmetric": not unsigned}
+    quantize_static(prepared, path, Reader(), activation_type=kind, extra_options=extra, **options)
+    return path
+
+
+@pytest.fixture(scope="module")
+def float_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare_model(demo.MODEL, tmp_path_factory.mktemp("float")).path
+
+
+def top1(model: Path) -> float:
+    import onnxruntime
+
+    with np.load(demo.VALIDATION) as archive:
+        images, labels = archive["image"][:200], archive["label"][:200]
+    found = onnxruntime.InferenceSession(model).run(None, {"image": images})[0]
+    return float((found.argmax(1) == labels).mean())
+
+
+@pytest.mark.slow
+def test_symmetric_parameters_are_kept(float_model: Path, tmp_path: Path) -> None:
+    source = quantized(tmp_path / "qdq.onnx", float_model)
+    made = quantize(source, Data(demo.CALIBRATION), tmp_path / "out.onnx", target="gemmini", timed=False)
+    assert any("activation scales of the quantized model are kept" in note for note in made.notes)
+    assert not any("WARNING" in note for note in made.notes)
+    program = load_program(tmp_path / "out.program.npz")
+    model = onnx.load(source)
+    constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    steps = {n.input[0]: constants[n.input[1]] for n in model.graph.node if n.op_type == "QuantizeLinear"}
+    scales = {t.origin: t.scale for t in program.tensors.values() if t.scale is not None}
+    same = [scales[name] == pytest.approx(float(steps[name]), rel=1e-6) for name in steps if name in scales]
+    assert len(same) > 10
+    assert sum(same) >= len(same) - 3  # sums may need a larger one
+    for step in program.steps:
+        if isinstance(step, Conv | Fc):
+            source_weights = constants[f"{step.sources[0]}.weight_quantized"].reshape(len(step.bias), -1)
+            own = step.weights.reshape(len(step.bias), -1).astype(np.float64)
+            # The same integers, in another order, or a multiple of them tile by tile.
+            for tile in step.tiles:
+                rows = own[tile.start : tile.stop]
+                known = {tuple(sorted(np.abs(row) / max(np.abs(row).max(), 1))) for row in source_weights.astype(float)}
+                assert {tuple(sorted(np.abs(row) / max(np.abs(row).max(), 1))) for row in rows} <= known
+    assert top1(tmp_path / "out.onnx") > 0.98
+
+
+@pytest.mark.slow
+def test_asymmetric_parameters_are_rescaled_with_a_warning(float_model: Path, tmp_path: Path) -> None:
+    source = quantized(tmp_path / "qdq.onnx", float_model, unsigned=True, per_channel=True)
+    adoption = adopt(source, tmp_path / "float.onnx")
+    assert top1(adoption.model) > 0.98
+    assert any(note.startswith("WARNING") and "steps grow by" in note for note in adoption.notes)
+    made = quantize(source, Data(demo.CALIBRATION), tmp_path / "out.onnx", target="gemmini", timed=False)
+    assert any("WARNING" in note for note in made.notes)
+    assert top1(tmp_path / "out.onnx") > 0.97
+
+
+def test_operator_form_is_refused(float_model: Path, tmp_path: Path) -> None:
+    from onnxruntime.quantization import QuantFormat
+
+    source = quantized(tmp_path / "operators.onnx", float_model, quant_format=QuantFormat.QOperator)
+    with pytest.raises(ModelError, match="is no Q/DQ pair"):
+        quantize(source, Data(demo.CALIBRATION), tmp_path / "out.onnx", target="gemmini", timed=False)
+
+
+def test_a_grid_is_found_again() -> None:
+    integers = np.random.default_rng(0).integers(-90, 91, (8, 12))
+    integers[0, 0] = 90
+    weights = (integers * np.float32(0.0123)).astype(np.float32).astype(np.float64)
+    made = quantize_weights(weights, np.zeros(8), input_scale=0.1, output_scale=0.1, dim=16, powers_of_two=False)
+    np.testing.assert_array_equal(made.weights, integers)
+    assert made.tiles[0].weight_scale == pytest.approx(0.0123)
