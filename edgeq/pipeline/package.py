@@ -19,8 +19,6 @@ from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target, resolve
 from edgeq.measure.checks import strongest
 from edgeq.measure.task import Task
-from edgeq.model.compatibility import compatibility
-from edgeq.model.load import load_model
 from edgeq.pipeline.builds import Builds, model_bytes, runs_natively
 from edgeq.pipeline.checks import check_output, check_request
 from edgeq.pipeline.job import Data, open_job, scheme_for
@@ -33,7 +31,7 @@ from edgeq.pipeline.variants import (
     tolerance,
     variant_name,
 )
-from edgeq.pipeline.witness import Witness, own_checks, runtime_check
+from edgeq.pipeline.witness import Witness, own_checks, runtime_needs
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
 
@@ -166,13 +164,7 @@ def _variant(
     builds: Builds, target: Target, scheme: Scheme, decision: Decision | None, machine: Machine
 ) -> PackagedVariant:
     built = builds.build(target, scheme)
-    needed = compatibility(load_model(built.artifact.model, external_data="none"), target.architecture)
-    runtime = runtime_check(target, needed)
-    if runtime.passed is False:
-        raise CheckFailedError(
-            f"{target.name}: {runtime.detail}",
-            "Update it there and correct [runtime] in the target's file, or choose another scheme",
-        )
+    needed, runtime = runtime_needs(target, built.artifact)
     proof = builds.prove(built, scheme, runs_here=not target.profile.missing(machine))
     return PackagedVariant(
         built,

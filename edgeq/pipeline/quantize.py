@@ -17,6 +17,7 @@ from edgeq.pipeline.checks import check_output, check_request
 from edgeq.pipeline.job import Data, build, open_job, scheme_for
 from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.remedies import Decision, decide, must_decide
+from edgeq.pipeline.witness import runtime_needs
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
 
@@ -118,6 +119,7 @@ def quantize(
             decision = decide(builds, chosen, scheme, machine, progress=progress)
             scheme = decision.chosen.scheme
         built = build(job, chosen, scheme.fields(), draft)
+        runtime_needs(chosen, built.artifact)
         proof = prove_built(
             job, built, task=task, timed=timed and not chosen.profile.missing(machine), progress=progress
         )
