@@ -165,11 +165,12 @@ def _variant(
 ) -> PackagedVariant:
     built = builds.build(target, scheme)
     needed, runtime = runtime_needs(target, built.artifact)
-    proof = builds.prove(built, scheme, runs_here=not target.profile.missing(machine))
+    native = runs_natively(target, machine)
+    proof = builds.prove(built, scheme, native=native)
     return PackagedVariant(
         built,
         proof,
-        runs_natively(target, machine),
+        native,
         model_bytes(built.artifact.model),
         checks=(*own_checks(built, proof, machine, decision), runtime),
         decision=decision,
