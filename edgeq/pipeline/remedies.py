@@ -33,7 +33,7 @@ _FLOAT = "float32"
 _DECIDED = frozenset({"mode", "format", "activation_type", "weight_type", "reduce_range", "fit_pairs"})
 # What may be lost against exact kernels: decibels of SQNR, or of the task's metric in hundredths.
 TOLERATED_DB, TOLERATED_METRIC = 0.5, 0.005
-_SAMPLES = 32
+_SAMPLES = 16
 
 
 @dataclass(frozen=True)
