@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.argument("model", type=PATH)
 @click.option("--data", help="Samples to simulate MODEL on. Without them the weights alone tell what can saturate.")
 @click.option("--preprocess", help="Preprocessing: a name, a .toml file, steps, or path.py:function.")
-@click.option("--count", type=click.IntRange(min=1), help="Samples to simulate. Default: 2 to 16, by the model's size.")
+@click.option("--count", type=click.IntRange(min=1), help="Samples to simulate. Default: 2 to 8, by the model's size.")
 @click.option("--float", "reference", type=PATH, help="The float32 model, to tell what saturation costs.")
 @click.option("--variant", metavar="NAME", help="The variant, where MODEL is a bundle.")
 @click.option("--session-option", "config", multiple=True, metavar="KEY=VALUE", help="How MODEL is run. Repeatable.")

@@ -38,7 +38,7 @@ class Builds:
         self.job, self.task = job, task
         self._folder, self._timed, self._progress = folder, timed, progress
         self._built: dict[str, Built] = {}
-        self._proofs: dict[str, Proof] = {}
+        self._proofs: dict[tuple[str, bool], Proof] = {}
 
     def build(self, target: Target, scheme: Scheme) -> Built:
         """The artifact for `target` by exactly this scheme.
@@ -53,17 +53,16 @@ class Builds:
             self._built[key] = build(self.job, target, scheme.fields(), place / "model.onnx")
         return dataclasses.replace(self._built[key], target=target)
 
-    def prove(self, built: Built, scheme: Scheme, *, runs_here: bool) -> Proof:
+    def prove(self, built: Built, scheme: Scheme, *, native: bool) -> Proof:
         """The proof of what `build` gave for `scheme`.
 
         Args:
-            runs_here: whether this machine has what the target requires, so that timing it says something.
+            native: whether this machine's kernels are the target's, so that timing them says something.
         """
-        key = need(built.target, scheme)
+        timed = self._timed and native
+        key = (need(built.target, scheme), timed)
         if key not in self._proofs:
-            self._proofs[key] = prove_built(
-                self.job, built, task=self.task, timed=self._timed and runs_here, progress=self._progress
-            )
+            self._proofs[key] = prove_built(self.job, built, task=self.task, timed=timed, progress=self._progress)
         return self._proofs[key]
 
 

@@ -14,14 +14,12 @@ from typing import Any
 from edgeq.atomic import Kind
 from edgeq.backends import backend_named
 from edgeq.bundle.write import SUFFIX
-from edgeq.errors import CheckFailedError, UsageError
+from edgeq.errors import UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.measure.checks import strongest
 from edgeq.measure.task import Task
-from edgeq.model.compatibility import compatibility
-from edgeq.model.load import load_model
 from edgeq.pipeline.builds import Builds, model_bytes
 from edgeq.pipeline.checks import check_output, check_request
 from edgeq.pipeline.emit_c import with_c
@@ -34,7 +32,7 @@ from edgeq.pipeline.variants import (
     bundle_variants,
     variant_name,
 )
-from edgeq.pipeline.witness import own_checks, runtime_check
+from edgeq.pipeline.witness import own_checks, runtime_needs
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
 
@@ -176,18 +174,13 @@ def _variant(
     builds: Builds, built: Built, scheme: Scheme, decision: Decision | None, machine: Machine
 ) -> PackagedVariant:
     target = built.target
-    needed = compatibility(load_model(built.artifact.model, external_data="none"), target.architecture)
-    runtime = runtime_check(target, needed)
-    if runtime.passed is False:
-        raise CheckFailedError(
-            f"{target.name}: {runtime.detail}",
-            "Update it there and correct [runtime] in the target's file, or choose another scheme",
-        )
-    proof = builds.prove(built, scheme, runs_here=not target.profile.missing(machine))
+    needed, runtime = runtime_needs(target, built.artifact)
+    native = runs_natively(target, machine)
+    proof = builds.prove(built, scheme, native=native)
     return PackagedVariant(
         built,
         proof,
-        runs_natively(target, machine),
+        native,
         model_bytes(built.artifact.model),
         checks=(*own_checks(built, proof, machine, decision), runtime),
         decision=decision,

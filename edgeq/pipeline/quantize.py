@@ -18,6 +18,7 @@ from edgeq.pipeline.checks import check_output, check_request
 from edgeq.pipeline.job import Built, Data, Job, as_data, build, open_job, scheme_for
 from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.remedies import Decision, decide, must_decide
+from edgeq.pipeline.witness import runtime_needs
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
 
@@ -129,6 +130,7 @@ def quantize(
             built = build(job, chosen, scheme.fields(), draft)
         else:
             built = builder(job, chosen, scheme, draft, progress)
+        runtime_needs(chosen, built.artifact)
         proof = prove_built(
             job, built, task=task, timed=timed and not chosen.profile.missing(machine), progress=progress
         )

@@ -33,7 +33,7 @@ _FLOAT = "float32"
 _DECIDED = frozenset({"mode", "format", "activation_type", "weight_type", "reduce_range", "fit_pairs"})
 # What may be lost against exact kernels: decibels of SQNR, or of the task's metric in hundredths.
 TOLERATED_DB, TOLERATED_METRIC = 0.5, 0.005
-_SAMPLES = 32
+_SAMPLES = 16
 
 
 @dataclass(frozen=True)
@@ -123,16 +123,17 @@ def decide(
     job = builds.job
     full = builds.build(target, _full(scheme)).artifact
     reference = open_session(job.prepared.path)
+    saturates_here = match_profile(machine, load_profiles()).profile.saturates
     macs = sum(node_macs(load_model(job.prepared.path, external_data="none")).values())
     found = audit(
         full.model,
         full.settings(),
         samples=job.validation,
         reference=reference,
+        exact=_exact_session(full, here=saturates_here(full.scheme)),
         count=sample_count(macs),
         progress=progress,
     )
-    saturates_here = match_profile(machine, load_profiles()).profile.saturates
     candidates = _remedies(target, scheme)
     artifacts: dict[str, Artifact] = {}
     failed: dict[str, str] = {}

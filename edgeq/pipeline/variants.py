@@ -154,7 +154,9 @@ def _report_record(
     job: Job, variants: Mapping[str, PackagedVariant], command: str, notes: Sequence[str], progress: Progress
 ) -> dict[str, Any]:
     """What the bundle keeps for its report: nothing that another run on the same input would measure otherwise."""
-    figures = {model: _figures(job, variant.built, progress) for model, variant in _by_model(variants).items()}
+    digests = {name: model_digest(variant.built.artifact.model) for name, variant in variants.items()}
+    once = {digest: variants[name] for name, digest in digests.items()}
+    figures = {digest: _figures(job, variant.built, progress) for digest, variant in once.items()}
     bodies = {}
     for name, variant in variants.items():
         built, plain = variant.built, variant.to_dict()
@@ -162,7 +164,7 @@ def _report_record(
         plain["warnings"] = list(variant.proof.warnings(timed=False))
         plain["checked"] = summarise(variant.checks)
         plain["16-bit sums"] = variant.decision.why if variant.decision else None
-        bodies[name] = {**plain, "title": built.target.title, **figures[built.artifact.model]}
+        bodies[name] = {**plain, "title": built.target.title, **figures[digests[name]]}
     return make_record(
         as_text(job.source.stem),
         bodies,

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from edgeq.backends import Artifact
 from edgeq.emulate.saturation.audit import audit
+from edgeq.errors import CheckFailedError
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target, runs_natively
 from edgeq.measure.checks import Check
-from edgeq.model.compatibility import Compatibility
+from edgeq.model.compatibility import Compatibility, compatibility
+from edgeq.model.load import load_model
 from edgeq.pipeline.job import Built
 from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.remedies import Decision
 
 _MADE = ("load", "coverage", "accuracy", "self-test")
 _SATURATION = "saturation"
+_TABLE = "targets/onnxruntime/versions.toml"
 
 
 def own_checks(built: Built, proof: Proof, machine: Machine, decision: Decision | None) -> tuple[Check, ...]:
@@ -60,11 +64,20 @@ def _saturation(built: Built, decision: Decision | None) -> Check | None:
     return Check(_SATURATION, "modelled", "the weights, and a model of the kernels", found.summary(), found.safe)
 
 
-def runtime_check(target: Target, compatibility: Compatibility) -> Check:
-    """Whether the runtime that the target has knows the model, by the table of what each version knows."""
+def runtime_needs(target: Target, artifact: Artifact) -> tuple[Compatibility, Check]:
+    """What an artifact needs of onnxruntime, held against what the target has.
+
+    Raises:
+        CheckFailedError: the target's is too old.
+        ModelError: no release that was probed could load it.
+    """
+    needed = compatibility(load_model(artifact.model, external_data="none"), target.architecture)
     device = target.runtime.get("onnxruntime")
     if device is None:
-        detail = f"needs onnxruntime {compatibility.minimum}; the target names none"
-        return Check("runtime", "none", "targets/onnxruntime/versions.toml", detail)
-    detail = compatibility.explain(device)
-    return Check("runtime", "modelled", "targets/onnxruntime/versions.toml", detail, compatibility.runs_on(device))
+        return needed, Check("runtime", "none", _TABLE, f"needs onnxruntime {needed.minimum}; the target names none")
+    if not needed.runs_on(device):
+        raise CheckFailedError(
+            f"{target.name}: {needed.explain(device)}",
+            "Update it there and correct [runtime] in the target's file, or choose another scheme",
+        )
+    return needed, Check("runtime", "modelled", _TABLE, needed.explain(device), True)

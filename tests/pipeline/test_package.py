@@ -222,6 +222,25 @@ def test_saturation_is_dealt_with_and_reported(place: Path) -> None:
     assert {c["name"]: c["kind"] for c in variant("haswell")["checks"]}["saturation"] == "modelled"
 
 
+def test_weights_that_cannot_saturate_are_left_alone(place: Path) -> None:
+    from onnx import numpy_helper
+
+    model = onnx.load(NET)
+    for tensor in model.graph.initializer:
+        weight = numpy_helper.to_array(tensor)
+        if weight.ndim > 1:  # neighbours of different sign
+            signs = np.where(np.arange(weight.shape[1]) % 2, -1, 1).reshape(1, -1, *[1] * (weight.ndim - 2))
+            tensor.CopyFrom(numpy_helper.from_array((np.abs(weight) * signs).astype(np.float32), tensor.name))
+    onnx.save(model, NET)
+    result = packaged(targets=("haswell", "cascade-lake"))
+    decision = result.variants["haswell"].decision
+    assert decision is not None
+    assert decision.audit.safe
+    assert [remedy.name for remedy in decision.remedies] == ["full range"]
+    assert result.models == 1
+    assert not result.variants["haswell"].built.artifact.scheme.reduce_range
+
+
 def test_a_user_who_has_decided_is_not_overruled(place: Path) -> None:
     result = packaged(targets=("haswell",), overrides={"reduce_range": False})
     assert result.variants["haswell"].decision is None

@@ -4,7 +4,6 @@ often they do, and what it does to the answer."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgeq.data.samples import Samples
 from edgeq.emulate.saturation.layers import Layer
-from edgeq.emulate.saturation.simulate import ModelRun, Simulation
+from edgeq.emulate.saturation.simulate import Arrays, SimulatedSession, Simulation
 from edgeq.measure.agreement import Comparison
 from edgeq.measure.inference import Session
 from edgeq.model.macs import node_macs
@@ -24,7 +23,7 @@ from edgeq.session import SessionSettings
 
 # A model of n MACs is simulated on about this / n samples.
 _WORK = 8e9
-_FEWEST, _MOST = 2, 16
+_FEWEST, _MOST = 2, 8
 
 
 @dataclass(frozen=True)
@@ -119,6 +118,7 @@ def audit(
     *,
     samples: Samples | None = None,
     reference: Session | None = None,
+    exact: Session | None = None,
     count: int | None = None,
     progress: Progress = SILENT,
 ) -> Audit:
@@ -128,7 +128,8 @@ def audit(
         settings: what it will be run with.
         samples: what to simulate it on; None bounds by the weights alone.
         reference: the float model's session, to tell what saturation costs.
-        count: samples to simulate; None takes 2 to 16, fewer for larger models.
+        exact: the same model on kernels that do not saturate; None computes them, which takes as long again.
+        count: samples to simulate; None takes 2 to 8, fewer for larger models.
 
     Raises:
         RuntimeUnavailableError: onnxruntime refuses the model.
@@ -138,7 +139,7 @@ def audit(
     bounds = {layer.name: _bound(layer) for layer in (*simulation.layers, *simulation.unmodelled)}
     if samples is None or not any(bound.can_saturate for bound in bounds.values()):
         return Audit(tuple(bounds.values()))
-    exact = Simulation(model, settings, saturating=False)
+    plain = exact or SimulatedSession(Simulation(model, settings, saturating=False))
     total = min(len(samples), count or sample_count(model_macs(simulation)))
     names = ("saturating", "exact")
     against_float = {name: Comparison() for name in names}
@@ -147,13 +148,15 @@ def audit(
     sums: dict[str, int] = {}
     with progress.stage("Simulating saturation", total) as advance:
         for sample, _ in zip(samples, range(total), strict=False):
-            runs = (simulation.run(sample.inputs), exact.run(sample.inputs))
-            effect.update(runs[1].outputs, runs[0].outputs)
-            for name, run in runs[0].layers.items():
-                clipped[name] = clipped.get(name, np.zeros(1, np.int64)) + run.clipped
-                sums[name] = sums.get(name, 0) + run.sums
+            run, outputs = simulation.run(sample.inputs), _outputs(plain, sample.inputs)
+            effect.update(outputs, run.outputs)
+            for name, layer in run.layers.items():
+                clipped[name] = clipped.get(name, np.zeros(1, np.int64)) + layer.clipped
+                sums[name] = sums.get(name, 0) + layer.sums
             if reference is not None:
-                _against(reference, sample.inputs, runs, [against_float[name] for name in names])
+                wanted = _outputs(reference, sample.inputs)
+                against_float["saturating"].update(wanted, run.outputs)
+                against_float["exact"].update(wanted, outputs)
             advance(1)
     found = tuple(_with_counts(bound, sums.get(name, 0), clipped.get(name)) for name, bound in bounds.items())
     both = tuple(against_float[name].result() for name in names)
@@ -173,11 +176,9 @@ def model_macs(simulation: Simulation) -> int:
     return counted or sum(layer.rows.size for layer in simulation.layers if layer.rows is not None)
 
 
-def _against(reference: Session, inputs: Any, runs: Sequence[ModelRun], comparisons: Sequence[Comparison]) -> None:
-    names = [output.name for output in reference.get_outputs()]
-    wanted = dict(zip(names, reference.run(names, dict(inputs)), strict=True))
-    for run, comparison in zip(runs, comparisons, strict=True):
-        comparison.update(wanted, run.outputs)
+def _outputs(session: Session, inputs: Arrays) -> Arrays:
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(inputs)), strict=True))
 
 
 def _bound(layer: Layer) -> LayerAudit:

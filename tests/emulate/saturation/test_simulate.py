@@ -105,7 +105,7 @@ def test_fitting_what_cannot_be_fitted_is_refused(net: Bench, scheme: dict[str, 
 
 
 def test_larger_models_are_simulated_on_fewer_samples() -> None:
-    assert [sample_count(macs) for macs in (0, 10**6, 10**9, 4 * 10**9, 10**12)] == [16, 16, 8, 2, 2]
+    assert [sample_count(macs) for macs in (0, 10**6, 10**9, 4 * 10**9, 10**12)] == [8, 8, 8, 2, 2]
 
 
 @pytest.mark.slow
