@@ -160,7 +160,6 @@ def test_the_data_of_a_static_scheme_are_not_optional(room: Room) -> None:
         ("nope", "unknown target or profile 'nope'"),
         ("rasberry-pi-4", "Did you mean raspberry-pi-4?"),
         ("absent.toml", "absent.toml cannot be read: No such file or directory"),
-        ("nvidia-t4", "cannot build for the 'tensorrt' backend"),
         ("gemmini", "cannot build for the 'systolic' backend"),
     ],
 )
