@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from edgeq.backends.base import Artifact, check_names
 from edgeq.backends.dynamic import OPERATORS as DYNAMIC_OPERATORS
 from edgeq.backends.dynamic import check_dynamic, write_dynamic
 from edgeq.backends.quantizer import needs_external_data, one_line, quant_type
+from edgeq.backends.shield import shield
 from edgeq.backends.stored import store_weights
 from edgeq.backends.weight_only import write_weight_only
 from edgeq.calibrate.ranges import Range
@@ -26,8 +27,7 @@ from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import WEIGHT_ONLY_TYPES, Scheme
 from edgeq.session import onnxruntime
 
-# At load, this optimizer quantizes the weights of a float Conv or Gemm that stands between integer tensors, per tensor
-# and without being asked: what was kept in float for accuracy becomes the worst layer of all.
+# See `edgeq.backends.shield`, which keeps it from doing harm where this option gets lost.
 _DISABLED = "optimization.disable_specified_optimizers"
 _REQUANTIZER = "WeightBiasQuantization"
 _REQUANTIZED_AT_LOAD = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -73,6 +73,7 @@ class CpuBackend:
         disabled = [name for name in session_options.get(_DISABLED, "").split(";") if name]
         kept = float_compute_nodes(built)
         if kept:
+            _shield(kept, destination)
             disabled.append(_REQUANTIZER)
             notes.append(
                 f"{len(kept)} compute nodes stay in float; the session option {_DISABLED} keeps ONNX Runtime from "
@@ -107,6 +108,12 @@ def float_compute_nodes(model: onnx.ModelProto) -> tuple[str, ...]:
         and node.input[1] in constants
         and node.input[1] not in integers
     )
+
+
+def _shield(kept: Sequence[str], destination: Path) -> None:
+    model = load_model(destination, external_data="all")
+    if shield(model, kept):
+        save_model(model, destination)
 
 
 def _store(scheme: Scheme, destination: Path) -> tuple[str, ...]:
@@ -162,7 +169,7 @@ def _write_static(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: 
                 reduce_range=scheme.reduce_range,
                 activation_type=quant_type(scheme.activation_type),
                 weight_type=quant_type(scheme.weight_type),
-                nodes_to_exclude=sorted({*scheme.exclude, *_float_nodes(prepared, rules)}),
+                nodes_to_exclude=sorted({*scheme.exclude, *_float_nodes(prepared, rules, scheme)}),
                 use_external_data_format=needs_external_data(prepared.path),
                 calibration_cache_path=cache,
                 extra_options={
@@ -182,8 +189,13 @@ def _write_static(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: 
             ) from error
 
 
-def _float_nodes(prepared: PreparedModel, rules: Mapping[str, Rule]) -> list[str]:
+def _float_nodes(prepared: PreparedModel, rules: Mapping[str, Rule], scheme: Scheme) -> list[str]:
     """Nodes of quantizable types that have no integer form as they stand. Q/DQ around them costs time and accuracy,
-    and some (a dilated AveragePool) would make a file that ONNX Runtime refuses."""
-    outlook = int8_outlook(load_model(prepared.path, external_data="none"), rules)
-    return [node.name for node in outlook if node.verdict == "float"]
+    and some (a dilated AveragePool, a scale per channel of a MatMul's weights that are no matrix) would make a file
+    that ONNX Runtime refuses."""
+    model = load_model(prepared.path, external_data="none")
+    found = [node.name for node in int8_outlook(model, rules) if node.verdict == "float"]
+    if scheme.per_channel:
+        others = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) != 2}
+        found += [n.name for n in model.graph.node if n.op_type == "MatMul" and others.intersection(n.input)]
+    return found

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -14,13 +12,13 @@ from typing import Any, Protocol
 import onnx
 from numpy.typing import NDArray
 
-from edgeq.calibrate.histogram import KeyBuffer
 from edgeq.calibrate.observed import ObservedModel
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
 from edgeq.calibrate.tally import Seen, Tally, dtype_name
 from edgeq.calibrate.tensors import Derived, Plan, element_types, plan, quantizable_tensors
 from edgeq.calibrate.waves import split_in_waves
 from edgeq.errors import CalibrationError, DataError, EdgeqError
+from edgeq.hardware.limits import usable_threads
 from edgeq.model.load import load_model
 from edgeq.model.load import model_digest as digest_of
 from edgeq.progress import SILENT, Progress
@@ -86,43 +84,61 @@ def collect(
     if total == 0:
         raise DataError("there are no samples to calibrate with", "Give at least one")
     graph = load_model(model, external_data="none")
-    channels = dict(channels or {})
-    names = tuple(tensors) if tensors is not None else quantizable_tensors(graph)
-    names = _known_floats(graph, model, names)
-    digest = model_digest or digest_of(model)
-    data_digest = samples.digest()
-    state = _initial(start, digest, data_digest, names, total)
-    workers = workers or min(MOST_WORKERS, _cores())
-    waves, workers = split_in_waves(graph, names, state, samples, total, memory, workers)
+    # A digest reads all bytes of the model, which need not wait for the session, nor the session for it.
+    with ThreadPoolExecutor(1) as aside:
+        digest = aside.submit(lambda: model_digest or digest_of(model))
+        channels = dict(channels or {})
+        names = tuple(tensors) if tensors is not None else quantizable_tensors(graph)
+        names = _known_floats(graph, model, names)
+        data_digest = samples.digest()
+        state = _initial(start, digest, data_digest, names, total)
+        workers = workers or min(MOST_WORKERS, usable_threads())
+        waves, workers = split_in_waves(graph, names, state, samples, total, memory, workers)
 
-    def snapshot() -> Statistics:
-        return Statistics(digest, data_digest, min((t.samples for t in state.values()), default=total), state, total)
+        def snapshot() -> Statistics:
+            done = min((t.samples for t in state.values()), default=total)
+            return Statistics(digest.result(), data_digest, done, state, total)
 
-    with progress.stage(f"calibrating {len(names)} tensors", total * len(waves)) as advance:
-        for wave in waves:
-            steps = _Pass(graph, model, plan(graph, wave, channels), state, channels, workers, every_element)
-            done = state[wave[0]].samples
-            advance(done)
-            saved = time.monotonic()
-            rest = itertools.islice(enumerate(samples), done, None)
-            try:
-                for _ in steps.run(rest):
-                    advance(1)
-                    if checkpoint is not None and time.monotonic() - saved > checkpoint_seconds:
-                        steps.drain()
-                        state.update(steps.freeze())
-                        checkpoint(snapshot())
-                        saved = time.monotonic()
-            except KeyboardInterrupt:
-                steps.close()
-                state.update(steps.freeze(last=True))
-                if checkpoint is not None:
-                    checkpoint(snapshot())
-                raise
-            finally:
-                steps.close()
-            state.update(steps.freeze(last=True))
-    return snapshot()
+        def save() -> None:
+            if checkpoint is not None:
+                checkpoint(snapshot())
+
+        with progress.stage(f"calibrating {len(names)} tensors", total * len(waves)) as advance:
+            for wave in waves:
+                steps = _Pass(graph, model, plan(graph, wave, channels), state, channels, workers, every_element)
+                done = state[wave[0]].samples
+                advance(done)
+                rest = itertools.islice(enumerate(samples), done, None)
+                _observe_all(steps, rest, state, advance, save, checkpoint_seconds)
+        return snapshot()
+
+
+def _observe_all(
+    steps: _Pass,
+    samples: Iterable[tuple[int, SampleLike]],
+    state: dict[str, TensorStatistics],
+    advance: Callable[[int], None],
+    save: Callable[[], None],
+    save_seconds: float,
+) -> None:
+    """Run one wave over its samples and put what it saw into `state`."""
+    saved = time.monotonic()
+    try:
+        for _ in steps.run(samples):
+            advance(1)
+            if time.monotonic() - saved > save_seconds:
+                steps.drain()
+                state.update(steps.freeze())
+                save()
+                saved = time.monotonic()
+    except KeyboardInterrupt:
+        steps.close()
+        state.update(steps.freeze(last=True))
+        save()
+        raise
+    finally:
+        steps.close()
+    state.update(steps.freeze(last=True))
 
 
 class _Pass:
@@ -139,12 +155,11 @@ class _Pass:
         every_element: bool,
     ) -> None:
         self._plan = steps
-        threads = max(1, _cores() // workers)
+        threads = max(1, usable_threads() // workers)
         self._model = ObservedModel(graph, path, steps.fetched, keep_layout=channels, threads=threads)
         names = [*steps.inputs, *steps.fetched, *(d.name for d in steps.derived)]
         self._tallies = {name: Tally(state[name], channels.get(name), every_element=every_element) for name in names}
         self._pool = ThreadPoolExecutor(workers)
-        self._local = threading.local()
         self._limit = workers + 1
         self._pending: set[Future[None]] = set()
         self._failure: EdgeqError | None = None
@@ -201,13 +216,10 @@ class _Pass:
             raise
 
     def _observe(self, sample: SampleLike, place: int) -> None:
-        buffer = getattr(self._local, "buffer", None)
-        if buffer is None:
-            buffer = self._local.buffer = KeyBuffer()
         seen: dict[str, tuple[Seen, str]] = {}
         for name, values in self._arrays(sample):
             try:
-                seen[name] = (self._tallies[name].observe(values, buffer, place), dtype_name(values))
+                seen[name] = (self._tallies[name].observe(values, place), dtype_name(values))
             except CalibrationError as error:
                 raise CalibrationError(
                     f"tensor {name!r} in sample {sample.name}: {error.problem}",
@@ -241,11 +253,11 @@ def _derive(how: Derived, sources: list[Seen]) -> Seen:
 
 
 def _initial(
-    start: Statistics | None, model_digest: str, data_digest: str, names: Sequence[str], total: int
+    start: Statistics | None, model_digest: Future[str], data_digest: str, names: Sequence[str], total: int
 ) -> dict[str, TensorStatistics]:
     if start is None:
         return {name: TensorStatistics() for name in names}
-    start.check_model(model_digest, "the unfinished calibration")
+    start.check_model(model_digest.result(), "the unfinished calibration")
     if start.data_digest != data_digest or start.total != total:
         raise CalibrationError(
             "the unfinished calibration was collected on other data", "Give the same data, or start anew with --force"
@@ -270,7 +282,3 @@ def _known_floats(graph: onnx.ModelProto, path: Path, names: Sequence[str]) -> t
         return tuple(names)
     floats = ObservedModel(graph, path, untyped, keep_layout=untyped, threads=1).floats()
     return tuple(n for n in names if n not in untyped or n in floats)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

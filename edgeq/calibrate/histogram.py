@@ -94,26 +94,43 @@ EMPTY = Histogram(np.zeros(0, np.uint32), np.zeros(0, np.int64))
 class Counter:
     """A histogram under construction: one 32-bit number per key, most of it memory that is never touched.
 
-    Not for several threads at once.
+    Keys wait until there are CHUNK of them: counting a few at a time, the tables of all tensors in turn, would find
+    none in the caches. Not for several threads at once.
     """
 
     def __init__(self, start: Histogram = EMPTY) -> None:
         self._kept = start
         self._counts: NDArray[np.uint32] = np.zeros(KEYS, np.uint32)
         self._room = _MOST
+        self._waiting: NDArray[np.uint32] = np.empty(CHUNK, np.uint32)
+        self._filled = 0
+        self._weight = 1
 
-    def add(self, values: Float32s, buffer: KeyBuffer, weight: int = 1) -> None:
+    def add(self, values: Float32s, weight: int = 1) -> None:
         """Count at most CHUNK finite values, each `weight` times."""
-        keys = buffer.keys(values)
-        self._room -= values.size * weight
+        filled = self._filled + values.size
+        if weight != self._weight or filled > CHUNK or filled * weight > _MOST:
+            self._count()
+            self._weight = weight
+        waiting = self._waiting[self._filled : self._filled + values.size]
+        np.right_shift(values.view(np.uint32), np.uint32(_SHIFT), out=waiting)
+        self._filled += values.size
+
+    def _count(self) -> None:
+        self._room -= self._filled * self._weight
         if self._room < 0:
-            self._kept = self.freeze(-_LARGEST, _LARGEST)
+            self._kept = self._fresh(-_LARGEST, _LARGEST).merge(self._kept)
             self._counts = np.zeros(KEYS, np.uint32)
-            self._room = _MOST - values.size * weight
-        np.add.at(self._counts, keys, np.uint32(weight))
+            self._room = _MOST - self._filled * self._weight
+        np.add.at(self._counts, self._waiting[: self._filled].astype(np.intp), np.uint32(self._weight))
+        self._filled = 0
 
     def freeze(self, minimum: float, maximum: float) -> Histogram:
         """The histogram so far, of values from `minimum` to `maximum`: memory beyond them is left untouched."""
+        self._count()
+        return self._fresh(minimum, maximum).merge(self._kept)
+
+    def _fresh(self, minimum: float, maximum: float) -> Histogram:
         least, most = (int(k) & (_SIGN - 1) for k in _keys_of(np.array([minimum, maximum], np.float32)))
         positive = self._counts[: most + 1 if maximum >= 0 else 0]
         negative = self._counts[_SIGN : _SIGN + least + 1 if minimum <= 0 else _SIGN][::-1]
@@ -121,21 +138,7 @@ class Counter:
         keys = np.concatenate([_SIGN + least - places[0], places[1]]).astype(np.uint32)
         counts = np.concatenate([negative[places[0]], positive[places[1]]]).astype(np.int64)
         # Minus zero's bin has yet to join plus zero's.
-        fresh = Histogram(keys, counts) if not self._counts[_SIGN] else _collect(keys, counts)
-        return fresh.merge(self._kept)
-
-
-class KeyBuffer:
-    """Scratch memory of one thread for turning values into keys."""
-
-    def __init__(self) -> None:
-        self._keys: NDArray[np.intp] = np.empty(CHUNK, np.intp)
-
-    def keys(self, values: Float32s) -> NDArray[np.intp]:
-        """Keys of at most CHUNK contiguous values; valid until the next call."""
-        keys = self._keys[: values.size]
-        np.right_shift(values.view(np.uint32), np.uint32(_SHIFT), out=keys, casting="unsafe")
-        return keys
+        return Histogram(keys, counts) if not self._counts[_SIGN] else _collect(keys, counts)
 
 
 def histogram_of(values: NDArray[Any]) -> Histogram:

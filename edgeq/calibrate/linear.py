@@ -46,8 +46,10 @@ def linear_of(histogram: Histogram) -> Linear:
     steps = np.minimum(max(top, 1) - octave, 31)
     inner = (leading * (BINS // (2 * _OCTAVE))) >> steps
     places = np.where(order < 0, BINS - 1 - inner, BINS + inner)
-    spread = np.bincount(places, counts, minlength=2 * BINS).astype(np.float64)
     split = steps == 0
-    np.add.at(spread, places[split], -counts[split] / 2)
-    np.add.at(spread, places[split] + np.where(order[split] < 0, -1, 1), counts[split] / 2)
+    # Halves of whole numbers are exact, so the order of adding does not matter.
+    counts[split] /= 2
+    beside = places[split] + np.where(order[split] < 0, -1, 1)
+    parts = np.bincount(places, counts, 2 * BINS), np.bincount(beside, counts[split], 2 * BINS)
+    spread = np.add(*parts, dtype=np.float64)
     return Linear(spread, 2.0 ** (max(top, 1) - 126) / BINS)

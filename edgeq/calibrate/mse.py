@@ -23,6 +23,13 @@ class Grid:
     symmetric: bool
 
 
+def grid_of(activation_type: str, symmetric: bool) -> Grid:
+    """The integers of an activation type. Where they are not symmetric, only their number matters."""
+    if symmetric and activation_type == "int8":
+        return Grid(-127, 127, True)
+    return Grid(0, 255, symmetric)
+
+
 def mse_range(linear: Linear, minimum: float, maximum: float, grid: Grid) -> tuple[float, float]:
     """The range whose quantization of the histogram has the least squared error, among a grid that is then refined.
 

@@ -9,6 +9,7 @@ blocks keep their conversion, because the padding is no data.
 
 from __future__ import annotations
 
+import mmap
 import os
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
@@ -26,7 +27,11 @@ from edgeq.session import SessionSettings, open_session
 _BLOCKED = "com.microsoft.nchwc"
 _WIDEST_BLOCK = 16
 _LARGEST = 2**29
-"""Bytes of weights. The optimised graph of a larger model is not written out: it may not fit into one file."""
+"""Bytes of weights. The optimised graph of a larger model is not written out: it would fill the temporary folder."""
+_WEIGHTS_BESIDE = {
+    "session.optimized_model_external_initializers_file_name": "optimised.onnx.data",
+    "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
+}
 _FLOATS = ("tensor(float)", "tensor(float16)")
 
 
@@ -54,24 +59,25 @@ class ObservedModel:
             config={"session.model_external_initializers_file_folder_path": os.fspath(path.absolute().parent)},
             intra_op_threads=threads,
         )
-        content = _with_outputs(graph, names).SerializeToString()
+        content = _with_outputs(graph, path, names)
         self._fetched = list(names)
         weights = sum(tensor_bytes(t) for t in iter_tensors(graph))
         if weights > _LARGEST or not any(node.op_type == "Conv" for node in graph.graph.node):
             self._session = open_session(content, settings)
             return
-        with tempfile.TemporaryDirectory(prefix="edgeq-calibrate-") as folder:
+        with tempfile.TemporaryDirectory(prefix="edgeq-calibrate-", ignore_cleanup_errors=True) as folder:
             written = Path(folder) / "optimised.onnx"
-            self._session = open_session(content, replace(settings, save_optimized_to=written))
-            # Weights that were external still are, and are found beside the model.
+            beside = {**settings.config, **_WEIGHTS_BESIDE}
+            self._session = open_session(content, replace(settings, config=beside, save_optimized_to=written))
             optimised = onnx.load(written, load_external_data=False)
-        blocked = without_conversions(optimised, set(names) - set(keep_layout))
-        if blocked:
-            self._fetched = [blocked.get(name, name) for name in names]
-            del optimised.graph.output[:]
-            optimised.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(self._fetched))
-            del self._session
-            self._session = open_session(optimised.SerializeToString(), replace(settings, optimization="none"))
+            blocked = without_conversions(optimised, set(names) - set(keep_layout))
+            if blocked:
+                self._fetched = [blocked.get(name, name) for name in names]
+                del optimised.graph.output[:]
+                optimised.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(self._fetched))
+                written.write_bytes(optimised.SerializeToString())
+                del self._session
+                self._session = open_session(written, SessionSettings(optimization="none", intra_op_threads=threads))
 
     def floats(self) -> frozenset[str]:
         """Those of the names that are float32 or float16 tensors, as ONNX Runtime has it."""
@@ -169,9 +175,11 @@ def _readers(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
     return readers
 
 
-def _with_outputs(graph: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+def _with_outputs(graph: onnx.ModelProto, path: Path, names: Sequence[str]) -> bytes:
+    """The model file with more outputs. Serialized messages merge when joined, so the weights are not parsed for it."""
     outputs = {o.name for o in graph.graph.output}
-    observed = onnx.ModelProto()
-    observed.CopyFrom(graph)
-    observed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in outputs)
-    return observed
+    more = onnx.ModelProto()
+    more.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in outputs)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+        joined: bytes = b"".join([whole, more.SerializeToString()])
+    return joined

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgeq.calibrate.entropy import entropy_range
 from edgeq.calibrate.linear import linear_of
-from edgeq.calibrate.mse import Grid, mse_range
+from edgeq.calibrate.mse import Grid, grid_of, mse_range
 from edgeq.calibrate.percentile import percentile_range
 from edgeq.calibrate.statistics import Statistics, TensorStatistics, mean_of_units
 from edgeq.errors import CalibrationError, UsageError
@@ -66,23 +66,18 @@ def derive_ranges(
         CalibrationError: the statistics are unfinished in a way that some tensors saw fewer samples.
     """
     chosen = _options(method, dict(options or {}))
-    levels = Grid(-127, 127, True) if symmetric else Grid(0, 255, False)
-    if symmetric and activation_type == "uint8":
-        levels = Grid(0, 255, True)
-    for name, tensor in statistics.tensors.items():
+    levels = grid_of(activation_type, symmetric)
+    tensors = statistics.tensors
+    for name, tensor in tensors.items():
         if tensor.samples != statistics.samples:
             raise CalibrationError(
                 f"the statistics of tensor {name!r} are unfinished", "Finish the calibration with --resume"
             )
-    memory: dict[object, Range] = {}
-    ranges = {}
-    for name, tensor in statistics.tensors.items():
-        # Rearranged tensors share one histogram object, and with it the answer.
-        key = (id(tensor.histogram), tensor.minimum, tensor.maximum, tensor.minimum_sum, tensor.maximum_sum)
-        if key not in memory:
-            memory[key] = _range(tensor, method, levels, chosen)
-        ranges[name] = memory[key]
-    return ranges
+    # Rearranged tensors share one histogram object, and with it the answer.
+    same = {name: (id(t.histogram), t.minimum, t.maximum, t.minimum_sum, t.maximum_sum) for name, t in tensors.items()}
+    distinct = {same[name]: tensor for name, tensor in tensors.items()}
+    found = {key: _range(tensor, method, levels, chosen) for key, tensor in distinct.items()}
+    return {name: found[same[name]] for name in tensors}
 
 
 def channel_ranges(

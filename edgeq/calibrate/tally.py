@@ -5,23 +5,21 @@ from __future__ import annotations
 import math
 import threading
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.calibrate.histogram import CHUNK, Counter, Histogram, KeyBuffer
+from edgeq.calibrate.histogram import CHUNK, Counter, Histogram
 from edgeq.calibrate.statistics import ChannelExtrema, TensorStatistics, in_units
 from edgeq.errors import CalibrationError
 
-ALL_COUNTED = 1 << 15
+ALL_COUNTED = 1 << 13
 """Elements of one tensor in one sample up to which all are counted, whatever came before."""
-PLENTY = 1 << 21
+PLENTY = 1 << 20
 """Once the samples before would hold so many elements, if all were as large as this one, only an evenly spread part of
 a larger tensor is counted, each element for those that it stands for. Extrema are always those of all elements."""
-# np.add.at keeps Python's global lock while it counts, so threads lose nothing by taking turns; the lock says so openly
-# and keeps counts right on interpreters without that lock.
-_COUNTING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class Seen:
 
 
 class Tally:
-    """Mutable; `observe` may be called by several threads at once, each with its own buffer."""
+    """Mutable; `observe` may be called by several threads at once."""
 
     def __init__(
         self, start: TensorStatistics, channel_axis: int | None = None, *, every_element: bool = False
@@ -50,7 +48,7 @@ class Tally:
         self._minimum, self._maximum = start.minimum, start.maximum
         self._sums = (start.minimum_sum, start.maximum_sum)
 
-    def observe(self, values: NDArray[Any], buffer: KeyBuffer, place: int = 0) -> Seen:
+    def observe(self, values: NDArray[Any], place: int = 0) -> Seen:
         """Count one sample's values (float32 or float16, any shape) and note their extrema.
 
         Args:
@@ -69,14 +67,14 @@ class Tally:
         low, high = math.inf, -math.inf
         for begin in range(0, flat.size, CHUNK):
             part = flat[begin : begin + CHUNK].astype(np.float32, copy=False)
-            smallest, largest = float(part.min()), float(part.max())
+            smallest, largest = float(np.minimum.reduce(part)), float(np.maximum.reduce(part))
             if not (math.isfinite(smallest) and math.isfinite(largest)):
                 raise CalibrationError(_describe(part))
             low, high = min(low, smallest), max(high, largest)
             if stride > 1:
-                part = np.ascontiguousarray(part[-begin % stride :: stride])
-            with _COUNTING:
-                self._counter.add(part, buffer, stride)
+                part = part[-begin % stride :: stride]
+            with self._lock:
+                self._counter.add(part, stride)
         seen = Seen(flat.size, low + 0.0, high + 0.0)
         self.note(seen, dtype_name(values))
         if self._axis is not None and flat.size:
@@ -138,6 +136,7 @@ def dtype_name(values: NDArray[Any]) -> str:
     return "float16" if values.dtype == np.float16 else "float32"
 
 
+@lru_cache(maxsize=4096)
 def spread_stride(shape: tuple[int, ...]) -> int:
     """The step from one counted element to the next, so that about ALL_COUNTED are.
 

@@ -11,8 +11,8 @@ layer too: each error counts once, where it arises.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import onnx
@@ -21,8 +21,8 @@ from onnx import TensorProto
 
 from edgeq.measure.agreement import Agreement, Comparison
 from edgeq.measure.graphs import GraphIndex
-from edgeq.measure.inference import infer
-from edgeq.measure.layer_runs import MEMORY, LayerPair, LayerRuns, in_waves
+from edgeq.measure.inference import Outputs, infer
+from edgeq.measure.layer_runs import MEMORY, LayerArrays, LayerPair, LayerRuns, in_waves
 from edgeq.measure.match_activations import ActivationMatch, element_types
 from edgeq.measure.observe import float_input, observing_session
 from edgeq.progress import SILENT, Progress
@@ -33,6 +33,15 @@ if TYPE_CHECKING:
 
 
 _TYPES = {"tensor(float16)": np.float16}
+
+
+class Tally(Protocol):
+    """Sums over samples of how outputs differ."""
+
+    def update(self, reference: Outputs, candidate: Outputs) -> None: ...
+
+
+T = TypeVar("T", bound=Tally)
 
 
 def output_effects(
@@ -58,8 +67,51 @@ def output_effects(
     Raises:
         DataError: a model refuses a sample.
     """
+    groups = {match.name: (match.name,) for match in matches if match.name in names}
+    found = group_effects(
+        float_graph,
+        quantized_graph,
+        matches,
+        groups,
+        samples,
+        Comparison,
+        count=count,
+        settings=settings,
+        memory=memory,
+        progress=progress,
+    )
+    return {name: tally.result() for name, (tally,) in found.items()}
+
+
+def group_effects(
+    float_graph: GraphIndex,
+    quantized_graph: GraphIndex,
+    matches: Sequence[ActivationMatch],
+    groups: Mapping[str, Collection[str]],
+    samples: Samples,
+    tally: Callable[[], T],
+    *,
+    count: int,
+    settings: SessionSettings | None = None,
+    memory: int = MEMORY,
+    progress: Progress = SILENT,
+) -> dict[str, tuple[T, ...]]:
+    """The float model's outputs with the errors of a group's tensors in them, against those without, for each group.
+
+    Args:
+        groups: group → tensors that are disturbed together; a tensor is in one group at most.
+        tally: makes what takes up the differences of one group.
+        Others: as `output_effects`.
+
+    Returns:
+        A tally by group. A group whose tensors do not fit into `memory` together has several, of parts of it. Groups
+        without error are left out.
+    """
     settings = settings or SessionSettings()
-    chosen = [m for m in matches if m.name in names and m.name not in float_graph.captured]
+    home = {name: group for group, names in groups.items() for name in names}
+    chosen = [m for m in matches if m.name in home and m.name not in float_graph.captured]
+    places = {group: place for place, group in enumerate(groups)}
+    chosen.sort(key=lambda match: places[home[match.name]])
     first = next(iter(samples), None)
     if not chosen or first is None:
         return {}
@@ -70,32 +122,39 @@ def output_effects(
     types = {value.name: _TYPES.get(value.type, np.float32) for value in session.get_inputs()}
     disturbances = {m.name: (disturbance_name(m.name), exact_disturbance_name(m.name)) for m in chosen}
     calm = {name: np.zeros((), types[name]) for pairs in disturbances.values() for name in pairs if name in types}
-    found: dict[str, Comparison] = {}
 
     def answers(sample: Sample, disturbance: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         fed = dataclasses.replace(sample, inputs={**sample.inputs, **calm, **disturbance})
         return {outputs[name]: values for name, values in infer(session, fed, model="the float model").items()}
 
+    def errors(layers: LayerArrays, tensor: str) -> dict[str, NDArray[Any]]:
+        excused, made = layers.excused[tensor], (layers.alone[tensor], layers.raw[tensor])
+        return {
+            name: _finite_difference(values, excused).astype(types[name])
+            for name, values in zip(disturbances[tensor], made, strict=True)
+            if name in types
+        }
+
+    found: dict[str, list[T]] = {}
     waves = list(in_waves(float_graph, chosen, first, memory))
     with progress.stage("Following errors to the outputs", min(count, len(samples)) * len(chosen)) as advance:
         for wave in waves:
             runs = LayerRuns(pair, wave)
+            parts: dict[str, list[str]] = {}
+            for match in wave:
+                parts.setdefault(home[match.name], []).append(match.name)
+            tallies: dict[str, T] = {}
             for sample in _spread(samples, count):
                 layers = runs.run(sample)
                 undisturbed = answers(sample, {})
-                for match in wave:
-                    excused = layers.excused[match.name]
-                    errors = {
-                        name: _finite_difference(values, excused).astype(types[name])
-                        for name, values in zip(
-                            disturbances[match.name], (layers.alone[match.name], layers.raw[match.name]), strict=True
-                        )
-                        if name in types
-                    }
-                    if any(error.any() for error in errors.values()):
-                        found.setdefault(match.name, Comparison()).update(undisturbed, answers(sample, errors))
-                    advance(1)
-    return {name: comparison.result() for name, comparison in found.items()}
+                for group, tensors in parts.items():
+                    given = {name: error for tensor in tensors for name, error in errors(layers, tensor).items()}
+                    if any(error.any() for error in given.values()):
+                        tallies.setdefault(group, tally()).update(undisturbed, answers(sample, given))
+                    advance(len(tensors))
+            for group, made in tallies.items():
+                found.setdefault(group, []).append(made)
+    return {group: tuple(made) for group, made in found.items()}
 
 
 def _finite_difference(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:

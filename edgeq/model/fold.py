@@ -13,8 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgeq.model.clean import take_over
-
-Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+from edgeq.model.constants import Array, constant_values, store_constant
 
 
 def fold_batch_norms(model: ir.Model) -> tuple[int, list[str]]:
@@ -49,7 +48,7 @@ def _fold(norm: ir.Node, graph: ir.Graph) -> str:
     training = norm.attributes.get_int("training_mode", 0)
     if training or any(o.uses() or o.is_graph_output() for o in norm.outputs[1:]):
         return "it is in training mode"
-    parameters = [_constant(v) for v in norm.inputs[1:5]]
+    parameters = [constant_values(v) for v in norm.inputs[1:5]]
     if len(parameters) < 4 or any(p is None for p in parameters):
         return "its parameters are not constant"
     scale, bias, mean, variance = (p.ravel() for p in parameters if p is not None)
@@ -73,8 +72,8 @@ def _fold_conv(layer: ir.Node, factor: Array, shift: Array) -> str:
     if weight.shape[0] != len(factor):
         return "its channels do not match the layer's"
     shape = (-1,) + (1,) * (weight.ndim - 1)
-    _store(layer, 1, weight * factor.reshape(shape))
-    _store(layer, 2, bias * factor + shift)
+    store_constant(layer, 1, weight * factor.reshape(shape))
+    store_constant(layer, 2, bias * factor + shift)
     return ""
 
 
@@ -89,8 +88,8 @@ def _fold_conv_transpose(layer: ir.Node, factor: Array, shift: Array) -> str:
     # [C_in, C_out / groups, ...]: the input channels of group g make the output channels of group g.
     grouped = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
     per_group = factor.reshape(groups, 1, -1, *(1,) * (weight.ndim - 2))
-    _store(layer, 1, (grouped * per_group).reshape(weight.shape))
-    _store(layer, 2, bias * factor + shift)
+    store_constant(layer, 1, (grouped * per_group).reshape(weight.shape))
+    store_constant(layer, 2, bias * factor + shift)
     return ""
 
 
@@ -104,8 +103,8 @@ def _fold_gemm(layer: ir.Node, factor: Array, shift: Array) -> str:
     if weight.shape[0 if transposed else 1] != len(factor):
         return "its channels do not match the layer's"
     beta = layer.attributes.get_float("beta", 1.0)
-    _store(layer, 1, weight * (factor[:, None] if transposed else factor))
-    _store(layer, 2, beta * bias * factor + shift)
+    store_constant(layer, 1, weight * (factor[:, None] if transposed else factor))
+    store_constant(layer, 2, beta * bias * factor + shift)
     layer.attributes.pop("beta", None)
     return ""
 
@@ -114,7 +113,7 @@ def _fold_matmul(layer: ir.Node, factor: Array, shift: Array) -> str:
     left = layer.inputs[0]
     if left is None or left.shape is None or len(left.shape) != 2:
         return f"{layer.name!r} is a MatMul whose result is not known to be two-dimensional"
-    weight = _constant(layer.inputs[1])
+    weight = constant_values(layer.inputs[1])
     if weight is None:
         return f"the weights of {layer.name!r} are not constant"
     if weight.ndim != 2 or weight.shape[1] != len(factor):
@@ -134,58 +133,13 @@ _FOLDERS: dict[str, Callable[[ir.Node, Array, Array], str]] = {
 def _weights(layer: ir.Node, channels: int) -> tuple[Array | None, Array, str]:
     """(weights, bias broadcast to [channels], reason why not)."""
     none = np.zeros(channels)
-    weight = _constant(layer.inputs[1])
+    weight = constant_values(layer.inputs[1])
     if weight is None:
         return None, none, f"the weights of {layer.name!r} are not constant"
     given = layer.inputs[2] if len(layer.inputs) > 2 else None
     if given is None:
         return weight, none, ""
-    bias = _constant(given)
+    bias = constant_values(given)
     if bias is None or bias.size not in (1, channels) or bias.shape[-1:] not in ((), (1,), (channels,)):
         return None, none, f"the bias of {layer.name!r} is not one constant per channel"
     return weight, np.broadcast_to(bias.ravel(), (channels,)), ""
-
-
-def _constant(value: ir.Value | None) -> Array | None:
-    """The float64 values of an initializer of floats that nothing can override."""
-    if value is None or value.is_graph_input():
-        return None
-    tensor = ir.convenience.get_const_tensor(value)
-    if tensor is None or not tensor.dtype.is_floating_point():
-        return None
-    with np.errstate(invalid="ignore"):  # a weight may be a signalling NaN
-        return np.asarray(tensor.numpy()).astype(np.float64)
-
-
-def _store(layer: ir.Node, index: int, values: Array) -> None:
-    """Make `values` the constant input `index` of `layer`: in place where it is the only user, else a new weight."""
-    old = layer.inputs[index] if index < len(layer.inputs) else None
-    weight = layer.inputs[1]
-    assert weight is not None
-    assert weight.dtype is not None
-    array = np.ascontiguousarray(values).astype(weight.dtype.numpy())
-    if old is not None and old.is_initializer() and len(old.uses()) == 1 and not old.is_graph_output():
-        old.const_value = ir.tensor(array, dtype=weight.dtype, name=old.name)
-        old.shape = ir.Shape(array.shape)
-        return
-    graph = layer.graph
-    assert isinstance(graph, ir.Graph)
-    name = _free_name(f"{old.name}.folded" if old is not None else f"{layer.name}.bias", graph)
-    value = ir.Value(
-        name=name,
-        shape=ir.Shape(array.shape),
-        type=ir.TensorType(weight.dtype),
-        const_value=ir.tensor(array, dtype=weight.dtype, name=name),
-    )
-    graph.register_initializer(value)
-    if index >= len(layer.inputs):
-        layer.resize_inputs(index + 1)
-    layer.replace_input_with(index, value)
-
-
-def _free_name(name: str, graph: ir.Graph) -> str:
-    taken = {v.name for node in graph for v in (*node.inputs, *node.outputs) if v is not None}
-    taken |= set(graph.initializers) | {i.name for i in graph.inputs}
-    while name in taken:
-        name += "_"
-    return name

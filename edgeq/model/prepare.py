@@ -66,8 +66,8 @@ def prepare_model(
 
     In order: checks; local functions inlined; opset raised to 13 or later; nodes named; 16-bit floats widened to
     float32; Constant nodes, Identity, Dropout and dead code removed; BatchNormalization folded; ONNX Runtime's
-    basic optimisation; shapes inferred; checked again. Results are those of the source to float32's accuracy. Names
-    of tensors and nodes that survive are kept.
+    basic optimisation; Gemm in a form that can be quantized; shapes inferred; checked again. Results are those of the
+    source to float32's accuracy. Names of tensors and nodes that survive are kept.
 
     Args:
         inline_limit: bytes of weights above which the prepared model keeps them in external data.
@@ -162,6 +162,7 @@ def _finished(optimized: Path, before: ir.Model, source: Path, notes: list[str])
 
     from edgeq.model.clean import remove_no_ops, tidy
     from edgeq.model.fold import fold_batch_norms
+    from edgeq.model.gemm import plain_gemms
 
     model = ir.load(optimized)
     tidy(model)
@@ -171,6 +172,9 @@ def _finished(optimized: Path, before: ir.Model, source: Path, notes: list[str])
     if folded:
         notes.append(f"{folded} BatchNormalization folded after ONNX Runtime's optimisation")
     notes.extend(kept)
+    plain = plain_gemms(model)
+    if plain:
+        notes.append(f"{_count(plain, 'Gemm')} without factors, with one bias for each output")
     tidy(model)
     _identify_as(model, before)
     _order_initializers(model)

@@ -9,7 +9,7 @@ import numpy as np
 
 from edgeq.calibrate.histogram import Histogram
 from edgeq.calibrate.linear import linear_of
-from edgeq.calibrate.mse import Grid, moments_of, squared_errors
+from edgeq.calibrate.mse import Grid, grid_of, moments_of, squared_errors
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
 from edgeq.measure.agreement import decibels
@@ -36,7 +36,7 @@ def worst_tensors(
         ranges: those in use.
         among: names of tensors that are quantized at all; None takes all that have a range.
     """
-    grid = _grid(scheme)
+    grid = grid_of(scheme.activation_type, scheme.activation_symmetric)
     losses: dict[Histogram, tuple[float, str]] = {}
     for name, tensor in statistics.tensors.items():
         if name not in ranges or (among is not None and name not in among) or not tensor.minimum < tensor.maximum:
@@ -125,9 +125,3 @@ def _values(histogram: Histogram) -> tuple[np.ndarray[Any, Any], np.ndarray[Any,
     lower, upper = histogram.edges()
     zero = histogram.keys == 0
     return ((lower + upper) / 2)[~zero], histogram.counts[~zero], int(histogram.counts[zero].sum())
-
-
-def _grid(scheme: Scheme) -> Grid:
-    if scheme.activation_symmetric:
-        return Grid(0, 255, True) if scheme.activation_type == "uint8" else Grid(-127, 127, True)
-    return Grid(0, 255, False)

@@ -55,7 +55,9 @@ def verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
             f"{points(goal.max_drop)} were allowed",
         ]
         if found.expected != found.drop:
-            lines.append(f"on other samples {points(found.expected)} are to be expected")
+            lines.append(
+                f"on other samples {points(found.expected)} are to be expected, give or take {found.doubt:.2%}"
+            )
     if not outcome.settled:
         lines.append("the fastest candidates could not be told apart in the time that there was")
     if outcome.out_of_time:

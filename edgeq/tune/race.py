@@ -60,8 +60,8 @@ def say_short(book: Book, trial: Trial) -> None:
         book.eliminate(trial.name, hopeless(found, book.goal.max_drop))
         return
     text = f"loses {points(found.drop)}"
-    if found.expected > found.drop:
-        text += f" on these samples, {points(found.expected)} are to be expected on others"
+    if found.loss > found.drop:
+        text += f" on these samples, up to {points(found.loss)} are to be expected on others"
     book.update(trial.name, status="short", reason=f"{text}; {points(book.goal.max_drop)} are allowed")
 
 

@@ -58,6 +58,7 @@ class Assessment:
         drop: what the basis measures: the loss in the task's primary metric; without labels see docs/tune.md.
         low, high: 95 % confidence interval of `drop`.
         expected: the best estimate of the loss on samples not seen; equal to `drop` where nothing better is known.
+        doubt: standard error of `expected`; 0 where nothing better than `drop` is known.
         metrics: the task's, by name; empty without labels.
         disagreement: share of rows whose top-1 differs from float32's: no loss of top-1 can be larger. None where the
             outputs are no class scores.
@@ -71,6 +72,7 @@ class Assessment:
     low: float
     high: float
     expected: float
+    doubt: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
     disagreement: float | None = None
     sqnr_db: float = math.inf
@@ -78,8 +80,8 @@ class Assessment:
 
     @property
     def loss(self) -> float:
-        """What is held against the bar: the worse of what was measured and what is expected."""
-        return max(self.drop, self.expected)
+        """What is held against the bar: the worse of what was measured and what is to be expected, doubt included."""
+        return max(self.drop, self.expected + self.doubt)
 
     def to_dict(self) -> dict[str, Any]:
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,7 +177,7 @@ def tune(
             threads=thread_counts(machine.usable_threads),
             progress=progress,
         )
-        first = (*_kernels(job.prepared, chosen, static=static), *_extra(job, chosen))
+        first = _promising_first(_kernels(job.prepared, chosen, static=static), _extra(job, chosen))
         try:
             outcome = search.run(first)
         except KeyboardInterrupt:
@@ -231,6 +231,18 @@ def _kernels(prepared: PreparedModel, target: Target, *, static: bool) -> tuple[
 
 def _extra(job: Job, target: Target) -> tuple[Candidate, ...]:
     return tuple(c for builder in builders.BUILDERS.values() for c in builder.candidates(job, target))
+
+
+def _promising_first(kernels: Sequence[Candidate], extra: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """All candidates, so ordered that a short budget is spent on the right ones.
+
+    A builder that has something for this model knows why: matrix products of such a model bear ranges that are
+    measured at run time better than fixed ones.
+    """
+    if not extra:
+        return tuple(kernels)
+    dynamic = [c for c in kernels if c.scheme.mode == "dynamic"]
+    return (*dynamic, *extra, *(c for c in kernels if c not in dynamic))
 
 
 def _clear(kept: Path, journal: Journal) -> None:

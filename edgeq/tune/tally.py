@@ -183,12 +183,13 @@ def assess(agreement: AgreementTally, labels: tuple[Task, Measured, Measured] | 
         sign = 1 if task.higher_is_better else -1
         drop = sign * (reference.metrics[task.primary] - candidate.metrics[task.primary])
         error, factor = block_error(_differences(reference.blocks, candidate.blocks), least=1 / compared.count)
-        expected = _combine(drop, error, regret) if task.primary == _TOP1 else drop
+        expected, doubt = _combine(drop, error, regret) if task.primary == _TOP1 else (drop, 0.0)
         low, high = (drop - factor * error, drop + factor * error) if error is not None else (-1.0, 1.0)
-        return Assessment(**known, metrics=candidate.metrics, drop=drop, low=low, high=high, expected=expected)
+        known["metrics"] = candidate.metrics
+        return Assessment(**known, drop=drop, low=low, high=high, expected=expected, doubt=doubt)
     if regret is not None:
         mean, reach = regret.mean, _SURE * regret.error
-        return Assessment(**known, drop=mean, low=mean - reach, high=mean + reach, expected=mean)
+        return Assessment(**known, drop=mean, low=mean - reach, high=mean + reach, expected=mean, doubt=regret.error)
     drop = 1 - known["cosine"]
     return Assessment(**known, drop=drop, low=0.0, high=1.0, expected=drop)
 
@@ -213,8 +214,8 @@ def _differences(reference: Sequence[float | None], candidate: Sequence[float | 
     return [r - c for r, c in pairs if r is not None and c is not None]
 
 
-def _combine(drop: float, error: float | None, regret: Regret | None) -> float:
-    """The measured loss of top-1 and the regret, weighted by the inverse of their variances.
+def _combine(drop: float, error: float | None, regret: Regret | None) -> tuple[float, float]:
+    """The measured loss of top-1 and the regret, weighted by the inverse of their variances, and the standard error.
 
     What labels say is unbiased and noisy: only rows that change between right and wrong count, and a few hundred
     samples have a dozen of those. The regret is steady and may be biased; it is trusted to within half its size. A
@@ -222,7 +223,8 @@ def _combine(drop: float, error: float | None, regret: Regret | None) -> float:
     and would be chosen for it.
     """
     if regret is None or error is None:
-        return drop
+        return drop, 0.0
     measured = error**2
     trusted = max(regret.error**2 + (_TRUST * regret.mean) ** 2, 1e-12)
-    return (max(drop, 0.0) / measured + regret.mean / trusted) / (1 / measured + 1 / trusted)
+    weight = 1 / measured + 1 / trusted
+    return (max(drop, 0.0) / measured + regret.mean / trusted) / weight, weight**-0.5

@@ -38,6 +38,18 @@ def model(nodes: list[onnx.NodeProto], weights: dict[str, Any], *, opset: int = 
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
+def stacked() -> onnx.ModelProto:
+    """A convolution, and a MatMul whose weights are one matrix for each channel."""
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
+        node("MatMul", ["c", "m"], ["p"], name="matmul"),
+        node("ReduceSum", ["p", "axes"], ["y"], name="sum", keepdims=0),
+    ]
+    weights = {"w": random(8, 8, 3, 3), "m": random(8, 8, 5, seed=1), "axes": np.array([1, 2])}
+    return model(nodes, weights)
+
+
 def residual(opset: int = 17, width: int = 8) -> onnx.ModelProto:
     """Three convolutions, the middle one depthwise, around a skip connection; then a Gemm.
 

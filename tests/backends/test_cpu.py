@@ -14,7 +14,7 @@ from edgeq.errors import CalibrationError, HardwareError, ModelError, UsageError
 from edgeq.model.load import model_files
 from edgeq.scheme import Scheme
 from edgeq.session import SessionSettings
-from tests.backends.build import Bench, bench, mixed, operators, residual, weights
+from tests.backends.build import Bench, bench, mixed, operators, residual, stacked, weights
 
 DISABLED = "optimization.disable_specified_optimizers"
 COMPUTE = ["first", "depthwise", "last", "fc"]
@@ -51,6 +51,15 @@ def test_types_and_symmetry_are_those_of_the_scheme(net: Bench) -> None:
     for held in (unsigned, signed, symmetric):
         assert held["w1_quantized"].dtype == np.int8
         assert not held["w1_zero_point"].any()
+
+
+@pytest.mark.parametrize("form", ["QDQ", "QOperator"])
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_weights_that_are_no_matrix_have_one_scale_or_stay_float(tmp_path: Path, form: str, per_channel: bool) -> None:
+    net = bench(tmp_path, stacked())
+    artifact = net.build("q.onnx", format=form, per_channel=per_channel)
+    assert net.sqnr(artifact) > 25
+    assert (net.coverage(artifact).share == 1) is not per_channel
 
 
 def test_unsigned_weights(net: Bench) -> None:
@@ -98,11 +107,12 @@ def test_an_excluded_node_stays_float_on_the_optimised_graph(net: Bench, name: s
     assert net.sqnr(artifact) >= net.sqnr(net.build()) - 0.5
 
 
-def test_without_the_option_the_excluded_node_is_requantized(net: Bench) -> None:
-    """Why the option ships. Once ONNX Runtime stops doing this, the option can go."""
-    artifact = net.build(exclude=("last",))
+@pytest.mark.parametrize("name", ["depthwise", "last"])
+def test_without_the_option_the_excluded_node_stays_float_too(net: Bench, name: str) -> None:
+    """The option does not travel with a file that is taken out of its bundle."""
+    artifact = net.build(f"bare_{name}.onnx", exclude=(name,))
     bare = net.coverage(artifact, SessionSettings())
-    assert [node.name for node in bare.float_nodes if node.macs] == []
+    assert [node.name for node in bare.float_nodes if node.macs] == [name]
 
 
 def test_the_option_is_added_to_those_of_the_scheme(net: Bench) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from edgeq.calibrate.files import ARRAYS, JSON, load_statistics, save_statistics
-from edgeq.calibrate.histogram import KeyBuffer
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
 from edgeq.calibrate.tally import Tally
 from edgeq.errors import CalibrationError, OutputError
@@ -21,7 +20,7 @@ def some_statistics() -> Statistics:
     for name, axis, shape in (("b", 1, (2, 3)), ("a", None, (50,)), ("empty", None, (0, 4)), ("ünï", None, ())):
         running = Tally(TensorStatistics(), axis)
         for _ in range(3):
-            running.observe(np.asarray(random.normal(size=shape) * 1e3, np.float32), KeyBuffer())
+            running.observe(np.asarray(random.normal(size=shape) * 1e3, np.float32))
         tensors[name] = running.freeze()
     return Statistics("model", "data", 3, tensors)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from edgeq.calibrate import histogram as module
-from edgeq.calibrate.histogram import CHUNK, EMPTY, Counter, Histogram, KeyBuffer, histogram_of, sound
+from edgeq.calibrate.histogram import CHUNK, EMPTY, Counter, Histogram, histogram_of, sound
 from edgeq.errors import CalibrationError
 
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -47,9 +47,9 @@ def test_clipping_the_histogram_is_counting_the_clipped_values(values: np.ndarra
 
 @given(arrays)
 def test_the_counter_counts_as_the_plain_way_does(values: np.ndarray) -> None:
-    counter, buffer = Counter(), KeyBuffer()
+    counter = Counter()
     for part in (values[:7], values[7:]):
-        counter.add(np.ascontiguousarray(part), buffer)
+        counter.add(np.ascontiguousarray(part))
     if values.size:
         assert counter.freeze(float(values.min()), float(values.max())) == histogram_of(values)
 
@@ -57,14 +57,14 @@ def test_the_counter_counts_as_the_plain_way_does(values: np.ndarray) -> None:
 def test_a_counter_continues_a_histogram() -> None:
     values = np.random.default_rng(0).normal(size=1001).astype(np.float32)
     counter = Counter(histogram_of(values[:500]))
-    counter.add(values[500:], KeyBuffer())
+    counter.add(values[500:])
     assert counter.freeze(float(values.min()), float(values.max())) == histogram_of(values)
 
 
 def test_a_counter_does_not_overflow() -> None:
-    counter, buffer, values = Counter(), KeyBuffer(), np.float32([1.0, 1.0, -2.0])
+    counter, values = Counter(), np.float32([1.0, 1.0, -2.0])
     for _ in range(4):
-        counter.add(values, buffer, weight=2**30)
+        counter.add(values, weight=2**30)
     frozen = counter.freeze(-2.0, 1.0)
     assert frozen.counts.tolist() == [2**32, 2**33]
     assert counter.freeze(-2.0, 1.0) == frozen
@@ -81,9 +81,16 @@ def test_float16_values_have_a_bin_each() -> None:
     assert histogram_of(values).keys.size == values.size - 1  # both zeros share one
 
 
-def test_key_buffer_takes_a_full_chunk() -> None:
-    values = np.random.default_rng(1).normal(size=CHUNK).astype(np.float32)
-    assert np.array_equal(KeyBuffer().keys(values), values.view(np.uint32) >> 13)
+def test_a_counter_takes_parts_of_any_size_stride_and_weight() -> None:
+    values = np.random.default_rng(1).normal(size=3 * CHUNK).astype(np.float32)
+    counter = Counter()
+    for begin in range(0, values.size, CHUNK):
+        counter.add(values[begin : begin + CHUNK])
+    counter.add(values[: CHUNK // 2])
+    counter.add(values[:CHUNK:3], weight=2)
+    counter.add(values[:1000:7], weight=2)
+    counted = np.concatenate([values, values[: CHUNK // 2], *[values[:CHUNK:3], values[:1000:7]] * 2])
+    assert counter.freeze(float(values.min()), float(values.max())) == histogram_of(counted)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -8,7 +8,7 @@ import pytest
 
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.entropy import FLOOR, divergences, entropy_range, windows
-from edgeq.calibrate.histogram import KeyBuffer, histogram_of
+from edgeq.calibrate.histogram import histogram_of
 from edgeq.calibrate.linear import BINS, Linear, linear_of
 from edgeq.calibrate.mse import Grid, moments_of, mse_range, squared_errors
 from edgeq.calibrate.percentile import percentile_range
@@ -39,7 +39,7 @@ def statistics_of(**tensors: np.ndarray) -> Statistics:
     done = {}
     for name, values in tensors.items():
         running = Tally(TensorStatistics())
-        running.observe(values, KeyBuffer())
+        running.observe(values)
         done[name] = running.freeze()
     return Statistics("m", "d", 1, done)
 
@@ -69,7 +69,7 @@ def test_minmax_is_exact() -> None:
 def test_moving_average_is_the_mean_over_samples() -> None:
     running = Tally(TensorStatistics())
     for values in ([-1.0, 5.0], [-3.0, 6.0], []):
-        running.observe(np.float32(values), KeyBuffer())
+        running.observe(np.float32(values))
     statistics = Statistics("m", "d", 3, {"t": running.freeze()})
     assert derive_ranges(statistics, "moving-average")["t"] == Range(-2.0, 5.5)
 

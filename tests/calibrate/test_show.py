@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from edgeq.calibrate.histogram import KeyBuffer, histogram_of
+from edgeq.calibrate.histogram import histogram_of
 from edgeq.calibrate.plot import sparkline, svg_plot, text_plot, write_svg
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.show import METHODS, Shown, columns, heights, open_shown, show_statistics
@@ -26,7 +26,7 @@ def statistics() -> Statistics:
         "zero": np.zeros(4),
     }.items():
         running = Tally(TensorStatistics())
-        running.observe(values.astype(np.float32), KeyBuffer())
+        running.observe(values.astype(np.float32))
         tensors[name] = running.freeze()
     return Statistics("m", "d", 1, tensors)
 

@@ -166,12 +166,21 @@ def test_outputs_that_are_not_finite_fail(net: Bench, tmp_path: Path) -> None:
         proven(net, broken(net.build(), tmp_path / "broken.onnx"), timed=False)
 
 
-def test_without_its_session_options_the_optimiser_is_caught(tmp_path: Path) -> None:
-    """ONNX Runtime requantizes the excluded layer at load, per tensor."""
+def bare(artifact: Artifact, place: Path) -> Artifact:
+    """The artifact as other tools write it: nothing keeps ONNX Runtime from what it does at load."""
+    proto = onnx.load(artifact.model)
+    for node in proto.graph.node:
+        if node.name.endswith("/kept_in_float"):
+            node.input[1:] = [name.rpartition("/")[0] for name in node.input[1:]]
+            del node.attribute[:]
+    place.write_bytes(proto.SerializeToString())
+    return dataclasses.replace(artifact, model=place, session_options={})
+
+
+def test_a_layer_that_onnxruntime_requantizes_is_caught(tmp_path: Path) -> None:
     net = bench(tmp_path, residual())
     artifact = net.build(exclude=("depthwise",))
-    assert artifact.session_options
-    with_options = proven(net, artifact, timed=False)
-    bare = proven(net, dataclasses.replace(artifact, session_options={}), timed=False)
-    assert bare.coverage.share == 1 > with_options.coverage.share
-    assert with_options.agreement.sqnr_db >= bare.agreement.sqnr_db
+    shielded = proven(net, artifact, timed=False)
+    requantized = proven(net, bare(artifact, tmp_path / "bare.onnx"), timed=False)
+    assert requantized.coverage.share == 1 > shielded.coverage.share
+    assert shielded.agreement.sqnr_db >= requantized.agreement.sqnr_db

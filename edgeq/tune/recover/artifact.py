@@ -18,6 +18,7 @@ from onnx import numpy_helper
 
 from edgeq.model.load import load_model, save_model
 from edgeq.tune.recover.layers import Floats, Layer
+from edgeq.tune.recover.uses import uses
 
 # Places of (input scale, weight, weight scale, weight zero point, bias) among a node's inputs.
 _PLACES = {"QLinearConv": (1, 3, 4, 5, 8), "QLinearMatMul": (1, 3, 4, 5, None), "QGemm": (1, 3, 4, 5, 6)}
@@ -62,10 +63,7 @@ class QuantizedFile:
         self._constants = {tensor.name: tensor for tensor in model.graph.initializer}
         self._dequantized = {n.output[0]: n for n in model.graph.node if n.op_type == "DequantizeLinear"}
         self._nodes = {node.name: node for node in model.graph.node}
-        self._uses: dict[str, int] = {}
-        for node in model.graph.node:
-            for name in node.input:
-                self._uses[name] = self._uses.get(name, 0) + 1
+        self._uses = uses(model)
 
     @classmethod
     def read(cls, path: Path) -> QuantizedFile:
@@ -198,7 +196,8 @@ class QuantizedFile:
         if any(name not in self._constants for name in (input_scale, scale)):
             return None
         zero_point = self._spread(zero, layer) if zero else np.zeros(layer.outputs)
-        bias = bias if bias in self._constants else ""
+        if bias not in self._constants or self._array(bias).size != layer.outputs:
+            bias = ""
         return IntegerLayer(
             layer,
             node.name,
@@ -214,7 +213,7 @@ class QuantizedFile:
     def _shared(self, name: str) -> bool:
         """Whether an initializer, or what is dequantized from it, is read more than once."""
         readers = [n for n in self._dequantized.values() if n.input[0] == name]
-        return self._uses[name] > 1 or any(self._uses.get(n.output[0], 0) > 1 for n in readers)
+        return self._uses[name] > 1 or any(self._uses[n.output[0]] > 1 for n in readers)
 
     def _spread(self, name: str, layer: Layer) -> Floats:
         return np.broadcast_to(self._array(name).astype(np.float64).ravel(), (layer.outputs,)).copy()

@@ -132,17 +132,20 @@ class _Look:
         """Some positions, the same in every tensor of this shape: float32 [positions, channels]."""
         axis = self.layer.channel_axis % value.ndim
         table = np.moveaxis(value, axis, -1).reshape(-1, value.shape[axis])
-        step = max(1, -(-len(table) // _POSITIONS))
+        if len(table) > _POSITIONS:
+            # At random, since every so-many-th position may be one column of the image.
+            table = table[np.random.default_rng(0).integers(0, len(table), _POSITIONS)]
         low, high = (np.float32(limit) for limit in self.limits)
-        return np.asarray(np.clip(table[::step], low, high), np.float32)
+        return np.asarray(np.clip(table, low, high), np.float32)
 
     def means(self, table: NDArray[np.float32]) -> Floats:
         """float64 [ends, channels]: the mean behind the activation."""
-        return np.asarray(self.function(table).reshape(-1, *table.shape).mean(1), np.float64)
+        with np.errstate(invalid="ignore"):
+            return np.asarray(self.function(table).reshape(-1, *table.shape).mean(1), np.float64)
 
 
 def shift_of(look: _Look, wanted: Floats, values: Sequence[NDArray[Any]]) -> Floats:
-    """The bias to add, float64 [channels].
+    """The bias to add, float64 [channels]; 0 where what follows is not finite (a logarithm, a reciprocal).
 
     Args:
         wanted: the float model's means, float64 [samples, ends, channels].
@@ -152,10 +155,13 @@ def shift_of(look: _Look, wanted: Floats, values: Sequence[NDArray[Any]]) -> Flo
     for target, value in zip(wanted, values, strict=True):
         table = look.table(value)
         step = np.float32(max(1e-3, 1e-2 * float(np.abs(table).mean())))
-        differences.append(target - look.means(table))
-        slopes.append((look.means(table + step) - look.means(table - step)) / (2 * float(step)))
-    slope = np.mean(slopes, axis=0)
-    steps = (np.stack(differences) * slope).sum(1) / np.maximum((slope**2).sum(0), _FLAT**2)
+        with np.errstate(invalid="ignore"):
+            differences.append(target - look.means(table))
+            slopes.append((look.means(table + step) - look.means(table - step)) / (2 * float(step)))
+    difference, slope = np.stack(differences), np.mean(slopes, axis=0)
+    usable = np.isfinite(difference).all((0, 1)) & np.isfinite(slope).all(0)
+    difference, slope = (np.where(usable, values, 0.0) for values in (difference, slope))
+    steps = (difference * slope).sum(1) / np.maximum((slope**2).sum(0), _FLAT**2)
     return shrunk(np.where((slope**2).sum(0) > _FLAT**2, steps, 0.0))
 
 

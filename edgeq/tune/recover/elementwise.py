@@ -7,6 +7,7 @@ element-wise nodes, and evaluated by running them on a list of numbers.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from edgeq.session import SessionSettings, open_session
+from edgeq.tune.recover.uses import readers
 
 _ONE = frozenset(
     {
@@ -78,10 +80,8 @@ class Followers:
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._model = model
-        self._readers: dict[str, list[onnx.NodeProto]] = {}
-        for node in model.graph.node:
-            for name in dict.fromkeys(node.input):
-                self._readers.setdefault(name, []).append(node)
+        self._readers = readers(model)
+        self._places = {id(node): place for place, node in enumerate(model.graph.node)}
         self._scalars = {
             tensor.name: tensor
             for tensor in model.graph.initializer
@@ -93,10 +93,16 @@ class Followers:
         """What follows `tensor`: all nodes that compute each element from one element of it and scalar constants."""
         known = {tensor}
         nodes: list[onnx.NodeProto] = []
-        for node in self._model.graph.node:
-            if known.intersection(node.input) and self._elementwise(node, known):
+        waiting = self._behind(tensor)
+        while waiting:
+            place = heapq.heappop(waiting)
+            node = self._model.graph.node[place]
+            # A node waits once for each tensor that it reads.
+            if node.output[0] not in known and self._elementwise(node, known):
                 nodes.append(node)
                 known.add(node.output[0])
+                for behind in self._behind(node.output[0]):
+                    heapq.heappush(waiting, behind)
         inside = {id(node) for node in nodes}
         ends = [
             name
@@ -109,6 +115,10 @@ class Followers:
         """float64 [ends, n]: what each end is for each of the numbers (any shape of n elements)."""
         return self.function(follower)(np.ascontiguousarray(numbers, np.float32))
 
+    def _behind(self, tensor: str) -> list[int]:
+        """Places in the graph of the nodes that read a tensor, a heap."""
+        return [self._places[id(node)] for node in self._readers.get(tensor, ())]
+
     def _elementwise(self, node: onnx.NodeProto, known: set[str]) -> bool:
         if node.domain not in ("", "ai.onnx", "com.microsoft") or len(node.output) != 1:
             return False
@@ -118,8 +128,8 @@ class Followers:
 
     def function(self, follower: Follower) -> Function:
         """`values` of one follower, as a function that can be called many times."""
-        if not follower.nodes:
-            return lambda numbers: np.asarray(numbers, np.float64).reshape(1, -1)
+        if set(follower.ends) <= {follower.tensor}:
+            return lambda numbers: np.tile(np.asarray(numbers, np.float64).reshape(1, -1), (len(follower.ends), 1))
         piece = onnx.ModelProto(ir_version=self._model.ir_version)
         piece.opset_import.extend(self._model.opset_import)
         piece.graph.name = "follower"

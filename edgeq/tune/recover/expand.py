@@ -43,7 +43,7 @@ def _expand(
     op_type, data, bias, made = _FORMS[node.op_type]
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     stem = node.output[0]
-    axes = (0, 0 if op_type == "Conv" or attributes.get("transB") else 1)
+    axes = (0, 0 if op_type == "Conv" or attributes.get("transB") else -1)
     inputs: list[str] = []
     for (value, scale, zero), axis in zip(data, axes, strict=True):
         name = f"{stem}/input{len(inputs)}"
@@ -53,7 +53,8 @@ def _expand(
         inputs.append(name)
     if op_type != "MatMul" and len(node.input) > bias and node.input[bias]:
         pair = (numpy_helper.to_array(scales[node.input[scale]]).astype(np.float32) for _, scale, _ in data)
-        product = np.multiply(*pair)
+        # In the unit of the integers' product: it is added before alpha scales them.
+        product = np.multiply(*pair) * np.float32(attributes.get("alpha", 1.0))
         extra.append(
             numpy_helper.from_array(product if product.size > 1 else product.reshape(()), f"{stem}/bias_scale")
         )

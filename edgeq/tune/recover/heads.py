@@ -19,6 +19,7 @@ import onnx
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.model.load import load_model
+from edgeq.model.movers import MOVERS
 from edgeq.progress import Progress
 from edgeq.tune.recover.base import Stage, State
 from edgeq.tune.recover.elementwise import Followers
@@ -26,24 +27,8 @@ from edgeq.tune.recover.elementwise import Followers
 HETEROGENEOUS = 4.0
 """How many times wider than the narrowest part of a Concat the widest must be: two bits lost."""
 
-_MOVES = frozenset(
-    {
-        "Cast",
-        "Concat",
-        "DepthToSpace",
-        "Expand",
-        "Flatten",
-        "Gather",
-        "Identity",
-        "Reshape",
-        "Slice",
-        "Split",
-        "Squeeze",
-        "Tile",
-        "Transpose",
-        "Unsqueeze",
-    }
-)
+# What computes nothing, or next to nothing.
+_MOVES = MOVERS - {"MaxPool", "Resize"} | {"Cast", "Concat"}
 
 
 @dataclass(frozen=True)
@@ -68,22 +53,21 @@ class FloatHead:
 def find_heads(model: onnx.ModelProto, ranges: Mapping[str, Range]) -> tuple[str, ...]:
     """Names of the nodes of heterogeneous tails, in the order of the graph; empty where there are none."""
     makers = {name: node for node in model.graph.node for name in node.output if name}
-    tails = []
+    tail: dict[str, onnx.NodeProto] = {}
     for output in model.graph.output:
-        tail = _moved_from(output.name, makers)
-        if any(node.op_type == "Concat" and heterogeneous(node, ranges) for node in tail):
-            tails.extend(tail)
-    if not tails:
+        moved = _moved_from(output.name, makers)
+        if any(node.op_type == "Concat" and heterogeneous(node, ranges) for node in moved):
+            tail.update((node.name, node) for node in moved)
+    if not tail:
         return ()
-    inside = {node.name for node in tails}
-    read = {name for node in tails for name in node.input}
+    inside = set(tail)
+    read = {name for node in tail.values() for name in _data(node)}
     followers = Followers(model)
-    for node in model.graph.node:
+    for tensor in makers:
         # An activation that only the tail reads: a score would be rounded in front of it and behind it.
-        if node.name not in inside and set(node.output) & read and node.op_type != "Conv":
-            source = followers.of(node.input[0]) if node.input else None
-            if source is not None and node in source.nodes and set(source.ends) <= read:
-                inside |= {follower.name for follower in source.nodes}
+        follower = followers.of(tensor)
+        if follower.nodes and set(follower.ends) <= read:
+            inside |= {node.name for node in follower.nodes}
     return tuple(node.name for node in model.graph.node if node.name in inside)
 
 
@@ -101,5 +85,10 @@ def _moved_from(tensor: str, makers: Mapping[str, onnx.NodeProto]) -> list[onnx.
         node = makers.get(waiting.pop())
         if node is not None and node.op_type in _MOVES and node.name not in found:
             found[node.name] = node
-            waiting.extend(node.input)
+            waiting.extend(_data(node))
     return list(found.values())
+
+
+def _data(node: onnx.NodeProto) -> list[str]:
+    """What a node that moves data moves: its first input, but all of a Concat's. The others are shapes and indices."""
+    return list(node.input) if node.op_type == "Concat" else list(node.input[:1])

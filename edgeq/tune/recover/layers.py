@@ -136,12 +136,13 @@ def conv_geometry(
 def find_layers(model: onnx.ModelProto) -> tuple[Layer, ...]:
     """The main graph's layers with constant float weights, in the order of the graph.
 
-    A Gemm with transA, alpha or beta, and a MatMul whose weight is not a matrix, are left out.
+    Left out are a Gemm with transA, alpha, beta or a bias that differs from row to row, and a MatMul whose weight is
+    not a matrix.
     """
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     found = []
     for node in model.graph.node:
-        if node.op_type not in ("Conv", "Gemm", "MatMul") or node.domain or len(node.input) < 2:
+        if node.op_type not in ("Conv", "Gemm", "MatMul") or node.domain not in ("", "ai.onnx") or len(node.input) < 2:
             continue
         weight = constants.get(node.input[1])
         if weight is None or weight.data_type != onnx.TensorProto.FLOAT or node.input[0] in constants:
@@ -153,18 +154,23 @@ def find_layers(model: onnx.ModelProto) -> tuple[Layer, ...]:
         bias = node.input[2] if len(node.input) > 2 else ""
         if bias and bias not in constants:
             continue
-        found.append(
-            Layer(
-                node.name,
-                node.op_type,
-                node.input[0],
-                node.output[0],
-                node.input[1],
-                bias,
-                tuple(weight.dims),
-                attributes.get("group", 1),
-                node.op_type == "MatMul" or (node.op_type == "Gemm" and not attributes.get("transB")),
-                attributes,
-            )
+        layer = Layer(
+            node.name,
+            node.op_type,
+            node.input[0],
+            node.output[0],
+            node.input[1],
+            bias,
+            tuple(weight.dims),
+            attributes.get("group", 1),
+            node.op_type == "MatMul" or (node.op_type == "Gemm" and not attributes.get("transB")),
+            attributes,
         )
+        if not bias or _per_output(constants[bias].dims, layer.outputs):
+            found.append(layer)
     return tuple(found)
+
+
+def _per_output(dims: Sequence[int], outputs: int) -> bool:
+    """Whether a bias has one number for each output, or one for all."""
+    return math.prod(dims) == 1 or (math.prod(dims) == outputs and dims[-1] == outputs)

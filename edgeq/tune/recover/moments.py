@@ -77,6 +77,8 @@ def layer_moments(
         for layer in kept:
             yield layer, _load(_file(store, layer))
         layers = [layer for layer in layers if layer not in kept]
+    if not layers:
+        return
     graph = load_model(model, external_data="none")
     fitting = [layer for layer in layers if layer.groups * layer.taps**2 <= LARGEST]
     waves = list(_waves(fitting, memory))
@@ -97,12 +99,17 @@ def layer_moments(
 
 
 class _Sums:
-    """Sums over patches. Patches of several samples are multiplied at once: one large product instead of many small."""
+    """Sums over patches. Patches of several samples are multiplied at once: one large product instead of many small.
+
+    The sums are of patches less the mean of the first ones: taken off at the end, a mean far from zero would cost the
+    covariance its digits.
+    """
 
     def __init__(self, layer: Layer) -> None:
         self._layer = layer
         self._count = 0
         self._held: list[NDArray[np.float32]] = []
+        self._origin: NDArray[np.float32] | None = None
         self._first = np.zeros((layer.groups, layer.taps))
         self._second = np.zeros((layer.groups, layer.taps, layer.taps))
 
@@ -116,15 +123,19 @@ class _Sums:
         if self._held:
             patches = np.concatenate(self._held, axis=1)
             self._held.clear()
+            if self._origin is None:
+                self._origin = patches.mean(1, keepdims=True)
+            patches = patches - self._origin
             self._count += patches.shape[1]
             self._first += patches.sum(1, dtype=np.float64)
             self._second += patches.transpose(0, 2, 1) @ patches
 
     def moments(self) -> Moments:
         self._multiply()
+        assert self._origin is not None, "no sample was added"
         mean = self._first / self._count
         covariance = self._second / self._count - mean[:, :, None] * mean[:, None, :]
-        return Moments(self._count, mean, covariance)
+        return Moments(self._count, mean + self._origin[:, 0], covariance)
 
 
 def _file(store: Path, layer: Layer) -> Path:

@@ -11,20 +11,21 @@ where f is whatever follows element by element (`elementwise`). Nothing is known
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgeq.calibrate.linear import linear_of
 from edgeq.calibrate.mse import COARSE, REFINEMENTS, Grid
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.statistics import TensorStatistics
 from edgeq.tune.recover.elementwise import Function
+from edgeq.tune.recover.grid import Floats, levels, steps
 
 _MOST_BINS = 1024
 """Bins of the histogram that are looked at; the finest are joined until there are no more."""
 
 
-def range_behind(tensor: TensorStatistics, function: Function, grid: Grid) -> Range:
-    """The range of `tensor` with the least expected squared error behind `function`.
+def range_behind(tensor: TensorStatistics, function: Function, grid: Grid) -> Range | None:
+    """The range of `tensor` with the least expected squared error behind `function`; None where the function is not
+    finite (a logarithm, a reciprocal) and no error can be told.
 
     Args:
         grid: the integers that the range is mapped to.
@@ -37,9 +38,11 @@ def range_behind(tensor: TensorStatistics, function: Function, grid: Grid) -> Ra
         low = -high
     centres, counts = joined(*_bins(tensor))
     wanted = function(centres)
+    if not np.isfinite(wanted).all():
+        return None
 
-    def errors(shares: NDArray[np.float64]) -> NDArray[np.float64]:
-        found = [_error(centres, counts, wanted, function, low * a, high * b, grid) for a, b in shares]
+    def errors(shares: Floats) -> Floats:
+        found = [_error(centres, counts, wanted, function, Range(low * a, high * b), grid) for a, b in shares]
         return np.array(found)
 
     one_side = np.ones(1)
@@ -48,29 +51,19 @@ def range_behind(tensor: TensorStatistics, function: Function, grid: Grid) -> Ra
     pairs = np.array([(b if grid.symmetric else a, b) for a in lows for b in highs])
     best, least = _least(pairs, errors(pairs))
     for factor in REFINEMENTS:
-        steps = np.array([factor, 1.0, 1.0 / factor])
-        a = np.minimum(best[0] * steps, 1.0) if lows.size > 1 else one_side
-        b = np.minimum(best[1] * steps, 1.0) if highs.size > 1 else one_side
+        around = np.array([factor, 1.0, 1.0 / factor])
+        a = np.minimum(best[0] * around, 1.0) if lows.size > 1 else one_side
+        b = np.minimum(best[1] * around, 1.0) if highs.size > 1 else one_side
         pairs = np.array([(y if grid.symmetric else x, y) for x in a for y in b])
         candidate, error = _least(pairs, errors(pairs))
         if error < least:
             best, least = candidate, error
+    if not np.isfinite(least):
+        return None
     return Range(float(low * best[0]), float(high * best[1]))
 
 
-def error_behind(tensor: TensorStatistics, function: Function, chosen: Range, grid: Grid) -> tuple[float, float]:
-    """(expected squared error, expected square) of the ends for one element of `tensor` quantized over `chosen`."""
-    if not tensor.count:
-        return 0.0, 0.0
-    centres, counts = joined(*_bins(tensor))
-    wanted = function(centres)
-    error = _error(centres, counts, wanted, function, chosen.low, chosen.high, grid)
-    return error / tensor.count, float((wanted**2 @ counts).sum()) / tensor.count
-
-
-def joined(
-    centres: NDArray[np.float64], counts: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def joined(centres: Floats, counts: Floats) -> tuple[Floats, Floats]:
     """Neighbouring bins joined until there are at most `_MOST_BINS`; centres are means weighted by count."""
     while len(centres) > _MOST_BINS:
         if len(centres) % 2:
@@ -81,42 +74,20 @@ def joined(
     return centres, counts
 
 
-def _bins(tensor: TensorStatistics) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _bins(tensor: TensorStatistics) -> tuple[Floats, Floats]:
     linear = linear_of(tensor.histogram)
     filled = linear.counts > 0
     return linear.centres()[filled], linear.counts[filled]
 
 
-def _error(
-    centres: NDArray[np.float64],
-    counts: NDArray[np.float64],
-    wanted: NDArray[np.float64],
-    function: Function,
-    low: float,
-    high: float,
-    grid: Grid,
-) -> float:
-    """The summed squared error, with scale and zero point as ONNX's QuantizeLinear has them.
-
-    The function is evaluated once for each integer, not for each bin.
-    """
-    if high <= low:
-        return float((wanted**2 @ counts).sum())
-    scale = (high - low) / (grid.most - grid.least)
-    middle = np.rint((grid.least + grid.most) / 2)
-    zero = middle if grid.symmetric else np.clip(np.rint(grid.least - low / scale), grid.least, grid.most)
-    levels = function((np.arange(grid.least, grid.most + 1) - zero) * scale)
-    places = (np.clip(np.rint(centres / scale) + zero, grid.least, grid.most) - grid.least).astype(np.intp)
-    return float(((levels[:, places] - wanted) ** 2 @ counts).sum())
+def _error(centres: Floats, counts: Floats, wanted: Floats, function: Function, chosen: Range, grid: Grid) -> float:
+    """The summed squared error. The function is evaluated once for each integer, not for each bin."""
+    made = function(levels(chosen, grid))[:, steps(centres, chosen, grid)]
+    if not np.isfinite(made).all():
+        return np.inf
+    return float(((made - wanted) ** 2 @ counts).sum())
 
 
-def _least(pairs: NDArray[np.float64], errors: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+def _least(pairs: Floats, errors: Floats) -> tuple[Floats, float]:
     place = int(np.argmin(errors))
     return pairs[place], float(errors[place])
-
-
-def grid_of(activation_type: str, symmetric: bool) -> Grid:
-    """The integers of an activation type."""
-    if symmetric:
-        return Grid(0, 255, True) if activation_type == "uint8" else Grid(-127, 127, True)
-    return Grid(0, 255, False)

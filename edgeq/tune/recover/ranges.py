@@ -1,17 +1,18 @@
-"""Recoveries that choose ranges: behind non-linear functions, and the method tensor by tensor."""
+"""The recovery that chooses ranges by what stands behind a tensor."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgeq.calibrate.mse import grid_of
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.model.load import load_model
 from edgeq.progress import Progress
 from edgeq.tune.recover.base import Stage, State
 from edgeq.tune.recover.elementwise import Followers
-from edgeq.tune.recover.nonlinear import grid_of, range_behind
+from edgeq.tune.recover.nonlinear import range_behind
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,9 @@ class NonlinearRanges:
                 advance(1)
                 follower = followers.of(name)
                 if follower.nodes and name not in follower.ends and name in state.statistics.tensors:
-                    chosen[name] = range_behind(state.statistics.tensors[name], followers.function(follower), grid)
+                    found = range_behind(state.statistics.tensors[name], followers.function(follower), grid)
+                    if found is not None:
+                        chosen[name] = found
         if not chosen:
             return state.note(f"{self.name}: no activation function follows a quantized tensor")
         return state.replace(ranges={**state.ranges, **chosen}).note(

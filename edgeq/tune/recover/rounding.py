@@ -4,7 +4,7 @@ Rounding each weight to the nearest integer is best only where inputs are uncorr
 dW x, with the expected square sum_m dW[m] H dW[m]' where H is the second moment of x. Columns are rounded one after
 the other, and each one's error is taken up by those that are still to come: with H^-1 = U'U, U upper triangular, the
 error e of column i is spread as w[j] -= e U[i, j] / U[i, i] for j > i (Frantar and Alistarh 2022, "Optimal Brain
-Compression"; Frantar et al. 2022, "GPTQ").
+Compression"; Frantar et al. 2022, "GPTQ"). A few sweeps of coordinate descent follow.
 
 A layer with a bias needs no more than the covariance for H: the mean of the error, dW E[x], goes into the bias. The
 rounding of the input adds step^2 / 12 to the diagonal of H, since it is an error of its own in each tap.
@@ -30,6 +30,7 @@ from edgeq.tune.recover.moments import Moments, layer_moments
 
 _BLOCK = 64
 _DAMPING = 1e-3
+_SWEEPS = 3
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,23 @@ def round_rows(
             errors[:, :, column - first] = error
             rest[:, :, column + 1 : last] -= error[:, :, None] * upper[:, None, column, column + 1 : last]
         rest[:, :, last:] -= errors @ upper[:, first:last, last:]
+    return _descended(rows, metric, integers, low, high)
+
+
+def _descended(
+    rows: Floats, metric: Floats, integers: NDArray[np.int64], low: NDArray[np.int64], high: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Each column in turn set to what is best while the others stay; every step lowers the error or keeps it."""
+    slope = (rows - integers) @ metric
+    for _ in range(_SWEEPS):
+        for column in range(rows.shape[2]):
+            own = metric[:, None, column, column]
+            # As a step from where it is, so that what is not worth a whole step stays.
+            step = np.rint(slope[:, :, column] / own).astype(np.int64)
+            step = np.clip(integers[:, :, column] + step, low, high) - integers[:, :, column]
+            if step.any():
+                integers[:, :, column] += step
+                slope -= step[:, :, None] * metric[:, None, column]
     return integers
 
 

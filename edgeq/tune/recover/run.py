@@ -20,12 +20,14 @@ from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
 from edgeq.tune.recover.base import Recovery, Stage, State
 from edgeq.tune.recover.bias import BiasCorrection
-from edgeq.tune.recover.gates import SplitGates
+from edgeq.tune.recover.equalize import Equalize
 from edgeq.tune.recover.heads import FloatHead
 from edgeq.tune.recover.ranges import NonlinearRanges
 from edgeq.tune.recover.rounding import WeightRounding
+from edgeq.tune.recover.split_gates import SplitGates
 
 _ALL: tuple[Recovery, ...] = (
+    Equalize(),
     SplitGates(),
     SplitGates("split-more-gates", share=0.02),
     FloatHead(),

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from edgeq.tune.recover.layers import Floats, Layer
+from edgeq.tune.recover.uses import uses
 
 
 class Weights:
@@ -23,17 +24,14 @@ class Weights:
     def __init__(self, model: onnx.ModelProto) -> None:
         self._model = model
         self._constants = {tensor.name: tensor for tensor in model.graph.initializer}
-        self._uses: dict[str, int] = {}
-        for node in model.graph.node:
-            for name in node.input:
-                self._uses[name] = self._uses.get(name, 0) + 1
+        self._uses = uses(model)
 
     def array(self, name: str) -> NDArray[Any]:
         return numpy_helper.to_array(self._constants[name])
 
     def alone(self, *names: str) -> bool:
-        """Whether each of these constants ("" for none) is read by one node only."""
-        return all(self._uses.get(name, 0) <= 1 for name in names if name)
+        """Whether each of these constants ("" for none) is read once only."""
+        return all(self._uses[name] <= 1 for name in names if name)
 
     def replace(self, name: str, values: NDArray[Any]) -> None:
         """Other values of the same type."""
@@ -48,24 +46,15 @@ class Weights:
         tensor = numpy_helper.from_array(np.ascontiguousarray(values, np.float32), name)
         self._model.graph.initializer.append(tensor)
         self._constants[name] = self._model.graph.initializer[-1]
-        self._uses[name] = 1
+        self._uses[name] += 1
         return name
-
-    def scale_outputs(self, layer: Layer, factor: Floats) -> None:
-        """Multiply output channels of a layer by `factor` [outputs]."""
-        weight, bias = self.scaled_outputs(layer, factor)
-        self.replace(layer.weight, weight)
-        if bias is not None:
-            self.replace(layer.bias, bias)
 
     def scaled_outputs(self, layer: Layer, factor: Floats) -> tuple[Floats, Floats | None]:
         """(weight, bias) of a layer with output channels multiplied by `factor` [outputs]."""
         rows = layer.rows(self.array(layer.weight).astype(np.float64))
         weight = layer.unrows(rows * factor.reshape(layer.groups, -1, 1))
-        bias = None
-        if layer.bias:
-            old = self.array(layer.bias).astype(np.float64)
-            bias = (np.broadcast_to(old.ravel(), (layer.outputs,)) * factor) if old.size > 1 else old * factor
+        # A Gemm may add one number to all outputs.
+        bias = self.array(layer.bias).astype(np.float64).ravel() * factor if layer.bias else None
         return weight, bias
 
     def scale_inputs(self, layer: Layer, factor: Floats) -> None:
@@ -74,8 +63,8 @@ class Weights:
 
     def input_importance(self, layer: Layer) -> Floats:
         """float64 [input channels]: sum of the squared weights that read each channel."""
-        squares = (self._taps(layer) ** 2).sum(1).reshape(layer.groups * input_channels(layer) // layer.groups, -1)
-        return np.asarray(squares.sum(1), np.float64)
+        squares = (self._taps(layer) ** 2).sum(1)
+        return np.asarray(squares.reshape(input_channels(layer), -1).sum(1), np.float64)
 
     def _taps(self, layer: Layer) -> Floats:
         return np.asarray(layer.rows(self.array(layer.weight).astype(np.float64)), np.float64)
@@ -90,11 +79,6 @@ def spread_over_taps(layer: Layer, factor: Floats) -> Floats:
     """Factors [input channels] as [groups, 1, taps]."""
     repeats = layer.taps * layer.groups // input_channels(layer)
     return np.asarray(np.repeat(factor, repeats).reshape(layer.groups, 1, layer.taps), np.float64)
-
-
-def readers_of(model: onnx.ModelProto, tensor: str) -> list[onnx.NodeProto]:
-    """Nodes that read a tensor."""
-    return [node for node in model.graph.node if tensor in node.input]
 
 
 def only_layers(nodes: Sequence[onnx.NodeProto], tensor: str, layers: dict[str, Layer]) -> list[Layer] | None:

@@ -13,6 +13,7 @@ import onnx
 from numpy.typing import NDArray
 
 from edgeq.session import SessionSettings, open_session
+from edgeq.tune.recover.uses import reads
 
 Array = NDArray[Any]
 
@@ -49,7 +50,7 @@ class Stepper:
         outputs = {output.name for output in model.graph.output}
         self._last_use: dict[str, int] = {}
         for index, node in enumerate(self._nodes):
-            for name in _reads(node):
+            for name in reads(node):
                 self._last_use[name] = index
         self._last_use.update(dict.fromkeys(outputs, len(self._nodes)))
 
@@ -68,7 +69,7 @@ class Stepper:
     def _run(self, stop: int, tensor: str) -> None:
         nodes = self._nodes[self._position : stop]
         made = {name for node in nodes for name in node.output if name}
-        read = {name for node in nodes for name in _reads(node)}
+        read = {name for node in nodes for name in reads(node)}
         given = sorted(name for name in read if name in self._values[0])
         kept = [name for name in made if name == tensor or self._last_use.get(name, -1) >= stop]
         session = open_session(
@@ -93,21 +94,16 @@ class Stepper:
         constants = [*self._model.graph.initializer, *self._extra]
         piece.graph.initializer.extend(t for t in constants if t.name in read)
         for name in given:
-            value = self._values[0][name]
-            kind = onnx.helper.np_dtype_to_tensor_dtype(np.asarray(value).dtype)
-            piece.graph.input.append(onnx.helper.make_tensor_value_info(name, kind, None))
+            piece.graph.input.append(_described(name, self._values[0][name]))
         piece.graph.output.extend(onnx.ValueInfoProto(name=name) for name in kept)
         # An output must be made by a node; an initializer that is an output is none.
         assert not self._constants & set(kept)
         return piece
 
 
-def _reads(node: onnx.NodeProto) -> set[str]:
-    """What a node and the graphs inside it read, names of inner tensors among them."""
-    names = {name for name in node.input if name}
-    for attribute in node.attribute:
-        for graph in [attribute.g, *attribute.graphs] if attribute.HasField("g") else list(attribute.graphs):
-            names |= {output.name for output in graph.output}
-            for inner in graph.node:
-                names |= _reads(inner)
-    return names
+def _described(name: str, value: Any) -> onnx.ValueInfoProto:
+    """A graph input that takes such a value: an array, or a list of arrays where the graph has a sequence."""
+    if isinstance(value, list):
+        kind = onnx.helper.np_dtype_to_tensor_dtype(np.asarray(value[0]).dtype if value else np.dtype(np.float32))
+        return onnx.helper.make_tensor_sequence_value_info(name, kind, None)
+    return onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(np.asarray(value).dtype), None)

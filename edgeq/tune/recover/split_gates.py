@@ -1,0 +1,64 @@
+"""Convolutions in front of a gate, x = y g(y) as in SiLU and GELU, computed twice: once for each of its two readers.
+
+In integers, y has one scale for both. The gate g wants y near zero, finely; the product wants all of y, and x then has
+one scale for channels that may differ a hundredfold. No range serves both. But two convolutions cost little in
+integers, and then each has its own scale:
+
+    y  = W u + b          →  g(y)         its range is where g changes
+    y' = (W u + b) / k    →  x' = y' g(y)     per channel k, so that all channels fill the range;
+                                              who reads x' has its weights multiplied by k
+
+In floats the network computes what it did. Which gates are worth it is decided by simulation on samples of y: the error
+of x as it is now and as it would be, as the layers that read x weigh it, against the sum over all gates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgeq.calibrate.mse import grid_of
+from edgeq.data.samples import Samples
+from edgeq.model.load import load_model, model_digest, save_model
+from edgeq.progress import Progress
+from edgeq.tune.recover.base import Stage, State
+from edgeq.tune.recover.gate_plans import plan_gates, worth_it
+from edgeq.tune.recover.gates import VALUE, find_gates, split_all
+
+
+@dataclass(frozen=True)
+class SplitGates:
+    """The recovery: gates are split while one causes at least `share` of the error of all gates.
+
+    Every split costs a convolution.
+    """
+
+    name: str = "split-gates"
+    title: str = "layers before x * g(x) computed twice, each with a range of its own and scaled channels"
+    stage: Stage = "model"
+    free: bool = False
+    share: float = 0.1
+
+    def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
+        """Raises:
+        EdgeqError: the model refuses a sample.
+        """
+        source = state.prepared.path
+        model = load_model(source, external_data="all")
+        gates = [gate for gate in find_gates(model) if gate.layer.name not in state.scheme.exclude]
+        if not gates:
+            return state.note(f"{self.name}: no layer is followed by a product with a function of itself")
+        grid = grid_of(state.scheme.activation_type, state.scheme.activation_symmetric)
+        plans = plan_gates(model, source, gates, samples, state.statistics, grid, progress)
+        chosen = worth_it(plans, self.share)
+        if not chosen:
+            return state.note(f"{self.name}: none of {len(gates)} gates stands out")
+        split_all(model, [(plan.gate, plan.factor) for plan in chosen])
+        path = workdir / "split.onnx"
+        save_model(model, path)
+        prepared = replace(state.prepared, path=path, digest=model_digest(path))
+        ranges = {plan.gate.layer.output + VALUE: plan.value for plan in chosen}
+        names = ", ".join(plan.gate.layer.name for plan in chosen)
+        return state.replace(prepared=prepared, ranges={**state.ranges, **ranges}).note(
+            f"{self.name}: {len(chosen)} of {len(gates)} gates split: {names}"
+        )

@@ -1,0 +1,85 @@
+"""`edgeq.tune.recover.elementwise`: what is found behind a tensor computes what the model does, and hides no reader."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from hypothesis import given, settings
+from onnx import helper
+
+from edgeq.tune.recover.elementwise import Followers
+from tests.tune.recover.graphs import nets, tensors_of
+from tests.tune.recover.nets import Net
+
+
+@given(nets(axes=1))
+@settings(max_examples=40)
+def test_the_function_is_what_the_model_makes(drawn: tuple) -> None:
+    model, feed = drawn
+    tensors = tensors_of(model, feed)
+    followers = Followers(model)
+    for name, values in tensors.items():
+        follower = followers.of(name)
+        found = followers.values(follower, values)
+        assert len(found) == len(follower.ends)
+        for end, made in zip(follower.ends, found, strict=True):
+            np.testing.assert_allclose(made, tensors[end].ravel(), rtol=1e-4, atol=1e-5)
+
+
+@given(nets(axes=1))
+@settings(max_examples=40)
+def test_all_that_others_read_is_an_end(drawn: tuple) -> None:
+    """Without its ends, nothing of the rest of the model depends on the tensor: all nodes are followers."""
+    model, _ = drawn
+    followers = Followers(model)
+    for node in model.graph.node:
+        follower = followers.of(node.output[0])
+        inside = {id(n) for n in follower.nodes}
+        hidden = {node.output[0], *(n.output[0] for n in follower.nodes)} - set(follower.ends)
+        for other in model.graph.node:
+            if id(other) not in inside:
+                assert not hidden & _everything_named(other)
+        assert not hidden & {output.name for output in model.graph.output}
+
+
+def _everything_named(node: onnx.NodeProto) -> set[str]:
+    names = set(node.input)
+    for attribute in node.attribute:
+        for inner in attribute.g.node:
+            names |= _everything_named(inner)
+    return names
+
+
+def _net(*nodes: tuple[str, list[str], str]) -> Followers:
+    net = Net()
+    for name, value in (("half", 0.5), ("vector", [1.0, 2.0])):
+        net.constant(name, value)
+    for op_type, inputs, output in nodes:
+        net.node(op_type, inputs, output)
+    return Followers(net.model({"x": [1, 2], "z": [1, 2]}, [nodes[-1][2]]))
+
+
+def test_only_scalars_and_the_tensor_itself() -> None:
+    assert [n.op_type for n in _net(("Mul", ["x", "half"], "y")).of("x").nodes] == ["Mul"]
+    assert _net(("Mul", ["x", "vector"], "y")).of("x").nodes == ()
+    assert _net(("Mul", ["x", "z"], "y")).of("x").nodes == ()
+    assert _net(("Softmax", ["x"], "y")).of("x").nodes == ()
+
+
+def test_several_nodes_and_branches() -> None:
+    followers = _net(
+        ("Sigmoid", ["x"], "g"), ("Mul", ["g", "x"], "y"), ("Add", ["y", "half"], "w"), ("Add", ["y", "z"], "v")
+    )
+    found = followers.of("x")
+    assert [node.output[0] for node in found.nodes] == ["g", "y", "w"]
+    assert found.ends == ("y",), "w is read by nobody"
+
+
+def test_a_tensor_read_in_a_body_is_an_end() -> None:
+    net = Net()
+    net.node("Relu", ["x"], "y")
+    body = helper.make_graph(
+        [helper.make_node("Neg", ["x"], ["n"])], "b", [], [helper.make_tensor_value_info("n", 1, None)]
+    )
+    net.nodes.append(helper.make_node("If", ["c"], ["out"], name="if", then_branch=body, else_branch=body))
+    assert Followers(net.model({"x": [1, 2]}, ["y", "out"])).of("x").ends == ("x", "y")

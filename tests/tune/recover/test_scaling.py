@@ -1,0 +1,105 @@
+"""`edgeq.tune.recover.scaling`: scaled where it is made and back where it is read, a network computes what it did."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeq.tune.recover.layers import find_layers
+from edgeq.tune.recover.scaling import Weights, input_channels, only_layers
+from edgeq.tune.recover.uses import readers
+from tests.tune.recover.graphs import CHANNELS, nets, tensors_of
+from tests.tune.recover.nets import Net, run
+
+
+@given(nets(), st.integers(0, 10**6))
+@settings(max_examples=60)
+def test_pairs_of_layers_keep_the_function(drawn: tuple, seed: int) -> None:
+    """Wherever one layer's output is read by layers alone, any positive factors may move from it to them."""
+    model, feed = drawn
+    before = run(model, feed)
+    layers = {layer.name: layer for layer in find_layers(model)}
+    outputs = {output.name for output in model.graph.output}
+    random = np.random.default_rng(seed)
+    for layer in layers.values():
+        weights = Weights(model)
+        reading = only_layers(readers(model).get(layer.output, ()), layer.output, layers)
+        if layer.output in outputs or not reading or not weights.alone(layer.weight, layer.bias):
+            continue
+        if not all(weights.alone(reader.weight) for reader in reading):
+            continue
+        factor = np.exp(random.normal(0, 1, layer.outputs))
+        weight, bias = weights.scaled_outputs(layer, 1 / factor)
+        weights.replace(layer.weight, weight)
+        if bias is not None:
+            weights.replace(layer.bias, bias)
+        for reader in reading:
+            weights.scale_inputs(reader, factor)
+    for a, b in zip(before, run(model, feed), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * max(1.0, float(np.abs(a).max())))
+
+
+@given(nets())
+@settings(max_examples=40)
+def test_alone_means_that_nothing_else_changes(drawn: tuple) -> None:
+    model, feed = drawn
+    before = tensors_of(model, feed)
+    weights = Weights(model)
+    for layer in find_layers(model):
+        if weights.alone(layer.weight):
+            changed = onnx.ModelProto()
+            changed.CopyFrom(model)
+            Weights(changed).replace(layer.weight, np.zeros(layer.shape))
+            others = [n for n in changed.graph.node if n.name != layer.name and layer.weight in n.input]
+            assert not others
+            after = tensors_of(changed, feed)
+            made_before = [n.output[0] for n in model.graph.node]
+            for name in made_before[: made_before.index(layer.output)]:
+                np.testing.assert_array_equal(before[name], after[name])
+
+
+def test_weights_in_two_places_are_not_alone() -> None:
+    net = Net()
+    net.conv("x", "first", 2, 2, 1)
+    net.conv("first_out", "second", 2, 2, 1)
+    net.nodes[-1].input[1] = "first_w"
+    net.nodes[-1].input[2] = "first_w"
+    model = net.model({"x": [1, 2, 3, 3]}, ["second_out", "second_b"])
+    weights = Weights(model)
+    assert not weights.alone("first_w")
+    assert weights.alone("first_b", "")
+    assert weights.alone("second_b"), "read by nobody but the outside"
+
+
+def test_a_weight_that_is_also_an_output_is_not_alone() -> None:
+    net = Net()
+    net.conv("x", "first", 2, 2, 1)
+    assert not Weights(net.model({"x": [1, 2, 3, 3]}, ["first_out", "first_w"])).alone("first_w")
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_importance_of_input_channels(groups: int) -> None:
+    net = Net()
+    net.conv("x", "c", 4, 8, 3, groups=groups)
+    model = net.model({"x": [1, 4, 5, 5]}, ["c_out"])
+    (layer,) = find_layers(model)
+    weight = Weights(model).array("c_w").astype(np.float64)
+    wanted = np.zeros(4)
+    for output in range(8):
+        for place in range(4 // groups):
+            wanted[output // (8 // groups) * (4 // groups) + place] += (weight[output, place] ** 2).sum()
+    np.testing.assert_allclose(Weights(model).input_importance(layer), wanted)
+    assert input_channels(layer) == CHANNELS
+
+
+def test_added_constants_get_free_names() -> None:
+    net = Net()
+    net.conv("x", "c", 2, 2)
+    model = net.model({"x": [1, 2, 3, 3]}, ["c_out"])
+    weights = Weights(model)
+    assert weights.add("c_w", np.ones(3)) == "c_w_"
+    assert weights.add("c_w", np.ones(3)) == "c_w__"
+    np.testing.assert_array_equal(weights.array("c_w_"), np.ones(3))
