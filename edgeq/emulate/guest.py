@@ -75,7 +75,7 @@ class Guest:
             with device_errors():
                 write_frame(self._process.stdin, request, arrays or {})
             frame = read_frame(self._process.stdout)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # the pipe is closed, or a frame ends in its middle
             raise RuntimeUnavailableError(f"{self.title} ended: {self._last_words()}") from error
         finally:
             watchdog.cancel()
@@ -171,20 +171,21 @@ def start_guest(command: Command, title: str) -> Iterator[Guest]:
 def _wait(process: subprocess.Popen[bytes]) -> None:
     watchdog = threading.Timer(_FAREWELL_S, process.kill)
     watchdog.start()
-    process.wait()
-    watchdog.cancel()
+    try:
+        process.wait()
+    finally:
+        watchdog.cancel()
 
 
 def guest_environment(base: Mapping[str, str], folders: Sequence[Path]) -> dict[str, str]:
     """`base` with what a guest's Python has to know; modules are looked for in `folders` first."""
-    cache = Path(tempfile.gettempdir())
     return {
         **base,
         "PYTHONPATH": os.pathsep.join(map(str, folders)),
         "PYTHONNOUSERSITE": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "ORT_DISABLE_TELEMETRY": "1",
-        "TMPDIR": str(cache),
+        "TMPDIR": tempfile.gettempdir(),
     }
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -96,14 +96,10 @@ def _with_cpuinfo(
     """The root file system seen through links, with a /proc/cpuinfo that fits `cpu`: older qemus show the host's."""
     sign = hashlib.sha256(f"{sysroot.root}\n{qemu.version}\n{cpu}".encode()).hexdigest()[:16]
     view = home() / "views" / sign
-    if (view / "proc" / "cpuinfo").is_file():
+    if view.is_dir():
         return view
-    shutil.rmtree(view, ignore_errors=True)
-    (view / "proc").mkdir(parents=True)
-    for entry in sorted(sysroot.root.iterdir()):
-        if entry.name != "proc":
-            (view / entry.name).symlink_to(entry)
-    command = Command((*words, "-L", str(view), str(sysroot.python)), (), environment)
+    # Without onnxruntime, which is what cannot bear the host's file, it can be asked for its features.
+    command = Command((*words, "-L", str(sysroot.root), str(sysroot.python)), (), environment)
     with start_guest(command, f"{emulator.program} -cpu {cpu}") as guest:
         features = guest.features(runtime=False)["features"]
     implementer, part = _identity(cpu)
@@ -118,7 +114,16 @@ def _with_cpuinfo(
     }
     body = "".join(f"{key}\t: {value}\n" for key, value in fields.items())
     text = "".join(f"processor\t: {number}\n{body}\n" for number in range(os.cpu_count() or 1))
-    (view / "proc" / "cpuinfo").write_text(text, encoding="utf-8")
+    view.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=view.parent, prefix="new-") as work:
+        draft = Path(work) / "view"
+        (draft / "proc").mkdir(parents=True)
+        (draft / "proc" / "cpuinfo").write_text(text, encoding="utf-8")
+        for entry in sorted(sysroot.root.iterdir()):
+            if entry.name != "proc":
+                (draft / entry.name).symlink_to(entry)
+        if not view.is_dir():
+            draft.rename(view)
     return view
 
 
