@@ -234,7 +234,9 @@ def _alternative(alternative: Alternative, job: Job, selftest: int) -> VariantSp
     """The variant of an artifact that stands in for another, once a bundle: every target's is the same."""
     artifact = alternative.artifact
     cases = selftest_cases(artifact, job.validation, selftest)
-    where = "in simulation on a CPU" if artifact.simulation is not None else "natively"
+    simulated = artifact.simulation is not None
+    where = "in simulation on a CPU" if simulated else "this machine"
+    checks = [Check(name, "modelled" if simulated else "native", where, "", True) for name in ("load", "self-test")]
     return VariantSpec(
         name=alternative.name,
         model=artifact.model,
@@ -251,7 +253,7 @@ def _alternative(alternative: Alternative, job: Job, selftest: int) -> VariantSp
             "min_onnxruntime": artifact.min_onnxruntime,
             "scheme": artifact.scheme.rest,
             "preprocessing": _preprocessing(job.validation),
-            "checks": {"load": where, "self-test": where},
+            "checks": [check.to_dict() for check in checks],
         },
         selftest=cases,
         tolerance=tolerance(cases),

@@ -34,6 +34,7 @@ from edgeq.pipeline.job import Built, Data, Derived, Job, build_derived, derive,
 from edgeq.pipeline.package import check_bundle_output
 from edgeq.pipeline.proof import FLOAT, INT8, Proof
 from edgeq.pipeline.variants import PackagedVariant, as_text, bundle_variants, variant_name
+from edgeq.pipeline.witness import own_checks
 from edgeq.progress import SILENT, Progress
 from edgeq.session import open_session
 from edgeq.tune.goal import Deadline, Goal
@@ -151,9 +152,16 @@ def tune_simulated(
         built = bench.built(best)
         proof = prove_built(job, built, task=task, timed=False, progress=progress)
         notes = [f"tuned in simulation: calibration by {best.method}, {len(best.kept)} layers kept in float"]
+        variant = PackagedVariant(
+            built,
+            proof,
+            native=False,
+            bytes=model_bytes(built.artifact.model),
+            checks=own_checks(built, proof, detect_machine(), None),
+        )
         bundle_variants(
             job,
-            {variant_name(chosen): PackagedVariant(built, proof, False, model_bytes(built.artifact.model))},
+            {variant_name(chosen): variant},
             output,
             workdir=workdir,
             selftest=selftest,

@@ -78,12 +78,12 @@ def simulating(change: Callable[[Any], Any]) -> Simulator:
 def checked(simulator: Simulator, model: Path, **options: Any) -> EmulatedCheck:
     vectors = [({"x": X[:1]}, {"y": 2 * X[:1]}), ({"x": X[1:2]}, {"y": 2 * X[1:2]})]
     trial = Trial(model, SessionSettings(), vectors, {"y": 0.1}, name="v", **options)
-    return check_trial(trial, resolve("gemmini", MACHINE), MACHINE, simulators={"gemmini": simulator})
+    return check_trial(trial, resolve("gemmini", MACHINE), MACHINE, simulators={"systolic": simulator})
 
 
 def test_right_answers_pass(model: Path, samples: Samples) -> None:
     found = checked(simulating(lambda y: y), model, samples=samples, count=15, task=make_task("classification"))
-    assert (found.status, found.where, found.how) == ("passed", "modelled", "the gemmini simulator")
+    assert (found.status, found.where, found.how) == ("passed", "modelled", "the systolic simulator")
     assert (found.samples, found.drop) == (15, 0)
     assert found.agreement is not None
     assert found.agreement.sqnr_db == float("inf")
@@ -91,7 +91,7 @@ def test_right_answers_pass(model: Path, samples: Samples) -> None:
     plain = found.to_dict()
     assert set(plain["accuracy"]) == {"host", "target"}
     assert plain["selftest"]["y"]["passed"]
-    assert found.words == "modelled (the gemmini simulator)"
+    assert found.words == "modelled (the systolic simulator)"
 
 
 def test_wrong_answers_fail_the_self_test(model: Path, samples: Samples) -> None:
@@ -144,7 +144,7 @@ def test_without_a_tolerance_float32_is_the_judge(model: Path, samples: Samples,
     trial = Trial(
         model, SessionSettings(), [({"x": X[:1]}, {"y": 2 * X[:1]})], float_model=float_model, samples=samples
     )
-    simulators = {"gemmini": simulating(disturb)}
+    simulators = {"systolic": simulating(disturb)}
     found = check_trial(trial, resolve("gemmini", MACHINE), MACHINE, simulators=simulators)
     assert (found.status, found.reference, len(found.answers)) == (status, "float32", 1)
     assert found.host_agreement is not None

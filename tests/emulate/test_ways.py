@@ -89,8 +89,8 @@ def test_a_simulator_stands_for_the_device() -> None:
         asked.append(target.name)
         yield open_session
 
-    way = way_to(resolve("gemmini", SERVER), SERVER, simulators={"gemmini": simulate})
-    assert (way.where, way.how) == (MODELLED, "the gemmini simulator")
+    way = way_to(resolve("gemmini", SERVER), SERVER, simulators={"systolic": simulate})
+    assert (way.where, way.how) == (MODELLED, "the systolic simulator")
     assert way.start is not None
     with way.start() as running:
         assert running == Running(open_session, None)

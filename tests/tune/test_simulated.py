@@ -72,7 +72,8 @@ def test_a_bundle_for_elsewhere(labelled: Path, tmp_path: Path) -> None:
     run = [sys.executable, str(out / "edgeq_run.py"), "info", "--json"]
     told = json.loads(subprocess.run(run, capture_output=True, check=True, text=True).stdout)
     by_name = {variant["variant"]: variant for variant in told["variants"]}
-    assert by_name["nvidia-t4"]["info"]["checks"]["accuracy"] == "in simulation on a CPU"
+    checks = {check["name"]: check["kind"] for check in by_name["nvidia-t4"]["info"]["checks"]}
+    assert checks["accuracy"] == checks["self-test"] == "modelled"
     if not by_name["nvidia-t4"]["runs_here"]:
         assert by_name["nvidia-t4"]["reasons"]
         assert told["chosen"] in ("cpu-float32", "cuda-float16")

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from edgeq import demo
-from edgeq.backends import backend_named
+from edgeq.backends import backend_for
 from edgeq.backends.systolic.backend import SystolicBackend
 from edgeq.backends.systolic.placement import place
 from edgeq.backends.systolic.program import Conv
@@ -47,7 +47,7 @@ def ranges(prepared: PreparedModel, method: str = "minmax") -> dict:
 
 
 def test_the_demo_model_becomes_an_artifact(prepared: PreparedModel, tmp_path: Path) -> None:
-    backend = backend_named("systolic", resolve("gemmini").systolic)
+    backend = backend_for(resolve("gemmini"))
     artifact = backend.build(prepared, ranges(prepared), SCHEME, tmp_path / "demo.onnx", samples=samples(prepared))
     onnx.checker.check_model(str(artifact.model), full_check=True)
     assert set(artifact.files) == {"demo.program.npz", "demo.dialect.onnx"}
@@ -153,7 +153,7 @@ def test_a_bundle_carries_the_files_of_the_array(tmp_path: Path) -> None:
         demo.MODEL, Data(demo.CALIBRATION, count=40), tmp_path / "dist", targets=["gemmini"], timed=False, selftest=1
     )
     folder = made.bundle / "files" / "gemmini"
-    assert {file.name for file in folder.iterdir()} == {"model.dialect.onnx", "model.program.npz"}
+    assert {file.name for file in folder.iterdir()} == {"c", "model.dialect.onnx", "model.program.npz"}
     program = load_program(folder / "model.program.npz")
     with np.load(demo.VALIDATION) as archive:
         images = archive["image"][:3]
