@@ -17,7 +17,7 @@ from edgeq.errors import CalibrationError
 
 ALL_COUNTED = 1 << 13
 """Elements of one tensor in one sample up to which all are counted, whatever came before."""
-PLENTY = 1 << 20
+PLENTY = 1 << 19
 """Once the samples before would hold so many elements, if all were as large as this one, only an evenly spread part of
 a larger tensor is counted, each element for those that it stands for. Extrema are always those of all elements."""
 
