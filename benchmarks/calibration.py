@@ -172,11 +172,12 @@ def bench_entropy() -> None:
 
 
 def bench_real(rounds: int) -> None:
+    from tasks import shared_data
+
     from edgeq.data.samples import open_samples
     from edgeq.model.load import model_signature
-    from tests.conftest import find_shared_data
 
-    data = find_shared_data()
+    data = shared_data()
     if data is None:
         print("mobilenet_v1_0.25_224: skipped, shared/data is not beside this checkout")
         return

@@ -17,6 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tasks import shared_data  # noqa: E402
+
 from edgeq.backends.systolic.emit_c.builder import Generation  # noqa: E402
 from edgeq.backends.systolic.emit_c.bundle import CBundle, write_c_bundle  # noqa: E402
 from edgeq.backends.systolic.program import Program  # noqa: E402
@@ -28,7 +30,6 @@ from tests.backends.systolic.emit_c.programs import (  # noqa: E402
     program_of,
     random_program,
 )
-from tests.conftest import find_shared_data  # noqa: E402
 
 BAR = 0
 
@@ -47,7 +48,7 @@ def compared(bundle: CBundle, program: Program, inputs: Arrays, binary: list[str
 
 
 def models(images: int) -> int:
-    shared = find_shared_data()
+    shared = shared_data()
     worst = 0
     for name, (model, data, spec) in model_cases(shared).items():
         with tempfile.TemporaryDirectory() as folder:
