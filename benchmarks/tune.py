@@ -173,7 +173,10 @@ def main() -> None:
                 continue
             workdir = Path(folder) / str(i)
             workdir.mkdir()
-            results[case.name] = run_case(case, workdir, grid, budget)
+            try:
+                results[case.name] = run_case(case, workdir, grid, budget)
+            except SystemExit as error:  # what edgeq said, such as that no candidate is faster than float32
+                _verdict(str(error), False, "a bundle")
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=2) + "\n", "utf-8")
 
