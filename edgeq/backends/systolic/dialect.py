@@ -13,16 +13,15 @@ com.microsoft; opset 13, format version 7. What it lacks is spelled out around i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from edgeq.backends.systolic.dialect_rules import IR_VERSION, OPSET, check_dialect, oldest_form
+from edgeq.backends.systolic.graph_writer import GraphWriter
 from edgeq.backends.systolic.parts import grafted
 from edgeq.backends.systolic.program import (
     AveragePool,
@@ -42,7 +41,7 @@ from edgeq.backends.systolic.program import (
 )
 from edgeq.errors import ModelError
 from edgeq.model.load import save_model
-from edgeq.signature import Signature, TensorSpec
+from edgeq.signature import Signature
 
 _INTEGER_MOVES = frozenset(
     {"Concat", "Flatten", "Reshape", "Resize", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
@@ -77,26 +76,16 @@ def dialect_model(program: Program, signature: Signature) -> onnx.ModelProto:
     return model
 
 
-class _DialectWriter:
-    def __init__(self, program: Program) -> None:
-        self._program = program
-        self._nodes: list[onnx.NodeProto] = []
-        self._constants: dict[str, onnx.TensorProto] = {}
-
+class _DialectWriter(GraphWriter):
     def model(self, signature: Signature) -> onnx.ModelProto:
-        inputs = [_value(spec) for spec in signature.inputs]
-        outputs = [_value(spec) for spec in signature.outputs]
-        graph = helper.make_graph(self._nodes, self._program.name, inputs, outputs, list(self._constants.values()))
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
-        model.producer_name = "edgeq"
-        return model
+        return self._model(signature, opsets, IR_VERSION)
 
     def add(self, step: Any) -> None:
         if isinstance(step, Quantize):
-            self._node("QuantizeLinear", [step.input, *self._scale(step.output)], step.output, step.name)
+            self._node("QuantizeLinear", [step.input, *self._grid(step.output)], step.output, step.name)
         elif isinstance(step, Dequantize):
-            self._node("DequantizeLinear", [step.input, *self._scale(step.input)], step.output, step.name)
+            self._node("DequantizeLinear", [step.input, *self._grid(step.input)], step.output, step.name)
         elif isinstance(step, Conv):
             self._conv(step)
         elif isinstance(step, Fc):
@@ -169,11 +158,11 @@ class _DialectWriter:
             weights = weights.reshape(*weights.shape, 1, 1)
         inputs = [
             source,
-            *self._scale(step.input),
+            *self._grid(step.input),
             self._constant(f"{name}/weights", weights),
             self._constant(f"{name}/weight-scale", np.array(tile.weight_scale, np.float32)),
             self._zero(),
-            *self._scale(step.output),
+            *self._grid(step.output),
             self._constant(f"{name}/bias", step.bias[tile.start : tile.stop]),
         ]
         convolved = f"{name}/conv" if relu else result
@@ -199,7 +188,7 @@ class _DialectWriter:
 
     def _add(self, step: ResidualAdd) -> None:
         result = f"{step.name}/sum" if step.relu else step.output
-        inputs = [step.left, *self._scale(step.left), step.right, *self._scale(step.right), *self._scale(step.output)]
+        inputs = [step.left, *self._grid(step.left), step.right, *self._grid(step.right), *self._grid(step.output)]
         self._node("QLinearAdd", inputs, result, step.name, domain="com.microsoft")
         if step.relu:
             self._node("QLinearRelu", [result], step.output, f"{step.name}/relu")
@@ -229,11 +218,11 @@ class _DialectWriter:
         share = np.float32(1 / (step.kernel[0] * step.kernel[1]))
         inputs = [
             step.input,
-            *self._scale(step.input),
+            *self._grid(step.input),
             self._constant(f"{step.name}/ones", np.ones((channels, 1, *step.kernel), np.int8)),
             self._constant(f"{step.name}/share", np.array(share, np.float32)),
             self._zero(),
-            *self._scale(step.output),
+            *self._grid(step.output),
         ]
         a: dict[str, Any] = {"strides": step.strides, "pads": step.pads, "kernel_shape": step.kernel}
         self._node("QLinearConv", inputs, step.output, step.name, group=channels, **a)
@@ -265,11 +254,11 @@ class _DialectWriter:
         self._from_float(step.name, step.output)
 
     def _in_float(self, name: str, tensor: str) -> str:
-        self._node("DequantizeLinear", [tensor, *self._scale(tensor)], f"{name}/float-in", f"{name}/dequantize")
+        self._node("DequantizeLinear", [tensor, *self._grid(tensor)], f"{name}/float-in", f"{name}/dequantize")
         return f"{name}/float-in"
 
     def _from_float(self, name: str, tensor: str) -> None:
-        self._node("QuantizeLinear", [f"{name}/float-out", *self._scale(tensor)], tensor, f"{name}/quantize")
+        self._node("QuantizeLinear", [f"{name}/float-out", *self._grid(tensor)], tensor, f"{name}/quantize")
 
     def _graft(self, part: onnx.ModelProto, name: str) -> None:
         nodes, constants = grafted(part, name)
@@ -280,24 +269,6 @@ class _DialectWriter:
         used = {n for node in self._nodes for n in node.input}
         self._constants.update((t.name, t) for t in constants if t.name in used)
 
-    def _node(self, op_type: str, inputs: Sequence[str], output: str, name: str, **attributes: Any) -> None:
-        domain = attributes.pop("domain", "")
-        plain: dict[str, Any] = {k: list(v) if isinstance(v, tuple) else v for k, v in attributes.items()}
-        self._nodes.append(helper.make_node(op_type, list(inputs), [output], name=name, domain=domain, **plain))
-
-    def _scale(self, tensor: str) -> tuple[str, str]:
-        scale = self._program.tensors[tensor].scale
-        assert scale is not None
-        return self._constant(f"{tensor}/scale", np.array(scale, np.float32)), self._zero()
-
-    def _zero(self) -> str:
-        return self._constant("int8/0", np.array(0, np.int8))
-
-    def _constant(self, name: str, values: NDArray[Any]) -> str:
-        if name not in self._constants:
-            self._constants[name] = numpy_helper.from_array(np.ascontiguousarray(values).reshape(values.shape), name)
-        return name
-
-
-def _value(spec: TensorSpec) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(spec.name, helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype)), spec.shape)
+    def _grid(self, tensor: str) -> tuple[str, str]:
+        """Scale and zero point."""
+        return self._scale(tensor), self._zero()

@@ -10,28 +10,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.backends.systolic.graph import Graph, attributes, submodel, text
 from edgeq.backends.systolic.network import MoveLayer
+from edgeq.model.movers import MOVERS
 from edgeq.session import SessionSettings, open_session
 
-MOVES = frozenset(
-    {
-        "DepthToSpace",
-        "Expand",
-        "Flatten",
-        "Gather",
-        "Identity",
-        "Pad",
-        "Reshape",
-        "Resize",
-        "Slice",
-        "SpaceToDepth",
-        "Split",
-        "Squeeze",
-        "Tile",
-        "Transpose",
-        "Unsqueeze",
-        "Upsample",
-    }
-)
+# MaxPool moves numbers too, but which ones depends on the numbers; the array has steps of its own for it.
+MOVES = MOVERS - {"MaxPool"} | {"Upsample"}
 _EXACT = 2**24
 RESHAPE_OPSET = 13
 

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
+from edgeq.backends.systolic.graph_writer import GraphWriter
 from edgeq.backends.systolic.parts import grafted
 from edgeq.backends.systolic.program import (
     AveragePool,
@@ -35,7 +36,7 @@ from edgeq.backends.systolic.program import (
     ResidualAdd,
     tile_values,
 )
-from edgeq.signature import Signature, TensorSpec
+from edgeq.signature import Signature
 
 OPSET = 17
 IR_VERSION = 8
@@ -53,22 +54,15 @@ def host_twin(program: Program, signature: Signature) -> onnx.ModelProto:
     return writer.model(signature)
 
 
-class TwinWriter:
-    """Nodes and constants so far."""
+class TwinWriter(GraphWriter):
+    """The twin's nodes and constants."""
 
     def __init__(self, program: Program) -> None:
-        self._program = program
-        self._nodes: list[onnx.NodeProto] = []
-        self._constants: dict[str, onnx.TensorProto] = {}
+        super().__init__(program)
         self._opset = OPSET
 
     def model(self, signature: Signature) -> onnx.ModelProto:
-        inputs = [_value(spec) for spec in signature.inputs]
-        outputs = [_value(spec) for spec in signature.outputs]
-        graph = helper.make_graph(self._nodes, self._program.name, inputs, outputs, list(self._constants.values()))
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self._opset)], ir_version=IR_VERSION)
-        model.producer_name = "edgeq"
-        return model
+        return self._model(signature, [helper.make_opsetid("", self._opset)], IR_VERSION)
 
     def add(self, step: Any) -> None:
         name = step.name
@@ -210,24 +204,3 @@ class TwinWriter:
 
     def _relu(self, name: str, source: str, output: str) -> None:
         self._node("Clip", [source, self._zero()], output, f"{name}/relu")
-
-    def _node(self, op_type: str, inputs: list[str], output: str, name: str, **attributes: Any) -> None:
-        plain: dict[str, Any] = {k: list(v) if isinstance(v, tuple) else v for k, v in attributes.items()}
-        self._nodes.append(helper.make_node(op_type, inputs, [output], name=name, **plain))
-
-    def _scale(self, tensor: str) -> str:
-        scale = self._program.tensors[tensor].scale
-        assert scale is not None
-        return self._constant(f"{tensor}/scale", np.array(scale, np.float32))
-
-    def _zero(self) -> str:
-        return self._constant("int8/0", np.array(0, np.int8))
-
-    def _constant(self, name: str, values: NDArray[Any]) -> str:
-        if name not in self._constants:
-            self._constants[name] = numpy_helper.from_array(np.ascontiguousarray(values).reshape(values.shape), name)
-        return name
-
-
-def _value(spec: TensorSpec) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(spec.name, helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype)), spec.shape)
