@@ -21,18 +21,14 @@ from typing import Any
 
 import onnxruntime
 from contenders import edgeq_json
-from edgeq_device.latency import WarmUp
-from edgeq_device.ranking import rank_until_settled, ratio
 from grid import Point, run_grid, settings
 from tasks import shared_data
 from tune_cases import Case, cases
+from tuned import race, tune, verdict
 
-from edgeq.data.samples import Samples, open_samples
+from edgeq.data.samples import Samples
 from edgeq.measure.accuracy import evaluate
-from edgeq.measure.subject import open_subject
-from edgeq.measure.task import Task, TaskOptions, make_task
-from edgeq.model.load import model_signature
-from edgeq.session import SessionSettings, open_session
+from edgeq.measure.task import Task
 
 LATENCY_BAR, TIME_BAR = 1.03, 0.25
 QUICK_GRID = 9
@@ -43,29 +39,24 @@ def run_case(case: Case, workdir: Path, grid: int, budget: str | None) -> Result
     """Tune, judge, run the grid, compare."""
     print(f"\n{case.name}")
     bundle = workdir / "tuned"
-    arguments = ["--preprocess", str(case.preprocess), *case.options]
-    counted = ["--count", str(case.count)] if case.count else []
-    limited = ["--budget", budget] if budget else []
     start = time.perf_counter()
-    record = edgeq_json(
-        *("tune", str(case.model), "--data", str(case.data), "--val", str(case.tuned_on), *arguments, *counted),
-        *("--max-drop", case.max_drop, "-o", str(bundle), *limited, "-q"),
-    )
+    record = tune(case, bundle, ["--budget", budget] if budget else [])
     took = time.perf_counter() - start
     for line in record["verdict"]:
         print(f"    {line}")
-    task, validation = _task(case), _open(case, case.judged_on)
+    task, validation = case.make_task(), case.open(case.judged_on)
     float32 = evaluate(case.model, validation, task)
     tuned = evaluate(bundle, validation, task)
     lost = tuned.loss_against(float32)
     print(f"    judged on {tuned.count} samples: float32 {float32.value:.4f}, tuned {tuned.value:.4f}")
-    _verdict(f"loses {100 * lost:.2f} points", lost <= case.bar, f"at most {100 * case.bar:.1f}")
+    verdict(f"loses {100 * lost:.2f} points", lost <= case.bar, f"at most {100 * case.bar:.1f}")
     results: Results = {"tune": record, "seconds": took, "float32": float32.value, "tuned": tuned.value, "loss": lost}
-    results["speed"] = _race(case.model, bundle, validation, "float32")
-    _verdict(f"{results['speed']:.2f} times float32's speed", results["speed"] > 1, "faster than float32")
+    feed = dict(next(iter(validation)).inputs)
+    results["speed"] = race(case.model, bundle, feed, "float32")
+    verdict(f"{results['speed']:.2f} times float32's speed", results["speed"] > 1, "faster than float32")
     if grid:
         results["grid"] = _against_grid(
-            case, bundle, validation, task, max(lost, 0.0), float32.value, took, workdir, grid
+            case, bundle, validation, feed, task, max(lost, 0.0), float32.value, took, workdir, grid
         )
     return results
 
@@ -74,6 +65,7 @@ def _against_grid(
     case: Case,
     bundle: Path,
     validation: Samples,
+    feed: dict[str, Any],
     task: Task,
     lost: float,
     reference: float,
@@ -84,11 +76,11 @@ def _against_grid(
     every = settings()
     # By chance, with a fixed seed: every n-th would be of one kind.
     chosen = random.Random(0).sample(every, min(count, len(every)))
-    points = run_grid(case.model, _open(case, case.data, case.count), validation, task, workdir / "grid", chosen)
+    points = run_grid(case.model, case.open(case.data, case.count), validation, task, workdir / "grid", chosen)
     sign = 1 if task.higher_is_better else -1
     whole = sum(p.seconds for p in points) * len(every) / len(points)
     said = "" if len(points) == len(every) else f" (from {len(points)} of {len(every)} settings)"
-    _verdict(
+    verdict(
         f"tuned in {took:.0f} s, {took / whole:.0%} of the grid's {whole:.0f} s{said}",
         took <= TIME_BAR * whole,
         f"{TIME_BAR:.0%}",
@@ -105,46 +97,13 @@ def _against_grid(
         print("    no setting of the grid keeps the accuracy, so there is no latency to compare with")
         return results
     fastest = min(equal, key=lambda p: p.p50_ms or 0.0)
-    results["latency"] = 1 / _race(fastest.model, bundle, validation, str(fastest.setting))
-    _verdict(
+    results["latency"] = 1 / race(fastest.model, bundle, feed, str(fastest.setting))
+    verdict(
         f"{results['latency']:.3f} times the latency of {fastest.setting}",
         results["latency"] <= LATENCY_BAR,
         f"{LATENCY_BAR}",
     )
     return results
-
-
-def _race(model: Path, bundle: Path, validation: Samples, name: str) -> float:
-    """How many times faster the bundle is than `model` with the threads that suit it best."""
-    feed = dict(next(iter(validation)).inputs)
-    threads = {
-        f"{name}, {n or 'all'} threads": open_session(model, SessionSettings(intra_op_threads=n)) for n in (0, 1)
-    }
-    with open_subject(bundle) as subject:
-        sessions = {**threads, "tuned": subject.session}
-        runners = {key: (lambda s=session: s.run(None, feed)) for key, session in sessions.items()}
-        ranking = rank_until_settled(runners, max_duration_s=20, tie=0.005, warmup=WarmUp(max_s=2))
-    measured = ranking.distributions
-    best = min(threads, key=lambda key: measured[key].p50)
-    return float(ratio(measured[best], measured["tuned"]).estimate)
-
-
-def _task(case: Case) -> Task:
-    given = dict(zip(case.options[::2], case.options[1::2], strict=True))
-    options = TaskOptions(
-        class_offset=int(given["--class-offset"]) if "--class-offset" in given else None,
-        annotations=Path(given["--annotations"]) if "--annotations" in given else None,
-        decoder=given.get("--decoder"),
-    )
-    return make_task(given["--task"], options)
-
-
-def _open(case: Case, source: Path, count: int | None = None) -> Samples:
-    return open_samples(source, model_signature(case.model), preprocess=case.preprocess, count=count, model=case.model)
-
-
-def _verdict(text: str, met: bool, bar: str) -> None:
-    print(f"  {'met   ' if met else 'MISSED'} {text} (bar: {bar})")
 
 
 def main() -> None:
@@ -176,7 +135,7 @@ def main() -> None:
             try:
                 results[case.name] = run_case(case, workdir, grid, budget)
             except SystemExit as error:  # what edgeq said, such as that no candidate is faster than float32
-                _verdict(str(error), False, "a bundle")
+                verdict(str(error), False, "a bundle")
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=2) + "\n", "utf-8")
 

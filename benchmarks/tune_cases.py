@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgeq.data.samples import Samples, open_samples
+from edgeq.measure.task import Task, TaskOptions, make_task
+from edgeq.model.load import model_signature
+
 SPECS = Path(__file__).resolve().parent / "specs"
 
 
@@ -33,7 +37,22 @@ class Case:
     max_drop: str
     bar: float
     count: int | None = None
-    judge_options: tuple[str, ...] = ()
+
+    def make_task(self) -> Task:
+        """What `options` say."""
+        given = dict(zip(self.options[::2], self.options[1::2], strict=True))
+        options = TaskOptions(
+            class_offset=int(given["--class-offset"]) if "--class-offset" in given else None,
+            annotations=Path(given["--annotations"]) if "--annotations" in given else None,
+            decoder=given.get("--decoder"),
+        )
+        return make_task(given["--task"], options)
+
+    def open(self, source: Path, count: int | None = None) -> Samples:
+        """The samples of `source`, preprocessed for the model."""
+        return open_samples(
+            source, model_signature(self.model), preprocess=self.preprocess, count=count, model=self.model
+        )
 
 
 def cases(root: Path, workdir: Path) -> Iterator[Case]:

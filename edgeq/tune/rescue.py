@@ -74,7 +74,8 @@ def _recover(
     max_drop: float,
     expired: Callable[[], bool],
 ) -> Trial:
-    """The best of `base` with recoveries: group after group, each together, or where that does harm one by one."""
+    """The best of `base` with recoveries: group after group, each together, or where that does harm one by one; then
+    without those that do harm now that the others are there."""
     best = base
     if base.candidate.scheme.mode != "static" or base.candidate.builder:
         return best
@@ -89,11 +90,21 @@ def _recover(
             best = made if better else best
             if better and names == group:
                 break
+    for name in best.candidate.recoveries:
+        if len(best.candidate.recoveries) < 2 or expired() or loss_of(best) <= max_drop:
+            break
+        made = measured(_without(best.candidate, name), "recovery", best.name)
+        best = made if loss_of(made) < loss_of(best) else best
     return best
 
 
 def _with(candidate: Candidate, names: tuple[str, ...], title: str) -> Candidate:
     return candidate.replace(name=f"{candidate.name} + {title}", recoveries=(*candidate.recoveries, *names))
+
+
+def _without(candidate: Candidate, name: str) -> Candidate:
+    rest = tuple(other for other in candidate.recoveries if other != name)
+    return candidate.replace(name=f"{candidate.name} - {name}", recoveries=rest)
 
 
 def _bases(book: Book, workshop: Workshop) -> list[Trial]:

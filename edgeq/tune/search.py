@@ -82,7 +82,7 @@ class Search:
 
         def decide() -> None:
             nonlocal final
-            final = speed.decide(book, workshop, baseline, deadline.left_s(1.0, speed.MOST_S))
+            final = speed.decide(book, workshop, self._threads, baseline, deadline.left_s(1.0, speed.MOST_S))
 
         self._stage("last race", decide)
         book.mark_pareto()

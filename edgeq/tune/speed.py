@@ -43,11 +43,7 @@ def time_kernels(
     if not alive:
         return Baseline()
     share = seconds / 3
-    float_threads = int8_threads = threads[0]
-    if len(threads) > 1:
-        float_threads, int8_threads = _choose_threads(alive[0], workshop, threads, share)
-        for trial in alive:
-            book.update(trial.name, candidate=trial.candidate.replace(threads=int8_threads))
+    float_threads, int8_threads = _choose_threads(book, alive, workshop, threads, share)
     first = list({structure_of(t): t for t in reversed(book.alive())}.values())[::-1]
     race = _race(workshop, first, float_threads, top=None, tie=_ROUGHLY, seconds=share)
     for trial in first:
@@ -66,12 +62,17 @@ def time_kernels(
     return Baseline(race.timings[FLOAT], float_threads, race.settled, race.histograms)
 
 
-def decide(book: Book, workshop: Workshop, baseline: Baseline, seconds: float) -> Baseline:
-    """Race the best that qualify, choose one, and say of the others why not."""
+def decide(book: Book, workshop: Workshop, threads: Sequence[int], baseline: Baseline, seconds: float) -> Baseline:
+    """Race the best that qualify, choose one, and say of the others why not.
+
+    The threads are chosen anew: minutes have passed, and whatever else the machine does may have changed what pays.
+    """
     finalists = _finalists(book, workshop)
     if not finalists:
         return baseline
-    race = _race(workshop, finalists, baseline.threads, top=1, tie=TIE, seconds=seconds)
+    float_threads, _ = _choose_threads(book, finalists, workshop, threads, seconds / 3)
+    finalists = [book[trial.name] for trial in finalists]
+    race = _race(workshop, finalists, float_threads, top=1, tie=TIE, seconds=seconds * 2 / 3)
     for trial in finalists:
         book.time(trial, race.timings[trial.name])
     for trial in book.qualified():
@@ -85,7 +86,7 @@ def decide(book: Book, workshop: Workshop, baseline: Baseline, seconds: float) -
         for trial in ranked:
             _say_why_not(book, trial, winner)
         book.update(winner.name, status="chosen", reason=_why(book, winner))
-    return Baseline(race.timings[FLOAT], baseline.threads, race.settled, race.histograms)
+    return Baseline(race.timings[FLOAT], float_threads, race.settled, race.histograms)
 
 
 def _mix(
@@ -119,17 +120,26 @@ def time_new(book: Book, workshop: Workshop, float_threads: int, seconds: float)
             book.time(trial, race.timings[trial.name])
 
 
-def _choose_threads(trial: Trial, workshop: Workshop, threads: Sequence[int], seconds: float) -> tuple[int, int]:
-    """The threads that suit float32 and a typical candidate best; more of them only where they pay."""
+def _choose_threads(
+    book: Book, trials: Sequence[Trial], workshop: Workshop, threads: Sequence[int], seconds: float
+) -> tuple[int, int]:
+    """The threads that suit float32 and the first of `trials` best, which all of them get; more of them only where
+    they pay."""
+    if len(threads) == 1:
+        return threads[0], threads[0]
+    trial = trials[0]
     runners: dict[str, Runner] = {f"{FLOAT} {n}": (None, n) for n in threads}
     runners.update({f"int8 {n}": (trial.candidate, n) for n in threads})
     race = workshop.race(runners, f"{FLOAT} {threads[0]}", top=None, tie=_ROUGHLY, seconds=seconds)
     best = []
     for kind in (FLOAT, "int8"):
-        p50 = {n: race.timings[f"{kind} {n}"].latency["p50_ms"] for n in threads}
-        quickest = min(p50.values())
-        fewest = [n for n in threads if p50[n] <= quickest * (1 + TIE)]
+        # Not the median: it hides the runs in which one thread waits for another on a core that is busy elsewhere.
+        mean = {n: race.timings[f"{kind} {n}"].latency["mean_ms"] for n in threads}
+        quickest = min(mean.values())
+        fewest = [n for n in threads if mean[n] <= quickest * (1 + TIE)]
         best.append(min(fewest, key=lambda n: n if n else float("inf")))
+    for trial in trials:
+        book.update(trial.name, candidate=trial.candidate.replace(threads=best[1]))
     return best[0], best[1]
 
 

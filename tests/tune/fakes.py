@@ -31,7 +31,10 @@ class Fact:
 
 @dataclass
 class FakeWorkshop:
-    """`facts` by candidate name; the first key that a name starts with counts for what is not listed."""
+    """`facts` by candidate name; the first key that a name starts with counts for what is not listed.
+
+    By threads: `thread_gain` is the factor on the median latency, `tails` the mean over the median.
+    """
 
     facts: Mapping[str, Fact]
     total: int = 400
@@ -41,6 +44,7 @@ class FakeWorkshop:
     slow: tuple[str, ...] = ()
     float_ms: float = 10.0
     thread_gain: Mapping[int, float] = field(default_factory=dict)
+    tails: Mapping[int, float] = field(default_factory=dict)
     clock: Clock | None = None
     log: list[str] = field(default_factory=list)
 
@@ -79,7 +83,10 @@ class FakeWorkshop:
         for name, value in p50.items():
             estimate = p50[baseline] / value
             ratio = {"estimate": estimate, "low": estimate * 0.99, "high": estimate * 1.01}
-            timings[name] = Timing({"p50_ms": value}, None if name == baseline else ratio)
+            timings[name] = Timing(
+                {"p50_ms": value, "mean_ms": value * self.tails.get(runners[name][1], 1.0)},
+                None if name == baseline else ratio,
+            )
         return Race(timings, tuple(sorted(p50, key=lambda n: p50[n])), True, {"edges_ms": [], "counts": {}})
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:

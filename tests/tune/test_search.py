@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from edgeq.scheme import Scheme
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.goal import Deadline, Goal
-from edgeq.tune.record import Outcome
+from edgeq.tune.record import Assessment, Outcome
 from edgeq.tune.search import Search
 from tests.tune.fakes import Clock, Fact, FakeWorkshop, profile
 
@@ -114,6 +115,26 @@ def test_threads_are_chosen_first_and_float_gets_its_own_best() -> None:
     assert outcome.winner.timing.speedup["estimate"] == pytest.approx(2)
 
 
+def test_threads_are_chosen_again_before_the_last_race() -> None:
+    """Another guest of the machine took a core meanwhile."""
+
+    class Shared(FakeWorkshop):
+        def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
+            self.thread_gain = {0: 3.0}
+            return super().assess(candidates, samples)
+
+    outcome = run(Shared({"a": Fact(speed=2)}, thread_gain={0: 0.5}), "a", threads=(0, 1))
+    assert outcome.winner is not None
+    assert outcome.winner.candidate.threads == 1
+    assert outcome.baseline_threads == 1
+
+
+def test_threads_that_are_quick_in_the_median_only_are_not_taken() -> None:
+    outcome = run(FakeWorkshop({"a": Fact()}, thread_gain={0: 0.8}, tails={0: 1.5}), "a", threads=(0, 1))
+    assert outcome.winner is not None
+    assert outcome.winner.candidate.threads == 1
+
+
 def test_of_equally_fast_threads_the_fewest() -> None:
     outcome = run(FakeWorkshop({"a": Fact(speed=2)}), "a", threads=(0, 2, 1))
     assert outcome.winner is not None
@@ -155,6 +176,23 @@ def test_recoveries_that_cost_speed_come_after_those_that_do_not_and_before_laye
     assert outcome.chosen == "a + recovery + split more"
     assert outcome.winner is not None
     assert outcome.winner.candidate.recoveries == ("x", "y", "split more")
+    assert not any(t.stage == "exclusion" for t in outcome.trials)
+
+
+def test_a_recovery_that_does_harm_beside_the_others_is_taken_back() -> None:
+    facts = {
+        "a": Fact(loss=0.05),
+        "a + recovery": Fact(loss=0.03),
+        "a + recovery + split": Fact(loss=0.02),
+        "a + recovery + split - x": Fact(loss=0.015),
+        "a + recovery + split - x - y": Fact(loss=0.016),
+        "a + recovery + split - x - split": Fact(loss=0.002),
+    }
+    workshop = FakeWorkshop(facts, methods=("x", "y"), costly=("split",), exclusions=(("n",),))
+    outcome = run(workshop, "a")
+    assert outcome.chosen == "a + recovery + split - x - split"
+    assert outcome.winner is not None
+    assert outcome.winner.candidate.recoveries == ("y",)
     assert not any(t.stage == "exclusion" for t in outcome.trials)
 
 

@@ -28,6 +28,7 @@ class State:
         statistics: of `prepared`, on the calibration samples.
         ranges: by tensor; before ranges are derived, only those that a model recovery has fixed.
         scheme: how it is quantized. A "ranges" recovery may add to `exclude`.
+        changed: names of the layers that "model" recoveries changed and would better have left alone in float.
         artifact: what was built; None before.
         notes: what was done, one sentence each.
     """
@@ -38,14 +39,15 @@ class State:
     scheme: Scheme
     artifact: Artifact | None = None
     notes: tuple[str, ...] = ()
+    changed: frozenset[str] = frozenset()
 
     def replace(self, **changes: Any) -> State:
         """A copy with `changes`."""
         return dataclasses.replace(self, **changes)
 
-    def note(self, text: str) -> State:
-        """A copy with one note more."""
-        return self.replace(notes=(*self.notes, text))
+    def note(self, *texts: str) -> State:
+        """A copy with notes more."""
+        return self.replace(notes=(*self.notes, *texts))
 
 
 class Recovery(Protocol):

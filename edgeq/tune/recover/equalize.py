@@ -72,8 +72,10 @@ class CrossLayerEqualization:
         path = workdir / "equalized.onnx"
         save_model(model, path)
         prepared = replace(state.prepared, path=path, digest=model_digest(path))
-        names = ", ".join(pair.first.name for pair in pairs if pair.tensor in factors)
-        return state.replace(prepared=prepared).note(
+        scaled = [pair for pair in pairs if pair.tensor in factors]
+        changed = {layer.name for pair in scaled for layer in (pair.first, *pair.readers)}
+        names = ", ".join(pair.first.name for pair in scaled)
+        return state.replace(prepared=prepared, changed=state.changed | changed).note(
             f"{self.name}: channels behind {len(factors)} of {len(pairs)} layers scaled: {names}"
         )
 

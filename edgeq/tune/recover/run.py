@@ -27,11 +27,15 @@ from edgeq.tune.recover.rounding import WeightRounding
 from edgeq.tune.recover.smoothquant import SmoothQuant
 from edgeq.tune.recover.split_gates import SplitGates
 
+_MORE_GATES = "split-more-gates"
+_STRONGER = {_MORE_GATES: SplitGates.name}
+"""What makes another one needless: it does the same, and more."""
+
 _ALL: tuple[Recovery, ...] = (
     CrossLayerEqualization(),
     SmoothQuant(),
     SplitGates(),
-    SplitGates("split-more-gates", share=0.02),
+    SplitGates(_MORE_GATES, share=0.02),
     FloatHead(),
     NonlinearRanges(),
     WeightRounding(),
@@ -101,21 +105,34 @@ class Recoverer:
         return self._job.calibration
 
     def _with_model(self, scheme: Scheme, names: Sequence[str], samples: Samples, progress: Progress) -> State:
-        """The state after the "model" stage, with statistics of its model; made once for each set of recoveries."""
+        """The state after the "model" stage, with statistics of its model; made once for each set of recoveries.
+
+        What stays in float makes no difference but where a recovery would change a layer of it: a search for layers to
+        keep in float asks for dozens of schemes.
+        """
         assert self._job.statistics is not None
         start = State(self._job.prepared, self._job.statistics, {}, scheme)
-        wanted = tuple(r.name for r in RECOVERIES.values() if r.stage == "model" and r.name in names)
+        stronger = {weak: name for name in names if (weak := _STRONGER.get(name)) in names}
+        wanted = tuple(r.name for r in RECOVERIES.values() if r.stage == "model" and r.name in {*names} - {*stronger})
+        if not wanted:
+            return start
+        state = self._made(start.replace(scheme=scheme.replace(exclude=())), wanted, samples, progress)
+        if touched := tuple(sorted(state.changed.intersection(scheme.exclude))):
+            state = self._made(start.replace(scheme=scheme.replace(exclude=touched)), wanted, samples, progress)
+        return state.note(*(f"{weak}: {name} does the same, and more" for weak, name in stronger.items()))
+
+    def _made(self, start: State, wanted: Sequence[str], samples: Samples, progress: Progress) -> State:
         # What model recoveries look at.
         looked = ("activation_type", "activation_symmetric", "weight_type", "per_channel", "reduce_range", "exclude")
-        key = (wanted, *(getattr(scheme, name) for name in looked))
-        if wanted and key not in self._models:
+        key = (wanted, *(getattr(start.scheme, name) for name in looked))
+        if key not in self._models:
             state = self._apply("model", wanted, start, samples, progress)
             if state.prepared != start.prepared:
                 prepared = state.prepared
                 statistics = collect(prepared.path, samples, model_digest=prepared.digest, progress=progress)
                 state = state.replace(statistics=statistics)
             self._models[key] = state
-        return self._models.get(key, start)
+        return self._models[key]
 
     def _apply(self, stage: Stage, names: Sequence[str], state: State, samples: Samples, progress: Progress) -> State:
         for recovery in RECOVERIES.values():

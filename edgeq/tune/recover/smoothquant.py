@@ -58,7 +58,11 @@ class SmoothQuant:
         )
         if not changed:
             return state.note(f"{self.name}: no product of constant matrices gains by it")
-        return state.replace(prepared=prepared).note(f"{self.name}: {len(changed)} inputs of matrix products scaled")
+        groups = product_groups(load_model(state.prepared.path, external_data="none"))
+        nodes = {name for group in groups if group.tensor in changed for name, *_ in group.products}
+        return state.replace(prepared=prepared, changed=state.changed | nodes).note(
+            f"{self.name}: {len(changed)} inputs of matrix products scaled"
+        )
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ class SplitGates:
         prepared = replace(state.prepared, path=path, digest=model_digest(path))
         ranges = {plan.gate.layer.output + VALUE: plan.value for plan in chosen}
         names = ", ".join(plan.gate.layer.name for plan in chosen)
-        return state.replace(prepared=prepared, ranges={**state.ranges, **ranges}).note(
-            f"{self.name}: {len(chosen)} of {len(gates)} gates split: {names}"
-        )
+        changed = {plan.gate.layer.name for plan in chosen}
+        return state.replace(
+            prepared=prepared, ranges={**state.ranges, **ranges}, changed=state.changed | changed
+        ).note(f"{self.name}: {len(chosen)} of {len(gates)} gates split: {names}")

@@ -32,7 +32,8 @@ def test_all_together_help_and_are_told_of(tmp_path: Path) -> None:
     held_out = few(8, SHAPE, seed=2)
     assert noise_db(model, every.artifact.model, held_out) > noise_db(model, plain.artifact.model, held_out) + 3
     said = [note.split(":")[0] for note in every.artifact.notes]
-    assert [name for name in said if name in RECOVERIES] == list(RECOVERIES)
+    assert sorted(name for name in said if name in RECOVERIES) == sorted(RECOVERIES)
+    assert "split-gates: split-more-gates does the same, and more" in every.artifact.notes
 
 
 def test_each_alone_builds_and_does_no_harm(tmp_path: Path) -> None:
@@ -60,6 +61,10 @@ def test_models_are_made_once_for_each_scheme_that_matters(tmp_path: Path) -> No
     other = recoverer.state(SCHEME.replace(exclude=("first",)), names, tmp_path / "c.onnx")
     assert other.prepared != first.prepared
     assert other.scheme.exclude == ("first",)
+    assert "last" not in first.changed
+    untouched = recoverer.state(SCHEME.replace(exclude=("last",)), names, tmp_path / "d.onnx")
+    assert untouched.prepared == first.prepared
+    assert untouched.scheme.exclude == ("last",)
 
 
 def test_what_cannot_be(tmp_path: Path) -> None:

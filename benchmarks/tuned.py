@@ -1,0 +1,49 @@
+"""What the benchmarks of `edgeq tune` have in common: run it as a user would, race what it wrote, hold it to a bar."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from contenders import edgeq_json
+from edgeq_device.latency import WarmUp
+from edgeq_device.ranking import rank_until_settled, ratio
+from tune_cases import Case
+
+from edgeq.measure.subject import open_subject
+from edgeq.session import SessionSettings, open_session
+
+
+def tune(case: Case, bundle: Path, options: Sequence[str] = (), *, labels: bool = True) -> dict[str, Any]:
+    """Write the tuned bundle of `case` to `bundle`: the record of the run.
+
+    Args:
+        options: more of them, for the command line.
+        labels: whether tuning sees the labels of the samples that it is tuned on.
+    """
+    data = ["--data", str(case.data), "--val", str(case.tuned_on), "--preprocess", str(case.preprocess)]
+    counted = ["--count", str(case.count)] if case.count else []
+    task = case.options if labels else ()
+    return edgeq_json(
+        *("tune", str(case.model), *data, *counted, *task, "--max-drop", case.max_drop, "-o", str(bundle)),
+        *(*options, "-q"),
+    )
+
+
+def race(model: Path, bundle: Path, feed: Mapping[str, Any], name: str) -> float:
+    """How many times faster `bundle` is than `model` with the threads that suit it best."""
+    threads = {
+        f"{name}, {n or 'all'} threads": open_session(model, SessionSettings(intra_op_threads=n)) for n in (0, 1)
+    }
+    with open_subject(bundle) as subject:
+        sessions = {**threads, "tuned": subject.session}
+        runners = {key: (lambda s=session: s.run(None, feed)) for key, session in sessions.items()}
+        ranking = rank_until_settled(runners, max_duration_s=20, tie=0.005, warmup=WarmUp(max_s=2))
+    measured = ranking.distributions
+    best = min(threads, key=lambda key: measured[key].p50)
+    return float(ratio(measured[best], measured["tuned"]).estimate)
+
+
+def verdict(text: str, met: bool, bar: str) -> None:
+    print(f"  {'met   ' if met else 'MISSED'} {text} (bar: {bar})", flush=True)
