@@ -41,7 +41,7 @@ def main() -> None:
             for line in record["verdict"]:
                 print(f"    {line}")
             chosen = next(c for c in record["candidates"] if c["name"] == record["chosen"])
-            print(f"    outputs' SQNR {chosen['assessment']['sqnr_db']:.1f} dB, tuned in {record['elapsed_s']:.0f} s")
+            print(f"    outputs' SQNR {chosen['accuracy']['sqnr_db']:.1f} dB, tuned in {record['elapsed_s']:.0f} s")
             speed = race(model, bundle, {"input": images[:1]}, "float32")
             verdict(f"{speed:.2f} times float32's speed", speed >= bar, f"at least {bar}")
             results[name] = {"speed": speed, "tune": record}

@@ -72,6 +72,7 @@ def exclude(
     noise_of: Callable[[Candidate], float],
     loss: Callable[[Candidate], float],
     max_drop: float,
+    room: float,
     expired: Callable[[], bool],
     progress: Progress,
 ) -> None:
@@ -83,6 +84,7 @@ def exclude(
     Args:
         noise_of: noise over signal of a candidate's outputs on a few samples.
         loss: told of every candidate that is worth measuring.
+        room: share of the candidate's latency that the layers may add.
     """
     named: Counter[int] = Counter()
 
@@ -94,7 +96,9 @@ def exclude(
 
     if candidate.scheme.mode == "static" and not candidate.builder and job.calibration is not None:
         names = candidate.recoveries
-        exclude_layers(recoverer, job, candidate.scheme, names, measured, max_drop, expired, progress=progress)
+        exclude_layers(
+            recoverer, job, candidate.scheme, names, measured, max_drop, expired, room=room, progress=progress
+        )
     else:
         _take_apart(job, target, candidate, noise_of, measured, max_drop, expired)
 

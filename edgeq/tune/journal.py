@@ -161,9 +161,14 @@ class JournaledWorkshop:
         return self._workshop.recoveries()
 
     def exclude(
-        self, candidate: Candidate, loss: Callable[[Candidate], float], max_drop: float, expired: Callable[[], bool]
+        self,
+        candidate: Candidate,
+        loss: Callable[[Candidate], float],
+        max_drop: float,
+        room: float,
+        expired: Callable[[], bool],
     ) -> None:
-        self._workshop.exclude(candidate, loss, max_drop, expired)
+        self._workshop.exclude(candidate, loss, max_drop, room, expired)
 
 
 def digest(candidate: Candidate) -> str:

@@ -180,7 +180,12 @@ class LocalWorkshop:
         return builders.recoveries() if self._job.calibration is not None else ()
 
     def exclude(
-        self, candidate: Candidate, loss: Callable[[Candidate], float], max_drop: float, expired: Callable[[], bool]
+        self,
+        candidate: Candidate,
+        loss: Callable[[Candidate], float],
+        max_drop: float,
+        room: float,
+        expired: Callable[[], bool],
     ) -> None:
         self._progress.note(f"looking for the layers of {candidate.name} to keep in float")
         builders.exclude(
@@ -191,6 +196,7 @@ class LocalWorkshop:
             self._noise,
             loss,
             max_drop,
+            room,
             expired,
             self._progress,
         )

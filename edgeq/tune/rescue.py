@@ -64,7 +64,7 @@ def rescue(
             return loss_of(measured(candidate, "exclusion", parent))
 
         if not expired():
-            workshop.exclude(best.candidate, loss, book.goal.max_drop, expired)
+            workshop.exclude(best.candidate, loss, book.goal.max_drop, _room(book, base), expired)
 
 
 def _recover(
@@ -75,26 +75,35 @@ def _recover(
     expired: Callable[[], bool],
 ) -> Trial:
     """The best of `base` with recoveries: group after group, each together, or where that does harm one by one; then
-    without those that do harm now that the others are there."""
+    without those that do harm now that the others are there, and without those that cost speed and are not needed."""
+    groups = workshop.recoveries()
+    if base.candidate.scheme.mode != "static" or base.candidate.builder or not groups:
+        return base
     best = base
-    if base.candidate.scheme.mode != "static" or base.candidate.builder:
-        return best
-    for position, group in enumerate(workshop.recoveries()):
+    tried = {frozenset(base.candidate.recoveries)}
+
+    def attempt(candidate: Candidate) -> Trial:
+        tried.add(frozenset(candidate.recoveries))
+        return measured(candidate, "recovery", best.name)
+
+    for position, group in enumerate(groups):
         title = group[0] if position else "recovery"
         steps = [(group, title), *(((name,), name) for name in group if len(group) > 1)]
         for names, words in steps:
             if expired() or loss_of(best) <= max_drop:
-                return best
-            made = measured(_with(best.candidate, names, words), "recovery", best.name)
+                break
+            made = attempt(_with(best.candidate, names, words))
             better = loss_of(made) < loss_of(best)
             best = made if better else best
             if better and names == group:
                 break
-    for name in best.candidate.recoveries:
-        if len(best.candidate.recoveries) < 2 or expired() or loss_of(best) <= max_drop:
-            break
-        made = measured(_without(best.candidate, name), "recovery", best.name)
-        best = made if loss_of(made) < loss_of(best) else best
+    for name in reversed(best.candidate.recoveries):
+        enough = loss_of(best) <= max_drop
+        fewer = _without(best.candidate, name)
+        if expired() or frozenset(fewer.recoveries) in tried or (enough and name in groups[0]):
+            continue
+        made = attempt(fewer)
+        best = made if loss_of(made) <= (max_drop if enough else loss_of(best)) else best
     return best
 
 
@@ -123,6 +132,18 @@ def _worthwhile(book: Book, trial: Trial) -> bool:
     """Whether it would win if it qualified."""
     qualified = book.qualified()
     return not qualified or book.cheaper(trial, qualified[0])
+
+
+def _room(book: Book, trial: Trial) -> float:
+    """By what share of its latency a trial may get slower before it is no faster than float32, or than what qualifies
+    already where that is what counts."""
+    rivals = book.qualified()[:1] if book.goal.objective in ("latency", "throughput") else []
+    slowest = max([1.0, *(_speedup(rival) for rival in rivals if rival.timing)])
+    return _speedup(trial) / slowest - 1
+
+
+def _speedup(trial: Trial) -> float:
+    return trial.timing.speedup["estimate"] if trial.timing and trial.timing.speedup else 1.0
 
 
 def _in_full(book: Book, workshop: Workshop, trial: Trial) -> Trial:

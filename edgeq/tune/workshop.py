@@ -84,6 +84,15 @@ class Workshop(Protocol):
         """Names of accuracy recoveries, in groups that are tried together, cheapest first."""
 
     def exclude(
-        self, candidate: Candidate, loss: Callable[[Candidate], float], max_drop: float, expired: Callable[[], bool]
+        self,
+        candidate: Candidate,
+        loss: Callable[[Candidate], float],
+        max_drop: float,
+        room: float,
+        expired: Callable[[], bool],
     ) -> None:
-        """Ask `loss` of candidates with ever more layers kept in float, until it is at most `max_drop`."""
+        """Ask `loss` of candidates with ever more layers kept in float, until it is at most `max_drop`.
+
+        Args:
+            room: share of `candidate`'s latency by which they may be slower: `loss` need not be asked of more.
+        """

@@ -99,7 +99,12 @@ class FakeWorkshop:
         return (self.methods, *((name,) for name in self.costly)) if self.methods else ()
 
     def exclude(
-        self, candidate: Candidate, loss: Callable[[Candidate], float], max_drop: float, expired: Callable[[], bool]
+        self,
+        candidate: Candidate,
+        loss: Callable[[Candidate], float],
+        max_drop: float,
+        room: float,
+        expired: Callable[[], bool],
     ) -> None:
         for nodes in self.exclusions:
             if expired():

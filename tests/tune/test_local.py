@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from pathlib import Path
 
 import pytest
@@ -112,7 +114,7 @@ def test_layers_go_to_float_until_the_loss_is_low_enough(workshop: LocalWorkshop
         asked.append(candidate)
         return 1 / len(candidate.scheme.exclude)
 
-    workshop.exclude(first, loss, 0.5, lambda: False)
+    workshop.exclude(first, loss, 0.5, math.inf, lambda: False)
     assert len({c.name for c in asked}) == len(asked), "every set of layers has a name of its own"
     enough = [c for c in asked if len(c.scheme.exclude) >= 2]
     assert enough

@@ -184,16 +184,30 @@ def test_a_recovery_that_does_harm_beside_the_others_is_taken_back() -> None:
         "a": Fact(loss=0.05),
         "a + recovery": Fact(loss=0.03),
         "a + recovery + split": Fact(loss=0.02),
-        "a + recovery + split - x": Fact(loss=0.015),
-        "a + recovery + split - x - y": Fact(loss=0.016),
-        "a + recovery + split - x - split": Fact(loss=0.002),
+        "a + recovery + split - y": Fact(loss=0.021),
+        "a + recovery + split - x": Fact(loss=0.002),
     }
     workshop = FakeWorkshop(facts, methods=("x", "y"), costly=("split",), exclusions=(("n",),))
     outcome = run(workshop, "a")
-    assert outcome.chosen == "a + recovery + split - x - split"
+    assert outcome.chosen == "a + recovery + split - x"
     assert outcome.winner is not None
-    assert outcome.winner.candidate.recoveries == ("y",)
+    assert outcome.winner.candidate.recoveries == ("y", "split")
+    assert "a + recovery + split - split" not in [t.name for t in outcome.trials], "that was tried before"
     assert not any(t.stage == "exclusion" for t in outcome.trials)
+
+
+def test_of_recoveries_that_cost_speed_only_those_that_are_needed_stay() -> None:
+    facts = {
+        "a": Fact(loss=0.05),
+        "a + recovery": Fact(loss=0.03),
+        "a + recovery + split": Fact(loss=0.02, speed=1.9),
+        "a + recovery + split + head": Fact(loss=0.002, speed=1.8),
+        "a + recovery + split + head - split": Fact(loss=0.008, speed=1.95),
+    }
+    outcome = run(FakeWorkshop(facts, methods=("x",), costly=("split", "head")), "a")
+    assert outcome.chosen == "a + recovery + split + head - split"
+    assert outcome.winner is not None
+    assert outcome.winner.candidate.recoveries == ("x", "head")
 
 
 def test_layers_go_to_float_last() -> None:

@@ -8,6 +8,7 @@ long as the loss stays small enough.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,6 +25,7 @@ from edgeq.tune.recover.sensitivity import LayerSensitivity, rank_layers
 from edgeq.tune.recover.units import Unit, find_units
 
 REFINEMENTS = 4
+_ROUGHLY = 1.5
 _LEAST_US = 1.0
 
 
@@ -52,6 +54,7 @@ def exclude_layers(
     max_drop: float,
     expired: Callable[[], bool],
     *,
+    room: float = math.inf,
     progress: Progress = SILENT,
 ) -> tuple[Scheme, ...]:
     """Schemes with layers kept in float that lose at most `max_drop`, the cheapest last; empty if none was found.
@@ -62,6 +65,7 @@ def exclude_layers(
         names: recoveries that go with it.
         loss: builds and measures a scheme; the same unit as `max_drop`.
         expired: whether to stop looking.
+        room: share of the latency in integers that the layers may add.
 
     Raises:
         EdgeqError: as the stages have it.
@@ -77,7 +81,7 @@ def exclude_layers(
     def measured(chosen: Sequence[str]) -> Tried:
         return Tried(tuple(chosen), loss(scheme_of(chosen)))
 
-    found = search(order, costs, measured, max_drop, expired)
+    found = search(order[: affordable(order, costs, room)], costs, measured, max_drop, expired)
     return tuple(scheme_of(tried.units) for tried in found)
 
 
@@ -133,6 +137,22 @@ def by_worth(ranked: Sequence[Ranked], costs: Costs) -> tuple[str, ...]:
     return tuple(order)
 
 
+def affordable(order: Sequence[str], costs: Costs, room: float) -> int:
+    """How many of `order` may go to float: never all, that would be the float model.
+
+    What a profile of single nodes tells of a whole model is rough: half as much again is allowed.
+    """
+    limit = _ROUGHLY * room * sum(costs.int8_us.values()) if room < math.inf else math.inf
+    kept: set[str] = set()
+    spent, count = 0.0, 0
+    for position, name in enumerate(order[:-1], 1):
+        spent += costs.further(name, kept)
+        kept.add(name)
+        if spent <= limit:
+            count = position
+    return count
+
+
 def search(
     order: Sequence[str],
     costs: Costs,
@@ -142,11 +162,8 @@ def search(
     *,
     refinements: int = REFINEMENTS,
 ) -> tuple[Tried, ...]:
-    """Sets that lose at most `max_drop`, each cheaper than the one before; empty where none was found in time.
-
-    Never all of `order`: that would be the float model.
-    """
-    most = len(order) - 1
+    """Sets that lose at most `max_drop`, each cheaper than the one before; empty where none was found in time."""
+    most = len(order)
     failed, passed = 0, 0
     found: list[Tried] = []
     size = 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from hypothesis import given
@@ -13,7 +15,16 @@ from hypothesis import strategies as st
 from edgeq.measure.kernels import kernel_times
 from edgeq.scheme import Scheme
 from edgeq.tune.recover.costs import Costs
-from edgeq.tune.recover.exclude import Ranked, Tried, by_worth, exclude_layers, merged, rank_for_exclusion, search
+from edgeq.tune.recover.exclude import (
+    Ranked,
+    Tried,
+    affordable,
+    by_worth,
+    exclude_layers,
+    merged,
+    rank_for_exclusion,
+    search,
+)
 from edgeq.tune.recover.run import Recoverer
 from edgeq.tune.recover.sensitivity import LayerSensitivity
 from edgeq.tune.recover.units import Unit
@@ -50,7 +61,7 @@ def test_what_is_found_meets_the_bar_and_gets_cheaper(
     order = by_worth([Ranked(_unit(name), value) for name, value in noise.items()], costs)
     worth = [noise[name] / max(cost[name], 1.0) for name in order]
     assert worth == sorted(worth, reverse=True)
-    found = search(order, costs, _measured(noise, tried), bar, lambda: False)
+    found = search(order[:-1], costs, _measured(noise, tried), bar, lambda: False)
     assert bool(found) == (noise[order[-1]] <= bar)
     for result in found:
         assert result.loss <= bar
@@ -59,6 +70,15 @@ def test_what_is_found_meets_the_bar_and_gets_cheaper(
     assert prices == sorted(prices, reverse=True)
     assert len(set(tried)) == len(tried), "nothing is built twice"
     assert len(tried) <= 3 + 3 + 4
+
+
+@given(st.fixed_dictionaries({name: st.integers(1, 100) for name in NAMES}), st.sampled_from([0.0, 0.25, 0.5, 1.0]))
+def test_as_many_as_the_latency_has_room_for_but_never_all(cost: dict[str, float], room: float) -> None:
+    costs = Costs({name: 2 * us for name, us in cost.items()}, cost, {}, {}, {})
+    spent = np.cumsum([cost[name] for name in NAMES])
+    most = affordable(NAMES, costs, room)
+    assert most == min(len(NAMES) - 1, int((spent <= 1.5 * room * spent[-1]).sum()))
+    assert affordable(NAMES, costs, math.inf) == len(NAMES) - 1
 
 
 def test_the_refinement_puts_back_what_is_not_needed() -> None:
