@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from edgeq_device.spinning import BRIEF_SPIN
+
 from edgeq.errors import RuntimeUnavailableError
 
 OptimizationLevel = Literal["none", "basic", "extended", "all"]
@@ -21,7 +23,7 @@ class SessionSettings:
 
     Attributes:
         providers: execution providers in order of preference.
-        config: session configuration entries ("session.x64quantprecision" → "1").
+        config: session configuration entries ("session.x64quantprecision" → "1"), over `BRIEF_SPIN`.
         intra_op_threads: threads inside an operator; 0 lets ONNX Runtime take all cores.
         optimization: graph optimisation level.
         save_optimized_to: where ONNX Runtime writes its optimised graph, if wanted.
@@ -91,7 +93,7 @@ def _options(ort: Any, settings: SessionSettings) -> Any:
     if settings.profile_prefix is not None:
         options.enable_profiling = True
         options.profile_file_prefix = os.fspath(settings.profile_prefix)
-    for key, value in sorted(settings.config.items()):
+    for key, value in sorted({**BRIEF_SPIN, **settings.config}.items()):
         options.add_session_config_entry(key, value)
     return options
 

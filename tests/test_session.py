@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from edgeq_device.spinning import BRIEF_SPIN
 from onnx import TensorProto, helper
 
 from edgeq import demo
@@ -46,6 +47,13 @@ def test_settings_reach_onnxruntime(tmp_path: Path) -> None:
     assert Path(session.end_profiling()).parent == tmp_path
     kinds = {node.op_type for node in onnx.load(optimized).graph.node}
     assert "BatchNormalization" not in kinds, "the basic level folds it"
+
+
+def test_threads_sleep_soon_after_a_run_unless_told_otherwise() -> None:
+    (key,) = BRIEF_SPIN
+    for config, expected in (({}, BRIEF_SPIN[key]), ({key: "50"}, "50")):
+        options = open_session(demo.MODEL, SessionSettings(config=config)).get_session_options()
+        assert options.get_session_config_entry(key) == expected
 
 
 def test_no_optimization_means_none(tmp_path: Path) -> None:

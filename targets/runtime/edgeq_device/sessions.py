@@ -14,6 +14,7 @@ from edgeq_device.errors import BundleError, RuntimeUnavailableError
 from edgeq_device.gpu import read_gpus
 from edgeq_device.gpu_sessions import GPU_PROVIDERS, open_on_gpu
 from edgeq_device.select import CPU, Device, parse_version
+from edgeq_device.spinning import BRIEF_SPIN
 from edgeq_device.tensorrt import read_tensorrt
 from edgeq_device.variants import EXTERNAL_FOLDER, Variant
 
@@ -86,7 +87,7 @@ def open_session(variant: Variant, threads: int = 0) -> Any:
     if level not in _LEVELS:
         raise BundleError(f"variant {variant.name}: optimization is {level!r}; it can be {', '.join(_LEVELS)}")
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, _LEVELS[level])
-    for key, value in sorted(variant.session_options.items()):
+    for key, value in sorted({**BRIEF_SPIN, **variant.session_options}.items()):
         options.add_session_config_entry(key, value)
     if variant.ep in GPU_PROVIDERS:
         return open_on_gpu(variant, ort, lambda providers: _open(variant, ort, options, providers))
