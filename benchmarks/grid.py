@@ -55,6 +55,10 @@ class Point:
     p50_ms: float | None = None
 
 
+SIMPLE = Setting("MinMax", "U8S8", "QDQ", per_channel=True, reduce_range=False)
+"""Every operator in integers, one scale per channel: what most would take."""
+
+
 def settings() -> list[Setting]:
     """Three calibration methods, three pairs of types, both formats, weights per channel or tensor, full or reduced
     range: 72."""

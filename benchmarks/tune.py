@@ -21,7 +21,7 @@ from typing import Any
 
 import onnxruntime
 from contenders import edgeq_json
-from grid import Point, run_grid, settings
+from grid import SIMPLE, Point, run_grid, settings
 from tasks import shared_data
 from tune_cases import Case, cases
 from tuned import race, tune, verdict
@@ -54,6 +54,12 @@ def run_case(case: Case, workdir: Path, grid: int, budget: str | None) -> Result
     feed = dict(next(iter(validation)).inputs)
     results["speed"] = race(case.model, bundle, feed, "float32")
     verdict(f"{results['speed']:.2f} times float32's speed", results["speed"] > 1, "faster than float32")
+    if case.against_int8 is not None:
+        point = run_grid(case.model, case.open(case.data, case.count), validation, task, workdir / "int8", [SIMPLE])[0]
+        results["against_int8"] = 1 / race(point.model, bundle, feed, str(SIMPLE))
+        print(f"    {SIMPLE} has {point.value:.4f}")
+        said = f"{results['against_int8']:.3f} times the latency of {SIMPLE}"
+        verdict(said, results["against_int8"] <= case.against_int8, f"{case.against_int8}")
     if grid:
         results["grid"] = _against_grid(
             case, bundle, validation, feed, task, max(lost, 0.0), float32.value, took, workdir, grid
