@@ -45,7 +45,8 @@ use_environment() {
   if [[ "$mode" == copy ]]; then
     wanted+=" $(fingerprint pyproject.toml README.md edgeq profiles targets)"
   else
-    wanted+=" $(fingerprint pyproject.toml)"
+    # What is included from outside of the package is copied, even so.
+    wanted+=" $(fingerprint pyproject.toml profiles targets)"
   fi
   if [[ -f "$stamp" && "$(cat "$stamp")" == "$wanted" ]]; then
     return

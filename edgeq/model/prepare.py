@@ -71,8 +71,8 @@ def prepare_model(
 
     In order: checks; local functions inlined; opset raised to 13 or later; nodes named; 16-bit floats widened to
     float32; Constant nodes, Identity, Dropout and dead code removed; BatchNormalization folded; ONNX Runtime's
-    basic optimisation; Gemm in a form that can be quantized; shapes inferred; checked again. Results are those of the
-    source to float32's accuracy. Names of tensors and nodes that survive are kept.
+    basic optimisation; Gemm in a form that can be quantized; strided slices joined; shapes inferred; checked again.
+    Results are those of the source to float32's accuracy. Names of tensors and nodes that survive are kept.
 
     Args:
         simplify: False keeps every node that some output depends on: nothing is removed, folded or optimised.
@@ -175,6 +175,7 @@ def _finished(optimized: Path, before: ir.Model, source: Path, notes: list[str],
     from edgeq.model.clean import remove_no_ops, tidy
     from edgeq.model.fold import fold_batch_norms
     from edgeq.model.gemm import plain_gemms
+    from edgeq.model.space_to_depth import join_slices
 
     model = ir.load(optimized)
     tidy(model)
@@ -188,6 +189,9 @@ def _finished(optimized: Path, before: ir.Model, source: Path, notes: list[str],
         plain = plain_gemms(model)
         if plain:
             notes.append(f"{_count(plain, 'Gemm')} without factors, with one bias for each output")
+        joined = join_slices(model)
+        if joined:
+            notes.append(f"{_count(joined, 'Concat')} of strided slices written as SpaceToDepth")
         tidy(model)
     settle(model, before)
     proto = ir.serde.serialize_model(model)
