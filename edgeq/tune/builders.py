@@ -26,6 +26,7 @@ from edgeq.tune.recover import FREE, RECOVERIES, Recoverer
 from edgeq.tune.recover.exclude import exclude_layers
 from edgeq.tune.recover.smoothquant import SmoothQuant
 from edgeq.tune.sequence import SequenceBuilder
+from edgeq.tune.workshop import Exclusion
 
 
 class Builder(Protocol):
@@ -68,23 +69,19 @@ def exclude(
     job: Job,
     target: Target,
     candidate: Candidate,
+    wanted: Exclusion,
     recoverer: Recoverer,
     noise_of: Callable[[Candidate], float],
-    loss: Callable[[Candidate], float],
-    max_drop: float,
-    room: float,
-    expired: Callable[[], bool],
+    *,
     progress: Progress,
 ) -> None:
-    """Ask `loss` of candidates with ever more layers of `candidate` in float, until one loses at most `max_drop`.
+    """Ask for the loss of candidates with ever more layers of `candidate` in float, until it is small enough.
 
     Where there are ranges to build from, layers are ranked in one pass and taken by noise for each microsecond
     (`recover.exclude`); what is measured at run time has no tensors to rank, and is taken apart instead.
 
     Args:
         noise_of: noise over signal of a candidate's outputs on a few samples.
-        loss: told of every candidate that is worth measuring.
-        room: share of the candidate's latency that the layers may add.
     """
     named: Counter[int] = Counter()
 
@@ -92,15 +89,23 @@ def exclude(
         count = len(scheme.exclude) - len(candidate.scheme.exclude)
         named[count] += 1
         again = f", choice {named[count]}" if named[count] > 1 else ""
-        return loss(candidate.replace(name=f"{candidate.name}, {count} layers in float{again}", scheme=scheme))
+        return wanted.loss(candidate.replace(name=f"{candidate.name}, {count} layers in float{again}", scheme=scheme))
 
     if candidate.scheme.mode == "static" and not candidate.builder and job.calibration is not None:
         names = candidate.recoveries
         exclude_layers(
-            recoverer, job, candidate.scheme, names, measured, max_drop, expired, room=room, progress=progress
+            recoverer,
+            job,
+            candidate.scheme,
+            names,
+            measured,
+            wanted.max_drop,
+            wanted.expired,
+            room=wanted.room,
+            progress=progress,
         )
     else:
-        _take_apart(job, target, candidate, noise_of, measured, max_drop, expired)
+        _take_apart(job, target, candidate, noise_of, measured, wanted.max_drop, wanted.expired)
 
 
 def _take_apart(

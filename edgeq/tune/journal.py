@@ -15,7 +15,7 @@ from typing import Any
 from edgeq.errors import EdgeqError, OutputError
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.record import Assessment, Screening
-from edgeq.tune.workshop import Race, Runner, Workshop
+from edgeq.tune.workshop import Exclusion, Race, Runner, Workshop
 
 FORMAT = "edgeq-tuning-journal/1"
 _MOST_BYTES = 1 << 28
@@ -160,15 +160,8 @@ class JournaledWorkshop:
     def recoveries(self) -> tuple[tuple[str, ...], ...]:
         return self._workshop.recoveries()
 
-    def exclude(
-        self,
-        candidate: Candidate,
-        loss: Callable[[Candidate], float],
-        max_drop: float,
-        room: float,
-        expired: Callable[[], bool],
-    ) -> None:
-        self._workshop.exclude(candidate, loss, max_drop, room, expired)
+    def exclude(self, candidate: Candidate, wanted: Exclusion) -> None:
+        self._workshop.exclude(candidate, wanted)
 
 
 def digest(candidate: Candidate) -> str:

@@ -39,7 +39,7 @@ from edgeq.tune.recover import Recoverer
 from edgeq.tune.store import MEMORY, ArrayStore, SampleStore
 from edgeq.tune.structure import content_digest, structure_digest
 from edgeq.tune.tally import AgreementTally, Measured, MetricTally, assess
-from edgeq.tune.workshop import Race, Runner
+from edgeq.tune.workshop import Exclusion, Race, Runner
 
 _SCREENED = 8
 _BLOCKS = 16
@@ -47,6 +47,7 @@ _BATCH = 8
 _QUIETEST_DB = -200.0
 # Two sessions of one small model differ by up to a fifth, by where their memory happens to lie: a race runs several.
 _SESSIONS, _SMALL = 3, 2**25
+_PAUSE_S = 0.02
 
 
 class LocalWorkshop:
@@ -129,7 +130,7 @@ class LocalWorkshop:
         few = model_bytes(self._job.prepared.path) <= _SMALL
         ranking = rank_until_settled(
             {
-                name: _in_turn([self._session(*runner) for _ in range(_SESSIONS if few else 1)], feed)
+                name: in_turn([self._session(*runner) for _ in range(_SESSIONS if few else 1)], feed)
                 for name, runner in runners.items()
             },
             top=top,
@@ -179,26 +180,10 @@ class LocalWorkshop:
     def recoveries(self) -> tuple[tuple[str, ...], ...]:
         return builders.recoveries() if self._job.calibration is not None else ()
 
-    def exclude(
-        self,
-        candidate: Candidate,
-        loss: Callable[[Candidate], float],
-        max_drop: float,
-        room: float,
-        expired: Callable[[], bool],
-    ) -> None:
+    def exclude(self, candidate: Candidate, wanted: Exclusion) -> None:
         self._progress.note(f"looking for the layers of {candidate.name} to keep in float")
         builders.exclude(
-            self._job,
-            self._target,
-            candidate,
-            self._recoverer,
-            self._noise,
-            loss,
-            max_drop,
-            room,
-            expired,
-            self._progress,
+            self._job, self._target, candidate, wanted, self._recoverer, self._noise, progress=self._progress
         )
 
     def _assess(self, candidate: Candidate, samples: int, advance: Callable[[int], None]) -> Assessment:
@@ -282,10 +267,25 @@ class LocalWorkshop:
         return measure_coverage(built.artifact.model, settings, feed, source, lambda name, op_type: "").share
 
 
-def _in_turn(sessions: Sequence[Any], feed: Mapping[str, Any]) -> Callable[[], object]:
-    """Runs the sessions one after the other, one at each call."""
+def in_turn(
+    sessions: Sequence[Any], feed: Mapping[str, Any], clock: Callable[[], float] = time.perf_counter
+) -> Callable[[], object]:
+    """Runs one of the sessions, and the next one after a pause.
+
+    Not the next one at every call: the threads of the one before would still be awake, and take a core from it.
+    """
     turns = itertools.cycle(sessions)
-    return lambda: next(turns).run(None, feed)
+    session, ended = next(turns), clock()
+
+    def run() -> object:
+        nonlocal session, ended
+        if clock() - ended > _PAUSE_S:
+            session = next(turns)
+        made = session.run(None, feed)
+        ended = clock()
+        return made
+
+    return run
 
 
 def by_layer(kernels: Sequence[KernelTime]) -> dict[str, float]:

@@ -11,7 +11,7 @@ from edgeq.tune.candidate import Candidate
 from edgeq.tune.goal import Deadline
 from edgeq.tune.race import rungs, say_best, say_short
 from edgeq.tune.record import Stage, Trial
-from edgeq.tune.workshop import Workshop
+from edgeq.tune.workshop import Exclusion, Workshop
 
 _BASES = 2
 
@@ -64,7 +64,7 @@ def rescue(
             return loss_of(measured(candidate, "exclusion", parent))
 
         if not expired():
-            workshop.exclude(best.candidate, loss, book.goal.max_drop, _room(book, base), expired)
+            workshop.exclude(best.candidate, Exclusion(loss, book.goal.max_drop, _room(book, base), expired))
 
 
 def _recover(

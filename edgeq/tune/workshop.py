@@ -45,6 +45,23 @@ class Race:
         return cls(timings, tuple(plain["order"]), plain["settled"], plain["histograms"])
 
 
+@dataclass(frozen=True)
+class Exclusion:
+    """What a search for layers to keep in float is asked for.
+
+    Attributes:
+        loss: builds and measures a candidate.
+        max_drop: what it may lose at most.
+        room: share of the first candidate's latency by which it may be slower; what is slower need not be measured.
+        expired: whether to stop looking.
+    """
+
+    loss: Callable[[Candidate], float]
+    max_drop: float
+    room: float
+    expired: Callable[[], bool]
+
+
 class Workshop(Protocol):
     """Everything that takes time. Each method is a function of its arguments, the model and the data."""
 
@@ -83,16 +100,5 @@ class Workshop(Protocol):
     def recoveries(self) -> tuple[tuple[str, ...], ...]:
         """Names of accuracy recoveries, in groups that are tried together, cheapest first."""
 
-    def exclude(
-        self,
-        candidate: Candidate,
-        loss: Callable[[Candidate], float],
-        max_drop: float,
-        room: float,
-        expired: Callable[[], bool],
-    ) -> None:
-        """Ask `loss` of candidates with ever more layers kept in float, until it is at most `max_drop`.
-
-        Args:
-            room: share of `candidate`'s latency by which they may be slower: `loss` need not be asked of more.
-        """
+    def exclude(self, candidate: Candidate, wanted: Exclusion) -> None:
+        """Ask for the loss of candidates with ever more layers kept in float, until one loses little enough."""

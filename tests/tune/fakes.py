@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edgeq.errors import EdgeqError, ModelError
@@ -10,7 +10,7 @@ from edgeq.hardware.profile import Profile
 from edgeq.scheme import Scheme
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.record import Assessment, Screening, Timing
-from edgeq.tune.workshop import FLOAT, Race, Runner
+from edgeq.tune.workshop import FLOAT, Exclusion, Race, Runner
 
 
 @dataclass(frozen=True)
@@ -98,19 +98,13 @@ class FakeWorkshop:
     def recoveries(self) -> tuple[tuple[str, ...], ...]:
         return (self.methods, *((name,) for name in self.costly)) if self.methods else ()
 
-    def exclude(
-        self,
-        candidate: Candidate,
-        loss: Callable[[Candidate], float],
-        max_drop: float,
-        room: float,
-        expired: Callable[[], bool],
-    ) -> None:
+    def exclude(self, candidate: Candidate, wanted: Exclusion) -> None:
         for nodes in self.exclusions:
-            if expired():
+            if wanted.expired():
                 break
             scheme = candidate.scheme.replace(exclude=nodes)
-            if loss(candidate.replace(name=f"{candidate.name} - {len(nodes)} layers", scheme=scheme)) <= max_drop:
+            made = candidate.replace(name=f"{candidate.name} - {len(nodes)} layers", scheme=scheme)
+            if wanted.loss(made) <= wanted.max_drop:
                 break
 
     def _p50(self, candidate: Candidate | None, threads: int) -> float:

@@ -16,8 +16,9 @@ from edgeq.pipeline.job import Data, Job, open_job
 from edgeq.session import open_session
 from edgeq.tune import builders
 from edgeq.tune.candidate import Candidate
-from edgeq.tune.local import LocalWorkshop
+from edgeq.tune.local import LocalWorkshop, in_turn
 from edgeq.tune.space import kernel_candidates, method_candidates
+from edgeq.tune.workshop import Exclusion
 
 
 @pytest.fixture(scope="module")
@@ -113,11 +114,28 @@ def test_layers_go_to_float_until_the_loss_is_low_enough(workshop: LocalWorkshop
         asked.append(candidate)
         return 1 / len(candidate.scheme.exclude)
 
-    workshop.exclude(first, loss, 0.5, math.inf, lambda: False)
+    workshop.exclude(first, Exclusion(loss, 0.5, math.inf, lambda: False))
     assert len({c.name for c in asked}) == len(asked), "every set of layers has a name of its own"
     enough = [c for c in asked if len(c.scheme.exclude) >= 2]
     assert enough
     assert workshop.screen(enough[-1]).int8_mac_share < workshop.screen(first).int8_mac_share
+
+
+def test_sessions_take_turns_between_bursts_not_within_them() -> None:
+    now, ran = 0.0, []
+
+    class Fake:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def run(self, outputs: None, feed: object) -> None:
+            ran.append(self.name)
+
+    run = in_turn([Fake("a"), Fake("b")], {}, clock=lambda: now)
+    for pause in (0.0, 0.001, 0.5, 0.001, 0.5):
+        now += pause
+        run()
+    assert ran == ["a", "a", "b", "b", "a"]
 
 
 def test_every_builder_is_named_as_it_is_registered() -> None:
