@@ -21,7 +21,7 @@ from edgeq.pipeline.job import build as build_scheme
 from edgeq.progress import Progress
 from edgeq.scheme import Scheme
 from edgeq.tune.candidate import Candidate
-from edgeq.tune.layers import noisy_pieces, shortest_exclusion
+from edgeq.tune.layers import affordable, noisy_pieces, shortest_exclusion
 from edgeq.tune.recover import FREE, RECOVERIES, Recoverer
 from edgeq.tune.recover.exclude import exclude_layers
 from edgeq.tune.recover.smoothquant import SmoothQuant
@@ -105,7 +105,7 @@ def exclude(
             progress=progress,
         )
     else:
-        _take_apart(job, target, candidate, noise_of, measured, wanted.max_drop, wanted.expired)
+        _take_apart(job, target, candidate, noise_of, measured, wanted)
 
 
 def _take_apart(
@@ -114,8 +114,7 @@ def _take_apart(
     candidate: Candidate,
     noise_of: Callable[[Candidate], float],
     measured: Callable[[Scheme], float],
-    max_drop: float,
-    expired: Callable[[], bool],
+    wanted: Exclusion,
 ) -> None:
     graph = load_model(job.prepared.path, external_data="none")
     done = set(candidate.scheme.exclude)
@@ -126,7 +125,7 @@ def _take_apart(
         for node in graph.graph.node
         if node.op_type in types and counted.get(node.name) and node.name not in done
     }
-    if len(macs) < 2:
+    if len(macs) < 2 or min(macs.values()) > wanted.room * sum(macs.values()):
         return
 
     def without(nodes: Iterable[str]) -> Scheme:
@@ -140,7 +139,8 @@ def _take_apart(
     def lost(nodes: tuple[str, ...]) -> float:
         return measured(without(nodes))
 
-    shortest_exclusion(noisy_pieces(macs, noise, expired), lost, max_drop, expired)
+    pieces = affordable(noisy_pieces(macs, noise, wanted.expired), wanted.room)
+    shortest_exclusion(pieces, lost, wanted.max_drop, wanted.expired)
 
 
 def _types(scheme: Scheme, target: Target) -> Container[str]:

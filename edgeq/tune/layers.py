@@ -8,6 +8,7 @@ To spare measurements, groups of neighbours are measured first and only the nois
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,13 +66,20 @@ def noisy_pieces(
     return tuple(sorted(pieces, key=lambda p: p.order))
 
 
+def affordable(pieces: Sequence[Piece], room: float) -> tuple[Piece, ...]:
+    """The leading pieces that hold at most `room` of all multiply-accumulates, a share: what a layer costs in float
+    over integers goes with these, roughly. Never all."""
+    held = list(itertools.accumulate(piece.macs for piece in pieces))
+    return tuple(piece for piece, macs in zip(pieces[:-1], held[:-1], strict=True) if macs <= room * held[-1])
+
+
 def shortest_exclusion(
     pieces: Sequence[Piece],
     loss: Callable[[tuple[str, ...]], float],
     max_drop: float,
     expired: Callable[[], bool],
 ) -> tuple[str, ...] | None:
-    """The fewest leading pieces without which `loss` is at most `max_drop`; None if none but all would do.
+    """The fewest leading pieces without which `loss` is at most `max_drop`; None if not even all of them do.
 
     The number is doubled until the bar is met, then halved in between: `loss` falls with it, roughly.
     """
@@ -79,9 +87,11 @@ def shortest_exclusion(
     def excluded(count: int) -> tuple[str, ...]:
         return tuple(node for piece in pieces[:count] for node in piece.nodes)
 
+    if not pieces:
+        return None
     low, high = 0, 1
     while loss(excluded(high)) > max_drop:
-        low, high = high, min(2 * high, len(pieces) - 1)
+        low, high = high, min(2 * high, len(pieces))
         if low >= high or expired():
             return None
     while high - low > 1 and not expired():

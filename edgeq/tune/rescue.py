@@ -135,15 +135,17 @@ def _worthwhile(book: Book, trial: Trial) -> bool:
 
 
 def _room(book: Book, trial: Trial) -> float:
-    """By what share of its latency a trial may get slower before it is no faster than float32, or than what qualifies
-    already where that is what counts."""
+    """How far a trial may go from its latency towards float32's, 1 being all the way: where speed is what counts, no
+    further than the fastest that qualifies already."""
+    own = _latency(trial)
     rivals = book.qualified()[:1] if book.goal.objective in ("latency", "throughput") else []
-    slowest = max([1.0, *(_speedup(rival) for rival in rivals if rival.timing)])
-    return _speedup(trial) / slowest - 1
+    slowest = min([1.0, *map(_latency, rivals)])
+    return max(0.0, (slowest - own) / (1 - own)) if own < 1 else 0.0
 
 
-def _speedup(trial: Trial) -> float:
-    return trial.timing.speedup["estimate"] if trial.timing and trial.timing.speedup else 1.0
+def _latency(trial: Trial) -> float:
+    """Of float32's, 1 where it was not timed."""
+    return 1 / trial.timing.speedup["estimate"] if trial.timing and trial.timing.speedup else 1.0
 
 
 def _in_full(book: Book, workshop: Workshop, trial: Trial) -> Trial:

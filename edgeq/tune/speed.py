@@ -45,7 +45,7 @@ def time_kernels(
     share = seconds / 3
     float_threads, int8_threads = _choose_threads(book, alive, workshop, threads, share)
     first = list({structure_of(t): t for t in reversed(book.alive())}.values())[::-1]
-    race = _race(workshop, first, float_threads, top=None, tie=_ROUGHLY, seconds=share)
+    race = _race(workshop, first, float_threads, top=_FINALISTS, tie=_ROUGHLY, seconds=share)
     for trial in first:
         book.time(trial, race.timings[trial.name])
     _mix(book, workshop, float_threads, share, screen)

@@ -52,7 +52,8 @@ class Exclusion:
     Attributes:
         loss: builds and measures a candidate.
         max_drop: what it may lose at most.
-        room: share of the first candidate's latency by which it may be slower; what is slower need not be measured.
+        room: how far it may go from the first candidate's latency towards float32's, 1 being all the way; what goes
+            further need not be measured.
         expired: whether to stop looking.
     """
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.tune.layers import Piece, noisy_pieces, shortest_exclusion
+from edgeq.tune.layers import Piece, affordable, noisy_pieces, shortest_exclusion
 
 NOISES = st.lists(st.floats(0, 1), min_size=2, max_size=40)
 
@@ -49,9 +49,21 @@ def test_the_shortest_beginning_that_meets_the_bar(noises: list[float], bar: flo
     def loss(nodes: tuple[str, ...]) -> float:
         return total - sum(p.noise for p in pieces if p.nodes[0] in nodes)
 
-    found = shortest_exclusion(pieces, loss, bar, never)
+    found = shortest_exclusion(pieces[:-1], loss, bar, never)
     good = [k for k in range(1, len(pieces)) if loss(tuple(p.nodes[0] for p in pieces[:k])) <= bar]
     assert (len(found) if found else None) == (good[0] if good else None)
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=20), st.sampled_from([0.0, 0.25, 0.5, 1.0, float("inf")]))
+def test_no_more_pieces_than_there_is_room_for_and_never_all(macs: list[int], room: float) -> None:
+    pieces = [Piece((f"n{i}",), 1.0, m) for i, m in enumerate(macs)]
+    found = affordable(pieces, room)
+    assert found == tuple(pieces[: len(found)])
+    assert len(found) < len(pieces)
+    assert sum(p.macs for p in found) <= room * sum(macs)
+    if len(found) < len(pieces) - 1:
+        assert sum(p.macs for p in pieces[: len(found) + 1]) > room * sum(macs)
+    assert shortest_exclusion((), lambda nodes: 0.0, 0.5, never) is None
 
 
 def test_time_that_runs_out_ends_the_search() -> None:

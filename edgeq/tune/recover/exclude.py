@@ -65,7 +65,7 @@ def exclude_layers(
         names: recoveries that go with it.
         loss: builds and measures a scheme; the same unit as `max_drop`.
         expired: whether to stop looking.
-        room: share of the latency in integers that the layers may add.
+        room: how far the latency may go from that in integers towards that in float, 1 being all the way.
 
     Raises:
         EdgeqError: as the stages have it.
@@ -142,7 +142,8 @@ def affordable(order: Sequence[str], costs: Costs, room: float) -> int:
 
     What a profile of single nodes tells of a whole model is rough: half as much again is allowed.
     """
-    limit = _ROUGHLY * room * sum(costs.int8_us.values()) if room < math.inf else math.inf
+    way = sum(costs.float_us.values()) - sum(costs.int8_us.values())
+    limit = _ROUGHLY * room * way if room < math.inf else math.inf
     kept: set[str] = set()
     spent, count = 0.0, 0
     for position, name in enumerate(order[:-1], 1):
