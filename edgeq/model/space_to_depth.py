@@ -47,7 +47,7 @@ def _join(concat: ir.Node, graph: ir.Graph | ir.Function) -> bool:
     layers = [use.node for use in joined.uses()]
     if not in_order and (joined.is_graph_output() or not all(_takes(layer, joined, blocks) for layer in layers)):
         return False
-    node = ir.node("SpaceToDepth", [blocks.source], {"blocksize": blocks.size}, name=f"{concat.name}/space_to_depth")
+    node = ir.node("SpaceToDepth", [blocks.source], {"blocksize": blocks.size}, name=concat.name)
     graph.insert_before(concat, node)
     made = node.outputs[0]
     made.type, made.shape = joined.type, joined.shape

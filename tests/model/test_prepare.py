@@ -60,7 +60,8 @@ class TestRealModels:
             i.name: rng.normal(size=[d if isinstance(d, int) else 2 for d in i.shape or ()]).astype(i.dtype)
             for i in result.signature.inputs
         }
-        assert_same_outputs(result, feeds)
+        # Sums in another order: ONNX Runtime's own two layouts of yolox_nano differ by 3e-5 of the largest output.
+        assert_same_outputs(result, feeds, 2e-4 if "SpaceToDepth" in types(proto) else 1e-5)
         assert "BatchNormalization" not in types(proto)
         assert {n.domain for n in proto.graph.node} == {""}
         assert [(o.domain, o.version) for o in proto.opset_import] == [("", 17)]
@@ -68,7 +69,9 @@ class TestRealModels:
         made = {o for n in proto.graph.node for o in n.output if o}
         described = {v.name for v in [*proto.graph.value_info, *proto.graph.output]}
         assert made <= described
-        assert made <= {o for n in original.graph.node for o in n.output}
+        # What holds its channels in another order than the original has another name.
+        permuted = {f"{o}/space_to_depth" for n in original.graph.node if n.op_type == "Concat" for o in n.output}
+        assert made <= {o for n in original.graph.node for o in n.output} | permuted
         if all(n.name for n in original.graph.node):
             assert {n.name for n in proto.graph.node} <= {n.name for n in original.graph.node}
         assert sorted(p.name for p in tmp_path.iterdir()) == ["prepared.onnx"]
