@@ -2,8 +2,8 @@
 
     python benchmarks/sequence.py [--only NAME ...] [--minilm MODEL.onnx] [--tune] [--json FILE]
 
-minilm_l6's model is not in shared/data: its make_model.py makes it, and --minilm names it; EDGEQ_TOKENIZER names its
-tokenizer.json. ONNX Runtime is given what its documentation gives it: `quantize_dynamic(per_channel=True)` and nothing
+minilm_l6's model is not in shared/data: its make_model.py makes it, and --minilm names it; it needs the package
+`tokenizers`. ONNX Runtime is given what its documentation gives it: `quantize_dynamic(per_channel=True)` and nothing
 else. --tune adds what `edgeq tune` finds (minutes a model). Latencies are interleaved; ratios are of medians.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 import tempfile
 import warnings
@@ -117,6 +118,7 @@ def cases(root: Path, minilm: Path | None, work: Path) -> Iterator[Case]:
         print("\nminilm_l6: skipped, make its model with shared/data/minilm_l6/make_model.py and name it with --minilm")
         return
     home = root / "minilm_l6" / "data"
+    os.environ.setdefault("EDGEQ_TOKENIZER", str(home / "tokenizer.json"))
 
     def tokens(rows: int, length: int) -> Callable[[Feed], Feed]:
         return lambda feed: {name: np.resize(value, (rows, length)) for name, value in feed.items()}
@@ -235,7 +237,7 @@ def _data(case: Case) -> tuple[str, ...]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", help="models to run")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="models whose name begins so")
     parser.add_argument("--minilm", type=Path, help="the model that minilm_l6/make_model.py made")
     parser.add_argument("--tune", action="store_true", help="also run edgeq tune")
     parser.add_argument("--budget", default="5m", help="of edgeq tune (default: 5m)")
@@ -247,7 +249,8 @@ def main() -> None:
     if root is None:
         sys.exit("shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA)")
     with tempfile.TemporaryDirectory() as work:
-        chosen = [c for c in cases(root, options.minilm, Path(work)) if not options.only or c.name in options.only]
+        begins = tuple(options.only or ("",))
+        chosen = [c for c in cases(root, options.minilm, Path(work)) if c.name.startswith(begins)]
         results = {case.name: one_case(case, options) for case in chosen}
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=2) + "\n", "utf-8")
