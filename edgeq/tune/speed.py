@@ -70,7 +70,9 @@ def decide(book: Book, workshop: Workshop, threads: Sequence[int], baseline: Bas
     finalists = _finalists(book, workshop)
     if not finalists:
         return baseline
-    float_threads, _ = _choose_threads(book, finalists, workshop, threads, seconds / 3)
+    # All that qualify get these threads: speeds with others must not be held against what the race measures.
+    rest = [t for t in book.qualified() if t.name not in {f.name for f in finalists}]
+    float_threads, _ = _choose_threads(book, [*finalists, *rest], workshop, threads, seconds / 3)
     finalists = [book[trial.name] for trial in finalists]
     race = _race(workshop, finalists, float_threads, top=1, tie=TIE, seconds=seconds * 2 / 3)
     for trial in finalists:
@@ -79,7 +81,12 @@ def decide(book: Book, workshop: Workshop, threads: Sequence[int], baseline: Bas
         if not _not_slower(trial, strict=book.goal.objective in ("latency", "throughput")):
             assert trial.timing is not None
             book.eliminate(trial.name, f"not faster than float32: {times(trial.timing)}")
-    ranked = book.qualified()
+    raced = {structure_of(trial) for trial in finalists}
+    ranked = [trial for trial in book.qualified() if structure_of(trial) in raced]
+    for trial in book.qualified():
+        if trial not in ranked:
+            reason = f"costlier than the {len(finalists)} that went into the last race"
+            book.update(trial.name, status="qualified", reason=reason)
     if ranked:
         close = [t for t in ranked if not book.cheaper(ranked[0], t)]
         winner = min(close, key=accuracy_key)

@@ -129,6 +129,21 @@ def test_threads_are_chosen_again_before_the_last_race() -> None:
     assert outcome.baseline_threads == 1
 
 
+def test_speeds_with_other_threads_are_not_held_against_the_last_race() -> None:
+    """`b` is as `a`, less accurate, and was timed while all threads were quick; it must not win by that figure."""
+
+    class Shared(FakeWorkshop):
+        def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
+            self.thread_gain = {0: 3.0}
+            return super().assess(candidates, samples)
+
+    facts = {"a": Fact(speed=2, structure="s"), "b": Fact(speed=2, structure="s", loss=0.004)}
+    outcome = run(Shared(facts, total=20, thread_gain={0: 0.5}), "a", "b", threads=(0, 1))
+    assert outcome.chosen == "a"
+    assert {t.candidate.threads for t in outcome.trials} == {1}
+    assert {t.timing.latency["p50_ms"] for t in outcome.trials if t.timing} == {5.0}
+
+
 def test_threads_that_are_quick_in_the_median_only_are_not_taken() -> None:
     outcome = run(FakeWorkshop({"a": Fact()}, thread_gain={0: 0.8}, tails={0: 1.5}), "a", threads=(0, 1))
     assert outcome.winner is not None
