@@ -43,7 +43,7 @@ def time_kernels(
     if not alive:
         return Baseline()
     share = seconds / 3
-    float_threads, int8_threads = _choose_threads(book, alive, workshop, threads, share)
+    float_threads, int8_threads = _choose_threads(book, alive, workshop, threads, share, "first")
     first = list({structure_of(t): t for t in reversed(book.alive())}.values())[::-1]
     race = _race(workshop, first, float_threads, top=_FINALISTS, tie=_ROUGHLY, seconds=share)
     for trial in first:
@@ -72,7 +72,7 @@ def decide(book: Book, workshop: Workshop, threads: Sequence[int], baseline: Bas
         return baseline
     # All that qualify get these threads: speeds with others must not be held against what the race measures.
     rest = [t for t in book.qualified() if t.name not in {f.name for f in finalists}]
-    float_threads, _ = _choose_threads(book, [*finalists, *rest], workshop, threads, seconds / 3)
+    float_threads, _ = _choose_threads(book, [*finalists, *rest], workshop, threads, seconds / 3, "last")
     finalists = [book[trial.name] for trial in finalists]
     race = _race(workshop, finalists, float_threads, top=1, tie=TIE, seconds=seconds * 2 / 3)
     for trial in finalists:
@@ -128,20 +128,24 @@ def time_new(book: Book, workshop: Workshop, float_threads: int, seconds: float)
 
 
 def _choose_threads(
-    book: Book, trials: Sequence[Trial], workshop: Workshop, threads: Sequence[int], seconds: float
+    book: Book, trials: Sequence[Trial], workshop: Workshop, threads: Sequence[int], seconds: float, when: str
 ) -> tuple[int, int]:
     """The threads that suit float32 and the first of `trials` best, which all of them get; more of them only where
-    they pay."""
+    they pay.
+
+    Args:
+        when: part of the runners' names, by which a journal tells a later race of the same ones from an earlier one.
+    """
     if len(threads) == 1:
         return threads[0], threads[0]
     trial = trials[0]
-    runners: dict[str, Runner] = {f"{FLOAT} {n}": (None, n) for n in threads}
-    runners.update({f"int8 {n}": (trial.candidate, n) for n in threads})
-    race = workshop.race(runners, f"{FLOAT} {threads[0]}", top=None, tie=_ROUGHLY, seconds=seconds)
+    runners: dict[str, Runner] = {f"{FLOAT} {n} {when}": (None, n) for n in threads}
+    runners.update({f"int8 {n} {when}": (trial.candidate, n) for n in threads})
+    race = workshop.race(runners, f"{FLOAT} {threads[0]} {when}", top=None, tie=_ROUGHLY, seconds=seconds)
     best = []
     for kind in (FLOAT, "int8"):
         # Not the median: it hides the runs in which one thread waits for another on a core that is busy elsewhere.
-        mean = {n: race.timings[f"{kind} {n}"].latency["mean_ms"] for n in threads}
+        mean = {n: race.timings[f"{kind} {n} {when}"].latency["mean_ms"] for n in threads}
         quickest = min(mean.values())
         fewest = [n for n in threads if mean[n] <= quickest * (1 + TIE)]
         best.append(min(fewest, key=lambda n: n if n else float("inf")))

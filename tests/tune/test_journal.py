@@ -95,3 +95,13 @@ def test_resuming_without_a_journal_starts_one(tmp_path: Path) -> None:
     assert (tmp_path / "deep" / "j.jsonl").exists()
     journal.remove()
     assert not (tmp_path / "deep" / "j.jsonl").exists()
+
+
+def test_the_threads_are_measured_again_before_the_last_race(tmp_path: Path) -> None:
+    """The journal must not answer with what it remembers of the first time."""
+    workshop = FakeWorkshop({"a": Fact(speed=2)})
+    journal = Journal(tmp_path / "journal.jsonl", {}, resume=False)
+    Search(profile(), JournaledWorkshop(workshop, journal), Goal(), Deadline(None, Clock()), threads=(0, 1)).run(
+        [Candidate("a", Scheme())]
+    )
+    assert len([line for line in workshop.log if line.startswith("race float32 0")]) == 2
