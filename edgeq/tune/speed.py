@@ -63,7 +63,8 @@ def time_kernels(
 
 
 def decide(book: Book, workshop: Workshop, threads: Sequence[int], baseline: Baseline, seconds: float) -> Baseline:
-    """Race the best that qualify, choose one, and say of the others why not.
+    """Race the best that qualify, choose one, and say of the others why not. Where none of them is fast enough, the
+    next best have their race.
 
     The threads are chosen anew: minutes have passed, and whatever else the machine does may have changed what pays.
     """
@@ -81,19 +82,21 @@ def decide(book: Book, workshop: Workshop, threads: Sequence[int], baseline: Bas
         if not _not_slower(trial, strict=book.goal.objective in ("latency", "throughput")):
             assert trial.timing is not None
             book.eliminate(trial.name, f"not faster than float32: {times(trial.timing)}")
+    found = Baseline(race.timings[FLOAT], float_threads, race.settled, race.histograms)
     raced = {structure_of(trial) for trial in finalists}
     ranked = [trial for trial in book.qualified() if structure_of(trial) in raced]
+    if not ranked:
+        return decide(book, workshop, threads, found, seconds)
     for trial in book.qualified():
         if trial not in ranked:
             reason = f"costlier than the {len(finalists)} that went into the last race"
             book.update(trial.name, status="qualified", reason=reason)
-    if ranked:
-        close = [t for t in ranked if not book.cheaper(ranked[0], t)]
-        winner = min(close, key=accuracy_key)
-        for trial in ranked:
-            _say_why_not(book, trial, winner)
-        book.update(winner.name, status="chosen", reason=_why(book, winner))
-    return Baseline(race.timings[FLOAT], float_threads, race.settled, race.histograms)
+    close = [t for t in ranked if not book.cheaper(ranked[0], t)]
+    winner = min(close, key=accuracy_key)
+    for trial in ranked:
+        _say_why_not(book, trial, winner)
+    book.update(winner.name, status="chosen", reason=_why(book, winner))
+    return found
 
 
 def _mix(

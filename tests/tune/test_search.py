@@ -104,6 +104,21 @@ def test_a_method_far_behind_in_sqnr_is_not_measured() -> None:
     assert not [line for line in workshop.log if line.startswith("assess U8S8 per-channel, mse")]
 
 
+class Crowded(FakeWorkshop):
+    """Another guest of the machine takes a core between the first races and the last."""
+
+    def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
+        self.thread_gain = {0: 3.0}
+        return super().assess(candidates, samples)
+
+
+def test_where_no_finalist_is_fast_enough_the_next_ones_race() -> None:
+    facts = {name: Fact(speed=1.0, structure=name, bytes=10) for name in "abcd"} | {"e": Fact(speed=2, bytes=50)}
+    outcome = run(FakeWorkshop(facts), *"abcde", goal=Goal("size"))
+    assert outcome.chosen == "e"
+    assert outcome.trial("a").reason.startswith("not faster than float32")
+
+
 def test_threads_are_chosen_first_and_float_gets_its_own_best() -> None:
     workshop = FakeWorkshop({"a": Fact(speed=2)}, thread_gain={1: 0.5})
     outcome = run(workshop, "a", threads=(0, 1))
@@ -116,14 +131,7 @@ def test_threads_are_chosen_first_and_float_gets_its_own_best() -> None:
 
 
 def test_threads_are_chosen_again_before_the_last_race() -> None:
-    """Another guest of the machine took a core meanwhile."""
-
-    class Shared(FakeWorkshop):
-        def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
-            self.thread_gain = {0: 3.0}
-            return super().assess(candidates, samples)
-
-    outcome = run(Shared({"a": Fact(speed=2)}, thread_gain={0: 0.5}), "a", threads=(0, 1))
+    outcome = run(Crowded({"a": Fact(speed=2)}, thread_gain={0: 0.5}), "a", threads=(0, 1))
     assert outcome.winner is not None
     assert outcome.winner.candidate.threads == 1
     assert outcome.baseline_threads == 1
@@ -132,13 +140,8 @@ def test_threads_are_chosen_again_before_the_last_race() -> None:
 def test_speeds_with_other_threads_are_not_held_against_the_last_race() -> None:
     """`b` is as `a`, less accurate, and was timed while all threads were quick; it must not win by that figure."""
 
-    class Shared(FakeWorkshop):
-        def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
-            self.thread_gain = {0: 3.0}
-            return super().assess(candidates, samples)
-
     facts = {"a": Fact(speed=2, structure="s"), "b": Fact(speed=2, structure="s", loss=0.004)}
-    outcome = run(Shared(facts, total=20, thread_gain={0: 0.5}), "a", "b", threads=(0, 1))
+    outcome = run(Crowded(facts, total=20, thread_gain={0: 0.5}), "a", "b", threads=(0, 1))
     assert outcome.chosen == "a"
     assert {t.candidate.threads for t in outcome.trials} == {1}
     assert {t.timing.latency["p50_ms"] for t in outcome.trials if t.timing} == {5.0}
