@@ -1,4 +1,4 @@
-"""The rules of the house, read off the source: floors, forbidden imports, swallowed errors, hardware names, faces.
+"""The rules of the code, read off the source: layers, forbidden imports, swallowed errors, hardware names, commands.
 
 When one of these fails, the code is wrong far more often than the rule. docs/architecture.md says why each exists.
 """
@@ -21,8 +21,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 EDGEQ = REPOSITORY / "edgeq"
 RUNTIME = REPOSITORY / "targets" / "runtime"
 
-# From the ground up. A room is a module or package directly under edgeq/; it imports from floors below its own.
-FLOORS = (
+# Lowest first. A package is a module or package directly under edgeq/; it imports from layers below its own.
+LAYERS = (
     {"errors"},
     {"resources", "progress", "atomic", "signature", "callable_package", "device", "demo"},
     {"scheme", "session"},
@@ -34,7 +34,7 @@ FLOORS = (
     {"cli", "compat"},
     {"__init__", "__main__"},
 )
-FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+LAYER_OF = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
 
 PICKLES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 
@@ -61,7 +61,7 @@ def where(path: Path, node: ast.AST) -> str:
     return f"{path.relative_to(REPOSITORY)}:{getattr(node, 'lineno', '?')}"
 
 
-def room(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(EDGEQ).parts[0].removesuffix(".py")
 
 
@@ -87,30 +87,30 @@ def everything_shipped() -> list[Path]:
     return python_files(EDGEQ) + python_files(RUNTIME)
 
 
-def test_every_room_has_a_floor() -> None:
-    unknown = sorted({room(p) for p in everything_under_edgeq()} - set(FLOOR_OF))
-    assert not unknown, f"give {unknown} a floor in FLOORS and in docs/architecture.md"
+def test_every_package_has_a_layer() -> None:
+    unknown = sorted({package_of(p) for p in everything_under_edgeq()} - set(LAYER_OF))
+    assert not unknown, f"give {unknown} a layer in LAYERS and in docs/architecture.md"
 
 
-def test_the_documented_floors_are_these() -> None:
+def test_the_documented_layers_are_these() -> None:
     text = (REPOSITORY / "docs" / "architecture.md").read_text("utf-8")
     rows = re.findall(r"^\| (\d) \| (.*) \|$", text, re.MULTILINE)
-    drawn = {int(floor): set(re.findall(r"`(\w+)`", rooms)) for floor, rooms in rows}
-    outermost = len(FLOORS) - 1  # described in words
-    assert sorted(drawn) == list(range(len(FLOORS)))
-    assert {f: r for f, r in drawn.items() if f != outermost} == dict(enumerate(FLOORS[:outermost]))
+    drawn = {int(layer): set(re.findall(r"`(\w+)`", packages)) for layer, packages in rows}
+    outermost = len(LAYERS) - 1  # described in words
+    assert sorted(drawn) == list(range(len(LAYERS)))
+    assert {f: r for f, r in drawn.items() if f != outermost} == dict(enumerate(LAYERS[:outermost]))
 
 
-def test_rooms_import_only_from_floors_below() -> None:
+def test_packages_import_only_from_layers_below() -> None:
     wrong = []
     for path in everything_under_edgeq():
-        own = room(path)
+        own = package_of(path)
         for node, name in imports(path, REPOSITORY):
             parts = name.split(".")
             if parts[0] != "edgeq" or len(parts) == 1 or name == "edgeq.__version__":
                 continue
             other = parts[1]
-            if other != own and FLOOR_OF.get(other, len(FLOORS)) >= FLOOR_OF[own]:
+            if other != own and LAYER_OF.get(other, len(LAYERS)) >= LAYER_OF[own]:
                 wrong.append(f"{where(path, node)}: {own} imports {name}")
     assert not wrong, "\n".join(wrong)
 
@@ -120,7 +120,7 @@ def test_only_the_outermost_modules_import_edgeq_whole() -> None:
         where(path, node)
         for path in everything_under_edgeq()
         for node, name in imports(path, REPOSITORY)
-        if name == "edgeq" and FLOOR_OF[room(path)] < FLOOR_OF["cli"]
+        if name == "edgeq" and LAYER_OF[package_of(path)] < LAYER_OF["cli"]
     ]
     assert not wrong, "\n".join(wrong)
 
