@@ -29,7 +29,7 @@ sys.path.insert(0, str(REPOSITORY))  # the random operators are those of the tes
 from edgeq.data.samples import open_samples  # noqa: E402
 from edgeq.emulate.saturation.layers import simulate_layer  # noqa: E402
 from edgeq.emulate.saturation.simulate import Simulation  # noqa: E402
-from edgeq.measure.observe import with_outputs  # noqa: E402
+from edgeq.measure.instrument import with_outputs  # noqa: E402
 from edgeq.measure.task import make_task  # noqa: E402
 from edgeq.model.load import model_signature  # noqa: E402
 from edgeq.pipeline.job import Data  # noqa: E402
@@ -37,7 +37,7 @@ from edgeq.pipeline.package import package  # noqa: E402
 from edgeq.pipeline.quantize import quantize  # noqa: E402
 from edgeq.session import SessionSettings  # noqa: E402
 from tests.emulate.saturation import cases  # noqa: E402
-from tests.emulate.saturation.witness import command, emulated  # noqa: E402
+from tests.emulate.saturation.emulated_kernels import command, emulated  # noqa: E402
 
 FIVE = ("raspberry-pi-4", "raspberry-pi-5", "graviton3", "haswell", "cascade-lake")
 SATURATING, EXACT = "haswell", "cascade-lake"
@@ -45,7 +45,7 @@ MOBILENET = "mobilenet_v1_0.25_224"
 Row = tuple[str, str, str]
 
 
-def witness(samples: int) -> Iterator[Row]:
+def saturation_model(samples: int) -> Iterator[Row]:
     """100 random operators of each kind and every layer of a quantized CNN, in one emulated process."""
     prefix = command()
     if not prefix:
@@ -117,7 +117,7 @@ def accuracy(samples: int) -> Iterator[Row]:
                 "0.5",
                 f"{lost:.2f}",
             )
-            yield from _remedies(MOBILENET, decision)
+            yield from _mitigations(MOBILENET, decision)
         model = resnet50_shaped(folder / "resnet50.onnx")
         random = np.random.default_rng(0)
         coarse = random.normal(size=(12, 3, 14, 14)).repeat(16, 2).repeat(16, 3)
@@ -129,13 +129,13 @@ def accuracy(samples: int) -> Iterator[Row]:
         lost = decision.exact_db - decision.chosen.sqnr_db
         title = f"ResNet-50-shaped, {SATURATING}: {decision.chosen.name} (time x{decision.chosen.cost:g})"
         yield f"{title}, dB below exact kernels", "0.5", f"{lost:.2f}"
-        yield from _remedies("ResNet-50-shaped", decision)
+        yield from _mitigations("ResNet-50-shaped", decision)
 
 
-def _remedies(model: str, decision: Any) -> Iterator[Row]:
-    for remedy in decision.remedies:
-        metric = "" if remedy.metric is None else f", {100 * remedy.metric:.1f} points"
-        yield f"  {model}: {remedy.name}, time x{remedy.cost:g}", "", f"{remedy.sqnr_db:.1f} dB{metric}"
+def _mitigations(model: str, decision: Any) -> Iterator[Row]:
+    for mitigation in decision.mitigations:
+        metric = "" if mitigation.metric is None else f", {100 * mitigation.metric:.1f} points"
+        yield f"  {model}: {mitigation.name}, time x{mitigation.cost:g}", "", f"{mitigation.sqnr_db:.1f} dB{metric}"
 
 
 def bundle(samples: int) -> Iterator[Row]:
@@ -212,7 +212,7 @@ def _mobilenet() -> tuple[Path, Data, Data, Any] | None:
 
 
 SECTIONS: dict[str, Callable[[int], Iterator[Row]]] = {
-    "witness": witness, "accuracy": accuracy, "bundle": bundle, "time": timing,
+    "witness": saturation_model, "accuracy": accuracy, "bundle": bundle, "time": timing,
 }  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def speed(seconds: float) -> Results:
             print(
                 _verdict(f"edgeq over onnxruntime's default: {ratio:.2f}", ratio >= SPEED_BAR, f"at least {SPEED_BAR}")
             )
-        _say_coverage("resnet50-shaped", results["coverage"])
+        _log_coverage("resnet50-shaped", results["coverage"])
     return results
 
 
@@ -132,7 +132,7 @@ def _one_task(task: Task, seconds: float) -> Results:
         print(f"{part}: float32 {100 * float_top1:.2f}, on record {100 * recorded:.2f}")
         lost = 100 * (float_top1 - int8_top1)
         print(_verdict(f"{part}: edgeq loses {lost:.2f} points", lost <= bar, f"at most {bar}"))
-    _say_coverage(task.name, coverage)
+    _log_coverage(task.name, coverage)
     return {"top1": top1, "p50_ms": p50, "coverage": coverage, "seconds": made}
 
 
@@ -152,7 +152,7 @@ def _coverage(built: Built) -> Mapping[str, Any]:
     return coverage
 
 
-def _say_coverage(name: str, coverage: Mapping[str, Any]) -> None:
+def _log_coverage(name: str, coverage: Mapping[str, Any]) -> None:
     share = coverage["int8_mac_share"]
     print(
         _verdict(f"{name}: {100 * share:.1f} % of MACs in int8", share >= COVERAGE_BAR, f"{100 * COVERAGE_BAR:.0f} %")

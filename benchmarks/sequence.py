@@ -30,7 +30,7 @@ from onnxruntime.quantization import quantize_dynamic
 from tasks import shared_data
 
 from edgeq.data.samples import open_samples
-from edgeq.measure.subject import open_subject
+from edgeq.measure.loaded_model import open_model
 from edgeq.model.load import model_files, model_signature
 from edgeq.session import SessionSettings
 
@@ -191,7 +191,7 @@ def latencies(case: Case, contenders: list[Contender], seconds: float, threads: 
     with ExitStack() as stack:
         sessions = {
             c.name: stack.enter_context(
-                open_subject(c.path, SessionSettings(config=c.config, intra_op_threads=threads))
+                open_model(c.path, SessionSettings(config=c.config, intra_op_threads=threads))
             ).session
             for c in contenders
         }

@@ -27,8 +27,8 @@ from edgeq.backends.systolic.compile import compile_program
 from edgeq.backends.systolic.estimate import estimate
 from edgeq.backends.systolic.placement import place
 from edgeq.backends.systolic.program import Program
+from edgeq.backends.systolic.reference_model import host_reference_model
 from edgeq.backends.systolic.simulate import Simulator
-from edgeq.backends.systolic.twin import host_twin
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import derive_ranges
 from edgeq.data.samples import open_samples
@@ -56,7 +56,7 @@ def measure(task: Task, limit: int | None) -> None:
         ranges = derive_ranges(statistics, scheme.method, activation_type="int8", symmetric=True)
         program = compile_program(prepared, ranges, scheme, ArrayConfig(), samples)
         floats = _session(onnx.load(prepared.path))
-        twin = host_twin(program, prepared.signature)
+        twin = host_reference_model(program, prepared.signature)
         differing, rate, wrapped = exactness(program, twin, task, prepared.signature)
         _row(task.name, "simulator against host twin, differing integers", differing, differing == 0, "0")
         bar = POINTS.get(task.name, POINTS_ELSEWHERE)

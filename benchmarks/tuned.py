@@ -11,7 +11,7 @@ from edgeq_device.latency import WarmUp
 from edgeq_device.ranking import rank_until_settled, ratio
 from tune_cases import Case
 
-from edgeq.measure.subject import open_subject
+from edgeq.measure.loaded_model import open_model
 from edgeq.session import SessionSettings, open_session
 
 
@@ -36,8 +36,8 @@ def race(model: Path, bundle: Path, feed: Mapping[str, Any], name: str) -> float
     threads = {
         f"{name}, {n or 'all'} threads": open_session(model, SessionSettings(intra_op_threads=n)) for n in (0, 1)
     }
-    with open_subject(bundle) as subject:
-        sessions = {**threads, "tuned": subject.session}
+    with open_model(bundle) as loaded:
+        sessions = {**threads, "tuned": loaded.session}
         runners = {key: (lambda s=session: s.run(None, feed)) for key, session in sessions.items()}
         ranking = rank_until_settled(runners, max_duration_s=20, tie=0.005, warmup=WarmUp(max_s=2))
     measured = ranking.distributions

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from edgeq.pipeline.quantize import quantize
     from edgeq.retarget.run import retarget
     from edgeq.scheme import Scheme
-    from edgeq.tune.recover.alone import recovering
+    from edgeq.tune.recover.standalone import recovering
     from edgeq.tune.run import tune
 
 # Public name → where it lives; without ":" a package that is callable itself (see edgeq.callable_package).
@@ -45,7 +45,7 @@ _PUBLIC = {
     "open_samples": "edgeq.data.samples:open_samples",
     "package": "edgeq.pipeline.package:package",
     "quantize": "edgeq.pipeline.quantize:quantize",
-    "recovering": "edgeq.tune.recover.alone:recovering",
+    "recovering": "edgeq.tune.recover.standalone:recovering",
     "register_preprocess": "edgeq.data.preprocess:register",
     "retarget": "edgeq.retarget",
     "resolve_target": "edgeq.hardware.target:resolve",

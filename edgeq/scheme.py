@@ -12,7 +12,7 @@ from edgeq.errors import UsageError
 
 Mode = Literal["static", "dynamic", "weight-only"]
 Format = Literal["QDQ", "QOperator", "table"]
-Rest = Literal["float32", "float16", "bfloat16"]
+FloatType = Literal["float32", "float16", "bfloat16"]
 IntegerType = Literal["int8", "uint8"]
 Method = Literal["minmax", "moving-average", "percentile", "entropy", "mse"]
 WEIGHT_BITS = (4, 8)
@@ -62,7 +62,7 @@ class Scheme:
     op_types: tuple[str, ...] | None = None
     exclude: tuple[str, ...] = ()
     dynamic_weight_types: Mapping[str, IntegerType] = field(default_factory=dict)
-    rest: Rest = "float32"
+    rest: FloatType = "float32"
     stored_types: tuple[str, ...] = ()
     weight_bits: int = 8
     block_size: int = 32
@@ -73,7 +73,7 @@ class Scheme:
         _one_of("format", self.format, get_args(Format))
         _one_of("activation_type", self.activation_type, get_args(IntegerType))
         _one_of("weight_type", self.weight_type, get_args(IntegerType))
-        _one_of("rest", self.rest, get_args(Rest))
+        _one_of("rest", self.rest, get_args(FloatType))
         _one_of("method", self.method, get_args(Method))
         _one_of("weight_bits", self.weight_bits, WEIGHT_BITS)
         _one_of("block_size", self.block_size, BLOCK_SIZES)

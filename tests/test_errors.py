@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from edgeq import errors
-from edgeq.cli._common import Face, common
+from edgeq.cli._common import Printer, common
 from edgeq.cli._process import INTERRUPTED
 from edgeq.errors import DataError, EdgeqError
 
@@ -40,7 +40,7 @@ def test_message_is_the_problem_and_the_fix() -> None:
 def run(raised: BaseException) -> tuple[int, str, str]:
     @click.command()
     @common
-    def command(face: Face) -> None:
+    def command(printer: Printer) -> None:
         raise raised
 
     result = CliRunner().invoke(command, [])
@@ -64,7 +64,7 @@ def test_interruption_ends_on_one_line_too() -> None:
 def test_a_bug_is_called_one_and_shows_its_traceback_on_request() -> None:
     @click.command()
     @common
-    def command(face: Face) -> None:
+    def command(printer: Printer) -> None:
         raise ZeroDivisionError("by nothing")
 
     short = CliRunner().invoke(command, [])

@@ -40,7 +40,7 @@ def backend_for(
 
     Args:
         observed: what calibration saw, by tensor, unclipped.
-        cut: share of each tensor's power that its range cuts off (`edgeq.calibrate.cut`).
+        cut: share of each tensor's power that its range cuts off (`edgeq.calibrate.clipping`).
     """
     backend = backend_named(target.backend)
     return backend.configured(target, observed or {}, cut or {}) if isinstance(backend, TargetedBackend) else backend

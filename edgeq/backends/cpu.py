@@ -13,23 +13,23 @@ import onnx
 from edgeq.backends.base import Artifact, check_names
 from edgeq.backends.dynamic import OPERATORS as DYNAMIC_OPERATORS
 from edgeq.backends.dynamic import check_dynamic, write_dynamic
-from edgeq.backends.fit_pairs import check_fit, fitted_ranges
+from edgeq.backends.float_guard import guard_float_layers
 from edgeq.backends.quantizer import needs_external_data, one_line, quant_type
-from edgeq.backends.shield import shield
+from edgeq.backends.saturation_fit import check_fit, fitted_ranges
 from edgeq.backends.stored import store_weights
 from edgeq.backends.weight_only import write_weight_only
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.tensors import constant_tensors
 from edgeq.data.samples import Samples
 from edgeq.errors import CalibrationError, ModelError, UsageError
+from edgeq.model.int8_prediction import predict_int8, stacked_products
 from edgeq.model.int8_rules import Rule, int8_rules, quantizable_operators, slow_fusions
 from edgeq.model.load import is_quantized, load_model, save_model
-from edgeq.model.outlook import int8_outlook, stacked_products
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import WEIGHT_ONLY_TYPES, Scheme
 from edgeq.session import onnxruntime
 
-# See `edgeq.backends.shield`, which keeps it from doing harm where this option gets lost.
+# See `edgeq.backends.float_guard`, which keeps it from doing harm where this option gets lost.
 _DISABLED = "optimization.disable_specified_optimizers"
 _REQUANTIZER = "WeightBiasQuantization"
 _REQUANTIZED_AT_LOAD = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -86,7 +86,7 @@ class CpuBackend:
             raise ModelError(f"{prepared.source}: nothing in it was quantized", _why_nothing(prepared, scheme))
         kept = float_compute_nodes(built)
         if kept:
-            _shield(kept, destination)
+            _guard_float_layers(kept, destination)
         session_options, why = session_needs(built, scheme.session_options)
         notes.extend(why)
         return Artifact(
@@ -137,9 +137,9 @@ def float_compute_nodes(model: onnx.ModelProto) -> tuple[str, ...]:
     )
 
 
-def _shield(kept: Sequence[str], destination: Path) -> None:
+def _guard_float_layers(kept: Sequence[str], destination: Path) -> None:
     model = load_model(destination, external_data="all")
-    if shield(model, kept):
+    if guard_float_layers(model, kept):
         save_model(model, destination)
 
 
@@ -163,7 +163,7 @@ def _quantizable(scheme: Scheme) -> tuple[str, ...]:
 def _why_nothing(prepared: PreparedModel, scheme: Scheme) -> str:
     """What a user can do about a model in which nothing was quantized, with the first reason that there is."""
     model = load_model(prepared.path, external_data="none")
-    for node in int8_outlook(model, int8_rules("cpu")):
+    for node in predict_int8(model, int8_rules("cpu")):
         if node.name in scheme.exclude:
             return "Exclude fewer nodes"
         types = scheme.quantized_types
@@ -222,5 +222,5 @@ def _float_nodes(prepared: PreparedModel, rules: Mapping[str, Rule], scheme: Sch
     and some (a dilated AveragePool, a scale per channel of a MatMul's weights that are no matrix) would make a file
     that ONNX Runtime refuses."""
     model = load_model(prepared.path, external_data="none")
-    found = [node.name for node in int8_outlook(model, rules) if node.verdict == "float"]
+    found = [node.name for node in predict_int8(model, rules) if node.verdict == "float"]
     return [*found, *stacked_products(model)] if scheme.per_channel else found

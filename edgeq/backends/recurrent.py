@@ -258,9 +258,10 @@ def _read(node: NodeProto, constants: dict[str, TensorProto], least_macs: int) -
     if rows * (w.shape[2] + r.shape[2]) < least_macs:
         return None
     biases = np.zeros((count, 2 * rows), np.float32) if b is None else b
-    way = attributes.get("direction", b"forward").decode()
+    run_direction = attributes.get("direction", b"forward").decode()
     directions = tuple(
-        _Direction(w[i], r[i], biases[i, :rows], biases[i, rows:], way == "reverse" or i == 1) for i in range(count)
+        _Direction(w[i], r[i], biases[i, :rows], biases[i, rows:], run_direction == "reverse" or i == 1)
+        for i in range(count)
     )
     return _Layer(node, r.shape[2], bool(attributes.get("linear_before_reset", 0)), directions)
 

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import onnx
 from numpy.typing import NDArray
 
-from edgeq.calibrate.observed import ObservedModel
+from edgeq.calibrate.instrumented import InstrumentedModel
+from edgeq.calibrate.observer import Observer, Seen, dtype_name
+from edgeq.calibrate.partition import partition_tensors
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
-from edgeq.calibrate.tally import Seen, Tally, dtype_name
 from edgeq.calibrate.tensors import Derived, Plan, element_types, plan, quantizable_tensors
-from edgeq.calibrate.waves import split_in_waves
 from edgeq.errors import CalibrationError, DataError, EdgeqError
 from edgeq.hardware.limits import usable_threads
 from edgeq.model.load import load_model
@@ -68,11 +68,11 @@ def collect(
         samples: run in order, each once.
         tensors: names to record; None means `quantizable_tensors`.
         model_digest: what the statistics are filed under; computed from the file when empty.
-        memory: bytes that activations under observation may take. A model with more is run in several waves, each over
+        memory: bytes that activations under observation may take. A model with more is run in several passes, each over
             all samples and for a part of the tensors. None: no limit.
         channels: channel axis by tensor name, for tensors whose extrema are wanted per channel too.
         workers: samples run at the same time; None lets the number of cores decide.
-        every_element: count all elements of large tensors too, see `edgeq.calibrate.tally.PLENTY`.
+        every_element: count all elements of large tensors too, see `edgeq.calibrate.observer.PLENTY`.
         start: unfinished statistics of the same model, data and tensors to continue.
         checkpoint: called with the statistics so far, now and then and when interrupted (Ctrl-C).
 
@@ -93,7 +93,7 @@ def collect(
         data_digest = samples.digest()
         state = _initial(start, digest, data_digest, names, total)
         workers = workers or min(MOST_WORKERS, usable_threads())
-        waves, workers = split_in_waves(graph, names, state, samples, total, memory, workers)
+        partitions, workers = partition_tensors(graph, names, state, samples, total, memory, workers)
 
         def snapshot() -> Statistics:
             done = min((t.samples for t in state.values()), default=total)
@@ -103,13 +103,13 @@ def collect(
             if checkpoint is not None:
                 checkpoint(snapshot())
 
-        with progress.stage(f"calibrating {len(names)} tensors", total * len(waves)) as advance:
-            for wave in waves:
-                steps = _Pass(graph, model, plan(graph, wave, channels), state, channels, workers, every_element)
-                done = state[wave[0]].samples
+        with progress.stage(f"calibrating {len(names)} tensors", total * len(partitions)) as advance:
+            for partition in partitions:
+                steps = _Pass(graph, model, plan(graph, partition, channels), state, channels, workers, every_element)
+                done = state[partition[0]].samples
                 advance(done)
-                rest = itertools.islice(enumerate(samples), done, None)
-                _observe_all(steps, rest, state, advance, save, checkpoint_seconds)
+                remaining = itertools.islice(enumerate(samples), done, None)
+                _observe_all(steps, remaining, state, advance, save, checkpoint_seconds)
         return snapshot()
 
 
@@ -121,7 +121,7 @@ def _observe_all(
     save: Callable[[], None],
     save_seconds: float,
 ) -> None:
-    """Run one wave over its samples and put what it saw into `state`."""
+    """Run one pass over its samples and put what it saw into `state`."""
     saved = time.monotonic()
     try:
         for _ in steps.run(samples):
@@ -142,7 +142,7 @@ def _observe_all(
 
 
 class _Pass:
-    """One wave: a session that gives the tensors of a plan, the tallies, and the threads that feed them."""
+    """One pass: a session that gives the tensors of a plan, the observers, and the threads that feed them."""
 
     def __init__(
         self,
@@ -156,9 +156,11 @@ class _Pass:
     ) -> None:
         self._plan = steps
         threads = max(1, usable_threads() // workers)
-        self._model = ObservedModel(graph, path, steps.fetched, keep_layout=channels, threads=threads)
+        self._model = InstrumentedModel(graph, path, steps.fetched, keep_layout=channels, threads=threads)
         names = [*steps.inputs, *steps.fetched, *(d.name for d in steps.derived)]
-        self._tallies = {name: Tally(state[name], channels.get(name), every_element=every_element) for name in names}
+        self._observers = {
+            name: Observer(state[name], channels.get(name), every_element=every_element) for name in names
+        }
         self._pool = ThreadPoolExecutor(workers)
         self._limit = workers + 1
         self._pending: set[Future[None]] = set()
@@ -179,7 +181,7 @@ class _Pass:
             future.result()
 
     def freeze(self, *, last: bool = False) -> dict[str, TensorStatistics]:
-        """Statistics of the wave's tensors; only while no sample is half done. The `last` time frees the memory.
+        """Statistics of the pass's tensors; only while no sample is half done. The `last` time frees the memory.
 
         Raises:
             EdgeqError: a sample failed.
@@ -187,7 +189,7 @@ class _Pass:
         if self._failure is not None:
             raise self._failure
         derived = {d.name: d for d in self._plan.derived}
-        done = {name: t.freeze(last=last) for name, t in self._tallies.items() if name not in derived}
+        done = {name: t.freeze(last=last) for name, t in self._observers.items() if name not in derived}
         for name, how in derived.items():
             parts = [done[source].histogram for source in how.sources]
             histogram = parts[0]
@@ -195,7 +197,7 @@ class _Pass:
                 histogram = histogram.merge(part)
             if how.kind == "clip":
                 histogram = histogram.clip(how.low, how.high)
-            done[name] = self._tallies[name].freeze(histogram)
+            done[name] = self._observers[name].freeze(histogram)
         return done
 
     def close(self) -> None:
@@ -219,7 +221,7 @@ class _Pass:
         seen: dict[str, tuple[Seen, str]] = {}
         for name, values in self._arrays(sample):
             try:
-                seen[name] = (self._tallies[name].observe(values, place), dtype_name(values))
+                seen[name] = (self._observers[name].observe(values, place), dtype_name(values))
             except CalibrationError as error:
                 raise CalibrationError(
                     f"tensor {name!r} in sample {sample.name}: {error.problem}",
@@ -229,7 +231,7 @@ class _Pass:
             part = _derive(derived, [seen[source][0] for source in derived.sources])
             dtype = seen[derived.sources[0]][1]
             seen[derived.name] = (part, dtype)
-            self._tallies[derived.name].note(part, dtype)
+            self._observers[derived.name].note(part, dtype)
 
     def _arrays(self, sample: SampleLike) -> Iterator[tuple[str, NDArray[Any]]]:
         for name in self._plan.inputs:
@@ -280,5 +282,5 @@ def _known_floats(graph: onnx.ModelProto, path: Path, names: Sequence[str]) -> t
     untyped = [n for n in names if n not in inputs and n not in typed]
     if not untyped:
         return tuple(names)
-    floats = ObservedModel(graph, path, untyped, keep_layout=untyped, threads=1).floats()
+    floats = InstrumentedModel(graph, path, untyped, keep_layout=untyped, threads=1).floats()
     return tuple(n for n in names if n not in untyped or n in floats)

@@ -8,9 +8,9 @@ import onnx
 
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.tensors import constant_tensors
-from edgeq.model.movers import MOVERS
+from edgeq.model.data_movement import DATA_MOVEMENT
 
-SHARING = MOVERS | {"Concat"}
+SHARING = DATA_MOVEMENT | {"Concat"}
 """Operators whose integer kernels copy values and cannot rescale them."""
 _ALL_INPUTS = frozenset({"Concat", "Max", "Min"})
 

@@ -180,5 +180,5 @@ def in_units(value: float) -> int:
 
 def mean_of_units(total: int, count: int) -> float:
     """The mean of `count` values whose sum is `total` units, correctly rounded but for the last division."""
-    whole, rest = divmod(total, count)
-    return (float(whole) + rest / count) * UNIT
+    whole, remaining = divmod(total, count)
+    return (float(whole) + remaining / count) * UNIT

@@ -25,7 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
-class Face:
+class Printer:
     """How this call talks: JSON or human on stdout, progress and notes on stderr."""
 
     as_json: bool
@@ -63,7 +63,7 @@ class Face:
 
 class _StderrProgress:
     def __init__(self) -> None:
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
 
     @contextmanager
     def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
@@ -86,13 +86,13 @@ class _StderrProgress:
 
     def note(self, text: str) -> None:
         """Once each: calibration and validation data often have the same things said of them."""
-        if text not in self._said:
-            self._said.add(text)
+        if text not in self._printed:
+            self._printed.add(text)
             click.echo(text, err=True)
 
 
 def common(function: F) -> F:
-    """Add --json, -q and -v to a command, pass them as `face`, and end on any error with one line and its exit code."""
+    """Add --json, -q and -v to a command, pass them as `printer`, and end on errors with one line and an exit code."""
 
     @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else on stdout.")
     @click.option("-q", "--quiet", is_flag=True, help="No progress and no notes.")
@@ -102,6 +102,6 @@ def common(function: F) -> F:
         # onnxruntime's quantizer warns of what edgeq has done already.
         logging.getLogger().setLevel(logging.ERROR)
         with ends_in_one_line(verbose=verbose):
-            return function(*args, face=Face(as_json, quiet, verbose), **kwargs)
+            return function(*args, printer=Printer(as_json, quiet, verbose), **kwargs)
 
     return wrapped  # type: ignore[return-value]

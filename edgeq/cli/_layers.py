@@ -19,44 +19,45 @@ _LEAST_SHARE = 0.0001
 
 
 def draw_diagnosis(console: Console, found: Diagnosis, *, verbose: bool) -> None:
-    """Outputs first, then the culprits, then the layers in the order in which they run."""
-    question = found.question
+    """Outputs first, then the error sources, then the layers in the order in which they run."""
+    request = found.request
     variant = f", variant {found.variant}" if found.variant else ""
     console.print(
-        f"{question.quantized}{variant} against {question.float_model}, {found.comparison.count} samples", markup=False
+        f"{request.quantized}{variant} against {request.float_model}, {found.comparison.count} samples", markup=False
     )
     for note in found.notes:
         console.print(f"note: {note}", markup=False)
     console.print(f"outputs: {_outputs(found.optimised)} in the optimised session,", markup=False)
     console.print(f"         {_outputs(found.written)} on the graph as written", markup=False)
-    _draw_culprits(console, found)
+    _draw_error_sources(console, found)
     _draw_layers(console, found, verbose=verbose)
     _draw_weights(console, found, verbose=verbose)
     for warning in found.warnings:
         console.print(f"warning: {warning}", markup=False, style="yellow")
 
 
-def _draw_culprits(console: Console, found: Diagnosis) -> None:
-    if not found.culprits:
+def _draw_error_sources(console: Console, found: Diagnosis) -> None:
+    if not found.error_sources:
         console.print("\nno layer stands out: the noise comes from many alike", markup=False)
         return
-    console.print("\nlayers to blame, each with the SQNR that the outputs have with its error alone", markup=False)
-    for rank, culprit in enumerate(found.culprits, 1):
-        who = f"{culprit.node} ({culprit.op_type})" if culprit.node else f"input {culprit.name}"
+    console.print("\nlayers that cause the error, each with the outputs' SQNR with its error alone", markup=False)
+    for rank, error_source in enumerate(found.error_sources, 1):
+        who = f"{error_source.node} ({error_source.op_type})" if error_source.node else f"input {error_source.name}"
         console.print(
-            f"{rank:3}. {who}: {_db(culprit.output_sqnr_db)} dB; {culprit.cause}: {culprit.reason}", markup=False
+            f"{rank:3}. {who}: {_db(error_source.output_sqnr_db)} dB; {error_source.cause}: {error_source.reason}",
+            markup=False,
         )
-        console.print(f"     {_flags(culprit.exclude)}", markup=False)
-    if len(found.culprits) > 1:
+        console.print(f"     {_flags(error_source.exclude)}", markup=False)
+    if len(found.error_sources) > 1:
         console.print(f"all of them: {_flags(found.exclude)}", markup=False)
 
 
 def _draw_layers(console: Console, found: Diagnosis, *, verbose: bool) -> None:
     from rich.table import Table
 
-    ranks = {culprit.name: rank for rank, culprit in enumerate(found.culprits, 1)}
+    ranks = {error_source.name: rank for rank, error_source in enumerate(found.error_sources, 1)}
     pairs = list(zip(found.comparison.activations, found.noise, strict=True))
-    shown = {id(noise) for _, noise in sorted(pairs, key=lambda pair: -pair[1].own)[: found.question.worst]}
+    shown = {id(noise) for _, noise in sorted(pairs, key=lambda pair: -pair[1].own)[: found.request.worst]}
     title = "layers in execution order (SQNR in dB)" if verbose else "worst layers in execution order (SQNR in dB)"
     table = Table("", "tensor", "layer", "all so far", "alone", "", "rounding", "outside", "outputs", title=title)
     for activation, noise in pairs:

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from edgeq.pipeline.proof import Proof
-    from edgeq.pipeline.remedies import Decision
+    from edgeq.pipeline.saturation_mitigation import Decision
 
 _FLOAT_NODES_SHOWN = 8
 
@@ -45,10 +45,12 @@ def draw_decision(console: Console, decision: Decision, *, verbose: bool) -> Non
         return
     metric = "" if decision.exact_metric is None else f", {decision.exact_metric:.4f}"
     console.print(f"  exact kernels: {decision.exact_db:.1f} dB{metric}", markup=False)
-    for remedy in decision.remedies:
-        if remedy.failed:
-            console.print(f"  {remedy.name}: cannot be built: {remedy.failed}", markup=False)
+    for mitigation in decision.mitigations:
+        if mitigation.failed:
+            console.print(f"  {mitigation.name}: cannot be built: {mitigation.failed}", markup=False)
             continue
-        metric = "" if remedy.metric is None else f", {remedy.metric:.4f}"
-        safe = "" if remedy.safe else ", can saturate"
-        console.print(f"  {remedy.name}: {remedy.sqnr_db:.1f} dB{metric}, time x{remedy.cost:g}{safe}", markup=False)
+        metric = "" if mitigation.metric is None else f", {mitigation.metric:.4f}"
+        safe = "" if mitigation.safe else ", can saturate"
+        console.print(
+            f"  {mitigation.name}: {mitigation.sqnr_db:.1f} dB{metric}, time x{mitigation.cost:g}{safe}", markup=False
+        )

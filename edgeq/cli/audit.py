@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgeq.cli._common import Face, common
+from edgeq.cli._common import Printer, common
 from edgeq.cli._options import PATH
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.option("--session-option", "config", multiple=True, metavar="KEY=VALUE", help="How MODEL is run. Repeatable.")
 @common
 def command(
-    face: Face,
+    printer: Printer,
     model: Path,
     data: str | None,
     preprocess: str | None,
@@ -57,9 +57,9 @@ def command(
         reference=reference,
         variant=variant,
         config=dict(entry.split("=", 1) for entry in config),
-        progress=face.progress(),
+        progress=printer.progress(),
     )
-    face.result(result.to_dict(), lambda console: _draw(console, result, verbose=face.verbose))
+    printer.result(result.to_dict(), lambda console: _draw(console, result, verbose=printer.verbose))
 
 
 def _draw(console: Console, result: Audited, *, verbose: bool) -> None:

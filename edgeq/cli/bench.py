@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from edgeq.cli._common import Face, common
+from edgeq.cli._common import Printer, common
 from edgeq.cli._options import PATH
 
 
@@ -39,7 +39,7 @@ from edgeq.cli._options import PATH
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of sample order, interleaving and arrivals.")
 @common
 def command(
-    face: Face,
+    printer: Printer,
     model: Path,
     against: Path | None,
     variant: str | None,
@@ -66,5 +66,5 @@ def command(
     with device_errors():
         settings = parse_settings(**options)
         data = BenchData(source, preprocess, count, parse_shapes(shapes))
-    found = bench(model, against=against, variant=variant, data=data, settings=settings, progress=face.progress())
-    face.result(found.to_dict(), lambda console: click.echo(found.text(verbose=face.verbose)))
+    found = bench(model, against=against, variant=variant, data=data, settings=settings, progress=printer.progress())
+    printer.result(found.to_dict(), lambda console: click.echo(found.text(verbose=printer.verbose)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Face, common
+from edgeq.cli._common import Printer, common
 from edgeq.cli._options import PATH
 
 if TYPE_CHECKING:
@@ -55,13 +55,13 @@ def command() -> None:
 @click.option("--resume", is_flag=True, help="Continue an interrupted run.")
 @click.option("--force", is_flag=True, help="Replace what is there.")
 @common
-def collect(face: Face, model: Path, data: str, output: Path, memory: str | None, **options: Any) -> None:
+def collect(printer: Printer, model: Path, data: str, output: Path, memory: str | None, **options: Any) -> None:
     """Run MODEL once over samples and write the statistics. This is what `edgeq calibrate MODEL` does."""
     from edgeq.calibrate.run import calibrate_to, parse_bytes
 
     limit = parse_bytes(memory) if memory is not None else None
-    statistics = calibrate_to(model, data, output, memory=limit, progress=face.progress(), **options)
-    face.result(_plain(statistics, output), lambda console: _draw_written(console, statistics, output))
+    statistics = calibrate_to(model, data, output, memory=limit, progress=printer.progress(), **options)
+    printer.result(_plain(statistics, output), lambda console: _draw_written(console, statistics, output))
 
 
 @command.command("merge")
@@ -69,12 +69,12 @@ def collect(face: Face, model: Path, data: str, output: Path, memory: str | None
 @click.option("-o", "--output", type=PATH, required=True, metavar="CAL/", help="Directory for the merged statistics.")
 @click.option("--force", is_flag=True, help="Replace what is there.")
 @common
-def merge(face: Face, parts: tuple[Path, ...], output: Path, force: bool) -> None:
+def merge(printer: Printer, parts: tuple[Path, ...], output: Path, force: bool) -> None:
     """Merge statistics of one model that were collected on different samples, in any order."""
     from edgeq.calibrate.run import merge_to
 
     statistics = merge_to(parts, output, force=force)
-    face.result(_plain(statistics, output), lambda console: _draw_written(console, statistics, output))
+    printer.result(_plain(statistics, output), lambda console: _draw_written(console, statistics, output))
 
 
 @command.command("show")
@@ -91,7 +91,7 @@ def merge(face: Face, parts: tuple[Path, ...], output: Path, force: bool) -> Non
 @click.option("--symmetric", is_flag=True, help="Ranges with zero in the middle.")
 @click.option("--force", is_flag=True, help="Replace the SVG if it exists.")
 @common
-def show(face: Face, path: Path, svg: Path | None, force: bool, **options: Any) -> None:
+def show(printer: Printer, path: Path, svg: Path | None, force: bool, **options: Any) -> None:
     """List and plot statistics with the thresholds of every method, or list a calibration table.
 
     PATH is a directory that `edgeq calibrate` wrote, one with ONNX Runtime's three tables, one of those tables, or a
@@ -104,7 +104,7 @@ def show(face: Face, path: Path, svg: Path | None, force: bool, **options: Any) 
     if svg is not None:
         write_svg(shown, svg, force=force)
     plain = shown.to_dict() if isinstance(shown, Shown) else shown
-    face.result(plain, lambda console: _draw(console, shown, plotted=bool(options["tensors"])))
+    printer.result(plain, lambda console: _draw(console, shown, plotted=bool(options["tensors"])))
 
 
 def _plain(statistics: Statistics, output: Path) -> dict[str, Any]:

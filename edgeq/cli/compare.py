@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Face, common
+from edgeq.cli._common import Printer, common
 from edgeq.cli._options import PATH
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.option("--duration", "duration_s", type=float, default=2.0, show_default=True, help="Seconds each is timed.")
 @click.option("--no-timing", is_flag=True, help="Do not time them.")
 @common
-def command(face: Face, a: Path, b: Path, **options: Any) -> None:
+def command(printer: Printer, a: Path, b: Path, **options: Any) -> None:
     """Compare A and B, each a model or a bundle: inputs and outputs, size, coverage, answers, latency.
 
     \b
@@ -39,13 +39,13 @@ def command(face: Face, a: Path, b: Path, **options: Any) -> None:
     edgeq compare old.edgeq new.edgeq --data val/ --task classification
     """
     from edgeq.measure.task import TaskOptions
-    from edgeq.report.compare import Question, compare
+    from edgeq.report.compare import CompareRequest, compare
 
     task = TaskOptions(**{name: options.pop(name) for name in ("annotations", "decoder", "class_offset")})
-    question = Question(a, b, options=task, timed=not options.pop("no_timing"), **options)
-    found = compare(question, progress=face.progress())
+    request = CompareRequest(a, b, options=task, timed=not options.pop("no_timing"), **options)
+    found = compare(request, progress=printer.progress())
     plain = {**found.to_dict(), "verdict": list(found.verdict())}
-    face.result(plain, lambda console: _draw(console, found))
+    printer.result(plain, lambda console: _draw(console, found))
 
 
 def _draw(console: Console, found: Comparison) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from edgeq.cli._common import Face, common
+from edgeq.cli._common import Printer, common
 from edgeq.cli._options import PATH
 
 
@@ -30,7 +30,7 @@ from edgeq.cli._options import PATH
 )
 @click.option("--memory", metavar="SIZE", help="What tensors may take at once, such as 500MB; more passes if less.")
 @common
-def command(face: Face, memory: str | None, **options: Any) -> None:
+def command(printer: Printer, memory: str | None, **options: Any) -> None:
     """Compare a quantized model with its float model, layer by layer, and name the layers that lose the accuracy.
 
     \b
@@ -39,8 +39,8 @@ def command(face: Face, memory: str | None, **options: Any) -> None:
     """
     from edgeq.calibrate.run import parse_bytes
     from edgeq.cli._layers import draw_diagnosis
-    from edgeq.measure.diagnosis import debug_question, diagnose
+    from edgeq.measure.diagnosis import debug_request, diagnose
 
     limit = parse_bytes(memory) if memory is not None else None
-    found = diagnose(debug_question({**options, "memory": limit}), progress=face.progress())
-    face.result(found.to_dict(), lambda console: draw_diagnosis(console, found, verbose=face.verbose))
+    found = diagnose(debug_request({**options, "memory": limit}), progress=printer.progress())
+    printer.result(found.to_dict(), lambda console: draw_diagnosis(console, found, verbose=printer.verbose))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgeq.cli._common import Face, common
+from edgeq.cli._common import Printer, common
 from edgeq.cli._options import PATH
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", type=PATH, default=Path("edgeq-demo"), show_default=True, help="Where the bundle goes.")
 @click.option("--force", is_flag=True, help="Replace what is there; a bundle of an earlier demo is replaced anyway.")
 @common
-def command(face: Face, output: Path, force: bool) -> None:
+def command(printer: Printer, output: Path, force: bool) -> None:
     """Quantize the embedded digit classifier for this machine, prove it, bundle it, verify it and time it."""
     from edgeq.pipeline.demo import demonstrate
 
-    result = demonstrate(output, force=force, progress=face.progress())
-    face.result(result.to_dict(), lambda console: _draw(console, result, verbose=face.verbose))
+    result = demonstrate(output, force=force, progress=printer.progress())
+    printer.result(result.to_dict(), lambda console: _draw(console, result, verbose=printer.verbose))
 
 
 def _draw(console: Console, result: Demonstration, *, verbose: bool) -> None:

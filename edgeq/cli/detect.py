@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgeq.cli._common import Face, common
+from edgeq.cli._common import Printer, common
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @common
-def command(face: Face) -> None:
+def command(printer: Printer) -> None:
     """Show this machine and the profile that fits it. With -v, every CPU feature."""
     from edgeq.hardware import show
     from edgeq.hardware.detect import detect_machine
@@ -23,10 +23,10 @@ def command(face: Face) -> None:
     profiles = load_profiles()
     machine = detect_machine()
     match = match_profile(machine, profiles)
-    lines = show.machine_lines(machine, match, profiles, every_feature=face.verbose)
+    lines = show.machine_lines(machine, match, profiles, every_feature=printer.verbose)
 
     def human(console: Console) -> None:
         for line in lines:
             console.print(line, markup=False)
 
-    face.result({"machine": machine.to_dict(), "match": match.to_dict()}, human)
+    printer.result({"machine": machine.to_dict(), "match": match.to_dict()}, human)

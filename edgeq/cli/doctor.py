@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgeq.cli._common import Face, common
+from edgeq.cli._common import Printer, common
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.command("doctor")
 @click.option("--gpu", is_flag=True, help="Build, run and time the demo model on the GPU too. Takes minutes.")
 @common
-def command(face: Face, gpu: bool) -> None:
+def command(printer: Printer, gpu: bool) -> None:
     """Say what is installed here and what works, and with --gpu run it.
 
     \b
@@ -26,8 +26,8 @@ def command(face: Face, gpu: bool) -> None:
     """
     from edgeq.pipeline.doctor import doctor
 
-    found = doctor(gpu=gpu, progress=face.progress())
-    face.result(found.to_dict(), lambda console: _draw(console, found))
+    found = doctor(gpu=gpu, progress=printer.progress())
+    printer.result(found.to_dict(), lambda console: _draw(console, found))
     found.check(gpu=gpu)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Face, common
+from edgeq.cli._common import Printer, common
 from edgeq.cli._options import PATH
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @click.option("--params-header", type=PATH, help="The chip's gemmini_params.h; else one for the target's array.")
 @click.option("--force", is_flag=True, help="Replace what is there.")
 @common
-def command(face: Face, program: Path, output: Path, **options: Any) -> None:
+def command(printer: Printer, program: Path, output: Path, **options: Any) -> None:
     """Write C for an array from the program that `quantize` or `package` for such a target left.
 
     \b
@@ -44,8 +44,8 @@ def command(face: Face, program: Path, output: Path, **options: Any) -> None:
     from edgeq.pipeline.job import Data
 
     data = Data(options.pop("data"), options.pop("preprocess"))
-    result = emit_c(program, data, output, progress=face.progress(), **options)
-    face.result(result.to_dict(), lambda console: _draw(console, result))
+    result = emit_c(program, data, output, progress=printer.progress(), **options)
+    printer.result(result.to_dict(), lambda console: _draw(console, result))
 
 
 def _draw(console: Console, result: Emitted) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgeq.cli._common import Face, common
+from edgeq.cli._common import Printer, common
 from edgeq.cli._options import PATH
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def command() -> None:
 @click.option("--force", is_flag=True, help="Make it again.")
 @common
 def setup(
-    machine: str, sysroot: Path | None, onnxruntime: str | None, sources: Path | None, force: bool, face: Face
+    machine: str, sysroot: Path | None, onnxruntime: str | None, sources: Path | None, force: bool, printer: Printer
 ) -> None:
     """Make an emulated machine (arm64) in your cache folder. Needs no root and changes nothing on the system.
 
@@ -38,20 +38,20 @@ def setup(
     from edgeq.emulate.setup import setup as make
 
     result = make(
-        machine, sysroot=sysroot, onnxruntime=onnxruntime, sources=sources, force=force, progress=face.progress()
+        machine, sysroot=sysroot, onnxruntime=onnxruntime, sources=sources, force=force, progress=printer.progress()
     )
-    face.result(result.to_dict(), lambda console: _draw(console, result.lines()))
+    printer.result(result.to_dict(), lambda console: _draw(console, result.lines()))
 
 
 @command.command()
 @common
-def status(face: Face) -> None:
+def status(printer: Printer) -> None:
     """Show which targets' kernels can be run here, how, and what is missing for the others."""
     from edgeq.emulate.setup import status as look
     from edgeq.pipeline.simulators import SIMULATORS
 
     result = look(SIMULATORS)
-    face.result(result.to_dict(), lambda console: _draw(console, result.lines(verbose=face.verbose)))
+    printer.result(result.to_dict(), lambda console: _draw(console, result.lines(verbose=printer.verbose)))
 
 
 def _draw(console: Console, lines: list[str]) -> None:

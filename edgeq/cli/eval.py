@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Face, common
+from edgeq.cli._common import Printer, common
 from edgeq.cli._options import PATH
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from edgeq.measure.evaluation import Answer
+    from edgeq.measure.evaluation import EvalResult
     from edgeq.measure.preprocess_trial import Trial
 
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     help="Graph optimisation of a model file; a bundle brings its own.",
 )
 @common
-def command(face: Face, **options: Any) -> None:
+def command(printer: Printer, **options: Any) -> None:
     """Measure accuracy of a model or a bundle on labelled data, or its agreement with another.
 
     \b
@@ -50,24 +50,24 @@ def command(face: Face, **options: Any) -> None:
     edgeq eval int8.onnx --data val/ --reference float.onnx
     edgeq eval m.onnx --data val/ --task classification --count 100 --try-preprocess
     """
-    from edgeq.measure.evaluation import answer, question_of_options
+    from edgeq.measure.evaluation import request_from_options, run_evaluation
     from edgeq.measure.preprocess_trial import try_preprocess
 
     trial = options.pop("try_preprocess")
-    question = question_of_options(options)
+    request = request_from_options(options)
     if trial:
-        tried = try_preprocess(question, progress=face.progress())
-        face.result(tried.to_dict(), lambda console: _draw_trial(console, tried))
+        tried = try_preprocess(request, progress=printer.progress())
+        printer.result(tried.to_dict(), lambda console: _draw_trial(console, tried))
     else:
-        found = answer(question, progress=face.progress())
-        face.result(found.to_dict(), lambda console: _draw(console, found))
+        found = run_evaluation(request, progress=printer.progress())
+        printer.result(found.to_dict(), lambda console: _draw(console, found))
 
 
 def _draw_trial(console: Console, trial: Trial) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console.print(f"{trial.question.model}, {trial.count} samples, {trial.task}", markup=False)
+    console.print(f"{trial.request.model}, {trial.count} samples, {trial.task}", markup=False)
     table = Table(trial.primary, "preprocessing", title="the best first")
     for one in trial.tries:
         value = "" if one.accuracy is None else f"{one.accuracy.value:.4f}"
@@ -78,12 +78,12 @@ def _draw_trial(console: Console, trial: Trial) -> None:
         console.print(f"{trial.count} samples cannot tell these apart:\n  {tied}", markup=False)
 
 
-def _draw(console: Console, found: Answer) -> None:
+def _draw(console: Console, found: EvalResult) -> None:
     from rich.table import Table
 
     accuracy, reference, agreement = found.accuracy, found.reference_accuracy, found.agreement
     variant = f", variant {found.variant}" if found.variant else ""
-    console.print(f"{found.question.model}{variant}, {found.count} samples", markup=False)
+    console.print(f"{found.request.model}{variant}, {found.count} samples", markup=False)
     if accuracy is not None:
         table = Table("metric", "value", *(("reference", "difference") if reference else ()), title=accuracy.task)
         for name, value in accuracy.metrics.items():

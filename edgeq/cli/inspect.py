@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgeq.cli._common import Face, common
+from edgeq.cli._common import Printer, common
 from edgeq.cli._options import PATH
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from edgeq.model.inspect import ModelReport, TargetOutlook
+    from edgeq.model.inspect import ModelReport, TargetPrediction
 
 
 @click.command("inspect")
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     help="Foretell int8 for this target or profile; may be given several times. Default: this machine.",
 )
 @common
-def command(model: Path, targets: tuple[str, ...], face: Face) -> None:
+def command(model: Path, targets: tuple[str, ...], printer: Printer) -> None:
     """Show a model's operators, shapes, MACs and what runs in int8 where."""
     from edgeq.hardware.target import resolve
     from edgeq.model.inspect import inspect_model
 
     resolved = [resolve(name) for name in targets or ("auto",)]
-    report = inspect_model(model, [(t.name, t.backend) for t in resolved], progress=face.progress())
-    face.result(report.to_dict(), lambda console: _show(report, console, verbose=face.verbose))
+    report = inspect_model(model, [(t.name, t.backend) for t in resolved], progress=printer.progress())
+    printer.result(report.to_dict(), lambda console: _show(report, console, verbose=printer.verbose))
 
 
 def _show(report: ModelReport, console: Console, *, verbose: bool) -> None:
@@ -63,20 +63,20 @@ def _show(report: ModelReport, console: Console, *, verbose: bool) -> None:
     console.print(table)
     if report.preparation:
         console.print(f"\nquantizing prepares it: {'; '.join(report.preparation)}", markup=False)
-    for outlook in report.targets:
-        _show_outlook(outlook, console, verbose=verbose)
+    for prediction in report.targets:
+        _show_prediction(prediction, console, verbose=verbose)
 
 
-def _show_outlook(outlook: TargetOutlook, console: Console, *, verbose: bool) -> None:
-    counted = [n for n in outlook.nodes if n.verdict != "other"]
+def _show_prediction(prediction: TargetPrediction, console: Console, *, verbose: bool) -> None:
+    counted = [n for n in prediction.nodes if n.verdict != "other"]
     int8 = [n for n in counted if n.verdict == "int8"]
     console.print(
-        f"\n{outlook.target} ({outlook.backend}): about {outlook.int8_macs_share:.1%} of the MACs and "
+        f"\n{prediction.target} ({prediction.backend}): about {prediction.int8_macs_share:.1%} of the MACs and "
         f"{len(int8)} of {len(counted)} nodes in int8",
         markup=False,
     )
     if verbose:
-        for node in outlook.nodes:
+        for node in prediction.nodes:
             console.print(f"  {node.verdict:5}  {node.op_type:20} {node.name}: {node.reason}", markup=False)
         return
     reasons: dict[tuple[str, str], list[str]] = {}

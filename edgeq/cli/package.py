@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Face, common
+from edgeq.cli._common import Printer, common
 from edgeq.cli._options import PATH, build_options
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @click.option("--no-emulate", is_flag=True, help="Do not run variants for other machines on their own kernels.")
 @build_options
 @common
-def command(face: Face, model: Path, targets: tuple[str, ...], output: Path, **options: Any) -> None:
+def command(printer: Printer, model: Path, targets: tuple[str, ...], output: Path, **options: Any) -> None:
     """Quantize MODEL and write a bundle that a device can verify, run and time by itself.
 
     \b
@@ -52,8 +52,8 @@ def command(face: Face, model: Path, targets: tuple[str, ...], output: Path, **o
     extra = {name: options.pop(name) for name in ("with_float", "selftest", "split")}
     extra["emulate"] = not options.pop("no_emulate")
     arguments = build_arguments(options)
-    result = package(model, output=output, targets=targets, progress=face.progress(), **extra, **arguments)
-    face.result(result.to_dict(), lambda console: _draw(console, result, verbose=face.verbose))
+    result = package(model, output=output, targets=targets, progress=printer.progress(), **extra, **arguments)
+    printer.result(result.to_dict(), lambda console: _draw(console, result, verbose=printer.verbose))
 
 
 def _draw(console: Console, result: Packaged, *, verbose: bool) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgeq.cli._common import Face, common
+from edgeq.cli._common import Printer, common
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,7 +19,7 @@ def command() -> None:
 
 @command.command("list")
 @common
-def list_(face: Face) -> None:
+def list_(printer: Printer) -> None:
     """List the names, steps and source options that --preprocess takes."""
     from edgeq.data.describe import list_preprocessings
 
@@ -37,13 +37,13 @@ def list_(face: Face) -> None:
         for name, text in plain["source"].items():
             console.print(f"  {name:<20}{text}", markup=False)
 
-    face.result(plain, human)
+    printer.result(plain, human)
 
 
 @command.command("show")
 @click.argument("name")
 @common
-def show(name: str, face: Face) -> None:
+def show(name: str, printer: Printer) -> None:
     """Show the exact arithmetic of NAME: a name, a .toml file, file.py:function, or steps."""
     from edgeq.data.describe import show_preprocessing
 
@@ -57,4 +57,4 @@ def show(name: str, face: Face) -> None:
             console.print(f"  source.{key} = {value}", markup=False)
         console.print("Integers become float32 before arithmetic; constants are rounded to the array's dtype.")
 
-    face.result(plain, human)
+    printer.result(plain, human)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Face, common
+from edgeq.cli._common import Printer, common
 from edgeq.cli._options import PATH, build_options
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @build_options
 @common
 def command(
-    face: Face,
+    printer: Printer,
     model: Path,
     output: Path,
     target: str,
@@ -56,12 +56,12 @@ def command(
     """
     from edgeq.pipeline.options import build_arguments
     from edgeq.pipeline.quantize import quantize
-    from edgeq.tune.recover.alone import recovering
+    from edgeq.tune.recover.standalone import recovering
 
     builder = recovering(*recover, min_sqnr_db=min_sqnr) if recover or min_sqnr is not None else None
     arguments = build_arguments(options)
-    result = quantize(model, output=output, target=target, builder=builder, progress=face.progress(), **arguments)
-    face.result(result.to_dict(), lambda console: _draw(console, result, verbose=face.verbose))
+    result = quantize(model, output=output, target=target, builder=builder, progress=printer.progress(), **arguments)
+    printer.result(result.to_dict(), lambda console: _draw(console, result, verbose=printer.verbose))
 
 
 def _draw(console: Console, result: Quantized, *, verbose: bool) -> None:

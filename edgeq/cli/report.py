@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgeq.cli._common import Face, common
+from edgeq.cli._common import Printer, common
 from edgeq.cli._options import PATH
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Replace what is there; an earlier report is replaced anyway.")
 @common
 def command(
-    face: Face, bundle: Path, output: Path | None, measure: bool, variant: str | None, opened: bool, force: bool
+    printer: Printer, bundle: Path, output: Path | None, measure: bool, variant: str | None, opened: bool, force: bool
 ) -> None:
     """Write the report of BUNDLE (a directory or an .edgeq file): one HTML file that opens offline.
 
@@ -41,8 +41,8 @@ def command(
     """
     from edgeq.report.bundle import report_bundle
 
-    result = report_bundle(bundle, output, measure=measure, variant=variant, force=force, progress=face.progress())
-    face.result(result.to_dict(), lambda console: _draw(console, result))
+    result = report_bundle(bundle, output, measure=measure, variant=variant, force=force, progress=printer.progress())
+    printer.result(result.to_dict(), lambda console: _draw(console, result))
     if opened:
         click.launch(str(result.page.absolute()))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgeq.cli._common import Face, common
+from edgeq.cli._common import Printer, common
 from edgeq.cli._options import PATH
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _INTEGER = click.Choice(["int8", "uint8"])
 @click.option("--force", is_flag=True, help="Replace what is there.")
 @common
 def command(
-    face: Face,
+    printer: Printer,
     model: Path,
     output: Path,
     target: str | None,
@@ -72,4 +72,4 @@ def command(
         for key, value in result.session_options.items():
             console.print(f"run it with the session option {key}={value}", markup=False)
 
-    face.result(result.to_dict(), human)
+    printer.result(result.to_dict(), human)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgeq.cli._common import Face, common
+from edgeq.cli._common import Printer, common
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.argument("name", required=False)
 @click.option("--why", is_flag=True, help="With show: the reason for each default, and where it comes from.")
 @common
-def command(face: Face, action: str, name: str | None, why: bool) -> None:
+def command(printer: Printer, action: str, name: str | None, why: bool) -> None:
     """List deployment targets, or show the one called NAME (or in the .toml file NAME)."""
     from edgeq.hardware import show
     from edgeq.hardware.target import load_targets, resolve
@@ -25,10 +25,10 @@ def command(face: Face, action: str, name: str | None, why: bool) -> None:
     if action == "list":
         plain, lines = show.target_list(load_targets())
     else:
-        plain, lines = show.target_page(resolve(show.named("target", name)), why=why or face.verbose)
+        plain, lines = show.target_page(resolve(show.named("target", name)), why=why or printer.verbose)
 
     def human(console: Console) -> None:
         for line in lines:
             console.print(line, markup=False)
 
-    face.result(plain, human)
+    printer.result(plain, human)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Face, common
+from edgeq.cli._common import Printer, common
 from edgeq.cli._options import PATH, data_options
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _LOSERS_SHOWN = 10
 @click.option("--dry-run", is_flag=True, help="List the candidates and the plan, and do nothing.")
 @click.option("--force", is_flag=True, help="Replace what is there.")
 @common
-def command(face: Face, model: Path, output: Path, dry_run: bool, **options: Any) -> None:
+def command(printer: Printer, model: Path, output: Path, dry_run: bool, **options: Any) -> None:
     """Find the best int8 form of MODEL for this machine, by measuring, and write it as a bundle.
 
     \b
@@ -65,21 +65,23 @@ def command(face: Face, model: Path, output: Path, dry_run: bool, **options: Any
     if is_simulated(options["target"]):
         if dry_run or arguments.pop("resume"):
             raise UsageError("a simulated target has no plan and no journal", "Leave --dry-run and --resume out")
-        elsewhere = tune_simulated(model, output=output, goal=goal, progress=face.progress(), **arguments)
-        face.result(elsewhere.to_dict(), lambda console: _draw_simulated(console, elsewhere, verbose=face.verbose))
+        elsewhere = tune_simulated(model, output=output, goal=goal, progress=printer.progress(), **arguments)
+        printer.result(
+            elsewhere.to_dict(), lambda console: _draw_simulated(console, elsewhere, verbose=printer.verbose)
+        )
         return
     if dry_run:
         named = {name: arguments[name] for name in ("data", "statistics", "target")}
-        steps = plan(model, **named, goal=goal, progress=face.progress())
-        face.result(steps.to_dict(), lambda console: _draw_plan(console, steps))
+        steps = plan(model, **named, goal=goal, progress=printer.progress())
+        printer.result(steps.to_dict(), lambda console: _draw_plan(console, steps))
         return
     try:
-        result = tune(model, output=output, goal=goal, progress=face.progress(), **arguments)
+        result = tune(model, output=output, goal=goal, progress=printer.progress(), **arguments)
     except GoalNotMetError as error:
         found = error.record
-        face.result(found, lambda console: _draw(console, found, verbose=face.verbose))
+        printer.result(found, lambda console: _draw(console, found, verbose=printer.verbose))
         raise
-    face.result(result.to_dict(), lambda console: _draw(console, result.record, verbose=face.verbose))
+    printer.result(result.to_dict(), lambda console: _draw(console, result.record, verbose=printer.verbose))
 
 
 def _draw_simulated(console: Console, result: TunedElsewhere, *, verbose: bool) -> None:
@@ -109,9 +111,9 @@ def _draw_plan(console: Console, steps: Plan) -> None:
 def _draw(console: Console, record: Mapping[str, Any], *, verbose: bool) -> None:
     from rich.table import Table
 
-    first, *rest = record["verdict"]
+    first, *details = record["verdict"]
     console.print(first, markup=False, style="bold")
-    for line in rest:
+    for line in details:
         console.print(line, markup=False)
     table = Table("", "p50 ms", "times float32", "points lost", "MB", "", title="Pareto front", title_justify="left")
     timing = record["float32"]["timing"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Face, common
+from edgeq.cli._common import Printer, common
 from edgeq.cli._options import PATH
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.option("--class-offset", type=int, help="Classification: scores in front of class 0 (background: 1).")
 @click.option("--max-drop", metavar="DROP", help="Fail if accuracy on the target falls by more: 0.005, 0.5% or 0.5pt.")
 @common
-def command(bundle: Path, variant: str | None, face: Face, **options: Any) -> None:
+def command(bundle: Path, variant: str | None, printer: Printer, **options: Any) -> None:
     """Check BUNDLE (a directory or an .edgeq file): hashes, loading, and the self-test of what can run here.
 
     \b
@@ -45,8 +45,10 @@ def command(bundle: Path, variant: str | None, face: Face, **options: Any) -> No
         from edgeq.pipeline.emulated import probing_of_options
         from edgeq.pipeline.simulators import SIMULATORS
 
-        found = verify_on(probing_of_options(bundle, variant, options), simulators=SIMULATORS, progress=face.progress())
-        face.result(found.to_dict(), lambda console: _draw(console, summary(found.checks)))
+        found = verify_on(
+            probing_of_options(bundle, variant, options), simulators=SIMULATORS, progress=printer.progress()
+        )
+        printer.result(found.to_dict(), lambda console: _draw(console, summary(found.checks)))
         found.check()
         return
 
@@ -56,8 +58,8 @@ def command(bundle: Path, variant: str | None, face: Face, **options: Any) -> No
     from edgeq.pipeline.emulated import refuse_without_target
 
     refuse_without_target(options)
-    report = verify_bundle(bundle, variant=variant, progress=face.progress())
-    face.result(report.to_dict(), lambda console: _draw(console, report_lines(report)))
+    report = verify_bundle(bundle, variant=variant, progress=printer.progress())
+    printer.result(report.to_dict(), lambda console: _draw(console, report_lines(report)))
     check_report(report)
 
 

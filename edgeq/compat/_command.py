@@ -19,7 +19,7 @@ INTERRUPTED = 130
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
-class Spoken:
+class PrintedProgress:
     """Progress of a command that users redirect: its notes on stderr, nothing else."""
 
     @contextmanager

@@ -1,7 +1,7 @@
 """python -m edgeq.compat.calibrate: the calibrate command of ONNX Runtime's 2020 tool and its RISC-V fork.
 
 Its options, its data sets (a folder of images, test_data_set_N folders, a folder with input_0.pb, one stacked .pb) and
-its choices: static int8 is the fork's dialect for the systolic array (with a twin beside it that stock ONNX Runtime
+its choices: static int8 is the fork's dialect for the systolic array (with a model beside it that stock ONNX Runtime
 runs), uint8 is asymmetric QOperator; scalar weight scales, ranges from minima and maxima. Everything behind is edgeq's
 own `quantize`. Imported, it stands for `onnxruntime.quantization.calibrate`.
 """
@@ -113,22 +113,24 @@ def _for_cpus(model: Path, data: Data, output: Path, overrides: Mapping[str, Any
 
 
 def _for_the_array(model: Path, data: Data, output: Path, overrides: Mapping[str, Any]) -> str:
-    """The file for the fork's runtime at `output`; beside it the twin that stock ONNX Runtime runs, and the program."""
+    """The file for the fork's runtime at `output`; beside it the one for stock ONNX Runtime, and the program."""
     from edgeq.atomic import check_apart, output_file
     from edgeq.model.load import model_files
     from edgeq.pipeline.quantize import quantize
 
     check_apart(output, [*model_files(model), Path(data.source)])
     with output_file(output, force=True) as draft:
-        twin = draft.with_name(f"{draft.stem}.host.onnx")
-        result = quantize(model, data, twin, target=_ARRAY, overrides=overrides, timed=False)
-        dialect = twin.with_name(f"{twin.stem}.dialect.onnx")
+        host_model = draft.with_name(f"{draft.stem}.host.onnx")
+        result = quantize(model, data, host_model, target=_ARRAY, overrides=overrides, timed=False)
+        dialect = host_model.with_name(f"{host_model.stem}.dialect.onnx")
         if not dialect.exists():
             why = next((note for note in result.notes if note.startswith("no file for ")), "it has none")
             raise ModelError(f"{model}: {why}", "Quantize it with `edgeq quantize`, or leave out the nodes named")
         dialect.replace(draft)
     notes = "".join(f"\nnote: {note}" for note in result.notes)
-    return f"{output}: for onnxruntime-riscv; {output.with_name(twin.name)}: the same for stock ONNX Runtime{notes}"
+    return (
+        f"{output}: for onnxruntime-riscv; {output.with_name(host_model.name)}: the same for stock ONNX Runtime{notes}"
+    )
 
 
 def _listed(text: str | None) -> Sequence[str]:

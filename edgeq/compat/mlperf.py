@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from edgeq.compat._command import SETTINGS, Spoken, one_line_errors
+from edgeq.compat._command import SETTINGS, PrintedProgress, one_line_errors
 from edgeq.errors import UsageError
 
 SCENARIOS = {
@@ -155,7 +155,7 @@ def _accuracy(
     count: int | None,
     threads: int,
 ) -> dict[str, Any]:
-    from edgeq.measure.evaluation import Question, answer
+    from edgeq.measure.evaluation import EvalRequest, run_evaluation
     from edgeq.measure.task import TaskOptions
     from edgeq.session import SessionSettings
 
@@ -165,7 +165,7 @@ def _accuracy(
         labels = dataset_list or (str(beside) if beside.is_file() else None)
     elif dataset_list is not None:
         options = {**options, "annotations": Path(dataset_list)}
-    question = Question(
+    request = EvalRequest(
         model,
         str(data),
         dataset.task,
@@ -175,7 +175,7 @@ def _accuracy(
         count=count,
         settings=SessionSettings(intra_op_threads=threads),
     )
-    found = answer(question, progress=Spoken())
+    found = run_evaluation(request, progress=PrintedProgress())
     assert found.accuracy is not None, "there is a task"
     return {"metrics": dict(found.accuracy.metrics), "figures": {"total": found.count}}
 
@@ -208,7 +208,7 @@ def _speed(
     )
     with device_errors():
         settings.check()
-    found = bench(model, data=BenchData(str(data), preprocess, count), settings=settings, progress=Spoken())
+    found = bench(model, data=BenchData(str(data), preprocess, count), settings=settings, progress=PrintedProgress())
     name = list(found.models)[-1]
     figures = {key: value for key, value in found.latency(name, scenario).items() if isinstance(value, int | float)}
     return {"figures": figures}

@@ -24,7 +24,7 @@ import onnx
 from numpy.typing import NDArray
 
 from edgeq.backends.quantizer import one_line, quiet
-from edgeq.compat._command import SETTINGS, Spoken, one_line_errors
+from edgeq.compat._command import SETTINGS, PrintedProgress, one_line_errors
 from edgeq.errors import CheckFailedError, DataError, ModelError, RuntimeUnavailableError, UsageError
 from edgeq.progress import SILENT, Progress
 
@@ -114,7 +114,7 @@ def check_same(before: Path, after: Path, *, least_sqnr_db: float = LEAST_SQNR_D
         ModelError: the optimised model does not load.
         CheckFailedError: it answers something else.
     """
-    from edgeq.measure.accuracy import examine
+    from edgeq.measure.accuracy import evaluate_sessions
     from edgeq.model.load import load_model, model_signature
     from edgeq.session import open_session
 
@@ -131,7 +131,7 @@ def check_same(before: Path, after: Path, *, least_sqnr_db: float = LEAST_SQNR_D
 
     feed = {spec.name: _made_up(spec.dtype, spec.shape) for spec in signature.inputs}
     try:
-        found = examine(sessions, open_samples([feed], signature), reference="before").agreement["after"]
+        found = evaluate_sessions(sessions, open_samples([feed], signature), reference="before").agreement["after"]
     except (DataError, RuntimeUnavailableError) as error:
         progress.note(f"not compared with the model before: it does not take made-up inputs ({error.problem})")
         return
@@ -153,14 +153,14 @@ def _made_up(dtype: np.dtype[Any], shape: Sequence[int | str | None] | None) -> 
 @click.command("optimizer", context_settings={**SETTINGS, "ignore_unknown_options": True})
 @click.option("--input", "source", type=click.Path(path_type=Path), required=True, help="Float model.")
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="Result; replaced if it exists.")
-@click.argument("rest", nargs=-1, type=click.UNPROCESSED)
+@click.argument("extra_arguments", nargs=-1, type=click.UNPROCESSED)
 @one_line_errors
-def command(source: Path, output: Path, rest: tuple[str, ...]) -> None:
+def command(source: Path, output: Path, extra_arguments: tuple[str, ...]) -> None:
     """Fuse the operators of a transformer. All other options are those of onnxruntime.transformers.optimizer."""
-    click.echo(run(source, output, rest, progress=Spoken()))
+    click.echo(run(source, output, extra_arguments, progress=PrintedProgress()))
 
 
-def run(source: Path, output: Path, rest: Sequence[str], *, progress: Progress = SILENT) -> str:
+def run(source: Path, output: Path, extra_arguments: Sequence[str], *, progress: Progress = SILENT) -> str:
     """Do what the options say; the line to print."""
     from edgeq.atomic import check_apart, output_file
     from edgeq.model.load import load_model, model_files
@@ -171,13 +171,13 @@ def run(source: Path, output: Path, rest: Sequence[str], *, progress: Progress =
         tempfile.TemporaryDirectory(prefix="edgeq-optimizer-") as folder,
         output_file(output, force=True) as draft,
     ):
-        given = _value(rest, "--opt_level")
-        model_type = _value(rest, "--model_type") or "bert"
+        given = _value(extra_arguments, "--opt_level")
+        model_type = _value(extra_arguments, "--model_type") or "bert"
         start, level = _prepared(source, model_type, int(given) if given else None, Path(folder))
-        _theirs(start, draft, rest if level is None else [*rest, "--opt_level", str(level)])
+        _theirs(start, draft, extra_arguments if level is None else [*extra_arguments, "--opt_level", str(level)])
         if not draft.is_file():
             raise ModelError(f"{source}: onnxruntime's optimizer wrote nothing", "Try another --model_type")
-        least = _HALF_SQNR_DB if "--float16" in rest else LEAST_SQNR_DB
+        least = _HALF_SQNR_DB if "--float16" in extra_arguments else LEAST_SQNR_DB
         check_same(source, draft, least_sqnr_db=least, progress=progress)
         after = load_model(draft, external_data="none")
     counts = Counter(node.op_type for node in after.graph.node if node.domain == "com.microsoft")
@@ -196,10 +196,10 @@ def _value(arguments: Sequence[str], name: str) -> str | None:
     return found
 
 
-def _theirs(source: Path, draft: Path, rest: Sequence[str]) -> None:
+def _theirs(source: Path, draft: Path, extra_arguments: Sequence[str]) -> None:
     """onnxruntime's own command, in this process: its options are its business."""
     arguments = sys.argv
-    sys.argv = ["optimizer", "--input", str(source), "--output", str(draft), *rest]
+    sys.argv = ["optimizer", "--input", str(source), "--output", str(draft), *extra_arguments]
     try:
         with _failures(source), quiet():
             from onnxruntime.transformers.optimizer import main

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.compat._command import SETTINGS, Spoken, one_line_errors, switch
+from edgeq.compat._command import SETTINGS, PrintedProgress, one_line_errors, switch
 from edgeq.errors import ModelError, UsageError
 from edgeq.progress import SILENT, Progress
 
@@ -179,9 +179,9 @@ def _describe(model: onnx.ModelProto, symbolic: SymbolicOptions | None, progress
     """Write inferred shapes into the model, in place."""
     from edgeq.model.shapes import write_shapes
 
-    trouble = write_shapes(model, symbolic)
-    if trouble:
-        progress.note(f"symbolic shape inference gave up ({trouble}); onnx's own was used")
+    inference_problem = write_shapes(model, symbolic)
+    if inference_problem:
+        progress.note(f"symbolic shape inference gave up ({inference_problem}); onnx's own was used")
 
 
 def _optimized(model: onnx.ModelProto, base: Path, source: Path, workdir: Path, progress: Progress) -> onnx.ModelProto:
@@ -251,7 +251,7 @@ def symbolic_options(function: Any) -> Any:
 @one_line_errors
 def command(**options: Any) -> None:
     """Optimise a model and infer its shapes, in preparation for quantization."""
-    quant_pre_process(**options, progress=Spoken())
+    quant_pre_process(**options, progress=PrintedProgress())
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from edgeq.compat._command import SETTINGS, Spoken, images_or_arrays, one_line_errors, switch
+from edgeq.compat._command import SETTINGS, PrintedProgress, images_or_arrays, one_line_errors, switch
 from edgeq.compat.readers import RESNET50
 
 _FORMATS = ("QDQ", "QOperator")
@@ -58,7 +58,7 @@ def run(
             target=profile,
             overrides={"mode": "static", "format": quant_format, "per_channel": per_channel},
             force=True,
-            progress=Spoken(),
+            progress=PrintedProgress(),
         )
     proof = result.proof.to_dict()
     lines = [f"Calibrated and quantized model saved: {output_model} ({result.scheme.title})"]

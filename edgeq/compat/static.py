@@ -20,9 +20,9 @@ from edgeq.compat.extra_options import check_options, writer_options
 from edgeq.compat.legacy_params import clamp_bounds, single_reader_clamps
 from edgeq.compat.source import LOG, ModelInput, Written, as_given, checked, warn_unknown_nodes
 from edgeq.errors import CalibrationError, ModelError, RuntimeUnavailableError, UsageError
+from edgeq.model.int8_prediction import predict_int8
 from edgeq.model.int8_rules import int8_rules
 from edgeq.model.load import load_model
-from edgeq.model.outlook import int8_outlook
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import IntegerType
 
@@ -98,7 +98,7 @@ def quantize_static(
             return checked(draft, output, notes)
         except RuntimeUnavailableError:
             # Some nodes (a dilated AveragePool) cannot run between Q/DQ as onnxruntime's quantizer writes them.
-            float_only = {n.name for n in int8_outlook(model, int8_rules("cpu")) if n.verdict == "float"} - kept
+            float_only = {n.name for n in predict_int8(model, int8_rules("cpu")) if n.verdict == "float"} - kept
             if not float_only:
                 raise
             LOG.warning("kept in float, for want of an integer form: %s", ", ".join(sorted(float_only)))

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from edgeq.compat._command import SETTINGS, Spoken, one_line_errors
+from edgeq.compat._command import SETTINGS, PrintedProgress, one_line_errors
 from edgeq.compat.preprocess import preprocessed, symbolic_options, write
 
 
@@ -48,7 +48,7 @@ def run(
             symbolic=SymbolicOptions(int_max, auto_merge, guess_output_rank, verbose),
             optimize=False,
             onnx_shapes=False,
-            progress=Spoken(),
+            progress=PrintedProgress(),
         )
         if output is not None:
             write(

@@ -230,8 +230,8 @@ def open_samples(
         progress.note(note)
     size = fixed_batch(signature)
     if size is not None and size > 1 and opened.records.rows == "one":
-        rest = len(samples.selection) % size
-        tail = f"; the last batch has {rest} and is filled by repeating its last sample" if rest else ""
+        remaining = len(samples.selection) % size
+        tail = f"; the last batch has {remaining} and is filled by repeating its last sample" if remaining else ""
         progress.note(f"{len(samples.selection)} samples in batches of {size}, as the model fixes it{tail}")
     return samples
 

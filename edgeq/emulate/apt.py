@@ -133,8 +133,8 @@ class Apt:
     def archives(self) -> list[Archive]:
         """The archives that the lists came from."""
         form = "$(SITE)\t$(RELEASE)\t$(COMPONENT)\t$(SOURCESENTRY)"
-        said = self._apt("apt-get", "indextargets", "--format", form, "Created-By: Packages")
-        lines = [line.split("\t") for line in dict.fromkeys(said.splitlines())]
+        output = self._apt("apt-get", "indextargets", "--format", form, "Created-By: Packages")
+        lines = [line.split("\t") for line in dict.fromkeys(output.splitlines())]
         return [Archive(site, release, component, _keys(entry)) for site, release, component, entry in lines]
 
     def _apt(self, program: str, *arguments: str, cwd: Path | None = None) -> str:

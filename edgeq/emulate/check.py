@@ -14,14 +14,14 @@ from edgeq_device.selftest import OutputCheck, compare
 
 from edgeq.device import device_errors
 from edgeq.emulate.probe import KernelProof
-from edgeq.emulate.ways import NOT_RUN, Running, Simulator, Way, way_to
+from edgeq.emulate.routes import NOT_RUN, ExecutionRoute, Running, Simulator, route_to
 from edgeq.errors import CheckFailedError, EdgeqError, RuntimeUnavailableError
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target
-from edgeq.measure.accuracy import Accuracy, examine
+from edgeq.measure.accuracy import Accuracy, evaluate_sessions
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.inference import Session
-from edgeq.measure.subject import variant_settings
+from edgeq.measure.loaded_model import variant_settings
 from edgeq.measure.task import Task
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings, open_session
@@ -188,28 +188,28 @@ def check_trial(
 
     Args:
         machine: this one.
-        simulators: see `edgeq.emulate.ways.way_to`.
+        simulators: see `edgeq.emulate.routes.route_to`.
 
     Raises:
         DataError: something is wrong with the samples.
     """
-    way = way_to(target, machine, simulators=simulators, progress=progress)
-    if way.start is None:
-        return EmulatedCheck(target.name, trial.name, NOT_RUN, way.how, NOT_RUN, way.reason)
+    route = route_to(target, machine, simulators=simulators, progress=progress)
+    if route.start is None:
+        return EmulatedCheck(target.name, trial.name, NOT_RUN, route.how, NOT_RUN, route.reason)
     with ExitStack() as stack:
         try:
-            with progress.stage(f"Starting {way.how}"):
-                running = stack.enter_context(way.start())
+            with progress.stage(f"Starting {route.how}"):
+                running = stack.enter_context(route.start())
         except EdgeqError as error:
-            return EmulatedCheck(target.name, trial.name, NOT_RUN, way.how, NOT_RUN, str(error))
-        return _run(trial, target, way, running, progress)
+            return EmulatedCheck(target.name, trial.name, NOT_RUN, route.how, NOT_RUN, str(error))
+        return _run(trial, target, route, running, progress)
 
 
-def _run(trial: Trial, target: Target, way: Way, running: Running, progress: Progress) -> EmulatedCheck:
-    found = EmulatedCheck(target.name, trial.name, way.where, way.how, PASSED, kernels=running.kernels)
+def _run(trial: Trial, target: Target, route: ExecutionRoute, running: Running, progress: Progress) -> EmulatedCheck:
+    found = EmulatedCheck(target.name, trial.name, route.where, route.how, PASSED, kernels=running.kernels)
     try:
         # Threads that wait for each other cost an emulated CPU more than they bring.
-        threads = trial.settings.intra_op_threads if way.native_speed else 1
+        threads = trial.settings.intra_op_threads if route.native_speed else 1
         session = running.open(trial.model, replace(trial.settings, intra_op_threads=threads))
         answers = tuple(_answers(session, trial.vectors))
     except (RuntimeUnavailableError, ValueError) as error:
@@ -229,7 +229,7 @@ def _run(trial: Trial, target: Target, way: Way, running: Running, progress: Pro
         sessions[FLOAT] = open_session(trial.float_model)
     settings = dict.fromkeys((HOST, TARGET), trial.settings)
     try:
-        exam = examine(
+        evaluation = evaluate_sessions(
             sessions,
             trial.samples,
             task=trial.task,
@@ -242,11 +242,11 @@ def _run(trial: Trial, target: Target, way: Way, running: Running, progress: Pro
         return replace(found, status=FAILED, reason=str(error))
     found = replace(
         found,
-        samples=exam.count,
+        samples=evaluation.count,
         reference=reference,
-        agreement=exam.agreement[TARGET],
-        host_agreement=exam.agreement.get(HOST),
-        accuracy=exam.accuracy,
+        agreement=evaluation.agreement[TARGET],
+        host_agreement=evaluation.agreement.get(HOST),
+        accuracy=evaluation.accuracy,
     )
     return _judge(found)
 

@@ -40,8 +40,8 @@ def run(command: Sequence[str], fix: str, *, cwd: Path | None = None, env: Mappi
         check=False,
     )
     if done.returncode != 0:
-        said = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        errors = [line for line in said if line.startswith(("E:", "ERROR", "error"))] or said[-1:]
+        output = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        errors = [line for line in output if line.startswith(("E:", "ERROR", "error"))] or output[-1:]
         raise RuntimeUnavailableError(
             f"{Path(command[0]).name} failed: {errors[0] if errors else f'exit code {done.returncode}'}", fix
         )

@@ -53,9 +53,9 @@ class TensorInfo:
 class Guest:
     """A running guest program; made by `start_guest`."""
 
-    def __init__(self, process: subprocess.Popen[bytes], words: IO[bytes], title: str) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], command_line: IO[bytes], title: str) -> None:
         self._process = process
-        self._words = words
+        self._stderr = command_line
         self.title = title
 
     def ask(
@@ -111,9 +111,9 @@ class Guest:
     def _last_words(self) -> str:
         self._process.kill()
         code = self._process.wait()
-        self._words.seek(0)
-        said = [line.strip() for line in self._words.read().decode("utf-8", "replace").splitlines() if line.strip()]
-        return said[-1] if said else f"exit code {code}"
+        self._stderr.seek(0)
+        lines = [line.strip() for line in self._stderr.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        return lines[-1] if lines else f"exit code {code}"
 
 
 @dataclass(frozen=True)
@@ -149,17 +149,17 @@ def start_guest(command: Command, title: str) -> Iterator[Guest]:
     Raises:
         RuntimeUnavailableError: it cannot be started.
     """
-    words = [*command.interpreter, str(guest_program()), *command.arguments]
-    with tempfile.TemporaryFile() as said:
+    command_line = [*command.interpreter, str(guest_program()), *command.arguments]
+    with tempfile.TemporaryFile() as lines:
         try:
             process = subprocess.Popen(
-                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, env=dict(command.environment)
+                command_line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=lines, env=dict(command.environment)
             )
         except OSError as error:
-            raise RuntimeUnavailableError(f"{words[0]} cannot be started ({error.strerror})") from error
+            raise RuntimeUnavailableError(f"{command_line[0]} cannot be started ({error.strerror})") from error
         with process:
             try:
-                yield Guest(process, said, title)
+                yield Guest(process, lines, title)
                 # It ends by itself at the end of its input, so that what it keeps for later is written.
                 assert process.stdin is not None
                 process.stdin.close()

@@ -32,19 +32,19 @@ def emulated_command(emulator: Emulator, cpu: str, *, log: Path | None = None) -
     """
     emulator.check_cpu(cpu)
     qemu = need_qemu(emulator)
-    check_honest(qemu, emulator, cpu)
-    words = [str(qemu.program), "-cpu", cpu, *(("-d", _LOG, "-D", str(log)) if log is not None else ())]
+    check_cpuinfo(qemu, emulator, cpu)
+    arguments = [str(qemu.program), "-cpu", cpu, *(("-d", _LOG, "-D", str(log)) if log is not None else ())]
     if emulator.recipe is None:
         others = [Path(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
         environment = guest_environment(os.environ, [guest_program().parent, *others])
-        return Command((*words, sys.executable), (), environment)
+        return Command((*arguments, sys.executable), (), environment)
     sysroot = need_sysroot(emulator)
     root = sysroot.root
     folders = [guest_program().parent, *([sysroot.site] if sysroot.site is not None else [])]
     environment = guest_environment({"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}, folders)
     if qemu.key < emulator.honest_cpuinfo:
-        root = _with_cpuinfo(emulator, cpu, qemu, sysroot, words, environment)
-    return Command((*words, "-L", str(root), str(sysroot.python)), (), environment)
+        root = _with_cpuinfo(emulator, cpu, qemu, sysroot, arguments, environment)
+    return Command((*arguments, "-L", str(root), str(sysroot.python)), (), environment)
 
 
 def need_sysroot(emulator: Emulator) -> Sysroot:
@@ -61,7 +61,7 @@ def need_sysroot(emulator: Emulator) -> Sysroot:
     return sysroot
 
 
-def check_honest(qemu: Qemu, emulator: Emulator, cpu: str) -> None:
+def check_cpuinfo(qemu: Qemu, emulator: Emulator, cpu: str) -> None:
     """Ask qemu for the CPU and listen to its warnings.
 
     Raises:
@@ -76,13 +76,13 @@ def check_honest(qemu: Qemu, emulator: Emulator, cpu: str) -> None:
         errors="replace",
         check=False,
     )
-    said = done.stderr.lower()
-    if "unable to find cpu model" in said:
+    output = done.stderr.lower()
+    if "unable to find cpu model" in output:
         raise HardwareError(
             f"{emulator.program} {qemu.version} has no CPU {cpu!r}",
             f"Use a newer one: edgeq emulate setup, or name one that {emulator.program} -cpu help lists",
         )
-    left_out = [line for line in said.splitlines() if any(f".{word}" in line for word in emulator.missing)]
+    left_out = [line for line in output.splitlines() if any(f".{component}" in line for component in emulator.missing)]
     if left_out:
         raise HardwareError(
             f"{emulator.program} {qemu.version} has no {cpu}: it leaves out {left_out[0].rsplit('.', 1)[-1].strip()}",
@@ -91,7 +91,7 @@ def check_honest(qemu: Qemu, emulator: Emulator, cpu: str) -> None:
 
 
 def _with_cpuinfo(
-    emulator: Emulator, cpu: str, qemu: Qemu, sysroot: Sysroot, words: list[str], environment: dict[str, str]
+    emulator: Emulator, cpu: str, qemu: Qemu, sysroot: Sysroot, arguments: list[str], environment: dict[str, str]
 ) -> Path:
     """The root file system seen through links, with a /proc/cpuinfo that fits `cpu`: older qemus show the host's."""
     sign = hashlib.sha256(f"{sysroot.root}\n{qemu.version}\n{cpu}".encode()).hexdigest()[:16]
@@ -99,7 +99,7 @@ def _with_cpuinfo(
     if view.is_dir():
         return view
     # Without onnxruntime, which is what cannot bear the host's file, it can be asked for its features.
-    command = Command((*words, "-L", str(sysroot.root), str(sysroot.python)), (), environment)
+    command = Command((*arguments, "-L", str(sysroot.root), str(sysroot.python)), (), environment)
     with start_guest(command, f"{emulator.program} -cpu {cpu}") as guest:
         features = guest.features(runtime=False)["features"]
     implementer, part = _identity(cpu)

@@ -105,8 +105,8 @@ def _copy(source: Path, place: Path) -> None:
 
 def _loaded(binding: Path) -> list[Path]:
     """The Python binding and those libraries beside it that it is linked with."""
-    said = run([find("objdump", _TOOLS), "-p", str(binding)], _TOOLS)
-    needed = {line.split()[1] for line in said.splitlines() if line.strip().startswith("NEEDED")}
+    output = run([find("objdump", _TOOLS), "-p", str(binding)], _TOOLS)
+    needed = {line.split()[1] for line in output.splitlines() if line.strip().startswith("NEEDED")}
     return [binding, *(file for file in sorted(binding.parent.glob("*.so*")) if file.name in needed)]
 
 

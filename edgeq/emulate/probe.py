@@ -156,12 +156,12 @@ def scan(stream: IO[bytes], kernels: Iterable[Kernels]) -> set[str]:
     wanted = [(mask, value, k.name) for k in kernels for mask, value in k.patterns]
     found: set[str] = set()
     words: set[bytes] = set()
-    rest = b""
+    remaining = b""
     while chunk := os.read(stream.fileno(), 1 << 20):
-        text = rest + chunk
+        text = remaining + chunk
         cut = text.rfind(b"\n") + 1
         words.update(_WORD.findall(text[:cut]))
-        rest = text[cut:]
+        remaining = text[cut:]
         if _END.strip() in text:
             break
     for word in words:

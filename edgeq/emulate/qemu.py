@@ -136,10 +136,10 @@ def _version(program: Path) -> str | None:
     if not os.access(program, os.X_OK):
         return None
     try:
-        said = run([str(program), "--version"], "")
+        output = run([str(program), "--version"], "")
     except (RuntimeUnavailableError, OSError):
         return None
-    found = re.search(r"version (\d+(?:\.\d+)*)", said)
+    found = re.search(r"version (\d+(?:\.\d+)*)", output)
     return found.group(1) if found else None
 
 

@@ -11,8 +11,8 @@ from edgeq.emulate.emulator import Emulator, emulator_named, home, load_emulator
 from edgeq.emulate.guest import start_guest
 from edgeq.emulate.machine import emulated_command
 from edgeq.emulate.qemu import Qemu, fetch_qemu, find_qemu
+from edgeq.emulate.routes import NOT_RUN, ExecutionRoute, Simulator, route_to
 from edgeq.emulate.sysroot import Sysroot, build_sysroot, check_writable, load_sysroot, use_sysroot
-from edgeq.emulate.ways import NOT_RUN, Simulator, Way, way_to
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import load_targets
@@ -121,7 +121,7 @@ class Status:
 
     place: Path
     machines: Mapping[str, tuple[Qemu | None, Sysroot | None]]
-    ways: Mapping[str, Way]
+    routes: Mapping[str, ExecutionRoute]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -134,7 +134,8 @@ class Status:
                 for name, (q, sysroot) in self.machines.items()
             },
             "targets": {
-                name: {"where": way.where, "how": way.how, "reason": way.reason} for name, way in self.ways.items()
+                name: {"where": route.where, "how": route.how, "reason": route.reason}
+                for name, route in self.routes.items()
             },
         }
 
@@ -144,10 +145,10 @@ class Status:
             has = f"{qemu.program.name} {qemu.version} from {qemu.source}" if qemu else "no qemu"
             root = f", root file system {sysroot.root}" if sysroot else ""
             lines.append(f"  {name}: {has}{root}")
-        width = max(map(len, self.ways), default=0)
-        for name, way in self.ways.items():
-            said = way.how if way.where != NOT_RUN else way.reason if verbose else way.reason.split("; ")[0]
-            lines.append(f"{name:{width}}  {way.where}: {said}")
+        width = max(map(len, self.routes), default=0)
+        for name, route in self.routes.items():
+            text = route.how if route.where != NOT_RUN else route.reason if verbose else route.reason.split("; ")[0]
+            lines.append(f"{name:{width}}  {route.where}: {text}")
         return lines
 
 
@@ -159,4 +160,4 @@ def status(simulators: Mapping[str, Simulator] | None = None) -> Status:
         for name, emulator in load_emulators().items()
     }
     targets = load_targets(machine)
-    return Status(home(), machines, {name: way_to(t, machine, simulators=simulators) for name, t in targets.items()})
+    return Status(home(), machines, {name: route_to(t, machine, simulators=simulators) for name, t in targets.items()})

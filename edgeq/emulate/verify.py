@@ -16,12 +16,12 @@ from edgeq_device.variants import Variant
 from edgeq.bundle.read import opened
 from edgeq.data.samples import Samples, open_samples
 from edgeq.emulate.check import EmulatedCheck, check_variant
-from edgeq.emulate.ways import NOT_RUN, Simulator
+from edgeq.emulate.routes import NOT_RUN, Simulator
 from edgeq.errors import BundleError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target, resolve
-from edgeq.measure.subject import variant_preprocessing
+from edgeq.measure.loaded_model import variant_preprocessing
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.model.load import signature_of
 from edgeq.progress import SILENT, Progress

@@ -25,7 +25,7 @@ from edgeq.hardware.machine import Cache, Gpu, Machine
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class SystemInfo:
     """What is around the CPU; a recording leaves it empty."""
 
     board: str = ""
@@ -40,13 +40,13 @@ class Surroundings:
 
 def detect_machine() -> Machine:
     """Detect this machine. Takes about 1.3 seconds, nearly all of it py-cpuinfo's."""
-    reported, notes = ask_py_cpuinfo()
-    return describe(gather(), reported, look_around(notes))
+    reported, notes = query_py_cpuinfo()
+    return describe(gather(), reported, read_system(notes))
 
 
-def describe(evidence: Evidence, reported: Mapping[str, Any], around: Surroundings | None = None) -> Machine:
-    """Put the evidence, py-cpuinfo's report and the surroundings together. Reads nothing from this machine."""
-    around = around or Surroundings()
+def describe(evidence: Evidence, reported: Mapping[str, Any], info: SystemInfo | None = None) -> Machine:
+    """Put the evidence, py-cpuinfo's report and the rest of the system together. Reads nothing from this machine."""
+    info = info or SystemInfo()
     reading = interpret(evidence)
     features, notes = combine(reading, normalise(reported.get("flags", ())))
     identity = parse_identity(evidence.cpuinfo)
@@ -60,16 +60,16 @@ def describe(evidence: Evidence, reported: Mapping[str, Any], around: Surroundin
         or name,
         vendor=_first(reported.get("vendor_id_raw"), identity.get("vendor_id"), sysctl.get("machdep.cpu.vendor"))
         or vendor,
-        board=around.board,
+        board=info.board,
         cores=cores or int(sysctl.get("hw.physicalcpu", 0)),
         threads=threads or int(sysctl.get("hw.logicalcpu", 0)) or int(reported.get("count", 0)),
-        usable_threads=around.usable_threads,
-        caches=around.caches or _reported_caches(reported, sysctl),
-        memory_bytes=around.memory_bytes or int(sysctl.get("hw.memsize", 0)),
-        os=around.os,
-        gpus=around.gpus,
-        runtimes=around.runtimes,
-        notes=(*notes, *around.notes),
+        usable_threads=info.usable_threads,
+        caches=info.caches or _reported_caches(reported, sysctl),
+        memory_bytes=info.memory_bytes or int(sysctl.get("hw.memsize", 0)),
+        os=info.os,
+        gpus=info.gpus,
+        runtimes=info.runtimes,
+        notes=(*notes, *info.notes),
     )
 
 
@@ -88,13 +88,13 @@ def combine(reading: Reading, reported: frozenset[str]) -> tuple[frozenset[str],
     # Only features that decide something: the two sources differ in dozens of names that do not.
     hidden = (reported & cpuid.FEATURES) - reading.features - reading.doubted
     if hidden:
-        words = ", ".join(sorted(hidden))
-        notes = (*notes, f"py-cpuinfo reports {words}, which {reading.source} does not list: not counted")
+        names = ", ".join(sorted(hidden))
+        notes = (*notes, f"py-cpuinfo reports {names}, which {reading.source} does not list: not counted")
     return reading.features, notes
 
 
 @cache
-def ask_py_cpuinfo() -> tuple[Mapping[str, Any], tuple[str, ...]]:
+def query_py_cpuinfo() -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """py-cpuinfo's report, asked once a process; empty, with a note, on a CPU that it does not take."""
     import cpuinfo
 
@@ -104,10 +104,10 @@ def ask_py_cpuinfo() -> tuple[Mapping[str, Any], tuple[str, ...]]:
         return {}, (f"py-cpuinfo has no answer: {error}",)
 
 
-def look_around(notes: tuple[str, ...] = ()) -> Surroundings:
+def read_system(notes: tuple[str, ...] = ()) -> SystemInfo:
     """Everything of this machine that is not its CPU's features."""
     gpus, gpu_notes = nvidia.detect_gpus()
-    return Surroundings(
+    return SystemInfo(
         board=limits.board(),
         usable_threads=limits.usable_threads(),
         caches=limits.caches(),

@@ -22,7 +22,7 @@ _LARGEST_FILE = 1 << 20
 class Kind:
     """What a value must be: in words, and as a test."""
 
-    words: str
+    description: str
     holds: Callable[[Any], bool]
 
 
@@ -83,7 +83,7 @@ def check(content: Mapping[str, Any], schema: Schema, path: Path, table: str = "
         inner = f"{table}.{key}" if table else key
         if isinstance(expected, Kind):
             if not expected.holds(value):
-                raise HardwareError(f"{path}: {inner} is {value!r}", f"Make it {expected.words}")
+                raise HardwareError(f"{path}: {inner} is {value!r}", f"Make it {expected.description}")
         elif isinstance(value, Mapping):
             check(value, expected, path, inner)
         else:
@@ -119,11 +119,11 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
+def suggest(given: str, known: Iterable[str]) -> str:
     """ "Did you mean …?" for near misses and parts of names, else the list of what is known."""
     names = sorted(set(known) - {"*"})
-    near = [name for name in names if len(word) > 2 and word.lower() in name]
-    near = near or difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.6)
+    near = [name for name in names if len(given) > 2 and given.lower() in name]
+    near = near or difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.6)
     if near:
         return f"Did you mean {' or '.join(near)}?"
     return f"Known: {', '.join(names)}"

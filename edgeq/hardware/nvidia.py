@@ -18,10 +18,10 @@ def detect_gpus() -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
         if any(mark.exists() for mark in _DRIVER_MARKS):
             return (), ("an NVIDIA driver is there, but nvidia-ml-py is not: pip install nvidia-ml-py",)
         return (), ()
-    return ask_nvml(pynvml)
+    return query_nvml(pynvml)
 
 
-def ask_nvml(nvml: Any) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
+def query_nvml(nvml: Any) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
     """The same from the module pynvml, or what a test puts in its place."""
     try:
         nvml.nvmlInit()

@@ -39,7 +39,7 @@ class Profile:
         scheme: how to quantize; `dynamic_weight_types` holds the [dynamic] table.
         why, source: per scheme field, the reason for the default and where it comes from.
         hazards: "saturates_int16" and "slower_than_float" list type pairs and forms, "remedy_cost" holds the time that
-            each remedy against saturation takes, relative to none; "notes" says the rest by topic.
+            each mitigation against saturation takes, relative to none; "notes" says the rest by topic.
         search: per scheme field, the values that tuning may try; "session_options" holds lists by option.
         emulate: how to run its kernels elsewhere: "qemu" (arch, cpu, min_version), "mask" (features to hide on a
             host that has more), "simulator", "note".

@@ -95,8 +95,8 @@ def layered(folders: Sequence[Path], schema: doc.Schema) -> dict[str, Document]:
 def explain_override(document: Document) -> Document:
     """`document` with a "why" and "source" for every scheme field that it sets without one."""
     fields = [*document.content.get("scheme", {}), *(["dynamic"] if "dynamic" in document.content else [])]
-    said = dict.fromkeys(fields, f"set in {document.file}")
-    return dataclasses.replace(document, content=doc.merge({"why": said, "source": said}, document.content))
+    sources = dict.fromkeys(fields, f"set in {document.file}")
+    return dataclasses.replace(document, content=doc.merge({"why": sources, "source": sources}, document.content))
 
 
 def inherit(document: Document, documents: Mapping[str, Document]) -> Document:
@@ -114,7 +114,7 @@ def inherit(document: Document, documents: Mapping[str, Document]) -> Document:
     for link in reversed(chain[:-1]):
         whole = doc.overlay(whole, link)
     added = {
-        key: sorted({word for link in chain for word in link.content.get(key, ())})
+        key: sorted({value for link in chain for value in link.content.get(key, ())})
         for key in ("requires", "requires_runtimes")
     }
     return Document(document.name, {**whole.content, **added}, whole.files)

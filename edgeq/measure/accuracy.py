@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from edgeq.errors import CheckFailedError, UsageError
 from edgeq.measure.agreement import Agreement, Comparison
 from edgeq.measure.inference import Session, inferences
+from edgeq.measure.loaded_model import open_model
 from edgeq.measure.rows import rows
-from edgeq.measure.subject import open_subject
 from edgeq.measure.task import Task, make_task
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings, open_session
@@ -72,7 +72,7 @@ class Accuracy:
 
 
 @dataclass(frozen=True)
-class Examination:
+class Evaluation:
     """Accuracy per session name (where a task was given) and agreement with the reference (where one was named)."""
 
     accuracy: Mapping[str, Accuracy]
@@ -80,7 +80,7 @@ class Examination:
     count: int
 
 
-def examine(
+def evaluate_sessions(
     sessions: Mapping[str, Session],
     samples: Samples,
     *,
@@ -89,7 +89,7 @@ def examine(
     settings: Mapping[str, SessionSettings] | None = None,
     progress: Progress = SILENT,
     count: int | None = None,
-) -> Examination:
+) -> Evaluation:
     """Everything that one pass over `samples` can tell about `sessions`.
 
     Args:
@@ -122,7 +122,7 @@ def examine(
         assert task is not None
         accuracy[name] = _accuracy(name, meter.result(), seen, task, (settings or {}).get(name) or SessionSettings())
     agreement = {name: comparison.result() for name, comparison in comparisons.items()}
-    return Examination(MappingProxyType(accuracy), MappingProxyType(agreement), seen)
+    return Evaluation(MappingProxyType(accuracy), MappingProxyType(agreement), seen)
 
 
 def evaluate_many(
@@ -134,9 +134,9 @@ def evaluate_many(
     progress: Progress = SILENT,
     count: int | None = None,
 ) -> dict[str, Accuracy]:
-    """Accuracy of several open sessions on the same samples, each decoded once. Errors as `examine`."""
+    """Accuracy of several open sessions on the same samples, each decoded once. Errors as `evaluate_sessions`."""
     return dict(
-        examine(sessions, samples, task=task, settings=settings, progress=progress, count=count).accuracy,
+        evaluate_sessions(sessions, samples, task=task, settings=settings, progress=progress, count=count).accuracy,
     )
 
 
@@ -149,7 +149,7 @@ def evaluate(
     progress: Progress = SILENT,
     count: int | None = None,
 ) -> Accuracy:
-    """Accuracy of a model file, a bundle, a serialized model or an open session. Errors as `examine`.
+    """Accuracy of a model file, a bundle, a serialized model or an open session. Errors as `evaluate_sessions`.
 
     Args:
         model: a bundle runs with the options that it carries; for an open session `settings` only records how it was
@@ -161,8 +161,8 @@ def evaluate(
     with ExitStack() as stack:
         name, how = "the model", settings or SessionSettings()
         if isinstance(model, (str, Path)):
-            subject = stack.enter_context(open_subject(Path(model), how))
-            name, how, session = subject.name, subject.settings, subject.session
+            loaded = stack.enter_context(open_model(Path(model), how))
+            name, how, session = loaded.name, loaded.settings, loaded.session
         elif isinstance(model, bytes):
             session = open_session(model, how)
         else:

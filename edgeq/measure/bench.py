@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edgeq_device.bench_models import Shapes
 from edgeq_device.bench_settings import BenchSettings
 from edgeq_device.scenarios import Feed
-from edgeq_device.subjects import Shapes
 
 from edgeq.device import device_errors
 from edgeq.errors import UsageError
-from edgeq.measure.latency import Measurement, measure_subjects, model_subject
-from edgeq.measure.subject import is_bundle, variant_preprocessing
+from edgeq.measure.latency import Measurement, bench_model, measure_models
+from edgeq.measure.loaded_model import is_bundle, variant_preprocessing
 from edgeq.model.load import model_signature, signature_of
 from edgeq.progress import SILENT, Progress
 from edgeq.signature import Signature
@@ -80,8 +80,8 @@ def bench(
         if len(models) == 1:
             raise UsageError(f"{path} would be compared with itself", "Name another model")
         settings = replace(settings, baseline=next(iter(models)))
-    return measure_subjects(
-        [model_subject(name, p) for name, p in models.items()],
+    return measure_models(
+        [bench_model(name, p) for name, p in models.items()],
         settings,
         feeds=_feeds(data, signature, path, progress) if data.source is not None else None,
         shapes=data.shapes,
@@ -93,7 +93,7 @@ def _bench_bundle(
     path: Path, variant: str | None, data: BenchData, settings: BenchSettings, progress: Progress
 ) -> Measurement:
     import onnx
-    from edgeq_device.bench_bundle import bundle_feeds, bundle_subjects, bundle_variants
+    from edgeq_device.bench_bundle import bundle_feeds, bundle_models, bundle_variants
     from edgeq_device.package import open_bundle
     from edgeq_device.sessions import read_device
 
@@ -108,7 +108,7 @@ def _bench_bundle(
             if data.preprocess is None:
                 data = replace(data, preprocess=variant_preprocessing(chosen))
             feeds = _feeds(data, signature, chosen.model, progress)
-        return measure_subjects(bundle_subjects(variants), settings, feeds=feeds, shapes=data.shapes, progress=progress)
+        return measure_models(bundle_models(variants), settings, feeds=feeds, shapes=data.shapes, progress=progress)
 
 
 def _feeds(data: BenchData, signature: Signature, model: Path, progress: Progress) -> Feeds:

@@ -74,10 +74,10 @@ def nms(found: Detections, iou: float, limit: int) -> NDArray[np.int64]:
     left = np.arange(len(order))
     kept: list[int] = []
     while left.size and len(kept) < limit:
-        first, rest = left[0], left[1:]
+        first, remaining = left[0], left[1:]
         kept.append(int(order[first]))
-        dropped = (classes[rest] == classes[first]) & (overlap(boxes[first], boxes[rest]) > iou)
-        left = rest[~dropped]
+        dropped = (classes[remaining] == classes[first]) & (overlap(boxes[first], boxes[remaining]) > iou)
+        left = remaining[~dropped]
     return np.array(kept, np.int64)
 
 

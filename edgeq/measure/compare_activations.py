@@ -1,6 +1,6 @@
 """Every activation of a quantized model against the float model's, in one pass over the samples with sums only.
 
-Three figures a tensor, because one number cannot tell a culprit from a victim:
+Three figures a tensor, because one number cannot tell a error source from a victim:
 
     accumulated   the quantized model's tensor when it runs as a whole: all errors so far
     layer         what its layer alone makes of the float model's inputs, in integers: the error where it arises
@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from edgeq.errors import DataError
-from edgeq.measure.activation_tally import ActivationComparison, ActivationTally, as_read
+from edgeq.measure.activation_observer import ActivationComparison, ActivationObserver, as_read
 from edgeq.measure.graphs import GraphIndex
 from edgeq.measure.inference import infer
-from edgeq.measure.layer_runs import MEMORY, LayerPair, LayerRuns, floats_only, in_waves, layer_reads
+from edgeq.measure.layer_runs import MEMORY, LayerPair, LayerRuns, floats_only, layer_reads, partition_layers
 from edgeq.measure.match_activations import ActivationMatch
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings
@@ -44,7 +44,7 @@ def compare_activations(
 
     The quantized graph runs as it is written, without the runtime's fusions, because looking at a tensor would break
     them: `edgeq.measure.agreement` tells what the optimised one answers. Nothing is kept but sums; tensors that do not
-    fit into `memory` together are taken in waves, each over all samples.
+    fit into `memory` together are taken in passes, each over all samples.
 
     Raises:
         DataError: there are no samples, or a model refuses one.
@@ -56,11 +56,11 @@ def compare_activations(
         raise DataError(f"{samples.source}: no samples to compare the models on", "Point --data at samples")
     matches = floats_only(float_graph, matches, settings)
     pair = LayerPair(float_graph, quantized_graph, matches, settings)
-    waves = list(in_waves(float_graph, matches, first, memory))
+    partitions = list(partition_layers(float_graph, matches, first, memory))
     done: list[ActivationComparison] = []
-    with progress.stage("Comparing layers", len(samples) * len(waves)) as advance:
-        for wave in waves:
-            observer = _Observer(pair, wave)
+    with progress.stage("Comparing layers", len(samples) * len(partitions)) as advance:
+        for partition in partitions:
+            observer = _Observer(pair, partition)
             for sample in samples:
                 observer.observe(sample)
                 advance(1)
@@ -69,16 +69,16 @@ def compare_activations(
 
 
 class _Observer:
-    """The sessions and the sums of one wave of tensors."""
+    """The sessions and the sums of one pass of tensors."""
 
-    def __init__(self, pair: LayerPair, wave: Sequence[ActivationMatch]) -> None:
-        self._runs = LayerRuns(pair, wave)
-        self._quantized = pair.session(pair.quantized_graph, [m.computed for m in wave if not m.is_input])
-        self._tallies = []
-        for match in wave:
+    def __init__(self, pair: LayerPair, partition: Sequence[ActivationMatch]) -> None:
+        self._runs = LayerRuns(pair, partition)
+        self._quantized = pair.session(pair.quantized_graph, [m.computed for m in partition if not m.is_input])
+        self._observers = []
+        for match in partition:
             reads = layer_reads(pair.layers, match, pair.given)
             exact = tuple(name for name in reads if (name, match.node) in pair.exact)
-            self._tallies.append(ActivationTally(match, reads, exact))
+            self._observers.append(ActivationObserver(match, reads, exact))
 
     def observe(self, sample: Sample) -> None:
         found = self._runs.run(sample)
@@ -86,15 +86,15 @@ class _Observer:
         if self._quantized is not None:
             whole |= infer(self._quantized, sample, model="the quantized model")
         real = _real_rows(sample)
-        for tally in self._tallies:
-            match = tally.match
+        for observer in self._observers:
+            match = observer.match
             seen = as_read(match, real(whole[match.computed]))
-            tally.update(
+            observer.update(
                 real(found.exact[match.name]), seen, real(found.alone[match.name]), real(found.excused[match.name])
             )
 
     def results(self) -> Iterator[ActivationComparison]:
-        return (tally.result() for tally in self._tallies)
+        return (observer.result() for observer in self._observers)
 
 
 def _real_rows(sample: Sample) -> Callable[[NDArray[Any]], NDArray[Any]]:

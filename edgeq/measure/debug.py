@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edgeq.measure.diagnosis import SAMPLES, DebugQuestion, Diagnosis, diagnose
+from edgeq.measure.diagnosis import SAMPLES, DebugRequest, Diagnosis, diagnose
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings
 
@@ -36,7 +36,7 @@ def debug(
         data: samples, as `edgeq.open_samples` takes them.
         preprocess: of the samples; a bundle knows its own.
         count: samples at most; None takes all.
-        worst: culprits to name at most.
+        worst: error sources to name at most.
         variant: of a bundle; None takes the one that fits this machine.
         session_options: that the quantized file needs; a bundle brings its own.
         memory: bytes that tensors may take at once; more passes if less. None for 512 MiB.
@@ -46,7 +46,7 @@ def debug(
         EdgeqError: whatever is wrong with a model, the bundle or the data.
     """
     settings = SessionSettings(config=dict(session_options or {}), intra_op_threads=threads)
-    question = DebugQuestion(
+    request = DebugRequest(
         float_model=Path(float_model),
         quantized=Path(quantized),
         data=data,
@@ -57,4 +57,4 @@ def debug(
         settings=settings,
         memory=memory,
     )
-    return diagnose(question, progress=progress)
+    return diagnose(request, progress=progress)

@@ -1,4 +1,4 @@
-"""`edgeq debug` as a function: a float model, its quantized form and samples, to which layers are to blame."""
+"""`edgeq debug` as a function: a float model, its quantized form and samples, to the layers that cause the error."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 from edgeq.data.samples import open_samples
 from edgeq.errors import UsageError
 from edgeq.measure.agreement import Agreement, compare_many
-from edgeq.measure.blame import blame
-from edgeq.measure.culprits import Culprit, LayerNoise, layer_noise, nodes_to_exclude
+from edgeq.measure.error_attribution import attribute_error
+from edgeq.measure.error_sources import ErrorSource, LayerNoise, layer_noise, nodes_to_exclude
 from edgeq.measure.graphs import GraphIndex, read_graph
+from edgeq.measure.instrument import instrumented_session
 from edgeq.measure.layer_runs import MEMORY
 from edgeq.measure.layers import LayerComparison, compare_layers
+from edgeq.measure.loaded_model import LoadedModel, open_model
 from edgeq.measure.match_weights import finite
-from edgeq.measure.observe import observing_session
 from edgeq.measure.reference import find_reference
-from edgeq.measure.subject import Subject, open_subject
 from edgeq.model.load import is_quantized
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings, open_session
@@ -39,7 +39,7 @@ _LISTED = 3
 
 
 @dataclass(frozen=True)
-class DebugQuestion:
+class DebugRequest:
     """What to look at.
 
     Attributes:
@@ -47,7 +47,7 @@ class DebugQuestion:
         quantized: its quantized model file, or a bundle.
         variant: of a bundle; None takes the one that fits this machine.
         data, preprocess, count, start, stride: as `open_samples` takes them.
-        worst: culprits to name at most.
+        worst: error sources to name at most.
         settings: of the quantized model's session, where it is a file; a bundle brings its own.
         memory: bytes that tensors may take at once; None for the default.
     """
@@ -65,17 +65,17 @@ class DebugQuestion:
     memory: int | None = None
 
 
-def debug_question(given: Mapping[str, Any]) -> DebugQuestion:
-    """A question from flat options: the fields of `DebugQuestion` but `settings`, for which `threads` and
+def debug_request(given: Mapping[str, Any]) -> DebugRequest:
+    """A request from flat options: the fields of `DebugRequest` but `settings`, for which `threads` and
     `session_options` (each "key=value") are given."""
-    rest = dict(given)
-    pairs = [option.partition("=") for option in rest.pop("session_options")]
+    remaining = dict(given)
+    pairs = [option.partition("=") for option in remaining.pop("session_options")]
     wrong = next((key for key, equals, _ in pairs if not (key and equals)), None)
     if wrong is not None:
         raise UsageError(f"--session-option {wrong!r} has no value", "Write KEY=VALUE")
     config = {key: value for key, _, value in pairs}
-    settings = SessionSettings(config=config, intra_op_threads=rest.pop("threads"))
-    return DebugQuestion(**rest, settings=settings)
+    settings = SessionSettings(config=config, intra_op_threads=remaining.pop("threads"))
+    return DebugRequest(**remaining, settings=settings)
 
 
 @dataclass(frozen=True)
@@ -86,18 +86,18 @@ class Diagnosis:
         prepared: whether the float model had to be prepared (`edgeq.model.prepare`) to match.
         comparison: weights and activations, on the graph as written.
         noise: what each activation's layer adds itself, in the same order.
-        effects: the float model's outputs with the error of one layer alone, for the layers that may be to blame.
+        effects: the float model's outputs with the error of one layer alone, for the layers that may cause the error.
         optimised: the model's outputs in the session that ships; `written`: without graph optimisation.
         notes, warnings: one sentence each.
     """
 
-    question: DebugQuestion
+    request: DebugRequest
     variant: str | None
     prepared: bool
     comparison: LayerComparison
     noise: tuple[LayerNoise, ...]
     effects: Mapping[str, Agreement]
-    culprits: tuple[Culprit, ...]
+    error_sources: tuple[ErrorSource, ...]
     optimised: Agreement
     written: Agreement
     notes: tuple[str, ...]
@@ -105,8 +105,8 @@ class Diagnosis:
 
     @property
     def exclude(self) -> tuple[str, ...]:
-        """Nodes that would keep all culprits in float."""
-        return nodes_to_exclude(self.culprits)
+        """Nodes that would keep all error sources in float."""
+        return nodes_to_exclude(self.error_sources)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; every key is always there."""
@@ -116,14 +116,14 @@ class Diagnosis:
             activation["noise"] = noise.to_dict()
             activation["output_sqnr_db"] = None if effect is None else finite(effect.sqnr_db)
         return {
-            "float_model": str(self.question.float_model),
-            "quantized_model": str(self.question.quantized),
+            "float_model": str(self.request.float_model),
+            "quantized_model": str(self.request.quantized),
             "variant": self.variant,
-            "data": str(self.question.data),
+            "data": str(self.request.data),
             "count": self.comparison.count,
             "prepared": self.prepared,
             "outputs": {"optimised": self.optimised.to_dict(), "as_written": self.written.to_dict()},
-            "culprits": [culprit.to_dict() for culprit in self.culprits],
+            "culprits": [error_source.to_dict() for error_source in self.error_sources],
             "exclude": list(self.exclude),
             "weights": plain["weights"],
             "activations": plain["activations"],
@@ -132,7 +132,7 @@ class Diagnosis:
         }
 
 
-def diagnose(question: DebugQuestion, *, progress: Progress = SILENT) -> Diagnosis:
+def diagnose(request: DebugRequest, *, progress: Progress = SILENT) -> Diagnosis:
     """Match the two models, run them over the samples, and name the layers that add the noise.
 
     Raises:
@@ -140,45 +140,45 @@ def diagnose(question: DebugQuestion, *, progress: Progress = SILENT) -> Diagnos
         EdgeqError: whatever is wrong with a model, the bundle or the data.
     """
     with (
-        open_subject(question.quantized, question.settings, variant=question.variant) as subject,
+        open_model(request.quantized, request.settings, variant=request.variant) as loaded,
         tempfile.TemporaryDirectory(prefix="edgeq-debug-") as workdir,
     ):
-        quantized = _quantized_graph(subject)
-        reference = find_reference(question.float_model, quantized, Path(workdir), progress)
+        quantized = _quantized_graph(loaded)
+        reference = find_reference(request.float_model, quantized, Path(workdir), progress)
         samples = open_samples(
-            question.data,
-            subject.signature,
-            preprocess=question.preprocess if question.preprocess is not None else subject.preprocess,
-            count=question.count,
-            start=question.start,
-            stride=question.stride,
-            model=question.float_model,
+            request.data,
+            loaded.signature,
+            preprocess=request.preprocess if request.preprocess is not None else loaded.preprocess,
+            count=request.count,
+            start=request.start,
+            stride=request.stride,
+            model=request.float_model,
             progress=progress,
         )
-        settings, memory = subject.settings, question.memory or MEMORY
+        settings, memory = loaded.settings, request.memory or MEMORY
         comparison = compare_layers(
             reference.graph, quantized, samples, settings=settings, memory=memory, progress=progress
         )
-        outputs = _outputs(reference.graph.path, subject, quantized, samples, progress)
-        effects, culprits = blame(
+        outputs = _outputs(reference.graph.path, loaded, quantized, samples, progress)
+        effects, error_sources = attribute_error(
             reference.graph,
             quantized,
             comparison,
             outputs["written"],
             samples,
-            most=question.worst,
+            most=request.worst,
             settings=settings,
             memory=memory,
             progress=progress,
         )
     return Diagnosis(
-        question=question,
-        variant=subject.variant,
+        request=request,
+        variant=loaded.variant,
         prepared=reference.prepared,
         comparison=comparison,
         noise=layer_noise(comparison.activations),
         effects=effects,
-        culprits=culprits,
+        error_sources=error_sources,
         optimised=outputs["optimised"],
         written=outputs["written"],
         notes=reference.notes,
@@ -186,39 +186,37 @@ def diagnose(question: DebugQuestion, *, progress: Progress = SILENT) -> Diagnos
     )
 
 
-def _quantized_graph(subject: Subject) -> GraphIndex:
+def _quantized_graph(loaded: LoadedModel) -> GraphIndex:
     import onnx
     from edgeq_device.variants import EXTERNAL_FOLDER
 
-    folder = subject.settings.config.get(EXTERNAL_FOLDER)
+    folder = loaded.settings.config.get(EXTERNAL_FOLDER)
     if folder is None:
-        graph = read_graph(subject.model)
+        graph = read_graph(loaded.model)
     else:  # the bundle's files were checked when it was opened
-        graph = GraphIndex(onnx.load(subject.model, load_external_data=False), Path(folder) / subject.model.name)
+        graph = GraphIndex(onnx.load(loaded.model, load_external_data=False), Path(folder) / loaded.model.name)
     if not is_quantized(graph.model):
-        raise UsageError(
-            f"{subject.name} holds no quantized operator", "Give the float model first, then its int8 form"
-        )
+        raise UsageError(f"{loaded.name} holds no quantized operator", "Give the float model first, then its int8 form")
     return graph
 
 
 def _outputs(
-    float_model: Path, subject: Subject, quantized: GraphIndex, samples: Samples, progress: Progress
+    float_model: Path, loaded: LoadedModel, quantized: GraphIndex, samples: Samples, progress: Progress
 ) -> dict[str, Agreement]:
     """The outputs against the float model's: as shipped, without graph optimisation and, where that makes a difference,
     without the optimiser that is known to."""
-    plain = dataclasses.replace(subject.settings, optimization="none")
+    plain = dataclasses.replace(loaded.settings, optimization="none")
     reference = open_session(float_model, SessionSettings(intra_op_threads=plain.intra_op_threads))
     sessions = {
-        "optimised": subject.session,
-        "written": observing_session(quantized.model, quantized, optimization="none", settings=plain),
+        "optimised": loaded.session,
+        "written": instrumented_session(quantized.model, quantized, optimization="none", settings=plain),
     }
     found = compare_many(reference, sessions, samples, progress)
-    disabled = subject.settings.config.get(_DISABLED, "")
+    disabled = loaded.settings.config.get(_DISABLED, "")
     if _loss(found) > _OPTIMISER_LOSS_DB and _REQUANTIZER not in disabled:
-        config = {**subject.settings.config, _DISABLED: ";".join(filter(None, [disabled, _REQUANTIZER]))}
-        without = dataclasses.replace(subject.settings, config=config)
-        session = observing_session(quantized.model, quantized, optimization=without.optimization, settings=without)
+        config = {**loaded.settings.config, _DISABLED: ";".join(filter(None, [disabled, _REQUANTIZER]))}
+        without = dataclasses.replace(loaded.settings, config=config)
+        session = instrumented_session(quantized.model, quantized, optimization=without.optimization, settings=without)
         found |= compare_many(reference, {"without": session}, samples, progress)
     return found
 

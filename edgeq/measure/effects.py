@@ -22,9 +22,9 @@ from onnx import TensorProto
 from edgeq.measure.agreement import Agreement, Comparison
 from edgeq.measure.graphs import GraphIndex
 from edgeq.measure.inference import Outputs, infer
-from edgeq.measure.layer_runs import MEMORY, LayerArrays, LayerPair, LayerRuns, in_waves
+from edgeq.measure.instrument import float_input, instrumented_session
+from edgeq.measure.layer_runs import MEMORY, LayerArrays, LayerPair, LayerRuns, partition_layers
 from edgeq.measure.match_activations import ActivationMatch, element_types
-from edgeq.measure.observe import float_input, observing_session
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings
 
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 _TYPES = {"tensor(float16)": np.float16}
 
 
-class Tally(Protocol):
+class Accumulator(Protocol):
     """Sums over samples of how outputs differ."""
 
     def update(self, reference: Outputs, candidate: Outputs) -> None: ...
 
 
-T = TypeVar("T", bound=Tally)
+T = TypeVar("T", bound=Accumulator)
 
 
 def output_effects(
@@ -80,7 +80,7 @@ def output_effects(
         memory=memory,
         progress=progress,
     )
-    return {name: tally.result() for name, (tally,) in found.items()}
+    return {name: accumulator.result() for name, (accumulator,) in found.items()}
 
 
 def group_effects(
@@ -89,7 +89,7 @@ def group_effects(
     matches: Sequence[ActivationMatch],
     groups: Mapping[str, Collection[str]],
     samples: Samples,
-    tally: Callable[[], T],
+    accumulator: Callable[[], T],
     *,
     count: int,
     settings: SessionSettings | None = None,
@@ -100,30 +100,30 @@ def group_effects(
 
     Args:
         groups: group → tensors that are disturbed together; a tensor is in one group at most.
-        tally: makes what takes up the differences of one group.
+        accumulator: makes what takes up the differences of one group.
         Others: as `output_effects`.
 
     Returns:
-        A tally by group. A group whose tensors do not fit into `memory` together has several, of parts of it. Groups
-        without error are left out.
+        An accumulator by group. A group whose tensors do not fit into `memory` together has several, of parts of it.
+        Groups without error are left out.
     """
     settings = settings or SessionSettings()
-    home = {name: group for group, names in groups.items() for name in names}
-    chosen = [m for m in matches if m.name in home and m.name not in float_graph.captured]
+    group_of = {name: group for group, names in groups.items() for name in names}
+    chosen = [m for m in matches if m.name in group_of and m.name not in float_graph.captured]
     places = {group: place for place, group in enumerate(groups)}
-    chosen.sort(key=lambda match: places[home[match.name]])
+    chosen.sort(key=lambda match: places[group_of[match.name]])
     first = next(iter(samples), None)
     if not chosen or first is None:
         return {}
     pair = LayerPair(float_graph, quantized_graph, matches, settings)
     model = with_disturbances(float_graph.model, [match.name for match in chosen], pair.exact)
-    session = observing_session(model, float_graph, optimization="all", settings=settings)
+    session = instrumented_session(model, float_graph, optimization="all", settings=settings)
     outputs = dict(zip((o.name for o in session.get_outputs()), float_graph.outputs, strict=True))
     types = {value.name: _TYPES.get(value.type, np.float32) for value in session.get_inputs()}
     disturbances = {m.name: (disturbance_name(m.name), exact_disturbance_name(m.name)) for m in chosen}
     calm = {name: np.zeros((), types[name]) for pairs in disturbances.values() for name in pairs if name in types}
 
-    def answers(sample: Sample, disturbance: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def outputs_of(sample: Sample, disturbance: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         fed = dataclasses.replace(sample, inputs={**sample.inputs, **calm, **disturbance})
         return {outputs[name]: values for name, values in infer(session, fed, model="the float model").items()}
 
@@ -136,23 +136,23 @@ def group_effects(
         }
 
     found: dict[str, list[T]] = {}
-    waves = list(in_waves(float_graph, chosen, first, memory))
+    partitions = list(partition_layers(float_graph, chosen, first, memory))
     with progress.stage("Following errors to the outputs", min(count, len(samples)) * len(chosen)) as advance:
-        for wave in waves:
-            runs = LayerRuns(pair, wave)
+        for partition in partitions:
+            runs = LayerRuns(pair, partition)
             parts: dict[str, list[str]] = {}
-            for match in wave:
-                parts.setdefault(home[match.name], []).append(match.name)
-            tallies: dict[str, T] = {}
+            for match in partition:
+                parts.setdefault(group_of[match.name], []).append(match.name)
+            accumulators: dict[str, T] = {}
             for sample in _spread(samples, count):
                 layers = runs.run(sample)
-                undisturbed = answers(sample, {})
+                undisturbed = outputs_of(sample, {})
                 for group, tensors in parts.items():
                     given = {name: error for tensor in tensors for name, error in errors(layers, tensor).items()}
                     if any(error.any() for error in given.values()):
-                        tallies.setdefault(group, tally()).update(undisturbed, answers(sample, given))
+                        accumulators.setdefault(group, accumulator()).update(undisturbed, outputs_of(sample, given))
                     advance(len(tensors))
-            for group, made in tallies.items():
+            for group, made in accumulators.items():
                 found.setdefault(group, []).append(made)
     return {group: tuple(made) for group, made in found.items()}
 

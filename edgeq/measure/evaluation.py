@@ -11,16 +11,16 @@ from typing import Any
 
 from edgeq.data.samples import open_samples
 from edgeq.errors import UsageError
-from edgeq.measure.accuracy import Accuracy, examine, settings_to_dict
+from edgeq.measure.accuracy import Accuracy, evaluate_sessions, settings_to_dict
 from edgeq.measure.agreement import Agreement
-from edgeq.measure.subject import Subject, open_subject
+from edgeq.measure.loaded_model import LoadedModel, open_model
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings
 
 
 @dataclass(frozen=True)
-class Question:
+class EvalRequest:
     """What to evaluate.
 
     Attributes:
@@ -49,19 +49,19 @@ class Question:
     settings: SessionSettings = field(default_factory=SessionSettings)
 
 
-def question_of_options(given: Mapping[str, Any]) -> Question:
-    """A question from flat options: the fields of `Question` and `TaskOptions`, `threads` and `optimization`."""
-    rest = dict(given)
-    settings = SessionSettings(intra_op_threads=rest.pop("threads"), optimization=rest.pop("optimization"))
-    options = TaskOptions(**{f.name: rest.pop(f.name) for f in dataclasses.fields(TaskOptions)})
-    return Question(**rest, options=options, settings=settings)
+def request_from_options(given: Mapping[str, Any]) -> EvalRequest:
+    """A request from flat options: the fields of `EvalRequest` and `TaskOptions`, `threads` and `optimization`."""
+    remaining = dict(given)
+    settings = SessionSettings(intra_op_threads=remaining.pop("threads"), optimization=remaining.pop("optimization"))
+    options = TaskOptions(**{f.name: remaining.pop(f.name) for f in dataclasses.fields(TaskOptions)})
+    return EvalRequest(**remaining, options=options, settings=settings)
 
 
 @dataclass(frozen=True)
-class Answer:
+class EvalResult:
     """What was found. `accuracy` and the reference's are None without a task, `agreement` without a reference."""
 
-    question: Question
+    request: EvalRequest
     variant: str | None
     settings: SessionSettings
     count: int
@@ -81,18 +81,18 @@ class Answer:
         """Plain JSON values; every key is always there."""
         accuracy, reference = self.accuracy, self.reference_accuracy
         return {
-            "model": str(self.question.model),
+            "model": str(self.request.model),
             "variant": self.variant,
-            "data": str(self.question.data),
+            "data": str(self.request.data),
             "count": self.count,
             "task": accuracy.task if accuracy else None,
             "primary": accuracy.primary if accuracy else None,
             "higher_is_better": accuracy.higher_is_better if accuracy else None,
             "metrics": dict(accuracy.metrics) if accuracy else {},
-            "options": {name: _plain(value) for name, value in self.question.options.given().items()},
+            "options": {name: _plain(value) for name, value in self.request.options.given().items()},
             "settings": settings_to_dict(self.settings),
             "reference": {
-                "model": str(self.question.reference),
+                "model": str(self.request.reference),
                 "variant": self.reference_variant,
                 "metrics": dict(reference.metrics) if reference else {},
                 "loss": self.loss,
@@ -103,49 +103,49 @@ class Answer:
         }
 
 
-def answer(question: Question, *, progress: Progress = SILENT) -> Answer:
+def run_evaluation(request: EvalRequest, *, progress: Progress = SILENT) -> EvalResult:
     """Open everything, run every sample once, and measure.
 
     Raises:
         UsageError: neither a task nor a reference, or an option that makes no sense.
         EdgeqError: whatever is wrong with the model, the bundle or the data.
     """
-    if question.task is None and question.reference is None:
+    if request.task is None and request.reference is None:
         raise UsageError("nothing to measure", "Give a --task for labelled data, or a --reference to compare with")
-    task = make_task(question.task, question.options) if question.task is not None else None
-    if task is None and question.options.given():
+    task = make_task(request.task, request.options) if request.task is not None else None
+    if task is None and request.options.given():
         raise UsageError("task options without a task", "Give a --task")
     with ExitStack() as stack:
-        subject = stack.enter_context(open_subject(question.model, question.settings, variant=question.variant))
-        subjects = {"model": subject}
-        if question.reference is not None:
-            subjects["reference"] = stack.enter_context(open_subject(question.reference, question.settings))
-            _check_same_inputs(subject, subjects["reference"])
-        preprocess = question.preprocess if question.preprocess is not None else subject.preprocess
+        loaded = stack.enter_context(open_model(request.model, request.settings, variant=request.variant))
+        loaded_models = {"model": loaded}
+        if request.reference is not None:
+            loaded_models["reference"] = stack.enter_context(open_model(request.reference, request.settings))
+            _check_same_inputs(loaded, loaded_models["reference"])
+        preprocess = request.preprocess if request.preprocess is not None else loaded.preprocess
         samples = open_samples(
-            question.data,
-            subject.signature,
+            request.data,
+            loaded.signature,
             preprocess=preprocess,
-            labels=question.labels,
-            count=question.count,
-            start=question.start,
-            stride=question.stride,
-            model=question.model if subject.variant is None else None,
+            labels=request.labels,
+            count=request.count,
+            start=request.start,
+            stride=request.stride,
+            model=request.model if loaded.variant is None else None,
             progress=progress,
         )
-        found = examine(
-            {key: s.session for key, s in subjects.items()},
+        found = evaluate_sessions(
+            {key: s.session for key, s in loaded_models.items()},
             samples,
             task=task,
-            reference="reference" if question.reference is not None else None,
-            settings={key: s.settings for key, s in subjects.items()},
+            reference="reference" if request.reference is not None else None,
+            settings={key: s.settings for key, s in loaded_models.items()},
             progress=progress,
         )
-    reference = subjects.get("reference")
-    return Answer(
-        question=question,
-        variant=subject.variant,
-        settings=subject.settings,
+    reference = loaded_models.get("reference")
+    return EvalResult(
+        request=request,
+        variant=loaded.variant,
+        settings=loaded.settings,
         count=found.count,
         accuracy=found.accuracy.get("model"),
         reference_accuracy=found.accuracy.get("reference"),
@@ -154,8 +154,8 @@ def answer(question: Question, *, progress: Progress = SILENT) -> Answer:
     )
 
 
-def _check_same_inputs(subject: Subject, reference: Subject) -> None:
-    names: Mapping[str, list[str]] = {s.name: sorted(i.name for i in s.signature.inputs) for s in (subject, reference)}
+def _check_same_inputs(loaded: LoadedModel, reference: LoadedModel) -> None:
+    names: Mapping[str, list[str]] = {s.name: sorted(i.name for i in s.signature.inputs) for s in (loaded, reference)}
     if len({tuple(inputs) for inputs in names.values()}) > 1:
         listed = "; ".join(f"{name} takes {', '.join(inputs)}" for name, inputs in names.items())
         raise UsageError(f"the models' inputs differ: {listed}", "Compare models with the same inputs")

@@ -1,7 +1,7 @@
 """Latency and throughput of models on this machine: edgeq_device's benchmark, fed with edgeq's sessions.
 
 The measuring itself lives in `edgeq_device`, which travels in bundles, so that a workstation and a device run the same
-code. Its face here is `measure_subjects`, and `Measurement`, the report as a value.
+code. Its face here is `measure_models`, and `Measurement`, the report as a value.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from edgeq_device.bench import OnProgress
+from edgeq_device.bench_models import BenchModel, Shapes, bench_models
 from edgeq_device.bench_settings import BenchSettings
 from edgeq_device.bench_text import format_bench
 from edgeq_device.memory import MemoryUse, measure_memory
 from edgeq_device.scenarios import Feed
-from edgeq_device.subjects import Shapes, Subject, bench_subjects
 
 from edgeq.device import device_errors
 from edgeq.progress import SILENT, Progress
@@ -65,7 +65,7 @@ class Measurement:
         return format_bench(self.report, verbose=verbose)
 
 
-def model_subject(name: str, model: Path, settings: SessionSettings | None = None) -> Subject:
+def bench_model(name: str, model: Path, settings: SessionSettings | None = None) -> BenchModel:
     """A model file to measure, opened with `settings` (whose thread count the benchmark's replaces)."""
     base = settings or SessionSettings()
 
@@ -82,18 +82,18 @@ def model_subject(name: str, model: Path, settings: SessionSettings | None = Non
             threads=threads,
         )
 
-    return Subject(name, open_it, memory)
+    return BenchModel(name, open_it, memory)
 
 
-def measure_subjects(
-    subjects: Sequence[Subject],
+def measure_models(
+    models: Sequence[BenchModel],
     settings: BenchSettings | None = None,
     *,
     feeds: Callable[[Any], Sequence[Feed]] | None = None,
     shapes: Shapes | None = None,
     progress: Progress = SILENT,
 ) -> Measurement:
-    """Measure subjects side by side: warm-up, interleaved scenarios, ratios against the baseline, notes.
+    """Measure models side by side: warm-up, interleaved scenarios, ratios against the baseline, notes.
 
     Args:
         feeds: gives the samples, called with the first session opened; None makes them up from its signature.
@@ -107,7 +107,7 @@ def measure_subjects(
     onnxruntime()
     settings = settings or BenchSettings()
     with device_errors(), _drawn(progress, settings) as on_progress:
-        report = bench_subjects(subjects, settings, feeds=feeds, shapes=shapes, on_progress=on_progress)
+        report = bench_models(models, settings, feeds=feeds, shapes=shapes, on_progress=on_progress)
     return Measurement(
         machine=report["machine"],
         versions=report["versions"],

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.measure.activation_tally import as_read
+from edgeq.measure.activation_observer import as_read
 from edgeq.measure.graphs import GraphIndex
 from edgeq.measure.inference import Session, infer
+from edgeq.measure.instrument import cut_layers, exact_name, given_name, instrumented_session, only_outputs
 from edgeq.measure.match_activations import ActivationMatch, element_types, exact_readers
-from edgeq.measure.observe import cut_layers, exact_name, given_name, observing_session, only_outputs
 from edgeq.model.sizes import tensor_sizes
 from edgeq.session import SessionSettings
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from edgeq.data.samples import Sample
 
 MEMORY = 2**29
-"""Bytes that fetched tensors may take at once; a model with more is run in several waves."""
+"""Bytes that fetched tensors may take at once; a model with more is run in several passes."""
 # Of each tensor: the float model's, the quantized model's, the layer's in integers and in float, its input rounded, and
 # one copy in float64.
 _COPIES = 7
@@ -44,11 +44,15 @@ class LayerPair:
         self.settings = settings
         self.exact = exact_readers(float_graph, quantized_graph, matches)
         # In the float model, a tensor is what its name says.
-        twins = [dataclasses.replace(match, computed=match.name, integer=False) for match in matches]
+        counterparts = [dataclasses.replace(match, computed=match.name, integer=False) for match in matches]
         self.given = {given_name(match): match for match in matches}
-        self.given_twins = {given_name(twin): match for twin, match in zip(twins, matches, strict=True)}
-        self.exact_twins = {exact_name(twin): match for twin, match in zip(twins, matches, strict=True)}
-        self.float_layers = GraphIndex(cut_layers(float_graph, twins, self.exact), float_graph.path)
+        self.given_counterparts = {
+            given_name(counterpart): match for counterpart, match in zip(counterparts, matches, strict=True)
+        }
+        self.exact_counterparts = {
+            exact_name(counterpart): match for counterpart, match in zip(counterparts, matches, strict=True)
+        }
+        self.float_layers = GraphIndex(cut_layers(float_graph, counterparts, self.exact), float_graph.path)
         self.layers = GraphIndex(cut_layers(quantized_graph, matches), quantized_graph.path)
 
     def session(self, graph: GraphIndex, names: Sequence[str]) -> Any:
@@ -56,7 +60,7 @@ class LayerPair:
         if not names:
             return None
         part = only_outputs(graph.model, names, inputs={*self.float_graph.inputs, *self.quantized_graph.inputs})
-        return observing_session(part, graph, optimization="none", settings=self.settings)
+        return instrumented_session(part, graph, optimization="none", settings=self.settings)
 
 
 @dataclass(frozen=True)
@@ -77,16 +81,16 @@ class LayerArrays:
 
 
 class LayerRuns:
-    """Sessions for the layers that make the tensors of `wave`."""
+    """Sessions for the layers that make the tensors of `partition`."""
 
-    def __init__(self, pair: LayerPair, wave: Sequence[ActivationMatch]) -> None:
-        made = [match for match in wave if not match.is_input]
-        self._wave = wave
+    def __init__(self, pair: LayerPair, partition: Sequence[ActivationMatch]) -> None:
+        made = [match for match in partition if not match.is_input]
+        self._partition = partition
         self._layers = pair.session(pair.layers, [m.computed for m in made])
         self._float_layers = pair.session(pair.float_layers, [m.name for m in made])
         self._given = _fed(self._layers, pair.given)
-        self._given_twins = _fed(self._float_layers, pair.given_twins)
-        self._exact_twins = _fed(self._float_layers, pair.exact_twins)
+        self._given_twins = _fed(self._float_layers, pair.given_counterparts)
+        self._exact_twins = _fed(self._float_layers, pair.exact_counterparts)
         fed = [*self._given.values(), *self._given_twins.values(), *self._exact_twins.values()]
         read = [*made, *(match for match, _ in fed)]
         self._float = pair.session(pair.float_graph, list(dict.fromkeys(m.name for m in read if not m.is_input)))
@@ -100,29 +104,29 @@ class LayerRuns:
             for name, (match, kind) in self._given_twins.items()
         } | {name: exact[match.name].astype(kind, copy=False) for name, (match, kind) in self._exact_twins.items()}
         excused = {**sample.inputs, **_run(self._float_layers, _with(sample, rounded), "a layer of the float model")}
-        raw = {m.name: alone[m.computed] for m in self._wave}
+        raw = {m.name: alone[m.computed] for m in self._partition}
         return LayerArrays(
-            exact=exact, raw=raw, alone={m.name: as_read(m, raw[m.name]) for m in self._wave}, excused=excused
+            exact=exact, raw=raw, alone={m.name: as_read(m, raw[m.name]) for m in self._partition}, excused=excused
         )
 
 
-def in_waves(
+def partition_layers(
     graph: GraphIndex, matches: Sequence[ActivationMatch], first: Sample, memory: int
 ) -> Iterator[list[ActivationMatch]]:
     """Waves of matches, neighbours together as long as they fit; an unknown size is taken for the largest."""
     sizes = tensor_sizes(graph.model, first.inputs)
     largest = max((sizes[m.name] for m in matches if m.name in sizes), default=0)
-    wave: list[ActivationMatch] = []
+    partition: list[ActivationMatch] = []
     used = 0
     for match in matches:
         size = _COPIES * sizes.get(match.name, largest)
-        if wave and used + size > memory:
-            yield wave
-            wave, used = [], 0
-        wave.append(match)
+        if partition and used + size > memory:
+            yield partition
+            partition, used = [], 0
+        partition.append(match)
         used += size
-    if wave:
-        yield wave
+    if partition:
+        yield partition
 
 
 def floats_only(
@@ -133,7 +137,7 @@ def floats_only(
     unknown = [match.name for match in matches if match.name not in types]
     if not unknown:
         return list(matches)
-    session = observing_session(only_outputs(graph.model, unknown), graph, optimization="none", settings=settings)
+    session = instrumented_session(only_outputs(graph.model, unknown), graph, optimization="none", settings=settings)
     others = {output.name for output in session.get_outputs() if output.type not in _FLOAT_TYPES}
     return [match for match in matches if match.name not in others]
 

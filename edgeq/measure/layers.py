@@ -15,10 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edgeq.measure.activation_tally import ActivationComparison
+from edgeq.measure.activation_observer import ActivationComparison
 from edgeq.measure.compare_activations import compare_activations
 from edgeq.measure.effects import output_effects
 from edgeq.measure.graphs import GraphIndex, read_graph
+from edgeq.measure.instrument import collect_activations, cut_layers, only_outputs, with_outputs
 from edgeq.measure.layer_runs import MEMORY
 from edgeq.measure.match_activations import ActivationMatch, match_activations
 from edgeq.measure.match_weights import (
@@ -28,7 +29,6 @@ from edgeq.measure.match_weights import (
     match_weights,
     weight_values,
 )
-from edgeq.measure.observe import collect_activations, cut_layers, only_outputs, with_outputs
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings
 

@@ -72,9 +72,9 @@ def match_activations(float_graph: GraphIndex, quantized_graph: GraphIndex) -> t
         for place, name in enumerate(node.output):
             if not name or name in float_graph.computed_constants or types.get(name, 0) not in _FLOATS:
                 continue
-            twin = matcher.twin(name, node, place)
-            if twin is not None:
-                found[name] = matcher.describe(name, twin, node)
+            counterpart = matcher.counterpart(name, node, place)
+            if counterpart is not None:
+                found[name] = matcher.describe(name, counterpart, node)
             elif node.op_type in _CLIPPING and node.input[0] in found:
                 before = found[node.input[0]]
                 if matcher.is_folded(before, node):
@@ -93,9 +93,9 @@ def exact_readers(
         if match.integer or (match.quantization is None and not match.dynamic):
             continue
         for reader, _ in quantized_graph.consumers.get(match.computed, []):
-            twin = float_graph.nodes.get(reader.name)
-            if twin is not None and twin.op_type == reader.op_type:
-                found.add((match.name, twin.name))
+            counterpart = float_graph.nodes.get(reader.name)
+            if counterpart is not None and counterpart.op_type == reader.op_type:
+                found.add((match.name, counterpart.name))
         if match.computed in quantized_graph.outputs:
             found.add((match.name, ""))
     return frozenset(found)
@@ -107,7 +107,7 @@ class _Matcher:
         self._quantized = quantized_graph
         self._integers = activation_quantizations(quantized_graph)
 
-    def twin(self, name: str, node: onnx.NodeProto, place: int) -> str | None:
+    def counterpart(self, name: str, node: onnx.NodeProto, place: int) -> str | None:
         """The quantized model's tensor of the same name, or the one that its node of the same name makes."""
         if name in self._quantized.producers:
             return name
@@ -125,9 +125,9 @@ class _Matcher:
                 return made
         return None
 
-    def describe(self, name: str, twin: str, node: onnx.NodeProto | None) -> ActivationMatch:
-        """Follow `twin` to where its layer computes it, and to how it is quantized."""
-        computed, integer, quantization, dynamic = self._computed(twin)
+    def describe(self, name: str, counterpart: str, node: onnx.NodeProto | None) -> ActivationMatch:
+        """Follow `counterpart` to where its layer computes it, and to how it is quantized."""
+        computed, integer, quantization, dynamic = self._computed(counterpart)
         if node is None:
             return ActivationMatch(name, "", INPUT, computed, "", integer, quantization, dynamic)
         layer, folded = node, ""
@@ -148,23 +148,23 @@ class _Matcher:
             return False
         return activation.op_type != "Relu" or how.range[0] >= -0.5 * float(how.scale.min())
 
-    def _computed(self, twin: str) -> tuple[str, bool, Quantization | None, bool]:
+    def _computed(self, counterpart: str) -> tuple[str, bool, Quantization | None, bool]:
         """(tensor as computed, whether integer, quantization, whether dynamic)."""
-        maker = self._quantized.producers.get(twin)
+        maker = self._quantized.producers.get(counterpart)
         if maker is not None and maker.op_type == "DequantizeLinear" and maker.input[0] in self._integers:
             integers = maker.input[0]
             source = self._quantized.producers.get(integers)
             if source is not None and source.op_type == "QuantizeLinear":
                 return source.input[0], False, self._integers[integers], False
             return integers, True, self._integers[integers], False
-        if twin in self._integers:
-            return twin, True, self._integers[twin], False
-        readers = self._quantized.consumers.get(twin, [])
+        if counterpart in self._integers:
+            return counterpart, True, self._integers[counterpart], False
+        readers = self._quantized.consumers.get(counterpart, [])
         for reader, _ in readers:
             if reader.op_type == "QuantizeLinear" and reader.output[0] in self._integers:
-                return twin, False, self._integers[reader.output[0]], False
+                return counterpart, False, self._integers[reader.output[0]], False
         dynamic = any(reader.op_type in _DYNAMIC and place == 0 for reader, place in readers)
-        return twin, False, None, dynamic
+        return counterpart, False, None, dynamic
 
     def _carriers(self, computed: str) -> list[str]:
         """The tensor, and what quantizing and dequantizing makes of it."""

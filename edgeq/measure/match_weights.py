@@ -178,12 +178,16 @@ def _float_name(
     for candidate in (read_as, _WEIGHT_SUFFIX.sub("", read_as), _WEIGHT_SUFFIX.sub("", quantized), quantized):
         if float_graph.is_constant(candidate) and float_graph.tensor(candidate).data_type in _FLOATS:
             return candidate
-    twin = float_graph.nodes.get(node.name) or float_graph.nodes.get(NODE_SUFFIX.sub("", node.name))
+    counterpart = float_graph.nodes.get(node.name) or float_graph.nodes.get(NODE_SUFFIX.sub("", node.name))
     # QLinearConv and its kin have the weight in place 3, the float operators in place 1.
     position = {3: 1, 8: 2, 6: 2}.get(place, place) if node.op_type.startswith("Q") else place
-    if twin is None or len(twin.input) <= position or not float_graph.is_constant(twin.input[position]):
+    if (
+        counterpart is None
+        or len(counterpart.input) <= position
+        or not float_graph.is_constant(counterpart.input[position])
+    ):
         return None
-    return str(twin.input[position])
+    return str(counterpart.input[position])
 
 
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)

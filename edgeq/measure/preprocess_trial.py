@@ -15,7 +15,7 @@ from typing import Any
 from edgeq.data.preprocess import Preprocess, load_preprocess, names
 from edgeq.errors import CheckFailedError, DataError, EdgeqError, UsageError
 from edgeq.measure.accuracy import Accuracy
-from edgeq.measure.evaluation import Question, answer
+from edgeq.measure.evaluation import EvalRequest, run_evaluation
 from edgeq.progress import SILENT, Progress
 
 _IMAGENET = "mean=[0.485,0.456,0.406],std=[0.229,0.224,0.225]"
@@ -54,7 +54,7 @@ class Trial:
         tied: the candidates (the best among them) that so many samples cannot tell apart.
     """
 
-    question: Question
+    request: EvalRequest
     task: str
     primary: str
     count: int
@@ -64,8 +64,8 @@ class Trial:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
-            "model": str(self.question.model),
-            "data": str(self.question.data),
+            "model": str(self.request.model),
+            "data": str(self.request.data),
             "count": self.count,
             "task": self.task,
             "primary": self.primary,
@@ -76,12 +76,12 @@ class Trial:
 
 
 def try_preprocess(
-    question: Question, candidates: Sequence[str] | None = None, *, progress: Progress = SILENT
+    request: EvalRequest, candidates: Sequence[str] | None = None, *, progress: Progress = SILENT
 ) -> Trial:
-    """Answer `question` once for each candidate.
+    """Answer `request` once for each candidate.
 
     Args:
-        question: with a task. Its own preprocessing, where it has one, is a candidate too, and its source options
+        request: with a task. Its own preprocessing, where it has one, is a candidate too, and its source options
             (key, label, layout …) hold for all of them.
         candidates: as `--preprocess` takes them; None takes every named one and `PLAIN`.
 
@@ -89,16 +89,16 @@ def try_preprocess(
         UsageError: no task, or a reference.
         EdgeqError: no candidate fits; the first one's reason.
     """
-    if question.task is None:
+    if request.task is None:
         raise UsageError("preprocessings are told apart by accuracy", "Give a --task, and labelled data")
-    if question.reference is not None:
+    if request.reference is not None:
         raise UsageError("--try-preprocess asks about one model", "Leave --reference out")
     done: list[Try] = []
     failures: list[EdgeqError] = []
-    for name, preprocess in _candidates(question, candidates).items():
+    for name, preprocess in _candidates(request, candidates).items():
         title = preprocess.title or PLAIN.get(name, "")
         try:
-            found = answer(dataclasses.replace(question, preprocess=preprocess), progress=progress)
+            found = run_evaluation(dataclasses.replace(request, preprocess=preprocess), progress=progress)
         except (DataError, CheckFailedError) as error:
             done.append(Try(name, title, None, error.problem))
             failures.append(error)
@@ -112,15 +112,15 @@ def try_preprocess(
     best = ranked[0][1]
     tied = [one.preprocess for one, accuracy in ranked if abs(accuracy.value - best.value) <= _noise(best)]
     tries = (*(one for one, _ in ranked), *(one for one in done if one.accuracy is None))
-    return Trial(question, best.task, best.primary, best.count, tries, tuple(tied))
+    return Trial(request, best.task, best.primary, best.count, tries, tuple(tied))
 
 
-def _candidates(question: Question, given: Sequence[str] | None) -> Mapping[str, Preprocess]:
-    """What to call each candidate → the preprocessing, reading the data as the question's own does."""
+def _candidates(request: EvalRequest, given: Sequence[str] | None) -> Mapping[str, Preprocess]:
+    """What to call each candidate → the preprocessing, reading the data as the request's own does."""
     listed = list(given) if given is not None else [*names(), *PLAIN]
-    if question.preprocess is None:
+    if request.preprocess is None:
         return {name: load_preprocess(name) for name in listed}
-    own = load_preprocess(question.preprocess)
+    own = load_preprocess(request.preprocess)
     found: dict[str, Preprocess] = {own.name: own}
     for name in listed:
         other = load_preprocess(name)

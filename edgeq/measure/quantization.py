@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from edgeq.measure.graphs import GraphIndex, attribute
-from edgeq.model.movers import MOVERS
+from edgeq.model.data_movement import DATA_MOVEMENT
 
 # Type → smallest and largest integer. 16-bit ones are how accelerators mix precisions; 4-bit ones hold weights.
 _LEVELS: dict[int, tuple[int, int]] = {
@@ -196,7 +196,7 @@ def activation_quantizations(graph: GraphIndex) -> dict[str, Quantization]:
             made = _parameters(graph, node, *places, tensor="")
             if made is not None:
                 found.setdefault(node.output[0], made)
-        elif node.op_type in MOVERS and node.input and node.input[0] in found:
+        elif node.op_type in DATA_MOVEMENT and node.input and node.input[0] in found:
             for name in node.output:
                 found.setdefault(name, found[node.input[0]])
     return found

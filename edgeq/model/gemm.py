@@ -87,8 +87,8 @@ def _one_way(graph: ir.Graph | ir.Function) -> int:
         value = node.inputs[1]
         if value is None or value.name is None or not _is_matrix(value):
             continue
-        way = node.attributes.get_int("transB", 0) if node.op_type == "Gemm" else 0
-        if first.setdefault(value.name, way) != way and (weight := constant_values(value)) is not None:
+        transposed = node.attributes.get_int("transB", 0) if node.op_type == "Gemm" else 0
+        if first.setdefault(value.name, transposed) != transposed and (weight := constant_values(value)) is not None:
             store_constant(node, 1, weight)
             changed += 1
     return changed

@@ -11,12 +11,12 @@ from typing import Any
 
 import onnx
 
+from edgeq.model.int8_prediction import NodePrediction, predict_int8
 from edgeq.model.int8_rules import int8_rules
 from edgeq.model.load import is_quantized, load_model, model_digest, model_files, opset_of, signature_of
 from edgeq.model.macs import node_macs
 from edgeq.model.names import name_nodes
 from edgeq.model.opset import LOWEST, RAISED_TO
-from edgeq.model.outlook import NodeOutlook, int8_outlook
 from edgeq.model.prepare import prepare_model
 from edgeq.model.skeleton import skeleton
 from edgeq.model.tensors import element_count, iter_graphs, iter_nodes, tensor_bytes
@@ -34,12 +34,12 @@ class OperatorCount:
 
 
 @dataclass(frozen=True)
-class TargetOutlook:
+class TargetPrediction:
     """The forecast for one target."""
 
     target: str
     backend: str
-    nodes: tuple[NodeOutlook, ...]
+    nodes: tuple[NodePrediction, ...]
 
     @property
     def int8_macs_share(self) -> float:
@@ -92,7 +92,7 @@ class ModelReport:
     dynamic: tuple[str, ...]
     quantized: bool
     preparation: tuple[str, ...]
-    targets: tuple[TargetOutlook, ...]
+    targets: tuple[TargetPrediction, ...]
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def inspect_model(path: Path, targets: Sequence[tuple[str, str]] = (), *, progre
     quantized = is_quantized(model)
     notes = list(_notes(model, path))
     preparation: tuple[str, ...] = ()
-    outlooks: tuple[TargetOutlook, ...] = ()
+    predictions: tuple[TargetPrediction, ...] = ()
     if quantized and rules:
         notes.append("quantized already: a forecast needs the float32 model that it was made from")
     elif rules:
@@ -143,7 +143,7 @@ def inspect_model(path: Path, targets: Sequence[tuple[str, str]] = (), *, progre
             prepared = prepare_model(path, Path(workdir), progress=progress)
             preparation = prepared.notes
             ready = load_model(prepared.path, external_data="none")
-            outlooks = tuple(TargetOutlook(name, backend, int8_outlook(ready, r)) for name, backend, r in rules)
+            predictions = tuple(TargetPrediction(name, backend, predict_int8(ready, r)) for name, backend, r in rules)
     signature = signature_of(model, path)
     bare = skeleton(model)
     name_nodes(bare)
@@ -165,7 +165,7 @@ def inspect_model(path: Path, targets: Sequence[tuple[str, str]] = (), *, progre
         dynamic=tuple(d for spec in signature.inputs for d in _dynamic(spec)),
         quantized=quantized,
         preparation=preparation,
-        targets=outlooks,
+        targets=predictions,
         notes=tuple(notes),
     )
 

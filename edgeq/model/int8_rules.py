@@ -52,7 +52,7 @@ class SlowFusion:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class NodeContext:
     """What the conditions may look at besides the node.
 
     Attributes:
@@ -125,7 +125,7 @@ def quantizable_operators(rules: Mapping[str, Rule]) -> tuple[str, ...]:
 def explain_float(
     node: onnx.NodeProto,
     rules: Mapping[str, Rule],
-    surroundings: Surroundings | None = None,
+    context: NodeContext | None = None,
     *,
     excluded: Collection[str] = (),
 ) -> str:
@@ -144,33 +144,33 @@ def explain_float(
     rule = rules.get(node.op_type, rules[DEFAULT])
     if not rule.int8:
         return rule.reason
-    around = surroundings or Surroundings()
+    context = context or NodeContext()
     for name in rule.condition.split(", ") if rule.condition else ():
-        failure = _condition(name)(node, around)
+        failure = _condition(name)(node, context)
         if failure:
             return failure
     return ""
 
 
-def _constant_weights(node: onnx.NodeProto, around: Surroundings) -> str:
-    if len(node.input) > 1 and node.input[1] in around.constants:
+def _constant_weights(node: onnx.NodeProto, context: NodeContext) -> str:
+    if len(node.input) > 1 and node.input[1] in context.constants:
         return ""
     return "its weights are computed, not constant"
 
 
-def _after_quantized(node: onnx.NodeProto, around: Surroundings) -> str:
-    if around.quantized is None or any(name in around.quantized for name in node.input):
+def _after_quantized(node: onnx.NodeProto, context: NodeContext) -> str:
+    if context.quantized is None or any(name in context.quantized for name in node.input):
         return ""
     return "its input is not quantized, and quantizing it for this operator alone would gain nothing"
 
 
-def _after_conv_or_add(node: onnx.NodeProto, around: Surroundings) -> str:
-    if around.makers.get(node.input[0]) in ("Conv", "Add"):
-        return _after_quantized(node, around)
+def _after_conv_or_add(node: onnx.NodeProto, context: NodeContext) -> str:
+    if context.makers.get(node.input[0]) in ("Conv", "Add"):
+        return _after_quantized(node, context)
     return "it fuses only into a Conv or Add right before it"
 
 
-def _unit_alpha_beta(node: onnx.NodeProto, around: Surroundings) -> str:
+def _unit_alpha_beta(node: onnx.NodeProto, context: NodeContext) -> str:
     scaled = {a.name: a.f for a in node.attribute if a.name in ("alpha", "beta")}
     has_bias = len(node.input) > 2 and bool(node.input[2])
     if scaled.get("alpha", 1.0) == 1.0 and (scaled.get("beta", 1.0) == 1.0 or not has_bias):
@@ -178,31 +178,31 @@ def _unit_alpha_beta(node: onnx.NodeProto, around: Surroundings) -> str:
     return "its alpha or beta is not 1; multiply it into the weights"
 
 
-def _not_transposed_a(node: onnx.NodeProto, around: Surroundings) -> str:
+def _not_transposed_a(node: onnx.NodeProto, context: NodeContext) -> str:
     return "its first matrix is transposed" if _integer(node, "transA") else ""
 
 
-def _nearest(node: onnx.NodeProto, around: Surroundings) -> str:
+def _nearest(node: onnx.NodeProto, context: NodeContext) -> str:
     mode = next((a.s.decode() for a in node.attribute if a.name == "mode"), "nearest")
     return "" if mode == "nearest" else f"its mode is {mode}; only nearest works on integers"
 
 
-def _no_dilation(node: onnx.NodeProto, around: Surroundings) -> str:
+def _no_dilation(node: onnx.NodeProto, context: NodeContext) -> str:
     dilations = next((list(a.ints) for a in node.attribute if a.name == "dilations"), [])
     return "" if all(d == 1 for d in dilations) else f"it has dilations {dilations}"
 
 
-def _no_ceil_mode(node: onnx.NodeProto, around: Surroundings) -> str:
+def _no_ceil_mode(node: onnx.NodeProto, context: NodeContext) -> str:
     return "it has ceil_mode = 1" if _integer(node, "ceil_mode") else ""
 
 
-def _explicit_padding(node: onnx.NodeProto, around: Surroundings) -> str:
+def _explicit_padding(node: onnx.NodeProto, context: NodeContext) -> str:
     mode = next((a.s.decode() for a in node.attribute if a.name == "auto_pad"), "NOTSET")
     return "" if mode in ("NOTSET", "VALID") else f"it has auto_pad = {mode}"
 
 
-def _not_vector(node: onnx.NodeProto, around: Surroundings) -> str:
-    a, b = (around.shapes.get(name, ()) for name in node.input[:2])
+def _not_vector(node: onnx.NodeProto, context: NodeContext) -> str:
+    a, b = (context.shapes.get(name, ()) for name in node.input[:2])
     columns = b[-2] if _integer(node, "transB") and len(b) > 1 else b[-1] if len(b) > 1 else 0
     rows = a[-1] if _integer(node, "transA") and len(a) > 1 else a[-2] if len(a) > 1 else 0
     # A row count that is the batch says nothing about the layer: only a result with one column is surely a vector.
@@ -211,10 +211,10 @@ def _not_vector(node: onnx.NodeProto, around: Surroundings) -> str:
     return ""
 
 
-def _equal_shapes(node: onnx.NodeProto, around: Surroundings) -> str:
-    if any(name in around.constants for name in node.input):
+def _equal_shapes(node: onnx.NodeProto, context: NodeContext) -> str:
+    if any(name in context.constants for name in node.input):
         return "one operand is constant"
-    shapes = [around.shapes.get(name) for name in node.input]
+    shapes = [context.shapes.get(name) for name in node.input]
     if None not in shapes and len(set(shapes)) > 1:
         return "its operands have different shapes"
     return ""
@@ -224,7 +224,7 @@ def _integer(node: onnx.NodeProto, name: str) -> int:
     return next((int(a.i) for a in node.attribute if a.name == name), 0)
 
 
-Condition = Callable[[onnx.NodeProto, Surroundings], str]
+Condition = Callable[[onnx.NodeProto, NodeContext], str]
 
 CONDITIONS: dict[str, Condition] = {
     "constant-weights": _constant_weights,
@@ -245,8 +245,8 @@ CONDITIONS: dict[str, Condition] = {
 def _least_channels(bound: int) -> Condition:
     """Both sides of a dense convolution are narrower than `bound`. A depthwise one has kernels of its own."""
 
-    def check(node: onnx.NodeProto, around: Surroundings) -> str:
-        weight = around.shapes.get(node.input[1], ()) if len(node.input) > 1 else ()
+    def check(node: onnx.NodeProto, context: NodeContext) -> str:
+        weight = context.shapes.get(node.input[1], ()) if len(node.input) > 1 else ()
         groups = max(1, _integer(node, "group"))
         if len(weight) < 3 or groups > 1 or max(weight[:2]) >= bound or not all(weight[:2]):
             return ""

@@ -202,9 +202,9 @@ def _finished(optimized: Path, before: ir.Model, source: Path, notes: list[str],
 
 
 def _set_shapes(proto: onnx.ModelProto, notes: list[str]) -> None:
-    trouble = write_shapes(proto)
-    if trouble:
-        notes.append(f"symbolic shape inference gave up ({trouble}); onnx's own was used")
+    problem = write_shapes(proto)
+    if problem:
+        notes.append(f"symbolic shape inference gave up ({problem}); onnx's own was used")
     unknown = unknown_shapes(proto)
     if unknown:
         listed = ", ".join(unknown[:_LISTED]) + (", …" if len(unknown) > _LISTED else "")

@@ -48,18 +48,18 @@ def infer_shapes(
     """
     bare = skeleton(model)
     known = {v.name: v for v in model.graph.value_info}
-    trouble = ""
+    problem = ""
     try:
         inferred = onnx.shape_inference.infer_shapes(bare) if symbolic is None else _symbolic(bare, symbolic)
     except (
         Exception
     ) as error:  # sympy, assertions and bare Exceptions of the inference tool: any of them means fallback
-        trouble = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        problem = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         inferred = onnx.shape_inference.infer_shapes(bare)
     for value in [*inferred.graph.value_info, *inferred.graph.output]:
         if value.name not in known or _knowledge(value) >= _knowledge(known[value.name]):
             known[value.name] = value
-    return known, trouble
+    return known, problem
 
 
 def write_shapes(model: onnx.ModelProto, symbolic: SymbolicOptions | None = SymbolicOptions()) -> str:
@@ -68,7 +68,7 @@ def write_shapes(model: onnx.ModelProto, symbolic: SymbolicOptions | None = Symb
     Returns:
         Why symbolic inference could not be used; "" when it could.
     """
-    shapes, trouble = infer_shapes(model, symbolic)
+    shapes, problem = infer_shapes(model, symbolic)
     outputs = {o.name for o in model.graph.output}
     made = [o for node in model.graph.node for o in node.output if o in shapes and o not in outputs]
     infos = [shapes[name] for name in made]
@@ -77,7 +77,7 @@ def write_shapes(model: onnx.ModelProto, symbolic: SymbolicOptions | None = Symb
             output.CopyFrom(shapes[output.name])
     del model.graph.value_info[:]
     model.graph.value_info.extend(infos)
-    return trouble
+    return problem
 
 
 def unknown_shapes(model: onnx.ModelProto) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 from edgeq.data.samples import open_samples
 from edgeq.emulate.saturation.audit import Audit, audit
 from edgeq.errors import UsageError
-from edgeq.measure.subject import open_subject
+from edgeq.measure.loaded_model import open_model
 from edgeq.pipeline.job import Data
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings, open_session
@@ -50,19 +50,19 @@ def audit_saturation(
     """
     if reference is not None and data is None:
         raise UsageError("a float model is compared on samples", "Give --data")
-    with open_subject(path, SessionSettings(config=config or {}), variant=variant) as subject:
+    with open_model(path, SessionSettings(config=config or {}), variant=variant) as loaded:
         samples = None
         if data is not None:
-            preprocess = data.preprocess if data.preprocess is not None else subject.preprocess
+            preprocess = data.preprocess if data.preprocess is not None else loaded.preprocess
             samples = open_samples(
-                data.source, subject.signature, preprocess=preprocess, labels=data.labels, progress=progress
+                data.source, loaded.signature, preprocess=preprocess, labels=data.labels, progress=progress
             )
         found = audit(
-            subject.model,
-            subject.settings,
+            loaded.model,
+            loaded.settings,
             samples=samples,
             reference=open_session(reference) if reference is not None else None,
             count=data.count if data is not None else None,
             progress=progress,
         )
-        return Audited(subject.name, found)
+        return Audited(loaded.name, found)

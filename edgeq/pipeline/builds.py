@@ -18,7 +18,7 @@ from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
 
 
-def need(target: Target, scheme: Scheme) -> str:
+def artifact_key(target: Target, scheme: Scheme) -> str:
     """What decides the artifact for `target`: targets with the same need share one."""
     own = target.name if isinstance(backend_named(target.backend), TargetedBackend) else ""
     return json.dumps([target.backend, own, scheme.to_dict()], sort_keys=True)
@@ -46,7 +46,7 @@ class Builds:
         Raises:
             EdgeqError: as the backend has it.
         """
-        key = need(target, scheme)
+        key = artifact_key(target, scheme)
         if key not in self._built:
             place = self._folder / f"build-{len(self._built)}"
             place.mkdir()
@@ -60,7 +60,7 @@ class Builds:
             native: whether this machine's kernels are the target's, so that timing them says something.
         """
         timed = self._timed and native
-        key = (need(built.target, scheme), timed)
+        key = (artifact_key(built.target, scheme), timed)
         if key not in self._proofs:
             self._proofs[key] = prove_built(self.job, built, task=self.task, timed=timed, progress=self._progress)
         return self._proofs[key]

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from edgeq.emulate.check import EmulatedCheck, Trial, check_trial
+from edgeq.emulate.routes import EMULATED, MODELLED, NATIVE, NOT_RUN, route_to
 from edgeq.emulate.verify import Probing
-from edgeq.emulate.ways import EMULATED, MODELLED, NATIVE, NOT_RUN, way_to
 from edgeq.errors import UsageError
 from edgeq.hardware.machine import Machine
 from edgeq.measure.checks import Check, CheckKind
@@ -77,7 +77,7 @@ def checks_of(found: EmulatedCheck) -> tuple[Check, ...]:
 
 
 def _count(job: Job, built: Built, machine: Machine) -> int:
-    if way_to(built.target, machine, simulators=SIMULATORS).native_speed:
+    if route_to(built.target, machine, simulators=SIMULATORS).native_speed:
         return _MOST_AT_NATIVE_SPEED
     macs = sum(node_macs(load_model(job.prepared.path, external_data="none")).values())
     return max(1, min(_MOST, _MACS // max(macs, 1)))

@@ -10,8 +10,8 @@ from typing import Any
 from edgeq.backends import Artifact, backend_for, backend_named
 from edgeq.backends.base import TargetedBackend, check_names
 from edgeq.backends.systolic.adopt import adopt
+from edgeq.calibrate.clipping import clipped_power
 from edgeq.calibrate.collect import collect
-from edgeq.calibrate.cut import cut_power
 from edgeq.calibrate.files import load_statistics
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Statistics
@@ -176,7 +176,7 @@ def derive(job: Job, target: Target, scheme: Scheme) -> Derived:
     ranges = {**ranges, **{name: known for name, known in job.adopted.items() if name in ranges}}
     if not isinstance(backend_named(target.backend), TargetedBackend):
         return Derived(ranges)
-    return Derived(ranges, derive_ranges(job.statistics, "minmax"), cut_power(job.statistics, ranges))
+    return Derived(ranges, derive_ranges(job.statistics, "minmax"), clipped_power(job.statistics, ranges))
 
 
 def scheme_for(target: Target, overrides: Mapping[str, Any]) -> Scheme:

@@ -25,14 +25,14 @@ from edgeq.pipeline.checks import check_output, check_request
 from edgeq.pipeline.emit_c import with_c
 from edgeq.pipeline.emulated import check_built, checks_of
 from edgeq.pipeline.job import Built, Data, as_data, open_job, scheme_for
-from edgeq.pipeline.remedies import Decision, decide, grounds, must_decide
+from edgeq.pipeline.saturation_mitigation import Decision, decide, decision_key, must_decide
+from edgeq.pipeline.target_checks import artifact_checks, runtime_requirements
 from edgeq.pipeline.variants import (
     PackagedVariant,
     as_text,
     bundle_variants,
     variant_name,
 )
-from edgeq.pipeline.witness import own_checks, runtime_needs
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
 
@@ -133,7 +133,7 @@ def package(
         for target, scheme in zip(chosen, schemes, strict=True):
             decision = None
             if must_decide(target, scheme, overrides):
-                key = grounds(target, scheme)
+                key = decision_key(target, scheme)
                 if key not in decisions:
                     decisions[key] = decide(builds, target, scheme, machine, progress=progress)
                 decision = decisions[key]
@@ -174,7 +174,7 @@ def _variant(
     builds: Builds, built: Built, scheme: Scheme, decision: Decision | None, machine: Machine
 ) -> PackagedVariant:
     target = built.target
-    needed, runtime = runtime_needs(target, built.artifact)
+    needed, runtime = runtime_requirements(target, built.artifact)
     native = runs_natively(target, machine)
     proof = builds.prove(built, scheme, native=native)
     return PackagedVariant(
@@ -182,7 +182,7 @@ def _variant(
         proof,
         native,
         model_bytes(built.artifact.model),
-        checks=(*own_checks(built, proof, machine, decision), runtime),
+        checks=(*artifact_checks(built, proof, machine, decision), runtime),
         decision=decision,
         compatibility=needed,
     )

@@ -14,7 +14,7 @@ from edgeq_device.ranking import Ratio, ratio
 from edgeq.backends import Artifact
 from edgeq.data.samples import Samples
 from edgeq.errors import CheckFailedError
-from edgeq.measure.accuracy import Accuracy, examine
+from edgeq.measure.accuracy import Accuracy, evaluate_sessions
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.coverage import Coverage, Explain, measure_coverage
 from edgeq.measure.task import Task
@@ -165,8 +165,8 @@ def prove(
     first = next(iter(samples))
     source = load_model(prepared.path, external_data="none")
     coverage = artifact.coverage or measure_coverage(artifact.model, settings, first.inputs, source, explain)
-    exam = examine(sessions, samples, task=task, reference=FLOAT, settings=opened, progress=progress)
-    agreement = exam.agreement[INT8]
+    evaluation = evaluate_sessions(sessions, samples, task=task, reference=FLOAT, settings=opened, progress=progress)
+    agreement = evaluation.agreement[INT8]
     broken = [output.name for output in agreement.outputs if output.nonfinite]
     if broken:
         raise CheckFailedError(
@@ -176,10 +176,10 @@ def prove(
     return Proof(
         coverage=coverage,
         agreement=agreement,
-        accuracy=exam.accuracy,
+        accuracy=evaluation.accuracy,
         optimiser=_optimiser_effect(sessions, artifact, samples, threads, agreement.sqnr_db),
         speed=_time(sessions, first.inputs, progress) if timed and artifact.simulation is None else None,
-        samples=exam.count,
+        samples=evaluation.count,
         held_out=held_out,
     )
 
@@ -196,7 +196,7 @@ def _optimiser_effect(
         optimization="none",
     )
     three = {**sessions, PLAIN: open_session(artifact.model, plain)}
-    agreement = examine(three, samples, reference=FLOAT, count=_OPTIMISER_SAMPLES).agreement
+    agreement = evaluate_sessions(three, samples, reference=FLOAT, count=_OPTIMISER_SAMPLES).agreement
     return agreement[INT8].sqnr_db, agreement[PLAIN].sqnr_db
 
 

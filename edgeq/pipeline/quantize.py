@@ -17,8 +17,8 @@ from edgeq.pipeline.builds import Builds, model_bytes, prove_built
 from edgeq.pipeline.checks import check_output, check_request
 from edgeq.pipeline.job import Built, Data, Job, as_data, build, open_job, scheme_for
 from edgeq.pipeline.proof import Proof
-from edgeq.pipeline.remedies import Decision, decide, must_decide
-from edgeq.pipeline.witness import runtime_needs
+from edgeq.pipeline.saturation_mitigation import Decision, decide, must_decide
+from edgeq.pipeline.target_checks import runtime_requirements
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
 
@@ -130,7 +130,7 @@ def quantize(
             built = build(job, chosen, scheme.fields(), draft)
         else:
             built = builder(job, chosen, scheme, draft, progress)
-        runtime_needs(chosen, built.artifact)
+        runtime_requirements(chosen, built.artifact)
         proof = prove_built(
             job, built, task=task, timed=timed and not chosen.profile.missing(machine), progress=progress
         )

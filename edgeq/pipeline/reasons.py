@@ -6,9 +6,9 @@ import onnx
 
 from edgeq.calibrate.tensors import constant_tensors
 from edgeq.measure.coverage import Explain
+from edgeq.model.int8_prediction import predict_int8, stacked_products
 from edgeq.model.int8_rules import int8_rules
 from edgeq.model.load import load_model
-from edgeq.model.outlook import int8_outlook, stacked_products
 from edgeq.model.prepare import PreparedModel
 from edgeq.pipeline.job import Built
 from edgeq.scheme import Scheme
@@ -29,11 +29,11 @@ def explainer(prepared: PreparedModel, built: Built) -> Explain:
 
 
 def _static(model: onnx.ModelProto, scheme: Scheme, backend: str) -> Explain:
-    outlook = {node.name: node for node in int8_outlook(model, int8_rules(backend))}
+    prediction = {node.name: node for node in predict_int8(model, int8_rules(backend))}
     stacked = stacked_products(model) if scheme.per_channel else frozenset()
 
     def explain(name: str, op_type: str) -> str:
-        node = outlook.get(name)
+        node = prediction.get(name)
         kind = node.op_type if node else op_type
         if name in scheme.exclude:
             return ON_REQUEST

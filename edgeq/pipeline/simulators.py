@@ -11,7 +11,7 @@ from typing import Any
 from edgeq.backends.systolic.save import load_program
 from edgeq.backends.systolic.simulate import Simulator as ArraySimulator
 from edgeq.bundle.plan import FILES
-from edgeq.emulate.ways import Open, Simulator
+from edgeq.emulate.routes import Open, Simulator
 from edgeq.errors import RuntimeUnavailableError
 from edgeq.hardware.target import Target
 from edgeq.measure.inference import Session

@@ -28,7 +28,7 @@ from edgeq.model.load import load_model, model_digest
 from edgeq.pipeline.builds import model_bytes
 from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.proof import Proof
-from edgeq.pipeline.remedies import Decision
+from edgeq.pipeline.saturation_mitigation import Decision
 from edgeq.progress import SILENT, Progress
 from edgeq.report.histograms import quantized_tensors, worst_tensors
 from edgeq.report.layers import layer_record

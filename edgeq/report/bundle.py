@@ -23,7 +23,7 @@ from edgeq.errors import DataError, OutputError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.measure.bench import bench
 from edgeq.measure.kernels import kernel_times
-from edgeq.measure.subject import is_bundle, variant_settings
+from edgeq.measure.loaded_model import is_bundle, variant_settings
 from edgeq.model.load import load_model
 from edgeq.progress import SILENT, Progress
 from edgeq.report.data import ReportData

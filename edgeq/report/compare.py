@@ -15,12 +15,12 @@ from edgeq_device.feeds import random_feeds
 
 from edgeq.data.samples import Samples, open_samples
 from edgeq.errors import EdgeqError, UsageError
-from edgeq.measure.accuracy import Accuracy, Examination, examine
+from edgeq.measure.accuracy import Accuracy, Evaluation, evaluate_sessions
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.bench import SAMPLES
 from edgeq.measure.coverage import measure_coverage
-from edgeq.measure.latency import Measurement, measure_subjects, model_subject
-from edgeq.measure.subject import Subject, open_subject
+from edgeq.measure.latency import Measurement, bench_model, measure_models
+from edgeq.measure.loaded_model import LoadedModel, open_model
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.model.load import load_model, model_digest, model_files
 from edgeq.progress import SILENT, Progress
@@ -32,7 +32,7 @@ A, B = "A", "B"
 
 
 @dataclass(frozen=True)
-class Question:
+class CompareRequest:
     """What to compare.
 
     Attributes:
@@ -133,39 +133,39 @@ def _same(a: Side, b: Side) -> bool:
     return a.digest is not None and (a.digest, a.variant) == (b.digest, b.variant)
 
 
-def compare(question: Question, *, progress: Progress = SILENT) -> Comparison:
+def compare(request: CompareRequest, *, progress: Progress = SILENT) -> Comparison:
     """Open both and measure what can be compared. What cannot is a note, not an error.
 
     Raises:
         UsageError: a task without data, or an option that makes no sense.
         EdgeqError: whatever is wrong with a model, a bundle or the data.
     """
-    if question.task is not None and question.data is None:
+    if request.task is not None and request.data is None:
         raise UsageError("a task needs samples", "Give --data")
-    if question.task is None and question.options.given():
+    if request.task is None and request.options.given():
         raise UsageError("task options without a task", "Give a --task")
     notes: list[str] = []
-    settings = SessionSettings(intra_op_threads=question.threads)
+    settings = SessionSettings(intra_op_threads=request.threads)
     with ExitStack() as stack:
-        a, b = (stack.enter_context(open_subject(path, settings)) for path in (question.a, question.b))
+        a, b = (stack.enter_context(open_model(path, settings)) for path in (request.a, request.b))
         differences = signature_differences(a.signature, b.signature)
         fits = interchangeable(a.signature, b.signature)
         if not fits:
             notes.append("their inputs differ, so that they can be neither run on the same samples nor timed together")
-        samples = _samples(question, a, b, progress)
+        samples = _samples(request, a, b, progress)
         if samples is None:
             notes.append("without --data their answers are not compared")
-        exam = _examine(question, a, b, samples, progress) if samples is not None and fits else None
-        sides = [_side(subject, key, samples, exam, notes) for key, subject in ((A, a), (B, b))]
+        evaluation = _evaluate(request, a, b, samples, progress) if samples is not None and fits else None
+        sides = [_side(loaded, key, samples, evaluation, notes) for key, loaded in ((A, a), (B, b))]
         # The same bytes run the same way: timing them would measure the machine's noise.
-        timed = question.timed and fits and not _same(*sides)
-        measurement = _time(question, a, b, samples, progress) if timed else None
+        timed = request.timed and fits and not _same(*sides)
+        measurement = _time(request, a, b, samples, progress) if timed else None
     return Comparison(
         a=sides[0],
         b=sides[1],
         signature_differences=differences,
-        samples=exam.count if exam is not None else 0,
-        agreement=exam.agreement[B] if exam is not None else None,
+        samples=evaluation.count if evaluation is not None else 0,
+        agreement=evaluation.agreement[B] if evaluation is not None else None,
         measurement=measurement,
         notes=(*notes, *(measurement.notes if measurement is not None else ())),
     )
@@ -201,25 +201,27 @@ def _agree(a: TensorSpec, b: TensorSpec) -> bool:
     return len(a.shape) == len(b.shape) and all(x == y for x, y in fixed)
 
 
-def _samples(question: Question, a: Subject, b: Subject, progress: Progress) -> Samples | None:
-    if question.data is None:
+def _samples(request: CompareRequest, a: LoadedModel, b: LoadedModel, progress: Progress) -> Samples | None:
+    if request.data is None:
         return None
-    said = [s.preprocess for s in (a, b) if s.preprocess is not None]
-    preprocess = question.preprocess if question.preprocess is not None else next(iter(said), None)
+    preprocessings = [s.preprocess for s in (a, b) if s.preprocess is not None]
+    preprocess = request.preprocess if request.preprocess is not None else next(iter(preprocessings), None)
     return open_samples(
-        question.data,
+        request.data,
         a.signature,
         preprocess=preprocess,
-        labels=question.labels,
-        count=question.count,
-        model=question.a if a.variant is None else None,
+        labels=request.labels,
+        count=request.count,
+        model=request.a if a.variant is None else None,
         progress=progress,
     )
 
 
-def _examine(question: Question, a: Subject, b: Subject, samples: Samples, progress: Progress) -> Examination:
-    task = make_task(question.task, question.options) if question.task is not None else None
-    return examine(
+def _evaluate(
+    request: CompareRequest, a: LoadedModel, b: LoadedModel, samples: Samples, progress: Progress
+) -> Evaluation:
+    task = make_task(request.task, request.options) if request.task is not None else None
+    return evaluate_sessions(
         {A: a.session, B: b.session},
         samples,
         task=task,
@@ -229,31 +231,35 @@ def _examine(question: Question, a: Subject, b: Subject, samples: Samples, progr
     )
 
 
-def _side(subject: Subject, key: str, samples: Samples | None, exam: Examination | None, notes: list[str]) -> Side:
+def _side(
+    loaded: LoadedModel, key: str, samples: Samples | None, evaluation: Evaluation | None, notes: list[str]
+) -> Side:
     size = digest = None
     coverage: Mapping[str, Any] | None = None
     try:
-        size = sum(file.stat().st_size for file in model_files(subject.model))
-        digest = model_digest(subject.model)
-        source = load_model(subject.model, external_data="none")
-        first = next(iter(samples)).inputs if samples is not None and exam is not None else None
-        feed = first or random_feeds(subject.session, count=1)[0]
+        size = sum(file.stat().st_size for file in model_files(loaded.model))
+        digest = model_digest(loaded.model)
+        source = load_model(loaded.model, external_data="none")
+        first = next(iter(samples)).inputs if samples is not None and evaluation is not None else None
+        feed = first or random_feeds(loaded.session, count=1)[0]
         # A quantized graph stands in for its float model: MACs come from its own nodes and shapes.
         inferred = onnx.shape_inference.infer_shapes(source)
-        coverage = measure_coverage(subject.model, subject.settings, feed, inferred, lambda name, op: "").to_dict()
+        coverage = measure_coverage(loaded.model, loaded.settings, feed, inferred, lambda name, op: "").to_dict()
     except EdgeqError as error:
         notes.append(f"{key}: {error}")
-    accuracy = exam.accuracy.get(key) if exam is not None else None
-    return Side(subject.path, subject.variant, size, digest, subject.signature, coverage, accuracy)
+    accuracy = evaluation.accuracy.get(key) if evaluation is not None else None
+    return Side(loaded.path, loaded.variant, size, digest, loaded.signature, coverage, accuracy)
 
 
-def _time(question: Question, a: Subject, b: Subject, samples: Samples | None, progress: Progress) -> Measurement:
+def _time(
+    request: CompareRequest, a: LoadedModel, b: LoadedModel, samples: Samples | None, progress: Progress
+) -> Measurement:
     feeds: Sequence[Mapping[str, Any]] | None = None
     if samples is not None:
         feeds = [sample.inputs for sample in itertools.islice(samples, SAMPLES)]
-    return measure_subjects(
-        [model_subject(key, s.model, s.settings) for key, s in ((A, a), (B, b))],
-        BenchSettings(baseline=A, threads=question.threads, min_duration_s=question.duration_s),
+    return measure_models(
+        [bench_model(key, s.model, s.settings) for key, s in ((A, a), (B, b))],
+        BenchSettings(baseline=A, threads=request.threads, min_duration_s=request.duration_s),
         feeds=None if feeds is None else lambda session: feeds,
         progress=progress,
     )

@@ -25,37 +25,37 @@ def sentences(found: Mapping[str, Any]) -> tuple[str, ...]:
     """The verdict, from A's point of view: what taking B instead would bring and cost."""
     if found["same"]:
         return ("A and B are the same model.",)
-    said = []
+    lines = []
     ratio = (found["latency"] or {}).get("ratio")
     if ratio:
         interval = f"({ratio['low']:.2f} to {ratio['high']:.2f}, {ratio['confidence']:.0%} confidence)"
         if ratio["low"] > 1:
-            said.append(f"B is {times(ratio['estimate'])} as fast as A {interval}.")
+            lines.append(f"B is {times(ratio['estimate'])} as fast as A {interval}.")
         elif ratio["high"] < 1:
-            said.append(f"B is slower than A: {times(ratio['estimate'])} its speed {interval}.")
+            lines.append(f"B is slower than A: {times(ratio['estimate'])} its speed {interval}.")
         else:
-            said.append(f"A and B are equally fast as far as this can tell {interval}.")
+            lines.append(f"A and B are equally fast as far as this can tell {interval}.")
     primary = _primary(found)
     if primary is not None:
         name, before, after, higher = primary
         gain = after - before
         change = difference(name, gain)
         if gain == 0:
-            said.append(f"Both have a {metric_name(name)} of {metric(name, after)}.")
+            lines.append(f"Both have a {metric_name(name)} of {metric(name, after)}.")
         else:
             verb = "better" if (gain > 0) == higher else "worse"
-            said.append(f"B's {metric_name(name)} is {change.lstrip('+−')} {verb}: {metric(name, after)}.")
+            lines.append(f"B's {metric_name(name)} is {change.lstrip('+−')} {verb}: {metric(name, after)}.")
     elif found["agreement"]:
-        said += _agreement_words(found["agreement"])
+        lines += _agreement_text(found["agreement"])
     a, b = found["a"]["bytes"], found["b"]["bytes"]
     if a and b and a != b:
-        said.append(f"B takes {share(b / a, 0)} of A's space." if b < a else f"B is {times(b / a)} A's size.")
+        lines.append(f"B takes {share(b / a, 0)} of A's space." if b < a else f"B is {times(b / a)} A's size.")
     if found["signature_differences"]:
-        said.append("Their inputs or outputs differ.")
-    return tuple(said) or ("Nothing that could be measured tells A and B apart.",)
+        lines.append("Their inputs or outputs differ.")
+    return tuple(lines) or ("Nothing that could be measured tells A and B apart.",)
 
 
-def _agreement_words(agreement: Mapping[str, Any]) -> list[str]:
+def _agreement_text(agreement: Mapping[str, Any]) -> list[str]:
     outputs = agreement["outputs"]
     if not outputs:
         return ["They have no output in common."]
@@ -106,9 +106,9 @@ def _primary(found: Mapping[str, Any]) -> tuple[str, float, float, bool] | None:
 def _agreement(found: Mapping[str, Any]) -> list[Row]:
     rows: list[Row] = []
     for output in (found["agreement"] or {}).get("outputs", ()):
-        said = "equal" if output["equal"] else decibels(output["sqnr_db"]) if output["sqnr_db"] is not None else "–"
+        lines = "equal" if output["equal"] else decibels(output["sqnr_db"]) if output["sqnr_db"] is not None else "–"
         top1 = f", same top answer {share(output['top1'])}" if output["top1"] is not None else ""
-        rows.append((f"output {output['name']}", "", "", f"{said}{top1}"))
+        rows.append((f"output {output['name']}", "", "", f"{lines}{top1}"))
     return rows
 
 

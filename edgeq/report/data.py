@@ -138,7 +138,7 @@ class Layer:
         own_db: of what this layer alone makes of the float model's inputs: the error that arises here.
         saturated: share of its output's values at an end of the integer range.
         float_us, int8_us: median time of what runs it in either model, microseconds.
-        culprit: named as one that costs accuracy.
+        error_source: named as one that costs accuracy.
         advice: what would be done about it.
     """
 
@@ -151,7 +151,7 @@ class Layer:
     float_us: float | None = None
     int8_us: float | None = None
     int8_kind: str = ""
-    culprit: bool = False
+    error_source: bool = False
     advice: str = ""
 
     def error_db(self, *, alone: bool) -> float | None:

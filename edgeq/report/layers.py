@@ -9,7 +9,7 @@ from typing import Any
 from edgeq.data.samples import Samples, Subset
 from edgeq.errors import EdgeqError
 from edgeq.measure.agreement import compare_sessions
-from edgeq.measure.blame import blame
+from edgeq.measure.error_attribution import attribute_error
 from edgeq.measure.graphs import read_graph
 from edgeq.measure.layers import compare_layers
 from edgeq.progress import SILENT, Progress
@@ -17,7 +17,7 @@ from edgeq.session import SessionSettings, open_session
 
 SAMPLES = 4
 """Sums over all elements of a tensor are telling after a few."""
-_CULPRITS = 10
+_ERROR_SOURCES = 10
 _KEPT = ("name", "node", "op_type", "kind", "saturated")
 _FIGURES = ("sqnr_db", "cosine")
 
@@ -31,14 +31,14 @@ def layer_record(
     count: int = SAMPLES,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
-    """What `edgeq debug` would say of each activation, cut to what the report draws, and the culprits.
+    """What `edgeq debug` would say of each activation, cut to what the report draws, and the error sources.
 
     Args:
         float_model: the prepared model that `quantized` was made from.
         settings: of the quantized model's session.
 
     Returns:
-        `activations`, `culprits` and `count`; `error` instead where the two cannot be compared layer by layer.
+        `activations`, `error_sources` and `count`; `error` instead where the two cannot be compared layer by layer.
     """
     few = Subset(samples, range(min(count, len(samples))))
     try:
@@ -46,13 +46,15 @@ def layer_record(
         found = compare_layers(reference, candidate, few, settings=settings, progress=progress)
         written = replace(settings, optimization="none")
         outputs = compare_sessions(open_session(float_model), open_session(quantized, written), few)
-        _, culprits = blame(reference, candidate, found, outputs, few, most=_CULPRITS, settings=settings)
+        _, error_sources = attribute_error(
+            reference, candidate, found, outputs, few, most=_ERROR_SOURCES, settings=settings
+        )
     except EdgeqError as error:
         return {"error": str(error)}
     return {
         "count": found.count,
         "activations": [_cut(activation.to_dict()) for activation in found.activations],
-        "culprits": [culprit.to_dict() for culprit in culprits],
+        "culprits": [error_source.to_dict() for error_source in error_sources],
     }
 
 

@@ -23,7 +23,7 @@ def read_layers(layers: object, kernels: object) -> tuple[tuple[Layer, ...], flo
             execution order.
         kernels: "float32" and "int8", each rows of name, op_type, kind, us; in execution order.
     """
-    culprits = {string(row.get("name")): row for row in rows(mapping(layers).get("culprits"), 200)}
+    error_sources = {string(row.get("name")): row for row in rows(mapping(layers).get("culprits"), 200)}
     measured: dict[str, Mapping[str, Any]] = {}
     for row in rows(mapping(layers).get("activations") or layers, MOST_LAYERS):
         name = string(row.get("node")) or string(row.get("name")) or string(row.get("tensor"))
@@ -49,18 +49,18 @@ def read_layers(layers: object, kernels: object) -> tuple[tuple[Layer, ...], flo
                 float_us=before.get("us"),
                 int8_us=after.get("us"),
                 int8_kind=after.get("kind", ""),
-                culprit=string(row.get("name")) in culprits,
-                advice=_advice(culprits.get(string(row.get("name")), {})),
+                error_source=string(row.get("name")) in error_sources,
+                advice=_advice(error_sources.get(string(row.get("name")), {})),
             )
         )
     return tuple(found), sum(t["us"] for t in conversions) if conversions else None
 
 
-def _advice(culprit: Mapping[str, Any]) -> str:
+def _advice(error_source: Mapping[str, Any]) -> str:
     """Why, and which nodes to keep in float."""
-    exclude = strings(culprit.get("exclude"), 8)
+    exclude = strings(error_source.get("exclude"), 8)
     flags = f"float: {', '.join(exclude)}" if exclude else ""
-    return "; ".join(part for part in (string(culprit.get("reason")), flags) if part)
+    return "; ".join(part for part in (string(error_source.get("reason")), flags) if part)
 
 
 def _figure(row: Mapping[str, Any], which: str, key: str) -> float | None:

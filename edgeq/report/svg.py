@@ -107,7 +107,7 @@ def y_axis(scale: Scale, x: float, right: float, title: str, *, most: int = 6, l
     return tag("g", *parts)
 
 
-def axis_room(scale: Scale, most: int = 6) -> float:
+def axis_width(scale: Scale, most: int = 6) -> float:
     """How wide the labels of a y axis are, with the gap to the axis."""
     return max((text_width(shown) for shown in tick_labels(scale.ticks(most))), default=0.0) + 8
 

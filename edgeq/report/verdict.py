@@ -28,10 +28,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`word` says in one word how it went; `sentence` what came of it."""
+    """`status` says in one word how it went; `sentence` what came of it."""
 
     tone: Tone
-    word: str
+    status: str
     sentence: str
     figures: tuple[Figure, ...]
     warnings: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ def verdict_of(data: ReportData, variant: Variant | None) -> Verdict:
     if data.tuning is not None and data.tuning.met is False:
         needed = "Nothing that was tried keeps the accuracy asked for and is faster than float32."
         return Verdict("bad", "Goal not met", needed, tuple(figures), warnings)
-    parts = [p for p in (_speed_words(timing, variant), _accuracy_words(variant), _size_words(data, variant)) if p]
+    parts = [p for p in (_speed_text(timing, variant), _accuracy_text(variant), _size_text(data, variant)) if p]
     sentence = f"The int8 model {_listed(parts)}." if parts else "Nothing has been measured of this model yet."
     bad = any(f.tone == "bad" for f in figures)
     if not parts:
@@ -113,7 +113,7 @@ def _speed(timing: Timing | None, variant: Variant | None) -> Figure | None:
     )
 
 
-def _speed_words(timing: Timing | None, variant: Variant | None) -> str:
+def _speed_text(timing: Timing | None, variant: Variant | None) -> str:
     found = _estimate(timing, variant)
     if found is None:
         return ""
@@ -151,7 +151,7 @@ def _accuracy_tone(primary: Metric, tuning: Tuning | None) -> Tone:
     return "good" if lost <= _SMALL_LOSS * min(1.0, scale) else "bad"
 
 
-def _accuracy_words(variant: Variant | None) -> str:
+def _accuracy_text(variant: Variant | None) -> str:
     if variant is None:
         return ""
     primary = variant.primary
@@ -192,7 +192,7 @@ def _size(data: ReportData, variant: Variant | None) -> Figure | None:
     return Figure("Size", size(variant.bytes), f"{ratio:.2f} of float32's {size(data.float_bytes)}")
 
 
-def _size_words(data: ReportData, variant: Variant | None) -> str:
+def _size_text(data: ReportData, variant: Variant | None) -> str:
     if variant is None or variant.bytes is None or data.float_bytes is None:
         return ""
     ratio = variant.bytes / data.float_bytes

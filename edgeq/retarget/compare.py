@@ -76,9 +76,9 @@ def compare_outputs(one: Path, other: Path, *, optimization: OptimizationLevel =
         wanted, _ = _run(sessions[0], inputs)
         if wanted is None:
             return None
-        found, trouble = _run(sessions[1], inputs)
+        found, problem = _run(sessions[1], inputs)
         if found is None:
-            raise CheckFailedError(f"the rewritten model does not run: {trouble}", _REPORT)
+            raise CheckFailedError(f"the rewritten model does not run: {problem}", _REPORT)
         for a, b in zip(wanted, found, strict=True):
             same = np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
             identical &= same

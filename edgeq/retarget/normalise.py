@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.model.movers import MOVERS
+from edgeq.model.data_movement import DATA_MOVEMENT
 from edgeq.retarget.graph import MAIN, Builder, constant_of, is_op, only_user, params_of, replace
 
 # Give what their input holds, or zero: quantized as it is, that stays the same.
-_KEEPING = MOVERS - {"Pad", "Resize", "Split"} | {"Relu"}
+_KEEPING = DATA_MOVEMENT - {"Pad", "Resize", "Split"} | {"Relu"}
 _GAINING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "AveragePool", "GlobalAveragePool"})
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.model.movers import MOVERS
+from edgeq.model.data_movement import DATA_MOVEMENT
 from edgeq.retarget.graph import INTEGERS, MAIN, Builder, Params, constant_of, is_op, params_of
 
 # Operators by the places of their inputs that are weights.
@@ -157,7 +157,7 @@ def _visit(
             group.blocked = group.blocked or f"{node.op_type} {node.name} has no constant parameters of 8 bits"
         else:
             group.dtypes.add(params.dtype)
-    elif node.domain in MAIN and (node.op_type in MOVERS or node.op_type in ("Concat", "Clip")):
+    elif node.domain in MAIN and (node.op_type in DATA_MOVEMENT or node.op_type in ("Concat", "Clip")):
         if node.op_type in _BOUNDS and not _bounds_constant(node):
             group.blocked = group.blocked or f"{node.op_type} {node.name} has bounds that are not constant"
         if node.op_type == "MaxPool" and len(node.outputs) > 1 and value is node.outputs[1]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.model.movers import MOVERS
+from edgeq.model.data_movement import DATA_MOVEMENT
 from edgeq.retarget.graph import INTEGERS, MAIN, MICROSOFT, Builder, Params, constant_of, is_op, params_of, replace
 from edgeq.retarget.match import In, Out, clamped, constant_clamp, products, sides
 
@@ -29,7 +29,7 @@ def to_qoperator(model: ir.Model, wanted: Callable[[ir.Node], bool] = lambda nod
     for node in list(model.graph):
         rule = _RULES.get(node.op_type) if node.domain in MAIN else None
         if rule is None:
-            rule = _mover if node.domain in MAIN and node.op_type in MOVERS else None
+            rule = _data_movement if node.domain in MAIN and node.op_type in DATA_MOVEMENT else None
         if rule is None or node.graph is None or not wanted(node):
             continue
         reason = rule(node, builder)
@@ -49,12 +49,12 @@ def _share_quantizers(builder: Builder) -> None:
                 params = params_of(user) if is_op(user, "QuantizeLinear") else None
                 if params is None or user.graph is not builder.graph:
                     continue
-                twin = next((n for n, p in first if p.same(params)), None)
-                if twin is None:
+                duplicate = next((n for n, p in first if p.same(params)), None)
+                if duplicate is None:
                     first.append((user, params))
                 elif not user.outputs[0].is_graph_output():
-                    # The twin may stand later in the list; the graph is sorted in the end.
-                    replace(user.outputs[0], twin.outputs[0])
+                    # The duplicate may stand later in the list; the graph is sorted in the end.
+                    replace(user.outputs[0], duplicate.outputs[0])
                     builder.graph.remove(user, safe=True)
 
 
@@ -163,7 +163,7 @@ def _concat(node: ir.Node, builder: Builder) -> str:
     return _emit("QLinearConcat", inputs, node, found[1], builder, domain=MICROSOFT)
 
 
-def _mover(node: ir.Node, builder: Builder) -> str:
+def _data_movement(node: ir.Node, builder: Builder) -> str:
     """An operator that only moves numbers moves integers: same parameters in front and behind."""
     if node.op_type in ("Pad", "Expand", "Tile", "Split") or len(node.outputs) != 1:
         return "no integer form"

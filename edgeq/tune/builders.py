@@ -21,12 +21,12 @@ from edgeq.pipeline.job import build as build_scheme
 from edgeq.progress import Progress
 from edgeq.scheme import Scheme
 from edgeq.tune.candidate import Candidate
+from edgeq.tune.evaluator import Exclusion
 from edgeq.tune.layers import affordable, noisy_pieces, shortest_exclusion
 from edgeq.tune.recover import FREE, RECOVERIES, Recoverer
 from edgeq.tune.recover.exclude import exclude_layers
 from edgeq.tune.recover.smoothquant import SmoothQuant
 from edgeq.tune.sequence import SequenceBuilder
-from edgeq.tune.workshop import Exclusion
 
 
 class Builder(Protocol):
@@ -101,7 +101,7 @@ def exclude(
             measured,
             wanted.max_drop,
             wanted.expired,
-            room=wanted.room,
+            headroom=wanted.headroom,
             progress=progress,
         )
     else:
@@ -125,7 +125,7 @@ def _take_apart(
         for node in graph.graph.node
         if node.op_type in types and counted.get(node.name) and node.name not in done
     }
-    if len(macs) < 2 or min(macs.values()) > wanted.room * sum(macs.values()):
+    if len(macs) < 2 or min(macs.values()) > wanted.headroom * sum(macs.values()):
         return
 
     def without(nodes: Iterable[str]) -> Scheme:
@@ -139,7 +139,7 @@ def _take_apart(
     def lost(nodes: tuple[str, ...]) -> float:
         return measured(without(nodes))
 
-    pieces = affordable(noisy_pieces(macs, noise, wanted.expired), wanted.room)
+    pieces = affordable(noisy_pieces(macs, noise, wanted.expired), wanted.headroom)
     shortest_exclusion(pieces, lost, wanted.max_drop, wanted.expired)
 
 

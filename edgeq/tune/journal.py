@@ -14,8 +14,8 @@ from typing import Any
 
 from edgeq.errors import EdgeqError, OutputError
 from edgeq.tune.candidate import Candidate
+from edgeq.tune.evaluator import Evaluator, Exclusion, Race, Runner
 from edgeq.tune.record import Assessment, Screening
-from edgeq.tune.workshop import Exclusion, Race, Runner, Workshop
 
 FORMAT = "edgeq-tuning-journal/1"
 _MOST_BYTES = 1 << 28
@@ -99,21 +99,21 @@ class Journal:
             self.path.write_text("".join(line + "\n" for line in lines), "utf-8")
 
 
-class JournaledWorkshop:
-    """A workshop that asks the journal first."""
+class JournaledEvaluator:
+    """An evaluator that asks the journal first."""
 
-    def __init__(self, workshop: Workshop, journal: Journal) -> None:
-        self._workshop = workshop
+    def __init__(self, evaluator: Evaluator, journal: Journal) -> None:
+        self._evaluator = evaluator
         self._journal = journal
 
     @property
     def total(self) -> int:
-        return self._workshop.total
+        return self._evaluator.total
 
     def screen(self, candidate: Candidate) -> Screening:
         def measure() -> dict[str, Any]:
             try:
-                return {"found": self._workshop.screen(candidate).to_dict()}
+                return {"found": self._evaluator.screen(candidate).to_dict()}
             except EdgeqError as error:
                 return {"error": error.problem}
 
@@ -130,7 +130,7 @@ class JournaledWorkshop:
             # Those that the journal lacks share one pass, at the first of them that is asked for.
             if not found:
                 lacking = [c for c in candidates if names[c.name] not in self._journal]
-                found.update({n: a.to_dict() for n, a in self._workshop.assess(lacking, samples).items()})
+                found.update({n: a.to_dict() for n, a in self._evaluator.assess(lacking, samples).items()})
             return found
 
         def measure(name: str) -> Callable[[], dict[str, Any]]:
@@ -143,7 +143,7 @@ class JournaledWorkshop:
     ) -> Race:
         plain = {name: [candidate and digest(candidate), threads] for name, (candidate, threads) in runners.items()}
         key = "race " + _hash([plain, baseline, top])
-        race = self._workshop.race
+        race = self._evaluator.race
         value = self._journal.remember(
             key, lambda: race(runners, baseline, top=top, tie=tie, seconds=seconds).to_dict()
         )
@@ -151,17 +151,17 @@ class JournaledWorkshop:
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
         key = f"slow layers {candidate.threads} {float_threads} {digest(candidate)}"
-        return tuple(self._journal.remember(key, lambda: list(self._workshop.slow_layers(candidate, float_threads))))
+        return tuple(self._journal.remember(key, lambda: list(self._evaluator.slow_layers(candidate, float_threads))))
 
     def memory(self, candidate: Candidate | None, threads: int) -> int:
         key = f"memory {threads} {candidate and digest(candidate)}"
-        return int(self._journal.remember(key, lambda: self._workshop.memory(candidate, threads)))
+        return int(self._journal.remember(key, lambda: self._evaluator.memory(candidate, threads)))
 
     def recoveries(self) -> tuple[tuple[str, ...], ...]:
-        return self._workshop.recoveries()
+        return self._evaluator.recoveries()
 
     def exclude(self, candidate: Candidate, wanted: Exclusion) -> None:
-        self._workshop.exclude(candidate, wanted)
+        self._evaluator.exclude(candidate, wanted)
 
 
 def digest(candidate: Candidate) -> str:

@@ -66,11 +66,11 @@ def noisy_pieces(
     return tuple(sorted(pieces, key=lambda p: p.order))
 
 
-def affordable(pieces: Sequence[Piece], room: float) -> tuple[Piece, ...]:
-    """The leading pieces that hold at most `room` of all multiply-accumulates, a share: what a layer costs in float
+def affordable(pieces: Sequence[Piece], headroom: float) -> tuple[Piece, ...]:
+    """The leading pieces that hold at most `headroom` of all multiply-accumulates, a share: what a layer costs in float
     over integers goes with these, roughly. Never all."""
     held = list(itertools.accumulate(piece.macs for piece in pieces))
-    return tuple(piece for piece, macs in zip(pieces[:-1], held[:-1], strict=True) if macs <= room * held[-1])
+    return tuple(piece for piece, macs in zip(pieces[:-1], held[:-1], strict=True) if macs <= headroom * held[-1])
 
 
 def shortest_exclusion(

@@ -1,4 +1,4 @@
-"""The workshop of this machine: the target's backend builds, ONNX Runtime runs."""
+"""The evaluator of this machine: the target's backend builds, ONNX Runtime runs."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from edgeq.pipeline.job import Built, Job
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings, open_session
 from edgeq.tune import builders
+from edgeq.tune.accuracy_estimate import AgreementEstimate, Measured, MetricEstimate, assess
 from edgeq.tune.candidate import Candidate
+from edgeq.tune.evaluator import Exclusion, Race, Runner
 from edgeq.tune.mixed import slower_in_integers
 from edgeq.tune.record import Assessment, Screening, Timing
 from edgeq.tune.recover import Recoverer
 from edgeq.tune.store import MEMORY, ArrayStore, SampleStore
 from edgeq.tune.structure import content_digest, structure_digest
-from edgeq.tune.tally import AgreementTally, Measured, MetricTally, assess
-from edgeq.tune.workshop import Exclusion, Race, Runner
 
 _SCREENED = 8
 _BLOCKS = 16
@@ -51,8 +51,8 @@ _SESSIONS, _SMALL = 3, 2**25
 _BURSTS, _PAUSE_S = Bursts(0.025, 0.006), 0.02
 
 
-class LocalWorkshop:
-    """See `edgeq.tune.workshop.Workshop`."""
+class LocalEvaluator:
+    """See `edgeq.tune.evaluator.Evaluator`."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class LocalWorkshop:
         self._built: dict[str, Built] = {}
         (workdir / "recover").mkdir()
         self._recoverer = Recoverer(job, target, workdir / "recover")
-        self._tallies: dict[str, _Tally] = {}
+        self._estimates: dict[str, _Estimate] = {}
         self._float_metrics: dict[int, Measured] = {}
         self._float_session: Session | None = None
         self._shares: dict[str, float] = {}
@@ -189,23 +189,23 @@ class LocalWorkshop:
         )
 
     def _assess(self, candidate: Candidate, samples: int, advance: Callable[[int], None]) -> Assessment:
-        tally = self._tallies.get(candidate.name)
-        if tally is None or tally.seen > samples:
-            tally = self._tallies[candidate.name] = _Tally(self._metric())
-        if tally.seen < samples:
+        estimate = self._estimates.get(candidate.name)
+        if estimate is None or estimate.seen > samples:
+            estimate = self._estimates[candidate.name] = _Estimate(self._metric())
+        if estimate.seen < samples:
             artifact = self.built(candidate).artifact
             session = open_session(artifact.model, artifact.settings())
-            for position in range(tally.seen, samples):
+            for position in range(estimate.seen, samples):
                 sample = self._samples[position]
                 made = {"float": self._reference(position), "int8": infer(session, sample, model=candidate.name)}
                 for row, outputs in rows(sample, made):
-                    tally.update(row, outputs["float"], outputs["int8"])
-                tally.seen += 1
+                    estimate.update(row, outputs["float"], outputs["int8"])
+                estimate.seen += 1
                 advance(1)
         labels = None
-        if self._task is not None and tally.metric is not None:
-            labels = self._task, self._float_measured(samples), tally.metric.measured()
-        return assess(tally.agreement, labels, complete=samples >= self.total)
+        if self._task is not None and estimate.metric is not None:
+            labels = self._task, self._float_measured(samples), estimate.metric.measured()
+        return assess(estimate.agreement, labels, complete=samples >= self.total)
 
     def _build(self, candidate: Candidate, destination: Path) -> Built:
         return builders.build(self._job, self._target, candidate, destination, self._recoverer, self._progress)
@@ -224,8 +224,8 @@ class LocalWorkshop:
             comparison.update(self._reference(position), infer(session, self._samples[position], model=name))
         return comparison.result()
 
-    def _metric(self) -> MetricTally | None:
-        return MetricTally(self._task, max(1, self.total // _BLOCKS)) if self._task is not None else None
+    def _metric(self) -> MetricEstimate | None:
+        return MetricEstimate(self._task, max(1, self.total // _BLOCKS)) if self._task is not None else None
 
     def _float_measured(self, samples: int) -> Measured:
         """float32's metric over the first `samples`, computed once for each such number."""
@@ -299,11 +299,11 @@ def by_layer(kernels: Sequence[KernelTime]) -> dict[str, float]:
 
 
 @dataclass
-class _Tally:
+class _Estimate:
     """A candidate's running figures, and how many samples they rest on."""
 
-    metric: MetricTally | None
-    agreement: AgreementTally = field(default_factory=AgreementTally)
+    metric: MetricEstimate | None
+    agreement: AgreementEstimate = field(default_factory=AgreementEstimate)
     seen: int = 0
 
     def update(self, sample: Sample, reference: Outputs, candidate: Outputs) -> None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edgeq.tune.book import Book
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.explain import share
 from edgeq.tune.record import Stage, Trial
 from edgeq.tune.space import in_float
+from edgeq.tune.trials import TrialTable
 
 _LEAST_GAIN = 0.002
 """Share of float32's time that a layer must lose in integers to be looked at: less is noise of the profiler."""
@@ -38,7 +38,7 @@ def beginnings(names: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def keep_slow_layers_in_float(
-    book: Book,
+    table: TrialTable,
     base: Trial,
     slow: Sequence[str],
     screen: Callable[[Candidate, Stage, str], bool],
@@ -56,10 +56,10 @@ def keep_slow_layers_in_float(
             made.append(candidate.name)
     if not made:
         return
-    race([book[name] for name in (base.name, *made)])
-    family = [book[name] for name in (base.name, *made)]
+    race([table[name] for name in (base.name, *made)])
+    family = [table[name] for name in (base.name, *made)]
     fastest = min(family, key=lambda t: t.timing.latency["p50_ms"] if t.timing else float("inf"))
     for trial in family:
         if trial.name == fastest.name:
             continue
-        book.eliminate(trial.name, f"{share(trial, fastest):.2f} times the latency of {fastest.name}")
+        table.eliminate(trial.name, f"{share(trial, fastest):.2f} times the latency of {fastest.name}")

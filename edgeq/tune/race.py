@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgeq.progress import Progress
-from edgeq.tune.book import Book, accuracy_key, structure_of
+from edgeq.tune.evaluator import Evaluator
 from edgeq.tune.explain import hopeless, less_accurate, points
 from edgeq.tune.goal import Deadline
 from edgeq.tune.record import Trial
-from edgeq.tune.workshop import Workshop
+from edgeq.tune.trials import TrialTable, accuracy_key, structure_of
 
 _FIRST = 32
 _HALVINGS = 3
@@ -21,53 +21,53 @@ def rungs(total: int) -> tuple[int, ...]:
     return (*(n for n in sizes if n >= _FIRST), total)
 
 
-def halve(book: Book, workshop: Workshop, deadline: Deadline, share: float, progress: Progress) -> None:
+def halve(table: TrialTable, evaluator: Evaluator, deadline: Deadline, share: float, progress: Progress) -> None:
     """Assess the candidates that are alive, dropping on the way those that cannot win.
 
     Two kinds cannot: one whose loss is above the bar even at the favourable end of its 95 % interval, and one that
     loses more than half of the others of its own speed. Afterwards every trial that is alive was measured in full.
     """
-    steps = rungs(workshop.total)
+    steps = rungs(evaluator.total)
     for step, samples in enumerate(steps):
-        entered = book.alive()
+        entered = table.alive()
         if deadline.passed(share) and step < len(steps) - 1:
             # One more look, at all samples, for the one that looks best: an answer beats none.
-            for trial in sorted(entered, key=lambda t: (accuracy_key(t), book.cost(t)))[1:]:
-                book.eliminate(trial.name, "the budget ran out before it was measured in full")
-            samples = workshop.total
-            entered = book.alive()
+            for trial in sorted(entered, key=lambda t: (accuracy_key(t), table.cost(t)))[1:]:
+                table.eliminate(trial.name, "the budget ran out before it was measured in full")
+            samples = evaluator.total
+            entered = table.alive()
         if not entered:
             return
-        found = workshop.assess([t.candidate for t in entered], samples)
+        found = evaluator.assess([t.candidate for t in entered], samples)
         for name, assessment in found.items():
-            book.update(name, assessment=assessment)
-        if samples == workshop.total:
+            table.update(name, assessment=assessment)
+        if samples == evaluator.total:
             break
-        _drop_hopeless(book)
-        _drop_worse_half(book, samples)
-        say_best(book, progress)
-    for trial in book.alive():
-        if not book.meets(trial):
-            say_short(book, trial)
-    say_best(book, progress)
+        _drop_hopeless(table)
+        _drop_worse_half(table, samples)
+        log_best(table, progress)
+    for trial in table.alive():
+        if not table.meets(trial):
+            mark_shortfall(table, trial)
+    log_best(table, progress)
 
 
-def say_short(book: Book, trial: Trial) -> None:
+def mark_shortfall(table: TrialTable, trial: Trial) -> None:
     """Mark a trial that is below the bar: measured in full, or surely so after fewer samples."""
     found = trial.assessment
     assert found is not None
     if not found.complete:
-        book.eliminate(trial.name, hopeless(found, book.goal.max_drop))
+        table.eliminate(trial.name, hopeless(found, table.goal.max_drop))
         return
     text = f"loses {points(found.drop)}"
     if found.loss > found.drop:
         text += f" on these samples, up to {points(found.loss)} are to be expected on others"
-    book.update(trial.name, status="short", reason=f"{text}; {points(book.goal.max_drop)} are allowed")
+    table.update(trial.name, status="short", reason=f"{text}; {points(table.goal.max_drop)} are allowed")
 
 
-def say_best(book: Book, progress: Progress) -> None:
+def log_best(table: TrialTable, progress: Progress) -> None:
     """One line on the candidate that leads now."""
-    leaders = book.qualified() or sorted(book.alive(), key=lambda t: (accuracy_key(t), book.cost(t)))
+    leaders = table.qualified() or sorted(table.alive(), key=lambda t: (accuracy_key(t), table.cost(t)))
     for trial in leaders[:1]:
         if trial.assessment is None:
             return
@@ -77,18 +77,18 @@ def say_best(book: Book, progress: Progress) -> None:
         progress.note(f"best so far: {trial.name}: loses {points(trial.assessment.loss)}{seen}{times}")
 
 
-def _drop_hopeless(book: Book) -> None:
-    for trial in book.alive():
+def _drop_hopeless(table: TrialTable) -> None:
+    for trial in table.alive():
         found = trial.assessment
-        if found is not None and found.low > book.goal.max_drop:
-            book.eliminate(trial.name, hopeless(found, book.goal.max_drop))
+        if found is not None and found.low > table.goal.max_drop:
+            table.eliminate(trial.name, hopeless(found, table.goal.max_drop))
 
 
-def _drop_worse_half(book: Book, samples: int) -> None:
-    for group in _by_structure(book.alive()):
+def _drop_worse_half(table: TrialTable, samples: int) -> None:
+    for group in _by_structure(table.alive()):
         group.sort(key=accuracy_key)
         for trial in group[(len(group) + 1) // 2 :]:
-            book.eliminate(
+            table.eliminate(
                 trial.name, f"as fast as {group[0].name}, {less_accurate(trial, group[0])} ({samples} samples)"
             )
 

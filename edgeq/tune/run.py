@@ -23,16 +23,16 @@ from edgeq.pipeline.builds import model_bytes, prove_built
 from edgeq.pipeline.job import Data, Job, as_data, open_job
 from edgeq.pipeline.package import check_bundle_output
 from edgeq.pipeline.proof import Proof
+from edgeq.pipeline.target_checks import artifact_checks
 from edgeq.pipeline.variants import PackagedVariant, as_text, bundle_variants, variant_name
-from edgeq.pipeline.witness import own_checks
 from edgeq.progress import SILENT, Progress
 from edgeq.tune import builders
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.document import make_record, settings_of
 from edgeq.tune.explain import verdict
 from edgeq.tune.goal import Deadline, Goal
-from edgeq.tune.journal import Journal, JournaledWorkshop
-from edgeq.tune.local import LocalWorkshop
+from edgeq.tune.journal import Journal, JournaledEvaluator
+from edgeq.tune.local import LocalEvaluator
 from edgeq.tune.record import Outcome
 from edgeq.tune.search import Search
 from edgeq.tune.space import kernel_candidates, method_candidates, thread_counts
@@ -170,10 +170,10 @@ def tune(
         if job.statistics is not None and statistics is None:
             save_statistics(job.statistics, collected, force=True)
         batched = goal.objective == "throughput"
-        workshop = LocalWorkshop(job, chosen, workdir / "tune", task=task, batched=batched, progress=progress)
+        evaluator = LocalEvaluator(job, chosen, workdir / "tune", task=task, batched=batched, progress=progress)
         search = Search(
             chosen.profile,
-            JournaledWorkshop(workshop, journal),
+            JournaledEvaluator(evaluator, journal),
             goal,
             Deadline(None if goal.budget_s is None else deadline.left_s()),
             threads=thread_counts(machine.usable_threads),
@@ -185,16 +185,16 @@ def tune(
         except KeyboardInterrupt:
             progress.note(f"{journal.known} measurements are kept in {journal.path}: --resume goes on from there")
             raise
-        float32 = workshop.float_metrics()
+        float32 = evaluator.float_metrics()
         record = make_record(job, chosen, machine, task, goal, outcome, deadline.elapsed_s, float32)
         if outcome.winner is None:
             hint = f"-v lists all candidates; what was measured is kept in {kept} for --resume with another --max-drop"
             raise GoalNotMetError("; ".join(verdict(outcome, goal)), hint, record)
         winner = outcome.winner.candidate
-        built = workshop.built(winner)
+        built = evaluator.built(winner)
         proof = prove_built(job, built, task=task, timed=False, threads=winner.threads, progress=progress)
         size, native = model_bytes(built.artifact.model), runs_natively(chosen, machine)
-        checks = own_checks(built, proof, machine, None)
+        checks = artifact_checks(built, proof, machine, None)
         bundle_variants(
             job,
             {variant_name(chosen): PackagedVariant(built, proof, native, size, winner.threads, checks)},

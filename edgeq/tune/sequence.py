@@ -85,9 +85,9 @@ def _variants(
     types = {node.op_type for node in model.graph.node}
     groups = product_groups(model)
     if "GRU" in types and "GRU" in dynamic.dynamic_weight_types:
-        rest = {t: w for t, w in dynamic.dynamic_weight_types.items() if t != "GRU"}
+        remaining = {t: w for t, w in dynamic.dynamic_weight_types.items() if t != "GRU"}
         stored = (*dynamic.stored_types, "GRU")
-        yield "dynamic, GRU in float", dynamic.replace(dynamic_weight_types=rest, stored_types=stored), ()
+        yield "dynamic, GRU in float", dynamic.replace(dynamic_weight_types=remaining, stored_types=stored), ()
     if groups and sampled:
         yield "dynamic, smoothed", dynamic, (_SMOOTH,)
     if sampled and may_have_attention(model):

@@ -26,15 +26,15 @@ from edgeq.backends.base import TargetedBackend
 from edgeq.errors import GoalNotMetError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import Target, resolve
-from edgeq.measure.accuracy import examine
+from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.measure.task import Task
 from edgeq.pipeline.builds import model_bytes, prove_built
 from edgeq.pipeline.checks import check_request
 from edgeq.pipeline.job import Built, Data, Derived, Job, build_derived, derive, open_job, scheme_for
 from edgeq.pipeline.package import check_bundle_output
 from edgeq.pipeline.proof import FLOAT, INT8, Proof
+from edgeq.pipeline.target_checks import artifact_checks
 from edgeq.pipeline.variants import PackagedVariant, as_text, bundle_variants, variant_name
-from edgeq.pipeline.witness import own_checks
 from edgeq.progress import SILENT, Progress
 from edgeq.session import open_session
 from edgeq.tune.goal import Deadline, Goal
@@ -157,7 +157,7 @@ def tune_simulated(
             proof,
             native=False,
             bytes=model_bytes(built.artifact.model),
-            checks=own_checks(built, proof, detect_machine(), None),
+            checks=artifact_checks(built, proof, detect_machine(), None),
         )
         bundle_variants(
             job,
@@ -203,11 +203,13 @@ class _Bench:
         """Accuracy on all samples."""
         artifact = self._build(method, kept).artifact
         sessions = {FLOAT: self._float, INT8: open_session(artifact.proof_model, artifact.proof_settings())}
-        exam = examine(sessions, self._job.validation, task=self._task, reference=FLOAT, progress=self._progress)
+        evaluation = evaluate_sessions(
+            sessions, self._job.validation, task=self._task, reference=FLOAT, progress=self._progress
+        )
         if self._task is not None:
-            loss = exam.accuracy[INT8].loss_against(exam.accuracy[FLOAT])
+            loss = evaluation.accuracy[INT8].loss_against(evaluation.accuracy[FLOAT])
         else:
-            agreement = exam.agreement[INT8]
+            agreement = evaluation.agreement[INT8]
             cosine = min(output.cosine for output in agreement.outputs)
             loss = 1 - (agreement.top1 if agreement.top1 is not None else cosine)
         trial = Trial(method, tuple(kept), _share(artifact), loss)

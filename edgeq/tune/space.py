@@ -113,17 +113,17 @@ def _name(scheme: Scheme) -> str:
     """What tells a scheme from the others of a run: "U8S8 per-channel, percentile 99.99"."""
     if scheme.mode == _DYNAMIC:
         return "dynamic per-channel" if scheme.per_channel else "dynamic per-tensor"
-    words = [scheme.pair, "per-channel" if scheme.per_channel else "per-tensor"]
+    parts = [scheme.pair, "per-channel" if scheme.per_channel else "per-tensor"]
     if scheme.format != "QDQ":
-        words.insert(0, scheme.format)
+        parts.insert(0, scheme.format)
     if scheme.activation_symmetric:
-        words.append("symmetric")
+        parts.append("symmetric")
     if not scheme.weight_symmetric:
-        words.append("asymmetric-weights")
+        parts.append("asymmetric-weights")
     if scheme.reduce_range:
-        words.append("7-bit")
-    words += [f"{key.rpartition('.')[2]}={value}" for key, value in sorted(scheme.session_options.items())]
+        parts.append("7-bit")
+    parts += [f"{key.rpartition('.')[2]}={value}" for key, value in sorted(scheme.session_options.items())]
     method = [scheme.method, *(f"{value:g}" for value in scheme.method_options.values())]
     if scheme.exclude:
         method.append(f"({len(scheme.exclude)} in float)")
-    return f"{' '.join(words)}, {' '.join(method)}"
+    return f"{' '.join(parts)}, {' '.join(method)}"

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgeq.tune.book import TIE, Book, accuracy_key, structure_of
 from edgeq.tune.candidate import Candidate
+from edgeq.tune.evaluator import FLOAT, Evaluator, Race, Runner
 from edgeq.tune.explain import less_accurate, points, times
 from edgeq.tune.mixed import keep_slow_layers_in_float
 from edgeq.tune.record import Stage, Timing, Trial
-from edgeq.tune.workshop import FLOAT, Race, Runner, Workshop
+from edgeq.tune.trials import TIE, TrialTable, accuracy_key, structure_of
 
 MOST_S = 18.0
 """A stage of races that are not settled by then: what is left in doubt is close enough not to matter."""
@@ -31,107 +31,113 @@ class Baseline:
 
 
 def time_kernels(
-    book: Book,
-    workshop: Workshop,
+    table: TrialTable,
+    evaluator: Evaluator,
     threads: Sequence[int],
     seconds: float,
     screen: Callable[[Candidate, Stage, str], bool],
 ) -> Baseline:
     """Choose the threads, time every structure that is alive, keep layers in float that are faster so, and drop what is
     slower than float32."""
-    alive = book.alive()
+    alive = table.alive()
     if not alive:
         return Baseline()
     share = seconds / 3
-    float_threads, int8_threads = _choose_threads(book, alive, workshop, threads, share, "first")
-    first = list({structure_of(t): t for t in reversed(book.alive())}.values())[::-1]
-    race = _race(workshop, first, float_threads, top=_FINALISTS, tie=_ROUGHLY, seconds=share)
+    float_threads, int8_threads = _choose_threads(table, alive, evaluator, threads, share, "first")
+    first = list({structure_of(t): t for t in reversed(table.alive())}.values())[::-1]
+    race = _race(evaluator, first, float_threads, top=_FINALISTS, tie=_ROUGHLY, seconds=share)
     for trial in first:
-        book.time(trial, race.timings[trial.name])
-    _mix(book, workshop, float_threads, share, screen)
-    if book.goal.objective == "memory":
+        table.time(trial, race.timings[trial.name])
+    _mix(table, evaluator, float_threads, share, screen)
+    if table.goal.objective == "memory":
         for trial in first:
-            peak = workshop.memory(trial.candidate, int8_threads)
-            for other in book.alive():
+            peak = evaluator.memory(trial.candidate, int8_threads)
+            for other in table.alive():
                 if structure_of(other) == structure_of(trial):
-                    book.update(other.name, memory_bytes=peak)
-    for trial in book.alive():
+                    table.update(other.name, memory_bytes=peak)
+    for trial in table.alive():
         if _surely_slower(trial):
             assert trial.timing is not None
-            book.eliminate(trial.name, f"slower than float32: {times(trial.timing)}")
+            table.eliminate(trial.name, f"slower than float32: {times(trial.timing)}")
     return Baseline(race.timings[FLOAT], float_threads, race.settled, race.histograms)
 
 
-def decide(book: Book, workshop: Workshop, threads: Sequence[int], baseline: Baseline, seconds: float) -> Baseline:
+def decide(
+    table: TrialTable, evaluator: Evaluator, threads: Sequence[int], baseline: Baseline, seconds: float
+) -> Baseline:
     """Race the best that qualify, choose one, and say of the others why not. Where none of them is fast enough, the
     next best have their race.
 
     The threads are chosen anew: minutes have passed, and whatever else the machine does may have changed what pays.
     """
-    finalists = _finalists(book, workshop)
+    finalists = _finalists(table, evaluator)
     if not finalists:
         return baseline
     # All that qualify get these threads: speeds with others must not be held against what the race measures.
-    rest = [t for t in book.qualified() if t.name not in {f.name for f in finalists}]
-    float_threads, _ = _choose_threads(book, [*finalists, *rest], workshop, threads, seconds / 3, "last")
-    finalists = [book[trial.name] for trial in finalists]
-    race = _race(workshop, finalists, float_threads, top=1, tie=TIE, seconds=seconds * 2 / 3)
+    remaining = [t for t in table.qualified() if t.name not in {f.name for f in finalists}]
+    float_threads, _ = _choose_threads(table, [*finalists, *remaining], evaluator, threads, seconds / 3, "last")
+    finalists = [table[trial.name] for trial in finalists]
+    race = _race(evaluator, finalists, float_threads, top=1, tie=TIE, seconds=seconds * 2 / 3)
     for trial in finalists:
-        book.time(trial, race.timings[trial.name])
-    for trial in book.qualified():
-        if not _not_slower(trial, strict=book.goal.objective in ("latency", "throughput")):
+        table.time(trial, race.timings[trial.name])
+    for trial in table.qualified():
+        if not _not_slower(trial, strict=table.goal.objective in ("latency", "throughput")):
             assert trial.timing is not None
-            book.eliminate(trial.name, f"not faster than float32: {times(trial.timing)}")
+            table.eliminate(trial.name, f"not faster than float32: {times(trial.timing)}")
     found = Baseline(race.timings[FLOAT], float_threads, race.settled, race.histograms)
     raced = {structure_of(trial) for trial in finalists}
-    ranked = [trial for trial in book.qualified() if structure_of(trial) in raced]
+    ranked = [trial for trial in table.qualified() if structure_of(trial) in raced]
     if not ranked:
-        return decide(book, workshop, threads, found, seconds)
-    for trial in book.qualified():
+        return decide(table, evaluator, threads, found, seconds)
+    for trial in table.qualified():
         if trial not in ranked:
             reason = f"costlier than the {len(finalists)} that went into the last race"
-            book.update(trial.name, status="qualified", reason=reason)
-    close = [t for t in ranked if not book.cheaper(ranked[0], t)]
+            table.update(trial.name, status="qualified", reason=reason)
+    close = [t for t in ranked if not table.cheaper(ranked[0], t)]
     winner = min(close, key=accuracy_key)
     for trial in ranked:
-        _say_why_not(book, trial, winner)
-    book.update(winner.name, status="chosen", reason=_why(book, winner))
+        _record_why_not(table, trial, winner)
+    table.update(winner.name, status="chosen", reason=_why(table, winner))
     return found
 
 
 def _mix(
-    book: Book, workshop: Workshop, float_threads: int, seconds: float, screen: Callable[[Candidate, Stage, str], bool]
+    table: TrialTable,
+    evaluator: Evaluator,
+    float_threads: int,
+    seconds: float,
+    screen: Callable[[Candidate, Stage, str], bool],
 ) -> None:
     """Layers that integers make slower, in the fastest kernel choice; where size counts, only if it is not worth
     shipping otherwise."""
-    static = [t for t in book.alive() if t.timing and t.candidate.scheme.mode == "static" and not t.candidate.builder]
+    static = [t for t in table.alive() if t.timing and t.candidate.scheme.mode == "static" and not t.candidate.builder]
     if not static:
         return
     least = min(_p50(t) for t in static)
     base = next(t for t in static if _p50(t) <= least * (1 + _ROUGHLY))
-    if book.goal.objective in ("size", "memory") and _not_slower(base, strict=False):
+    if table.goal.objective in ("size", "memory") and _not_slower(base, strict=False):
         return
 
     def race(trials: Sequence[Trial]) -> None:
-        found = _race(workshop, trials, float_threads, top=None, tie=_ROUGHLY, seconds=seconds)
+        found = _race(evaluator, trials, float_threads, top=None, tie=_ROUGHLY, seconds=seconds)
         for trial in trials:
-            book.time(trial, found.timings[trial.name])
+            table.time(trial, found.timings[trial.name])
 
-    slow = workshop.slow_layers(base.candidate, float_threads)
-    keep_slow_layers_in_float(book, base, slow, screen, race)
+    slow = evaluator.slow_layers(base.candidate, float_threads)
+    keep_slow_layers_in_float(table, base, slow, screen, race)
 
 
-def time_new(book: Book, workshop: Workshop, float_threads: int, seconds: float) -> None:
+def time_new(table: TrialTable, evaluator: Evaluator, float_threads: int, seconds: float) -> None:
     """Time the structures that qualify and were never timed, roughly: to know whether others need be looked at."""
-    new = {structure_of(t): t for t in book.qualified() if book.timed(t).timing is None}
+    new = {structure_of(t): t for t in table.qualified() if table.timed(t).timing is None}
     if new:
-        race = _race(workshop, list(new.values()), float_threads, top=None, tie=_ROUGHLY, seconds=seconds)
+        race = _race(evaluator, list(new.values()), float_threads, top=None, tie=_ROUGHLY, seconds=seconds)
         for trial in new.values():
-            book.time(trial, race.timings[trial.name])
+            table.time(trial, race.timings[trial.name])
 
 
 def _choose_threads(
-    book: Book, trials: Sequence[Trial], workshop: Workshop, threads: Sequence[int], seconds: float, when: str
+    table: TrialTable, trials: Sequence[Trial], evaluator: Evaluator, threads: Sequence[int], seconds: float, when: str
 ) -> tuple[int, int]:
     """The threads that suit float32 and the first of `trials` best, which all of them get; more of them only where
     they pay.
@@ -144,7 +150,7 @@ def _choose_threads(
     trial = trials[0]
     runners: dict[str, Runner] = {f"{FLOAT} {n} {when}": (None, n) for n in threads}
     runners.update({f"int8 {n} {when}": (trial.candidate, n) for n in threads})
-    race = workshop.race(runners, f"{FLOAT} {threads[0]} {when}", top=None, tie=_ROUGHLY, seconds=seconds)
+    race = evaluator.race(runners, f"{FLOAT} {threads[0]} {when}", top=None, tie=_ROUGHLY, seconds=seconds)
     best = []
     for kind in (FLOAT, "int8"):
         # Not the median: it hides the runs in which one thread waits for another on a core that is busy elsewhere.
@@ -153,30 +159,30 @@ def _choose_threads(
         fewest = [n for n in threads if mean[n] <= quickest * (1 + TIE)]
         best.append(min(fewest, key=lambda n: n if n else float("inf")))
     for trial in trials:
-        book.update(trial.name, candidate=trial.candidate.replace(threads=best[1]))
+        table.update(trial.name, candidate=trial.candidate.replace(threads=best[1]))
     return best[0], best[1]
 
 
 def _race(
-    workshop: Workshop, trials: Sequence[Trial], float_threads: int, *, top: int | None, tie: float, seconds: float
+    evaluator: Evaluator, trials: Sequence[Trial], float_threads: int, *, top: int | None, tie: float, seconds: float
 ) -> Race:
     runners: dict[str, Runner] = {FLOAT: (None, float_threads)}
     runners.update({t.name: (t.candidate, t.candidate.threads) for t in trials})
-    return workshop.race(runners, FLOAT, top=top, tie=tie, seconds=seconds)
+    return evaluator.race(runners, FLOAT, top=top, tie=tie, seconds=seconds)
 
 
-def _finalists(book: Book, workshop: Workshop) -> list[Trial]:
+def _finalists(table: TrialTable, evaluator: Evaluator) -> list[Trial]:
     """Of each structure that qualifies the most accurate: the cheapest few, and all that were never timed."""
     best: dict[str, Trial] = {}
-    for trial in sorted(book.qualified(), key=accuracy_key):
-        best.setdefault(structure_of(trial), book.timed(trial))
-    if book.goal.objective == "memory":
+    for trial in sorted(table.qualified(), key=accuracy_key):
+        best.setdefault(structure_of(trial), table.timed(trial))
+    if table.goal.objective == "memory":
         for key, trial in best.items():
             if trial.memory_bytes is None:
-                peak = workshop.memory(trial.candidate, trial.candidate.threads)
-                best[key] = book.update(trial.name, memory_bytes=peak)
+                peak = evaluator.memory(trial.candidate, trial.candidate.threads)
+                best[key] = table.update(trial.name, memory_bytes=peak)
     new = [t for t in best.values() if t.timing is None]
-    old = sorted((t for t in best.values() if t.timing is not None), key=book.cost)
+    old = sorted((t for t in best.values() if t.timing is not None), key=table.cost)
     return [*old[:_FINALISTS], *new]
 
 
@@ -195,22 +201,22 @@ def _not_slower(trial: Trial, *, strict: bool) -> bool:
     return speedup is not None and speedup["low"] > (1 if strict else 1 / (1 + TIE))
 
 
-def _why(book: Book, winner: Trial) -> str:
-    words = {"latency": "fastest", "throughput": "fastest", "size": "smallest", "memory": "leanest"}
+def _why(table: TrialTable, winner: Trial) -> str:
+    superlatives = {"latency": "fastest", "throughput": "fastest", "size": "smallest", "memory": "leanest"}
     found = winner.assessment
     assert found is not None
-    return f"the {words[book.goal.objective]} that keeps the accuracy asked for: loses {points(found.loss)}"
+    return f"the {superlatives[table.goal.objective]} that keeps the accuracy asked for: loses {points(found.loss)}"
 
 
-def _say_why_not(book: Book, trial: Trial, winner: Trial) -> None:
+def _record_why_not(table: TrialTable, trial: Trial, winner: Trial) -> None:
     if structure_of(trial) == structure_of(winner):
         why = f"as fast as {winner.name}, {less_accurate(trial, winner)}"
-    elif book.cheaper(winner, trial):
-        share = book.cost(trial) / book.cost(winner)
-        words = {"size": "larger than", "memory": "times the memory of"}.get(
-            book.goal.objective, "times the latency of"
+    elif table.cheaper(winner, trial):
+        share = table.cost(trial) / table.cost(winner)
+        superlatives = {"size": "larger than", "memory": "times the memory of"}.get(
+            table.goal.objective, "times the latency of"
         )
-        why = f"{share:.2f} {'times ' if book.goal.objective == 'size' else ''}{words} {winner.name}"
+        why = f"{share:.2f} {'times ' if table.goal.objective == 'size' else ''}{superlatives} {winner.name}"
     else:
         why = f"within {TIE:.0%} of {winner.name}, {less_accurate(trial, winner)}"
-    book.update(trial.name, status="qualified", reason=why)
+    table.update(trial.name, status="qualified", reason=why)

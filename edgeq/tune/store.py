@@ -67,7 +67,7 @@ class SampleStore:
         with progress.stage("reading samples", len(samples)) as advance:
             for index, sample in enumerate(samples):
                 if index == 0:
-                    _check_room(sample, len(samples), memory, folder, self.source)
+                    _check_disk_space(sample, len(samples), memory, folder, self.source)
                 self._arrays.put(index, sample.inputs)
                 self._bare.append(dataclasses.replace(sample, inputs={}))
                 advance(1)
@@ -84,7 +84,7 @@ class SampleStore:
         return dataclasses.replace(self._bare[index], inputs=self._arrays.get(index))
 
 
-def _check_room(sample: Sample, count: int, memory: int, folder: Path, source: str) -> None:
+def _check_disk_space(sample: Sample, count: int, memory: int, folder: Path, source: str) -> None:
     """Refuse before the disk is full: samples are taken to be as large as the first."""
     needed = sum(array.nbytes for array in sample.inputs.values()) * count - memory
     free = shutil.disk_usage(folder).free

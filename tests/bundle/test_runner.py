@@ -45,9 +45,9 @@ def one_line(done: subprocess.CompletedProcess[str], code: int) -> str:
 
 
 def test_info(good: Path) -> None:
-    told = result(run("edgeq_run.py", "info", "--json", cwd=good))
-    assert told["chosen"] == "plain"
-    reasons = {entry["variant"]: " ".join(entry["reasons"]) for entry in told["variants"]}
+    report = result(run("edgeq_run.py", "info", "--json", cwd=good))
+    assert report["chosen"] == "plain"
+    reasons = {entry["variant"]: " ".join(entry["reasons"]) for entry in report["variants"]}
     assert "no telepathy" in reasons["better"]
     assert f"it is for {ELSEWHERE}" in reasons["elsewhere"]
     text = run("edgeq_run.py", "info", cwd=good)
@@ -56,9 +56,9 @@ def test_info(good: Path) -> None:
 
 
 def test_verify(good: Path) -> None:
-    told = result(run("edgeq_run.py", "verify", "--json", cwd=good))
-    assert told["passed"] is True
-    assert {entry["variant"]: entry["status"] for entry in told["variants"]} == {
+    report = result(run("edgeq_run.py", "verify", "--json", cwd=good))
+    assert report["passed"] is True
+    assert {entry["variant"]: entry["status"] for entry in report["variants"]} == {
         "plain": "passed",
         "better": "not run",
         "elsewhere": "not run",
@@ -68,9 +68,9 @@ def test_verify(good: Path) -> None:
 
 
 def test_a_zip_runs_as_it_is(good_zip: Path, tmp_path: Path) -> None:
-    told = result(run(good_zip, "verify", "--json", cwd=tmp_path))
-    assert told["passed"] is True
-    assert told["bundle"] == str(good_zip)
+    report = result(run(good_zip, "verify", "--json", cwd=tmp_path))
+    assert report["passed"] is True
+    assert report["bundle"] == str(good_zip)
 
 
 def test_a_directory_runs_as_it_is_and_again(copy: Path, tmp_path: Path) -> None:
@@ -105,8 +105,8 @@ def test_edgeq_is_not_needed(good: Path, tmp_path: Path) -> None:
 def test_bench(good: Path, good_zip: Path, tmp_path: Path) -> None:
     few = ("--duration", "0.02", "--queries", "2", "--json")
     for command in ((good / "edgeq_run.py", "bench"), (good_zip, "bench")):
-        told = result(run(*command, *few, cwd=tmp_path))
-        assert set(told["scenarios"]["single-stream"]["models"]) == {"float32", "plain"}
+        report = result(run(*command, *few, cwd=tmp_path))
+        assert set(report["scenarios"]["single-stream"]["models"]) == {"float32", "plain"}
     assert "p50" in run(good / "edgeq_run.py", "bench", *few[:-1], cwd=tmp_path).stdout
 
 
@@ -115,9 +115,9 @@ def test_infer(good: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=INPUT)
     for number, given in enumerate(("x.npy", "x.npz", "x=x.npy")):
         out = tmp_path / f"out-{number}.npz"
-        told = result(run(good / "edgeq_run.py", "infer", given, "-o", out, "--json", cwd=tmp_path))
-        assert told["variant"] == "plain"
-        assert told["outputs"] == {"y": {"dtype": "float32", "shape": list(INPUT.shape)}}
+        report = result(run(good / "edgeq_run.py", "infer", given, "-o", out, "--json", cwd=tmp_path))
+        assert report["variant"] == "plain"
+        assert report["outputs"] == {"y": {"dtype": "float32", "shape": list(INPUT.shape)}}
         with np.load(out, allow_pickle=False) as outputs:
             np.testing.assert_allclose(outputs["y"], answer(0.0), atol=1e-4)
     first, second = ((tmp_path / f"out-{number}.npz").read_bytes() for number in (0, 1))
@@ -174,14 +174,14 @@ def test_a_failing_self_test_is_an_error(tmp_path: Path) -> None:
     write_bundle(BundleSpec("x", (variant("v", model, 0.0),)), tmp_path / "b")
     done = run("edgeq_run.py", "verify", "--json", cwd=tmp_path / "b")
     assert "output y: error 0.5" in one_line(done, 10)
-    told = json.loads(done.stdout)
-    assert told["passed"] is False
-    assert told["variants"][0]["outputs"]["y"]["max_error"] == pytest.approx(0.5, abs=1e-4)
+    report = json.loads(done.stdout)
+    assert report["passed"] is False
+    assert report["variants"][0]["outputs"]["y"]["max_error"] == pytest.approx(0.5, abs=1e-4)
 
 
 def test_a_named_variant(good: Path) -> None:
-    told = result(run("edgeq_run.py", "verify", "--variant", "plain", "--json", cwd=good))
-    assert [entry["variant"] for entry in told["variants"]] == ["plain"]
+    report = result(run("edgeq_run.py", "verify", "--variant", "plain", "--json", cwd=good))
+    assert [entry["variant"] for entry in report["variants"]] == ["plain"]
     assert "has no variant 'other'" in one_line(run("edgeq_run.py", "info", "--variant", "other", cwd=good), 7)
     assert "no telepathy" in one_line(run("edgeq_run.py", "info", "--variant", "better", cwd=good), 7)
 

@@ -31,9 +31,9 @@ def test_report_lists_every_variant(good_zip: Path) -> None:
 def test_command(good: Path) -> None:
     done = CliRunner().invoke(group, ["verify", str(good), "--json"])
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert told["passed"] is True
-    assert set(told) == {
+    found = json.loads(done.stdout)
+    assert found["passed"] is True
+    assert set(found) == {
         "bundle",
         "name",
         "manifest_sha256",

@@ -12,9 +12,9 @@ from onnx import TensorProto, helper
 
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.histogram import histogram_of
+from edgeq.calibrate.observer import spread_stride
 from edgeq.calibrate.ranges import derive_ranges
 from edgeq.calibrate.statistics import Statistics
-from edgeq.calibrate.tally import spread_stride
 from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.errors import CalibrationError, DataError
 from edgeq.progress import Advance, Silent
@@ -82,11 +82,11 @@ def test_waves_give_the_same_statistics_but_for_what_the_optimiser_fuses(tmp_pat
     path, samples = small_cnn(tmp_path / "m.onnx"), ListSamples(images(4))
     whole = collect(path, samples)
     for memory in (1, 40_000, 10**9):
-        waves = collect(path, samples, memory=memory)
-        assert waves.complete
+        partitions = collect(path, samples, memory=memory)
+        assert partitions.complete
         for name, tensor in whole.tensors.items():
-            assert waves.tensors[name].count == tensor.count
-            assert waves.tensors[name].maximum == pytest.approx(tensor.maximum, rel=1e-5)
+            assert partitions.tensors[name].count == tensor.count
+            assert partitions.tensors[name].maximum == pytest.approx(tensor.maximum, rel=1e-5)
     assert collect(path, samples, memory=10**9) == whole
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from edgeq.calibrate.files import ARRAYS, JSON, load_statistics, save_statistics
+from edgeq.calibrate.observer import Observer
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
-from edgeq.calibrate.tally import Tally
 from edgeq.errors import CalibrationError, OutputError
 
 
@@ -18,7 +18,7 @@ def some_statistics() -> Statistics:
     random = np.random.default_rng(0)
     tensors = {}
     for name, axis, shape in (("b", 1, (2, 3)), ("a", None, (50,)), ("empty", None, (0, 4)), ("ünï", None, ())):
-        running = Tally(TensorStatistics(), axis)
+        running = Observer(TensorStatistics(), axis)
         for _ in range(3):
             running.observe(np.asarray(random.normal(size=shape) * 1e3, np.float32))
         tensors[name] = running.freeze()

@@ -11,10 +11,10 @@ from edgeq.calibrate.entropy import FLOOR, divergences, entropy_range, windows
 from edgeq.calibrate.histogram import histogram_of
 from edgeq.calibrate.linear import BINS, Linear, linear_of
 from edgeq.calibrate.mse import Grid, moments_of, mse_range, squared_errors
+from edgeq.calibrate.observer import Observer
 from edgeq.calibrate.percentile import percentile_range
 from edgeq.calibrate.ranges import Range, channel_ranges, derive_ranges
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
-from edgeq.calibrate.tally import Tally
 from edgeq.errors import CalibrationError, UsageError
 
 from .models import ListSamples, images, small_cnn
@@ -38,7 +38,7 @@ VALUES = {name: values.astype(np.float32) for name, values in DATA.items()}
 def statistics_of(**tensors: np.ndarray) -> Statistics:
     done = {}
     for name, values in tensors.items():
-        running = Tally(TensorStatistics())
+        running = Observer(TensorStatistics())
         running.observe(values)
         done[name] = running.freeze()
     return Statistics("m", "d", 1, done)
@@ -67,7 +67,7 @@ def test_minmax_is_exact() -> None:
 
 
 def test_moving_average_is_the_mean_over_samples() -> None:
-    running = Tally(TensorStatistics())
+    running = Observer(TensorStatistics())
     for values in ([-1.0, 5.0], [-3.0, 6.0], []):
         running.observe(np.float32(values))
     statistics = Statistics("m", "d", 3, {"t": running.freeze()})

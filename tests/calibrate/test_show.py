@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from edgeq.calibrate.histogram import histogram_of
+from edgeq.calibrate.observer import Observer
 from edgeq.calibrate.plot import sparkline, svg_plot, text_plot, write_svg
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.show import METHODS, Shown, columns, heights, open_shown, show_statistics
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
 from edgeq.calibrate.table import FLATBUFFERS, write_native, write_tables
-from edgeq.calibrate.tally import Tally
 from edgeq.errors import UsageError
 
 
@@ -25,7 +25,7 @@ def statistics() -> Statistics:
         "empty": np.zeros(0),
         "zero": np.zeros(4),
     }.items():
-        running = Tally(TensorStatistics())
+        running = Observer(TensorStatistics())
         running.observe(values.astype(np.float32))
         tensors[name] = running.freeze()
     return Statistics("m", "d", 1, tensors)

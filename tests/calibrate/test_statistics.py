@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from edgeq.calibrate.observer import Observer
 from edgeq.calibrate.statistics import Statistics, TensorStatistics, in_units, mean_of_units
-from edgeq.calibrate.tally import Tally
 from edgeq.errors import CalibrationError, UsageError
 
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -18,7 +18,7 @@ samples = st.lists(hnp.arrays(np.float32, (2, 3), elements=floats), min_size=0, 
 
 
 def tally(values: list[np.ndarray], axis: int | None = None) -> TensorStatistics:
-    running = Tally(TensorStatistics(), axis)
+    running = Observer(TensorStatistics(), axis)
     for array in values:
         running.observe(array)
     return running.freeze()

@@ -5,25 +5,25 @@ from pathlib import Path
 import pytest
 
 from edgeq.hardware import detect
-from tests.cli.room import Room, fill
+from tests.cli.workspace import Workspace, fill
 
 
 @pytest.fixture(scope="session")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Made once; tests that write get a copy."""
-    place = tmp_path_factory.mktemp("room")
+    place = tmp_path_factory.mktemp("workspace")
     fill(place)
     return place
 
 
 @pytest.fixture
-def room(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Room:
+def workspace(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     import shutil
 
-    place = tmp_path / "room"
+    place = tmp_path / "workspace"
     shutil.copytree(filled, place)
     monkeypatch.chdir(place)
-    return Room(place)
+    return Workspace(place)
 
 
 @pytest.fixture(autouse=True, scope="session")

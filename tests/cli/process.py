@@ -31,11 +31,11 @@ def start(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=hear_interrupts if os.name == "posix" else None,
+        preexec_fn=enable_interrupts if os.name == "posix" else None,
     )
 
 
-def hear_interrupts() -> None:
+def enable_interrupts() -> None:
     """A shell that runs the tests in the background makes them, and what they start, deaf to Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

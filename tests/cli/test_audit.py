@@ -29,11 +29,11 @@ def test_audit_tells_what_saturates(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [(["--float", "x.onnx"], "Give --data"), (["--session-option", "precise"], "Write KEY=VALUE")],
 )
-def test_what_makes_no_sense_is_refused(tmp_path: Path, options: list[str], said: str) -> None:
+def test_what_makes_no_sense_is_refused(tmp_path: Path, options: list[str], message: str) -> None:
     np.savez(tmp_path / "x.npz", x=np.zeros((1, 8, 8, 8), np.float32))
     result = CliRunner().invoke(group, ["audit", str(tmp_path / "m.onnx"), *options])
     assert result.exit_code != 0
-    assert said in result.stderr
+    assert message in result.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgeq import demo
 from tests.cli import process
-from tests.cli.room import contents
+from tests.cli.workspace import contents
 
 # All commands in one process, of which two are started: what differs between them is what must not matter.
 COMMANDS = """

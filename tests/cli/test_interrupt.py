@@ -20,7 +20,7 @@ from edgeq.bundle import write as bundle_write
 from edgeq.cli._process import INTERRUPTED, TERMINATED
 from edgeq.pipeline import job, quantize, variants
 from tests.cli import process
-from tests.cli.room import Room, contents
+from tests.cli.workspace import Workspace, contents
 
 GOOD = ("net.onnx", "--data", "x.npz", "--no-timing")
 STEPS = [
@@ -41,29 +41,31 @@ def interrupt(after: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.mark.parametrize(("owner", "name"), STEPS, ids=[name for _, name in STEPS])
 def test_ctrl_c_after_any_step_of_quantize(
-    room: Room, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, tmp_path: Path
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, tmp_path: Path
 ) -> None:
-    (room.path / "kept.onnx").write_text("mine")
+    (workspace.path / "kept.onnx").write_text("mine")
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(work))
     monkeypatch.setattr(owner, name, interrupt(getattr(owner, name)))
-    room.refused(INTERRUPTED, "quantize", *GOOD, "-o", "kept.onnx", "--force", says="interrupted")
-    room.refused(INTERRUPTED, "quantize", *GOOD, "-o", "new/int8.onnx", says="nothing half-written was left behind")
+    workspace.refused(INTERRUPTED, "quantize", *GOOD, "-o", "kept.onnx", "--force", says="interrupted")
+    workspace.refused(
+        INTERRUPTED, "quantize", *GOOD, "-o", "new/int8.onnx", says="nothing half-written was left behind"
+    )
     assert contents(work) == {}
 
 
 @pytest.mark.parametrize("output", ["kept", "kept.edgeq"])
-def test_ctrl_c_while_the_bundle_is_written(room: Room, monkeypatch: pytest.MonkeyPatch, output: str) -> None:
-    assert room.run("package", *GOOD, "-o", output).code == 0
+def test_ctrl_c_while_the_bundle_is_written(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, output: str) -> None:
+    assert workspace.run("package", *GOOD, "-o", output).code == 0
     step = "_write_archive" if output.endswith(".edgeq") else "_write_directory"
     monkeypatch.setattr(bundle_write, step, interrupt(getattr(bundle_write, step)))
-    room.refused(INTERRUPTED, "package", *GOOD, "-o", output, "--force", says="interrupted")
+    workspace.refused(INTERRUPTED, "package", *GOOD, "-o", output, "--force", says="interrupted")
 
 
-def test_ctrl_c_in_the_demo_before_the_bundle(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_in_the_demo_before_the_bundle(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(variants, "write_bundle", interrupt(lambda *a, **k: None))
-    room.refused(INTERRUPTED, "demo", "-o", "demo", says="interrupted")
+    workspace.refused(INTERRUPTED, "demo", "-o", "demo", says="interrupted")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals are sent as POSIX has them")
@@ -116,6 +118,6 @@ def test_while_modules_load_ctrl_c_just_ends() -> None:
         capture_output=True,
         text=True,
         check=True,
-        preexec_fn=process.hear_interrupts,
+        preexec_fn=process.enable_interrupts,
     )
     assert done.stdout.split() == ["True", "True", "True"]

@@ -12,7 +12,7 @@ from edgeq.errors import (
     ModelError,
     UsageError,
 )
-from tests.cli.room import Room
+from tests.cli.workspace import Workspace
 
 MODEL, DATA, USAGE = ModelError.exit_code, DataError.exit_code, UsageError.exit_code
 GOOD = ("net.onnx", "--data", "x.npz")
@@ -33,14 +33,14 @@ TARGET = {"quantize": "--profile", "package": "--target"}
         ("opset5.onnx", "opset5.onnx uses opset 5"),
     ],
 )
-def test_models(room: Room, command: str, model: str, says: str) -> None:
-    room.refused(MODEL, command, model, "--data", "x.npz", "-o", "out", says=says)
+def test_models(workspace: Workspace, command: str, model: str, says: str) -> None:
+    workspace.refused(MODEL, command, model, "--data", "x.npz", "-o", "out", says=says)
 
 
 @pytest.mark.parametrize("command", ["inspect", "bench"])
 @pytest.mark.parametrize("model", ["absent.onnx", "text.onnx", "truncated.onnx"])
-def test_models_of_commands_that_only_read(room: Room, command: str, model: str) -> None:
-    room.refused(MODEL, command, model, says=model)
+def test_models_of_commands_that_only_read(workspace: Workspace, command: str, model: str) -> None:
+    workspace.refused(MODEL, command, model, says=model)
 
 
 @pytest.mark.parametrize(
@@ -52,20 +52,22 @@ def test_models_of_commands_that_only_read(room: Room, command: str, model: str)
         ("inputless", "x", "inputless.onnx takes no inputs"),
     ],
 )
-def test_models_with_nothing_to_quantize(room: Room, model: str, data: str, says: str) -> None:
-    room.refused(MODEL, "quantize", f"{model}.onnx", "--data", f"{data}.npz", *QUICK, says=says)
-    room.refused(MODEL, "package", f"{model}.onnx", "--data", f"{data}.npz", *QUICK, says=says)
+def test_models_with_nothing_to_quantize(workspace: Workspace, model: str, data: str, says: str) -> None:
+    workspace.refused(MODEL, "quantize", f"{model}.onnx", "--data", f"{data}.npz", *QUICK, says=says)
+    workspace.refused(MODEL, "package", f"{model}.onnx", "--data", f"{data}.npz", *QUICK, says=says)
 
 
 @pytest.mark.parametrize("op_type", ["LSTM", "MatMul"])
-def test_dynamic_with_nothing_of_that_type(room: Room, op_type: str) -> None:
+def test_dynamic_with_nothing_of_that_type(workspace: Workspace, op_type: str) -> None:
     options = ("--dynamic", "--op-type", op_type, "--weight-type", "int8")
-    room.refused(MODEL, "quantize", "unsupported.onnx", "--data", "x.npz", *options, *QUICK, says="nothing in it")
+    workspace.refused(MODEL, "quantize", "unsupported.onnx", "--data", "x.npz", *options, *QUICK, says="nothing in it")
 
 
-def test_a_quantized_model_is_not_quantized_again(room: Room) -> None:
-    assert room.run("quantize", *GOOD, *QUICK).code == 0
-    ran = room.refused(MODEL, "quantize", "int8.onnx", "--data", "x.npz", "-o", "twice.onnx", says="quantized already")
+def test_a_quantized_model_is_not_quantized_again(workspace: Workspace) -> None:
+    assert workspace.run("quantize", *GOOD, *QUICK).code == 0
+    ran = workspace.refused(
+        MODEL, "quantize", "int8.onnx", "--data", "x.npz", "-o", "twice.onnx", says="quantized already"
+    )
     assert "float32 model" in ran.line
 
 
@@ -88,28 +90,30 @@ def test_a_quantized_model_is_not_quantized_again(room: Room) -> None:
         ("images", "images holds images, no preprocessing is named"),
     ],
 )
-def test_data(room: Room, command: str, data: str, says: str) -> None:
-    room.refused(DATA, command, "net.onnx", "--data", data, "-o", "out", says=says)
+def test_data(workspace: Workspace, command: str, data: str, says: str) -> None:
+    workspace.refused(DATA, command, "net.onnx", "--data", data, "-o", "out", says=says)
 
 
-def test_an_unreadable_image(room: Room) -> None:
+def test_an_unreadable_image(workspace: Workspace) -> None:
     options = ("--data", "bad_images", "--preprocess", "divide=255,layout=NCHW")
-    room.refused(DATA, "quantize", "net.onnx", *options, *QUICK, says="bad_images/2.png is not an image that can be")
+    workspace.refused(
+        DATA, "quantize", "net.onnx", *options, *QUICK, says="bad_images/2.png is not an image that can be"
+    )
 
 
-def test_an_unknown_preprocessing(room: Room) -> None:
+def test_an_unknown_preprocessing(workspace: Workspace) -> None:
     options = ("--data", "images", "--preprocess", "imagnet")
-    room.refused(DATA, "quantize", "net.onnx", *options, *QUICK, says="no preprocessing is called 'imagnet'")
+    workspace.refused(DATA, "quantize", "net.onnx", *options, *QUICK, says="no preprocessing is called 'imagnet'")
 
 
-def test_one_of_two_inputs_is_missing(room: Room) -> None:
+def test_one_of_two_inputs_is_missing(workspace: Workspace) -> None:
     says = "half_a_pair.npz has no array for the model input 'b'"
-    room.refused(DATA, "quantize", "pair.onnx", "--data", "half_a_pair.npz", *QUICK, says=says)
+    workspace.refused(DATA, "quantize", "pair.onnx", "--data", "half_a_pair.npz", *QUICK, says=says)
 
 
-def test_what_the_runtime_refuses_to_run_is_one_line(room: Room, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_the_runtime_refuses_to_run_is_one_line(workspace: Workspace, capfd: pytest.CaptureFixture[str]) -> None:
     options = ("tokens.onnx", "--data", "tokens_out_of_range.npz")
-    ran = room.refused(DATA, "quantize", *options, *QUICK, says="tokens_out_of_range.npz[")
+    ran = workspace.refused(DATA, "quantize", *options, *QUICK, says="tokens_out_of_range.npz[")
     assert "out of data bounds" in ran.line
     assert capfd.readouterr().err == "", "ONNX Runtime's own log does not reach the terminal"
 
@@ -143,14 +147,16 @@ def test_what_the_runtime_refuses_to_run_is_one_line(room: Room, capfd: pytest.C
         (("--frobnicate",), USAGE, "No such option '--frobnicate'"),
     ],
 )
-def test_options(room: Room, command: str, options: tuple[str, ...], code: int, says: str) -> None:
-    room.refused(code, command, *GOOD, *QUICK, *options, says=says)
+def test_options(workspace: Workspace, command: str, options: tuple[str, ...], code: int, says: str) -> None:
+    workspace.refused(code, command, *GOOD, *QUICK, *options, says=says)
 
 
-def test_the_data_of_a_static_scheme_are_not_optional(room: Room) -> None:
-    room.refused(USAGE, "quantize", "net.onnx", *QUICK, says="no samples to prove the result on. Give --data or --val")
+def test_the_data_of_a_static_scheme_are_not_optional(workspace: Workspace) -> None:
+    workspace.refused(
+        USAGE, "quantize", "net.onnx", *QUICK, says="no samples to prove the result on. Give --data or --val"
+    )
     options = ("--val", "x.npz")
-    room.refused(USAGE, "quantize", "net.onnx", *QUICK, *options, says="Give --data or --calibration")
+    workspace.refused(USAGE, "quantize", "net.onnx", *QUICK, *options, says="Give --data or --calibration")
 
 
 @pytest.mark.parametrize("command", ["quantize", "package"])
@@ -162,14 +168,14 @@ def test_the_data_of_a_static_scheme_are_not_optional(room: Room) -> None:
         ("absent.toml", "absent.toml cannot be read: No such file or directory"),
     ],
 )
-def test_targets(room: Room, command: str, target: str, says: str) -> None:
+def test_targets(workspace: Workspace, command: str, target: str, says: str) -> None:
     """Known before anything is calibrated."""
-    ran = room.refused(HardwareError.exit_code, command, *GOOD, *QUICK, TARGET[command], target, says=says)
+    ran = workspace.refused(HardwareError.exit_code, command, *GOOD, *QUICK, TARGET[command], target, says=says)
     assert "preprocessing" not in ran.err, "the data were opened for nothing"
 
 
-def test_a_target_of_another_architecture_is_built_and_says_where_it_was_checked(room: Room) -> None:
-    ran = room.run("quantize", *GOOD, *QUICK, "--profile", "raspberry-pi-4", "--json")
+def test_a_target_of_another_architecture_is_built_and_says_where_it_was_checked(workspace: Workspace) -> None:
+    ran = workspace.run("quantize", *GOOD, *QUICK, "--profile", "raspberry-pi-4", "--json")
     assert ran.code == 0
     found = ran.json()
     assert (found["target"], found["scheme"]["activation_type"]) == ("raspberry-pi-4", "int8")
@@ -177,19 +183,21 @@ def test_a_target_of_another_architecture_is_built_and_says_where_it_was_checked
     assert any("not those of raspberry-pi-4" in note for note in found["notes"])
 
 
-def test_a_calibration_of_another_model(room: Room) -> None:
-    assert room.run("calibrate", "matmul.onnx", "--data", "rows.npz", "-o", "stats").code == 0
+def test_a_calibration_of_another_model(workspace: Workspace) -> None:
+    assert workspace.run("calibrate", "matmul.onnx", "--data", "rows.npz", "-o", "stats").code == 0
     options = ("--calibration", "stats", "--val", "x.npz")
-    room.refused(CalibrationError.exit_code, "quantize", "net.onnx", *options, *QUICK, says="stats")
+    workspace.refused(CalibrationError.exit_code, "quantize", "net.onnx", *options, *QUICK, says="stats")
 
 
-def test_a_bar_that_is_not_met_leaves_no_output(room: Room) -> None:
+def test_a_bar_that_is_not_met_leaves_no_output(workspace: Workspace) -> None:
     options = ("--exclude", "conv", "--require-coverage", "95%")
-    ran = room.refused(
+    ran = workspace.refused(
         CheckFailedError.exit_code, "quantize", *GOOD, *QUICK, *options, says="less than the 95.0% asked"
     )
     assert "the largest left in float is conv (kept in float on request)" in ran.line
-    room.refused(CheckFailedError.exit_code, "package", *GOOD, "-o", "bundle", *options, says="less than the 95.0%")
+    workspace.refused(
+        CheckFailedError.exit_code, "package", *GOOD, "-o", "bundle", *options, says="less than the 95.0%"
+    )
 
 
 @pytest.mark.parametrize(
@@ -208,8 +216,8 @@ def test_a_bar_that_is_not_met_leaves_no_output(room: Room) -> None:
         ("net", "x", ("--dynamic", "--op-type", "Conv", "--weight-type", "uint8")),
     ],
 )
-def test_unusual_models_that_work(room: Room, model: str, data: str, options: tuple[str, ...]) -> None:
-    ran = room.run("quantize", f"{model}.onnx", "--data", f"{data}.npz", *QUICK, "--json", *options)
+def test_unusual_models_that_work(workspace: Workspace, model: str, data: str, options: tuple[str, ...]) -> None:
+    ran = workspace.run("quantize", f"{model}.onnx", "--data", f"{data}.npz", *QUICK, "--json", *options)
     assert ran.code == 0, ran.err
     found = ran.json()
     assert found["agreement"]["sqnr_db"] > 30
@@ -218,8 +226,8 @@ def test_unusual_models_that_work(room: Room, model: str, data: str, options: tu
     assert set(ran.after) - set(ran.before) == {"int8.onnx"}, "nothing else is left in the working directory"
 
 
-def test_an_unusual_name_is_a_name(room: Room) -> None:
-    (room.path / "net.onnx").rename(room.path / "we ird [näme].onnx")
-    ran = room.run("package", "we ird [näme].onnx", "--data", "x.npz", "-o", "a [bundle]", "--no-timing", "--json")
+def test_an_unusual_name_is_a_name(workspace: Workspace) -> None:
+    (workspace.path / "net.onnx").rename(workspace.path / "we ird [näme].onnx")
+    ran = workspace.run("package", "we ird [näme].onnx", "--data", "x.npz", "-o", "a [bundle]", "--no-timing", "--json")
     assert ran.code == 0, ran.err
-    assert room.run("verify", "a [bundle]").code == 0
+    assert workspace.run("verify", "a [bundle]").code == 0

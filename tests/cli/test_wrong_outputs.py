@@ -13,7 +13,7 @@ import pytest
 
 from edgeq.errors import DataError, ModelError, OutputError
 from tests.cli import process
-from tests.cli.room import Room, contents
+from tests.cli.workspace import Workspace, contents
 
 OUTPUT = OutputError.exit_code
 GOOD = ("net.onnx", "--data", "x.npz", "--no-timing")
@@ -32,78 +32,84 @@ IMAGES = ("net.onnx", "--data", "images", "--preprocess", "divide=255,layout=NCH
     ],
 )
 @pytest.mark.parametrize("command", ["quantize", "package"])
-def test_places_that_are_none(room: Room, command: str, output: str, says: str, force: tuple[str, ...]) -> None:
-    room.refused(OUTPUT, command, *GOOD, "-o", output, *force, says=says)
+def test_places_that_are_none(
+    workspace: Workspace, command: str, output: str, says: str, force: tuple[str, ...]
+) -> None:
+    workspace.refused(OUTPUT, command, *GOOD, "-o", output, *force, says=says)
 
 
 @pytest.mark.parametrize("command", ["quantize", "package"])
-def test_what_exists_is_kept_without_force(room: Room, command: str) -> None:
-    kept = room.path / ("kept.onnx" if command == "quantize" else "kept.edgeq")
+def test_what_exists_is_kept_without_force(workspace: Workspace, command: str) -> None:
+    kept = workspace.path / ("kept.onnx" if command == "quantize" else "kept.edgeq")
     kept.write_text("mine")
-    room.refused(OUTPUT, command, *GOOD, "-o", kept.name, says=f"{kept.name} exists already. Pass --force")
-    assert room.run(command, *GOOD, "-o", kept.name, "--force").code == 0
+    workspace.refused(OUTPUT, command, *GOOD, "-o", kept.name, says=f"{kept.name} exists already. Pass --force")
+    assert workspace.run(command, *GOOD, "-o", kept.name, "--force").code == 0
     assert kept.read_bytes() != b"mine"
 
 
-def test_a_failure_with_force_leaves_the_old_output(room: Room) -> None:
-    (room.path / "kept.onnx").write_text("mine")
+def test_a_failure_with_force_leaves_the_old_output(workspace: Workspace) -> None:
+    (workspace.path / "kept.onnx").write_text("mine")
     options = ("--exclude", "conv", "--require-coverage", "95%", "--force")
-    room.refused(10, "quantize", *GOOD, "-o", "kept.onnx", *options, says="less than the 95.0%")
+    workspace.refused(10, "quantize", *GOOD, "-o", "kept.onnx", *options, says="less than the 95.0%")
 
 
 @pytest.mark.parametrize("command", ["quantize", "package"])
 @pytest.mark.parametrize("output", ["net.onnx", "x.npz", "images/../net.onnx"])
-def test_inputs_are_never_replaced(room: Room, command: str, output: str) -> None:
-    ran = room.refused(OUTPUT, command, *GOOD, "-o", output, "--force", says="")
+def test_inputs_are_never_replaced(workspace: Workspace, command: str, output: str) -> None:
+    ran = workspace.refused(OUTPUT, command, *GOOD, "-o", output, "--force", says="")
     assert "is the input" in ran.line or "is a file, not a directory" in ran.line
 
 
-def test_folders_that_hold_an_input_are_never_replaced(room: Room) -> None:
-    (room.path / "images" / "manifest.json").write_text("{}")
-    room.refused(OUTPUT, "package", *IMAGES, "-o", "images", "--force", says="images is the input images")
-    shutil.copytree(room.path / "images", room.path / "all" / "images")
-    (room.path / "all" / "manifest.json").write_text("{}")
+def test_folders_that_hold_an_input_are_never_replaced(workspace: Workspace) -> None:
+    (workspace.path / "images" / "manifest.json").write_text("{}")
+    workspace.refused(OUTPUT, "package", *IMAGES, "-o", "images", "--force", says="images is the input images")
+    shutil.copytree(workspace.path / "images", workspace.path / "all" / "images")
+    (workspace.path / "all" / "manifest.json").write_text("{}")
     says = "all holds the input all/images"
     options = ("net.onnx", "--data", "all/images", "--preprocess", "divide=255,layout=NCHW")
-    room.refused(OUTPUT, "package", *options, "-o", "all", "--force", says=says)
+    workspace.refused(OUTPUT, "package", *options, "-o", "all", "--force", says=says)
 
 
-def test_external_data_of_the_input_is_never_replaced(room: Room) -> None:
+def test_external_data_of_the_input_is_never_replaced(workspace: Workspace) -> None:
     import onnx
 
-    big = onnx.load(room.path / "net.onnx")
-    onnx.save(big, room.path / "big.onnx", save_as_external_data=True, location="int8.onnx.data", size_threshold=0)
+    big = onnx.load(workspace.path / "net.onnx")
+    onnx.save(big, workspace.path / "big.onnx", save_as_external_data=True, location="int8.onnx.data", size_threshold=0)
     says = "int8.onnx.data is the input int8.onnx.data"
     options = ("--data", "x.npz", "--no-timing", "--force")
-    room.refused(OUTPUT, "quantize", "big.onnx", *options, "-o", "int8.onnx", says=says)
+    workspace.refused(OUTPUT, "quantize", "big.onnx", *options, "-o", "int8.onnx", says=says)
 
 
-def test_a_bundle_does_not_go_into_the_data(room: Room) -> None:
+def test_a_bundle_does_not_go_into_the_data(workspace: Workspace) -> None:
     """Its test vectors would be samples the next time."""
-    room.refused(OUTPUT, "package", *IMAGES, "-o", "images/bundle", says="images/bundle lies in the data folder images")
-    assert room.run("package", *IMAGES, "-o", "images/bundle.edgeq").code == 0
-    assert room.run("quantize", *IMAGES, "-o", "images/int8.onnx").code == 0
-    assert room.run("quantize", *IMAGES, "-o", "images/again.onnx").code == 0
+    workspace.refused(
+        OUTPUT, "package", *IMAGES, "-o", "images/bundle", says="images/bundle lies in the data folder images"
+    )
+    assert workspace.run("package", *IMAGES, "-o", "images/bundle.edgeq").code == 0
+    assert workspace.run("quantize", *IMAGES, "-o", "images/int8.onnx").code == 0
+    assert workspace.run("quantize", *IMAGES, "-o", "images/again.onnx").code == 0
 
 
-def test_a_folder_that_is_no_bundle_is_never_replaced(room: Room) -> None:
+def test_a_folder_that_is_no_bundle_is_never_replaced(workspace: Workspace) -> None:
     says = "bad_images holds files and is no bundle"
-    room.refused(OUTPUT, "package", *GOOD, "-o", "bad_images", "--force", says=says)
-    room.refused(OUTPUT, "demo", "-o", "bad_images", "--force", says=says)
-    assert room.run("package", *GOOD, "-o", "empty", "--force").code == 0
+    workspace.refused(OUTPUT, "package", *GOOD, "-o", "bad_images", "--force", says=says)
+    workspace.refused(OUTPUT, "demo", "-o", "bad_images", "--force", says=says)
+    assert workspace.run("package", *GOOD, "-o", "empty", "--force").code == 0
 
 
-def test_a_missing_folder_is_made_and_goes_again_on_failure(room: Room) -> None:
-    assert room.run("quantize", *GOOD, "-o", "new/deep/int8").code == 0
-    assert (room.path / "new" / "deep" / "int8").is_file()
-    room.refused(DataError.exit_code, "quantize", "net.onnx", "--data", "nan.npz", "-o", "newer/int8.onnx", says="NaN")
+def test_a_missing_folder_is_made_and_goes_again_on_failure(workspace: Workspace) -> None:
+    assert workspace.run("quantize", *GOOD, "-o", "new/deep/int8").code == 0
+    assert (workspace.path / "new" / "deep" / "int8").is_file()
+    workspace.refused(
+        DataError.exit_code, "quantize", "net.onnx", "--data", "nan.npz", "-o", "newer/int8.onnx", says="NaN"
+    )
 
 
-def test_paths_are_relative_to_the_working_directory(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    elsewhere = room.path / "else where"
+def test_paths_are_relative_to_the_working_directory(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = workspace.path / "else where"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    ran = room.run("quantize", "../net.onnx", "--data", "../x.npz", "--no-timing", "-o", "int8.onnx")
+    ran = workspace.run("quantize", "../net.onnx", "--data", "../x.npz", "--no-timing", "-o", "int8.onnx")
     assert ran.code == 0, ran.err
     assert set(ran.after) - set(ran.before) == {"else where/int8.onnx"}
 
@@ -114,9 +120,9 @@ needs_permissions = pytest.mark.skipif(
 
 
 @pytest.fixture
-def closed(room: Room) -> Iterator[Path]:
+def closed(workspace: Workspace) -> Iterator[Path]:
     """A folder that nobody may enter."""
-    folder = room.path / "closed"
+    folder = workspace.path / "closed"
     folder.mkdir()
     folder.chmod(0)
     yield folder
@@ -124,13 +130,13 @@ def closed(room: Room) -> Iterator[Path]:
 
 
 @needs_permissions
-def test_permissions(room: Room, closed: Path) -> None:
+def test_permissions(workspace: Workspace, closed: Path) -> None:
     prefix = process.without_root_powers()
     assert prefix is not None
     for name in ("locked.onnx", "locked.npz"):
-        shutil.copy(room.path / ("net.onnx" if name.endswith("onnx") else "x.npz"), room.path / name)
-        (room.path / name).chmod(0)
-    (room.path / "read_only").mkdir(mode=0o500)
+        shutil.copy(workspace.path / ("net.onnx" if name.endswith("onnx") else "x.npz"), workspace.path / name)
+        (workspace.path / name).chmod(0)
+    (workspace.path / "read_only").mkdir(mode=0o500)
     cases: list[tuple[int, str, tuple[str, ...]]] = [
         (ModelError.exit_code, "locked.onnx cannot be read: Permission denied", ("locked.onnx", "--data", "x.npz")),
         (DataError.exit_code, "locked.npz cannot be read: Permission denied", ("net.onnx", "--data", "locked.npz")),
@@ -140,12 +146,12 @@ def test_permissions(room: Room, closed: Path) -> None:
     ]
     for code, says, arguments in cases:
         output = () if "-o" in arguments else ("-o", "int8.onnx")
-        ran = process.run("quantize", *arguments, *output, cwd=room.path, prefix=prefix)
+        ran = process.run("quantize", *arguments, *output, cwd=workspace.path, prefix=prefix)
         assert (ran.returncode, ran.stdout) == (code, ""), ran.stderr
         assert ran.stderr.splitlines()[-1].startswith("edgeq: ")
         assert says in ran.stderr.splitlines()[-1]
         assert "Traceback" not in ran.stderr
-    assert not (room.path / "int8.onnx").exists()
+    assert not (workspace.path / "int8.onnx").exists()
 
 
 @pytest.fixture
@@ -162,20 +168,20 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(place)], check=True)
 
 
-def test_a_full_disk(room: Room, small_disk: Path) -> None:
+def test_a_full_disk(workspace: Workspace, small_disk: Path) -> None:
     for name in ("bundle", "bundle.edgeq"):
         says = f"no space left while writing {small_disk / name}. Free some space"
-        room.refused(OUTPUT, "package", *GOOD, "-o", small_disk / name, says=says)
+        workspace.refused(OUTPUT, "package", *GOOD, "-o", small_disk / name, says=says)
         assert list(small_disk.iterdir()) == []
     old = small_disk / "int8.onnx"
     old.write_bytes(b"mine" * 16_384)
     says = f"no space left while writing {old}"
-    room.refused(OUTPUT, "quantize", *GOOD, "-o", old, "--force", says=says)
+    workspace.refused(OUTPUT, "quantize", *GOOD, "-o", old, "--force", says=says)
     assert contents(small_disk).keys() == {"int8.onnx"}
     assert old.read_bytes() == b"mine" * 16_384
 
 
-def test_a_full_disk_for_work_files(room: Room, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_for_work_files(workspace: Workspace, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import tempfile
 
     (small_disk / "filling").write_bytes(b"0" * 65_536)
@@ -183,10 +189,10 @@ def test_a_full_disk_for_work_files(room: Room, small_disk: Path, monkeypatch: p
     says = (
         f"no space left in {small_disk} for the work files of int8.onnx. Free some space and run again, or set TMPDIR"
     )
-    room.refused(OUTPUT, "quantize", *GOOD, "-o", "int8.onnx", says=says)
+    workspace.refused(OUTPUT, "quantize", *GOOD, "-o", "int8.onnx", says=says)
     assert contents(small_disk).keys() == {"filling"}
 
 
-def test_a_read_only_file_system(room: Room, small_disk: Path) -> None:
+def test_a_read_only_file_system(workspace: Workspace, small_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    room.refused(OUTPUT, "quantize", *GOOD, "-o", small_disk / "int8.onnx", says="is not writable")
+    workspace.refused(OUTPUT, "quantize", *GOOD, "-o", small_disk / "int8.onnx", says="is not writable")

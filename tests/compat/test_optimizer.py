@@ -192,8 +192,8 @@ def test_a_changed_answer_is_refused(bert: Path, tmp_path: Path, monkeypatch: py
         check_same(bert, spoiled)
     check_same(bert, bert)
 
-    def spoil(source: Path, draft: Path, rest: object) -> None:
-        del source, rest
+    def spoil(source: Path, draft: Path, extra_arguments: object) -> None:
+        del source, extra_arguments
         onnx.save(model, draft)
 
     monkeypatch.setattr(module, "_theirs", spoil)

@@ -228,7 +228,7 @@ def test_text_for_people(clock: Any, pair: dict[str, Any], tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("ratio", "said"),
+    ("ratio", "expected"),
     [
         ((0.5, 0.4, 0.8, 0.96, 20), "int8 is 2.00x SLOWER than float32 (1.25 to 2.50, 95 % confidence)"),
         ((1.01, 0.9, 1.1, 0.96, 20), "int8 against float32: no difference is settled (1.01x, 0.90 to 1.10"),
@@ -237,12 +237,12 @@ def test_text_for_people(clock: Any, pair: dict[str, Any], tmp_path: Path) -> No
     ],
 )
 def test_ratios_are_only_claimed_as_far_as_they_hold(
-    clock: Any, pair: dict[str, Any], tmp_path: Path, ratio: tuple[float, ...], said: str
+    clock: Any, pair: dict[str, Any], tmp_path: Path, ratio: tuple[float, ...], expected: str
 ) -> None:
     report = bench(clock, pair, tmp_path)
     keys = ("estimate", "low", "high", "confidence", "pairs")
     report["scenarios"]["single-stream"]["ratios"]["int8"] = dict(zip(keys, ratio, strict=True))
-    assert said in format_bench(report)
+    assert expected in format_bench(report)
 
 
 def test_without_memory_of_each_the_whole_process_is_given(clock: Any, pair: dict[str, Any], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from edgeq_device.bench_bundle import bundle_feeds, bundle_subjects, bundle_variants
+from edgeq_device.bench_bundle import bundle_feeds, bundle_models, bundle_variants
 from edgeq_device.package import open_bundle
 from edgeq_device.sessions import read_device
 
@@ -35,22 +35,22 @@ def bundle(models: dict[str, Path], destination: Path, *, with_float: bool = Tru
 def test_float32_comes_first_and_self_test_inputs_are_the_samples(models: dict[str, Path], tmp_path: Path) -> None:
     with open_bundle(bundle(models, tmp_path / "b")) as opened:
         variants = bundle_variants(opened, read_device())
-        subjects = bundle_subjects(variants)
-        assert [s.name for s in subjects] == ["float32", "small"]
+        models = bundle_models(variants)
+        assert [s.name for s in models] == ["float32", "small"]
         feeds = bundle_feeds(variants)
         assert feeds is not None
         (feed,) = feeds(None)
         assert feed["x"].shape == (1, 64)
-        session = subjects[1].open(1)
+        session = models[1].open(1)
         assert session.run(None, dict(feed))[0].shape == (1, 8)
-        assert subjects[1].memory is not None
+        assert models[1].memory is not None
 
 
 def test_a_bundle_without_float32_or_self_test(models: dict[str, Path], tmp_path: Path) -> None:
     path = bundle(models, tmp_path / "b", with_float=False, with_selftest=False)
     with open_bundle(path) as opened:
         variants = bundle_variants(opened, read_device())
-        assert [s.name for s in bundle_subjects(variants)] == ["small"]
+        assert [s.name for s in bundle_models(variants)] == ["small"]
         assert bundle_feeds(variants) is None
 
 

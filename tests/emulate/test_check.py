@@ -16,8 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.data.samples import Samples, open_samples
 from edgeq.emulate.check import EmulatedCheck, Trial, check_trial
+from edgeq.emulate.routes import Open, Simulator
 from edgeq.emulate.verify import summary
-from edgeq.emulate.ways import Open, Simulator
 from edgeq.errors import CheckFailedError, RuntimeUnavailableError
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target, resolve

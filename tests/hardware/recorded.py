@@ -12,7 +12,7 @@ from typing import Any
 from edgeq_device.cpuid import Answers
 from edgeq_device.features import Evidence
 
-from edgeq.hardware.detect import Surroundings, describe
+from edgeq.hardware.detect import SystemInfo, describe
 from edgeq.hardware.machine import Gpu, Machine
 
 FOLDER = Path(__file__).parent / "machines"
@@ -34,8 +34,8 @@ def evidence_of(record: Mapping[str, Any]) -> Evidence:
 def machine_of(record: Mapping[str, Any]) -> Machine:
     reported = json.loads(_text(record, "py_cpuinfo") or "{}")
     gpus = tuple(Gpu(gpu["name"], tuple(gpu["compute_capability"])) for gpu in record.get("gpus", ()))
-    around = Surroundings(gpus=gpus, runtimes=record.get("runtimes", {}))
-    return describe(evidence_of(record), reported, around)
+    info = SystemInfo(gpus=gpus, runtimes=record.get("runtimes", {}))
+    return describe(evidence_of(record), reported, info)
 
 
 def auxv(hwcap: int, hwcap2: int) -> bytes:

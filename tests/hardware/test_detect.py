@@ -44,7 +44,7 @@ def test_an_architecture_that_py_cpuinfo_refuses_is_noted(monkeypatch: pytest.Mo
         raise Exception("py-cpuinfo currently only works on X86")
 
     monkeypatch.setattr(cpuinfo, "get_cpu_info", refuse)
-    reported, notes = detect.ask_py_cpuinfo.__wrapped__()
+    reported, notes = detect.query_py_cpuinfo.__wrapped__()
     assert reported == {}
     assert notes == ("py-cpuinfo has no answer: py-cpuinfo currently only works on X86",)
 
@@ -73,7 +73,7 @@ def _nvml(**overrides: object) -> SimpleNamespace:
 
 
 def test_gpus_through_nvml() -> None:
-    gpus, notes = nvidia.ask_nvml(_nvml())
+    gpus, notes = nvidia.query_nvml(_nvml())
     assert gpus == (Gpu("Tesla T4", (7, 5), 15 << 30, "560.35"), Gpu("Orin (nvgpu)", (8, 7), None, "560.35"))
     assert [gpu.sm for gpu in gpus] == ["sm_75", "sm_87"]
     assert notes == ()
@@ -83,7 +83,7 @@ def test_nvml_that_fails_is_noted_not_fatal() -> None:
     def fail() -> None:
         raise _NvmlError("GPU is lost")
 
-    gpus, notes = nvidia.ask_nvml(_nvml(nvmlDeviceGetCount=fail))
+    gpus, notes = nvidia.query_nvml(_nvml(nvmlDeviceGetCount=fail))
     assert gpus == ()
     assert notes == ("NVML does not tell about the GPUs: GPU is lost",)
 
@@ -93,9 +93,9 @@ def test_a_driver_without_its_library_is_noted(monkeypatch: pytest.MonkeyPatch, 
         raise _NvmlError("Library Not Found")
 
     monkeypatch.setattr(nvidia, "_DRIVER_MARKS", ())
-    assert nvidia.ask_nvml(_nvml(nvmlInit=fail)) == ((), ())
+    assert nvidia.query_nvml(_nvml(nvmlInit=fail)) == ((), ())
     monkeypatch.setattr(nvidia, "_DRIVER_MARKS", (tmp_path,))
-    assert nvidia.ask_nvml(_nvml(nvmlInit=fail)) == ((), ("NVML does not start: Library Not Found",))
+    assert nvidia.query_nvml(_nvml(nvmlInit=fail)) == ((), ("NVML does not start: Library Not Found",))
 
 
 def test_runtime_versions_without_importing_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from edgeq.errors import CheckFailedError, DataError, RuntimeUnavailableError, UsageError
-from edgeq.measure.accuracy import Accuracy, evaluate, evaluate_many, examine
+from edgeq.measure.accuracy import Accuracy, evaluate, evaluate_many, evaluate_sessions
 from edgeq.measure.tasks.anomaly import Anomaly
 from edgeq.measure.tasks.classification import Classification
 from edgeq.session import SessionSettings, open_session
@@ -59,7 +59,7 @@ def test_several_sessions_share_the_decoded_samples() -> None:
 def test_one_pass_gives_accuracy_and_agreement() -> None:
     samples = vectors(SAMPLES, LABELS)
     same = FakeSession(lambda feed: {"y": feed["x"]}, ["y"])
-    found = examine({"a": same, "b": same}, samples, task=Classification(), reference="a")
+    found = evaluate_sessions({"a": same, "b": same}, samples, task=Classification(), reference="a")
     assert samples.decoded == 4
     assert set(found.accuracy) == {"a", "b"}
     assert set(found.agreement) == {"b"}
@@ -69,14 +69,14 @@ def test_one_pass_gives_accuracy_and_agreement() -> None:
 
 def test_agreement_needs_no_labels() -> None:
     same = FakeSession(lambda feed: {"y": feed["x"]}, ["y"])
-    found = examine({"a": same, "b": same}, vectors(SAMPLES), reference="a")
+    found = evaluate_sessions({"a": same, "b": same}, vectors(SAMPLES), reference="a")
     assert not found.accuracy
     assert found.agreement["b"].outputs[0].equal
 
 
 def test_an_unknown_reference_is_refused() -> None:
     with pytest.raises(UsageError, match="'float32'"):
-        examine({"a": FakeSession(lambda f: {}, [])}, vectors(SAMPLES), reference="float32")
+        evaluate_sessions({"a": FakeSession(lambda f: {}, [])}, vectors(SAMPLES), reference="float32")
 
 
 def test_count_takes_the_first_samples() -> None:

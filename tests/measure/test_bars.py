@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edgeq.measure.evaluation import Question, answer
+from edgeq.measure.evaluation import EvalRequest, run_evaluation
 from edgeq.measure.task import TaskOptions
 from edgeq.session import SessionSettings
 
@@ -47,9 +47,9 @@ BARS = [
 ]
 
 
-def question(shared: Path, bar: Bar, **changes: Any) -> Question:
+def request(shared: Path, bar: Bar, **changes: Any) -> EvalRequest:
     options = {k: shared / v if k == "annotations" else v for k, v in bar.options.items()}
-    return Question(
+    return EvalRequest(
         model=shared / bar.model / "model.onnx",
         data=str(shared / bar.data),
         task=bar.task,
@@ -74,7 +74,7 @@ def decimals(figure: float) -> int:
 def test_the_figure_in_meta_json(shared_data: Path, bar: Bar) -> None:
     needs(bar)
     expected = json.loads((shared_data / bar.model / "meta.json").read_text())["float32"]
-    found = answer(question(shared_data, bar))
+    found = run_evaluation(request(shared_data, bar))
     assert found.count == bar.samples
     assert found.accuracy is not None
     for metric, key in bar.figures.items():
@@ -99,7 +99,7 @@ PARTS = {
 def test_a_part_of_the_data(shared_data: Path, bar: Bar) -> None:
     needs(bar)
     count, stride, expected = PARTS[bar.name]
-    found = answer(question(shared_data, bar, count=count, stride=stride))
+    found = run_evaluation(request(shared_data, bar, count=count, stride=stride))
     assert found.count == count
     assert found.accuracy is not None
     assert found.accuracy.value == pytest.approx(expected, abs=1e-3)

@@ -67,8 +67,8 @@ def test_a_model_against_another_is_compared_with_it(model: Path, other: Path) -
 
 def test_models_of_the_same_name_are_told_apart(model: Path, tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
-    twin = matmul_file(tmp_path / "old" / "int8.onnx", 8)
-    assert set(bench(model, against=twin, settings=QUICK).models) == {str(model), str(twin)}
+    counterpart = matmul_file(tmp_path / "old" / "int8.onnx", 8)
+    assert set(bench(model, against=counterpart, settings=QUICK).models) == {str(model), str(counterpart)}
     with pytest.raises(UsageError, match="compared with itself"):
         bench(model, against=model, settings=QUICK)
 
@@ -82,8 +82,8 @@ def test_a_bundle_is_measured_with_its_float32_on_its_self_test(bundle: Path) ->
 
 def test_samples_from_files(bundle: Path, model: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "samples.npz", x=np.ones((6, 64), np.float32))
-    for subject in (bundle, model):
-        found = bench(subject, data=BenchData(str(tmp_path / "samples.npz"), count=4), settings=QUICK)
+    for bench_model in (bundle, model):
+        found = bench(bench_model, data=BenchData(str(tmp_path / "samples.npz"), count=4), settings=QUICK)
         assert not any("made up" in note for note in found.notes)
 
 
@@ -151,7 +151,7 @@ def test_interrupted(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("edgeq_device.subjects.run_bench", interrupt)
+    monkeypatch.setattr("edgeq_device.bench_models.run_bench", interrupt)
     done = run(model, *FAST)
     assert done.exit_code == 130
     assert "Traceback" not in done.output

@@ -12,7 +12,7 @@ import pytest
 
 from edgeq.data.samples import open_samples
 from edgeq.errors import DataError
-from edgeq.measure.activation_tally import ActivationComparison
+from edgeq.measure.activation_observer import ActivationComparison
 from edgeq.measure.compare_activations import compare_activations
 from edgeq.measure.layers import collect_activations, compare_layers, match_activations, read_graph, with_outputs
 from edgeq.measure.quantization import dynamic_quantization

@@ -11,7 +11,7 @@ from edgeq.backends.cpu import CpuBackend
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import derive_ranges
 from edgeq.data.samples import open_samples
-from edgeq.measure.diagnosis import DebugQuestion, Diagnosis, diagnose
+from edgeq.measure.diagnosis import DebugRequest, Diagnosis, diagnose
 from edgeq.model.prepare import prepare_model
 from edgeq.scheme import Scheme
 from tests.conftest import REPOSITORY
@@ -28,18 +28,18 @@ def findings(shared: Path, work: Path, name: str, images: Path, count: int, **sc
     chosen = Scheme(**scheme)
     ranges = derive_ranges(statistics, activation_type=chosen.activation_type)
     artifact = CpuBackend().build(prepared, ranges, chosen, work / "int8.onnx")
-    return diagnose(DebugQuestion(model, artifact.model, images / "val", preprocess=spec, count=count, worst=6))
+    return diagnose(DebugRequest(model, artifact.model, images / "val", preprocess=spec, count=count, worst=6))
 
 
 def test_the_first_convolutions_of_yolox_nano(shared_data: Path, tmp_path: Path) -> None:
     found = findings(shared_data, tmp_path, "yolox_nano", shared_data / "coco256", 2)
     computing = [a for a in found.comparison.activations if a.op_type in ("Conv", "Mul", "Sigmoid")]
     position = {a.name: place for place, a in enumerate(computing)}
-    worst = found.culprits[:3]
+    worst = found.error_sources[:3]
     assert worst
-    assert all(position[culprit.name] < 9 for culprit in worst), "three convolutions, each with its SiLU"
-    assert {culprit.cause for culprit in worst} == {"range"}
-    assert found.culprits[0].output_sqnr_db < 12
+    assert all(position[error_source.name] < 9 for error_source in worst), "three convolutions, each with its SiLU"
+    assert {error_source.cause for error_source in worst} == {"range"}
+    assert found.error_sources[0].output_sqnr_db < 12
 
 
 def test_unequal_channels_of_mobilenet_v1(shared_data: Path, tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_unequal_channels_of_mobilenet_v1(shared_data: Path, tmp_path: Path) -> 
     )
     assert found.prepared
     assert found.optimised.sqnr_db < 3
-    nodes = [culprit.node for culprit in found.culprits]
+    nodes = [error_source.node for error_source in found.error_sources]
     assert {"Conv2d_2_depthwise", "Conv2d_3_depthwise", "Conv2d_13_depthwise"} <= set(nodes)
-    assert {culprit.cause for culprit in found.culprits} == {"weights"}
-    assert all(culprit.exclude == (culprit.node,) for culprit in found.culprits)
+    assert {error_source.cause for error_source in found.error_sources} == {"weights"}
+    assert all(error_source.exclude == (error_source.node,) for error_source in found.error_sources)

@@ -13,7 +13,7 @@ from edgeq.bundle.write import BundleSpec, VariantSpec, write_bundle
 from edgeq.cli import group
 from edgeq.errors import DataError, ModelError, UsageError
 from edgeq.measure.agreement import Agreement, OutputAgreement
-from edgeq.measure.diagnosis import DebugQuestion, debug_question, diagnose, optimiser_warning
+from edgeq.measure.diagnosis import DebugRequest, debug_request, diagnose, optimiser_warning
 from edgeq.session import SessionSettings
 from tests.measure.fakes import linear_model
 from tests.measure.quantized_models import SCHEMES, Quantized, float_model, quantize_all
@@ -57,19 +57,19 @@ def test_for_people(quantized: Quantized) -> None:
 
 def test_a_model_with_batch_normalization_is_prepared_first(tmp_path: Path) -> None:
     quantized = quantize_all(tmp_path, float_model(batch_norm=True), ("u8s8",))
-    found = diagnose(DebugQuestion(quantized.source, quantized.models["u8s8"], quantized.data))
+    found = diagnose(DebugRequest(quantized.source, quantized.models["u8s8"], quantized.data))
     assert found.prepared
     assert "8 quantized weights match then, 7 as it is" in found.notes[0]
     assert not any(weight.changed for weight in found.comparison.weights)
     assert found.warnings == ()
-    as_prepared = diagnose(DebugQuestion(quantized.prepared.path, quantized.models["u8s8"], quantized.data))
+    as_prepared = diagnose(DebugRequest(quantized.prepared.path, quantized.models["u8s8"], quantized.data))
     assert not as_prepared.prepared
     assert as_prepared.comparison == found.comparison
 
 
 def test_a_model_that_was_changed_before_is_said_to_be(quantized: Quantized, tmp_path: Path) -> None:
     other = quantize_all(tmp_path, float_model(scales={"pointwise.weight": np.linspace(0.5, 2, 16)}), ("u8s8",))
-    found = diagnose(DebugQuestion(quantized.source, other.models["u8s8"], quantized.data))
+    found = diagnose(DebugRequest(quantized.source, other.models["u8s8"], quantized.data))
     assert "1 weights differ by more than rounding (pointwise.weight)" in found.warnings[0]
 
 
@@ -78,7 +78,7 @@ def test_unnamed_nodes_get_the_names_that_quantize_gives_them(tmp_path: Path) ->
     for node in model.graph.node:
         node.name = ""
     quantized = quantize_all(tmp_path, model, ("u8u8-per-tensor",))
-    found = diagnose(DebugQuestion(quantized.source, quantized.models["u8u8-per-tensor"], quantized.data))
+    found = diagnose(DebugRequest(quantized.source, quantized.models["u8u8-per-tensor"], quantized.data))
     prepared = {node.name for node in onnx.load(quantized.prepared.path).graph.node}
     assert found.prepared
     assert found.exclude
@@ -88,8 +88,8 @@ def test_unnamed_nodes_get_the_names_that_quantize_gives_them(tmp_path: Path) ->
 def test_a_bundle_brings_its_options(quantized: Quantized, tmp_path: Path) -> None:
     variant = VariantSpec("portable", quantized.models["u8s8"], session_options={"session.use_env_allocators": "1"})
     write_bundle(BundleSpec("small", (variant,)), tmp_path / "small.edgeq")
-    found = diagnose(DebugQuestion(quantized.source, tmp_path / "small.edgeq", quantized.data))
-    alone = diagnose(DebugQuestion(quantized.source, quantized.models["u8s8"], quantized.data))
+    found = diagnose(DebugRequest(quantized.source, tmp_path / "small.edgeq", quantized.data))
+    alone = diagnose(DebugRequest(quantized.source, quantized.models["u8s8"], quantized.data))
     assert found.variant == "portable"
     assert found.comparison == alone.comparison
 
@@ -97,8 +97,8 @@ def test_a_bundle_brings_its_options(quantized: Quantized, tmp_path: Path) -> No
 def test_a_bundle_whose_variants_share_weights(quantized: Quantized, tmp_path: Path) -> None:
     variants = tuple(VariantSpec(name, quantized.models["u8s8"]) for name in ("one", "two"))
     write_bundle(BundleSpec("small", variants), tmp_path / "bundle")
-    found = diagnose(DebugQuestion(quantized.source, tmp_path / "bundle", quantized.data, variant="two"))
-    alone = diagnose(DebugQuestion(quantized.source, quantized.models["u8s8"], quantized.data))
+    found = diagnose(DebugRequest(quantized.source, tmp_path / "bundle", quantized.data, variant="two"))
+    alone = diagnose(DebugRequest(quantized.source, quantized.models["u8s8"], quantized.data))
     assert found.variant == "two"
     assert found.comparison == alone.comparison
 
@@ -115,17 +115,17 @@ def test_less_memory_gives_the_same(quantized: Quantized) -> None:
 def test_models_in_the_wrong_place(quantized: Quantized, float_model: str, int8: str, says: str) -> None:
     paths = {**quantized.models, "float": quantized.source}
     with pytest.raises(UsageError, match=says):
-        diagnose(DebugQuestion(paths[float_model], paths[int8], quantized.data))
+        diagnose(DebugRequest(paths[float_model], paths[int8], quantized.data))
 
 
 def test_another_model(quantized: Quantized, tmp_path: Path) -> None:
     onnx.save(linear_model(width=8), tmp_path / "other.onnx")
     with pytest.raises(UsageError, match="no activation of"):
-        diagnose(DebugQuestion(tmp_path / "other.onnx", quantized.models["u8s8"], quantized.data))
+        diagnose(DebugRequest(tmp_path / "other.onnx", quantized.models["u8s8"], quantized.data))
     renamed = onnx.compose.add_prefix(float_model(), "p_")
     onnx.save(renamed, tmp_path / "renamed.onnx")
     with pytest.raises(UsageError, match="has no input 'x'"):
-        diagnose(DebugQuestion(tmp_path / "renamed.onnx", quantized.models["u8s8"], quantized.data))
+        diagnose(DebugRequest(tmp_path / "renamed.onnx", quantized.models["u8s8"], quantized.data))
 
 
 def test_bad_input_is_one_line_and_a_code(quantized: Quantized, tmp_path: Path) -> None:
@@ -143,8 +143,8 @@ def test_bad_input_is_one_line_and_a_code(quantized: Quantized, tmp_path: Path) 
 
 def test_options_become_a_question() -> None:
     given = {"session_options": ("a=b=c", "d="), "threads": 2, "float_model": Path("f"), "quantized": Path("q")}
-    question = debug_question({**given, "data": "d"})
-    assert question.settings == SessionSettings(config={"a": "b=c", "d": ""}, intra_op_threads=2)
+    request = debug_request({**given, "data": "d"})
+    assert request.settings == SessionSettings(config={"a": "b=c", "d": ""}, intra_op_threads=2)
 
 
 def agreement(sqnr_db: float) -> Agreement:

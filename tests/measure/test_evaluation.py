@@ -14,8 +14,8 @@ from edgeq.cli import group
 from edgeq.data.samples import open_samples
 from edgeq.errors import BundleError, DataError, EdgeqError, ModelError, UsageError
 from edgeq.measure.accuracy import evaluate
-from edgeq.measure.evaluation import Question, answer
-from edgeq.measure.subject import open_subject
+from edgeq.measure.evaluation import EvalRequest, run_evaluation
+from edgeq.measure.loaded_model import open_model
 from edgeq.measure.task import TaskOptions
 from edgeq.session import SessionSettings
 from tests.measure.fakes import linear_model
@@ -36,14 +36,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def ask(folder: Path, model: str = "up.onnx", **changes: Any) -> Question:
+def ask(folder: Path, model: str = "up.onnx", **changes: Any) -> EvalRequest:
     given: dict[str, Any] = {
         "model": folder / model,
         "data": folder / "data.npz",
         "labels": folder / "labels.npy",
         "task": "classification",
     }
-    return Question(**(given | changes))
+    return EvalRequest(**(given | changes))
 
 
 def bundle(folder: Path, name: str, preprocess: Any = None, **info: Any) -> Path:
@@ -56,7 +56,7 @@ def bundle(folder: Path, name: str, preprocess: Any = None, **info: Any) -> Path
 
 
 def test_a_model_on_labelled_data(folder: Path) -> None:
-    found = answer(ask(folder)).to_dict()
+    found = run_evaluation(ask(folder)).to_dict()
     assert found["metrics"] == {"top1": 0.75}
     assert found["count"] == 4
     assert found["reference"] is None
@@ -64,7 +64,7 @@ def test_a_model_on_labelled_data(folder: Path) -> None:
 
 
 def test_a_reference_is_run_on_the_same_samples(folder: Path) -> None:
-    found = answer(ask(folder, "down.onnx", reference=folder / "up.onnx"))
+    found = run_evaluation(ask(folder, "down.onnx", reference=folder / "up.onnx"))
     assert found.loss == 0.5
     plain = found.to_dict()["reference"]
     assert plain["metrics"] == {"top1": 0.75}
@@ -72,7 +72,7 @@ def test_a_reference_is_run_on_the_same_samples(folder: Path) -> None:
 
 
 def test_agreement_alone_needs_no_labels(folder: Path) -> None:
-    found = answer(ask(folder, task=None, labels=None, reference=folder / "up.onnx")).to_dict()
+    found = run_evaluation(ask(folder, task=None, labels=None, reference=folder / "up.onnx")).to_dict()
     assert found["task"] is None
     assert found["metrics"] == {}
     assert found["reference"]["agreement"]["outputs"][0]["equal"] is True
@@ -80,13 +80,15 @@ def test_agreement_alone_needs_no_labels(folder: Path) -> None:
 
 @pytest.mark.parametrize(("changes", "count"), [({"count": 2}, 2), ({"start": 1, "stride": 2}, 2), ({"start": 3}, 1)])
 def test_a_part_of_the_data(folder: Path, changes: dict[str, int], count: int) -> None:
-    assert answer(ask(folder, **changes)).count == count
+    assert run_evaluation(ask(folder, **changes)).count == count
 
 
 @pytest.mark.parametrize("name", ["b", "b.edgeq"])
 def test_a_bundle_runs_with_its_own_options(folder: Path, name: str) -> None:
     place = bundle(folder, name, optimization="basic")
-    found = answer(ask(folder, name, settings=SessionSettings(intra_op_threads=1), reference=folder / "up.onnx"))
+    found = run_evaluation(
+        ask(folder, name, settings=SessionSettings(intra_op_threads=1), reference=folder / "up.onnx")
+    )
     assert found.variant == "portable"
     assert found.accuracy is not None
     assert found.accuracy.value == 0.75
@@ -95,14 +97,14 @@ def test_a_bundle_runs_with_its_own_options(folder: Path, name: str) -> None:
     assert found.settings.intra_op_threads == 1
     assert found.loss == 0
     with pytest.raises(BundleError, match="no variant 'fast'"):
-        answer(ask(folder, name, variant="fast"))
+        run_evaluation(ask(folder, name, variant="fast"))
     assert place.exists()
 
 
 def test_the_function_takes_a_bundle_too(folder: Path) -> None:
     samples = [(x[None], int(y)) for x, y in zip(X, Y, strict=True)]
-    with open_subject(folder / "up.onnx") as subject:
-        opened = open_samples(samples, subject.signature)
+    with open_model(folder / "up.onnx") as loaded:
+        opened = open_samples(samples, loaded.signature)
     accuracy = evaluate(bundle(folder, "b", optimization="none"), opened, "classification")
     assert accuracy.value == 0.75
     assert accuracy.settings.optimization == "none"
@@ -111,10 +113,10 @@ def test_the_function_takes_a_bundle_too(folder: Path) -> None:
 def test_a_bundle_knows_its_preprocessing(folder: Path) -> None:
     steps = {"steps": [{"op": "multiply", "value": -1.0}], "source": {"key": "x", "layout": "F"}}
     bundle(folder, "b", preprocess=steps)
-    found = answer(ask(folder, "b"))
+    found = run_evaluation(ask(folder, "b"))
     assert found.accuracy is not None
     assert found.accuracy.value == 0.25
-    named = answer(ask(folder, "b", preprocess="key=x,source.layout=F,multiply=2"))
+    named = run_evaluation(ask(folder, "b", preprocess="key=x,source.layout=F,multiply=2"))
     assert named.accuracy is not None
     assert named.accuracy.value == 0.75
 
@@ -123,11 +125,11 @@ def test_a_bundle_names_no_file_of_labels(folder: Path) -> None:
     source = {"key": "x", "layout": "F", "labels": str(folder / "labels.npy")}
     bundle(folder, "b", preprocess={"steps": [], "source": source})
     with pytest.raises(DataError, match="has no label"):
-        answer(ask(folder, "b", labels=None))
+        run_evaluation(ask(folder, "b", labels=None))
     bundle(folder, "c", preprocess={"steps": [], "source": source | {"labels": "name:data*{label}.npz"}})
-    with open_subject(folder / "c") as subject:
-        assert subject.preprocess is not None
-        assert subject.preprocess["source"]["labels"] == "name:data*{label}.npz"
+    with open_model(folder / "c") as loaded:
+        assert loaded.preprocess is not None
+        assert loaded.preprocess["source"]["labels"] == "name:data*{label}.npz"
 
 
 def test_a_damaged_bundle_is_refused(folder: Path) -> None:
@@ -136,7 +138,7 @@ def test_a_damaged_bundle_is_refused(folder: Path) -> None:
     manifest.write_text(manifest.read_text().replace("demo", "dem0"))
     (place / "extra.txt").write_text("x")
     with pytest.raises(BundleError, match=r"extra\.txt"):
-        answer(ask(folder, "b"))
+        run_evaluation(ask(folder, "b"))
 
 
 @pytest.mark.parametrize(
@@ -157,13 +159,13 @@ def test_what_is_refused(folder: Path, changes: dict[str, Any], kind: type[Edgeq
         if key in changes:
             changes = changes | {key: folder / ("up.onnx" if changes[key] is True else changes[key])}
     with pytest.raises(kind, match=message):
-        answer(ask(folder, **changes))
+        run_evaluation(ask(folder, **changes))
 
 
 def test_the_signature_of_a_model_is_read_safely(folder: Path) -> None:
-    with open_subject(folder / "up.onnx") as subject:
-        assert [i.name for i in subject.signature.inputs] == ["x"]
-        assert subject.name.endswith("up.onnx")
+    with open_model(folder / "up.onnx") as loaded:
+        assert [i.name for i in loaded.signature.inputs] == ["x"]
+        assert loaded.name.endswith("up.onnx")
 
 
 KEYS = [
@@ -224,7 +226,7 @@ def test_the_example_of_the_documentation_runs(folder: Path) -> None:
     start = text.index("    # mine.py")
     block = text[start : text.index("\n`--task mine.py", start)]
     (folder / "mine.py").write_text("\n".join(line[4:] for line in block.splitlines()))
-    found = answer(ask(folder, task=f"{folder / 'mine.py'}:task"))
+    found = run_evaluation(ask(folder, task=f"{folder / 'mine.py'}:task"))
     assert found.accuracy is not None
     assert found.accuracy.metrics == {"error": pytest.approx(np.abs(X[:, 0] - Y).mean())}
     assert found.accuracy.higher_is_better is False

@@ -10,7 +10,7 @@ from edgeq_device.bench_settings import BenchSettings
 from edgeq_device.latency import WarmUp
 
 from edgeq.errors import RuntimeUnavailableError, UsageError
-from edgeq.measure.latency import Measurement, measure_subjects, model_subject
+from edgeq.measure.latency import Measurement, bench_model, measure_models
 from edgeq.progress import Advance
 from edgeq.session import SessionSettings
 
@@ -37,8 +37,8 @@ class Counting:
 
 @pytest.fixture
 def measured(tmp_path: Path) -> Measurement:
-    subjects = [model_subject(n, matmul_file(tmp_path / f"{n}.onnx", width)) for n, width in (("a", 512), ("b", 8))]
-    return measure_subjects(subjects, QUICK)
+    models = [bench_model(n, matmul_file(tmp_path / f"{n}.onnx", width)) for n, width in (("a", 512), ("b", 8))]
+    return measure_models(models, QUICK)
 
 
 def test_a_measurement_carries_machine_versions_and_settings(measured: Measurement) -> None:
@@ -57,7 +57,7 @@ def test_progress_only_moves_forward_and_reaches_the_end(tmp_path: Path) -> None
     settings = BenchSettings(
         scenarios=("single-stream", "server"), min_duration_s=0.02, min_queries=10, warm_up=QUICK.warm_up
     )
-    measure_subjects([model_subject("a", matmul_file(tmp_path / "a.onnx", 8))], settings, progress=progress)
+    measure_models([bench_model("a", matmul_file(tmp_path / "a.onnx", 8))], settings, progress=progress)
     assert progress.totals == [200]
     assert all(step > 0 for step in progress.steps)
     assert sum(progress.steps) == 200
@@ -65,27 +65,27 @@ def test_progress_only_moves_forward_and_reaches_the_end(tmp_path: Path) -> None
 
 def test_session_settings_reach_the_session_and_the_memory_measurement(tmp_path: Path) -> None:
     settings = SessionSettings(optimization="none", config={"session.disable_prepacking": "1"}, intra_op_threads=5)
-    subject = model_subject("a", matmul_file(tmp_path / "a.onnx", 8), settings)
-    options = subject.open(2).get_session_options()
+    model = bench_model("a", matmul_file(tmp_path / "a.onnx", 8), settings)
+    options = model.open(2).get_session_options()
     assert options.intra_op_num_threads == 2
     assert options.get_session_config_entry("session.disable_prepacking") == "1"
-    assert subject.memory is not None
-    assert subject.memory(1, {"x": (1, 64)}).process_peak_bytes > 0
+    assert model.memory is not None
+    assert bench_model.memory(1, {"x": (1, 64)}).process_peak_bytes > 0
 
 
 def test_errors_of_the_device_side_become_edgeqs(tmp_path: Path) -> None:
-    subject = model_subject("a", matmul_file(tmp_path / "a.onnx", 8))
+    model = bench_model("a", matmul_file(tmp_path / "a.onnx", 8))
     with pytest.raises(UsageError, match="no input 'z'"):
-        measure_subjects([subject], QUICK, shapes={"z": (1,)})
+        measure_models([model], QUICK, shapes={"z": (1,)})
 
 
 def test_a_model_that_onnxruntime_refuses(tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"nonsense")
     with pytest.raises(RuntimeUnavailableError, match=r"bad\.onnx"):
-        measure_subjects([model_subject("bad", tmp_path / "bad.onnx")], QUICK)
+        measure_models([bench_model("bad", tmp_path / "bad.onnx")], QUICK)
 
 
 def test_samples_come_from_the_caller(tmp_path: Path) -> None:
     feeds = [{"x": np.ones((3, 64), np.float32)}]
-    subject = model_subject("a", matmul_file(tmp_path / "a.onnx", 8))
-    assert not any("made up" in n for n in measure_subjects([subject], QUICK, feeds=lambda session: feeds).notes)
+    model = bench_model("a", matmul_file(tmp_path / "a.onnx", 8))
+    assert not any("made up" in n for n in measure_models([model], QUICK, feeds=lambda session: feeds).notes)

@@ -32,7 +32,7 @@ def test_every_format_in_order_of_execution(quantized: Quantized, form: str, nam
 
 
 @pytest.mark.parametrize("form", ["u8s8", "qoperator"])
-def test_a_folded_activation_is_blamed_on_the_layer_before_it(quantized: Quantized, form: str) -> None:
+def test_a_folded_activation_counts_for_the_layer_before_it(quantized: Quantized, form: str) -> None:
     found = matched(quantized, form)
     assert (found["stem_act"].node, found["stem_act"].op_type, found["stem_act"].folded) == ("stem", "Conv", "Relu")
     assert (found["dw_act"].node, found["dw_act"].folded) == ("depthwise", "Clip")

@@ -11,14 +11,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.cli import group
 from edgeq.errors import DataError, UsageError
-from edgeq.measure.evaluation import Question
+from edgeq.measure.evaluation import EvalRequest
 from edgeq.measure.preprocess_trial import PLAIN, try_preprocess
 
 SIZE = 4
 
 
 @pytest.fixture
-def question(tmp_path: Path) -> Question:
+def eval_request(tmp_path: Path) -> EvalRequest:
     """A model that tells red from blue by thresholds that only 0..255 minus the mean colour, BGR, meets."""
     weights = np.float32([[[[1]], [[0]], [[-1]]], [[[-1]], [[0]], [[1]]]])
     bias = np.float32([-(123.68 - 103.939), 123.68 - 103.939])
@@ -41,11 +41,11 @@ def question(tmp_path: Path) -> Question:
     images[..., 2] += (10 * (1 - labels)).astype(np.uint8)[:, None, None]
     np.savez(tmp_path / "d.npz", X=images, Y=labels)
     source = "key=X,label=Y,source.layout=HWC,layout=model"
-    return Question(tmp_path / "m.onnx", tmp_path / "d.npz", task="classification", preprocess=source)
+    return EvalRequest(tmp_path / "m.onnx", tmp_path / "d.npz", task="classification", preprocess=source)
 
 
-def test_the_right_preprocessing_comes_first(question: Question) -> None:
-    trial = try_preprocess(question)
+def test_the_right_preprocessing_comes_first(eval_request: EvalRequest) -> None:
+    trial = try_preprocess(eval_request)
     found = {one.preprocess: one for one in trial.tries}
     assert trial.tries[0].accuracy is not None
     assert trial.tries[0].accuracy.value == 1.0
@@ -57,29 +57,29 @@ def test_the_right_preprocessing_comes_first(question: Question) -> None:
     assert set(PLAIN) <= set(found)
 
 
-def test_a_candidate_that_does_not_fit_says_why(question: Question) -> None:
-    trial = try_preprocess(question, ["crop=64,layout=model", "caffe2"])
+def test_a_candidate_that_does_not_fit_says_why(eval_request: EvalRequest) -> None:
+    trial = try_preprocess(eval_request, ["crop=64,layout=model", "caffe2"])
     assert [one.preprocess for one in trial.tries][-1] == "crop=64,layout=model"
     assert "smaller than the crop" in str(trial.tries[-1].reason)
 
 
-def test_what_cannot_be_tried_is_refused(question: Question) -> None:
-    model, data = question.model, question.data
+def test_what_cannot_be_tried_is_refused(eval_request: EvalRequest) -> None:
+    model, data = eval_request.model, eval_request.data
     with pytest.raises(UsageError, match="accuracy"):
-        try_preprocess(Question(model, data))
+        try_preprocess(EvalRequest(model, data))
     with pytest.raises(UsageError, match="one model"):
-        try_preprocess(Question(model, data, task="classification", reference=model))
+        try_preprocess(EvalRequest(model, data, task="classification", reference=model))
     with pytest.raises(DataError):
-        try_preprocess(Question(model, data, task="classification"), ["crop=64"])
+        try_preprocess(EvalRequest(model, data, task="classification"), ["crop=64"])
 
 
-def test_the_command(question: Question) -> None:
-    given = ["eval", str(question.model), "--data", str(question.data), "--task", "classification"]
-    given += ["--preprocess", question.preprocess, "--try-preprocess"]
-    told = json.loads(CliRunner().invoke(group, [*given, "--json"]).stdout)
-    assert told["count"] == 40
-    assert told["best"] in told["tied"]
-    assert {"preprocess", "title", "metrics", "reason"} == set(told["candidates"][0])
+def test_the_command(eval_request: EvalRequest) -> None:
+    given = ["eval", str(eval_request.model), "--data", str(eval_request.data), "--task", "classification"]
+    given += ["--preprocess", eval_request.preprocess, "--try-preprocess"]
+    report = json.loads(CliRunner().invoke(group, [*given, "--json"]).stdout)
+    assert report["count"] == 40
+    assert report["best"] in report["tied"]
+    assert {"preprocess", "title", "metrics", "reason"} == set(report["candidates"][0])
     human = CliRunner().invoke(group, given)
     assert human.exit_code == 0
     assert "caffe2" in human.output

@@ -5,7 +5,7 @@ import pytest
 
 from edgeq.data.samples import open_samples
 from edgeq.errors import DataError
-from edgeq.measure.accuracy import evaluate, examine
+from edgeq.measure.accuracy import evaluate, evaluate_sessions
 from edgeq.measure.rows import rows
 from edgeq.measure.tasks.classification import Classification
 from edgeq.signature import Signature, TensorSpec
@@ -21,7 +21,7 @@ def test_rows_that_only_fill_a_batch_do_not_count() -> None:
     accuracy = evaluate(session, samples, Classification())
     assert accuracy.count == 6
     assert accuracy.value == pytest.approx(5 / 6)
-    agreement = examine({"a": session, "b": session}, samples, reference="a").agreement["b"]
+    agreement = evaluate_sessions({"a": session, "b": session}, samples, reference="a").agreement["b"]
     assert agreement.count == 6
     assert agreement.outputs[0].elements == 18
 

@@ -9,7 +9,7 @@ from edgeq.errors import HardwareError
 from edgeq.model.int8_rules import (
     CONDITIONS,
     DEFAULT,
-    Surroundings,
+    NodeContext,
     backends,
     explain_float,
     int8_rules,
@@ -81,54 +81,54 @@ class TestExplainFloat:
         return int8_rules("toy", tmp_path)
 
     def test_reasons(self, rules: dict[str, object]) -> None:
-        around = Surroundings(constants={"w"})
+        context = NodeContext(constants={"w"})
         conv = node("Conv", ["x", "w"], ["y"], name="c")
-        assert explain_float(conv, rules, around) == ""
-        assert explain_float(conv, rules, around, excluded={"c"}) == "excluded by request"
+        assert explain_float(conv, rules, context) == ""
+        assert explain_float(conv, rules, context, excluded={"c"}) == "excluded by request"
         assert "not constant" in explain_float(conv, rules)
         dilated = node("Conv", ["x", "w"], ["y"], dilations=[2, 2])
-        assert explain_float(dilated, rules, around) == "it has dilations [2, 2]"
+        assert explain_float(dilated, rules, context) == "it has dilations [2, 2]"
         assert explain_float(node("Tanh", ["x"], ["y"]), rules) == "a table would be needed"
         assert explain_float(node("Sin", ["x"], ["y"]), rules) == "no kernel"
         foreign = node("Conv", ["x", "w"], ["y"], domain="acme")
-        assert "acme.Conv" in explain_float(foreign, rules, around)
+        assert "acme.Conv" in explain_float(foreign, rules, context)
 
 
 CASES = [
-    ("constant-weights", node("Conv", ["x", "w"], ["y"]), Surroundings(constants={"w"}), True),
-    ("constant-weights", node("Conv", ["x", "w"], ["y"]), Surroundings(), False),
-    ("after-quantized", node("Relu", ["x"], ["y"]), Surroundings(), True),
-    ("after-quantized", node("Relu", ["x"], ["y"]), Surroundings(quantized={"x"}), True),
-    ("after-quantized", node("Relu", ["x"], ["y"]), Surroundings(quantized=set()), False),
-    ("after-conv-or-add", node("Relu", ["x"], ["y"]), Surroundings(makers={"x": "Conv"}), True),
-    ("after-conv-or-add", node("Relu", ["x"], ["y"]), Surroundings(makers={"x": "MatMul"}), False),
-    ("unit-alpha-beta", node("Gemm", ["x", "w", "b"], ["y"]), Surroundings(), True),
-    ("unit-alpha-beta", node("Gemm", ["x", "w", "b"], ["y"], beta=0.5), Surroundings(), False),
-    ("unit-alpha-beta", node("Gemm", ["x", "w"], ["y"], beta=0.5), Surroundings(), True),
-    ("unit-alpha-beta", node("Gemm", ["x", "w"], ["y"], alpha=0.5), Surroundings(), False),
-    ("not-transposed-a", node("Gemm", ["x", "w"], ["y"], transA=1), Surroundings(), False),
-    ("not-transposed-a", node("Gemm", ["x", "w"], ["y"]), Surroundings(), True),
-    ("nearest", node("Resize", ["x"], ["y"]), Surroundings(), True),
-    ("nearest", node("Resize", ["x"], ["y"], mode="linear"), Surroundings(), False),
-    ("no-dilation", node("MaxPool", ["x"], ["y"], dilations=[1, 1]), Surroundings(), True),
-    ("no-dilation", node("MaxPool", ["x"], ["y"], dilations=[1, 2]), Surroundings(), False),
-    ("no-ceil-mode", node("MaxPool", ["x"], ["y"], ceil_mode=1), Surroundings(), False),
-    ("no-ceil-mode", node("MaxPool", ["x"], ["y"]), Surroundings(), True),
-    ("explicit-padding", node("MaxPool", ["x"], ["y"], auto_pad="SAME_UPPER"), Surroundings(), False),
-    ("explicit-padding", node("MaxPool", ["x"], ["y"], auto_pad="VALID"), Surroundings(), True),
-    ("not-vector", node("MatMul", ["x", "w"], ["y"]), Surroundings(shapes={"x": (8, 4), "w": (4, 1)}), False),
-    ("not-vector", node("MatMul", ["x", "w"], ["y"]), Surroundings(shapes={"x": (1, 4), "w": (4, 9)}), True),
-    ("not-vector", node("MatMul", ["x", "w"], ["y"]), Surroundings(shapes={"x": (2, 1, 4), "w": (4, 9)}), False),
-    ("not-vector", node("Gemm", ["x", "w"], ["y"], transB=1), Surroundings(shapes={"w": (1, 4)}), False),
-    ("equal-shapes", node("Add", ["x", "w"], ["y"]), Surroundings(shapes={"x": (1, 4), "w": (1, 4)}), True),
-    ("equal-shapes", node("Add", ["x", "w"], ["y"]), Surroundings(shapes={"x": (1, 4), "w": (1, 1)}), False),
-    ("equal-shapes", node("Add", ["x", "w"], ["y"]), Surroundings(constants={"w"}), False),
+    ("constant-weights", node("Conv", ["x", "w"], ["y"]), NodeContext(constants={"w"}), True),
+    ("constant-weights", node("Conv", ["x", "w"], ["y"]), NodeContext(), False),
+    ("after-quantized", node("Relu", ["x"], ["y"]), NodeContext(), True),
+    ("after-quantized", node("Relu", ["x"], ["y"]), NodeContext(quantized={"x"}), True),
+    ("after-quantized", node("Relu", ["x"], ["y"]), NodeContext(quantized=set()), False),
+    ("after-conv-or-add", node("Relu", ["x"], ["y"]), NodeContext(makers={"x": "Conv"}), True),
+    ("after-conv-or-add", node("Relu", ["x"], ["y"]), NodeContext(makers={"x": "MatMul"}), False),
+    ("unit-alpha-beta", node("Gemm", ["x", "w", "b"], ["y"]), NodeContext(), True),
+    ("unit-alpha-beta", node("Gemm", ["x", "w", "b"], ["y"], beta=0.5), NodeContext(), False),
+    ("unit-alpha-beta", node("Gemm", ["x", "w"], ["y"], beta=0.5), NodeContext(), True),
+    ("unit-alpha-beta", node("Gemm", ["x", "w"], ["y"], alpha=0.5), NodeContext(), False),
+    ("not-transposed-a", node("Gemm", ["x", "w"], ["y"], transA=1), NodeContext(), False),
+    ("not-transposed-a", node("Gemm", ["x", "w"], ["y"]), NodeContext(), True),
+    ("nearest", node("Resize", ["x"], ["y"]), NodeContext(), True),
+    ("nearest", node("Resize", ["x"], ["y"], mode="linear"), NodeContext(), False),
+    ("no-dilation", node("MaxPool", ["x"], ["y"], dilations=[1, 1]), NodeContext(), True),
+    ("no-dilation", node("MaxPool", ["x"], ["y"], dilations=[1, 2]), NodeContext(), False),
+    ("no-ceil-mode", node("MaxPool", ["x"], ["y"], ceil_mode=1), NodeContext(), False),
+    ("no-ceil-mode", node("MaxPool", ["x"], ["y"]), NodeContext(), True),
+    ("explicit-padding", node("MaxPool", ["x"], ["y"], auto_pad="SAME_UPPER"), NodeContext(), False),
+    ("explicit-padding", node("MaxPool", ["x"], ["y"], auto_pad="VALID"), NodeContext(), True),
+    ("not-vector", node("MatMul", ["x", "w"], ["y"]), NodeContext(shapes={"x": (8, 4), "w": (4, 1)}), False),
+    ("not-vector", node("MatMul", ["x", "w"], ["y"]), NodeContext(shapes={"x": (1, 4), "w": (4, 9)}), True),
+    ("not-vector", node("MatMul", ["x", "w"], ["y"]), NodeContext(shapes={"x": (2, 1, 4), "w": (4, 9)}), False),
+    ("not-vector", node("Gemm", ["x", "w"], ["y"], transB=1), NodeContext(shapes={"w": (1, 4)}), False),
+    ("equal-shapes", node("Add", ["x", "w"], ["y"]), NodeContext(shapes={"x": (1, 4), "w": (1, 4)}), True),
+    ("equal-shapes", node("Add", ["x", "w"], ["y"]), NodeContext(shapes={"x": (1, 4), "w": (1, 1)}), False),
+    ("equal-shapes", node("Add", ["x", "w"], ["y"]), NodeContext(constants={"w"}), False),
 ]
 
 
-@pytest.mark.parametrize(("name", "op", "around", "holds"), CASES)
-def test_conditions(name: str, op: onnx.NodeProto, around: Surroundings, holds: bool) -> None:
-    assert (CONDITIONS[name](op, around) == "") is holds
+@pytest.mark.parametrize(("name", "op", "context", "holds"), CASES)
+def test_conditions(name: str, op: onnx.NodeProto, context: NodeContext, holds: bool) -> None:
+    assert (CONDITIONS[name](op, context) == "") is holds
 
 
 def test_every_condition_is_tested_both_ways() -> None:
@@ -176,8 +176,8 @@ def test_narrow_convolutions_by_a_bound_from_the_file(
     weight: tuple[int, ...], group: int, speaks_against: bool
 ) -> None:
     conv = node("Conv", ["x", "w"], ["y"], name="c", group=group)
-    around = Surroundings(constants={"w"}, shapes={"w": weight})
-    reason = explain_float(conv, int8_rules("tensorrt"), around)
+    context = NodeContext(constants={"w"}, shapes={"w": weight})
+    reason = explain_float(conv, int8_rules("tensorrt"), context)
     assert bool(reason) == speaks_against
 
 

@@ -16,7 +16,7 @@ from edgeq.model.prepare import prepare_model
 from edgeq.pipeline import job as job_module
 from edgeq.pipeline.job import Data, build, open_job, scheme_for
 from tests.backends.build import mixed, random
-from tests.cli.room import model
+from tests.cli.workspace import model
 
 NET = Path("net.onnx")
 CALIB = Data("calib.npz")

@@ -33,21 +33,21 @@ def run(bundle: Path, *arguments: str) -> Any:
 
 
 def test_the_variants_and_what_gates_them(bundle: Path) -> None:
-    told = {v["variant"]: v for v in run(bundle, "info")["variants"]}
-    assert set(told) == {*TARGETS, "cuda-float16", "cpu-float32"}
-    gates = {name: told[name]["info"]["min_compute_capability"] for name in TARGETS}
+    report = {v["variant"]: v for v in run(bundle, "info")["variants"]}
+    assert set(report) == {*TARGETS, "cuda-float16", "cpu-float32"}
+    gates = {name: report[name]["info"]["min_compute_capability"] for name in TARGETS}
     assert gates == {"nvidia-t4": "7.5", "nvidia-a100": "8.0", "jetson-orin": "8.6"}
-    assert all(told[name]["info"]["min_tensorrt"] == "10.0" for name in TARGETS)
-    ranks = [told[name]["rank"] for name in ("nvidia-a100", "nvidia-t4", "cuda-float16", "cpu-float32")]
+    assert all(report[name]["info"]["min_tensorrt"] == "10.0" for name in TARGETS)
+    ranks = [report[name]["rank"] for name in ("nvidia-a100", "nvidia-t4", "cuda-float16", "cpu-float32")]
     assert ranks == sorted(ranks, reverse=True)
 
 
 def test_a_machine_without_nvidia_software_runs_it_on_the_cpu_and_says_why(bundle: Path, tmp_path: Path) -> None:
-    told = run(bundle, "info")
-    if told["device"]["gpus"]:
+    report = run(bundle, "info")
+    if report["device"]["gpus"]:
         pytest.skip("this machine has a GPU")
-    assert told["chosen"] == "cpu-float32"
-    assert all(v["reasons"] for v in told["variants"] if v["variant"] != "cpu-float32")
+    assert report["chosen"] == "cpu-float32"
+    assert all(v["reasons"] for v in report["variants"] if v["variant"] != "cpu-float32")
     vectors = sorted((bundle / "selftest").glob("inputs-*.npz"))
     answer = run(bundle, "infer", str(vectors[0]), "-o", str(tmp_path / "out.npz"))
     assert answer["variant"] == "cpu-float32"
@@ -70,7 +70,7 @@ def test_a_table_travels_with_its_variant(tmp_path: Path) -> None:
     out = tmp_path / "bundle"
     data = Data(str(demo.CALIBRATION), count=10)
     package(demo.MODEL, data, out, targets=("jetson-orin",), overrides={"format": "table"}, timed=False)
-    told = {v["variant"]: v for v in run(out, "info")["variants"]}
-    info = told["jetson-orin"]["info"]
+    report = {v["variant"]: v for v in run(out, "info")["variants"]}
+    info = report["jetson-orin"]["info"]
     assert info["below_tensorrt"] == "11.0"
     assert (out / info["table_file"]).read_bytes()

@@ -87,14 +87,14 @@ def test_session_options_travel(place: Path, native: str) -> None:
 
 def test_what_the_variant_says_of_itself(place: Path, native: str) -> None:
     result = packaged(task=None)
-    said = variant(native)
-    assert said["target"] == "this-machine"
-    assert said["profile"] == native
-    assert said["scheme"] == result.variants[native].built.artifact.scheme.to_dict()
-    assert said["preprocessing"]["source"]["key"] == "x"
-    assert said["coverage"] == {"int8_mac_share": 1.0}
-    assert said["accuracy"]["samples"] == 3
-    assert said["accuracy"]["held_out"] is True
+    metadata = variant(native)
+    assert metadata["target"] == "this-machine"
+    assert metadata["profile"] == native
+    assert metadata["scheme"] == result.variants[native].built.artifact.scheme.to_dict()
+    assert metadata["preprocessing"]["source"]["key"] == "x"
+    assert metadata["coverage"] == {"int8_mac_share": 1.0}
+    assert metadata["accuracy"]["samples"] == 3
+    assert metadata["accuracy"]["held_out"] is True
 
 
 def test_test_vectors_are_the_validation_samples(place: Path) -> None:
@@ -133,10 +133,10 @@ def test_where_it_comes_from_is_recorded(place: Path) -> None:
     import hashlib
 
     packaged()
-    said = manifest()["additional_metadata"]["edgeq"]
-    assert said["source_model_sha256"] == hashlib.sha256(NET.read_bytes()).hexdigest()
-    assert said["calibration_samples"] == 4
-    assert len(said["calibration_sha256"]) == 64
+    metadata = manifest()["additional_metadata"]["edgeq"]
+    assert metadata["source_model_sha256"] == hashlib.sha256(NET.read_bytes()).hexdigest()
+    assert metadata["calibration_samples"] == 4
+    assert len(metadata["calibration_sha256"]) == 64
 
 
 def test_nothing_static_means_no_calibration_tables(place: Path) -> None:
@@ -210,15 +210,15 @@ def test_saturation_is_dealt_with_and_reported(place: Path) -> None:
     assert decision is not None
     assert not decision.audit.safe
     assert decision.chosen.safe
-    assert [remedy.name for remedy in decision.remedies] == [
+    assert [mitigation.name for mitigation in decision.mitigations] == [
         "full range", "fitted range", "7-bit weights", "U8U8", "x64quantprecision",
     ]  # fmt: skip
     assert decision.exact_db - decision.chosen.sqnr_db <= 0.5
-    cheaper = [r for r in decision.remedies if r.safe and r.cost < decision.chosen.cost]
+    cheaper = [r for r in decision.mitigations if r.safe and r.cost < decision.chosen.cost]
     assert all(decision.exact_db - r.sqnr_db > 0.5 for r in cheaper)
     assert result.variants["cascade-lake"].decision is None
-    said = variant("haswell")["saturation"]
-    assert said["chosen"] == decision.chosen.name
+    metadata = variant("haswell")["saturation"]
+    assert metadata["chosen"] == decision.chosen.name
     assert {c["name"]: c["kind"] for c in variant("haswell")["checks"]}["saturation"] == "modelled"
 
 
@@ -236,7 +236,7 @@ def test_weights_that_cannot_saturate_are_left_alone(place: Path) -> None:
     decision = result.variants["haswell"].decision
     assert decision is not None
     assert decision.audit.safe
-    assert [remedy.name for remedy in decision.remedies] == ["full range"]
+    assert [mitigation.name for mitigation in decision.mitigations] == ["full range"]
     assert result.models == 1
     assert not result.variants["haswell"].built.artifact.scheme.reduce_range
 

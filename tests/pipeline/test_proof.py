@@ -70,11 +70,11 @@ def test_warnings(changes: dict[str, Any], words: str) -> None:
     assert words in warning
 
 
-@pytest.mark.parametrize(("estimate", "said"), [(0.8, True), (1.2, False)])
-def test_slower_than_float_is_said_loudly(estimate: float, said: bool) -> None:
+@pytest.mark.parametrize(("estimate", "found"), [(0.8, True), (1.2, False)])
+def test_slower_than_float_is_said_loudly(estimate: float, found: bool) -> None:
     ratio = type("Ratio", (), {"estimate": estimate})()
     proof = changed(speed=Speed({}, ratio))
-    assert [("SLOWER" in w) for w in proof.warnings()] == [True] * said
+    assert [("SLOWER" in w) for w in proof.warnings()] == [True] * found
     assert proof.warnings(timed=False) == ()
 
 

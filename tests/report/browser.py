@@ -105,17 +105,17 @@ class Page:
         self._note(message.get("method", ""), message.get("params", {}))
         return message
 
-    def _note(self, event: str, told: dict[str, Any]) -> None:
+    def _note(self, event: str, report: dict[str, Any]) -> None:
         if event == "Page.loadEventFired":
             self._loaded = True
         elif event == "Runtime.exceptionThrown":
-            self.problems.append(str(told["exceptionDetails"]))
+            self.problems.append(str(report["exceptionDetails"]))
         elif event == "Runtime.consoleAPICalled":
-            self.problems.append(f"console: {told['args']}")
+            self.problems.append(f"console: {report['args']}")
         elif event == "Log.entryAdded":
-            self.problems.append(f"log: {told['entry'].get('text')}")
+            self.problems.append(f"log: {report['entry'].get('text')}")
         elif event == "Network.requestWillBeSent":
-            self.requests.append(told["request"]["url"])
+            self.requests.append(report["request"]["url"])
 
 
 @contextlib.contextmanager

@@ -80,9 +80,9 @@ def test_a_candidate_shows_its_settings(browser: Page, page: Path) -> None:
     shown = "document.querySelector('.detail').innerText"
     assert "Point at a mark" in browser.evaluate(shown)
     browser.evaluate("document.querySelector('.wide [data-candidate=\"2\"]').focus()")
-    told = browser.evaluate(shown)
-    assert "exact" in told
-    assert "bias-correction" in told
+    values = browser.evaluate(shown)
+    assert "exact" in values
+    assert "bias-correction" in values
     assert browser.evaluate("document.querySelectorAll('.point.active').length") == 2  # in the drawing for phones too
 
 

@@ -156,7 +156,7 @@ def test_a_rare_value_is_seen() -> None:
 
 def test_layer_profile_has_two_panels() -> None:
     layers = [
-        Layer(f"l{i}", sqnr_db=30 - i, own_db=40 - i, float_us=10.0, int8_us=4.0, culprit=i == 3) for i in range(9)
+        Layer(f"l{i}", sqnr_db=30 - i, own_db=40 - i, float_us=10.0, int8_us=4.0, error_source=i == 3) for i in range(9)
     ]
     root = parsed(layer_profile(layers, 880))
     assert len(by_class(root, "dot")) == 9

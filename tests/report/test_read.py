@@ -82,10 +82,10 @@ def test_the_full_record_is_read() -> None:
     assert len(variant.layers) == 30
     third = variant.layers[2]
     assert (third.name, third.own_db, third.float_us, third.int8_us) == ("block.2/Conv", 39.0, 102.0, 42.0)
-    assert third.culprit
+    assert third.error_source
     assert "block.2/Conv" in third.advice
     assert third.saturated == 0.01
-    assert not variant.layers[3].culprit
+    assert not variant.layers[3].error_source
     assert data.timing is not None
     assert data.timing.ratios["int8"].settled
     assert ("gpu", "A GPU") in data.machine

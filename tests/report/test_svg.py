@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeq.report.scale import Scale
-from edgeq.report.svg import EM, Box, axis_room, figure, fitted, place_label, text_width, x_axis, y_axis
+from edgeq.report.svg import EM, Box, axis_width, figure, fitted, place_label, text_width, x_axis, y_axis
 
 from .samples import HOSTILE
 
@@ -55,8 +55,8 @@ def test_tick_labels_never_touch() -> None:
 
 def test_axes_name_their_unit_and_leave_room() -> None:
     scale = Scale(56, 57, 200, 20)
-    assert "top-1 (%)" in y_axis(scale, axis_room(scale), 300, "top-1 (%)")
-    assert axis_room(scale) > text_width("56.5")
+    assert "top-1 (%)" in y_axis(scale, axis_width(scale), 300, "top-1 (%)")
+    assert axis_width(scale) > text_width("56.5")
 
 
 @given(st.sampled_from(HOSTILE))

@@ -28,7 +28,7 @@ def plain(text: str) -> str:
 
 def test_the_goal_was_met() -> None:
     found = verdict()
-    assert (found.tone, found.word) == ("good", "Goal met")
+    assert (found.tone, found.status) == ("good", "Goal met")
     assert plain(found.sentence) == (
         "The int8 model runs 2.50× as fast as float32, loses 0.18 pt of top-1 (56.60 %) and takes 30 % of its space."
     )
@@ -37,7 +37,7 @@ def test_the_goal_was_met() -> None:
 
 def test_the_goal_was_not_met() -> None:
     found = verdict(tuning={**samples.tuning(), "chosen": None})
-    assert (found.tone, found.word) == ("bad", "Goal not met")
+    assert (found.tone, found.status) == ("bad", "Goal not met")
 
 
 def test_slower_is_said_first() -> None:
@@ -73,8 +73,8 @@ def test_what_was_asked_for_decides() -> None:
         "float32": {"primary": "top1", "metrics": {"top1": 0.5678}},
         "int8": {"primary": "top1", "metrics": {"top1": 0.50}},
     }
-    assert verdict(variants=only(accuracy=accuracy), tuning=asked).word == "Goal met"
-    assert verdict(variants=only(accuracy=accuracy)).word == "Look closer"
+    assert verdict(variants=only(accuracy=accuracy), tuning=asked).status == "Goal met"
+    assert verdict(variants=only(accuracy=accuracy)).status == "Look closer"
 
 
 def test_lower_is_better() -> None:
@@ -98,7 +98,7 @@ def test_without_labels_agreement_speaks() -> None:
 
 def test_nothing_measured() -> None:
     data = read_report({})
-    assert verdict_of(data, data.main).word == "No measurements"
+    assert verdict_of(data, data.main).status == "No measurements"
 
 
 def test_warnings_temper_a_good_result() -> None:

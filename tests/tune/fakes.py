@@ -9,8 +9,8 @@ from edgeq.errors import EdgeqError, ModelError
 from edgeq.hardware.profile import Profile
 from edgeq.scheme import Scheme
 from edgeq.tune.candidate import Candidate
+from edgeq.tune.evaluator import FLOAT, Exclusion, Race, Runner
 from edgeq.tune.record import Assessment, Screening, Timing
-from edgeq.tune.workshop import FLOAT, Exclusion, Race, Runner
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Fact:
 
 
 @dataclass
-class FakeWorkshop:
+class FakeEvaluator:
     """`facts` by candidate name; the first key that a name starts with counts for what is not listed.
 
     By threads: `thread_gain` is the factor on the median latency, `tails` the mean over the median.
@@ -129,7 +129,7 @@ class Clock:
 class Interrupted:
     """A workshop that is interrupted at its n-th piece of work."""
 
-    workshop: FakeWorkshop
+    evaluator: FakeEvaluator
     after: int
 
     def __getattr__(self, name: str) -> object:
@@ -137,7 +137,7 @@ class Interrupted:
             self.after -= 1
             if self.after < 0:
                 raise KeyboardInterrupt
-        return getattr(self.workshop, name)
+        return getattr(self.evaluator, name)
 
 
 def profile(**search: object) -> Profile:
@@ -145,4 +145,4 @@ def profile(**search: object) -> Profile:
     return Profile("test", "Test", "any", frozenset(), 1, "cpu", "1.20", Scheme(), search=search)
 
 
-__all__ = ["FLOAT", "Clock", "EdgeqError", "Fact", "FakeWorkshop", "Interrupted", "profile"]
+__all__ = ["FLOAT", "Clock", "EdgeqError", "Fact", "FakeEvaluator", "Interrupted", "profile"]

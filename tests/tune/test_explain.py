@@ -6,43 +6,43 @@ from edgeq.tune.explain import verdict
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.record import Outcome
 from edgeq.tune.search import Search
-from tests.tune.fakes import Clock, Fact, FakeWorkshop, profile
+from tests.tune.fakes import Clock, Fact, FakeEvaluator, profile
 from tests.tune.test_search import candidates
 
 
 def outcome(facts: dict[str, Fact], goal: Goal) -> Outcome:
     clock = Clock()
-    workshop = FakeWorkshop(facts, clock=clock)
-    return Search(profile(), workshop, goal, Deadline(goal.budget_s, clock)).run(candidates(*facts))
+    evaluator = FakeEvaluator(facts, clock=clock)
+    return Search(profile(), evaluator, goal, Deadline(goal.budget_s, clock)).run(candidates(*facts))
 
 
-def said(facts: dict[str, Fact], goal: Goal | None = None) -> str:
+def found(facts: dict[str, Fact], goal: Goal | None = None) -> str:
     goal = goal or Goal()
     return "; ".join(verdict(outcome(facts, goal), goal))
 
 
 def test_the_winner_its_speed_and_its_loss_come_first() -> None:
-    text = said({"a": Fact(speed=2, loss=0.004)})
+    text = found({"a": Fact(speed=2, loss=0.004)})
     assert text.startswith("a runs at 2.00 times float32's speed (1.98 to 2.02); it loses 0.40 points")
     assert "on 400 samples; 1.00 points were allowed" in text
 
 
 def test_what_would_let_the_nearest_miss_through() -> None:
-    text = said({"a": Fact(speed=2, loss=0.0123, width=0.01)})
+    text = found({"a": Fact(speed=2, loss=0.0123, width=0.01)})
     assert "no candidate loses at most 1.00 points and is faster than float32" in text
     assert "--max-drop 1.24% would let it through" in text or "--max-drop 1.23% would let it through" in text
 
 
 def test_that_int8_does_not_pay() -> None:
-    assert "int8 does not pay here: the fastest, b, has 0.90 times" in said(
+    assert "int8 does not pay here: the fastest, b, has 0.90 times" in found(
         {"a": Fact(speed=0.5), "b": Fact(speed=0.9)}
     )
 
 
 def test_that_the_accurate_one_is_not_faster() -> None:
-    assert "a keeps the accuracy, at 1.00 times float32's speed" in said({"a": Fact(speed=1.0)})
+    assert "a keeps the accuracy, at 1.00 times float32's speed" in found({"a": Fact(speed=1.0)})
 
 
 def test_that_the_budget_was_short() -> None:
     facts = {f"m{i}": Fact(speed=2 + i) for i in range(10)}
-    assert "the budget ended the search" in said(facts, Goal(budget_s=2))
+    assert "the budget ended the search" in found(facts, Goal(budget_s=2))

@@ -12,10 +12,10 @@ from edgeq.errors import OutputError
 from edgeq.scheme import Scheme
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.goal import Deadline, Goal
-from edgeq.tune.journal import Journal, JournaledWorkshop
+from edgeq.tune.journal import Journal, JournaledEvaluator
 from edgeq.tune.record import Outcome
 from edgeq.tune.search import Search
-from tests.tune.fakes import Clock, Fact, FakeWorkshop, Interrupted, profile
+from tests.tune.fakes import Clock, Fact, FakeEvaluator, Interrupted, profile
 
 SETTINGS = {"model": "m", "validation_data": "d"}
 FACTS = {
@@ -26,30 +26,30 @@ FACTS = {
 }
 
 
-def search(workshop: Any, path: Path, *, resume: bool = False) -> tuple[Outcome, Journal]:
+def search(evaluator: Any, path: Path, *, resume: bool = False) -> tuple[Outcome, Journal]:
     journal = Journal(path, SETTINGS, resume=resume)
     deadline = Deadline(None, Clock())
-    run = Search(profile(), JournaledWorkshop(workshop, journal), Goal(), deadline)
+    run = Search(profile(), JournaledEvaluator(evaluator, journal), Goal(), deadline)
     return run.run([Candidate(name, Scheme()) for name in ("a", "b", "c")]), journal
 
 
 def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
-    first = FakeWorkshop(FACTS, methods=("x",))
+    first = FakeEvaluator(FACTS, methods=("x",))
     counted = Interrupted(first, 1000)
     whole, _ = search(counted, tmp_path / "whole.jsonl")
     for after in range(1, 1000 - counted.after):
         path = tmp_path / f"{after}.jsonl"
         with pytest.raises(KeyboardInterrupt):
-            search(Interrupted(FakeWorkshop(FACTS, methods=("x",)), after), path)
-        second = FakeWorkshop(FACTS, methods=("x",))
+            search(Interrupted(FakeEvaluator(FACTS, methods=("x",)), after), path)
+        second = FakeEvaluator(FACTS, methods=("x",))
         resumed, _ = search(second, path, resume=True)
         assert resumed.to_dict() == whole.to_dict()
         assert len(second.log) < len(first.log)
 
 
 def test_a_finished_journal_leaves_nothing_to_do(tmp_path: Path) -> None:
-    search(FakeWorkshop(FACTS, methods=("x",)), tmp_path / "j.jsonl")
-    again = FakeWorkshop(FACTS, methods=("x",))
+    search(FakeEvaluator(FACTS, methods=("x",)), tmp_path / "j.jsonl")
+    again = FakeEvaluator(FACTS, methods=("x",))
     _, journal = search(again, tmp_path / "j.jsonl", resume=True)
     assert again.log == []
     assert journal.known > 5
@@ -99,9 +99,9 @@ def test_resuming_without_a_journal_starts_one(tmp_path: Path) -> None:
 
 def test_the_threads_are_measured_again_before_the_last_race(tmp_path: Path) -> None:
     """The journal must not answer with what it remembers of the first time."""
-    workshop = FakeWorkshop({"a": Fact(speed=2)})
+    evaluator = FakeEvaluator({"a": Fact(speed=2)})
     journal = Journal(tmp_path / "journal.jsonl", {}, resume=False)
-    Search(profile(), JournaledWorkshop(workshop, journal), Goal(), Deadline(None, Clock()), threads=(0, 1)).run(
+    Search(profile(), JournaledEvaluator(evaluator, journal), Goal(), Deadline(None, Clock()), threads=(0, 1)).run(
         [Candidate("a", Scheme())]
     )
-    assert len([line for line in workshop.log if line.startswith("race float32 0")]) == 2
+    assert len([line for line in evaluator.log if line.startswith("race float32 0")]) == 2

@@ -55,14 +55,14 @@ def test_the_shortest_beginning_that_meets_the_bar(noises: list[float], bar: flo
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=20), st.sampled_from([0.0, 0.25, 0.5, 1.0, float("inf")]))
-def test_no_more_pieces_than_there_is_room_for_and_never_all(macs: list[int], room: float) -> None:
+def test_no_more_pieces_than_there_is_room_for_and_never_all(macs: list[int], headroom: float) -> None:
     pieces = [Piece((f"n{i}",), 1.0, m) for i, m in enumerate(macs)]
-    found = affordable(pieces, room)
+    found = affordable(pieces, headroom)
     assert found == tuple(pieces[: len(found)])
     assert len(found) < len(pieces)
-    assert sum(p.macs for p in found) <= room * sum(macs)
+    assert sum(p.macs for p in found) <= headroom * sum(macs)
     if len(found) < len(pieces) - 1:
-        assert sum(p.macs for p in pieces[: len(found) + 1]) > room * sum(macs)
+        assert sum(p.macs for p in pieces[: len(found) + 1]) > headroom * sum(macs)
     assert shortest_exclusion((), lambda nodes: 0.0, 0.5, never) is None
 
 

@@ -16,9 +16,9 @@ from edgeq.pipeline.job import Data, Job, open_job
 from edgeq.session import open_session
 from edgeq.tune import builders
 from edgeq.tune.candidate import Candidate
-from edgeq.tune.local import LocalWorkshop, in_turn
+from edgeq.tune.evaluator import Exclusion
+from edgeq.tune.local import LocalEvaluator, in_turn
 from edgeq.tune.space import kernel_candidates, method_candidates
-from edgeq.tune.workshop import Exclusion
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +33,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 
 @pytest.fixture
-def workshop(job: Job, target: Target, tmp_path: Path) -> LocalWorkshop:
-    return LocalWorkshop(job, target, tmp_path, task=make_task("classification"))
+def evaluator(job: Job, target: Target, tmp_path: Path) -> LocalEvaluator:
+    return LocalEvaluator(job, target, tmp_path, task=make_task("classification"))
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +43,11 @@ def first(target: Target) -> Candidate:
 
 
 def test_methods_share_a_structure_and_granularity_does_not(
-    workshop: LocalWorkshop, first: Candidate, target: Target
+    evaluator: LocalEvaluator, first: Candidate, target: Target
 ) -> None:
     method = next(c for c in method_candidates(first, target.profile) if "mse" in c.name)
     tensor = first.replace(name="per tensor", scheme=first.scheme.replace(per_channel=False))
-    kernel, other, coarse = (workshop.screen(c) for c in (first, method, tensor))
+    kernel, other, coarse = (evaluator.screen(c) for c in (first, method, tensor))
     assert kernel.structure == other.structure
     assert kernel.content != other.content
     assert kernel.structure != coarse.structure
@@ -56,23 +56,23 @@ def test_methods_share_a_structure_and_granularity_does_not(
     assert kernel.sqnr_db > 15
 
 
-def test_accuracy_in_steps_is_accuracy_in_one(workshop: LocalWorkshop, job: Job, first: Candidate) -> None:
-    assert workshop.total == 120
-    part = workshop.assess([first], 40)[first.name]
-    whole = workshop.assess([first], 120)[first.name]
+def test_accuracy_in_steps_is_accuracy_in_one(evaluator: LocalEvaluator, job: Job, first: Candidate) -> None:
+    assert evaluator.total == 120
+    part = evaluator.assess([first], 40)[first.name]
+    whole = evaluator.assess([first], 120)[first.name]
     assert (part.samples, part.complete) == (40, False)
     assert (whole.samples, whole.complete) == (120, True)
-    built = workshop.built(first).artifact
+    built = evaluator.built(first).artifact
     task = make_task("classification")
     expected = evaluate(open_session(built.model, built.settings()), job.validation, task)
     assert whole.metrics == expected.metrics
-    assert workshop.float_metrics() == evaluate(job.prepared.path, job.validation, task).metrics
+    assert evaluator.float_metrics() == evaluate(job.prepared.path, job.validation, task).metrics
     # Fewer again, as after an interruption: counted anew.
-    assert workshop.assess([first], 40)[first.name] == part
+    assert evaluator.assess([first], 40)[first.name] == part
 
 
-def test_a_race_times_every_runner_against_float(workshop: LocalWorkshop, first: Candidate) -> None:
-    race = workshop.race({"float32": (None, 1), "int8": (first, 1)}, "float32", top=None, tie=0.05, seconds=0.5)
+def test_a_race_times_every_runner_against_float(evaluator: LocalEvaluator, first: Candidate) -> None:
+    race = evaluator.race({"float32": (None, 1), "int8": (first, 1)}, "float32", top=None, tie=0.05, seconds=0.5)
     assert set(race.order) == {"float32", "int8"}
     assert race.timings["float32"].speedup is None
     assert race.timings["int8"].speedup is not None
@@ -83,42 +83,42 @@ def test_a_race_times_every_runner_against_float(workshop: LocalWorkshop, first:
 def test_throughput_is_of_batches_where_the_batch_is_free(
     job: Job, target: Target, first: Candidate, tmp_path: Path
 ) -> None:
-    workshop = LocalWorkshop(job, target, tmp_path, batched=True)
-    race = workshop.race({"float32": (None, 1)}, "float32", top=None, tie=0.05, seconds=0.2)
+    evaluator = LocalEvaluator(job, target, tmp_path, batched=True)
+    race = evaluator.race({"float32": (None, 1)}, "float32", top=None, tie=0.05, seconds=0.2)
     figures = race.timings["float32"].latency
     assert figures["samples_per_s"] == pytest.approx(8e3 / figures["mean_ms"], rel=0.2)
 
 
-def test_memory_of_float_and_of_a_candidate(workshop: LocalWorkshop, first: Candidate) -> None:
-    assert workshop.memory(first, 1) >= 0
-    assert workshop.memory(None, 1) > 0
+def test_memory_of_float_and_of_a_candidate(evaluator: LocalEvaluator, first: Candidate) -> None:
+    assert evaluator.memory(first, 1) >= 0
+    assert evaluator.memory(None, 1) > 0
 
 
-def test_an_unknown_recovery_is_an_error_and_not_a_crash(workshop: LocalWorkshop, first: Candidate) -> None:
+def test_an_unknown_recovery_is_an_error_and_not_a_crash(evaluator: LocalEvaluator, first: Candidate) -> None:
     with pytest.raises(EdgeqError, match="no recovery"):
-        workshop.screen(first.replace(name="x", recoveries=("magic",)))
+        evaluator.screen(first.replace(name="x", recoveries=("magic",)))
 
 
-def test_recoveries_build(workshop: LocalWorkshop, first: Candidate) -> None:
-    names = workshop.recoveries()[0]
+def test_recoveries_build(evaluator: LocalEvaluator, first: Candidate) -> None:
+    names = evaluator.recoveries()[0]
     assert names
-    plain = workshop.screen(first)
-    recovered = workshop.screen(first.replace(name="recovered", recoveries=names))
+    plain = evaluator.screen(first)
+    recovered = evaluator.screen(first.replace(name="recovered", recoveries=names))
     assert recovered.content != plain.content
 
 
-def test_layers_go_to_float_until_the_loss_is_low_enough(workshop: LocalWorkshop, first: Candidate) -> None:
+def test_layers_go_to_float_until_the_loss_is_low_enough(evaluator: LocalEvaluator, first: Candidate) -> None:
     asked: list[Candidate] = []
 
     def loss(candidate: Candidate) -> float:
         asked.append(candidate)
         return 1 / len(candidate.scheme.exclude)
 
-    workshop.exclude(first, Exclusion(loss, 0.5, math.inf, lambda: False))
+    evaluator.exclude(first, Exclusion(loss, 0.5, math.inf, lambda: False))
     assert len({c.name for c in asked}) == len(asked), "every set of layers has a name of its own"
     enough = [c for c in asked if len(c.scheme.exclude) >= 2]
     assert enough
-    assert workshop.screen(enough[-1]).int8_mac_share < workshop.screen(first).int8_mac_share
+    assert evaluator.screen(enough[-1]).int8_mac_share < evaluator.screen(first).int8_mac_share
 
 
 def test_sessions_take_turns_between_bursts_not_within_them() -> None:

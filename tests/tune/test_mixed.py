@@ -6,7 +6,7 @@ from edgeq.tune.candidate import Candidate
 from edgeq.tune.goal import Goal
 from edgeq.tune.mixed import beginnings, slower_in_integers
 from edgeq.tune.space import in_float, kernel_candidates
-from tests.tune.fakes import Fact, FakeWorkshop, profile
+from tests.tune.fakes import Fact, FakeEvaluator, profile
 from tests.tune.test_search import run
 
 KERNEL = "U8S8 per-channel, minmax"
@@ -41,8 +41,8 @@ def test_the_fastest_mixture_wins_and_methods_are_tried_on_it() -> None:
         f"{KERNEL} (3 in float)": Fact(speed=1.4, loss=0.02),
         "U8S8 per-channel, mse (2 in float)": Fact(speed=1.8, loss=0.001),
     }
-    workshop = FakeWorkshop(facts, slow=("a", "b", "c"))
-    outcome = run(workshop, KERNEL, method=["minmax", "mse"])
+    evaluator = FakeEvaluator(facts, slow=("a", "b", "c"))
+    outcome = run(evaluator, KERNEL, method=["minmax", "mse"])
     assert outcome.chosen == "U8S8 per-channel, mse (2 in float)"
     assert outcome.winner is not None
     assert outcome.winner.candidate.scheme.exclude == ("a", "b")
@@ -52,19 +52,19 @@ def test_the_fastest_mixture_wins_and_methods_are_tried_on_it() -> None:
 
 def test_a_kernel_choice_slower_than_float_is_saved_by_it() -> None:
     facts = {KERNEL: Fact(speed=0.9), f"{KERNEL} (1 in float)": Fact(speed=1.2)}
-    assert run(FakeWorkshop(facts, slow=("a",)), KERNEL).chosen == f"{KERNEL} (1 in float)"
+    assert run(FakeEvaluator(facts, slow=("a",)), KERNEL).chosen == f"{KERNEL} (1 in float)"
 
 
 def test_where_size_counts_only_if_it_must_be() -> None:
     facts = {KERNEL: Fact(speed=1.2, bytes=50), f"{KERNEL} (1 in float)": Fact(speed=1.5, bytes=60)}
-    assert run(FakeWorkshop(facts, slow=("a",)), KERNEL, goal=Goal("size")).chosen == KERNEL
+    assert run(FakeEvaluator(facts, slow=("a",)), KERNEL, goal=Goal("size")).chosen == KERNEL
     facts[KERNEL] = Fact(speed=0.9, bytes=50)
-    assert run(FakeWorkshop(facts, slow=("a",)), KERNEL, goal=Goal("size")).chosen == f"{KERNEL} (1 in float)"
+    assert run(FakeEvaluator(facts, slow=("a",)), KERNEL, goal=Goal("size")).chosen == f"{KERNEL} (1 in float)"
 
 
 def test_nothing_slow_leaves_all_as_it_was() -> None:
-    workshop = FakeWorkshop({KERNEL: Fact(speed=2)})
-    outcome = run(workshop, KERNEL)
+    evaluator = FakeEvaluator({KERNEL: Fact(speed=2)})
+    outcome = run(evaluator, KERNEL)
     assert outcome.chosen == KERNEL
     assert len(outcome.trials) == 1
     assert isinstance(outcome.trials[0].candidate, Candidate)

@@ -12,7 +12,7 @@ from edgeq.tune.candidate import Candidate
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.record import Assessment, Outcome
 from edgeq.tune.search import Search
-from tests.tune.fakes import Clock, Fact, FakeWorkshop, profile
+from tests.tune.fakes import Clock, Fact, FakeEvaluator, profile
 
 
 def candidates(*names: str) -> list[Candidate]:
@@ -20,16 +20,16 @@ def candidates(*names: str) -> list[Candidate]:
 
 
 def run(
-    workshop: FakeWorkshop, *names: str, goal: Goal | None = None, threads: tuple[int, ...] = (0,), **search: Any
+    evaluator: FakeEvaluator, *names: str, goal: Goal | None = None, threads: tuple[int, ...] = (0,), **search: Any
 ) -> Outcome:
     goal = goal or Goal()
-    deadline = Deadline(goal.budget_s, workshop.clock or Clock())
-    return Search(profile(**search), workshop, goal, deadline, threads=threads).run(candidates(*names))
+    deadline = Deadline(goal.budget_s, evaluator.clock or Clock())
+    return Search(profile(**search), evaluator, goal, deadline, threads=threads).run(candidates(*names))
 
 
 def test_the_fastest_that_keeps_its_accuracy_wins() -> None:
     facts = {"a": Fact(speed=2), "b": Fact(speed=4, loss=0.2), "c": Fact(speed=3, loss=0.009)}
-    outcome = run(FakeWorkshop(facts), "a", "b", "c")
+    outcome = run(FakeEvaluator(facts), "a", "b", "c")
     assert outcome.chosen == "c"
     assert outcome.trial("a").status == "qualified"
     assert "1.50 times the latency of c" in outcome.trial("a").reason
@@ -38,14 +38,14 @@ def test_the_fastest_that_keeps_its_accuracy_wins() -> None:
 
 
 def test_slower_than_float_is_never_chosen_however_accurate() -> None:
-    outcome = run(FakeWorkshop({"a": Fact(speed=0.8)}), "a")
+    outcome = run(FakeEvaluator({"a": Fact(speed=0.8)}), "a")
     assert outcome.chosen == ""
     assert outcome.winner is None
     assert "slower than float32: 0.80" in outcome.trial("a").reason
 
 
 def test_as_fast_as_float_is_not_faster() -> None:
-    outcome = run(FakeWorkshop({"a": Fact(speed=1.005)}), "a")
+    outcome = run(FakeEvaluator({"a": Fact(speed=1.005)}), "a")
     assert outcome.chosen == ""
     assert "not faster than float32" in outcome.trial("a").reason
 
@@ -53,32 +53,32 @@ def test_as_fast_as_float_is_not_faster() -> None:
 @pytest.mark.parametrize("objective", ["size", "memory"])
 def test_a_smaller_one_need_only_keep_up_with_float(objective: Any) -> None:
     facts = {"a": Fact(speed=2, bytes=90), "b": Fact(speed=1.005, bytes=50), "c": Fact(speed=0.9, bytes=10)}
-    outcome = run(FakeWorkshop(facts), "a", "b", "c", goal=Goal(objective))
+    outcome = run(FakeEvaluator(facts), "a", "b", "c", goal=Goal(objective))
     assert outcome.chosen == "b"
     assert "slower" in outcome.trial("c").reason
 
 
 def test_within_a_tie_the_more_accurate_wins() -> None:
     facts = {"a": Fact(speed=3.0, loss=0.004), "b": Fact(speed=2.98, loss=0.001)}
-    assert run(FakeWorkshop(facts), "a", "b").chosen == "b"
+    assert run(FakeEvaluator(facts), "a", "b").chosen == "b"
 
 
 def test_what_does_not_build_says_why_and_does_not_stop_the_others() -> None:
-    outcome = run(FakeWorkshop({"a": Fact(error="no kernel for it"), "b": Fact()}), "a", "b")
+    outcome = run(FakeEvaluator({"a": Fact(error="no kernel for it"), "b": Fact()}), "a", "b")
     assert outcome.trial("a").reason == "no kernel for it"
     assert outcome.chosen == "b"
 
 
 def test_the_same_model_is_measured_once() -> None:
     facts = {"a": Fact(content="same"), "b": Fact(content="same")}
-    workshop = FakeWorkshop(facts)
-    outcome = run(workshop, "a", "b")
+    evaluator = FakeEvaluator(facts)
+    outcome = run(evaluator, "a", "b")
     assert outcome.trial("b").reason == "the same model as a"
-    assert not [line for line in workshop.log if line.startswith("assess b")]
+    assert not [line for line in evaluator.log if line.startswith("assess b")]
 
 
 def test_nothing_in_int8_is_nothing_won() -> None:
-    outcome = run(FakeWorkshop({"a": Fact(share=0.0)}), "a")
+    outcome = run(FakeEvaluator({"a": Fact(share=0.0)}), "a")
     assert outcome.trial("a").reason == "nothing of it runs in int8"
 
 
@@ -87,10 +87,10 @@ def test_one_structure_is_timed_once_and_its_methods_share_the_figure() -> None:
         "U8S8": Fact(structure="s", loss=0.02),
         "U8S8 per-channel, mse": Fact(structure="s", loss=0.001),
     }
-    workshop = FakeWorkshop(facts)
-    outcome = run(workshop, "U8S8 per-channel, minmax", method=["minmax", "mse"])
+    evaluator = FakeEvaluator(facts)
+    outcome = run(evaluator, "U8S8 per-channel, minmax", method=["minmax", "mse"])
     assert outcome.chosen == "U8S8 per-channel, mse"
-    kernels, last = (line for line in workshop.log if line.startswith("race"))
+    kernels, last = (line for line in evaluator.log if line.startswith("race"))
     assert kernels == "race float32, U8S8 per-channel, minmax"
     assert last == "race float32, U8S8 per-channel, mse"
     assert outcome.trial("U8S8 per-channel, minmax").timing == outcome.trial("U8S8 per-channel, mse").timing
@@ -98,13 +98,13 @@ def test_one_structure_is_timed_once_and_its_methods_share_the_figure() -> None:
 
 def test_a_method_far_behind_in_sqnr_is_not_measured() -> None:
     facts = {"U8S8": Fact(structure="s"), "U8S8 per-channel, mse": Fact(structure="s", sqnr_db=10)}
-    workshop = FakeWorkshop(facts)
-    outcome = run(workshop, "U8S8 per-channel, minmax", method=["minmax", "mse"])
+    evaluator = FakeEvaluator(facts)
+    outcome = run(evaluator, "U8S8 per-channel, minmax", method=["minmax", "mse"])
     assert "SQNR is 20 dB lower" in outcome.trial("U8S8 per-channel, mse").reason
-    assert not [line for line in workshop.log if line.startswith("assess U8S8 per-channel, mse")]
+    assert not [line for line in evaluator.log if line.startswith("assess U8S8 per-channel, mse")]
 
 
-class Crowded(FakeWorkshop):
+class Crowded(FakeEvaluator):
     """Another guest of the machine takes a core between the first races and the last."""
 
     def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
@@ -114,14 +114,14 @@ class Crowded(FakeWorkshop):
 
 def test_where_no_finalist_is_fast_enough_the_next_ones_race() -> None:
     facts = {name: Fact(speed=1.0, structure=name, bytes=10) for name in "abcd"} | {"e": Fact(speed=2, bytes=50)}
-    outcome = run(FakeWorkshop(facts), *"abcde", goal=Goal("size"))
+    outcome = run(FakeEvaluator(facts), *"abcde", goal=Goal("size"))
     assert outcome.chosen == "e"
     assert outcome.trial("a").reason.startswith("not faster than float32")
 
 
 def test_threads_are_chosen_first_and_float_gets_its_own_best() -> None:
-    workshop = FakeWorkshop({"a": Fact(speed=2)}, thread_gain={1: 0.5})
-    outcome = run(workshop, "a", threads=(0, 1))
+    evaluator = FakeEvaluator({"a": Fact(speed=2)}, thread_gain={1: 0.5})
+    outcome = run(evaluator, "a", threads=(0, 1))
     assert outcome.winner is not None
     assert outcome.winner.candidate.threads == 1
     assert outcome.baseline_threads == 1
@@ -148,20 +148,20 @@ def test_speeds_with_other_threads_are_not_held_against_the_last_race() -> None:
 
 
 def test_threads_that_are_quick_in_the_median_only_are_not_taken() -> None:
-    outcome = run(FakeWorkshop({"a": Fact()}, thread_gain={0: 0.8}, tails={0: 1.5}), "a", threads=(0, 1))
+    outcome = run(FakeEvaluator({"a": Fact()}, thread_gain={0: 0.8}, tails={0: 1.5}), "a", threads=(0, 1))
     assert outcome.winner is not None
     assert outcome.winner.candidate.threads == 1
 
 
 def test_of_equally_fast_threads_the_fewest() -> None:
-    outcome = run(FakeWorkshop({"a": Fact(speed=2)}), "a", threads=(0, 2, 1))
+    outcome = run(FakeEvaluator({"a": Fact(speed=2)}), "a", threads=(0, 2, 1))
     assert outcome.winner is not None
     assert outcome.winner.candidate.threads == 1
 
 
 def test_all_recoveries_at_once_first() -> None:
     facts = {"a": Fact(loss=0.05), "a + recovery": Fact(loss=0.002)}
-    outcome = run(FakeWorkshop(facts, methods=("x", "y")), "a")
+    outcome = run(FakeEvaluator(facts, methods=("x", "y")), "a")
     assert outcome.chosen == "a + recovery"
     assert outcome.winner is not None
     assert outcome.winner.candidate.recoveries == ("x", "y")
@@ -177,7 +177,7 @@ def test_recoveries_one_by_one_where_together_they_do_harm() -> None:
         "a + x + y": Fact(loss=0.04),
         "a + x + z": Fact(loss=0.002),
     }
-    outcome = run(FakeWorkshop(facts, methods=("x", "y", "z")), "a")
+    outcome = run(FakeEvaluator(facts, methods=("x", "y", "z")), "a")
     assert outcome.chosen == "a + x + z"
     assert outcome.trial("a + x + y").status == "eliminated"
 
@@ -189,8 +189,8 @@ def test_recoveries_that_cost_speed_come_after_those_that_do_not_and_before_laye
         "a + recovery + split": Fact(loss=0.04, speed=1.9),
         "a + recovery + split more": Fact(loss=0.002, speed=1.8),
     }
-    workshop = FakeWorkshop(facts, methods=("x", "y"), costly=("split", "split more"), exclusions=(("n",),))
-    outcome = run(workshop, "a")
+    evaluator = FakeEvaluator(facts, methods=("x", "y"), costly=("split", "split more"), exclusions=(("n",),))
+    outcome = run(evaluator, "a")
     assert outcome.chosen == "a + recovery + split more"
     assert outcome.winner is not None
     assert outcome.winner.candidate.recoveries == ("x", "y", "split more")
@@ -205,8 +205,8 @@ def test_a_recovery_that_does_harm_beside_the_others_is_taken_back() -> None:
         "a + recovery + split - y": Fact(loss=0.021),
         "a + recovery + split - x": Fact(loss=0.002),
     }
-    workshop = FakeWorkshop(facts, methods=("x", "y"), costly=("split",), exclusions=(("n",),))
-    outcome = run(workshop, "a")
+    evaluator = FakeEvaluator(facts, methods=("x", "y"), costly=("split",), exclusions=(("n",),))
+    outcome = run(evaluator, "a")
     assert outcome.chosen == "a + recovery + split - x"
     assert outcome.winner is not None
     assert outcome.winner.candidate.recoveries == ("y", "split")
@@ -222,7 +222,7 @@ def test_of_recoveries_that_cost_speed_only_those_that_are_needed_stay() -> None
         "a + recovery + split + head": Fact(loss=0.002, speed=1.8),
         "a + recovery + split + head - split": Fact(loss=0.008, speed=1.95),
     }
-    outcome = run(FakeWorkshop(facts, methods=("x",), costly=("split", "head")), "a")
+    outcome = run(FakeEvaluator(facts, methods=("x",), costly=("split", "head")), "a")
     assert outcome.chosen == "a + recovery + split + head - split"
     assert outcome.winner is not None
     assert outcome.winner.candidate.recoveries == ("x", "head")
@@ -235,8 +235,8 @@ def test_layers_go_to_float_last() -> None:
         "a + recovery - 1 layers": Fact(loss=0.015, speed=1.9),
         "a + recovery - 2 layers": Fact(loss=0.005, speed=1.8),
     }
-    workshop = FakeWorkshop(facts, methods=("x",), exclusions=(("n1",), ("n1", "n2"), ("n1", "n2", "n3")))
-    outcome = run(workshop, "a")
+    evaluator = FakeEvaluator(facts, methods=("x",), exclusions=(("n1",), ("n1", "n2"), ("n1", "n2", "n3")))
+    outcome = run(evaluator, "a")
     assert outcome.chosen == "a + recovery - 2 layers"
     assert outcome.trial("a + recovery - 1 layers").stage == "exclusion"
     assert "a + recovery - 3 layers" not in [t.name for t in outcome.trials]
@@ -244,42 +244,42 @@ def test_layers_go_to_float_last() -> None:
 
 def test_no_recovery_where_the_fastest_qualifies() -> None:
     facts = {"a": Fact(speed=3), "b": Fact(speed=2, loss=0.02)}
-    workshop = FakeWorkshop(facts, methods=("x",))
-    assert run(workshop, "a", "b").chosen == "a"
-    assert not [line for line in workshop.log if "+ recovery" in line]
+    evaluator = FakeEvaluator(facts, methods=("x",))
+    assert run(evaluator, "a", "b").chosen == "a"
+    assert not [line for line in evaluator.log if "+ recovery" in line]
 
 
 def test_something_faster_that_falls_short_is_recovered_although_another_qualifies() -> None:
     facts = {"a": Fact(speed=3, loss=0.03), "a + recovery": Fact(speed=3, loss=0.001), "b": Fact(speed=1.5)}
-    assert run(FakeWorkshop(facts, methods=("x",)), "a", "b").chosen == "a + recovery"
+    assert run(FakeEvaluator(facts, methods=("x",)), "a", "b").chosen == "a + recovery"
 
 
 def test_halving_keeps_the_better_half_of_one_speed_and_measures_the_last_in_full() -> None:
     facts = {f"m{i}": Fact(structure="s", loss=i / 1000) for i in range(8)}
-    workshop = FakeWorkshop(facts)
-    outcome = run(workshop, *facts)
+    evaluator = FakeEvaluator(facts)
+    outcome = run(evaluator, *facts)
     assert outcome.chosen == "m0"
-    assert [sum(line.endswith(f" {n}") for line in workshop.log) for n in (50, 100, 200, 400)] == [8, 4, 2, 1]
+    assert [sum(line.endswith(f" {n}") for line in evaluator.log) for n in (50, 100, 200, 400)] == [8, 4, 2, 1]
     assert "loses 0.70 points, not 0.00 points" in outcome.trial("m7").reason
 
 
 def test_an_early_surprise_does_not_decide() -> None:
     """Few samples say that `a` is bad, but their interval is wide: it is measured on."""
     facts = {"a": Fact(loss=0.005, early=0.03, width=0.02), "b": Fact(speed=1.5)}
-    assert run(FakeWorkshop(facts), "a", "b").chosen == "a"
+    assert run(FakeEvaluator(facts), "a", "b").chosen == "a"
 
 
 def test_the_pareto_front_holds_what_no_other_beats() -> None:
     facts = {"a": Fact(speed=2, loss=0.001), "b": Fact(speed=3, loss=0.008), "c": Fact(speed=1.5, loss=0.005)}
-    outcome = run(FakeWorkshop(facts), "a", "b", "c")
+    outcome = run(FakeEvaluator(facts), "a", "b", "c")
     assert [t.name for t in outcome.trials if t.pareto] == ["a", "b"]
 
 
 def test_a_budget_that_runs_out_early_still_gives_an_answer() -> None:
     clock = Clock()
     facts = {f"m{i}": Fact(speed=2 + i, loss=0.001 * i) for i in range(30)}
-    workshop = FakeWorkshop(facts, clock=clock)
-    outcome = run(workshop, *facts, goal=Goal(budget_s=20))
+    evaluator = FakeEvaluator(facts, clock=clock)
+    outcome = run(evaluator, *facts, goal=Goal(budget_s=20))
     assert outcome.chosen
     assert clock.now < 30
     assert "the budget ran out before it was built" in {t.reason for t in outcome.trials}
@@ -287,13 +287,13 @@ def test_a_budget_that_runs_out_early_still_gives_an_answer() -> None:
 
 def test_every_candidate_has_a_reason_and_the_stages_are_on_record() -> None:
     facts = {"a": Fact(loss=0.05), "b": Fact(speed=3), "c": Fact(speed=0.5), "d": Fact(error="broken")}
-    outcome = run(FakeWorkshop(facts, methods=("x",)), *facts)
+    outcome = run(FakeEvaluator(facts, methods=("x",)), *facts)
     assert all(t.reason for t in outcome.trials)
     assert [s.name for s in outcome.stages] == ["building", "timing", "methods", "accuracy", "recovery", "last race"]
 
 
 def test_nothing_to_try_is_an_outcome() -> None:
-    outcome = run(FakeWorkshop({}))
+    outcome = run(FakeEvaluator({}))
     assert outcome.winner is None
     assert outcome.baseline is None
 
@@ -304,9 +304,9 @@ def test_once_one_is_recovered_another_of_its_speed_is_left_alone() -> None:
         "a + recovery": Fact(speed=3, loss=0.001),
         "b": Fact(speed=3.01, loss=0.5),
     }
-    workshop = FakeWorkshop(facts, methods=("x",))
-    assert run(workshop, "a", "b").chosen == "a + recovery"
-    assert not [line for line in workshop.log if line.startswith("screen b + recovery")]
+    evaluator = FakeEvaluator(facts, methods=("x",))
+    assert run(evaluator, "a", "b").chosen == "a + recovery"
+    assert not [line for line in evaluator.log if line.startswith("screen b + recovery")]
 
 
 def test_a_kernel_choice_that_is_no_faster_and_far_less_exact_gets_no_methods() -> None:
@@ -315,8 +315,8 @@ def test_a_kernel_choice_that_is_no_faster_and_far_less_exact_gets_no_methods() 
         "b": Fact(speed=2.005, sqnr_db=5),
         "c": Fact(speed=3, sqnr_db=5, loss=0.5),
     }
-    workshop = FakeWorkshop(facts)
-    outcome = run(workshop, "a", "b", "c")
+    evaluator = FakeEvaluator(facts)
+    outcome = run(evaluator, "a", "b", "c")
     assert "no better than a in latency, and its outputs' SQNR is 25 dB lower" in outcome.trial("b").reason
-    assert not [line for line in workshop.log if line.startswith("assess b")]
-    assert [line for line in workshop.log if line.startswith("assess c")]
+    assert not [line for line in evaluator.log if line.startswith("assess b")]
+    assert [line for line in evaluator.log if line.startswith("assess c")]

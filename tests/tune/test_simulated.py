@@ -70,13 +70,13 @@ def test_a_bundle_for_elsewhere(labelled: Path, tmp_path: Path) -> None:
     assert result.chosen.loss <= 0.01
     assert result.to_dict()["simulated"] is True
     run = [sys.executable, str(out / "edgeq_run.py"), "info", "--json"]
-    told = json.loads(subprocess.run(run, capture_output=True, check=True, text=True).stdout)
-    by_name = {variant["variant"]: variant for variant in told["variants"]}
+    report = json.loads(subprocess.run(run, capture_output=True, check=True, text=True).stdout)
+    by_name = {variant["variant"]: variant for variant in report["variants"]}
     checks = {check["name"]: check["kind"] for check in by_name["nvidia-t4"]["info"]["checks"]}
     assert checks["accuracy"] == checks["self-test"] == "modelled"
     if not by_name["nvidia-t4"]["runs_here"]:
         assert by_name["nvidia-t4"]["reasons"]
-        assert told["chosen"] in ("cpu-float32", "cuda-float16")
+        assert report["chosen"] in ("cpu-float32", "cuda-float16")
 
 
 def test_what_cannot_be_reached_is_said_and_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ def test_every_shipped_profile_has_a_small_space_of_distinct_names() -> None:
         assert len(kernels) <= 20, (one.name, names(kernels))
 
 
-def test_a_remedy_only_where_something_saturates() -> None:
+def test_a_mitigation_only_where_something_saturates() -> None:
     search = {"reduce_range": [True, False], "weight_type": ["int8", "uint8"], "per_channel": [True]}
     safe = dataclasses.replace(profile(**search), scheme=Scheme(reduce_range=True))
     saturating = dataclasses.replace(safe, hazards={"saturates_int16": ["U8S8"]})
@@ -45,7 +45,7 @@ def test_a_remedy_only_where_something_saturates() -> None:
     assert names(kernel_candidates(safe)) == ["U8S8 per-channel 7-bit, minmax", "U8U8 per-channel, minmax"]
 
 
-def test_one_remedy_at_a_time() -> None:
+def test_one_mitigation_at_a_time() -> None:
     search = {"reduce_range": [True, False], "session_options": {"session.x64quantprecision": ["0", "1"]}}
     saturating = dataclasses.replace(profile(**search), hazards={"saturates_int16": ["U8S8"]})
     schemes = [c.scheme for c in kernel_candidates(saturating)]

@@ -76,15 +76,15 @@ def array_config(table: Mapping[str, Any]) -> ArrayConfig:
 def _rows(table: Mapping[str, Any], memory: str, row_bytes: int, *, default_kib: int) -> int:
     """Rows of a memory, from its size in KiB; row and bank counts that are given too have to agree with it."""
     rows = int(table.get(f"{memory}_kib", default_kib)) * 1024 // row_bytes
-    said = table.get("accumulator_rows") if memory == "accumulator" else _scratchpad_rows(table)
-    if said is None:
+    declared = table.get("accumulator_rows") if memory == "accumulator" else _scratchpad_rows(table)
+    if declared is None:
         return rows
-    if f"{memory}_kib" in table and int(said) != rows:
+    if f"{memory}_kib" in table and int(declared) != rows:
         raise HardwareError(
-            f"[systolic] {memory}_kib = {table[f'{memory}_kib']} is {rows} rows of {row_bytes} bytes, not {said}",
+            f"[systolic] {memory}_kib = {table[f'{memory}_kib']} is {rows} rows of {row_bytes} bytes, not {declared}",
             "Make size, rows and dim agree, or give only one of size and rows",
         )
-    return int(said)
+    return int(declared)
 
 
 def _scratchpad_rows(table: Mapping[str, Any]) -> int | None:

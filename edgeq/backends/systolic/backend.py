@@ -1,4 +1,4 @@
-"""The systolic backend: a prepared model to an integer program, its host twin and the file for the array's runtime."""
+"""The systolic backend: a prepared model to an integer program, its reference model and the array runtime's file."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from edgeq.backends.systolic.compile import compile_program
 from edgeq.backends.systolic.dialect import write_dialect
 from edgeq.backends.systolic.placement import coverage, place
 from edgeq.backends.systolic.program import Conv, Fc
+from edgeq.backends.systolic.reference_model import host_reference_model
 from edgeq.backends.systolic.save import save_program
-from edgeq.backends.systolic.twin import host_twin
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import ModelError, UsageError
@@ -69,7 +69,7 @@ class SystolicBackend:
         *,
         samples: Samples | None = None,
     ) -> Artifact:
-        """Write the host twin to `destination`, and beside it what travels to the array. See `Backend.build`.
+        """Write the reference model to `destination`, and beside it what travels to the array. See `Backend.build`.
 
         Args:
             samples: calibration samples, for bias correction; None leaves it out.
@@ -85,13 +85,13 @@ class SystolicBackend:
         macs = node_macs(model)
         notes = [place(program, macs).sentence(), *program.notes]
         program = replace(program, notes=tuple(notes))
-        save_model(host_twin(program, prepared.signature), destination)
+        save_model(host_reference_model(program, prepared.signature), destination)
         files = {f"{destination.stem}.program.npz": destination.with_name(f"{destination.stem}.program.npz")}
         save_program(program, next(iter(files.values())))
         dialect = destination.with_name(f"{destination.stem}.dialect.onnx")
-        trouble = write_dialect(program, prepared.signature, dialect)
-        if trouble:
-            notes.append(f"no file for onnxruntime-riscv: {trouble}")
+        problem = write_dialect(program, prepared.signature, dialect)
+        if problem:
+            notes.append(f"no file for onnxruntime-riscv: {problem}")
         else:
             files[dialect.name] = dialect
         return Artifact(

@@ -10,11 +10,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.backends.systolic.graph import Graph, attributes, submodel, text
 from edgeq.backends.systolic.network import MoveLayer
-from edgeq.model.movers import MOVERS
+from edgeq.model.data_movement import DATA_MOVEMENT
 from edgeq.session import SessionSettings, open_session
 
 # MaxPool moves numbers too, but which ones depends on the numbers; the array has steps of its own for it.
-MOVES = MOVERS - {"MaxPool"} | {"Upsample"}
+MOVES = DATA_MOVEMENT - {"MaxPool"} | {"Upsample"}
 _EXACT = 2**24
 RESHAPE_OPSET = 13
 
@@ -26,9 +26,9 @@ def recognise_move(graph: Graph, node: onnx.NodeProto) -> tuple[MoveLayer, ...] 
         return "it moves no activations"
     if any(name and name not in graph.constants for name in node.input[1:]):
         return "where it moves values to is computed, not constant"
-    trouble = _rescales(graph, node)
-    if trouble:
-        return trouble
+    problem = _rescales(graph, node)
+    if problem:
+        return problem
     outputs = tuple(name for name in node.output if name)
     if math.prod(graph.shapes[source]) >= _EXACT:
         return "it moves too many values to follow"

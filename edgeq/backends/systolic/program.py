@@ -1,7 +1,7 @@
 """The quantized integer program: what the array and the core beside it compute, step by step.
 
-Everything else is made from it: the simulator runs it, the dialect file, the host twin and the C bundle say it in other
-languages. All of them give the same integers.
+Everything else is made from it: the simulator runs it, the dialect file, the reference model and the C bundle say it in
+other languages. All of them give the same integers.
 
 Notation: rne = round half to even; f32() = round to float32; sat8 = clamp to -128..127. Integer tensors are int8 with
 zero point 0: the real value is q · scale. Activations are NCHW (or [N, features]); shapes have batch 1 in front, and a

@@ -63,8 +63,8 @@ def _pooled(shape: tuple[int, ...], node: onnx.NodeProto) -> tuple[int, ...]:
     for axis, kernel in enumerate(a["kernel_shape"]):
         stride, dilation = a.get("strides", (1, 1))[axis], a.get("dilations", (1, 1))[axis]
         pads = a.get("pads", (0, 0, 0, 0))
-        room = shape[2 + axis] + pads[axis] + pads[2 + axis] - (kernel - 1) * dilation - 1
-        steps = -(-room // stride)
+        extent = shape[2 + axis] + pads[axis] + pads[2 + axis] - (kernel - 1) * dilation - 1
+        steps = -(-extent // stride)
         sizes.append((steps if steps * stride < shape[2 + axis] + pads[axis] else steps - 1) + 1)
     return tuple(sizes)
 

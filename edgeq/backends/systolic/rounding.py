@@ -45,9 +45,9 @@ def shift_right(accumulator: NDArray[np.int32], shifts: NDArray[np.int64]) -> ND
     wide = accumulator.astype(np.int64) << np.maximum(-shifts, 0)
     down = np.broadcast_to(np.maximum(shifts, 0), wide.shape)
     floor = wide >> down
-    rest = wide - (floor << down)
+    remaining = wide - (floor << down)
     half = np.where(down > 0, np.int64(1) << np.maximum(down - 1, 0), np.int64(1))
-    up = (rest > half) | ((rest == half) & (floor & 1 == 1))
+    up = (remaining > half) | ((remaining == half) & (floor & 1 == 1))
     return np.asarray(floor + (up & (down > 0)), np.float32)
 
 

@@ -59,12 +59,12 @@ def _run(
     writes: Callable[[_Item], Sequence[str]],
 ) -> list[_Item]:
     """Take out of `waiting` (in topological order) all that can run, in order, and add what they make to `known`."""
-    done, rest = [], []
+    done, remaining = [], []
     for item in waiting:
         if all(name in known or name not in made for name in reads(item)):
             known.update(writes(item))
             done.append(item)
         else:
-            rest.append(item)
-    waiting[:] = rest
+            remaining.append(item)
+    waiting[:] = remaining
     return done

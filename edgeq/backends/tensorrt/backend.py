@@ -15,7 +15,7 @@ from edgeq.backends.tensorrt import implicit, options
 from edgeq.backends.tensorrt.check import Placement, check_placement
 from edgeq.backends.tensorrt.explicit import insert_pairs
 from edgeq.backends.tensorrt.facts import Facts, HalfType, facts
-from edgeq.backends.tensorrt.halves import cast_rest
+from edgeq.backends.tensorrt.half_precision import cast_float_nodes
 from edgeq.backends.tensorrt.placement import plan_placement, shared_ranges, weighted_operators
 from edgeq.backends.tensorrt.simulate import SETTINGS, simulation
 from edgeq.calibrate.ranges import Range
@@ -69,7 +69,7 @@ class TensorrtBackend:
             raise UsageError("TensorRT takes no zero point other than 0", "Leave --activation-symmetric")
         if scheme.reduce_range:
             raise UsageError("tensor cores sum in 32 bits: 7-bit weights would only lose accuracy", "Leave it out")
-        self._check_rest(scheme)
+        self._check_float_type(scheme)
         if scheme.format == "table":
             implicit.check_version(self._tensorrt, self._where)
             if scheme.exclude or scheme.op_types is not None:
@@ -120,8 +120,8 @@ class TensorrtBackend:
                 "Deploy the float model, or exclude fewer nodes",
             )
         ranges = shared_ranges(model, plan, ranges)
-        insert_pairs(model, plan, ranges, per_channel=scheme.per_channel, rest=scheme.rest)
-        in_float32 = {} if scheme.rest == "float32" else cast_rest(model, scheme.rest, self._seen(ranges), known)
+        insert_pairs(model, plan, ranges, per_channel=scheme.per_channel, float_type=scheme.rest)
+        in_float32 = {} if scheme.rest == "float32" else cast_float_nodes(model, scheme.rest, self._seen(ranges), known)
         placement = check_placement(model, source, {**in_float32, **plan.reasons})
         if placement.findings:
             raise ModelError(
@@ -129,8 +129,8 @@ class TensorrtBackend:
                 "This is a bug in edgeq: report it with the model",
             )
         _save(model, destination, prepared)
-        twin = place / "simulation.onnx"
-        save_model(simulation(model), twin)
+        simulated_path = place / "simulation.onnx"
+        save_model(simulation(model), simulated_path)
         provider_options = options.explicit_options(scheme.rest)
         options.check_options(options.TENSORRT, provider_options)
         return Artifact(
@@ -140,8 +140,8 @@ class TensorrtBackend:
             provider_options=provider_options,
             notes=_notes(placement, in_float32),
             device="gpu",
-            requires={**self._gpu, "min_tensorrt": _needs(scheme.rest).min_tensorrt},
-            simulation=twin,
+            requires={**self._gpu, "min_tensorrt": _requirements(scheme.rest).min_tensorrt},
+            simulation=simulated_path,
             simulation_settings=SETTINGS,
             coverage=placement.coverage(),
             details={"placement": placement.to_dict()},
@@ -183,17 +183,17 @@ class TensorrtBackend:
         found = []
         if scheme.rest != "float32":
             model = _raised(prepared, scheme.rest)
-            in_float32 = cast_rest(model, scheme.rest, self._seen({}), facts())
-            path, twin = place / "cuda.onnx", place / "cuda-simulation.onnx"
+            in_float32 = cast_float_nodes(model, scheme.rest, self._seen({}), facts())
+            path, simulated_path = place / "cuda.onnx", place / "cuda-simulation.onnx"
             _save(model, path, prepared)
-            save_model(simulation(model), twin)
+            save_model(simulation(model), simulated_path)
             artifact = Artifact(
                 model=path,
                 scheme=float32.replace(rest=scheme.rest),
                 provider=options.CUDA,
                 device="gpu",
                 requires={"min_compute_capability": facts().halves[scheme.rest].min_compute_capability},
-                simulation=twin,
+                simulation=simulated_path,
                 simulation_settings=SETTINGS,
                 notes=tuple(f"{name}: {reason}" for name, reason in in_float32.items()),
             )
@@ -205,7 +205,7 @@ class TensorrtBackend:
     def _seen(self, ranges: Mapping[str, Range]) -> Mapping[str, Range]:
         return self.observed or ranges
 
-    def _check_rest(self, scheme: Scheme) -> None:
+    def _check_float_type(self, scheme: Scheme) -> None:
         half = facts().halves.get(scheme.rest)
         needed = half.min_compute_capability if half is not None else ""
         have = self._gpu.get("min_compute_capability", "")
@@ -229,16 +229,18 @@ class TensorrtBackend:
         return self.target.name if self.target is not None else "the target"
 
 
-def _needs(rest: str) -> Facts | HalfType:
+def _requirements(float_type: str) -> Facts | HalfType:
     """What has the opset, IR version and TensorRT of a file whose rest is of that type."""
-    return facts().halves.get(rest, facts())
+    return facts().halves.get(float_type, facts())
 
 
-def _raised(prepared: PreparedModel, rest: str) -> onnx.ModelProto:
-    needs = _needs(rest)
+def _raised(prepared: PreparedModel, float_type: str) -> onnx.ModelProto:
+    requirements = _requirements(float_type)
     model = load_model(prepared.path, external_data="all")
-    raised = raise_opset(model, prepared.source, lowest=needs.opset, to=needs.opset, ir_version=needs.ir_version)
-    raised.ir_version = max(raised.ir_version, needs.ir_version)
+    raised = raise_opset(
+        model, prepared.source, lowest=requirements.opset, to=requirements.opset, ir_version=requirements.ir_version
+    )
+    raised.ir_version = max(raised.ir_version, requirements.ir_version)
     name_nodes(raised)
     return raised
 

@@ -20,7 +20,7 @@ from edgeq.backends.tensorrt.placement import Plan
 from edgeq.calibrate.ranges import Range
 from edgeq.errors import CalibrationError
 from edgeq.model.tensors import iter_graphs
-from edgeq.scheme import Rest
+from edgeq.scheme import FloatType
 
 LEVELS = 127
 QUANTIZED, RESTORED = "_QuantizeLinear_Output", "_DequantizeLinear_Output"
@@ -29,11 +29,11 @@ _LEAST_SCALE = 2.0**-20
 _STORED: Mapping[str, type] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
-def stored_scale(magnitude: NDArray[np.floating] | float, rest: Rest = "float32") -> NDArray[np.float32]:
-    """float32 scales that type `rest` holds exactly and that cover `magnitude`; 1/127 where it is 0."""
+def stored_scale(magnitude: NDArray[np.floating] | float, float_type: FloatType = "float32") -> NDArray[np.float32]:
+    """float32 scales that type `float_type` holds exactly and that cover `magnitude`; 1/127 where it is 0."""
     wanted = np.asarray(magnitude, np.float64) / LEVELS
     wanted = np.where(wanted == 0, 1 / LEVELS, np.maximum(wanted, _LEAST_SCALE))
-    stored: type = _STORED[rest]
+    stored: type = _STORED[float_type]
     scale: NDArray[Any] = wanted.astype(stored)
     # A tiny excess over 127 steps is the rounding of the division, not a value that would be cut off.
     short = scale.astype(np.float64) * (1 + 1e-6) < wanted
@@ -42,16 +42,16 @@ def stored_scale(magnitude: NDArray[np.floating] | float, rest: Rest = "float32"
 
 
 def quantize_weight(
-    weight: NDArray[np.float32], axis: int | None, rest: Rest = "float32"
+    weight: NDArray[np.float32], axis: int | None, float_type: FloatType = "float32"
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Integers and scales, one scale for each index of `axis`, or one in all."""
     values = np.asarray(weight, np.float64)
     if axis is None:
-        scale = stored_scale(np.max(np.abs(values), initial=0.0), rest)
+        scale = stored_scale(np.max(np.abs(values), initial=0.0), float_type)
         steps = values / scale
     else:
         others = tuple(i for i in range(values.ndim) if i != axis)
-        scale = stored_scale(np.max(np.abs(values), axis=others, initial=0.0), rest)
+        scale = stored_scale(np.max(np.abs(values), axis=others, initial=0.0), float_type)
         shape = [1] * values.ndim
         shape[axis] = -1
         steps = values / scale.astype(np.float64).reshape(shape)
@@ -71,7 +71,7 @@ def channel_axis(node: onnx.NodeProto, rank: int) -> int | None:
 
 
 def insert_pairs(
-    model: onnx.ModelProto, plan: Plan, ranges: Mapping[str, Range], *, per_channel: bool, rest: Rest
+    model: onnx.ModelProto, plan: Plan, ranges: Mapping[str, Range], *, per_channel: bool, float_type: FloatType
 ) -> None:
     """Write the pairs of `plan` into `model`, in place. Tensors that several layers read in int8 share one pair.
 
@@ -81,7 +81,7 @@ def insert_pairs(
     missing = next((name for name in plan.activations if name not in ranges), None)
     if missing is not None:
         raise CalibrationError(f"tensor {missing!r} has no range", "The calibration is not of this model: run it again")
-    writer = _Writer(model, ranges, per_channel, rest)
+    writer = _Writer(model, ranges, per_channel, float_type)
     wanted: dict[str, dict[int, str]] = {}
     for edge in plan.edges:
         wanted.setdefault(edge.node, {})[edge.place] = edge.tensor
@@ -94,16 +94,18 @@ def insert_pairs(
 
 
 class _Writer:
-    def __init__(self, model: onnx.ModelProto, ranges: Mapping[str, Range], per_channel: bool, rest: Rest) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, ranges: Mapping[str, Range], per_channel: bool, float_type: FloatType
+    ) -> None:
         self.nodes: list[onnx.NodeProto] = []
-        self._model, self._ranges, self._per_channel, self._rest = model, ranges, per_channel, rest
+        self._model, self._ranges, self._per_channel, self._float_type = model, ranges, per_channel, float_type
         self._weights = {tensor.name: tensor for tensor in model.graph.initializer}
         self._made: dict[tuple[str, int | None], str] = {}
 
     def activation(self, tensor: str) -> str:
         key = (tensor, None)
         if key not in self._made:
-            scale = stored_scale(self._ranges[tensor].bound, self._rest)
+            scale = stored_scale(self._ranges[tensor].bound, self._float_type)
             parameters = self._parameters(tensor, scale, np.zeros((), np.int8))
             whole, back = tensor + QUANTIZED, tensor + RESTORED
             self.nodes.append(
@@ -120,7 +122,7 @@ class _Writer:
         axis = channel_axis(node, values.ndim) if self._per_channel and place == 1 else None
         key = (tensor, -1 if axis is None else axis)
         if key not in self._made:
-            integers, scale = quantize_weight(values, axis, self._rest)
+            integers, scale = quantize_weight(values, axis, self._float_type)
             # Two layers may read one weight along different axes.
             name = tensor if all(tensor != known for known, _ in self._made) else f"{tensor}_along_{axis}"
             parameters = self._parameters(name, scale, np.zeros(scale.shape, np.int8))

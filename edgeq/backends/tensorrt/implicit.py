@@ -59,14 +59,14 @@ def write_implicit(model: onnx.ModelProto, ranges: Mapping[str, Range], folder: 
             f"tensor {missing[0]!r} has no range ({len(missing)} such in all), and TensorRT needs one for each",
             "Calibrate this model again, without a choice of tensors",
         )
-    shapes, trouble = infer_shapes(model)
+    shapes, problem = infer_shapes(model)
     del model.graph.value_info[:]
     made = {output for node in model.graph.node for output in node.output} - {o.name for o in model.graph.output}
     model.graph.value_info.extend(shapes[name] for name in sorted(made & shapes.keys()))
     wanted = {name: ranges[name] for name in tensors}
     write_tables(folder, wanted, tensors=tensors)
     write_native(folder / NATIVE, wanted, version=native_version(tensorrt))
-    unknown = f"; some shapes are not known ({trouble})" if trouble else ""
+    unknown = f"; some shapes are not known ({problem})" if problem else ""
     return (f"{len(tensors)} tensors have a range in the tables{unknown}",)
 
 

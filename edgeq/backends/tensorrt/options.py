@@ -45,10 +45,10 @@ def check_options(provider: str, options: Mapping[str, str]) -> None:
             raise UsageError(f"{provider} takes no option {name!r}", hint)
 
 
-def explicit_options(rest: str) -> dict[str, str]:
+def explicit_options(float_type: str) -> dict[str, str]:
     """For a file with Q/DQ. TensorRT up to 10 wants the types allowed by flags; 11 goes by the file, and edgeq's runner
     leaves the flags out there. Where engines are kept is the runner's to say."""
-    half = {"float16": {"trt_fp16_enable": "1"}, "bfloat16": {"trt_bf16_enable": "1"}}.get(rest, {})
+    half = {"float16": {"trt_fp16_enable": "1"}, "bfloat16": {"trt_bf16_enable": "1"}}.get(float_type, {})
     return {**half, "trt_int8_enable": "1", "trt_engine_cache_enable": "1", "trt_timing_cache_enable": "1"}
 
 

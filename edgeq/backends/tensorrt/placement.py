@@ -20,8 +20,8 @@ from edgeq.backends.tensorrt.wiring import Wiring, wire
 from edgeq.calibrate.groups import scale_groups
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.tensors import constant_tensors, element_types
-from edgeq.model.int8_rules import DEFAULT, Rule, Surroundings, explain_float
-from edgeq.model.outlook import known_shapes
+from edgeq.model.int8_prediction import known_shapes
+from edgeq.model.int8_rules import DEFAULT, NodeContext, Rule, explain_float
 
 ADD = "Add"
 _AFTER = "after-quantized"
@@ -76,13 +76,13 @@ def plan_placement(
         rules: of the backend.
         exclude: names of nodes to be left alone.
         op_types: quantize these only; None means all that the rules allow.
-        cut: tensor → the share of its power that its range cuts off (`edgeq.calibrate.cut`).
+        cut: tensor → the share of its power that its range cuts off (`edgeq.calibrate.clipping`).
         most_cut: how much of it may be.
     """
     lost = {name: share for name, share in (cut or {}).items() if share > most_cut}
     wiring = wire(model)
     types = element_types(model)
-    around = Surroundings(
+    context = NodeContext(
         constant_tensors(model), None, known_shapes(model), {t: n.op_type for t, n in wiring.makers.items()}
     )
     weighted = weighted_operators(rules)
@@ -93,7 +93,7 @@ def plan_placement(
     for node in model.graph.node:
         if node.op_type not in weighted:
             continue
-        reason = explain_float(node, rules, around, excluded=exclude)
+        reason = explain_float(node, rules, context, excluded=exclude)
         if not reason and op_types is not None and node.op_type not in op_types:
             reason = f"{node.op_type} is not among the operator types that the scheme quantizes"
         if not reason and any(types.get(name, TensorProto.FLOAT) != TensorProto.FLOAT for name in node.input[:2]):
@@ -109,7 +109,7 @@ def plan_placement(
     for node in model.graph.node:
         wanted = node.op_type == ADD and rules.get(ADD, rules[DEFAULT]).int8
         if wanted and (op_types is None or ADD in op_types) and node.name not in exclude:
-            edge = _skip_branch(node, wiring, layers, depth, around)
+            edge = _skip_branch(node, wiring, layers, depth, context)
             if edge is not None and edge.tensor not in lost:
                 edges.append(edge)
     weights = frozenset(e.tensor for e in edges if e.tensor in wiring.initializers)
@@ -125,13 +125,13 @@ def _skip_branch(
     wiring: Wiring,
     layers: Collection[str],
     depth: Mapping[str, int],
-    around: Surroundings,
+    context: NodeContext,
 ) -> Edge | None:
     """The operand of a residual Add that is quantized, or None where the Add fuses into no int8 layer."""
     names = list(node.input)
-    if len(set(names)) != 2 or any(name in around.constants for name in names):
+    if len(set(names)) != 2 or any(name in context.constants for name in names):
         return None
-    shapes = [around.shapes.get(name) for name in names]
+    shapes = [context.shapes.get(name) for name in names]
     if shapes[0] != shapes[1]:
         return None
     makers = [wiring.makers.get(name) for name in names]

@@ -14,21 +14,32 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.calibrate.tensors import element_types
-from edgeq.model.movers import MOVERS
+from edgeq.model.data_movement import DATA_MOVEMENT
 from edgeq.session import SessionSettings
 
 SETTINGS = SessionSettings(optimization="none")
 """As written: the optimiser would quantize weights that were left in float and fuse Q/DQ in its own way."""
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 # Their results are among what they read, so there is nothing to round.
-_EXACT = MOVERS | {"Concat", "Relu", "Clip", "Where", "Max", "Min", "Neg", "Abs", "GlobalMaxPool", "DequantizeLinear"}
+_EXACT = DATA_MOVEMENT | {
+    "Concat",
+    "Relu",
+    "Clip",
+    "Where",
+    "Max",
+    "Min",
+    "Neg",
+    "Abs",
+    "GlobalMaxPool",
+    "DequantizeLinear",
+}
 
 
 def simulation(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The twin of `model`, whose weights must be loaded. Signature and tensor names are the same."""
-    twin = onnx.ModelProto()
-    twin.CopyFrom(model)
-    graph = twin.graph
+    """The simulation of `model`, whose weights must be loaded. Signature and tensor names are the same."""
+    simulated = onnx.ModelProto()
+    simulated.CopyFrom(model)
+    graph = simulated.graph
     types = element_types(model)
     for tensor in graph.initializer:
         if tensor.data_type in _HALVES:
@@ -56,7 +67,7 @@ def simulation(model: onnx.ModelProto) -> onnx.ModelProto:
     for value in graph.value_info:
         if value.type.tensor_type.elem_type in _HALVES:
             value.type.tensor_type.elem_type = TensorProto.FLOAT
-    return twin
+    return simulated
 
 
 def _rounding(read: str, made: str, kind: int) -> list[onnx.NodeProto]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.model.pairs import PAIR_LIMIT, as_pairs, pair_sums
+from edgeq.model.saturation import PAIR_LIMIT, as_pairs, pair_sums
 
 _LOW, _HIGH = -(2**15), 2**15 - 1
 # Products of bytes are below 2^16: so many of them sum up exactly in float32's 24 bits.

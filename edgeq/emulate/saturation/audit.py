@@ -17,7 +17,7 @@ from edgeq.emulate.saturation.simulate import Arrays, SimulatedSession, Simulati
 from edgeq.measure.agreement import Comparison
 from edgeq.measure.inference import Session
 from edgeq.model.macs import node_macs
-from edgeq.model.pairs import pair_sums
+from edgeq.model.saturation import pair_sums
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings
 
@@ -89,15 +89,15 @@ class Audit:
         if self.safe:
             return "no layer can saturate, whatever the input"
         suspects = [layer for layer in self.layers if layer.can_saturate]
-        said = f"{len(suspects)} of {len(self.layers)} layers can saturate"
+        text = f"{len(suspects)} of {len(self.layers)} layers can saturate"
         if not self.samples:
-            return said
+            return text
         really = sum(layer.clipped > 0 for layer in self.layers)
         if not really:
-            return f"{said}; none did on {self.samples} samples"
+            return f"{text}; none did on {self.samples} samples"
         share = self.clipped / max(1, sum(layer.sums for layer in self.layers))
         lost = "" if self.float_db is None else f", {self.float_db[1] - self.float_db[0]:.1f} dB lost"
-        return f"{said}; {really} did on {self.samples} samples ({share:.2%} of the sums of two products{lost})"
+        return f"{text}; {really} did on {self.samples} samples ({share:.2%} of the sums of two products{lost})"
 
     def to_dict(self) -> dict[str, Any]:
         return {

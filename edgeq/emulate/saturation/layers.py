@@ -14,7 +14,7 @@ from onnx import TensorProto
 from edgeq.emulate.saturation.arithmetic import exact_product, saturating_product
 from edgeq.emulate.saturation.operators import Computed, compute
 from edgeq.measure.graphs import GraphIndex, attribute
-from edgeq.model.pairs import PAIR_LIMIT, SaturatingPath, conv_rows, pair_sums, saturation_table
+from edgeq.model.saturation import PAIR_LIMIT, SaturatingPath, conv_rows, pair_sums, saturation_table
 
 # Operator → where its activation, its weight, and the zero points of both stand among its inputs.
 _OPERANDS = {

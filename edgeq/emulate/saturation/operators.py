@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edgeq.emulate.saturation.arithmetic import Product
 from edgeq.emulate.saturation.windows import geometry, windows
 from edgeq.measure.graphs import attribute
-from edgeq.model.pairs import SaturatingPath
+from edgeq.model.saturation import SaturatingPath
 
 Array = NDArray[Any]
 Multiply = Callable[[Array, Array], Product]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from edgeq.emulate.saturation.layers import Layer, find_layers
 from edgeq.measure.graphs import GraphIndex, captured_by
-from edgeq.measure.observe import only_outputs
+from edgeq.measure.instrument import only_outputs
 from edgeq.session import SessionSettings, open_session
 
 Arrays = Mapping[str, NDArray[Any]]

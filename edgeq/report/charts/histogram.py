@@ -80,10 +80,10 @@ def _strip(tensor: TensorHistogram, index: int, xs: Scale, y: float, left: float
     ]
     if threshold.sqnr_db is not None:
         shown = decibels(threshold.sqnr_db)
-        room = text_width(shown)
-        if high - low > room + 2 * EM:
+        margin = text_width(shown)
+        if high - low > margin + 2 * EM:
             parts.append(label((low + high) / 2, y + EM * 0.35, shown, anchor="middle", class_=f"tick on-range {kind}"))
-        elif high + 8 + room <= xs.end:
+        elif high + 8 + margin <= xs.end:
             parts.append(label(high + 8, y + EM * 0.35, shown, class_=f"tick {kind}"))
         else:
             parts.append(label(low - 8, y + EM * 0.35, shown, anchor="end", class_=f"tick {kind}"))

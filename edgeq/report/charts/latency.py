@@ -27,11 +27,11 @@ def latency_chart(timing: Timing, width: float) -> Markup:
     xs = scale_for(ends, 8.0, width - 8.0, pad=0.03)
     height = _TOP + ROW * len(models) + _BOTTOM
     base = height - _BOTTOM
-    told = "; ".join(f"{m.name}: median {milliseconds(m.p50)}" for m in models)
+    summary = "; ".join(f"{m.name}: median {milliseconds(m.p50)}" for m in models)
     return figure(
         width,
         height,
-        f"Latency distributions. {told}",
+        f"Latency distributions. {summary}",
         x_axis(xs, base, _TOP, "latency (ms)" + (", logarithmic" if xs.log else "")),
         join(_row(m, timing, xs, _TOP + ROW * (i + 1), width) for i, m in enumerate(models)),
         class_="latency",

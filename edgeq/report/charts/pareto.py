@@ -9,7 +9,7 @@ from edgeq.report.data import Candidate, Tuning
 from edgeq.report.markup import Markup, join, tag
 from edgeq.report.numbers import is_share, metric, metric_name, milliseconds
 from edgeq.report.scale import Scale, scale_for
-from edgeq.report.svg import EM, Box, axis_room, figure, fitted, label, place_label, text_width, x_axis, y_axis
+from edgeq.report.svg import EM, Box, axis_width, figure, fitted, label, place_label, text_width, x_axis, y_axis
 
 SHAPES = {
     "chosen": "M0,-9L9,0L0,9L-9,0Z",
@@ -58,7 +58,7 @@ def pareto(tuning: Tuning, width: float, height: float) -> Markup:
         return Markup()
     factor = 100.0 if is_share(tuning.metric) else 1.0
     ys = _accuracy_scale(tuning, [c for _, c in measured], factor, height - 52.0, 30.0)
-    left = axis_room(ys)
+    left = axis_width(ys)
     latencies = [v for _, c in measured for v in (c.latency_ms, c.low_ms, c.high_ms) if v is not None and v > 0]
     xs = scale_for(latencies, left, width - 14.0)
     frame = Box(left, ys.end, xs.end - left, ys.start - ys.end)
@@ -115,8 +115,8 @@ def _bar(tuning: Tuning, ys: Scale, xs: Scale, factor: float) -> Markup | None:
     if tuning.least_accuracy is None:
         return None
     y = ys(factor * tuning.least_accuracy)
-    said = "at least" if tuning.higher_is_better else "at most"
-    shown = f"{said} {metric(tuning.metric, tuning.least_accuracy)}"
+    text = "at least" if tuning.higher_is_better else "at most"
+    shown = f"{text} {metric(tuning.metric, tuning.least_accuracy)}"
     below = y + EM * 1.2 if y + EM * 1.4 < ys.start else y - 5
     return join(
         [
@@ -160,9 +160,9 @@ def _labels(points: Sequence[_Point], frame: Box) -> Markup:
 
 
 def _mark(point: _Point, tuning: Tuning) -> Markup:
-    said = describe(point.candidate, tuning)
+    text = describe(point.candidate, tuning)
     if point.off:
-        said += ", off the scale"
+        text += ", off the scale"
         # An arrow at the edge, pointing out of the plot.
         turn = "" if tuning.higher_is_better else " scale(1 -1)"
         y = point.y - 6 if tuning.higher_is_better else point.y + 6
@@ -170,4 +170,4 @@ def _mark(point: _Point, tuning: Tuning) -> Markup:
     else:
         shape = mark(point.candidate.status, point.x, point.y)
     target = tag("circle", cx=point.x, cy=point.y, r=12, class_="target")
-    return tag("g", target, shape, tabindex=0, role="img", aria_label=said, data_candidate=point.index, class_="point")
+    return tag("g", target, shape, tabindex=0, role="img", aria_label=text, data_candidate=point.index, class_="point")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from edgeq.report.data import Layer, measured_alone
 from edgeq.report.markup import Markup, join, tag
 from edgeq.report.scale import Scale, scale_for
-from edgeq.report.svg import axis_room, figure, label, y_axis
+from edgeq.report.svg import axis_width, figure, label, y_axis
 
 _PANEL = 120.0
 _GAP = 44.0
@@ -27,7 +27,7 @@ def layer_profile(layers: Sequence[Layer], width: float) -> Markup:
     for i, panel in enumerate(panels):
         top = 26.0 + i * (_PANEL + _GAP)
         scales.append(_sqnr_scale(layers, top) if panel is _sqnr else _time_scale(columns, top))
-    left = max(axis_room(scale, 4) for scale in scales)
+    left = max(axis_width(scale, 4) for scale in scales)
     xs = Scale(0, len(columns), left, width - 6.0)
     height = 26.0 + len(panels) * (_PANEL + _GAP) - _GAP + 24.0
     drawn = [panel(columns, xs, ys) for panel, ys in zip(panels, scales, strict=True)]
@@ -69,7 +69,7 @@ def _sqnr(columns: Sequence[Sequence[Layer]], xs: Scale, ys: Scale) -> Markup:
         if so_far:
             path.append(f"{'L' if path else 'M'}{x:.1f},{ys(min(so_far)):.1f}")
         if own:
-            bad = any(layer.culprit for layer in column)
+            bad = any(layer.error_source for layer in column)
             size = 1.6 * small if bad else small
             dots.append(tag("circle", cx=x, cy=ys(min(own)), r=size, class_="dot bad" if bad else "dot"))
     if len(path) > 1:

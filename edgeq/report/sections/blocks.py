@@ -35,21 +35,23 @@ def facts(pairs: Pairs, *, class_: str | None = None) -> Markup:
 
 
 def table(
-    heads: Sequence[str], body: Iterable[Sequence[Child]], *, words: Sequence[int] = (0,), caption: str = ""
+    heads: Sequence[str], body: Iterable[Sequence[Child]], *, text_columns: Sequence[int] = (0,), caption: str = ""
 ) -> Markup:
-    """A table that scrolls sideways where it must; columns hold numbers, but for those in `words`."""
-    rows = [tag("tr", *(_cell(cell, i, words) for i, cell in enumerate(row))) for row in body]
+    """A table that scrolls sideways where it must; columns hold numbers, but for those in `text_columns`."""
+    rows = [tag("tr", *(_cell(cell, i, text_columns) for i, cell in enumerate(row))) for row in body]
     if not rows:
         return Markup()
-    head = tag("tr", *(tag("th", h, scope="col", class_=None if i in words else "n") for i, h in enumerate(heads)))
+    head = tag(
+        "tr", *(tag("th", h, scope="col", class_=None if i in text_columns else "n") for i, h in enumerate(heads))
+    )
     inner = tag("table", tag("caption", caption) if caption else None, tag("thead", head), tag("tbody", *rows))
     return tag("div", inner, class_="scroll", tabindex=0, role="region", aria_label=caption or heads[0] or "table")
 
 
-def _cell(cell: Child, index: int, words: Sequence[int]) -> Markup:
+def _cell(cell: Child, index: int, text_columns: Sequence[int]) -> Markup:
     if index == 0:
         return tag("th", cell, scope="row")
-    return tag("td", cell, class_=None if index in words else "n")
+    return tag("td", cell, class_=None if index in text_columns else "n")
 
 
 def folded(summary: str, *children: Child) -> Markup:
@@ -58,11 +60,11 @@ def folded(summary: str, *children: Child) -> Markup:
     return tag("details", tag("summary", summary), content) if content else Markup()
 
 
-def bar(parts: Sequence[tuple[float, str]], shown: str, *, said: str = "") -> Markup:
+def bar(parts: Sequence[tuple[float, str]], shown: str, *, label: str = "") -> Markup:
     """A bar of parts end to end, each a share (0 to 1) of the room and a kind, the value beside it.
 
     Args:
-        said: what the value is; shown only where no column heading says it.
+        label: what the value is; shown only where no column heading says it.
     """
     fills = [
         tag("span", class_=f"fill {kind}", style=f"width:{100 * min(1.0, max(0.0, share)):.1f}%")
@@ -71,7 +73,7 @@ def bar(parts: Sequence[tuple[float, str]], shown: str, *, said: str = "") -> Ma
     ]
     return tag(
         "span",
-        tag("span", said, class_="said") if said else None,
+        tag("span", label, class_="said") if label else None,
         tag("span", *fills, class_="track", aria_hidden="true"),
         tag("span", shown, class_="value"),
         class_="bar",

@@ -79,7 +79,7 @@ def _reasons(nodes: Sequence[FloatNode]) -> Markup:
             ]
             for reason, group in ordered[:20]
         ),
-        words=(0, 1),
+        text_columns=(0, 1),
         caption="Reasons for float",
     )
 
@@ -104,7 +104,7 @@ def _nodes(coverage: Coverage) -> Markup:
                 ]
                 for n in nodes
             ),
-            words=(0, 1, 2),
+            text_columns=(0, 1, 2),
             caption="Nodes in float",
         ),
     )

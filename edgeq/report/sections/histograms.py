@@ -23,14 +23,14 @@ def histograms_section(variant: Variant, anchor: str = "ranges") -> Markup:
 
 
 def _card(tensor: TensorHistogram) -> Markup:
-    said = []
+    texts = []
     if tensor.zeros >= 0.0005:
-        said.append(f"{share(tensor.zeros)} are exactly zero, not drawn")
+        texts.append(f"{share(tensor.zeros)} are exactly zero, not drawn")
     if tensor.clipped is not None:
-        said.append(f"{share(tensor.clipped, 3)} clipped" if tensor.clipped else "nothing clipped")
+        texts.append(f"{share(tensor.clipped, 3)} clipped" if tensor.clipped else "nothing clipped")
     return tag(
         "figure",
         tag("figcaption", isolated(tensor.name, limit=60, class_="layer")),
         histogram_chart(tensor, 360),
-        tag("p", ", ".join(said), class_="muted small") if said else None,
+        tag("p", ", ".join(texts), class_="muted small") if texts else None,
     )

@@ -64,7 +64,7 @@ def _lead(layers: Sequence[Layer], by_error: bool) -> str:
 
 def _error_key(layer: Layer, alone: bool) -> tuple[bool, float]:
     error = layer.error_db(alone=alone)
-    return (not layer.culprit, error if error is not None else float("inf"))
+    return (not layer.error_source, error if error is not None else float("inf"))
 
 
 def _time_key(layer: Layer) -> float:
@@ -104,7 +104,9 @@ def _kind(layer: Layer, alone: bool) -> Markup:
         [
             tag("span", layer.op_type, class_="op") if layer.op_type else None,
             tag("span", "runs in float", class_="flag") if layer.int8_kind == "float" else None,
-            tag("span", "culprit" if layer.culprit else "low", class_="flag bad") if layer.culprit or low else None,
+            tag("span", "culprit" if layer.error_source else "low", class_="flag bad")
+            if layer.error_source or low
+            else None,
             tag("span", f"{share(layer.saturated)} clipped", class_="flag") if layer.saturated else None,
             tag("span", isolated(layer.advice, limit=200), class_="advice") if layer.advice else None,
         ],
@@ -116,8 +118,8 @@ def _sqnr_bar(layer: Layer, top: float, alone: bool) -> Markup:
     error = layer.error_db(alone=alone)
     if error is None:
         return tag("span", "–", class_="muted")
-    bad = layer.culprit or error < _LOW_DB
-    drawn = bar([(error / top, "bad" if bad else "other")], decibels(error), said="SQNR")
+    bad = layer.error_source or error < _LOW_DB
+    drawn = bar([(error / top, "bad" if bad else "other")], decibels(error), label="SQNR")
     if layer.own_db is None or layer.sqnr_db is None:
         return drawn
     return join([drawn, tag("span", f"{decibels(layer.sqnr_db)} with all errors so far", class_="muted small")])
@@ -127,7 +129,7 @@ def _time_bars(layer: Layer, slowest: float) -> Markup:
     drawn = []
     for value, kind, name in ((layer.float_us, "base", "float32"), (layer.int8_us, "other", "int8")):
         if value is not None:
-            drawn.append(bar([(value / slowest, kind)], f"{significant(value)} µs", said=name))
+            drawn.append(bar([(value / slowest, kind)], f"{significant(value)} µs", label=name))
     return join(drawn) if drawn else tag("span", "–", class_="muted")
 
 
@@ -159,6 +161,6 @@ def _table(layers: Sequence[Layer]) -> Markup:
     return table(
         [h for h, k in zip(heads, known, strict=True) if k],
         ([cell for cell, k in zip(row, known, strict=True) if k] for row in rows),
-        words=(0, 1),
+        text_columns=(0, 1),
         caption="Layers",
     )

@@ -35,7 +35,7 @@ def variants_section(data: ReportData) -> Markup:
         table(
             ("variant", "for", "median", "accuracy", "SQNR", "in int8", "size", "checked"),
             (_variant_row(data, v) for v in data.variants),
-            words=(0, 1, 7),
+            text_columns=(0, 1, 7),
             caption="Every variant in the bundle",
         ),
         lead="The bundle holds one model for each target; a device picks the best that it can run.",
@@ -46,7 +46,11 @@ def _sentence(verdict: Verdict) -> Markup:
     return tag(
         "div",
         tag(
-            "p", tag("span", _SIGNS[verdict.tone], class_="sign", aria_hidden="true"), " ", verdict.word, class_="word"
+            "p",
+            tag("span", _SIGNS[verdict.tone], class_="sign", aria_hidden="true"),
+            " ",
+            verdict.status,
+            class_="word",
         ),
         tag("p", verdict.sentence, class_="sentence"),
     )

@@ -76,7 +76,7 @@ def _detail(candidate: Candidate, tuning: Tuning) -> Markup:
 
 
 def _figures(candidate: Candidate, tuning: Tuning) -> str:
-    said = [
+    texts = [
         milliseconds(candidate.latency_ms) if candidate.latency_ms else "",
         f"{metric_name(tuning.metric)} {metric(tuning.metric, candidate.accuracy)}"
         if candidate.accuracy is not None
@@ -84,7 +84,7 @@ def _figures(candidate: Candidate, tuning: Tuning) -> str:
         size(candidate.bytes) if candidate.bytes else "",
         f"{share(candidate.coverage)} in int8" if candidate.coverage is not None else "",
     ]
-    return ", ".join(s for s in said if s)
+    return ", ".join(s for s in texts if s)
 
 
 def _table(tuning: Tuning, candidates: list[Candidate], caption: str) -> Markup:
@@ -100,6 +100,6 @@ def _table(tuning: Tuning, candidates: list[Candidate], caption: str) -> Markup:
             ]
             for c in candidates
         ),
-        words=(0, 4),
+        text_columns=(0, 4),
         caption=caption,
     )

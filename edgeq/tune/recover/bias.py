@@ -27,7 +27,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from edgeq.calibrate.observed import ObservedModel
+from edgeq.calibrate.instrumented import InstrumentedModel
 from edgeq.data.samples import Sample, Samples
 from edgeq.model.load import load_model
 from edgeq.progress import Progress
@@ -181,7 +181,7 @@ def _float_means(
 ) -> tuple[Mapping[str, Floats], int]:
     """(means [samples, ends, channels] of each layer in the float model, bytes of the largest output)."""
     names = [look.layer.output for look in looks.values()]
-    model = ObservedModel(graph, source, names, keep_layout=names)
+    model = InstrumentedModel(graph, source, names, keep_layout=names)
     collected: dict[str, list[Floats]] = {name: [] for name in looks}
     largest = 1
     for sample in samples:

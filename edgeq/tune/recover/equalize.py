@@ -29,9 +29,9 @@ from edgeq.model.load import load_model, model_digest, save_model
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
 from edgeq.tune.recover.base import Stage, State
-from edgeq.tune.recover.drawn import channel_extrema, drawn_rows
 from edgeq.tune.recover.layers import Floats, Layer, find_layers
 from edgeq.tune.recover.rounding import weight_limits
+from edgeq.tune.recover.sampled_values import channel_extrema, drawn_rows
 from edgeq.tune.recover.scaling import Weights, input_channels, only_layers, spread_over_taps
 from edgeq.tune.recover.uses import readers
 

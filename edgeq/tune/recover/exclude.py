@@ -54,7 +54,7 @@ def exclude_layers(
     max_drop: float,
     expired: Callable[[], bool],
     *,
-    room: float = math.inf,
+    headroom: float = math.inf,
     progress: Progress = SILENT,
 ) -> tuple[Scheme, ...]:
     """Schemes with layers kept in float that lose at most `max_drop`, the cheapest last; empty if none was found.
@@ -65,7 +65,7 @@ def exclude_layers(
         names: recoveries that go with it.
         loss: builds and measures a scheme; the same unit as `max_drop`.
         expired: whether to stop looking.
-        room: how far the latency may go from that in integers towards that in float, 1 being all the way.
+        headroom: how far the latency may go from that in integers towards that in float, 1 being all the way.
 
     Raises:
         EdgeqError: as the stages have it.
@@ -81,7 +81,7 @@ def exclude_layers(
     def measured(chosen: Sequence[str]) -> Tried:
         return Tried(tuple(chosen), loss(scheme_of(chosen)))
 
-    found = search(order[: affordable(order, costs, room)], costs, measured, max_drop, expired)
+    found = search(order[: affordable(order, costs, headroom)], costs, measured, max_drop, expired)
     return tuple(scheme_of(tried.units) for tried in found)
 
 
@@ -110,12 +110,12 @@ def rank_for_exclusion(
 
 def merged(found: Sequence[LayerSensitivity], units: Sequence[Unit]) -> tuple[Ranked, ...]:
     """The noise of a rewritten model's units, added up in the units of the model that it was made from."""
-    home = {node: unit.name for unit in units for node in unit.nodes}
+    unit_of = {node: unit.name for unit in units for node in unit.nodes}
     noise = {unit.name: 0.0 for unit in units}
     for sensitivity in found:
         for name in (sensitivity.unit.name, sensitivity.unit.name.removesuffix(VALUE), *sensitivity.unit.nodes):
-            if name in home:
-                noise[home[name]] += sensitivity.noise
+            if name in unit_of:
+                noise[unit_of[name]] += sensitivity.noise
                 break
     ranked = [Ranked(unit, noise[unit.name]) for unit in units if noise[unit.name] > 0]
     return tuple(sorted(ranked, key=lambda r: -r.noise))
@@ -126,24 +126,24 @@ def by_worth(ranked: Sequence[Ranked], costs: Costs) -> tuple[str, ...]:
 
     What a unit costs depends on its neighbours: between two units in float it saves two conversions.
     """
-    rest = {found.unit.name: found.noise for found in ranked}
+    remaining = {found.unit.name: found.noise for found in ranked}
     order: list[str] = []
     kept: set[str] = set()
-    while rest:
-        best = max(rest, key=lambda name: rest[name] / max(costs.further(name, kept), _LEAST_US))
+    while remaining:
+        best = max(remaining, key=lambda name: remaining[name] / max(costs.further(name, kept), _LEAST_US))
         order.append(best)
         kept.add(best)
-        del rest[best]
+        del remaining[best]
     return tuple(order)
 
 
-def affordable(order: Sequence[str], costs: Costs, room: float) -> int:
+def affordable(order: Sequence[str], costs: Costs, headroom: float) -> int:
     """How many of `order` may go to float: never all, that would be the float model.
 
     What a profile of single nodes tells of a whole model is rough: half as much again is allowed.
     """
-    way = sum(costs.float_us.values()) - sum(costs.int8_us.values())
-    limit = _ROUGHLY * room * way if room < math.inf else math.inf
+    span = sum(costs.float_us.values()) - sum(costs.int8_us.values())
+    limit = _ROUGHLY * headroom * span if headroom < math.inf else math.inf
     kept: set[str] = set()
     spent, count = 0.0, 0
     for position, name in enumerate(order[:-1], 1):

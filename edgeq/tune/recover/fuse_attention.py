@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 
 from edgeq.backends.quantizer import quiet
 from edgeq.data.samples import Samples
-from edgeq.measure.accuracy import examine
+from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.model.load import load_model, model_digest, save_model
 from edgeq.model.names import name_nodes
 from edgeq.model.prepare import PreparedModel
@@ -69,7 +69,7 @@ def fuse_attention(prepared: PreparedModel, samples: Samples, destination: Path)
         fused.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
     save_model(fused, destination)
     sessions = {"plain": open_session(prepared.path), "fused": open_session(destination)}
-    agreement = examine(sessions, samples, reference="plain", count=_CHECKED).agreement["fused"]
+    agreement = evaluate_sessions(sessions, samples, reference="plain", count=_CHECKED).agreement["fused"]
     if agreement.sqnr_db < LEAST_SQNR_DB or any(output.nonfinite or output.mismatched for output in agreement.outputs):
         destination.unlink()
         return prepared, 0

@@ -18,12 +18,12 @@ from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.statistics import ChannelExtrema, Statistics
 from edgeq.data.samples import Samples
 from edgeq.progress import Progress
-from edgeq.tune.recover.drawn import channel_extrema, drawn_rows
 from edgeq.tune.recover.elementwise import Follower, Followers, Function
 from edgeq.tune.recover.gates import Gate
 from edgeq.tune.recover.grid import rounded
 from edgeq.tune.recover.layers import Floats
 from edgeq.tune.recover.nonlinear import range_behind
+from edgeq.tune.recover.sampled_values import channel_extrema, drawn_rows
 from edgeq.tune.recover.scaling import Weights
 
 # How far the range of y' reaches below zero for each unit above it: what is tried.

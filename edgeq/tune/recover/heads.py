@@ -18,8 +18,8 @@ import onnx
 
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
+from edgeq.model.data_movement import DATA_MOVEMENT
 from edgeq.model.load import load_model
-from edgeq.model.movers import MOVERS
 from edgeq.progress import Progress
 from edgeq.tune.recover.base import Stage, State
 from edgeq.tune.recover.elementwise import Followers
@@ -29,7 +29,7 @@ HETEROGENEOUS = 4.0
 """How many times wider than the narrowest part of a Concat the widest must be: two bits lost."""
 
 # What computes nothing, or next to nothing.
-_MOVES = MOVERS - {"MaxPool", "Resize"} | {"Cast", "Concat"}
+_MOVES = DATA_MOVEMENT - {"MaxPool", "Resize"} | {"Cast", "Concat"}
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from edgeq.calibrate.observed import ObservedModel
+from edgeq.calibrate.instrumented import InstrumentedModel
 from edgeq.data.samples import Samples
 from edgeq.model.load import load_model
 from edgeq.progress import SILENT, Progress
@@ -81,17 +81,17 @@ def layer_moments(
         return
     graph = load_model(model, external_data="none")
     fitting = [layer for layer in layers if layer.groups * layer.taps**2 <= LARGEST]
-    waves = list(_waves(fitting, memory))
-    with progress.stage("moments of the layers' inputs", len(waves) * min(count, len(samples))) as advance:
-        for wave in waves:
-            sums = {layer.name: _Sums(layer) for layer in wave}
-            runs = _runs(graph, model, wave, samples, count)
+    partitions = list(_partitions(fitting, memory))
+    with progress.stage("moments of the layers' inputs", len(partitions) * min(count, len(samples))) as advance:
+        for partition in partitions:
+            sums = {layer.name: _Sums(layer) for layer in partition}
+            runs = _runs(graph, model, partition, samples, count)
             for seen, total, values in runs:
-                for layer in wave:
+                for layer in partition:
                     random = np.random.default_rng([seen, layer.taps])
                     sums[layer.name].add(values[layer.source], total, random)
                 advance(1)
-            for layer in wave:
+            for layer in partition:
                 found = sums.pop(layer.name).moments()
                 if store is not None and found.covariance.nbytes <= _STORED:
                     np.savez(_file(store, layer), count=found.count, mean=found.mean, covariance=found.covariance)
@@ -147,18 +147,18 @@ def _load(path: Path) -> Moments:
         return Moments(int(arrays["count"]), arrays["mean"], arrays["covariance"])
 
 
-def _waves(layers: Sequence[Layer], memory: int) -> Iterator[list[Layer]]:
-    wave: list[Layer] = []
+def _partitions(layers: Sequence[Layer], memory: int) -> Iterator[list[Layer]]:
+    partition: list[Layer] = []
     held = 0
     for layer in layers:
         needed = 8 * layer.groups * layer.taps**2
-        if wave and held + needed > memory:
-            yield wave
-            wave, held = [], 0
-        wave.append(layer)
+        if partition and held + needed > memory:
+            yield partition
+            partition, held = [], 0
+        partition.append(layer)
         held += needed
-    if wave:
-        yield wave
+    if partition:
+        yield partition
 
 
 def _runs(
@@ -167,7 +167,7 @@ def _runs(
     """(number, how many there will be, input tensors by name) for each sample."""
     given = {i.name for i in graph.graph.input}
     names = list(dict.fromkeys(layer.source for layer in layers if layer.source not in given))
-    session = ObservedModel(graph, path, names, keep_layout=names) if names else None
+    session = InstrumentedModel(graph, path, names, keep_layout=names) if names else None
     total = min(count, len(samples))
     for number, sample in enumerate(spread(samples, count)):
         values = dict(sample.inputs)

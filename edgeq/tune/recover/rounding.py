@@ -125,18 +125,18 @@ def round_rows(
     groups, outputs, taps = rows.shape
     upper = np.linalg.cholesky(np.linalg.inv(metric)).transpose(0, 2, 1)
     low, high = (np.broadcast_to(limit, (groups, outputs, 1))[:, :, 0] for limit in (low, high))
-    rest = rows.copy()
+    remaining_rows = rows.copy()
     integers = np.empty(rows.shape, np.int64)
     for first in range(0, taps, block):
         last = min(first + block, taps)
         errors = np.empty((groups, outputs, last - first))
         for column in range(first, last):
-            q = np.clip(np.rint(rest[:, :, column]), low, high)
+            q = np.clip(np.rint(remaining_rows[:, :, column]), low, high)
             integers[:, :, column] = q
-            error = (rest[:, :, column] - q) / upper[:, None, column, column]
+            error = (remaining_rows[:, :, column] - q) / upper[:, None, column, column]
             errors[:, :, column - first] = error
-            rest[:, :, column + 1 : last] -= error[:, :, None] * upper[:, None, column, column + 1 : last]
-        rest[:, :, last:] -= errors @ upper[:, first:last, last:]
+            remaining_rows[:, :, column + 1 : last] -= error[:, :, None] * upper[:, None, column, column + 1 : last]
+        remaining_rows[:, :, last:] -= errors @ upper[:, first:last, last:]
     return _descended(rows, metric, integers, low, high, block)
 
 

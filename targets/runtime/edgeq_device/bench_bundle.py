@@ -1,4 +1,4 @@
-"""A bundle's variant for this device, and its float32 model if it carries one, as subjects of a benchmark."""
+"""A bundle's variant for this device, and its float32 model if it carries one, as models of a benchmark."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from functools import partial
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from edgeq_device.arrays import read_arrays
+from edgeq_device.bench_models import BenchModel, Shapes
 from edgeq_device.memory import MemoryUse, measure_memory
 from edgeq_device.opening import open_best
 from edgeq_device.package import FLOAT, Bundle
 from edgeq_device.scenarios import Feed
 from edgeq_device.select import Device
 from edgeq_device.sessions import open_session
-from edgeq_device.subjects import Shapes, Subject
 from edgeq_device.variants import Variant
 
 
@@ -36,10 +36,10 @@ def explained_variants(
     return variants, opened.passed_over
 
 
-def bundle_subjects(variants: Sequence[Variant]) -> List[Subject]:
+def bundle_models(variants: Sequence[Variant]) -> List[BenchModel]:
     """Subjects named like their variant; those of the component "float32" are named so."""
     return [
-        Subject(
+        BenchModel(
             FLOAT if variant.component == FLOAT else variant.name,
             partial(open_session, variant),
             partial(_memory, variant),
@@ -49,7 +49,7 @@ def bundle_subjects(variants: Sequence[Variant]) -> List[Subject]:
 
 
 def bundle_feeds(variants: Sequence[Variant]) -> Optional[Callable[[Any], Sequence[Feed]]]:
-    """The inputs of the self-test as samples, in the form that `bench_subjects` takes; None where there are none."""
+    """The inputs of the self-test as samples, in the form that `bench_models` takes; None where there are none."""
     cases = [case for variant in variants for case in variant.cases]
     if not cases:
         return None

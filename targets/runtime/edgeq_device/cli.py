@@ -113,19 +113,19 @@ def _verify(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
 
 def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
-    from edgeq_device.bench_bundle import bundle_feeds, bundle_subjects, explained_variants
+    from edgeq_device.bench_bundle import bundle_feeds, bundle_models, explained_variants
+    from edgeq_device.bench_models import bench_models
     from edgeq_device.bench_settings import parse_settings
     from edgeq_device.bench_text import format_bench
     from edgeq_device.feeds import parse_shapes
     from edgeq_device.sessions import read_device
-    from edgeq_device.subjects import bench_subjects
 
     settings = ("scenario", "duration", "official", "min_queries", "pin", "batch", "target_qps", "latency_bound_ms")
     wanted = parse_settings(**{name: getattr(arguments, name) for name in (*settings, "seed", "threads")})
     shapes = parse_shapes(arguments.shapes)
     variants, passed_over = explained_variants(bundle, read_device(), arguments.variant)
     feeds = None if shapes else bundle_feeds(variants)
-    report = bench_subjects(bundle_subjects(variants), wanted, feeds=feeds, shapes=shapes)
+    report = bench_models(bundle_models(variants), wanted, feeds=feeds, shapes=shapes)
     report["notes"] = [*passed_over, *report["notes"]]
     _show(arguments, report, [format_bench(report, verbose=arguments.verbose)])
     return 0

@@ -162,8 +162,8 @@ def gather() -> Evidence:
         machine,
         cpuinfo=read_bytes(Path("/proc/cpuinfo")).decode("utf-8", "replace") if system == "Linux" else "",
         auxv=read_bytes(Path("/proc/self/auxv")) if system == "Linux" else b"",
-        sysctl=_ask_sysctl() if system == "Darwin" else "",
-        windows=_ask_windows() if system == "Windows" else (),
+        sysctl=_query_sysctl() if system == "Darwin" else "",
+        windows=_query_windows() if system == "Windows" else (),
         cpuid=answers,
     )
 
@@ -181,9 +181,9 @@ def interpret(evidence: Evidence) -> Reading:
     hidden = answered - listed - _UNLISTED_BY_LINUX
     notes = []
     if denied:
-        notes.append(f"/proc/cpuinfo lists {_words(denied)}, which CPUID denies (an emulator?): not counted")
+        notes.append(f"/proc/cpuinfo lists {_joined(denied)}, which CPUID denies (an emulator?): not counted")
     if hidden:
-        notes.append(f"CPUID answers {_words(hidden)}, which /proc/cpuinfo does not list: not counted")
+        notes.append(f"CPUID answers {_joined(hidden)}, which /proc/cpuinfo does not list: not counted")
     features = listed - denied | answered & _UNLISTED_BY_LINUX
     return Reading(architecture, features, source, denied | hidden, tuple(notes))
 
@@ -204,14 +204,14 @@ def _listed(evidence: Evidence, architecture: str) -> Tuple[FrozenSet[str], str]
 
 def normalise_architecture(machine: str) -> str:
     """One word per architecture, from `platform.machine()` of any system."""
-    word = machine.strip().lower()
-    return _ARCHITECTURES.get(word, word)
+    spelling = machine.strip().lower()
+    return _ARCHITECTURES.get(spelling, spelling)
 
 
-def normalise(words: Iterable[str]) -> FrozenSet[str]:
+def normalise(spellings: Iterable[str]) -> FrozenSet[str]:
     """Feature names of any source in the one spelling."""
-    lower = (word.strip().lower() for word in words)
-    return frozenset(_SPELLINGS.get(word, word) for word in lower if word)
+    lower = (spelling.strip().lower() for spelling in spellings)
+    return frozenset(_SPELLINGS.get(spelling, spelling) for spelling in lower if spelling)
 
 
 def parse_cpuinfo(text: str, architecture: str) -> FrozenSet[str]:
@@ -283,17 +283,17 @@ def read_bytes(path: Path) -> bytes:
         return b""
 
 
-def _ask_sysctl() -> str:
+def _query_sysctl() -> str:
     run = subprocess.run(["/usr/sbin/sysctl", "hw", "machdep.cpu"], capture_output=True, text=True, check=False)
     return run.stdout
 
 
-def _ask_windows() -> Tuple[int, ...]:
+def _query_windows() -> Tuple[int, ...]:
     if sys.platform != "win32":
         return ()
     present = ctypes.WinDLL("kernel32").IsProcessorFeaturePresent  # type: ignore[attr-defined,unused-ignore]
     return tuple(number for number in sorted(_WINDOWS) if present(number))
 
 
-def _words(names: Iterable[str]) -> str:
+def _joined(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))

@@ -36,12 +36,12 @@ def read_gpus(load: Load = ctypes.CDLL) -> Tuple[Tuple[Gpu, ...], str]:
     """GPUs in the driver's order, and why there are none ("" where there are)."""
     nvml = _first(load, _NVML)
     if nvml is not None:
-        found = _ask_nvml(nvml)
+        found = _query_nvml(nvml)
         if found:
             return found, ""
     cuda = _first(load, _CUDA)
     if cuda is not None:
-        found = _ask_cuda(cuda)
+        found = _query_cuda(cuda)
         if found:
             return found, ""
     if nvml is None and cuda is None:
@@ -62,12 +62,12 @@ class _Memory(ctypes.Structure):
     _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
 
 
-def _ask_nvml(library: Any) -> Tuple[Gpu, ...]:
+def _query_nvml(library: Any) -> Tuple[Gpu, ...]:
     if library.nvmlInit_v2() != 0:
         return ()
     try:
         driver = ctypes.create_string_buffer(_NAME)
-        told = library.nvmlSystemGetDriverVersion(driver, ctypes.c_uint(_NAME)) == 0
+        known = library.nvmlSystemGetDriverVersion(driver, ctypes.c_uint(_NAME)) == 0
         count = ctypes.c_uint(0)
         if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
             return ()
@@ -87,7 +87,7 @@ def _ask_nvml(library: Any) -> Tuple[Gpu, ...]:
                     name.value.decode("utf-8", "replace"),
                     (major.value, minor.value),
                     memory.total if measured else 0,
-                    driver.value.decode("utf-8", "replace") if told else "",
+                    driver.value.decode("utf-8", "replace") if known else "",
                 )
             )
         return tuple(found)
@@ -95,7 +95,7 @@ def _ask_nvml(library: Any) -> Tuple[Gpu, ...]:
         library.nvmlShutdown()
 
 
-def _ask_cuda(library: Any) -> Tuple[Gpu, ...]:
+def _query_cuda(library: Any) -> Tuple[Gpu, ...]:
     count = ctypes.c_int(0)
     if library.cuInit(ctypes.c_uint(0)) != 0 or library.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return ()

@@ -197,11 +197,11 @@ def resolve_reference(reference: str, directory: str, where: str) -> str:
     inside the bundle).
     """
     if reference.startswith("sha256:"):
-        digest, _, rest = reference[len("sha256:") :].partition("/")
+        digest, _, remaining = reference[len("sha256:") :].partition("/")
         if not _HEX.fullmatch(digest):
             raise BundleError(f"{where}: {reference!r} is not a proper shared-asset reference")
         asset = f"shared_assets/sha256-{digest}"
-        return check_file_name(f"{asset}/{rest}", where) if rest else asset
+        return check_file_name(f"{asset}/{remaining}", where) if remaining else asset
     return check_file_name(f"{directory}/{check_file_name(reference, where)}", where)
 
 

@@ -1,4 +1,4 @@
-"""Watching a measurement's surroundings while it runs, and saying afterwards what may have disturbed it."""
+"""Watching the system during a measurement while it runs, and saying afterwards what may have disturbed it."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ def read_tensorrt(ort: Any, load: Load = ctypes.CDLL) -> Tuple[str, str]:
 def version_text(number: int) -> str:
     """TensorRT's version number as text: 8601 is 8.6.1, 100300 is 10.3.0."""
     wide = number >= 100000
-    major, rest = divmod(number, 10000 if wide else 1000)
-    minor, patch = divmod(rest, 100)
+    major, remaining = divmod(number, 10000 if wide else 1000)
+    minor, patch = divmod(remaining, 100)
     return f"{major}.{minor}.{patch}"
 
 

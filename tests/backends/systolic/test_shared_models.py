@@ -11,8 +11,8 @@ import pytest
 from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.compile import compile_program
 from edgeq.backends.systolic.placement import place
+from edgeq.backends.systolic.reference_model import host_reference_model
 from edgeq.backends.systolic.simulate import simulate
-from edgeq.backends.systolic.twin import host_twin
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import derive_ranges
 from edgeq.data.samples import open_samples
@@ -48,7 +48,7 @@ def test_every_layer_has_the_same_integers(name: str, shared_data: Path, tmp_pat
     statistics = collect(prepared.path, samples, model_digest=prepared.digest)
     ranges = derive_ranges(statistics, "minmax", activation_type="int8", symmetric=True)
     program = compile_program(prepared, ranges, SCHEME, ArrayConfig(), samples)
-    twin = host_twin(program, prepared.signature)
+    twin = host_reference_model(program, prepared.signature)
     onnx.checker.check_model(twin, full_check=True)
     names = [n for n, tensor in program.tensors.items() if tensor.scale is not None]
     found = simulate(program, {spec.name: x}, keep=names).tensors

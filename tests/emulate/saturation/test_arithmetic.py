@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeq.emulate.saturation.arithmetic import exact_product, saturating_product
-from edgeq.model.pairs import PAIR_LIMIT, pair_sums
+from edgeq.model.saturation import PAIR_LIMIT, pair_sums
 
 
 def spelled_out(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

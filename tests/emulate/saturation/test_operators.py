@@ -13,7 +13,7 @@ from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.scheme import Scheme
 from tests.emulate.saturation import cases
-from tests.emulate.saturation.witness import command, emulated
+from tests.emulate.saturation.emulated_kernels import command, emulated
 
 
 def some(count: int) -> list[cases.Case]:
@@ -22,18 +22,18 @@ def some(count: int) -> list[cases.Case]:
 
 
 @pytest.fixture(scope="module")
-def saturates_here() -> bool:
+def saturates_natively() -> bool:
     return match_profile(detect_machine(), load_profiles()).profile.saturates(Scheme())
 
 
-def test_equal_to_the_kernels_of_this_machine(tmp_path: Path, saturates_here: bool) -> None:
+def test_equal_to_the_kernels_of_this_machine(tmp_path: Path, saturates_natively: bool) -> None:
     chosen = some(24)
     for case in chosen:
         case.save(tmp_path)
     cases.run_all(tmp_path, tmp_path / "out.npz")
     with np.load(tmp_path / "out.npz") as found:
         for case in chosen:
-            got = simulate_layer(case.node, case.arrays, saturating=saturates_here)
+            got = simulate_layer(case.node, case.arrays, saturating=saturates_natively)
             np.testing.assert_array_equal(found[f"{case.name}:y"], got, case.name)
 
 

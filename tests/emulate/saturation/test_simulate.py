@@ -14,11 +14,11 @@ from edgeq.emulate.saturation.simulate import Simulation, simulate_model
 from edgeq.errors import UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
-from edgeq.measure.observe import with_outputs
+from edgeq.measure.instrument import with_outputs
 from edgeq.scheme import Scheme
 from edgeq.session import SessionSettings, open_session
 from tests.backends.build import Bench, bench, mixed, residual
-from tests.emulate.saturation.witness import command, emulated
+from tests.emulate.saturation.emulated_kernels import command, emulated
 
 PRECISE = {"session.x64quantprecision": "1"}
 
@@ -29,7 +29,7 @@ def net(tmp_path: Path) -> Bench:
 
 
 @pytest.fixture(scope="module")
-def saturates_here() -> bool:
+def saturates_natively() -> bool:
     return match_profile(detect_machine(), load_profiles()).profile.saturates(Scheme())
 
 
@@ -42,14 +42,14 @@ def equal_to_a_session(net: Bench, artifact: Artifact, *, saturating: bool) -> N
 
 
 @pytest.mark.parametrize("scheme", [{}, {"format": "QOperator"}, {"activation_type": "int8"}, {"per_channel": False}])
-def test_without_saturation_it_is_the_session(net: Bench, saturates_here: bool, scheme: dict[str, object]) -> None:
-    equal_to_a_session(net, net.build(**scheme), saturating=saturates_here)
+def test_without_saturation_it_is_the_session(net: Bench, saturates_natively: bool, scheme: dict[str, object]) -> None:
+    equal_to_a_session(net, net.build(**scheme), saturating=saturates_natively)
 
 
-def test_dynamic_models_too(tmp_path: Path, saturates_here: bool) -> None:
+def test_dynamic_models_too(tmp_path: Path, saturates_natively: bool) -> None:
     net = bench(tmp_path, mixed())
     types = {"Conv": "uint8", "MatMul": "int8", "Gemm": "int8"}
-    equal_to_a_session(net, net.build(mode="dynamic", dynamic_weight_types=types), saturating=saturates_here)
+    equal_to_a_session(net, net.build(mode="dynamic", dynamic_weight_types=types), saturating=saturates_natively)
 
 
 def test_layers_that_can_saturate_are_found(net: Bench) -> None:
@@ -66,7 +66,7 @@ def test_layers_that_can_saturate_are_found(net: Bench) -> None:
 
 
 @pytest.mark.parametrize("scheme", [{"fit_pairs": True}, {"reduce_range": True}, {"weight_type": "uint8"}])
-def test_remedies_are_safe_whatever_the_input(net: Bench, scheme: dict[str, object]) -> None:
+def test_mitigations_are_safe_whatever_the_input(net: Bench, scheme: dict[str, object]) -> None:
     artifact = net.build(**scheme)
     assert audit(artifact.model, artifact.settings(), samples=net.samples).safe
     (run,) = simulate_model(artifact.model, next(iter(net.samples)).inputs).outputs.values()

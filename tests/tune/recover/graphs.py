@@ -126,7 +126,7 @@ def _body(op_type: str, outer: str, name: str) -> onnx.GraphProto:
 
 def tensors_of(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """All tensors of the main graph."""
-    from edgeq.measure.observe import with_outputs
+    from edgeq.measure.instrument import with_outputs
     from edgeq.session import SessionSettings, open_session
 
     names = [name for node in model.graph.node for name in node.output]

@@ -112,7 +112,7 @@ def test_the_noise_is_what_is_measured(tmp_path: Path, scheme: Scheme, scales: n
     job = job_of(model, tmp_path, samples)
     (pair,) = find_pairs(model)
     seen = observe(model, job.prepared.path, [pair], samples)
-    said = noise(Weights(model), pair, seen["x"], seen["r"], np.ones(8), scheme)
+    noises = noise(Weights(model), pair, seen["x"], seen["r"], np.ones(8), scheme)
     state = Recoverer(job, target(), tmp_path).state(scheme, [], tmp_path / "q.onnx")
     assert state.artifact is not None
     quantized = onnx.load(state.artifact.model)
@@ -120,7 +120,7 @@ def test_the_noise_is_what_is_measured(tmp_path: Path, scheme: Scheme, scales: n
     errors = [run(quantized, s.inputs, optimization="none")[0] - run(model, s.inputs)[0] for s in samples]
     measured = float(np.mean([(e**2).sum(1).mean() for e in errors]))
     # That Relu takes away part of the errors in front of it is left out.
-    assert abs(10 * np.log10(said / measured)) < 3.5
+    assert abs(10 * np.log10(noises / measured)) < 3.5
 
 
 def _without_rounding(model: onnx.ModelProto, tensors: set[str]) -> None:

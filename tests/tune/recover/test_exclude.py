@@ -73,11 +73,11 @@ def test_what_is_found_meets_the_bar_and_gets_cheaper(
 
 
 @given(st.fixed_dictionaries({name: st.integers(1, 100) for name in NAMES}), st.sampled_from([0.0, 0.25, 0.5, 1.0]))
-def test_as_many_as_the_latency_has_room_for_but_never_all(cost: dict[str, float], room: float) -> None:
+def test_as_many_as_the_latency_has_room_for_but_never_all(cost: dict[str, float], headroom: float) -> None:
     costs = Costs({name: 2 * us for name, us in cost.items()}, cost, {}, {}, {})
     spent = np.cumsum([cost[name] for name in NAMES])
-    most = affordable(NAMES, costs, room)
-    assert most == min(len(NAMES) - 1, int((spent <= 1.5 * room * spent[-1]).sum()))
+    most = affordable(NAMES, costs, headroom)
+    assert most == min(len(NAMES) - 1, int((spent <= 1.5 * headroom * spent[-1]).sum()))
     assert affordable(NAMES, costs, math.inf) == len(NAMES) - 1
 
 

@@ -31,8 +31,8 @@ def test_all_together_help_and_are_told_of(tmp_path: Path) -> None:
     assert every.artifact.model == tmp_path / "every.onnx"
     held_out = few(8, SHAPE, seed=2)
     assert noise_db(model, every.artifact.model, held_out) > noise_db(model, plain.artifact.model, held_out) + 3
-    said = [note.split(":")[0] for note in every.artifact.notes]
-    assert sorted(name for name in said if name in RECOVERIES) == sorted(RECOVERIES)
+    found = [note.split(":")[0] for note in every.artifact.notes]
+    assert sorted(name for name in found if name in RECOVERIES) == sorted(RECOVERIES)
     assert "split-gates: split-more-gates does the same, and more" in every.artifact.notes
 
 

@@ -75,8 +75,8 @@ class Builder:
         return f"{kind}_{self._labels[kind]}"
 
     def call(self, label: str, names: tuple[str, ...], statement: str) -> None:
-        said = ", ".join(text.harmless(name) for name in names[:4]) + (" ..." if len(names) > 4 else "")
-        self.calls.append(f"    /* {label}{': ' + said if said else ''} */\n    {statement}\n")
+        listed = ", ".join(text.harmless(name) for name in names[:4]) + (" ..." if len(names) > 4 else "")
+        self.calls.append(f"    /* {label}{': ' + listed if listed else ''} */\n    {statement}\n")
 
     def declare(self, *declarations: str) -> None:
         self.declarations.extend(declarations)
@@ -94,7 +94,7 @@ class Builder:
         self.places[tensor] = Place(pointer, order)
         return pointer
 
-    def need(self, tensor: str, order: Order) -> str:
+    def request(self, tensor: str, order: Order) -> str:
         """A pointer to `tensor` in `order`; where it lies in another, a layer that moves it comes first."""
         place = self.places[tensor]
         if np.array_equal(place.order, order):
@@ -109,7 +109,7 @@ class Builder:
         return pointer
 
     def need_image(self, tensor: str) -> str:
-        return self.need(tensor, c_order(self.tensor(tensor).shape))
+        return self.request(tensor, c_order(self.tensor(tensor).shape))
 
 
 def rearranged(source: str, source_size: int, target: str, label: str, size: int, batch: int) -> str:

@@ -66,7 +66,7 @@ def _fc(builder: Builder, step: Fc) -> None:
         place = builder.places[step.input]
         source, weights = place.pointer, weights[place.order]
     else:
-        source = builder.need(step.input, np.arange(builder.size(step.input)))
+        source = builder.request(step.input, np.arange(builder.size(step.input)))
     target = builder.output(label, step.output, order=np.arange(builder.size(step.output)))
     params: dict[str, str | int | bool] = {
         "batch_size": builder.batch,
@@ -96,7 +96,7 @@ def _fc(builder: Builder, step: Fc) -> None:
 def _add(builder: Builder, step: ResidualAdd) -> None:
     label = builder.label("add")
     place = builder.places[step.left]
-    right = builder.need(step.right, place.order)
+    right = builder.request(step.right, place.order)
     target = builder.output(label, step.output, order=place.order)
     inner = c_shape(builder.tensor(step.output).shape)
     columns = inner[-1] if inner else 1

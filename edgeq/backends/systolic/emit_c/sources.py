@@ -57,7 +57,7 @@ def c_sources(program: Program, values: Mapping[str, Values], header: str, gener
     for step in region.steps:
         emit_step(builder, step)
     outputs = [(name, c_order(program.tensors[name].shape)) for name in region.outputs]
-    pointers = [builder.need(name, order) for name, order in outputs]
+    pointers = [builder.request(name, order) for name, order in outputs]
     files = {name: (C / name).read_text() for name in _COPIED}
     files["portable/include/gemmini_params.h"] = header
     makefile = (C / "Makefile").read_text().replace("@GENERATION@", generation)
@@ -147,9 +147,9 @@ def _main(builder: Builder, region: Region, pointers: Sequence[str]) -> str:
     outputs = ""
     for name, pointer in zip(region.outputs, pointers, strict=True):
         tensor = builder.tensor(name)
-        said = text.harmless(tensor.origin or name)
+        listed = text.harmless(tensor.origin or name)
         scale = f"{np.float32(tensor.scale):.9g}"
-        outputs += f'    {{"{said}", "{scale}", {pointer}, {builder.size(name)}}},\n'
+        outputs += f'    {{"{listed}", "{scale}", {pointer}, {builder.size(name)}}},\n'
     made = (C / "main.c").read_text()
     for mark, filled in (("@CALLS@", "\n".join(builder.calls)), ("@LAYERS@", layers), ("@OUTPUTS@", outputs)):
         made = made.replace(mark, filled)

@@ -171,7 +171,7 @@ def test_a_chips_own_header(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (("DIM 4", "DIM 16"), "DIM is 16, the target's is 4"),
         (("#define DIM", "#undef DIM"), "does not define DIM"),
@@ -180,11 +180,11 @@ def test_a_chips_own_header(tmp_path: Path) -> None:
         (("typedef float acc_scale_t", "typedef uint8_t acc_scale_t"), "output scale"),
     ],
 )
-def test_a_header_of_another_array_is_refused(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+def test_a_header_of_another_array_is_refused(tmp_path: Path, change: tuple[str, str], message: str) -> None:
     program, inputs = random_program(1, tmp_path / "m", SMALL)
     header = tmp_path / "gemmini_params.h"
     header.write_text(HEADER.replace(*change))
-    with pytest.raises(HardwareError, match=said):
+    with pytest.raises(HardwareError, match=message):
         write_c_bundle(program, inputs, tmp_path / "c", params_header=header)
     assert not (tmp_path / "c").exists()
 
@@ -198,7 +198,7 @@ def test_a_header_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (("#define DIM 16", "#define DIM 8"), "another DIM"),
         (("typedef int8_t elem_t", "typedef int16_t elem_t"), "elem_t must be int8_t"),
@@ -206,14 +206,14 @@ def test_a_header_that_is_none_is_refused(tmp_path: Path) -> None:
         (("typedef float acc_scale_t", "typedef int acc_scale_t"), "acc_scale_t must be a float"),
     ],
 )
-def test_the_compiler_refuses_another_array_too(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+def test_the_compiler_refuses_another_array_too(tmp_path: Path, change: tuple[str, str], message: str) -> None:
     need("gcc", "make")
     program, inputs = random_program(0, tmp_path / "m", ArrayConfig())
     bundle = write_c_bundle(program, inputs, tmp_path / "c")
     header = bundle.directory / "portable/include/gemmini_params.h"
     assert change[0] in header.read_text()
     header.write_text(header.read_text().replace(*change))
-    with pytest.raises(AssertionError, match=said):
+    with pytest.raises(AssertionError, match=message):
         done("make", "-s", "host", where=bundle.directory)
 
 

@@ -1,0 +1,126 @@
+"""Weight ranges that keep every sum of two products within 16 bits, as narrow as that allows.
+
+`reduce_range` gives up one of eight bits of every weight, because any two neighbours could both be large and of one
+sign. Few are. Here only the output channels that hold such a pair get a larger scale, and only by as much as their
+worst pair needs: a channel whose worst pair adds up to 140 has its scale multiplied by about 140 / 128, which is a
+tenth of a bit. The kernels are the same, so it costs no time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from edgeq.errors import UsageError
+from edgeq.model.load import load_model
+from edgeq.model.prepare import PreparedModel
+from edgeq.model.saturation import PAIR_LIMIT, conv_rows, pair_sums, saturation_table
+from edgeq.scheme import Scheme
+
+_LEVEL = 127
+# What the operators of the float graph become.
+_INTEGER_FORM = {"Conv": "QLinearConv", "MatMul": "QLinearMatMul", "Gemm": "QGemm"}
+_MOST_STEPS = 64
+
+
+def check_fit(scheme: Scheme) -> None:
+    """Refuse what cannot be combined with `fit_pairs`.
+
+    Raises:
+        UsageError: names the field.
+    """
+    if scheme.mode != "static" or scheme.format != "QDQ":
+        raise UsageError("fit_pairs is for static QDQ quantization", "Use --reduce-range, or --format QDQ")
+    if scheme.weight_type != "int8" or not scheme.weight_symmetric:
+        raise UsageError("fit_pairs is for symmetric int8 weights", "Leave it out: other weights do not need it")
+    if scheme.reduce_range:
+        raise UsageError("fit_pairs and reduce_range exclude each other", "Give one of them")
+
+
+def fitted_ranges(prepared: PreparedModel, scheme: Scheme) -> dict[str, list[dict[str, Any]]]:
+    """Weight → its ranges in the form of onnxruntime's TensorQuantOverrides, for the weights that need other ranges
+    than their own: per output channel, or one."""
+    model = load_model(prepared.path, external_data="all")
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    found: dict[str, tuple[int, NDArray[np.float32]]] = {}
+    for node in model.graph.node:
+        if _is_suspect(node) and node.input[1] in weights and node.name not in scheme.exclude:
+            weight = onnx.numpy_helper.to_array(weights[node.input[1]])
+            if weight.dtype != np.float32 or weight.ndim < 2 or _is_depthwise(node, weight):
+                continue
+            axis, rows = _rows(node, weight)
+            factors = fit_factors(rows, per_channel=scheme.per_channel)
+            known = found.get(node.input[1])
+            found[node.input[1]] = (axis, factors if known is None else np.maximum(known[1], factors))
+    return {
+        name: _overrides(onnx.numpy_helper.to_array(weights[name]), axis, factors, scheme.per_channel)
+        for name, (axis, factors) in found.items()
+        if (factors > 1).any()
+    }
+
+
+def fit_factors(rows: NDArray[np.float32], *, per_channel: bool = True) -> NDArray[np.float32]:
+    """By what each row's scale (largest magnitude / 127) must grow for no pair along it to exceed `PAIR_LIMIT`.
+
+    Args:
+        rows: [N, K] float weights in the kernel's order.
+        per_channel: False gives every row the same scale and so the same factor.
+    """
+    largest = np.abs(rows).max(axis=1)
+    if not per_channel:
+        largest = np.full_like(largest, largest.max(initial=0))
+    factors = np.ones(len(rows), np.float32)
+    left = np.flatnonzero(largest > 0)
+    for _ in range(_MOST_STEPS):
+        worst = _worst_pairs(rows[left], largest[left] * factors[left])
+        if not per_channel:
+            worst = np.full_like(worst, worst.max(initial=0))
+        left, worst = left[worst > PAIR_LIMIT], worst[worst > PAIR_LIMIT]
+        if not left.size:
+            break
+        # Rounding may leave a pair one above the limit: a little further then.
+        factors[left] *= np.maximum(worst / np.float32(PAIR_LIMIT), np.float32(1.002))
+    return factors
+
+
+def _worst_pairs(rows: NDArray[np.float32], limits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The largest pair of each row in integers, where `limits` are the weights that become 127."""
+    scale = (limits / _LEVEL).astype(np.float32)
+    worst: NDArray[np.float32] = pair_sums(np.rint(rows / scale[:, None])).max(axis=1, initial=0)
+    return worst
+
+
+def _is_suspect(node: onnx.NodeProto) -> bool:
+    # Signed activations become unsigned where that is the kernel that there is.
+    table = saturation_table()
+    return node.op_type in _INTEGER_FORM and table.path(_INTEGER_FORM[node.op_type], "uint8", "int8") is not None
+
+
+def _is_depthwise(node: onnx.NodeProto, weight: NDArray[Any]) -> bool:
+    group = next((a.i for a in node.attribute if a.name == "group"), 1)
+    return node.op_type == "Conv" and weight.shape[1] == 1 and len(weight) == group
+
+
+def _rows(node: onnx.NodeProto, weight: NDArray[Any]) -> tuple[int, NDArray[Any]]:
+    """The axis of output channels, and the weight as rows of k, one for each of them."""
+    if node.op_type == "Conv":
+        return 0, conv_rows(weight)
+    if node.op_type == "Gemm" and any(a.name == "transB" and a.i for a in node.attribute):
+        return 0, weight
+    if weight.ndim == 2:
+        return 1, weight.T
+    return weight.ndim - 1, np.moveaxis(weight, -1, 0).reshape(weight.shape[-1], -1)
+
+
+def _overrides(
+    weight: NDArray[Any], axis: int, factors: NDArray[np.float32], per_channel: bool
+) -> list[dict[str, Any]]:
+    if not per_channel:
+        limit = np.float32(np.abs(weight).max()) * factors.max()
+        return [{"rmin": -limit, "rmax": limit}]
+    others = tuple(a for a in range(weight.ndim) if a != axis)
+    limits = np.abs(weight).max(axis=others) * factors
+    return [{"axis": axis, "rmin": -limit, "rmax": limit} for limit in limits]

@@ -1,0 +1,65 @@
+"""Splitting the tensors of a model into passes that fit a memory budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import onnx
+from numpy.typing import NDArray
+
+from edgeq.calibrate.statistics import TensorStatistics
+from edgeq.errors import DataError
+from edgeq.model.sizes import tensor_sizes
+
+
+class _Sample(Protocol):
+    @property
+    def inputs(self) -> Mapping[str, NDArray[Any]]: ...
+
+
+def partition_tensors(
+    model: onnx.ModelProto,
+    names: Sequence[str],
+    state: Mapping[str, TensorStatistics],
+    samples: Iterable[_Sample],
+    total: int,
+    memory: int | None,
+    workers: int,
+) -> tuple[list[tuple[str, ...]], int]:
+    """Waves of tensor names, and how many samples may run at once.
+
+    Tensors of one pass are neighbours in the graph and have seen the same number of samples; those that have seen all
+    are in none. Fewer samples at once come
+    before more passes, because each pass runs the model again. Sizes are those of the first sample.
+    """
+    by_progress: dict[int, list[str]] = {}
+    for name in names:
+        if state[name].samples < total:
+            by_progress.setdefault(state[name].samples, []).append(name)
+    groups = list(by_progress.values())
+    if memory is None:
+        return [tuple(group) for group in groups], workers
+    first = next(iter(samples), None)
+    if first is None:
+        raise DataError("there are no samples to calibrate with", "Give at least one")
+    sizes = tensor_sizes(model, first.inputs)
+    largest = max(sizes.values(), default=0)
+    sizes = {name: sizes.get(name, largest) for name in names}
+    workers = max(1, min(workers, memory // max(1, sum(sizes.values()))))
+    budget = memory // workers
+    return [partition for group in groups for partition in _pack(group, sizes, budget)], workers
+
+
+def _pack(names: Sequence[str], sizes: Mapping[str, int], budget: int) -> Iterator[tuple[str, ...]]:
+    """Neighbours together as long as they fit; a tensor larger than the budget is alone."""
+    partition: list[str] = []
+    used = 0
+    for name in names:
+        if partition and used + sizes[name] > budget:
+            yield tuple(partition)
+            partition, used = [], 0
+        partition.append(name)
+        used += sizes[name]
+    if partition:
+        yield tuple(partition)

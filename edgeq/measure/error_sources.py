@@ -1,0 +1,222 @@
+"""Which layers spoil the outputs, what in them does, and which nodes to keep in float for it.
+
+In three steps, each on less and with more effort. The figures of all layers give the noise that each adds itself. Two
+rankings of it, by its size and by the share of the outputs' noise that can be traced back to it, give candidates. What
+the error of each candidate alone does to the outputs (`edgeq.measure.effects`) decides.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from edgeq.measure.activation_observer import ActivationComparison
+from edgeq.measure.agreement import Agreement, OutputAgreement
+from edgeq.measure.match_weights import WeightComparison, finite
+
+Cause = Literal["weights", "range"]
+
+# A layer that alone gives this share of the noise in the outputs is worth looking at.
+_STANDS_OUT = 0.05
+# A tensor of zeros that is not met has no ratio; anything this large is as bad.
+_MOST = 1e4
+# From here on, channels are so unequal that sharing one scale is worth mentioning.
+_UNEQUAL = 4.0
+
+
+@dataclass(frozen=True)
+class LayerNoise:
+    """Noise that one layer adds itself, relative to its signal's power: 10^(-SQNR/10).
+
+    Attributes:
+        name: its tensor.
+        weights: of its quantized weights.
+        range: of rounding and clipping its result.
+        inherited: of everything before it, as the quantized model runs as a whole.
+    """
+
+    name: str
+    weights: float
+    range: float
+    inherited: float
+
+    @property
+    def own(self) -> float:
+        return self.weights + self.range
+
+    @property
+    def cause(self) -> Cause:
+        """The larger part."""
+        return "weights" if self.weights > self.range else "range"
+
+    def to_dict(self) -> dict[str, float]:
+        return {"weights": self.weights, "range": self.range, "inherited": self.inherited}
+
+
+@dataclass(frozen=True)
+class ErrorSource:
+    """A layer that spoils the outputs.
+
+    Attributes:
+        name: its tensor.
+        node, op_type: what computes it; "" and "Input" for a graph input.
+        output_sqnr_db: of the float model's outputs with this layer's error and no other.
+        share: of the noise in the quantized model's outputs, 0 to 1; errors do not simply add up, nor do shares.
+        cause: "weights" or "range" (of its result).
+        reason: the cause in figures.
+        exclude: nodes to keep in float. A tensor stays float only if neither its maker nor any reader is quantized, so
+            for a range these are several.
+    """
+
+    name: str
+    node: str
+    op_type: str
+    output_sqnr_db: float
+    share: float
+    cause: Cause
+    reason: str
+    exclude: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "node": self.node,
+            "op_type": self.op_type,
+            "output_sqnr_db": finite(self.output_sqnr_db),
+            "share": self.share,
+            "cause": self.cause,
+            "reason": self.reason,
+            "exclude": list(self.exclude),
+        }
+
+
+def layer_noise(activations: Sequence[ActivationComparison]) -> tuple[LayerNoise, ...]:
+    """The noise of every layer, in the same order."""
+    return tuple(_noise(activation) for activation in activations)
+
+
+def candidates(activations: Sequence[ActivationComparison], outputs: Iterable[str], most: int) -> tuple[str, ...]:
+    """Names of up to `most` tensors whose layers may cause the error, in order of execution.
+
+    Args:
+        outputs: the graph outputs.
+    """
+    noise = {n.name: n for n in layer_noise(activations)}
+    traced = _traced(activations, noise, frozenset(outputs))
+    rankings = [
+        sorted((n for n in noise if noise[n].own > 0), key=lambda n: -noise[n].own),
+        sorted((n for n in noise if traced[n] > 0), key=lambda n: -traced[n]),
+    ]
+    chosen: dict[str, None] = {}
+    for pair in itertools.zip_longest(*rankings):
+        chosen.update(dict.fromkeys(name for name in pair if name is not None))
+    kept = set(itertools.islice(chosen, most))
+    return tuple(a.name for a in activations if a.name in kept)
+
+
+def find_error_sources(
+    activations: Sequence[ActivationComparison],
+    weights: Sequence[WeightComparison],
+    effects: Mapping[str, Agreement],
+    outputs: Agreement,
+    most: int = 10,
+) -> tuple[ErrorSource, ...]:
+    """At most `most` layers each of which gives a good part of the noise in the outputs, worst first.
+
+    Args:
+        effects: as `output_effects` gives them.
+        outputs: of the quantized model as a whole.
+    """
+    by_name = {a.name: a for a in activations}
+    noise = {n.name: n for n in layer_noise(activations)}
+    by_node = {w.node: w for w in sorted(weights, key=lambda w: -w.sqnr_db) if len(w.shape) > 1}
+    found = []
+    for name, effect in effects.items():
+        share = _share(effect, outputs)
+        if share >= _STANDS_OUT:
+            a = by_name[name]
+            # What Gather gives is rows of its weight, in the weight's own scale.
+            rows = a.op_type == "Gather" and a.node in by_node
+            cause: Cause = "weights" if rows else noise[name].cause
+            reason = _weight_reason(by_node.get(a.node)) if cause == "weights" else _range_reason(a)
+            nodes = [a.node] if cause == "weights" else _touching(a, by_name)
+            exclude = tuple(node for node in dict.fromkeys(nodes) if node)
+            found.append(ErrorSource(a.name, a.node, a.op_type, effect.sqnr_db, share, cause, reason, exclude))
+    return tuple(sorted(found, key=lambda error_source: -error_source.share)[:most])
+
+
+def nodes_to_exclude(error_sources: Iterable[ErrorSource]) -> tuple[str, ...]:
+    """All nodes that the error sources name, worst error source first, each once."""
+    return tuple(dict.fromkeys(node for error_source in error_sources for node in error_source.exclude))
+
+
+def _noise(activation: ActivationComparison) -> LayerNoise:
+    layer, inputs, rounding = (_ratio(a) for a in (activation.layer, activation.inputs, activation.rounding))
+    # Independent errors add up in power; what neither inputs nor rounding explain is the weights'.
+    own = max(0.0, layer - inputs)
+    of_range = min(own, rounding)
+    inherited = max(0.0, _ratio(activation.accumulated) - own)
+    return LayerNoise(activation.name, own - of_range, of_range, inherited)
+
+
+def _traced(
+    activations: Sequence[ActivationComparison], noise: Mapping[str, LayerNoise], outputs: frozenset[str]
+) -> dict[str, float]:
+    """The outputs' noise traced back: a layer keeps the share of its accumulated noise that is its own, and hands the
+    rest on to the tensors it reads, in proportion to theirs."""
+    accumulated = {a.name: _ratio(a.accumulated) for a in activations}
+    read = {name for a in activations for name in a.reads}
+    attributed = {a.name: accumulated[a.name] if a.name in outputs or a.name not in read else 0.0 for a in activations}
+    kept = {}
+    for a in reversed(activations):
+        here = accumulated[a.name]
+        sources = {name: accumulated[name] for name in a.reads if accumulated.get(name, 0.0) > 0}
+        own = min(1.0, noise[a.name].own / here) if here > 0 else 0.0
+        kept[a.name] = attributed[a.name] * (own if sources else 1.0)
+        for name, part in sources.items():
+            attributed[name] += (attributed[a.name] - kept[a.name]) * part / sum(sources.values())
+    return kept
+
+
+def _share(effect: Agreement, outputs: Agreement) -> float:
+    """Of the noise in the output that suffers most."""
+    whole = {output.name: _ratio(output) for output in outputs.outputs}
+    parts = [(_ratio(output), whole.get(output.name, 0.0)) for output in effect.outputs]
+    return max((min(1.0, part / total) for part, total in parts if total > 0), default=0.0)
+
+
+def _ratio(agreement: OutputAgreement | None) -> float:
+    if agreement is None or agreement.sqnr_db == math.inf:
+        return 0.0
+    return float(min(_MOST, 10 ** (-agreement.sqnr_db / 10)))
+
+
+def _touching(tensor: ActivationComparison, activations: Mapping[str, ActivationComparison]) -> list[str]:
+    """Nodes because of which a tensor is quantized. A dynamic scale belongs to the readers alone."""
+    readers = [a.node for a in activations.values() if tensor.name in a.reads and tensor.name not in a.exact_reads]
+    return readers if tensor.kind == "dynamic" else [tensor.node, *readers]
+
+
+def _weight_reason(weight: WeightComparison | None) -> str:
+    if weight is None:
+        return "its weights"
+    text = f"{weight.name} has {weight.sqnr_db:.1f} dB"
+    if weight.worst_channels and weight.worst_channels[0][1] < weight.sqnr_db:
+        channel, db = weight.worst_channels[0]
+        text += f", channel {channel} {db:.1f} dB"
+    if not weight.per_channel and weight.range_ratio is not None and weight.range_ratio >= _UNEQUAL:
+        text += f"; one scale for channels whose largest range is {weight.range_ratio:.0f} times the middle one's"
+    return text
+
+
+def _range_reason(tensor: ActivationComparison) -> str:
+    if tensor.range is None:
+        return f"values {tensor.minimum:.4g} to {tensor.maximum:.4g} in 8 bits"
+    low, high = tensor.range
+    rounding = "" if tensor.rounding is None else f", {tensor.rounding.sqnr_db:.1f} dB by rounding alone"
+    clipped = tensor.saturated_low + tensor.saturated_high
+    outside = f", {clipped:.2%} of the values outside" if clipped >= 0.0001 else ""
+    return f"{tensor.name} {low:.4g} to {high:.4g}{rounding}{outside}"

@@ -1,0 +1,128 @@
+"""What is measured: a model file, or the variant of a bundle that this machine would run, opened the same way."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgeq.device import device_errors
+from edgeq.errors import UsageError
+from edgeq.measure.inference import Session
+from edgeq.session import SessionSettings, open_session
+from edgeq.signature import Signature
+
+if TYPE_CHECKING:
+    from edgeq_device.variants import Variant
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """An open session and what is known about it.
+
+    Attributes:
+        path: as given.
+        model: the ONNX file that runs: `path` itself, or one inside a bundle, there as long as the session is open.
+        variant: the bundle's variant; None for a model file.
+        signature: inputs and outputs.
+        settings: what the session was opened with.
+        preprocess: what the bundle says about its input; None where nothing does.
+    """
+
+    path: Path
+    model: Path
+    variant: str | None
+    signature: Signature
+    settings: SessionSettings
+    session: Session
+    preprocess: Mapping[str, Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return str(self.path) if self.variant is None else f"{self.path} ({self.variant})"
+
+
+def is_bundle(path: Path) -> bool:
+    """Whether `path` is meant as a bundle: a directory, a zip, or named .edgeq."""
+    return path.is_dir() or path.suffix == ".edgeq" or (path.is_file() and zipfile.is_zipfile(path))
+
+
+@contextmanager
+def open_model(
+    path: Path, settings: SessionSettings | None = None, *, variant: str | None = None
+) -> Iterator[LoadedModel]:
+    """Open a model file or a bundle for measuring.
+
+    A bundle's variant brings its own provider, options and optimisation level, because they are part of the artifact;
+    of `settings` only the thread count is taken then.
+
+    Raises:
+        ModelError, BundleError, RuntimeUnavailableError: it cannot be opened.
+        UsageError: `variant` with a model file.
+    """
+    settings = settings or SessionSettings()
+    if is_bundle(path):
+        with _open_variant(path, settings, variant) as loaded:
+            yield loaded
+        return
+    if variant is not None:
+        raise UsageError(f"{path} is a model, which has no variants", "Leave --variant out")
+    from edgeq.model.load import model_signature
+
+    signature = model_signature(path)
+    yield LoadedModel(path, path, None, signature, settings, open_session(path, settings))
+
+
+@contextmanager
+def _open_variant(path: Path, settings: SessionSettings, name: str | None) -> Iterator[LoadedModel]:
+    import onnx
+    from edgeq_device.package import open_bundle
+    from edgeq_device.select import select
+    from edgeq_device.sessions import open_session as open_on_device
+    from edgeq_device.sessions import read_device
+
+    from edgeq.model.load import signature_of
+
+    with device_errors():
+        bundle = open_bundle(path)
+    with bundle:
+        with device_errors():
+            chosen = select(bundle, read_device(), name=name).variant
+            session = open_on_device(chosen, settings.intra_op_threads)
+        assert chosen.model is not None, "select() takes no variant that ONNX Runtime does not run"
+        # Its external weights may lie elsewhere in the bundle, and only names and shapes are wanted.
+        model = onnx.load(chosen.model, load_external_data=False)
+        yield LoadedModel(
+            path=path,
+            model=chosen.model,
+            variant=chosen.name,
+            signature=signature_of(model, path),
+            settings=variant_settings(chosen, settings),
+            session=session,
+            preprocess=variant_preprocessing(chosen),
+        )
+
+
+def variant_settings(variant: Variant, settings: SessionSettings | None = None) -> SessionSettings:
+    """What a variant is opened with; of `settings` only the thread count is taken."""
+    return replace(
+        settings or SessionSettings(),
+        providers=tuple(dict.fromkeys((variant.ep, "CPUExecutionProvider"))),
+        config=dict(variant.session_options),
+        optimization=variant.info.get("optimization", "all"),
+    )
+
+
+def variant_preprocessing(variant: Variant) -> Mapping[str, Any] | None:
+    """A variant's preprocessing. A stranger's bundle must not name a file of labels on this machine."""
+    plain = variant.info.get("preprocessing")
+    if not isinstance(plain, Mapping):
+        return None
+    source = plain.get("source")
+    if not isinstance(source, Mapping) or str(source.get("labels", "")).startswith("name:"):
+        return plain
+    return {**plain, "source": {key: value for key, value in source.items() if key != "labels"}}

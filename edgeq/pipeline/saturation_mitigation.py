@@ -1,0 +1,229 @@
+"""What to do about kernels that add two products in 16 bits: nothing, smaller weights, other types, or slower kernels.
+
+Each mitigation is built and measured; the cheapest that keeps the accuracy of exact kernels is taken.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from edgeq.backends import Artifact
+from edgeq.emulate.saturation.audit import Audit, audit, sample_count
+from edgeq.emulate.saturation.simulate import SimulatedSession, Simulation
+from edgeq.errors import EdgeqError
+from edgeq.hardware.machine import Machine
+from edgeq.hardware.profile import load_profiles, match_profile
+from edgeq.hardware.target import Target
+from edgeq.measure.accuracy import Evaluation, evaluate_sessions
+from edgeq.model.load import load_model
+from edgeq.model.macs import node_macs
+from edgeq.model.saturation import saturation_table
+from edgeq.pipeline.builds import Builds, artifact_key
+from edgeq.progress import SILENT, Progress
+from edgeq.scheme import Scheme
+from edgeq.session import open_session
+
+FULL = "full range"
+_FLOAT = "float32"
+# Scheme fields by which a user has decided already.
+_DECIDED = frozenset({"mode", "format", "activation_type", "weight_type", "reduce_range", "fit_pairs"})
+# What may be lost against exact kernels: decibels of SQNR, or of the task's metric in hundredths.
+TOLERATED_DB, TOLERATED_METRIC = 0.5, 0.005
+_SAMPLES = 16
+
+
+@dataclass(frozen=True)
+class Mitigation:
+    """One way to deal with saturation, and what it gives on the target.
+
+    Attributes:
+        name: for people.
+        scheme: what is built.
+        cost: time relative to the full range, by the profile.
+        safe: whether nothing can saturate, whatever the input.
+        sqnr_db: against float32, as the target answers: by its exact model where something can saturate.
+        metric: the task's primary metric, likewise; None without a task, and where something can saturate.
+        failed: why it cannot be built; "" where it can.
+    """
+
+    name: str
+    scheme: Scheme
+    cost: float
+    safe: bool = False
+    sqnr_db: float = -math.inf
+    metric: float | None = None
+    failed: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "cost": self.cost,
+            "safe": self.safe,
+            "sqnr_db": self.sqnr_db if math.isfinite(self.sqnr_db) else None,
+            "metric": self.metric,
+            "failed": self.failed,
+        }
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided for one target, and on what grounds.
+
+    Attributes:
+        chosen: the mitigation that is built.
+        mitigations: all that were considered, the full range first.
+        exact_db, exact_metric: what the full range gives on kernels that do not saturate.
+        audit: of the full range.
+        samples: that the figures rest on; those of what saturates on `audit.samples`.
+        why: one sentence without a full stop.
+    """
+
+    chosen: Mitigation
+    mitigations: tuple[Mitigation, ...]
+    exact_db: float
+    exact_metric: float | None
+    audit: Audit
+    samples: int
+    why: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "chosen": self.chosen.name,
+            "why": self.why,
+            "exact": {"sqnr_db": self.exact_db if math.isfinite(self.exact_db) else None, "metric": self.exact_metric},
+            "samples": self.samples,
+            "remedies": [mitigation.to_dict() for mitigation in self.mitigations],
+            "audit": {key: value for key, value in self.audit.to_dict().items() if key != "layers"},
+        }
+
+
+def decision_key(target: Target, scheme: Scheme) -> str:
+    """What a decision rests on: targets with the same grounds share it."""
+    return json.dumps([artifact_key(target, _full(scheme)), dict(target.profile.hazards.get("remedy_cost", {}))])
+
+
+def must_decide(target: Target, scheme: Scheme, overrides: Mapping[str, Any]) -> bool:
+    """Whether there is something to decide: saturating kernels, known mitigations, and a user who has not decided."""
+    mitigations = target.profile.hazards.get("remedy_cost")
+    return bool(mitigations) and target.profile.saturates(_full(scheme)) and not _DECIDED.intersection(overrides)
+
+
+def decide(
+    builds: Builds, target: Target, scheme: Scheme, machine: Machine, *, progress: Progress = SILENT
+) -> Decision:
+    """Choose how `scheme` is best built for a target whose kernels can saturate.
+
+    Raises:
+        EdgeqError: the full range cannot be built or run.
+    """
+    job = builds.job
+    full = builds.build(target, _full(scheme)).artifact
+    reference = open_session(job.prepared.path)
+    saturates_natively = match_profile(machine, load_profiles()).profile.saturates
+    macs = sum(node_macs(load_model(job.prepared.path, external_data="none")).values())
+    found = audit(
+        full.model,
+        full.settings(),
+        samples=job.validation,
+        reference=reference,
+        exact=_exact_session(full, here=saturates_natively(full.scheme)),
+        count=sample_count(macs),
+        progress=progress,
+    )
+    candidates = _mitigations(target, scheme)
+    artifacts: dict[str, Artifact] = {}
+    failed: dict[str, str] = {}
+    for mitigation in candidates if not found.safe else candidates[:1]:
+        try:
+            artifacts[mitigation.name] = builds.build(target, mitigation.scheme).artifact
+        except EdgeqError as error:
+            failed[mitigation.name] = str(error)
+    sessions = {
+        name: _exact_session(artifact, here=saturates_natively(artifact.scheme)) for name, artifact in artifacts.items()
+    }
+    evaluation = evaluate_sessions(
+        {_FLOAT: reference, **sessions},
+        job.validation,
+        task=builds.task,
+        reference=_FLOAT,
+        progress=progress,
+        count=None if builds.task else max(_SAMPLES, found.samples),
+    )
+    measured = [_measured(r, artifacts.get(r.name), evaluation, found, failed.get(r.name, "")) for r in candidates]
+    exact_db, exact_metric = evaluation.agreement[FULL].sqnr_db, _metric(evaluation, FULL)
+    loss = _loss(evaluation, exact_db, exact_metric)
+    considered = tuple(r for r in measured if r.name in artifacts or r.failed)
+    safe = [mitigation for mitigation in considered if mitigation.safe]
+    close = [mitigation for mitigation in safe if loss(mitigation) <= 1]
+    chosen = min(close, key=lambda r: (r.cost, loss(r))) if close else min(safe or considered[:1], key=loss)
+    return Decision(chosen, considered, exact_db, exact_metric, found, evaluation.count, _why(chosen, found, exact_db))
+
+
+def _full(scheme: Scheme) -> Scheme:
+    return scheme.replace(reduce_range=False, fit_pairs=False)
+
+
+def _mitigations(target: Target, scheme: Scheme) -> tuple[Mitigation, ...]:
+    full, cost = _full(scheme), target.profile.hazards.get("remedy_cost", {})
+    option = saturation_table().precision_option
+    precise = full.replace(session_options={**full.session_options, option: "1"})
+    changed = {
+        "fit_pairs": ("fitted range", full.replace(fit_pairs=True)),
+        "reduce_range": ("7-bit weights", full.replace(reduce_range=True)),
+        "weight_type": ("U8U8", full.replace(activation_type="uint8", weight_type="uint8")),
+        option: (option.rpartition(".")[2], precise),
+    }
+    return (
+        Mitigation(FULL, full, 1.0),
+        *(Mitigation(name, changed[key][1], cost[key]) for key, (name, _) in changed.items() if key in cost),
+    )
+
+
+def _exact_session(artifact: Artifact, *, here: bool) -> Any:
+    """What kernels that do not saturate make of an artifact; `here`: those of this machine do."""
+    if here:
+        return SimulatedSession(Simulation(artifact.model, artifact.settings(), saturating=False))
+    return open_session(artifact.model, artifact.settings())
+
+
+def _measured(
+    mitigation: Mitigation, artifact: Artifact | None, evaluation: Evaluation, full: Audit, failed: str
+) -> Mitigation:
+    if artifact is None:
+        return replace(mitigation, failed=failed)
+    safe = full.safe if mitigation.name == FULL else audit(artifact.model, artifact.settings()).safe
+    if safe:
+        return replace(
+            mitigation,
+            safe=True,
+            sqnr_db=evaluation.agreement[mitigation.name].sqnr_db,
+            metric=_metric(evaluation, mitigation.name),
+        )
+    return replace(mitigation, sqnr_db=full.float_db[0] if mitigation.name == FULL and full.float_db else -math.inf)
+
+
+def _metric(evaluation: Evaluation, name: str) -> float | None:
+    return evaluation.accuracy[name].value if evaluation.accuracy else None
+
+
+def _loss(evaluation: Evaluation, exact_db: float, exact_metric: float | None) -> Callable[[Mitigation], float]:
+    """By how many tolerances a mitigation falls short of exact kernels: by the task's metric where there is one."""
+    sign = 1.0 if not evaluation.accuracy or evaluation.accuracy[FULL].higher_is_better else -1.0
+
+    def loss(mitigation: Mitigation) -> float:
+        if exact_metric is not None and mitigation.metric is not None:
+            return sign * (exact_metric - mitigation.metric) / TOLERATED_METRIC
+        return (exact_db - mitigation.sqnr_db) / TOLERATED_DB if math.isfinite(exact_db) else 0.0
+
+    return loss
+
+
+def _why(chosen: Mitigation, found: Audit, exact_db: float) -> str:
+    if found.safe:
+        return f"{chosen.name}: {found.summary()}"
+    by = f"{exact_db - chosen.sqnr_db:.1f} dB below exact kernels" if chosen.safe else "not free of saturation"
+    return f"{chosen.name}, at {chosen.cost:g} times the time: {found.summary()}; this is {by}"

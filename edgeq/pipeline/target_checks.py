@@ -1,0 +1,83 @@
+"""Which checks of a variant hold for its target, and on whose word."""
+
+from __future__ import annotations
+
+from edgeq.backends import Artifact
+from edgeq.emulate.saturation.audit import audit
+from edgeq.errors import CheckFailedError
+from edgeq.hardware.machine import Machine
+from edgeq.hardware.target import Target, runs_natively
+from edgeq.measure.checks import Check
+from edgeq.model.compatibility import Compatibility, compatibility
+from edgeq.model.load import load_model
+from edgeq.pipeline.job import Built
+from edgeq.pipeline.proof import Proof
+from edgeq.pipeline.saturation_mitigation import Decision
+
+_MADE = ("load", "coverage", "accuracy", "self-test")
+_SATURATION = "saturation"
+_TABLE = "targets/onnxruntime/versions.toml"
+
+
+def artifact_checks(built: Built, proof: Proof, machine: Machine, decision: Decision | None) -> tuple[Check, ...]:
+    """What edgeq can say by itself: checks made here, and the model of saturating kernels."""
+    target = built.target
+    found = {
+        "load": "",
+        "coverage": f"{proof.coverage.share:.1%} of the multiply-accumulates on integers",
+        "accuracy": f"SQNR {proof.agreement.sqnr_db:.1f} dB on {proof.samples} samples",
+        "self-test": "",
+    }
+    if runs_natively(target, machine):
+        return tuple(Check(name, "native", "this machine", found[name], True) for name in _MADE)
+    if built.artifact.coverage is not None:
+        where = "a model of the target's arithmetic, run on this machine"
+        return (
+            Check("load", "none", "nothing of the target's runtime is here", ""),
+            *(Check(name, "modelled", where, found[name], True) for name in _MADE[1:]),
+        )
+    saturation = _saturation(built, decision)
+    if saturation is None or target.architecture != machine.architecture:
+        where = "run on this machine's kernels, not on the target's"
+        return (*(Check(name, "none", where, found[name]) for name in _MADE), *([saturation] if saturation else []))
+    exact = saturation.passed is True
+    where = "this machine's exact kernels, whose sums are the target's: nothing can saturate there"
+    made = ("accuracy", "self-test") if exact else ()
+    return (
+        *(
+            Check(name, "modelled", where, found[name], True)
+            if name in made
+            else Check(name, "none", "run on this machine's kernels, not on the target's", found[name])
+            for name in _MADE
+        ),
+        saturation,
+    )
+
+
+def _saturation(built: Built, decision: Decision | None) -> Check | None:
+    if not built.target.profile.saturates(built.artifact.scheme):
+        return None
+    if decision is not None and decision.chosen.scheme == decision.mitigations[0].scheme:
+        found = decision.audit
+    else:
+        found = audit(built.artifact.model, built.artifact.settings())
+    return Check(_SATURATION, "modelled", "the weights, and a model of the kernels", found.summary(), found.safe)
+
+
+def runtime_requirements(target: Target, artifact: Artifact) -> tuple[Compatibility, Check]:
+    """What an artifact needs of onnxruntime, held against what the target has.
+
+    Raises:
+        CheckFailedError: the target's is too old.
+        ModelError: no release that was probed could load it.
+    """
+    needed = compatibility(load_model(artifact.model, external_data="none"), target.architecture)
+    device = target.runtime.get("onnxruntime")
+    if device is None:
+        return needed, Check("runtime", "none", _TABLE, f"needs onnxruntime {needed.minimum}; the target names none")
+    if not needed.runs_on(device):
+        raise CheckFailedError(
+            f"{target.name}: {needed.explain(device)}",
+            "Update it there and correct [runtime] in the target's file, or choose another scheme",
+        )
+    return needed, Check("runtime", "modelled", _TABLE, needed.explain(device), True)

@@ -1,0 +1,232 @@
+"""One candidate's accuracy against float32, sample by sample, with how sure it is.
+
+With labels the loss is that of the task's metric. Metrics need not be means over samples (AUC, mAP), so the interval
+comes from blocks of samples, each measured by itself, by both models: Student's t over the blocks' paired differences.
+
+Without labels, or beside them, there is what float32 itself thinks of the candidate's answers. For class scores, with p
+float32's probabilities (the scores if they sum to one, else their softmax):
+
+    regret        mean over rows of p[float32's class] - p[candidate's class]
+    disagreement  share of rows whose classes differ
+
+If p is right, regret is the expected loss of top-1; whatever is right, the loss of top-1 cannot be larger than the
+disagreement. For other outputs it is 1 - cosine of the worst output, over all elements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeq.data.samples import Sample
+from edgeq.errors import DataError
+from edgeq.measure.agreement import Comparison, is_class_scores
+from edgeq.measure.inference import Outputs
+from edgeq.measure.task import Meter, Task
+from edgeq.tune.record import Assessment
+
+_FEWEST_BLOCKS = 4
+_TOP1 = "top1"
+# Standard deviation of the regret as an estimate of the loss, over itself: by how much float32 may misjudge itself.
+_TRUST = 0.5
+_SURE = 1.96  # two-sided 95 % of the normal distribution
+
+
+class MetricEstimate:
+    """One model's metric over all rows, and over each block of rows."""
+
+    def __init__(self, task: Task, block_rows: int) -> None:
+        self._task = task
+        self._block_rows = block_rows
+        self._whole = task.start()
+        self._blocks: list[Meter] = []
+        self.rows = 0
+
+    def update(self, outputs: Outputs, sample: Sample) -> None:
+        if self.rows % self._block_rows == 0:
+            self._blocks.append(self._task.start())
+        self._whole.update(outputs, sample)
+        self._blocks[-1].update(outputs, sample)
+        self.rows += 1
+
+    def measured(self) -> Measured:
+        """So far: all rows, and each full block; None for a block without a value (AUC of one class)."""
+        full = self._blocks[: self.rows // self._block_rows]
+        return Measured(dict(self._whole.result()), tuple(self._value(block) for block in full))
+
+    def _value(self, block: Meter) -> float | None:
+        try:
+            value = block.result()[self._task.primary]
+        except DataError:
+            return None
+        return value if math.isfinite(value) else None
+
+
+@dataclass
+class Regret:
+    """Running sums of one output of class scores."""
+
+    rows: int = 0
+    sum: float = 0.0
+    squares: float = 0.0
+    changed: int = 0
+    confidence: float = 0.0
+    classes: int = 2
+    fits: bool = True
+
+    def update(self, reference: NDArray[Any], candidate: NDArray[Any]) -> None:
+        self.fits = self.fits and is_class_scores(reference) and reference.shape == candidate.shape
+        if not self.fits:
+            return
+        scores = reference.reshape(len(reference), -1).astype(np.float64)
+        other = candidate.reshape(len(candidate), -1).astype(np.float64)
+        p = probabilities(scores)
+        every = np.arange(len(p))
+        first, second = scores.argmax(1), np.nan_to_num(other, nan=-np.inf).argmax(1)
+        lost = p[every, first] - p[every, second]
+        self.rows += len(p)
+        self.sum += float(lost.sum())
+        self.squares += float((lost**2).sum())
+        self.changed += int((first != second).sum())
+        self.confidence += float(p.max(1).sum())
+        self.classes = p.shape[1]
+
+    @property
+    def meaningful(self) -> bool:
+        """Whether the scores look like a classifier's: on average surer of their first class than a tenth of the way
+        from a guess to certainty. The elements of an embedding or a signal are not."""
+        if not self.fits or not self.rows:
+            return False
+        guess = 1 / self.classes
+        return (self.confidence / self.rows - guess) / (1 - guess) >= 0.1
+
+    @property
+    def mean(self) -> float:
+        return self.sum / self.rows
+
+    @property
+    def error(self) -> float:
+        """Standard error of `mean`."""
+        variance = max(0.0, self.squares / self.rows - self.mean**2)
+        return math.sqrt(variance / self.rows)
+
+
+def probabilities(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Rows that are not negative and sum to one as they are; the softmax of others. [N, C] → [N, C]."""
+    if (scores >= -1e-6).all() and np.allclose(scores.sum(1), 1, atol=1e-3):
+        return scores
+    finite = np.nan_to_num(scores, nan=-np.inf, posinf=1e30)
+    raised = np.exp(finite - finite.max(1, keepdims=True))
+    spread: NDArray[np.float64] = raised / raised.sum(1, keepdims=True)
+    return spread
+
+
+@dataclass
+class AgreementEstimate:
+    """One candidate's outputs against float32's, over all rows."""
+
+    shapes: set[tuple[int, ...]] = field(default_factory=set)
+    comparison: Comparison = field(default_factory=Comparison)
+    regrets: dict[str, Regret] = field(default_factory=dict)
+
+    def update(self, reference: Outputs, candidate: Outputs, sample: Sample) -> None:
+        self.comparison.update(reference, candidate)
+        self.shapes.update(array.shape for array in sample.inputs.values())
+        for name, array in reference.items():
+            if name in candidate and array.dtype.kind == "f":
+                self.regrets.setdefault(name, Regret()).update(array, candidate[name])
+
+    @property
+    def regret(self) -> Regret | None:
+        """Of the output that suffers most, if every float output is a classifier's; an output of the input's shape is
+        a reconstruction and none."""
+        found = list(self.regrets.values())
+        if not found or not all(r.meaningful for r in found):
+            return None
+        return max(found, key=lambda r: r.mean)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A model's metrics over some rows, and its primary metric over each block of them."""
+
+    metrics: Mapping[str, float]
+    blocks: tuple[float | None, ...]
+
+
+def assess(
+    agreement: AgreementEstimate, labels: tuple[Task, Measured, Measured] | None, *, complete: bool
+) -> Assessment:
+    """What is known after the samples seen so far.
+
+    Args:
+        labels: the task, and what it measured of float32 and of the candidate on the same rows; None without labels.
+        complete: whether these are all samples that there are.
+    """
+    compared = agreement.comparison.result()
+    regret = agreement.regret
+    known: dict[str, Any] = {
+        "samples": compared.count,
+        "complete": complete,
+        "basis": "labels" if labels else "agreement",
+        "sqnr_db": compared.sqnr_db,
+        "cosine": min((o.cosine for o in compared.outputs), default=1.0),
+        "disagreement": regret.changed / regret.rows if regret else None,
+    }
+    if any(o.nonfinite or o.mismatched for o in compared.outputs):
+        return Assessment(**known, drop=1.0, low=1.0, high=1.0, expected=1.0)
+    if labels is not None:
+        task, reference, candidate = labels
+        sign = 1 if task.higher_is_better else -1
+        drop = sign * (reference.metrics[task.primary] - candidate.metrics[task.primary])
+        error, factor = block_error(_differences(reference.blocks, candidate.blocks), least=1 / compared.count)
+        expected, doubt = _combine(drop, error, regret) if task.primary == _TOP1 else (drop, 0.0)
+        low, high = (drop - factor * error, drop + factor * error) if error is not None else (-1.0, 1.0)
+        known["metrics"] = candidate.metrics
+        return Assessment(**known, drop=drop, low=low, high=high, expected=expected, doubt=doubt)
+    if regret is not None:
+        mean, reach = regret.mean, _SURE * regret.error
+        return Assessment(**known, drop=mean, low=mean - reach, high=mean + reach, expected=mean, doubt=regret.error)
+    drop = 1 - known["cosine"]
+    return Assessment(**known, drop=drop, low=0.0, high=1.0, expected=drop)
+
+
+def block_error(differences: Sequence[float], *, least: float = 0.0) -> tuple[float | None, float]:
+    """Standard error of the mean of paired block differences, and Student's 97.5 % factor for as many.
+
+    The factor is the Cornish-Fisher expansion of the t quantile, right to 4 % from four blocks on. None: too few.
+
+    Args:
+        least: the error is no smaller than this (one sample's weight): that no sample changed is luck, too.
+    """
+    if len(differences) < _FEWEST_BLOCKS:
+        return None, 0.0
+    freedom = len(differences) - 1
+    error = float(np.std(differences, ddof=1)) / math.sqrt(len(differences))
+    return max(error, least), _SURE + 2.37 / freedom + 2.82 / freedom**2
+
+
+def _differences(reference: Sequence[float | None], candidate: Sequence[float | None]) -> list[float]:
+    pairs = list(zip(reference, candidate, strict=True))
+    return [r - c for r, c in pairs if r is not None and c is not None]
+
+
+def _combine(drop: float, error: float | None, regret: Regret | None) -> tuple[float, float]:
+    """The measured loss of top-1 and the regret, weighted by the inverse of their variances, and the standard error.
+
+    What labels say is unbiased and noisy: only rows that change between right and wrong count, and a few hundred
+    samples have a dozen of those. The regret is steady and may be biased; it is trusted to within half its size. A
+    candidate that seems better than float32 counts as equal: of several candidates some are lucky on the few samples,
+    and would be chosen for it.
+    """
+    if regret is None or error is None:
+        return drop, 0.0
+    measured = error**2
+    trusted = max(regret.error**2 + (_TRUST * regret.mean) ** 2, 1e-12)
+    weight = 1 / measured + 1 / trusted
+    return (max(drop, 0.0) / measured + regret.mean / trusted) / weight, weight**-0.5

@@ -1,0 +1,122 @@
+"""All trials of a run, in the order in which they were made, and what is said about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from edgeq.tune.candidate import Candidate
+from edgeq.tune.goal import Goal
+from edgeq.tune.record import Stage, Timing, Trial
+
+TIE = 0.01
+"""Speeds that differ by less are equal: the more accurate one wins then."""
+
+
+class TrialTable:
+    """Trials by name. A trial without a reason is still in the run."""
+
+    def __init__(self, goal: Goal) -> None:
+        self.goal = goal
+        self._trials: dict[str, Trial] = {}
+        self._timings: dict[tuple[str, int], Timing] = {}
+        self._memory: dict[str, int] = {}
+
+    def __iter__(self) -> Iterator[Trial]:
+        return iter(tuple(self._trials.values()))
+
+    def __getitem__(self, name: str) -> Trial:
+        return self._trials[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._trials
+
+    def add(self, candidate: Candidate, stage: Stage = "space", parent: str = "") -> Trial:
+        return self._trials.setdefault(candidate.name, Trial(candidate, stage, parent))
+
+    def update(self, name: str, **changes: Any) -> Trial:
+        self._trials[name] = self._trials[name].replace(**changes)
+        return self._trials[name]
+
+    def eliminate(self, name: str, reason: str) -> None:
+        self.update(name, status="eliminated", reason=reason)
+
+    def alive(self) -> list[Trial]:
+        """Those that nothing was said against yet."""
+        return [trial for trial in self if not trial.reason and trial.screening is not None]
+
+    def time(self, trial: Trial, timing: Timing) -> None:
+        """Remember the speed of a structure; every trial of that structure has it."""
+        assert trial.screening is not None
+        self._timings[(trial.screening.structure, trial.candidate.threads)] = timing
+        for other in self:
+            if other.screening and _speed_key(other) == _speed_key(trial):
+                self.update(other.name, timing=timing)
+
+    def timed(self, trial: Trial) -> Trial:
+        """`trial` with its structure's timing, if that is known."""
+        if trial.screening is None or trial.timing is not None:
+            return trial
+        timing = self._timings.get(_speed_key(trial))
+        return self.update(trial.name, timing=timing) if timing else trial
+
+    def cost(self, trial: Trial) -> float:
+        """What the objective makes as small as possible; infinity while it is not known."""
+        if self.goal.objective == "size":
+            return float(trial.screening.bytes) if trial.screening else float("inf")
+        if self.goal.objective == "memory":
+            return float(trial.memory_bytes) if trial.memory_bytes is not None else float("inf")
+        return trial.timing.latency["p50_ms"] if trial.timing else float("inf")
+
+    def cheaper(self, a: Trial, b: Trial) -> bool:
+        """Whether `a` is better than `b` by more than a tie."""
+        return self.cost(a) * (1 + TIE) < self.cost(b)
+
+    def meets(self, trial: Trial) -> bool:
+        """Whether it was measured on all samples and keeps the accuracy asked for."""
+        found = trial.assessment
+        return found is not None and found.complete and found.loss <= self.goal.max_drop
+
+    def qualified(self) -> list[Trial]:
+        """Best first: by cost, of equal cost the more accurate."""
+        return sorted((t for t in self.alive() if self.meets(t)), key=lambda t: (self.cost(t), accuracy_key(t)))
+
+    def mark_pareto(self) -> None:
+        """Set `pareto` of every trial that was measured in full and timed."""
+        front = set(pareto_front(t for t in self if t.assessment and t.assessment.complete and t.timing))
+        for trial in self:
+            self.update(trial.name, pareto=trial.name in front)
+
+
+def pareto_front(trials: Iterable[Trial]) -> list[str]:
+    """Names of the trials that no other beats in p50 latency or loss without losing in the other; fastest first."""
+    points = sorted((_p50(t), loss_of(t), t.name) for t in trials)
+    front: list[str] = []
+    best = float("inf")
+    for _, loss, name in points:
+        if loss < best:
+            best = loss
+            front.append(name)
+    return front
+
+
+def loss_of(trial: Trial) -> float:
+    return trial.assessment.loss if trial.assessment else float("inf")
+
+
+def accuracy_key(trial: Trial) -> tuple[float, float, str]:
+    """Sorts the more accurate first: by loss, where that is equal by the distance of the outputs."""
+    sqnr = trial.assessment.sqnr_db if trial.assessment else 0.0
+    return loss_of(trial), -sqnr, trial.name
+
+
+def structure_of(trial: Trial) -> str:
+    return trial.screening.structure if trial.screening else ""
+
+
+def _p50(trial: Trial) -> float:
+    return trial.timing.latency["p50_ms"] if trial.timing else float("inf")
+
+
+def _speed_key(trial: Trial) -> tuple[str, int]:
+    return structure_of(trial), trial.candidate.threads

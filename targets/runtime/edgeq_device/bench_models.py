@@ -1,0 +1,100 @@
+"""From things that can be opened to a report: pin, open, measure memory, find samples, run the benchmark.
+
+What `edgeq bench` and `edgeq_run.py bench` have in common, whatever it is that they open.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from edgeq_device.bench import OnProgress, Report, run_bench
+from edgeq_device.bench_settings import BenchSettings
+from edgeq_device.environment import describe_versions, pinned
+from edgeq_device.errors import DataError, RuntimeUnavailableError
+from edgeq_device.feeds import random_feeds
+from edgeq_device.memory import MemoryUse
+from edgeq_device.scenarios import Feed
+
+Shapes = Mapping[str, Tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class BenchModel:
+    """One model to measure.
+
+    Attributes:
+        name: what it is called in the report.
+        open: gives a session when called with the number of intra-op threads (0: onnxruntime's choice).
+        memory: measures its memory in a process of its own, given threads and input shapes; None leaves it out.
+    """
+
+    name: str
+    open: Callable[[int], Any]
+    memory: Optional[Callable[[int, Shapes], MemoryUse]] = None
+
+
+def bench_models(
+    models: Sequence[BenchModel],
+    settings: BenchSettings,
+    *,
+    feeds: Optional[Callable[[Any], Sequence[Feed]]] = None,
+    shapes: Optional[Shapes] = None,
+    on_progress: OnProgress = lambda scenario, share: None,
+) -> Report:
+    """Open the models and measure them side by side.
+
+    Args:
+        settings: with `pin` and no `threads`, one thread a pinned core is used: onnxruntime's own choice counts all
+            cores of the machine, and would place its threads on those too.
+        feeds: gives the samples, called with the first session; None makes them up from its signature.
+        shapes: of inputs with open sizes, for made-up samples.
+
+    Returns:
+        `run_bench`'s report.
+
+    Raises:
+        UsageError, DataError: see `run_bench`; DataError too where the models do not take the same inputs.
+        Whatever `BenchModel.open` raises.
+    """
+    settings.check()
+    import numpy
+    import onnxruntime
+
+    versions = describe_versions({"onnxruntime": onnxruntime, "numpy": numpy})
+    settings = replace(settings, threads=settings.threads or len(settings.pin))
+    notes: List[str] = []
+    with pinned(settings.pin):
+        sessions = {bench_model.name: bench_model.open(settings.threads) for bench_model in models}
+        notes += [note for session in sessions.values() for note in getattr(session, "notes", ())]
+        _check_same_inputs(sessions)
+        samples = list(feeds(next(iter(sessions.values()))) if feeds else _made_up(sessions, shapes or {}))
+        actual = {name: tuple(value.shape) for name, value in samples[0].items()} if samples else {}
+        memory: Dict[str, Dict[str, int]] = {}
+        for bench_model in models:
+            if bench_model.memory is None:
+                continue
+            try:
+                memory[bench_model.name] = bench_model.memory(settings.threads, actual).to_dict()
+            except RuntimeUnavailableError as error:
+                notes.append(str(error))
+        report = run_bench(sessions, samples, settings, memory=memory, versions=versions, on_progress=on_progress)
+    report["notes"] += notes
+    if feeds is None:
+        report["notes"].append("the inputs were made up (random values); give data to time real ones")
+    return report
+
+
+def _made_up(sessions: Mapping[str, Any], shapes: Shapes) -> List[Dict[str, Any]]:
+    return random_feeds(next(iter(sessions.values())), shapes)
+
+
+def _check_same_inputs(sessions: Mapping[str, Any]) -> None:
+    described = {name: sorted((i.name, i.type) for i in s.get_inputs()) for name, s in sessions.items()}
+    first = next(iter(described))
+    for name, inputs in described.items():
+        if inputs != described[first]:
+            left, right = (", ".join(f"{n}: {t}" for n, t in described[k]) for k in (first, name))
+            raise DataError(
+                f"{first} takes {left}, and {name} takes {right}", "Compare models that take the same inputs"
+            )

@@ -1,0 +1,95 @@
+"""`edgeq.backends.float_guard`: float layers between integer tensors stay float in a session without any options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from edgeq.backends.float_guard import guard_float_layers
+from edgeq.session import SessionSettings, open_session
+
+RANDOM = np.random.default_rng(0)
+LAYERS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "conv": ("Conv", (1, 8, 6, 6), (4, 8, 3, 3), {"pads": [1] * 4}),
+    "depthwise": ("Conv", (1, 8, 6, 6), (8, 1, 3, 3), {"pads": [1] * 4, "group": 8}),
+    "transposed": ("ConvTranspose", (1, 8, 6, 6), (8, 4, 3, 3), {}),
+    "gemm": ("Gemm", (2, 8), (8, 4), {}),
+    "gemm-b": ("Gemm", (2, 8), (4, 8), {"transB": 1}),
+    "matmul": ("MatMul", (2, 3, 8), (8, 4), {}),
+}
+
+
+def between_integers(kind: str, *, twice: bool = False) -> onnx.ModelProto:
+    """x → Q → DQ → layer with float weights → Q → DQ → y; `twice` gives the dequantized tensor out as well."""
+    op_type, shape, weight, attributes = LAYERS[kind]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["xq"], "q"),
+        helper.make_node("DequantizeLinear", ["xq", "s", "z"], ["xd"], "dq"),
+        helper.make_node(op_type, ["xd", "w"], ["f"], "layer", **attributes),
+        helper.make_node("QuantizeLinear", ["f", "s2", "z"], ["fq"], "q2"),
+        helper.make_node("DequantizeLinear", ["fq", "s2", "z"], ["y"], "dq2"),
+    ]
+    outputs = ["y", "xd"] if twice else ["y"]
+    graph = helper.make_graph(
+        nodes,
+        kind,
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+        [
+            numpy_helper.from_array(RANDOM.normal(size=weight).astype(np.float32), "w"),
+            numpy_helper.from_array(np.float32(0.02), "s"),
+            numpy_helper.from_array(np.float32(0.1), "s2"),
+            numpy_helper.from_array(np.uint8(128), "z"),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return onnx.shape_inference.infer_shapes(model)
+
+
+def float_layers(model: onnx.ModelProto, folder: Path) -> int:
+    """Layers with float weights in the graph that ONNX Runtime runs by default."""
+    written = folder / "optimised.onnx"
+    open_session(model.SerializeToString(), SessionSettings(save_optimized_to=written))
+    graph = onnx.load(written).graph
+    kinds = {"Conv", "FusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul"}
+    return sum(node.op_type in kinds for node in graph.node)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_shielded_layer_stays_float_and_computes_the_same(kind: str, tmp_path: Path) -> None:
+    model = between_integers(kind)
+    feed = {"x": RANDOM.normal(size=LAYERS[kind][1]).astype(np.float32)}
+    written = SessionSettings(optimization="none")
+    before = open_session(model.SerializeToString(), written).run(None, feed)[0]
+    assert guard_float_layers(model, ["layer"]) == 1
+    onnx.checker.check_model(model, full_check=True)
+    assert [node.name for node in model.graph.node].count("dq") == 0, "nobody reads it any more"
+    after = open_session(model.SerializeToString()).run(None, feed)[0]
+    # A sum taken in another order may fall on the other side of a rounding.
+    assert (np.abs(after - before) > 0.001).mean() < 0.02
+    assert np.abs(after - before).max() < 0.101
+    assert float_layers(model, tmp_path) == 1
+
+
+def test_why_it_is_there(tmp_path: Path) -> None:
+    """Once ONNX Runtime leaves such a layer alone, the shield can go."""
+    assert float_layers(between_integers("conv"), tmp_path) == 0
+
+
+def test_other_readers_keep_their_tensor() -> None:
+    model = between_integers("conv", twice=True)
+    assert guard_float_layers(model, ["layer"]) == 1
+    assert [node.name for node in model.graph.node].count("dq") == 1
+    assert guard_float_layers(model, ["layer"]) == 0, "it is shielded already"
+
+
+def test_only_named_nodes_are_touched() -> None:
+    model = between_integers("gemm")
+    before = model.SerializeToString()
+    assert guard_float_layers(model, ["another"]) == 0
+    assert model.SerializeToString() == before

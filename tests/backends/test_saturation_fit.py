@@ -1,0 +1,59 @@
+"""Scales that grow just so far that no pair of neighbours overflows 16 bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeq.backends.saturation_fit import fit_factors
+from edgeq.emulate.saturation.audit import audit
+from edgeq.model.saturation import PAIR_LIMIT, pair_sums
+from tests.backends.build import bench, mixed, residual, weights
+
+
+def integers(rows: np.ndarray, factors: np.ndarray) -> np.ndarray:
+    largest = np.abs(rows).max(axis=1)
+    scale = np.where(largest > 0, largest * factors / 127, 1).astype(np.float32)
+    return np.rint(rows / scale[:, None])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 40), st.integers(0, 2**31), st.booleans())
+def test_no_pair_overflows_and_none_grows_without_need(n: int, k: int, seed: int, per_channel: bool) -> None:
+    random = np.random.default_rng(seed)
+    rows = (random.standard_t(3, (n, k)) * random.random((n, 1))).astype(np.float32)
+    factors = fit_factors(rows, per_channel=per_channel)
+    if per_channel:
+        assert (pair_sums(integers(rows, factors)) <= PAIR_LIMIT).all()
+        fits = (pair_sums(integers(rows, np.ones(n, np.float32))) <= PAIR_LIMIT).all(axis=1)
+        np.testing.assert_array_equal(factors == 1, fits)
+        assert factors.max() <= 2.02
+    else:
+        assert len(set(factors.tolist())) == 1
+
+
+def test_rows_of_zeros_are_left_alone() -> None:
+    assert fit_factors(np.zeros((2, 4), np.float32)).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+@pytest.mark.parametrize("network", [residual, mixed])
+def test_nothing_saturates_in_what_is_built(tmp_path: Path, network, per_channel: bool) -> None:  # type: ignore[no-untyped-def]
+    net = bench(tmp_path, network())
+    full = net.build("full.onnx", per_channel=per_channel)
+    fitted = net.build("fitted.onnx", per_channel=per_channel, fit_pairs=True)
+    assert not audit(full.model, full.settings()).safe
+    assert audit(fitted.model, fitted.settings()).safe
+
+
+def test_weights_that_fit_stay_as_they_are(tmp_path: Path) -> None:
+    net = bench(tmp_path, residual())
+    full, fitted = weights(net.build("full.onnx")), weights(net.build("fitted.onnx", fit_pairs=True))
+    assert full.keys() == fitted.keys()
+    np.testing.assert_array_equal(full["w2_quantized"], fitted["w2_quantized"])  # depthwise: its kernel is exact
+    assert not np.array_equal(full["w1_quantized"], fitted["w1_quantized"])
+    assert np.abs(fitted["w3_quantized"].astype(int)).max() > 64

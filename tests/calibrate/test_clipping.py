@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from edgeq.calibrate.clipping import clipped_power
+from edgeq.calibrate.collect import collect
+from edgeq.calibrate.ranges import Range
+from edgeq.calibrate.statistics import Statistics
+from edgeq.data.samples import open_samples
+from edgeq.model.load import model_signature
+
+
+def statistics(folder: Path, values: np.ndarray) -> Statistics:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, values.size])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, values.size])
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"], "neg")], "g", [x], [y])
+    path = folder / "model.onnx"
+    onnx.save_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(path))
+    np.savez(folder / "x.npz", x=values.reshape(1, 1, -1).astype(np.float32)[0])
+    return collect(path, open_samples(folder / "x.npz", model_signature(path)))
+
+
+@pytest.mark.parametrize("limit", [0.5, 2.0, 7.0])
+def test_against_the_values_themselves(tmp_path: Path, limit: float) -> None:
+    values = np.random.default_rng(0).standard_t(3, 4000)
+    found = clipped_power(statistics(tmp_path, values), {"x": Range(-limit, limit)})["x"]
+    exact = np.sum((values - np.clip(values, -limit, limit)) ** 2) / np.sum(values**2)
+    assert found == pytest.approx(exact, rel=0.02, abs=1e-4)
+
+
+def test_nothing_is_cut_off_inside_the_range_or_known_of_others(tmp_path: Path) -> None:
+    seen = statistics(tmp_path, np.array([-1.0, 3.0]))
+    assert clipped_power(seen, {"x": Range(-1.0, 3.0), "elsewhere": Range(0.0, 1.0)}) == {"x": 0.0}
+
+
+def test_all_zero(tmp_path: Path) -> None:
+    assert clipped_power(statistics(tmp_path, np.zeros(4)), {"x": Range(0.0, 0.0)}) == {"x": 0.0}

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from edgeq.backends.cpu import CpuBackend
+from edgeq.measure.agreement import Agreement, OutputAgreement, compare_sessions
+from edgeq.measure.diagnosis import DebugRequest, diagnose
+from edgeq.measure.error_sources import candidates, find_error_sources, layer_noise, nodes_to_exclude
+from edgeq.measure.layers import compare_layers, read_graph
+from edgeq.session import open_session
+from tests.measure.quantized_models import SCHEMES, Quantized, float_model, quantize_all
+
+
+def widen_range(model: Path, tensor: str, factor: float, destination: Path) -> Path:
+    """The same model with the range of one activation that many times too wide."""
+    graph = onnx.load(model)
+    for constant in graph.graph.initializer:
+        if constant.name == f"{tensor}_scale":
+            scale = onnx.numpy_helper.to_array(constant) * np.float32(factor)
+            constant.CopyFrom(onnx.numpy_helper.from_array(scale, constant.name))
+    onnx.save(graph, destination)
+    return destination
+
+
+@pytest.mark.parametrize(
+    ("form", "tensor", "nodes", "victim"),
+    [
+        ("u8s8", "dw_act", ("depthwise", "pointwise"), "pw_out"),
+        ("s8s8", "dw_act", ("depthwise_clip", "pointwise"), "pw_out"),
+        ("qoperator", "sum", ("residual", "pool"), "pooled"),
+    ],
+)
+def test_a_range_that_is_too_wide_is_named(
+    quantized: Quantized, tmp_path: Path, form: str, tensor: str, nodes: tuple[str, str], victim: str
+) -> None:
+    wide = widen_range(quantized.models[form], tensor, 60, tmp_path / "wide.onnx")
+    found = diagnose(DebugRequest(quantized.source, wide, quantized.data))
+    worst = found.error_sources[0]
+    assert (worst.name, worst.cause) == (tensor, "range")
+    assert worst.exclude == nodes, "the tensor's maker and its only reader"
+    assert worst.share > 0.5
+    before = diagnose(DebugRequest(quantized.source, quantized.models[form], quantized.data))
+    suffers, suffered = (
+        next(a for a in diagnosis.comparison.activations if a.name == victim) for diagnosis in (found, before)
+    )
+    assert suffers.accumulated.sqnr_db < suffered.accumulated.sqnr_db - 3
+    assert victim not in {error_source.name for error_source in found.error_sources}, "it is not to blame"
+
+
+def test_a_bias_that_does_not_fit_its_input_is_named(quantized: Quantized, tmp_path: Path) -> None:
+    # A bias of QLinearConv is in units of input scale times weight scale: widen the input's range and it is wrong.
+    wide = widen_range(quantized.models["qoperator"], "dw_out", 60, tmp_path / "wide.onnx")
+    worst = diagnose(DebugRequest(quantized.source, wide, quantized.data)).error_sources[0]
+    assert (worst.node, worst.cause) == ("pointwise", "weights")
+
+
+@pytest.mark.parametrize("form", ["u8u8-per-tensor", "dynamic"])
+def test_channels_that_share_a_scale_are_named(tmp_path: Path, form: str) -> None:
+    unequal = np.ones(16)
+    unequal[3] = 40
+    # Channel 3 alone decides the scale of the depthwise weights; its input is as small as they are large.
+    scales = {"depthwise.weight": unequal, "stem.weight": 1 / unequal, "stem.bias": 1 / unequal}
+    model = float_model(scales=scales)
+    quantized = quantize_all(tmp_path, model, (form,))
+    found = diagnose(DebugRequest(quantized.source, quantized.models[form], quantized.data))
+    named = [error_source for error_source in found.error_sources if error_source.cause == "weights"]
+    assert named[0].node == "depthwise"
+    assert named[0].exclude == ("depthwise",)
+    assert "one scale for channels" in named[0].reason
+
+
+def test_the_flags_do_what_they_say(quantized: Quantized, tmp_path: Path) -> None:
+    wide = widen_range(quantized.models["u8s8"], "sum", 20, tmp_path / "wide.onnx")
+    found = diagnose(DebugRequest(quantized.source, wide, quantized.data))
+    # Without the nodes that it names, the quantizer leaves the tensor alone, so what was wrong with it does not matter.
+    scheme = dataclasses.replace(SCHEMES["u8s8"], exclude=nodes_to_exclude(found.error_sources[:1]))
+    artifact = CpuBackend().build(quantized.prepared, quantized.ranges, scheme, tmp_path / "better.onnx")
+    names = {t.name for t in onnx.load(artifact.model).graph.initializer}
+    assert found.error_sources[0].name == "sum"
+    assert "sum_scale" not in names
+    float_session = open_session(quantized.prepared.path)
+    before, after = (
+        compare_sessions(float_session, session, quantized.samples).sqnr_db
+        for session in (open_session(wide), open_session(artifact.model, artifact.settings()))
+    )
+    assert after > before + 6
+
+
+def test_a_dynamic_range_is_excluded_by_its_quantizing_readers(quantized: Quantized) -> None:
+    reference, graph = read_graph(quantized.prepared.path), read_graph(quantized.models["dynamic"])
+    found = {a.name: a for a in compare_layers(reference, graph, quantized.samples).activations}
+    # The residual Add reads what the depthwise Conv quantizes for itself.
+    assert found["sum"].reads == ("pw_out", "stem_act")
+    assert found["sum"].exact_reads == ("stem_act",)
+    assert found["dw_out"].exact_reads == ()
+    loud = Agreement((OutputAgreement("logits", 1, 10.0, 1.0, 0.1, None, 0, 0),), 1)
+    (error_source,) = find_error_sources(tuple(found.values()), (), {"stem_act": loud}, loud)
+    assert error_source.exclude == ("depthwise",)
+
+
+def test_noise_is_charged_once(quantized: Quantized) -> None:
+    reference, graph = read_graph(quantized.prepared.path), read_graph(quantized.models["u8s8"])
+    found = compare_layers(reference, graph, quantized.samples)
+    noise = {n.name: n for n in layer_noise(found.activations)}
+    # Flatten requantizes what is on the same grid already.
+    assert noise["features"].own < 1e-6
+    assert noise["features"].inherited > noise["features"].own
+    assert noise["x"].weights == 0
+    assert noise["pw_out"].weights > 0
+    assert noise["pw_out"].range > 0
+
+
+def test_candidates_are_few_and_in_order_of_execution(quantized: Quantized, tmp_path: Path) -> None:
+    wide = widen_range(quantized.models["u8s8"], "sum", 20, tmp_path / "wide.onnx")
+    reference = read_graph(quantized.prepared.path)
+    found = compare_layers(reference, read_graph(wide), quantized.samples).activations
+    everything = candidates(found, reference.outputs, 100)
+    order = [a.name for a in found]
+    assert list(everything) == sorted(everything, key=order.index)
+    assert candidates(found, reference.outputs, 1) == ("sum",)
+    assert len(candidates(found, reference.outputs, 3)) == 3
+
+
+def test_a_model_against_itself_has_no_error_sources(quantized: Quantized) -> None:
+    reference = read_graph(quantized.prepared.path)
+    found = compare_layers(reference, reference, quantized.samples)
+    assert all(noise.own == 0 for noise in layer_noise(found.activations))
+    assert candidates(found.activations, reference.outputs, 10) == ()
+
+
+def test_as_json(quantized: Quantized, tmp_path: Path) -> None:
+    wide = widen_range(quantized.models["u8s8"], "sum", 20, tmp_path / "wide.onnx")
+    plain = diagnose(DebugRequest(quantized.source, wide, quantized.data)).to_dict()
+    error_source = json.loads(json.dumps(plain, allow_nan=False))["culprits"][0]
+    assert set(error_source) == {"name", "node", "op_type", "output_sqnr_db", "share", "cause", "reason", "exclude"}
+    assert find_error_sources((), (), {}, diagnose(DebugRequest(quantized.source, wide, quantized.data)).written) == ()

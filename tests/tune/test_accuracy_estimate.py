@@ -1,0 +1,166 @@
+"""Accuracy from running sums: against labels, against float32's own opinion, and how sure both are."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from edgeq.data.samples import Sample
+from edgeq.measure.inference import Outputs
+from edgeq.measure.tasks.anomaly import Anomaly
+from edgeq.measure.tasks.classification import Classification
+from edgeq.tune.accuracy_estimate import AgreementEstimate, Measured, MetricEstimate, assess, block_error, probabilities
+from edgeq.tune.record import Assessment
+
+RANDOM = np.random.default_rng(0)
+Pairs = list[tuple[np.ndarray, np.ndarray]]
+
+
+def sample(label: object = None, values: np.ndarray | None = None) -> Sample:
+    return Sample("s", {"x": np.zeros((1, 7), np.float32) if values is None else values}, label)
+
+
+def scores(pairs: Pairs, labels: list[int] | None = None) -> Assessment:
+    """The assessment of (float32's, candidate's) scores [1, C]."""
+    task = Classification()
+    agreement = AgreementEstimate()
+    metrics = MetricEstimate(task, max(1, len(pairs) // 8)), MetricEstimate(task, max(1, len(pairs) // 8))
+    for i, (reference, candidate) in enumerate(pairs):
+        one = sample(labels[i] if labels else None)
+        agreement.update({"y": reference}, {"y": candidate}, one)
+        if labels:
+            metrics[0].update({"y": reference}, one)
+            metrics[1].update({"y": candidate}, one)
+    found = (task, metrics[0].measured(), metrics[1].measured()) if labels else None
+    return assess(agreement, found, complete=True)
+
+
+def row(*values: float) -> np.ndarray:
+    return np.array([values], np.float32)
+
+
+def test_without_labels_the_loss_is_what_float_thinks_was_lost() -> None:
+    pairs = [(row(0.7, 0.2, 0.1), row(0.7, 0.2, 0.1))] * 3 + [(row(0.5, 0.4, 0.1), row(0.4, 0.5, 0.1))]
+    found = scores(pairs)
+    assert found.basis == "agreement"
+    assert found.drop == pytest.approx(0.1 / 4)
+    assert found.disagreement == 0.25
+    assert found.drop <= found.disagreement
+    assert found.low < found.drop < found.high
+
+
+def test_no_loss_of_top1_exceeds_the_disagreement() -> None:
+    pairs, labels = noisy(300, 1.0)
+    found = scores(pairs, labels)
+    assert found.disagreement is not None
+    assert abs(found.drop) <= found.disagreement
+
+
+def test_few_labels_are_weighed_against_what_float_thinks() -> None:
+    """A lucky candidate: no label says that it is worse, its outputs do."""
+    pairs = [(row(0.6, 0.4), row(0.4, 0.6)), (row(0.6, 0.4), row(0.4, 0.6))] * 20
+    found = scores(pairs, [0, 1] * 20)
+    assert found.drop == 0
+    assert 0 < found.expected < 0.2
+    assert found.loss == found.expected + found.doubt > found.expected
+
+
+def test_luck_on_few_labels_does_not_pay_for_other_answers() -> None:
+    """Two candidates that change the same answers; one happens to change them to what the labels say."""
+    pairs = [(row(0.6, 0.4), row(0.4, 0.6))] * 4 + [(row(0.6, 0.4), row(0.6, 0.4))] * 76
+    lucky, unlucky = scores(pairs, [1] * 80), scores(pairs, [0] * 80)
+    assert lucky.drop < 0 < unlucky.drop
+    assert 0 < lucky.expected < unlucky.expected
+    assert lucky.loss > 0
+
+
+def test_many_labels_have_the_last_word() -> None:
+    pairs, labels = noisy(4000, 0.5)
+    few, many = scores(pairs[:200], labels[:200]), scores(pairs, labels)
+    assert abs(many.expected - many.drop) < abs(few.expected - few.drop) + 0.01
+    assert many.high - many.low < few.high - few.low
+
+
+def test_the_interval_holds_the_truth() -> None:
+    """Of 60 sets of samples of one pair of models, 95 % of the intervals hold the loss of all of them."""
+    pairs, labels = noisy(6000, 0.7)
+    truth = scores(pairs, labels).drop
+    parts = [scores(pairs[i : i + 100], labels[i : i + 100]) for i in range(0, 6000, 100)]
+    held = sum(p.low <= truth <= p.high for p in parts)
+    assert held >= 52
+
+
+def noisy(count: int, scale: float) -> tuple[Pairs, list[int]]:
+    random = np.random.default_rng(3)
+    labels = random.integers(0, 5, count)
+    reference = random.normal(0, 1, (count, 5)) + 2 * np.eye(5)[labels]
+    candidate = reference + random.normal(0, scale, (count, 5))
+    pairs = [
+        (r[None].astype(np.float32), c[None].astype(np.float32)) for r, c in zip(reference, candidate, strict=True)
+    ]
+    return pairs, [int(label) for label in labels]
+
+
+def test_an_embedding_is_no_classifier() -> None:
+    vectors = RANDOM.normal(0, 0.05, (40, 1, 64)).astype(np.float32)
+    found = scores([(v, v + 0.01) for v in vectors])
+    assert found.disagreement is None
+    assert found.drop == pytest.approx(1 - found.cosine)
+
+
+def test_a_broken_output_loses_everything() -> None:
+    found = scores([(row(0.7, 0.3), row(math.nan, 0.3))] * 8)
+    assert found.loss == 1.0
+    assert found.low == 1.0
+
+
+def test_scores_that_sum_to_one_are_probabilities_others_get_a_softmax() -> None:
+    given = np.array([[0.25, 0.75], [1.0, 0.0]])
+    assert probabilities(given) is given
+    made = probabilities(np.array([[0.0, math.log(3)], [1e4, -1e4]]))
+    assert made == pytest.approx(np.array([[0.25, 0.75], [1.0, 0.0]]))
+
+
+def test_a_metric_that_is_no_mean_gets_its_interval_from_blocks() -> None:
+    task = Anomaly()
+    good, bad = MetricEstimate(task, 20), MetricEstimate(task, 20)
+    agreement = AgreementEstimate()
+    for i in range(160):
+        label = i % 2
+        given = np.zeros((1, 4), np.float32)
+        made = np.full((1, 4), label + 0.1 * RANDOM.normal(), np.float32)
+        worse = made + RANDOM.normal(0, 1, (1, 4)).astype(np.float32)
+        one = sample(label, given)
+        outputs: list[Outputs] = [{"y": made}, {"y": worse}]
+        good.update(outputs[0], one)
+        bad.update(outputs[1], one)
+        agreement.update(outputs[0], outputs[1], one)
+    found = assess(agreement, (task, good.measured(), bad.measured()), complete=False)
+    assert found.drop > 0.01
+    assert found.low < found.drop < found.high
+    assert found.expected == found.drop
+    assert not found.complete
+
+
+def test_a_block_without_a_value_is_left_out_and_too_few_blocks_say_nothing() -> None:
+    agreement = AgreementEstimate()
+    agreement.update({"y": row(1, 0)}, {"y": row(1, 0)}, sample())
+    reference = Measured({"auc": 0.9}, (0.9, None, 0.8))
+    candidate = Measured({"auc": 0.8}, (0.8, 0.7, 0.7))
+    found = assess(agreement, (Anomaly(), reference, candidate), complete=True)
+    assert found.drop == pytest.approx(0.1)
+    assert (found.low, found.high) == (-1.0, 1.0)
+
+
+def test_student_factor() -> None:
+    """Against the two-sided 95 % quantiles of Student's t in any table."""
+    for freedom, quantile in ((3, 3.182), (5, 2.571), (9, 2.262), (15, 2.131), (30, 2.042)):
+        _, factor = block_error([0.0] * (freedom + 1))
+        assert factor == pytest.approx(quantile, rel=0.04)
+
+
+def test_no_change_is_not_certainty() -> None:
+    error, _ = block_error([0.0] * 8, least=0.01)
+    assert error == 0.01
