@@ -70,7 +70,7 @@ def test_session_settings_reach_the_session_and_the_memory_measurement(tmp_path:
     assert options.intra_op_num_threads == 2
     assert options.get_session_config_entry("session.disable_prepacking") == "1"
     assert model.memory is not None
-    assert bench_model.memory(1, {"x": (1, 64)}).process_peak_bytes > 0
+    assert model.memory(1, {"x": (1, 64)}).process_peak_bytes > 0
 
 
 def test_errors_of_the_device_side_become_edgeqs(tmp_path: Path) -> None:
