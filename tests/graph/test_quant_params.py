@@ -52,7 +52,7 @@ def test_channels_have_scales_of_their_own(
     np.testing.assert_array_equal(params.fake_quant(values), numbers)
 
 
-@given(st.floats(-50, 50), st.floats(0, 100), st.sampled_from(TYPES), st.booleans(), st.booleans())
+@given(st.floats(-50, 50, width=32), st.floats(0, 100, width=32), st.sampled_from(TYPES), st.booleans(), st.booleans())
 def test_a_range_fits_with_zero_inside(
     low: float, span: float, dtype: ir.DataType, symmetric: bool, narrow: bool
 ) -> None:
