@@ -25,7 +25,7 @@ RUNTIME = REPOSITORY / "targets" / "runtime"
 LAYERS = (
     {"errors"},
     {"resources", "progress", "atomic", "signature", "callable_package", "device", "demo"},
-    {"scheme", "session"},
+    {"scheme", "session", "graph"},
     {"model", "data", "hardware"},
     {"calibrate", "measure", "bundle"},
     {"backends", "emulate", "report"},

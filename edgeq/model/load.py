@@ -8,8 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 
 from edgeq.errors import ModelError, OutputError
+from edgeq.graph.convert import from_proto
 from edgeq.model.functions import check_functions
 from edgeq.model.identify import likely_cause
 from edgeq.model.order import sort_nodes
@@ -86,6 +88,15 @@ def load_model(path: Path, *, external_data: ExternalData = "small") -> onnx.Mod
     return model
 
 
+def read_model(path: Path) -> ir.Model:
+    """`load_model` as the in-memory model of `edgeq.graph`; external data is read when a weight is asked for.
+
+    Raises:
+        ModelError: as `load_model`.
+    """
+    return from_proto(load_model(path, external_data="none"), path.parent)
+
+
 def model_signature(path: Path) -> Signature:
     """Inputs and outputs of a model. Initializers that are listed as inputs, as old models do, are not inputs."""
     return signature_of(load_model(path, external_data="none"), path)
@@ -141,12 +152,7 @@ def save_model(
             model = _inlined(model, base)
         path.write_bytes(model.SerializeToString(deterministic=True))
         return
-    import onnx_ir
-
-    graph_model = onnx_ir.serde.deserialize_model(model)
-    if base is not None:
-        onnx_ir.external_data.set_base_dir(graph_model.graph, base)
-    onnx_ir.save(graph_model, path, external_data=f"{path.name}.data", size_threshold_bytes=1024)
+    ir.save(from_proto(model, base), path, external_data=f"{path.name}.data", size_threshold_bytes=1024)
 
 
 def is_quantized(model: onnx.ModelProto) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import onnx
+import onnx_ir as ir
 
 from edgeq.errors import ModelError
+from edgeq.graph.convert import from_proto, to_proto
 from edgeq.model.functions import inline_functions
 from edgeq.model.load import (
     INLINE_LIMIT,
@@ -19,6 +20,7 @@ from edgeq.model.load import (
     model_digest,
     model_files,
     opset_of,
+    read_model,
     save_model,
     signature_of,
 )
@@ -30,9 +32,6 @@ from edgeq.model.tensors import iter_nodes, iter_tensors, tensor_bytes
 from edgeq.progress import SILENT, Progress
 from edgeq.signature import Signature
 
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
 PREPARED_NAME = "prepared.onnx"
 _RUNTIME_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
 _LISTED = 8
@@ -43,7 +42,9 @@ class PreparedModel:
     """A model ready for calibration and quantization.
 
     Attributes:
-        path: the prepared file in the work directory (`prepared.onnx`, and `prepared.onnx.data` for a large model).
+        model: the prepared model in memory. It is shared: whoever changes it changes a `clone()`. The
+            digest stands for it in comparisons.
+        path: the same in the work directory, for sessions (`prepared.onnx`, and `prepared.onnx.data` for a large one).
         source: the file that it was made from.
         digest: `edgeq.model.load.model_digest` of `path`; the same source gives the same digest.
         signature: inputs and outputs, named and typed as the source's; shapes may be better known than there.
@@ -51,6 +52,7 @@ class PreparedModel:
         notes: what was changed and what is worth knowing, in plain words.
     """
 
+    model: ir.Model = field(compare=False, repr=False)
     path: Path
     source: Path
     digest: str
@@ -82,8 +84,6 @@ def prepare_model(
         ModelError: the model is damaged, already quantized, too old to be raised, or has operators that
             ONNX Runtime does not know.
     """
-    import onnx_ir as ir
-
     notes: list[str] = []
     with progress.stage("Preparing the model", total=4) as advance:
         proto = _loaded(source, notes)
@@ -107,10 +107,19 @@ def prepare_model(
             (workdir / f"{PREPARED_NAME}.data").unlink(missing_ok=True)
             save_model(finished, path, base=Path(scratch), inline_limit=inline_limit)
         advance(1)
-    if len(model_files(path)) > 1:
+    large = len(model_files(path)) > 1
+    if large:
         notes.append(f"weights kept in external data ({PREPARED_NAME}.data)")
     signature = signature_of(finished, path)
-    return PreparedModel(path, source, model_digest(path), signature, opset_of(finished), tuple(notes))
+    # The external data of `finished` was in the scratch folder.
+    held = read_model(path) if large else from_proto(finished)
+    return PreparedModel(held, path, source, model_digest(path), signature, opset_of(finished), tuple(notes))
+
+
+def rewritten(prepared: PreparedModel, model: ir.Model, path: Path, *notes: str) -> PreparedModel:
+    """`prepared` with another model in its place, which is written to `path`. `model` is not to be changed after it."""
+    save_model(to_proto(model), path, base=prepared.path.parent)
+    return replace(prepared, model=model, path=path, digest=model_digest(path), notes=(*prepared.notes, *notes))
 
 
 def _loaded(source: Path, notes: list[str]) -> onnx.ModelProto:
@@ -170,8 +179,6 @@ def _rewrite(model: ir.Model, notes: list[str], simplify: bool) -> None:
 
 def _finished(optimized: Path, before: ir.Model, source: Path, notes: list[str], simplify: bool) -> onnx.ModelProto:
     """What ONNX Runtime wrote, put in edgeq's form: one order, only the operator sets in use, shapes everywhere."""
-    import onnx_ir as ir
-
     from edgeq.model.clean import remove_no_ops, tidy
     from edgeq.model.fold import fold_batch_norms
     from edgeq.model.gemm import plain_gemms

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from edgeq.calibrate.collect import collect
 from edgeq.data.samples import Sample
 from edgeq.hardware.target import Target, resolve
-from edgeq.model.load import model_digest, model_signature
+from edgeq.model.load import model_digest, model_signature, read_model
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.pipeline.job import Job
 from edgeq.scheme import Scheme
@@ -114,7 +114,7 @@ def job_of(model: onnx.ModelProto, folder: Path, samples: FewSamples, *, prepare
     """A job whose model is taken as it is, or prepared as a user's is."""
     path = folder / "source.onnx"
     path.write_bytes(model.SerializeToString())
-    prepared = PreparedModel(path, path, model_digest(path), model_signature(path), 17, ())
+    prepared = PreparedModel(read_model(path), path, path, model_digest(path), model_signature(path), 17, ())
     if prepare:
         prepared = prepare_model(path, folder / "prepared")
     statistics = collect(prepared.path, samples, model_digest=prepared.digest)

@@ -1,0 +1,35 @@
+"""Between the in-memory model and protobuf, for files and for libraries that take nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+
+def from_proto(proto: onnx.ModelProto, base: Path | None = None) -> ir.Model:
+    """The in-memory model of a checked protobuf. Weights are not copied.
+
+    Args:
+        base: folder that the locations of external weights are relative to; they are read when they are asked for.
+    """
+    model = ir.serde.deserialize_model(proto)
+    if base is not None:
+        ir.external_data.set_base_dir(model.graph, base)
+    return model
+
+
+def to_proto(model: ir.Model) -> onnx.ModelProto:
+    """The protobuf of a model; external weights stay references."""
+    return ir.serde.serialize_model(model)
+
+
+def to_bytes(model: ir.Model) -> bytes:
+    """A model as one file's content, the same for the same model; external weights stay references.
+
+    Raises:
+        ValueError: it is larger than protobuf's 2 GiB.
+    """
+    content: bytes = to_proto(model).SerializeToString(deterministic=True)
+    return content

@@ -1,0 +1,165 @@
+"""Adding to a graph and replacing in it, under names that are free. A model is edited in place: edit a `clone()`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from edgeq.graph.quant_params import QuantParams
+from edgeq.graph.query import MAIN_DOMAINS
+
+
+class Editor:
+    """Adds constants and nodes to a graph.
+
+    Attributes:
+        model: the model that is edited.
+        graph: the graph of it that is edited; the main one unless another is given.
+    """
+
+    def __init__(self, model: ir.Model, graph: ir.Graph | None = None) -> None:
+        self.model = model
+        self.graph = graph if graph is not None else model.graph
+        # Names must be free in every scope: a body sees the names of the graphs around it.
+        self._values: set[str | None] = set()
+        self._nodes: set[str | None] = set()
+        for scope in model.graphs():
+            self._values |= {value.name for value in scope.inputs} | set(scope.initializers)
+            for node in scope:
+                self._values |= {v.name for v in (*node.inputs, *node.outputs) if v is not None}
+                self._nodes.add(node.name)
+        self._made: dict[tuple[str, bytes, str], ir.Value] = {}
+
+    def constant(self, name: str, values: NDArray[Any] | ir.TensorProtocol) -> ir.Value:
+        """A new initializer called `name`, or what is free; the same one again for the same name and values."""
+        tensor = values if isinstance(values, ir.TensorProtocol) else ir.tensor(np.array(values, order="C"))
+        key = (name, tensor.tobytes(), f"{tensor.dtype}{list(tensor.shape)}")
+        if key not in self._made:
+            free = self.free_value_name(name)
+            value = ir.Value(name=free, shape=_shape(tensor), type=ir.TensorType(tensor.dtype), const_value=tensor)
+            self.graph.register_initializer(value)
+            self._made[key] = value
+        return self._made[key]
+
+    def node(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        name: str,
+        *,
+        before: ir.Node | None = None,
+        like: ir.Value | None = None,
+        dtype: ir.DataType | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        domain: str = "",
+    ) -> ir.Value:
+        """Insert a node with one output and give that output. Node and output are called `name`, or what is free.
+
+        Args:
+            before: where to insert; None: at the end.
+            like: the output has this value's shape, and its type where `dtype` is not given.
+            attributes: plain values, or `ir.Attr` as they are.
+        """
+        if domain not in MAIN_DOMAINS:
+            self.model.opset_imports.setdefault(domain, 1)
+        output = ir.Value(name=self.free_value_name(name), shape=like.shape if like is not None else None)
+        if dtype is not None:
+            output.type = ir.TensorType(dtype)
+        elif like is not None:
+            output.type = like.type
+        made = ir.Node(
+            domain,
+            op_type,
+            list(inputs),
+            attributes=[
+                value if isinstance(value, ir.Attr) else ir.convenience.convert_attribute(key, value)
+                for key, value in (attributes or {}).items()
+            ],
+            outputs=[output],
+            name=self.free_node_name(name),
+        )
+        if before is None:
+            self.graph.append(made)
+        else:
+            self.graph.insert_before(before, made)
+        return output
+
+    def quantize(self, source: ir.Value, params: QuantParams, name: str, *, before: ir.Node | None = None) -> ir.Value:
+        """Insert a QuantizeLinear."""
+        scale, zero = self.parameters(params, name)
+        attributes = {} if not params.per_channel else {"axis": params.axis}
+        inputs = [source, scale, zero]
+        return self.node(
+            "QuantizeLinear", inputs, name, before=before, like=source, dtype=params.dtype, attributes=attributes
+        )
+
+    def dequantize(
+        self, source: ir.Value, params: QuantParams, name: str, *, before: ir.Node | None = None
+    ) -> ir.Value:
+        """Insert a DequantizeLinear to float32."""
+        scale, zero = self.parameters(params, name)
+        attributes = {} if not params.per_channel else {"axis": params.axis}
+        if params.block:
+            attributes = {"axis": params.axis, "block_size": params.block}
+        inputs = [source, scale, zero]
+        float32 = ir.DataType.FLOAT
+        return self.node(
+            "DequantizeLinear", inputs, name, before=before, like=source, dtype=float32, attributes=attributes
+        )
+
+    def parameters(self, params: QuantParams, name: str) -> tuple[ir.Value, ir.Value]:
+        """Scale (float32) and zero point as initializers; scalars where there is one of each, which some operators
+        insist on."""
+        scale = params.scale.astype(np.float32)
+        zero = np.broadcast_to(params.zero_point.astype(params.dtype.numpy()), scale.shape)
+        if not params.per_channel:
+            scale, zero = scale.reshape(()), zero.reshape(())
+        zeros = ir.tensor(np.ascontiguousarray(zero), dtype=params.dtype)
+        return self.constant(f"{name}/scale", scale), self.constant(f"{name}/zero_point", zeros)
+
+    def free_value_name(self, name: str) -> str:
+        """`name`, or with a number behind until no tensor is called so; it is taken from then on."""
+        return _free(name, self._values)
+
+    def free_node_name(self, name: str) -> str:
+        """`name`, or with a number behind until no node is called so; it is taken from then on."""
+        return _free(name, self._nodes)
+
+
+def replace_value(old: ir.Value, new: ir.Value) -> None:
+    """Let `new` stand wherever `old` stood; as a graph output it takes over the name."""
+    if old.is_graph_output():
+        name = old.name
+        old.name = f"{name}/replaced"
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        new.name = name
+        new.shape = old.shape if old.shape is not None else new.shape
+        new.type = old.type if old.type is not None else new.type
+    else:
+        old.replace_all_uses_with(new)
+
+
+def set_constant(value: ir.Value, values: NDArray[Any]) -> None:
+    """Give an initializer other values, of its own element type; its shape becomes theirs."""
+    assert value.dtype is not None
+    tensor = ir.tensor(np.ascontiguousarray(values.astype(value.dtype.numpy())), dtype=value.dtype, name=value.name)
+    value.const_value = tensor
+    value.shape = _shape(tensor)
+
+
+def _shape(tensor: ir.TensorProtocol) -> ir.Shape:
+    # A tensor's sizes are numbers, though the protocol also allows symbols.
+    return ir.Shape(list(tensor.shape))  # type: ignore[arg-type]
+
+
+def _free(name: str, taken: set[str | None]) -> str:
+    free, count = name, 0
+    while free in taken:
+        count += 1
+        free = f"{name}_{count}"
+    taken.add(free)
+    return free

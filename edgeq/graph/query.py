@@ -1,0 +1,111 @@
+"""What passes, builders and measurements ask of a graph: constants, readers, sizes, bodies.
+
+Most questions are onnx_ir's own (`Value.producer()`, `Value.uses()`, `Value.is_graph_output()`); a use inside the body
+of an If, Loop or Scan counts there like any other. Here is what it has no word for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+MAIN_DOMAINS = ("", "ai.onnx")
+MICROSOFT = "com.microsoft"
+
+
+def is_op(node: ir.Node | None, *op_types: str) -> bool:
+    """Whether a node is one of these operators of ONNX itself, or for Q/DQ of ONNX Runtime's copy of them."""
+    if node is None or node.op_type not in op_types:
+        return False
+    return node.domain in MAIN_DOMAINS or node.op_type in ("QuantizeLinear", "DequantizeLinear")
+
+
+def node_input(node: ir.Node, place: int | None) -> ir.Value | None:
+    """The value at an input; None where it is left out."""
+    return node.inputs[place] if place is not None and place < len(node.inputs) else None
+
+
+def name_of(value: ir.Value | None) -> str:
+    """The tensor's name as files have it; "" where the value is left out."""
+    return (value.name or "") if value is not None else ""
+
+
+def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """The tensor of an initializer that nothing can override, or of a Constant node; None for what is computed.
+    Its values are not read."""
+    if value is None or value.is_graph_input():
+        return None
+    if value.is_initializer():
+        return value.const_value
+    return ir.convenience.get_const_tensor(value)
+
+
+def constant(value: ir.Value | None) -> NDArray[Any] | None:
+    """The values of a constant, as `constant_tensor` has it; external data is read now."""
+    tensor = constant_tensor(value)
+    return None if tensor is None else np.asarray(tensor.numpy())
+
+
+def is_constant(value: ir.Value | None) -> bool:
+    """Whether a value is an initializer that nothing can override, or made by a Constant node."""
+    return constant_tensor(value) is not None
+
+
+def only_reader(value: ir.Value) -> ir.Node | None:
+    """The one node that reads a value, at one input, where it is no graph output; None otherwise, and where the reader
+    stands in a body of another node."""
+    uses = value.uses()
+    if len(uses) != 1 or value.is_graph_output():
+        return None
+    reader = next(iter(uses)).node
+    return reader if reader.graph is value.graph else None
+
+
+def readers(value: ir.Value) -> tuple[ir.Node, ...]:
+    """The nodes of a value's own graph that read it, each once, in the order of the graph where bodies read it too: a
+    node counts that has a body which does."""
+    nodes = dict.fromkeys(use.node for use in value.uses())
+    if all(node.graph is value.graph for node in nodes) or value.graph is None:
+        return tuple(nodes)
+    return tuple(node for node in value.graph if node in nodes or value in captured(node))
+
+
+def sizes(value: ir.Value | None) -> tuple[int, ...] | None:
+    """The shape of a value if every size of it is known."""
+    if value is None or value.shape is None or not all(isinstance(size, int) for size in value.shape):
+        return None
+    return tuple(int(size) for size in value.shape)  # type: ignore[arg-type]
+
+
+def bodies(node: ir.Node) -> Iterator[ir.Graph]:
+    """The graphs directly inside a node: those of If, Loop, Scan and their kin."""
+    for attribute in node.attributes.values():
+        if attribute.type is ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type is ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
+
+
+def captured(node: ir.Node) -> tuple[ir.Value, ...]:
+    """Values of the graphs around a node that the bodies inside it read, each once, in order."""
+    found: dict[ir.Value, None] = {}
+    for body in bodies(node):
+        own = {id(graph) for graph in (body, *body.subgraphs())}
+        read = [v for inner in body.all_nodes() for v in inner.inputs if v is not None]
+        inside = (*read, *(g_out for graph in (body, *body.subgraphs()) for g_out in graph.outputs))
+        found.update((value, None) for value in inside if id(value.graph) not in own)
+    return tuple(found)
+
+
+def reads(node: ir.Node) -> tuple[ir.Value, ...]:
+    """Everything that a node needs from its graph: its inputs and what its bodies capture, each once."""
+    return tuple(dict.fromkeys([*(v for v in node.inputs if v is not None), *captured(node)]))
+
+
+def attributes(node: ir.Node) -> dict[str, Any]:
+    """Attribute name → plain value: numbers, strings, lists of them, tensors and graphs as they are."""
+    return {name: attribute.value for name, attribute in node.attributes.items()}

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from edgeq.graph.convert import from_proto, to_bytes, to_proto
+from edgeq.graph.edit import Editor, replace_value, set_constant
+from edgeq.graph.index import GraphIndex
+from tests.graphs import model
+
+NET = "net (float[2] x) => (float[2] y) <float[2] w = {1, 2}> { [first] h = Add(x, w) [last] y = Abs(h) }"
+
+
+def test_names_are_free_in_every_scope() -> None:
+    text = "net (float[2] x, bool c) => (float[2] y) { [n] y = If (c) <then_branch = one () => (float[2] a) "
+    text += "{ [inner] a = Neg(x) }, else_branch = two () => (float[2] b) { b = Abs(x) }> }"
+    editor = Editor(model(text))
+    assert editor.free_value_name("a") == "a_1"
+    assert editor.free_value_name("a") == "a_2"
+    assert editor.free_node_name("inner") == "inner_1"
+
+
+def test_the_same_constant_is_made_once() -> None:
+    editor = Editor(model(NET))
+    one = editor.constant("k", np.ones(2, np.float32))
+    assert editor.constant("k", np.ones(2, np.float32)) is one
+    assert editor.constant("k", np.ones(2, np.float64)).name == "k_1"
+
+
+def test_a_replaced_output_keeps_its_name() -> None:
+    net = model(NET)
+    index = GraphIndex(net)
+    made = Editor(net).node("Neg", [index.values["h"]], "negated", before=index.nodes["last"])
+    replace_value(index.values["y"], made)
+    assert [output.name for output in net.graph.outputs] == ["y"]
+    assert net.graph.outputs[0].producer() is made.producer()
+
+
+def test_a_clone_is_changed_alone_and_shares_weights() -> None:
+    net = model(NET)
+    copy = net.clone()
+    assert copy.graph.initializers["w"].const_value is net.graph.initializers["w"].const_value
+    set_constant(copy.graph.initializers["w"], np.asarray([5.0, 6.0, 7.0]))
+    assert GraphIndex(copy).constant("w").tolist() == [5, 6, 7]
+    assert copy.graph.initializers["w"].dtype == ir.DataType.FLOAT
+    assert GraphIndex(net).constant("w").tolist() == [1, 2]
+
+
+def test_protobuf_and_back() -> None:
+    net = model(NET)
+    again = from_proto(to_proto(net))
+    assert to_bytes(again) == to_bytes(net)
+    assert to_bytes(net.clone()) == to_bytes(net)
