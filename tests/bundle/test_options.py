@@ -112,7 +112,7 @@ VALUES = (
     ("", "session.dynamic_block_base", "1025"),
     ("", "session.dynamic_block_base", "9" * 900),
     ("", "session.dynamic_block_base", "٤"),
-    ("", "session.intra_op.spin_duration_us", "1000001"),
+    ("", "session.intra_op.spin_duration_us", "10001"),
     ("", "optimization.disable_specified_optimizers", "A;;B"),
     ("", "optimization.disable_specified_optimizers", "A;../x"),
     ("", "optimization.disable_specified_optimizers", "A" * 513),
