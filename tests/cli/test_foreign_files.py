@@ -148,7 +148,7 @@ def test_inputs_in_the_tuning_folder_survive(room: Room, options: tuple[str, ...
     shutil.rmtree(room.path / "out.tuning")
     calibrate_to(room.path / "net.onnx", room.path / "x.npz", room.path / "out.tuning" / "statistics")
     kept = room.contents()
-    with pytest.raises(OutputError, match="holds the input out.tuning/statistics"):
+    with pytest.raises(OutputError, match=r"holds the input out\.tuning/statistics"):
         edgeq.tune(Path("net.onnx"), None, Path("out"), statistics=Path("out.tuning/statistics"))
     assert room.contents() == kept
 
@@ -229,3 +229,13 @@ def test_results_and_tables_of_older_tools_replace_only_their_like(tmp_path: Pat
     results.write_text("{}")
     with pytest.raises(OutputError, match="holds no earlier results"):
         _check_results(results)
+
+
+def test_files_beside_a_model_are_replaced_only_by_their_like(room: Room) -> None:
+    array = ("quantize", *GOOD, "--no-timing", "-t", "gemmini", "-o", "array.onnx", "--force")
+    assert room.run(*array).code == 0
+    assert room.run(*array).code == 0
+    (room.path / "array.program.npz").write_text("mine")
+    room.refused(OUTPUT, *array, says="array.dialect.onnx is there, and is none of array.onnx")
+    (room.path / "array.dialect.onnx").unlink()
+    room.refused(OUTPUT, *array, says="array.program.npz is there, and is none of array.onnx")
