@@ -24,7 +24,7 @@ RUNTIME = REPOSITORY / "targets" / "runtime"
 # From the ground up. A room is a module or package directly under edgeq/; it imports from floors below its own.
 FLOORS = (
     {"errors"},
-    {"resources", "progress", "atomic", "signature", "callable_package", "device", "demo"},
+    {"resources", "progress", "atomic", "ownership", "signature", "callable_package", "device", "demo"},
     {"scheme", "session"},
     {"model", "data", "hardware"},
     {"calibrate", "measure", "bundle"},
