@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -62,7 +63,8 @@ def _check_place(path: Path, *, force: bool, kind: Kind | None) -> None:
         raise OutputError(f"{path} is a directory", "Name a file in it")
     if kind == "directory" and path.exists() and not path.is_dir():
         raise OutputError(f"{path} is a file, not a directory", "Choose another output")
-    if path.exists() and not force:
+    # A link that leads nowhere is something that exists, too.
+    if (path.exists() or path.is_symlink()) and not force:
         raise OutputError(f"{path} exists already", "Pass --force to replace it, or choose another output")
     parent = nearest_parent(path)
     if not parent.is_dir():
@@ -76,41 +78,77 @@ def nearest_parent(path: Path) -> Path:
     return next(p for p in path.absolute().parents if p.exists() or p.is_symlink())
 
 
+def _only_empty(folder: Path) -> None:
+    if folder.is_dir() and any(folder.iterdir()):
+        raise OutputError(f"{folder} holds files", "Choose another output, or remove it yourself")
+
+
+def _none(sibling: Path) -> bool:
+    del sibling
+    return False
+
+
 @contextmanager
-def output_file(path: Path, *, force: bool = False) -> Iterator[Path]:
+def output_file(path: Path, *, force: bool = False, ours: Callable[[Path], bool] = _none) -> Iterator[Path]:
     """Give a temporary path in a private folder beside `path`; move what is written there to `path` on success.
 
-    Every sibling that the writer leaves in that folder (external data) moves along, before the file itself.
+    Every sibling that the writer leaves in that folder (external data) moves along, before the file itself. With
+    `force` it replaces one that the old file names, as a model names its external data, or that `ours` recognises: no
+    other, as the user named only `path`.
     """
     with _staging(path, force=force, kind="file") as stage:
         draft = stage / path.name
         yield draft
-        _put(draft, path, stage, force=force)
+        check_free(path, force=force, kind="file")
+        _put(draft, path, stage, force=force, ours=ours)
 
 
 @contextmanager
-def output_directory(path: Path, *, force: bool = False) -> Iterator[Path]:
-    """Give a temporary directory beside `path`, renamed to `path` on success. An old one is removed only then."""
+def output_directory(path: Path, *, force: bool = False, check: Callable[[Path], None] = _only_empty) -> Iterator[Path]:
+    """Give a temporary directory beside `path`, renamed to `path` on success. An old one is removed only then.
+
+    Args:
+        check: raises OutputError where the old directory holds what may not be replaced. Asked before anything is
+            written, and again before the old directory is removed: hours may lie between.
+    """
+    if force:
+        check(path)
     with _staging(path, force=force, kind="directory") as stage:
         draft = stage / "new"
         draft.mkdir()
         yield draft
         old = stage / "old"
+        check_free(path, force=force, kind="directory")
+        check(path)
         try:
             if path.exists():
                 os.replace(path, old)
             os.replace(draft, path)
+            # What came into it between the check and the move has moved along.
+            _check_moved(old, path, check)
         except BaseException:
+            if old.exists() and path.exists() and not draft.exists():
+                os.replace(path, draft)
             if old.exists() and not path.exists():
                 os.replace(old, path)
             raise
 
 
-def _put(draft: Path, path: Path, stage: Path, *, force: bool) -> None:
+def _check_moved(old: Path, path: Path, check: Callable[[Path], None]) -> None:
+    """`check` of what was at `path`, in its words."""
+    try:
+        check(old)
+    except OutputError as error:
+        raise OutputError(error.problem.replace(str(old), str(path)), error.fix) from error
+
+
+def _put(draft: Path, path: Path, stage: Path, *, force: bool, ours: Callable[[Path], bool]) -> None:
     """Move a written file and its siblings into place; until the file itself has moved, old siblings come back."""
     siblings = {p: path.parent / p.name for p in sorted(stage.iterdir()) if p != draft}
     for place in siblings.values():
         check_free(place, force=force, kind="file")
+        if place.is_symlink() or (place.exists() and not (_names(path, place.name) or ours(place))):
+            raise OutputError(f"{place} is there, and is none of {path.name}", "Move it, or choose another output")
     old = stage / "old"
     old.mkdir()
     try:
@@ -161,6 +199,14 @@ def _remove(stage: Path, parents: list[Path]) -> None:
     for parent in reversed(parents):
         if parent.is_dir() and not any(parent.iterdir()):
             parent.rmdir()
+
+
+def _names(path: Path, sibling: str) -> bool:
+    """Whether the file at `path` names `sibling` anywhere in its bytes."""
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as held:
+        return held.find(os.fsencode(sibling)) >= 0
 
 
 def _concerns(error: OSError, path: Path) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from edgeq_device.options import ignore_options_in_models
 from edgeq_device.spinning import BRIEF_SPIN
 
 from edgeq.errors import RuntimeUnavailableError
@@ -62,6 +63,7 @@ def open_session(model: Path | bytes, settings: SessionSettings | None = None, *
     """
     settings = settings or SessionSettings()
     ort = onnxruntime()
+    ignore_options_in_models()
     options = options or _options(ort, settings)
     source = model if isinstance(model, bytes) else os.fspath(model)
     if isinstance(source, str) and not _is_utf8(source):

@@ -3,12 +3,17 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgeq import atomic
 from edgeq.atomic import check_apart, check_free, output_directory, output_file
 from edgeq.errors import OutputError
+
+
+def anything(folder: Path) -> None:
+    """Lets every directory be replaced."""
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -80,7 +85,7 @@ def test_a_directory_replaces_the_old_one_whole(tmp_path: Path) -> None:
     target = tmp_path / "bundle"
     target.mkdir()
     (target / "stale").write_text("old")
-    with output_directory(target, force=True) as draft:
+    with output_directory(target, force=True, check=anything) as draft:
         (draft / "manifest.json").write_text("new")
         assert contents(target) == {"stale": "old"}
     assert contents(tmp_path) == {"bundle/manifest.json": "new"}
@@ -92,7 +97,7 @@ def test_a_failed_directory_leaves_the_old_one(tmp_path: Path) -> None:
     (target / "kept").write_text("old")
 
     def failing() -> None:
-        with output_directory(target, force=True) as draft:
+        with output_directory(target, force=True, check=anything) as draft:
             (draft / "manifest.json").write_text("half")
             raise ValueError("halfway")
 
@@ -114,7 +119,7 @@ def test_the_old_directory_comes_back_when_the_rename_fails(tmp_path: Path, monk
         real(source, destination)
 
     monkeypatch.setattr(atomic.os, "replace", refuse_the_draft)
-    with pytest.raises(OutputError, match="no space left"), output_directory(target, force=True):
+    with pytest.raises(OutputError, match="no space left"), output_directory(target, force=True, check=anything):
         pass
     assert contents(tmp_path) == {"bundle/kept": "old"}
 
@@ -196,8 +201,8 @@ def test_parents_of_an_output_that_did_not_come_go_again(tmp_path: Path) -> None
 def test_interrupted_between_siblings_and_file_the_old_ones_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("model.onnx", "model.onnx.data"):
-        (tmp_path / name).write_text("old")
+    (tmp_path / "model.onnx").write_text("old, with model.onnx.data")
+    (tmp_path / "model.onnx.data").write_text("old")
     real = os.replace
 
     def interrupt_the_file(source: Path, destination: Path) -> None:
@@ -215,7 +220,7 @@ def test_interrupted_between_siblings_and_file_the_old_ones_come_back(
 
     with pytest.raises(KeyboardInterrupt):
         write()
-    assert contents(tmp_path) == {"model.onnx": "old", "model.onnx.data": "old"}
+    assert contents(tmp_path) == {"model.onnx": "old, with model.onnx.data", "model.onnx.data": "old"}
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -235,7 +240,7 @@ def test_interrupted_between_the_old_directory_and_the_new_the_old_one_comes_bac
     monkeypatch.setattr(atomic.os, "replace", interrupt_after)
 
     def write() -> None:
-        with output_directory(target, force=True):
+        with output_directory(target, force=True, check=anything):
             pass
 
     with pytest.raises(KeyboardInterrupt):
@@ -304,3 +309,94 @@ def test_an_output_that_is_an_input_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="holds the input"):
         check_apart(data, [tmp_path / "absent", model])
     check_apart(data / "int8.onnx", [model, data])
+
+
+def test_a_directory_is_replaced_only_where_the_check_lets_it(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    target.mkdir()
+    with output_directory(target, force=True) as draft:
+        (draft / "new").write_text("new")
+    with pytest.raises(OutputError, match="holds files"), output_directory(target, force=True):
+        pytest.fail("the writer must not run")
+    assert contents(tmp_path) == {"out/new": "new"}
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["while it is written", "at the move"])
+def test_what_comes_into_the_directory_meanwhile_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    target = tmp_path / "out"
+    target.mkdir()
+    (target / "ours").write_text("old")
+
+    def check(folder: Path) -> None:
+        if (folder / "notes.txt").exists():
+            raise OutputError(f"{folder} holds notes.txt")
+
+    real = os.replace
+
+    def late(source: Path, destination: Path) -> None:
+        real(source, destination)
+        if Path(destination).name == "old":
+            (Path(destination) / "notes.txt").write_text("mine")
+
+    def write() -> None:
+        with output_directory(target, force=True, check=check) as draft:
+            (draft / "ours").write_text("new")
+            if after:
+                monkeypatch.setattr(atomic.os, "replace", late)
+            else:
+                (target / "notes.txt").write_text("mine")
+
+    with pytest.raises(OutputError) as caught:
+        write()
+    assert caught.value.problem == f"{target} holds notes.txt"
+    assert contents(tmp_path) == {"out/ours": "old", "out/notes.txt": "mine"}
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_appears_meanwhile_is_not_replaced_without_force(tmp_path: Path) -> None:
+    def write_file() -> None:
+        with output_file(tmp_path / "model.onnx") as draft:
+            draft.write_text("new")
+            (tmp_path / "model.onnx").write_text("mine")
+
+    def write_directory() -> None:
+        with output_directory(tmp_path / "out") as draft:
+            (draft / "new").write_text("new")
+            (tmp_path / "out").mkdir()
+            (tmp_path / "out" / "notes.txt").write_text("mine")
+
+    for write in (write_file, write_directory):
+        with pytest.raises(OutputError, match="exists already"):
+            write()
+    assert contents(tmp_path) == {"model.onnx": "mine", "out/notes.txt": "mine"}
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_link_that_leads_nowhere_exists(tmp_path: Path) -> None:
+    link = tmp_path / "model.onnx"
+    link.symlink_to(tmp_path / "absent")
+    with pytest.raises(OutputError, match="exists already"), output_file(link):
+        pytest.fail("the writer must not run")
+    assert link.is_symlink()
+
+
+def test_a_sibling_of_something_else_is_kept_with_force_too(tmp_path: Path) -> None:
+    def write(**options: Any) -> None:
+        with output_file(tmp_path / "model.onnx", force=True, **options) as draft:
+            draft.write_text("model.onnx.data")
+            (draft.parent / "model.onnx.data").write_text("weights")
+
+    (tmp_path / "model.onnx").write_text("needs nothing")
+    (tmp_path / "model.onnx.data").write_text("mine")
+    with pytest.raises(OutputError, match=r"model\.onnx\.data is there, and is none of model\.onnx"):
+        write()
+    (tmp_path / "model.onnx").unlink()
+    with pytest.raises(OutputError, match="is none of"):
+        write()
+    assert contents(tmp_path) == {"model.onnx.data": "mine"}
+    write(ours=lambda place: place.name == "model.onnx.data")
+    (tmp_path / "model.onnx.data").write_text("old weights")
+    write()
+    assert contents(tmp_path) == {"model.onnx": "model.onnx.data", "model.onnx.data": "weights"}

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edgeq_device.manifest import FORBIDDEN_SESSION_OPTIONS
 from edgeq_device.names import is_plain_name
+from edgeq_device.options import provider_problem, session_problem
 
 from edgeq.errors import UsageError
 
@@ -50,7 +50,8 @@ class VariantSpec:
         model: ONNX file; its external data files travel with it.
         ep, device: execution provider, and "cpu", "gpu" or "npu".
         session_options: session configuration entries that the artifact needs to be right.
-        provider_options: options of `ep`.
+        provider_options: options of `ep`. Both only as edgeq_device/options.json allows; what refers to files of the
+            bundle is written by the bundle itself.
         info: becomes executor_info.edgeq. The runner reads `architecture` ("x86_64", "arm64", "any"),
             `required_features` (list), `rank` (int, the highest that fits wins), `min_onnxruntime` ("1.17") and
             `optimization` ("none", "basic", "extended", "all") and `threads` (those that suit it best, taken where the
@@ -83,13 +84,24 @@ class VariantSpec:
         for options in (self.session_options, self.provider_options):
             if not all(isinstance(value, str) for value in options.values()):
                 raise UsageError(f"{where}: session and provider options must be strings")
-        forbidden = sorted(FORBIDDEN_SESSION_OPTIONS.intersection(self.session_options))
-        if forbidden:
-            raise UsageError(f"{where}: session option {forbidden[0]} writes a file, which a package may not")
+        self._check_options(where)
         outputs = {name for case in self.selftest for name in case.outputs}
         if outputs != set(self.tolerance):
             odd = sorted(outputs ^ set(self.tolerance))
             raise UsageError(f"{where}: self-test outputs and tolerances differ in {odd[0]!r}")
+
+    def _check_options(self, where: str) -> None:
+        """Refuse what the reader of the bundle would refuse."""
+        if not is_plain_name(self.ep):
+            raise UsageError(f"{where}: {self.ep!r} cannot name an execution provider")
+        problems = {}
+        for key, value in self.session_options.items():
+            problems[f"session option {key!a}"] = session_problem(key, value, references=False)
+        for key, value in self.provider_options.items():
+            problems[f"provider option {key!a}"] = provider_problem(self.ep, key, value)
+        for option, problem in problems.items():
+            if problem:
+                raise UsageError(f"{where}: {option} {problem}", "See docs/bundle.md for what a bundle may set")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edgeq.atomic import output_directory, output_file
+from edgeq.bundle.owned import BUNDLE
 from edgeq.bundle.plan import Content, plan_bundle
 from edgeq.bundle.read import opened
 from edgeq.bundle.spec import BundleSpec, SelfTestCase, VariantSpec
@@ -27,7 +28,7 @@ def write_bundle(spec: BundleSpec, destination: Path, *, force: bool = False) ->
     device's own reader, with all its checks, before it takes its place.
 
     Raises:
-        OutputError: `destination` exists (without `force`) or cannot be written.
+        OutputError: `destination` exists (without `force`), holds what edgeq did not write, or cannot be written.
         ModelError, DataError, CalibrationError, BundleError: something that cannot go into a bundle.
     """
     files = plan_bundle(spec)
@@ -37,7 +38,7 @@ def write_bundle(spec: BundleSpec, destination: Path, *, force: bool = False) ->
             with opened(draft):
                 pass
     else:
-        with output_directory(destination, force=force) as folder:
+        with output_directory(destination, force=force, check=BUNDLE.check) as folder:
             _write_directory(files, folder)
             with opened(folder):
                 pass

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from edgeq.atomic import check_free, output_directory
 from edgeq.calibrate.histogram import KEYS, Histogram, from_order, order_of, sound
 from edgeq.calibrate.statistics import ChannelExtrema, Statistics, TensorStatistics
-from edgeq.errors import CalibrationError, OutputError
+from edgeq.errors import CalibrationError
+from edgeq.ownership import Judge, Ownership, read_object
 
 JSON, ARRAYS = "statistics.json", "statistics.npz"
 FORMAT, VERSION = "edgeq-statistics", 1
@@ -51,18 +52,33 @@ def check_directory(directory: Path, *, force: bool) -> None:
         OutputError: with `force` too, where replacing it would lose what is no statistics.
     """
     check_free(directory, force=force, kind="directory")
-    if directory.is_dir() and any(directory.iterdir()) and not (directory / JSON).is_file():
-        raise OutputError(
-            f"{directory} holds files and is no calibration", "Choose another output, or remove it yourself"
-        )
+    STATISTICS.check(directory)
 
 
 def save_statistics(statistics: Statistics, directory: Path, *, force: bool = False) -> None:
     """Write statistics into a new directory, whole or not at all; with `force` in place of earlier ones."""
-    check_directory(directory, force=force)
-    with output_directory(directory, force=force) as draft:
+    with output_directory(directory, force=force, check=STATISTICS.check) as draft:
         (draft / JSON).write_text(json.dumps(_described(statistics), indent=1, ensure_ascii=False) + "\n", "utf-8")
         _write_arrays(draft / ARRAYS, _arrays(statistics))
+
+
+def _judge(directory: Path) -> Judge | None:
+    described = read_object(directory / JSON)
+    if described is None or described.get("format") != FORMAT:
+        return None
+    return lambda name: name == JSON or (name == ARRAYS and _are_arrays(directory / name))
+
+
+def _are_arrays(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return sorted(archive.namelist()) == sorted(f"{name}.npy" for name in _TYPES)
+    except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError):
+        return False
+
+
+STATISTICS = Ownership("calibration", _judge)
+"""Its description and its arrays are of edgeq's form, and nothing else is in it."""
 
 
 def load_statistics(directory: Path) -> Statistics:

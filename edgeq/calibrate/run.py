@@ -56,6 +56,14 @@ def calibrate_to(
     """
     start = load_statistics(directory) if resume and directory.exists() else None
     check_directory(directory, force=force or start is not None)
+    mine = force or start is not None
+
+    def save(partial: Statistics) -> None:
+        # The first time nothing may be replaced without being asked to, after that only what was saved before.
+        nonlocal mine
+        save_statistics(partial, directory, force=mine)
+        mine = True
+
     check_apart(directory, [*model_files(model), *_existing(data)])
     with tempfile.TemporaryDirectory(prefix="edgeq-calibrate-") as folder:
         prepared = prepare_model(model, Path(folder), progress=progress)
@@ -80,14 +88,14 @@ def calibrate_to(
             workers=workers,
             every_element=every_element,
             start=start,
-            checkpoint=lambda partial: save_statistics(partial, directory, force=True),
+            checkpoint=save,
             checkpoint_seconds=checkpoint_seconds,
             progress=progress,
         )
     seconds = time.monotonic() - began
     done = statistics.samples - before
     progress.note(f"{done} samples in {seconds:.1f} s, {done / seconds:.1f} samples/s")
-    save_statistics(statistics, directory, force=True)
+    save(statistics)
     return statistics
 
 

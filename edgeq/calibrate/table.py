@@ -25,7 +25,8 @@ import numpy as np
 from edgeq.atomic import output_file
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.table_flatbuffers import decode_table, encode_table
-from edgeq.errors import CalibrationError
+from edgeq.errors import CalibrationError, OutputError
+from edgeq.ownership import is_plain, shown
 
 FLATBUFFERS, JSON, CACHE = "calibration.flatbuffers", "calibration.json", "calibration.cache"
 LEVELS = 127
@@ -69,7 +70,7 @@ def write_tables(directory: Path, ranges: Mapping[str, Range], *, tensors: Colle
 
     Raises:
         CalibrationError: as `table_of`; or a name that the text form cannot carry.
-        OutputError: `directory` cannot be written.
+        OutputError: `directory` cannot be written, or a file in it that is no table has the name of one.
     """
     table = table_of(ranges, tensors)
     for name in table:
@@ -84,6 +85,8 @@ def write_tables(directory: Path, ranges: Mapping[str, Range], *, tensors: Colle
         CACHE: "".join(f"{name} {value}\n" for name, value in text.items()).encode(),
     }
     readers = {FLATBUFFERS: read_flatbuffers, JSON: read_json, CACHE: read_cache}
+    for name in forms:
+        check_table(directory / name)
     for name, content in forms.items():
         with output_file(directory / name, force=True) as draft:
             draft.write_bytes(content)
@@ -108,6 +111,23 @@ def read_table(path: Path) -> Table:
     if path.suffix == ".json" or content[:1] == b"{":
         return read_json(path)
     return read_cache(path) if path.suffix == ".cache" else read_flatbuffers(path)
+
+
+def check_table(path: Path) -> None:
+    """Refuse a place that holds anything but a calibration table, which a new one may replace.
+
+    Raises:
+        OutputError: it does.
+    """
+    if not path.exists() and not path.is_symlink():
+        return
+    try:
+        if is_plain(path):
+            read_table(path)
+            return
+    except CalibrationError as error:
+        raise OutputError(f"{shown(path)} is no calibration table", "Move it, or choose another output") from error
+    raise OutputError(f"{shown(path)} is no calibration table", "Move it, or choose another output")
 
 
 def read_flatbuffers(path: Path) -> Table:
@@ -156,6 +176,7 @@ def write_native(
         raise CalibrationError("a tensor name holds a line break, which TensorRT's cache cannot carry", "Rename it")
     scales = {name: _scale(value) for name, value in table.items()}
     lines = [f"TRT-{version}-{algorithm}", *(f"{n}: {struct.pack('>f', s).hex()}" for n, s in scales.items())]
+    check_table(path)
     with output_file(path, force=True) as draft:
         draft.write_bytes("".join(f"{line}\n" for line in lines).encode())
         if read_native(draft) != {name: float(np.float32(scale * LEVELS)) for name, scale in scales.items()}:

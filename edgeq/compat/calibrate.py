@@ -115,11 +115,12 @@ def _for_cpus(model: Path, data: Data, output: Path, overrides: Mapping[str, Any
 def _for_the_array(model: Path, data: Data, output: Path, overrides: Mapping[str, Any]) -> str:
     """The file for the fork's runtime at `output`; beside it the one for stock ONNX Runtime, and the program."""
     from edgeq.atomic import check_apart, output_file
+    from edgeq.backends.systolic.save import belongs_to_program
     from edgeq.model.load import model_files
     from edgeq.pipeline.quantize import quantize
 
     check_apart(output, [*model_files(model), Path(data.source)])
-    with output_file(output, force=True) as draft:
+    with output_file(output, force=True, ours=belongs_to_program) as draft:
         host_model = draft.with_name(f"{draft.stem}.host.onnx")
         result = quantize(model, data, host_model, target=_ARRAY, overrides=overrides, timed=False)
         dialect = host_model.with_name(f"{host_model.stem}.dialect.onnx")

@@ -18,7 +18,8 @@ from typing import Any
 import click
 
 from edgeq.compat._command import SETTINGS, PrintedProgress, one_line_errors
-from edgeq.errors import UsageError
+from edgeq.errors import OutputError, UsageError
+from edgeq.ownership import read_object, shown
 
 SCENARIOS = {
     "SingleStream": "single-stream",
@@ -131,9 +132,17 @@ def run(
     if folder is not None:
         from edgeq.atomic import output_file
 
+        _check_results(folder / "results.json")
         with output_file(folder / "results.json", force=True) as draft:
             draft.write_text(json.dumps(result, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return result
+
+
+def _check_results(place: Path) -> None:
+    """Refuse to replace anything but earlier results."""
+    kept = read_object(place)
+    if place.exists() and (kept is None or not {"model", "dataset", "scenario"} <= kept.keys()):
+        raise OutputError(f"{shown(place)} holds no earlier results", "Move it, or choose another --output")
 
 
 def line_of(result: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from edgeq.emulate.commands import run
 from edgeq.emulate.emulator import Emulator, home, load_emulators
 from edgeq.errors import RuntimeUnavailableError
 from edgeq.hardware.document import version_key
+from edgeq.ownership import Judge, Ownership, read_object
 from edgeq.progress import SILENT, Progress
 
 FOLDER = "qemu"
@@ -87,11 +88,24 @@ def fetch_qemu(*, sources: Path | None = None, progress: Progress = SILENT) -> Q
                 (stage / "lock.json").write_text(
                     json.dumps({"package": package.label, "sha256": package.sha256}) + "\n", encoding="utf-8"
                 )
-                shutil.rmtree(folder, ignore_errors=True)
+                PROGRAMS.check(folder)
+                if folder.exists():
+                    shutil.rmtree(folder)
                 stage.rename(folder)
                 _version.cache_clear()
                 return find_qemu(next(iter(emulators)))
     return None
+
+
+def _judge(folder: Path) -> Judge | None:
+    lock = read_object(folder / "lock.json")
+    if lock is None or not {"package", "sha256"} <= lock.keys():
+        return None
+    return lambda name: name in ("lock.json", *(emulator.program for emulator in load_emulators().values()))
+
+
+PROGRAMS = Ownership("folder of edgeq's programs", _judge)
+"""The programs that were unpacked, and the lock file that says from which package."""
 
 
 def _newest_first(package: Package) -> tuple[tuple[int, ...], int]:

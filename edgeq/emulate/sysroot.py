@@ -16,9 +16,12 @@ from edgeq.emulate.apt import Apt, Package, file_sha256, unpack
 from edgeq.emulate.emulator import Emulator, Recipe, home
 from edgeq.emulate.wheels import download_wheels
 from edgeq.errors import OutputError, RuntimeUnavailableError, UsageError
+from edgeq.ownership import MARKER, Judge, Ownership, is_marker, read_object, write_marker
 from edgeq.progress import SILENT, Progress
 
 LOCK = "lock.json"
+_KIND = "emulator"
+_WORK = ("apt", "packages", "wheels", "root")
 _PYTHON = re.compile(r"python3\.(\d+)")
 _ROOTS = ("usr/bin", "usr/local/bin", "bin", "opt/python/bin")
 
@@ -67,7 +70,9 @@ def use_sysroot(emulator: Emulator, root: Path) -> Sysroot:
     lock = {"root": str(root.resolve()), "packages": [], "wheels": [], "notes": ["provided with --sysroot"]}
     found = _sysroot(Path(str(lock["root"])), emulator, lock)
     place = place_of(emulator)
+    SYSROOT.check(place)
     place.mkdir(parents=True, exist_ok=True)
+    write_marker(place, _KIND)
     (place / LOCK).write_text(json.dumps(lock, indent=2) + "\n", encoding="utf-8")
     return found
 
@@ -92,6 +97,10 @@ def build_sysroot(
     assert recipe is not None, "an emulator without a recipe runs the host's own files"
     place = place_of(emulator)
     work = place.with_name(f"{place.name}.partial")
+    SYSROOT.check(place)
+    SYSROOT.check(work)
+    work.mkdir(parents=True, exist_ok=True)
+    write_marker(work, _KIND)
     debs = work / "packages"
     debs.mkdir(parents=True, exist_ok=True)
     apt = Apt(work / "apt", emulator.architecture, sources)
@@ -125,10 +134,26 @@ def build_sysroot(
     (work / LOCK).write_text(json.dumps(lock, indent=2) + "\n", encoding="utf-8")
     for folder in ("apt", "packages", "wheels"):
         shutil.rmtree(work / folder)
+    SYSROOT.check(place)
     if place.exists():
         shutil.rmtree(place)
     work.rename(place)
     return _sysroot(place / "root", emulator, lock)
+
+
+def _judge(folder: Path) -> Judge | None:
+    if not is_marker(folder, _KIND) and not _is_lock(folder / LOCK) and not folder.name.endswith(".partial"):
+        return None
+    return lambda name: name in (MARKER, LOCK) or name.rstrip("/") in _WORK
+
+
+def _is_lock(path: Path) -> bool:
+    lock = read_object(path)
+    return lock is not None and {"root", "packages", "wheels", "notes"} <= lock.keys()
+
+
+SYSROOT = Ownership("root file system that edgeq made", _judge, frozenset(_WORK))
+"""Its marker, or the lock file of versions without markers, and nothing beside what setup makes."""
 
 
 def _choose(apt: Apt, recipe: Recipe, emulator: Emulator) -> tuple[str, list[Package], list[str]]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import platformdirs
+from edgeq_device.options import session_problem
 
 from edgeq.errors import HardwareError
 from edgeq.hardware import document as doc
@@ -88,8 +89,27 @@ def layered(folders: Sequence[Path], schema: doc.Schema) -> dict[str, Document]:
     An override without a reason of its own does not keep the reason that it overrides.
     """
     first, *later = (doc.read_folder(folder, schema) for folder in folders)
+    for document in [*first.values(), *(document for layer in later for document in layer.values())]:
+        check_session_options(document)
     own = [{name: explain_override(document) for name, document in layer.items()} for layer in later]
     return doc.overlay_all([first, *own])
+
+
+def check_session_options(document: Document) -> None:
+    """Refuse session options that no bundle could carry: what is built with them could not be shipped.
+
+    Raises:
+        HardwareError: with the file and the option.
+    """
+    chosen = document.content.get("scheme", {}).get("session_options", {})
+    tried = document.content.get("search", {}).get("session_options", {})
+    pairs = [*chosen.items(), *((key, value) for key, values in tried.items() for value in values)]
+    for key, value in pairs:
+        problem = session_problem(key, str(value), references=False)
+        if problem:
+            raise HardwareError(
+                f"{document.file}: session option {key!a} {problem}", "See docs/bundle.md for what a bundle may set"
+            )
 
 
 def explain_override(document: Document) -> Document:

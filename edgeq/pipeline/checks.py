@@ -8,6 +8,7 @@ from typing import Any
 
 from edgeq.atomic import Kind, check_apart, check_free
 from edgeq.backends import backend_for
+from edgeq.bundle.owned import BUNDLE
 from edgeq.errors import OutputError, UsageError
 from edgeq.hardware.target import Target
 from edgeq.measure.task import Task
@@ -31,17 +32,26 @@ def check_output(
     """
     check_free(output, force=force, kind=kind)
     if force:
-        inputs = [*model_files(model), *_paths(samples), *([statistics] if statistics is not None else [])]
+        inputs = read_paths(model, samples, statistics)
         check_apart(output, inputs)
         check_apart(output.with_name(f"{output.name}.data"), inputs)
     if kind == "directory":
-        _check_replaceable(output)
-        for folder in _paths(samples):
+        BUNDLE.check(output)
+        for folder in sample_paths(samples):
             if folder.is_dir() and folder.resolve() in output.resolve().parents:
                 raise OutputError(
                     f"{output} lies in the data folder {folder}",
                     "Choose an output outside: the bundle's test vectors would be read as samples next time",
                 )
+
+
+def read_paths(model: Path, samples: Sequence[Data | None], statistics: Path | None) -> list[Path]:
+    """Files and folders that a run reads.
+
+    Raises:
+        ModelError: `model` cannot be read.
+    """
+    return [*model_files(model), *sample_paths(samples), *([statistics] if statistics is not None else [])]
 
 
 def check_request(
@@ -55,13 +65,7 @@ def check_request(
         backend_for(target).check(scheme_for(target, overrides))
 
 
-def _check_replaceable(output: Path) -> None:
-    """Refuse, with --force too, to replace a folder that is no bundle: it may hold anything."""
-    if output.is_dir() and any(output.iterdir()) and not (output / "manifest.json").is_file():
-        raise OutputError(f"{output} holds files and is no bundle", "Choose another output, or remove it yourself")
-
-
-def _paths(samples: Sequence[Data | None]) -> Iterator[Path]:
+def sample_paths(samples: Sequence[Data | None]) -> Iterator[Path]:
     """Files and folders that the samples name. Text that names none (a pattern, a preprocessing) is left out."""
     for data in samples:
         for value in (data.source, data.preprocess, data.labels) if data is not None else ():

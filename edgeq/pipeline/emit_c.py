@@ -18,11 +18,16 @@ from edgeq.backends.systolic.program import Conv, Fc, Program
 from edgeq.backends.systolic.save import load_program
 from edgeq.data.samples import Samples, open_samples
 from edgeq.errors import DataError, ModelError, UsageError
+from edgeq.ownership import MARKER, Judge, Ownership, as_listed, is_plain, read_marker, sha256, write_marker
+from edgeq.pipeline.checks import sample_paths
 from edgeq.pipeline.job import Built, Data
 from edgeq.progress import SILENT, Progress
 from edgeq.signature import Signature, TensorSpec
 
 SUFFIX = ".program.npz"
+_KIND = "emit-c"
+_MADE = ("net-host", "net-linux", "net-baremetal")
+_EXECUTABLE = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"MZ")
 MOST_WEIGHTS = 5_000_000
 """Up to so many the C travels in the bundle: as text, about four bytes each."""
 
@@ -80,7 +85,8 @@ def emit_c(
             f"{place} is not there", "Give what `edgeq quantize` for an array wrote: MODEL.onnx or MODEL.program.npz"
         )
     check_free(output, force=force, kind="directory")
-    check_apart(output, [place, *([params_header] if params_header else [])])
+    check_apart(output, [place, *([params_header] if params_header else []), *sample_paths((data,))])
+    C_FOLDER.check(output)
     program = load_program(place)
     tensors = [program.tensors[name] for name in program.inputs]
     specs = tuple(TensorSpec(tensor.name, np.dtype(tensor.dtype), tensor.shape) for tensor in tensors)
@@ -90,9 +96,30 @@ def emit_c(
     inputs = first_inputs(program, samples, images)
     if any(len(values) < images for values in inputs.values()):
         raise DataError(f"{data.source} holds fewer than {images} samples", "Give more, or ask for fewer --images")
-    with output_directory(output, force=force) as draft:
+    with output_directory(output, force=force, check=C_FOLDER.check) as draft:
         bundle = write_c_bundle(program, inputs, draft, generation=generation, params_header=params_header)
+        write_marker(draft, _KIND, {name: sha256(draft / name) for name in bundle.files})
     return Emitted(output, program, generation, images, bundle)
+
+
+def _judge(folder: Path) -> Judge | None:
+    marker = read_marker(folder, _KIND)
+    files = marker.get("files") if marker is not None else None
+    if not isinstance(files, dict):
+        return None
+    return lambda name: name == MARKER or as_listed(folder, files, name) or _is_made(folder / name, name)
+
+
+def _is_made(path: Path, name: str) -> bool:
+    """Whether it is a program that the Makefile made."""
+    if name not in _MADE or not is_plain(path):
+        return False
+    with path.open("rb") as stream:
+        return stream.read(4).startswith(_EXECUTABLE)
+
+
+C_FOLDER = Ownership("C bundle with edgeq's marker", _judge)
+"""Its marker lists every file in it, with its hash; beside them there are the programs that its Makefile makes."""
 
 
 def with_c(built: Built, samples: Samples, folder: Path, *, images: int) -> Built:

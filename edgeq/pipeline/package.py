@@ -13,6 +13,7 @@ from typing import Any
 
 from edgeq.atomic import Kind
 from edgeq.backends import backend_named
+from edgeq.bundle.owned import check_archive
 from edgeq.bundle.write import SUFFIX
 from edgeq.errors import UsageError
 from edgeq.hardware.detect import detect_machine
@@ -111,6 +112,8 @@ def package(
     places = _places(output, list(asked), split=split)
     for place in places:
         check_bundle_output(place, force=force, model=model, samples=(data, validation), statistics=statistics)
+        if split:  # the user did not name these files
+            check_archive(place)
     overrides = dict(overrides or {})
     check_request(chosen, overrides, task=task, max_drop=max_drop)
     schemes = [scheme_for(target, overrides) for target in chosen]
@@ -154,6 +157,7 @@ def package(
             own.mkdir()
             if split:
                 output.mkdir(parents=True, exist_ok=True)
+                check_archive(place)
             bundle_variants(
                 job,
                 {name: variant for name, variant in done.items() if name in names},

@@ -10,6 +10,8 @@ from typing import Any
 
 from edgeq.atomic import output_file
 from edgeq.backends import backend_named
+from edgeq.backends.systolic.save import belongs_to_program
+from edgeq.calibrate.table import check_table
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.measure.task import Task
@@ -108,7 +110,10 @@ def quantize(
     overrides = dict(overrides or {})
     check_request([chosen], overrides, task=task, max_drop=max_drop)
     native = runs_natively(chosen, machine)
-    with tempfile.TemporaryDirectory(prefix="edgeq-") as workdir, output_file(output, force=force) as draft:
+    with (
+        tempfile.TemporaryDirectory(prefix="edgeq-") as workdir,
+        output_file(output, force=force, ours=belongs_to_program) as draft,
+    ):
         scheme = scheme_for(chosen, overrides)
         job = open_job(
             model,
@@ -161,6 +166,8 @@ def _write_beside(files: Sequence[Path], output: Path, *, force: bool) -> tuple[
     written = []
     for file in files:
         place = output.with_name(f"{output.stem}.{file.name}")
+        if force:
+            check_table(place)
         with output_file(place, force=force) as draft:
             draft.write_bytes(file.read_bytes())
         written.append(place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from edgeq_device.plainjson import MAX_BYTES, parse_json
 from edgeq_device.sessions import read_device
 from edgeq_device.variants import Variant
 
-from edgeq.atomic import output_file
+from edgeq.atomic import check_free, output_file
 from edgeq.bundle.read import opened
 from edgeq.errors import DataError, OutputError, UsageError
 from edgeq.hardware.detect import detect_machine
@@ -25,6 +26,7 @@ from edgeq.measure.bench import bench
 from edgeq.measure.kernels import kernel_times
 from edgeq.measure.loaded_model import is_bundle, variant_settings
 from edgeq.model.load import load_model
+from edgeq.ownership import is_plain
 from edgeq.progress import SILENT, Progress
 from edgeq.report.data import ReportData
 from edgeq.report.page import render
@@ -32,8 +34,10 @@ from edgeq.report.read import read_report
 from edgeq.report.record import RECORD, TUNING
 from edgeq.report.verdict import verdict_of
 
-_MARK = b'<meta name="generator" content="edgeq'
-_HEAD_BYTES = 4096
+# The last line of a page: by the hash of all before, a page that someone wrote into is told from one that is as edgeq
+# left it.
+_SEAL = b"<!-- edgeq report sha256:%s -->\n"
+_MOST_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ def report_bundle(
         measure: time the bundle on this machine now, against its float32 model if it has one, and its layers.
         variant: which one to measure; None takes the best for this machine.
         settings: how to time it.
-        force: replace `output` whatever it is; an earlier report is replaced anyway.
+        force: replace `output` whatever it is; an earlier report that nobody changed is replaced anyway.
 
     Raises:
         UsageError: `path` is a model file, or a record that is to be measured.
@@ -86,6 +90,7 @@ def report_bundle(
     """
     place = output or _beside(path)
     _check_outside(place, path)
+    check_free(place, force=force or _is_report(place), kind="file")
     if path.suffix == ".json" and path.is_file():
         if measure:
             raise UsageError(f"{path} is a record, which cannot be timed", "Name a bundle, or leave --bench out")
@@ -98,7 +103,7 @@ def report_bundle(
             if measure:
                 record = measured(record, bundle, variant, settings, progress)
     data = read_report(record)
-    page = render(data).encode("utf-8")
+    page = _sealed(render(data).encode("utf-8"))
     with output_file(place, force=force or _is_report(place)) as draft:
         draft.write_bytes(page)
     return Reported(path, place, data, len(page))
@@ -256,8 +261,12 @@ def _check_outside(place: Path, bundle: Path) -> None:
 
 
 def _is_report(place: Path) -> bool:
-    """Whether `place` is a report of ours, which a newer one may replace."""
-    if not place.is_file():
+    """Whether `place` is a report as edgeq left it, which a newer one may replace."""
+    if not is_plain(place) or place.stat().st_size > _MOST_BYTES:
         return False
-    with place.open("rb") as stream:
-        return _MARK in stream.read(_HEAD_BYTES)
+    page = place.read_bytes()
+    return page == _sealed(page[: -len(_sealed(b""))])
+
+
+def _sealed(page: bytes) -> bytes:
+    return page + _SEAL % hashlib.sha256(page).hexdigest().encode()

@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from edgeq.errors import EdgeqError, OutputError
+from edgeq.ownership import is_plain
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.evaluator import Evaluator, Exclusion, Race, Runner
 from edgeq.tune.record import Assessment, Screening
 
 FORMAT = "edgeq-tuning-journal/1"
 _MOST_BYTES = 1 << 28
+# How the header line of every version begins.
+_HEAD = b'{"format": "edgeq-tuning-journal/'
 
 
 class Journal:
@@ -29,7 +32,7 @@ class Journal:
 
         Args:
             settings: what the measurements depend on, plain values; a journal with others is refused.
-            force: start anew over one that is there.
+            force: start anew over a journal that is there.
 
         Raises:
             OutputError: it was written for something else, or is no journal; or one is there without `resume`.
@@ -39,8 +42,10 @@ class Journal:
         self._header = {"format": FORMAT, "settings": dict(settings)}
         if path.exists() and resume:
             self._read()
-        elif path.exists() and force:
+        elif is_journal(path) and force:
             path.unlink()
+        elif path.exists() and force:
+            raise OutputError(f"{path} is no journal of edgeq's", "Move it, or choose another output")
         elif path.exists():
             raise OutputError(f"{path} is there from an earlier run", "Go on with --resume, or start anew with --force")
 
@@ -61,10 +66,6 @@ class Journal:
             self._append({"key": key, "value": value})
             self._known[key] = value
         return self._known[key]
-
-    def remove(self) -> None:
-        """The run is done."""
-        self.path.unlink(missing_ok=True)
 
     def _append(self, line: Mapping[str, Any]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,6 +98,15 @@ class Journal:
             )
         if len(text) != sum(len(line) + 1 for line in lines):
             self.path.write_text("".join(line + "\n" for line in lines), "utf-8")
+
+
+def is_journal(path: Path) -> bool:
+    """Whether `path` is a journal, of any version, or the beginning of one that a kill cut off."""
+    if not is_plain(path):
+        return False
+    with path.open("rb") as stream:
+        head = stream.read(len(_HEAD))
+    return head == _HEAD[: len(head)]
 
 
 class JournaledEvaluator:

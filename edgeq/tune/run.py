@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from edgeq.model.load import load_model
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.pipeline.builds import model_bytes, prove_built
+from edgeq.pipeline.checks import read_paths
 from edgeq.pipeline.job import Data, Job, as_data, open_job
 from edgeq.pipeline.package import check_bundle_output
 from edgeq.pipeline.proof import Proof
@@ -30,6 +30,7 @@ from edgeq.tune import builders
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.document import make_record, settings_of
 from edgeq.tune.explain import verdict
+from edgeq.tune.folder import COLLECTED, JOURNAL, check_folder, claim, clear, folder_of
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.journal import Journal, JournaledEvaluator
 from edgeq.tune.local import LocalEvaluator
@@ -154,17 +155,19 @@ def tune(
     deadline = Deadline(goal.budget_s)
     data, validation = as_data(data), as_data(validation)
     check_bundle_output(output, force=force, model=model, samples=(data, validation), statistics=statistics)
+    check_folder(output, read_paths(model, (data, validation), statistics))
     machine = detect_machine()
     chosen = _resolve(target, machine)
-    kept = output.with_name(f"{output.name}.tuning")
+    kept = folder_of(output)
     with tempfile.TemporaryDirectory(prefix="edgeq-tune-") as folder:
         workdir = Path(folder)
-        collected = kept / "statistics"
+        collected = kept / COLLECTED
         reuse = collected if statistics is None and resume and collected.exists() else statistics
         static = data is not None or statistics is not None
         job = open_job(model, data, validation, workdir, statistics=reuse, static=static, progress=progress)
         settings = settings_of(job, chosen, machine, task, goal)
-        journal = Journal(kept / "journal.jsonl", settings, resume=resume, force=force)
+        journal = Journal(kept / JOURNAL, settings, resume=resume, force=force)
+        claim(kept)
         if journal.known:
             progress.note(f"going on from {journal.path}: {journal.known} measurements are known")
         if job.statistics is not None and statistics is None:
@@ -208,7 +211,7 @@ def tune(
             force=force,
             progress=progress,
         )
-        _clear(kept, journal)
+        clear(kept, progress)
     return Tuned(output, outcome, goal, proof, record)
 
 
@@ -246,9 +249,3 @@ def _promising_first(kernels: Sequence[Candidate], extra: Sequence[Candidate]) -
         return tuple(kernels)
     dynamic = [c for c in kernels if c.scheme.mode == "dynamic"]
     return (*dynamic, *extra, *(c for c in kernels if c not in dynamic))
-
-
-def _clear(kept: Path, journal: Journal) -> None:
-    """Remove what a finished run needs no more."""
-    journal.remove()
-    shutil.rmtree(kept, ignore_errors=True)

@@ -61,13 +61,32 @@ def test_the_options_arrive(good: Path, monkeypatch: pytest.MonkeyPatch) -> None
     with open_bundle(good) as bundle:
         plain = bundle.components["model"][0]
     plain = dataclasses.replace(
-        plain, ep="SomeExecutionProvider", provider_options={"a": "b"}, info={"optimization": "basic"}
+        plain,
+        ep="XnnpackExecutionProvider",
+        provider_options={"intra_op_num_threads": "2"},
+        info={"optimization": "basic"},
     )
     open_session(plain, threads=3)
     assert seen["options"].get_session_config_entry("session.x64quantprecision") == "1"
     assert seen["options"].intra_op_num_threads == 3
     assert seen["options"].graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    assert seen["providers"] == [("SomeExecutionProvider", {"a": "b"}), "CPUExecutionProvider"]
+    assert seen["providers"] == [("XnnpackExecutionProvider", {"intra_op_num_threads": "2"}), "CPUExecutionProvider"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"session_options": {"session.node_partition_config_file": "x"}}, "session option 'session.node_partition"),
+        ({"provider_options": {"use_arena": "1"}}, "provider option 'use_arena' is not one"),
+        ({"ep": "QNNExecutionProvider", "provider_options": {"op_packages": "x"}}, "provider option 'op_packages'"),
+    ],
+)
+def test_no_session_is_opened_with_other_options(good: Path, changes: dict[str, Any], says: str) -> None:
+    """Whoever made the variant: a request to the program in an emulated machine does not come from the reader."""
+    with open_bundle(good) as bundle:
+        plain = bundle.components["model"][0]
+    with pytest.raises(BundleError, match=says):
+        open_session(dataclasses.replace(plain, **changes))
 
 
 def test_what_the_runtime_refuses_is_one_line(good: Path, tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from edgeq_device.sessions import read_device
 from edgeq.bundle.spec import BundleSpec, SelfTestCase, VariantSpec
 from edgeq.bundle.write import write_bundle
 
+from . import fakes
+
 
 def bundle(models: dict[str, Path], destination: Path, *, with_float: bool = True, with_selftest: bool = True) -> Path:
     x = {"x": np.linspace(0, 1, 64, dtype=np.float32)[None]}
@@ -52,6 +54,24 @@ def test_a_bundle_without_float32_or_self_test(models: dict[str, Path], tmp_path
         variants = bundle_variants(opened, read_device())
         assert [s.name for s in bundle_models(variants)] == ["small"]
         assert bundle_feeds(variants) is None
+
+
+def test_memory_is_measured_with_the_folder_of_engines(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it TensorRT's provider keeps engines and timings in the current directory."""
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr("edgeq_device.bench_bundle.measure_memory", lambda model, **given: seen.update(given))
+    one = fakes.variant(
+        ep="TensorrtExecutionProvider",
+        model=models["narrow"],
+        provider_options={"trt_engine_cache_enable": "1"},
+        engines=tmp_path / "engines",
+    )
+    (model,) = bundle_models([one])
+    assert model.memory is not None
+    model.memory(1, {})
+    assert Path(seen["provider_options"]["trt_engine_cache_path"]).parent == tmp_path / "engines"
 
 
 def run_on_device(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

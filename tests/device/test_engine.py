@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from edgeq_device.engine import engine_key, plan_engine, trtexec_line, typed_options
+from edgeq_device.errors import OutputError
 from edgeq_device.gpu import Gpu
 from edgeq_device.select import Device
 from edgeq_device.variants import Variant
@@ -65,7 +66,18 @@ def test_a_table_is_laid_among_the_engines(built: Variant, tmp_path: Path) -> No
     table.write_bytes(b"table")
     with_table = replace(built, info={"table": "calibration.flatbuffers"}, table=table)
     engine = plan_engine(with_table, on("8.6.1"))
-    assert (engine.folder / "calibration.flatbuffers").read_bytes() == b"table"
+    laid = engine.folder / "calibration.flatbuffers"
+    assert laid.read_bytes() == b"table"
+    plan_engine(with_table, on("8.6.1"))
+    laid.write_bytes(b"mine")
+    with pytest.raises(OutputError, match="no calibration table"):
+        plan_engine(with_table, on("8.6.1"))
+    laid.unlink()
+    (tmp_path / "mine").write_bytes(b"mine")
+    laid.symlink_to(tmp_path / "mine")
+    with pytest.raises(OutputError, match="no calibration table"):
+        plan_engine(with_table, on("8.6.1"))
+    assert (tmp_path / "mine").read_bytes() == b"mine"
 
 
 def test_a_folder_that_cannot_be_written_is_replaced_with_a_word(

@@ -15,7 +15,7 @@ import pytest
 from edgeq.emulate.apt import Apt, Package
 from edgeq.emulate.emulator import Emulator, emulator_named
 from edgeq.emulate.sysroot import build_sysroot, load_sysroot, use_sysroot
-from edgeq.errors import RuntimeUnavailableError, UsageError
+from edgeq.errors import OutputError, RuntimeUnavailableError, UsageError
 
 ELF = b"\x7fELF\x02\x01\x01" + bytes(11) + (183).to_bytes(2, "little") + bytes(40)
 CONTENTS = {
@@ -133,6 +133,20 @@ def test_what_was_fetched_is_not_fetched_again(own_home: Path, sources: Path, in
         deb.unlink()
     assert build_sysroot(small, "1.30.0", sources=sources).python.is_file()
     assert not kept.exists()
+
+
+@pytest.mark.parametrize("place", ["arm64", "arm64.partial"])
+def test_what_setup_did_not_make_is_kept(
+    own_home: Path, sources: Path, index: Path, small: Emulator, place: str
+) -> None:
+    build_sysroot(small, "1.30.0", sources=sources)
+    build_sysroot(small, "1.30.0", sources=sources)
+    (own_home / place).mkdir(exist_ok=True)
+    (own_home / place / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError, match=r"holds notes\.txt, which edgeq did not write"):
+        build_sysroot(small, "1.30.0", sources=sources)
+    assert (own_home / place / "notes.txt").read_text() == "mine"
+    assert load_sysroot(small) is not None
 
 
 def test_sources_without_such_packages(own_home: Path, sources: Path, small: Emulator) -> None:

@@ -196,6 +196,18 @@ def test_a_users_profile_is_merged_over_the_shipped_one(tmp_path: Path) -> None:
             r"base.toml: \[scheme\]: scheme weight_type is 'int4'. It can be int8, uint8",
         ),
         (BASE + "[search]\nmethod = ['minmax', 'guess']\n", r"base.toml: \[search.method\]: scheme method is 'guess'"),
+        (
+            BASE + "[scheme.session_options]\n'session.node_partition_config_file' = 'x'\n",
+            r"base.toml: session option 'session.node_partition_config_file' is not one that a bundle may set",
+        ),
+        (
+            BASE + "[search.session_options]\n'session.x64quantprecision' = ['0', '2']\n",
+            r"base.toml: session option 'session.x64quantprecision' is '2'; it can be 0, 1",
+        ),
+        (
+            BASE + "[scheme.session_options]\n'session.model_external_initializers_file_folder_path' = 'x'\n",
+            r"base.toml: session option .* is one that the writer of the bundle sets itself",
+        ),
         ("extends = 'bas'\n" + BASE, r"base.toml: extends 'bas', which is unknown. Did you mean base\?"),
         ("extends = 'base'\n" + BASE, r"base.toml: extends 'base' in a circle"),
         ("min_compute_capability = '8'\n" + BASE, r"base.toml: min_compute_capability is '8'. Write it as \"8.6\""),

@@ -308,13 +308,25 @@ def test_one_variant_that_fails_its_bar_leaves_nothing(place: Path) -> None:
 
 def test_an_old_bundle_is_replaced_whole_and_only_with_force(place: Path) -> None:
     packaged(with_float=True)
-    (BUNDLE / "stray").write_text("left behind")
     with pytest.raises(OutputError, match="exists already"):
         packaged()
-    assert (BUNDLE / "stray").exists()
+    (BUNDLE / "models" / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError, match=r"bundle holds models/notes\.txt, which edgeq did not write"):
+        packaged(force=True)
+    assert (BUNDLE / "models" / "notes.txt").read_text() == "mine"
+    (BUNDLE / "models" / "notes.txt").unlink()
     packaged(force=True)
-    assert not (BUNDLE / "stray").exists()
     assert not (BUNDLE / "models" / "float32").exists()
+
+
+def test_of_split_bundles_only_bundles_are_replaced(place: Path, native: str) -> None:
+    packaged(Path("dist"), split=True)
+    packaged(Path("dist"), split=True, force=True)
+    mine = Path("dist") / f"{native}.edgeq"
+    mine.write_text("mine")
+    with pytest.raises(OutputError, match=r"\.edgeq is no bundle that edgeq wrote"):
+        packaged(Path("dist"), split=True, force=True)
+    assert mine.read_text() == "mine"
 
 
 def test_json_keys_are_those_documented(place: Path, native: str) -> None:

@@ -74,6 +74,10 @@ def test_it_is_rebuilt_beside_the_bundle(copy: Path) -> None:
         assert found.manifest_sha256 in page
     report_bundle(copy)  # an earlier report is replaced
     assert done.page.read_text("utf-8") == page
+    done.page.write_text(page.replace("<body>", "<body><p>my notes</p>", 1), "utf-8")
+    with pytest.raises(OutputError, match="exists already"):
+        report_bundle(copy)  # somebody wrote into it
+    assert "my notes" in done.page.read_text("utf-8")
 
 
 def test_measuring_adds_latency_and_layer_times(bundle: Path, tmp_path: Path) -> None:

@@ -93,8 +93,14 @@ def test_resuming_without_a_journal_starts_one(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "deep" / "j.jsonl", SETTINGS, resume=True)
     assert journal.remember("k", lambda: [1.5, None]) == [1.5, None]
     assert (tmp_path / "deep" / "j.jsonl").exists()
-    journal.remove()
-    assert not (tmp_path / "deep" / "j.jsonl").exists()
+
+
+@pytest.mark.parametrize("text", ["mine\n", '{"format": "other"}\n', "[]"])
+def test_what_is_no_journal_is_not_replaced(tmp_path: Path, text: str) -> None:
+    (tmp_path / "j.jsonl").write_text(text)
+    with pytest.raises(OutputError, match=r"j\.jsonl is no journal of edgeq's"):
+        Journal(tmp_path / "j.jsonl", SETTINGS, resume=False, force=True)
+    assert (tmp_path / "j.jsonl").read_text() == text
 
 
 def test_the_threads_are_measured_again_before_the_last_race(tmp_path: Path) -> None:

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from edgeq_device.arrays import write_npz
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from edgeq.backends.systolic import program as ir
 from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.program import Pool, Program, Step, Tensor, Tile
 from edgeq.errors import BundleError
+from edgeq.ownership import is_plain
 
 FORMAT = 1
 MAX_BYTES = 2**31
@@ -57,6 +60,31 @@ def save_program(program: Program, path: Path) -> None:
     arrays[_MAIN] = np.frombuffer(text, np.uint8)
     with path.open("wb") as stream:
         write_npz(stream, dict(sorted(arrays.items())))
+
+
+def is_program(path: Path) -> bool:
+    """Whether `path` is a file of the form that `save_program` writes."""
+    if not is_plain(path):
+        return False
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return f"{_MAIN}.npy" in archive.namelist()
+    except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError):
+        return False
+
+
+def belongs_to_program(path: Path) -> bool:
+    """Whether `path` is a program, or a model that lies beside the program of the same stem, as `build` leaves them."""
+    if path.name.endswith(".program.npz"):
+        return is_program(path)
+    stem = path.stem.removesuffix(".dialect")
+    if path.suffix != ".onnx" or not is_plain(path) or not is_program(path.with_name(f"{stem}.program.npz")):
+        return False
+    try:
+        # Not `load_model`: the dialect has an operator that ONNX does not know.
+        return bool(onnx.load_model(path, load_external_data=False).graph.node)
+    except (DecodeError, ValueError):
+        return False
 
 
 def load_program(path: Path) -> Program:

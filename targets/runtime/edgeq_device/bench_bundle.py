@@ -7,12 +7,13 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from edgeq_device.arrays import read_arrays
 from edgeq_device.bench_models import BenchModel, Shapes
+from edgeq_device.engine import is_tensorrt, plan_engine
 from edgeq_device.memory import MemoryUse, measure_memory
 from edgeq_device.opening import open_best
 from edgeq_device.package import FLOAT, Bundle
 from edgeq_device.scenarios import Feed
 from edgeq_device.select import Device
-from edgeq_device.sessions import open_session
+from edgeq_device.sessions import open_session, read_device
 from edgeq_device.variants import Variant
 
 
@@ -60,11 +61,13 @@ def bundle_feeds(variants: Sequence[Variant]) -> Optional[Callable[[Any], Sequen
 def _memory(variant: Variant, threads: int, shapes: Shapes) -> MemoryUse:
     assert variant.model is not None  # select() gives only what onnxruntime runs
     cpu = "CPUExecutionProvider"
+    # Without the folder of engines the provider would look for them, and keep new ones, in the current directory.
+    options = plan_engine(variant, read_device()).options if is_tensorrt(variant) else variant.provider_options
     return measure_memory(
         variant.model,
         shapes=shapes,
         providers=(variant.ep,) if variant.ep == cpu else (variant.ep, cpu),
-        provider_options=variant.provider_options,
+        provider_options=options,
         config=variant.session_options,
         optimization=variant.info.get("optimization", "all"),
         threads=threads,

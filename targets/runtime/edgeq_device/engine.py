@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Tuple
 
+from edgeq_device.errors import OutputError
 from edgeq_device.gpu import Gpu
 from edgeq_device.select import Device, parse_version
 from edgeq_device.tensorrt import PROVIDER, STRONGLY_TYPED
@@ -23,6 +24,8 @@ from edgeq_device.variants import Variant
 TABLE = "table"
 _FLAGS = ("trt_fp16_enable", "trt_bf16_enable", "trt_int8_enable")
 _HASH_LENGTH = 16
+# All tables of edgeq begin alike: the header of the flatbuffer, up to the number of its entries.
+_FORM = slice(0, 20)
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,32 @@ def plan_engine(variant: Variant, device: Device) -> Engine:
     table = variant.info.get(TABLE)
     if isinstance(table, str) and variant.table is not None:
         # The provider looks the table up by name among the engines.
-        shutil.copyfile(variant.table, folder / table)
+        _put_table(variant.table, folder / table)
     cached = any(folder.glob("*.engine"))
     return Engine(folder, cached, options, note)
+
+
+def _put_table(table: Path, place: Path) -> None:
+    """Copy the calibration table to `place`, over an earlier one and nothing else.
+
+    Raises:
+        OutputError: something else is there.
+    """
+    content = table.read_bytes()
+    if place.is_symlink() or place.exists():
+        # The same table, or one of an earlier bundle of this model.
+        if place.is_symlink() or not place.is_file() or place.read_bytes()[_FORM] != content[_FORM]:
+            raise OutputError(f"{place} is no calibration table of edgeq's", "Move it")
+        if place.read_bytes() == content:
+            return
+    handle, draft = tempfile.mkstemp(prefix=f".{place.name}.", dir=str(place.parent))
+    os.close(handle)
+    try:
+        shutil.copyfile(table, draft)
+        os.replace(draft, place)
+    except BaseException:
+        Path(draft).unlink()
+        raise
 
 
 def engine_key(variant: Variant, gpu: Gpu, tensorrt: str) -> str:

@@ -80,7 +80,7 @@ def save_outputs(path: Path, outputs: Mapping[str, "np.ndarray[Any, Any]"], *, f
     Raises:
         OutputError: `path` exists (without `force`) or cannot be written.
     """
-    if path.exists() and not force:
+    if (path.exists() or path.is_symlink()) and not force:
         raise OutputError(f"{path} exists already", "Pass --force to replace it, or choose another output")
     try:
         handle, draft = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.absolute().parent)

@@ -20,17 +20,6 @@ BUNDLE_SCHEMA = "1.0"
 MAX_FILES = 20_000
 MAX_SIZE = 1 << 44
 
-# Session options by which a model package could write files of its choosing. ONNX Runtime refuses the first four.
-FORBIDDEN_SESSION_OPTIONS = frozenset(
-    {
-        "session.enable_profiling",
-        "session.optimized_model_filepath",
-        "session.debug_layout_transformation",
-        "session.collect_node_memory_stats_to_file",
-        "ep.context_enable",
-    }
-)
-
 _HEX = re.compile(r"[0-9a-f]{64}")
 _MANIFEST_KEYS = frozenset(
     {
@@ -73,7 +62,9 @@ class Manifest:
 
 @dataclass(frozen=True)
 class VariantBody:
-    """One variant of component.json. `edgeq` is the inline object, or the name of a file in the variant directory."""
+    """One variant of component.json, options and references as they stand there.
+
+    `edgeq` is the inline object, or the name of a file in the variant directory."""
 
     name: str
     directory: str
@@ -162,7 +153,7 @@ def _parse_variant(name: str, values: object, where: str) -> VariantBody:
     directory, ep = body.get("variant_directory", name), body.get("ep")
     if not isinstance(directory, str):
         raise BundleError(f"{where}: variant_directory is not a string")
-    if not isinstance(ep, str) or not ep:
+    if not isinstance(ep, str) or not is_plain_name(ep):
         raise BundleError(f"{where}: ep does not name an execution provider")
     if "device" in body and body["device"] not in _DEVICES:
         raise BundleError(f"{where}: device is not one of {', '.join(_DEVICES)}")
@@ -175,16 +166,12 @@ def _parse_variant(name: str, values: object, where: str) -> VariantBody:
     model_file = ort.get("model_file")
     if model_file is not None and not isinstance(model_file, str):
         raise BundleError(f"{where}: model_file is not a string")
-    session_options = _strings(ort.get("session_options", {}), f"{where}: session_options")
-    forbidden = sorted(FORBIDDEN_SESSION_OPTIONS.intersection(session_options))
-    if forbidden:
-        raise BundleError(f"{where}: session option {forbidden[0]} would write a file; a bundle may not")
     return VariantBody(
         name=name,
         directory=check_file_name(directory, where),
         ep=ep,
         model_file=model_file,
-        session_options=session_options,
+        session_options=_strings(ort.get("session_options", {}), f"{where}: session_options"),
         provider_options=_strings(ort.get("provider_options", {}), f"{where}: provider_options"),
         edgeq=edgeq,
     )

@@ -102,7 +102,9 @@ def _measure_here(order: Mapping[str, Any]) -> Dict[str, int]:
     import onnxruntime
 
     from edgeq_device.feeds import random_feeds
+    from edgeq_device.options import ignore_options_in_models
 
+    ignore_options_in_models()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = order["threads"]

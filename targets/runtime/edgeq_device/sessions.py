@@ -13,6 +13,7 @@ from typing import Any, Iterator, List
 from edgeq_device.errors import BundleError, RuntimeUnavailableError
 from edgeq_device.gpu import read_gpus
 from edgeq_device.gpu_sessions import GPU_PROVIDERS, open_on_gpu
+from edgeq_device.options import check_names, ignore_options_in_models
 from edgeq_device.select import CPU, Device, parse_version
 from edgeq_device.spinning import BRIEF_SPIN
 from edgeq_device.tensorrt import read_tensorrt
@@ -76,9 +77,12 @@ def open_session(variant: Variant, threads: int = 0) -> Any:
 
     Raises:
         RuntimeUnavailableError: onnxruntime is missing or refuses the model.
+        BundleError: the variant has no model, or options that a bundle may not set.
     """
     if variant.model is None:
         raise BundleError(f"variant {variant.name} is not run by ONNX Runtime")
+    check_names(variant.session_options, variant.ep, variant.provider_options)
+    ignore_options_in_models()
     ort = onnxruntime()
     options = ort.SessionOptions()
     options.log_severity_level = 3

@@ -8,11 +8,12 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 
 from edgeq_device.errors import BundleError
 from edgeq_device.manifest import COMPONENT, FileRecord, VariantBody, parse_component, resolve_reference, strings_in
+from edgeq_device.modelfile import check_model
 from edgeq_device.names import is_plain_name
+from edgeq_device.options import check_table_name, read_provider_options, read_session_options
 from edgeq_device.plainjson import MAX_BYTES, parse_json
 
 EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
-_PATH_OPTIONS = (EXTERNAL_FOLDER, "ep.context_file_path")
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,10 @@ def load_variants(
     file = f"{place}/{COMPONENT}"
     where = f"{where}: {file}"
     bodies = parse_component(_json_file(root, file, files, where), where)
-    return tuple(_variant(component, place, body, root, files, where) for body in bodies)
+    variants = tuple(_variant(component, place, body, root, files, where) for body in bodies)
+    for model in sorted({variant.model for variant in variants if variant.model is not None}):
+        check_model(model, where)
+    return variants
 
 
 def _variant(
@@ -88,10 +92,10 @@ def _variant(
     model = None
     if body.model_file is not None:
         model = _existing(resolve_reference(body.model_file, directory, where), root, files, where)
-    options = dict(body.session_options)
-    for key in _PATH_OPTIONS:
-        if key in options:
-            options[key] = str(_inside(resolve_reference(options[key], directory, where), root, files, where))
+
+    def resolve(reference: str, kind: str) -> str:
+        return str(_place(resolve_reference(reference, directory, where), kind, root, files, where))
+
     rank = info.get("rank", 0)
     if not isinstance(rank, int) or isinstance(rank, bool):
         raise BundleError(f"{where}: rank is not a whole number")
@@ -104,8 +108,8 @@ def _variant(
         component=component,
         ep=body.ep,
         model=model,
-        session_options=options,
-        provider_options=_provider_options(body.provider_options, directory, root, files, where),
+        session_options=read_session_options(body.session_options, where, resolve),
+        provider_options=read_provider_options(body.ep, body.provider_options, where, resolve),
         architecture=architecture,
         required_features=tuple(strings_in(info, "required_features", where)),
         rank=rank,
@@ -125,6 +129,7 @@ def _table(info: Mapping[str, Any], root: Path, files: Mapping[str, FileRecord],
     table = info.get("table")
     if not isinstance(named, str) or not isinstance(table, str) or not is_plain_name(table):
         raise BundleError(f"{where}: table and table_file must name a file each")
+    check_table_name(table, where)
     return _existing(named, root, files, where)
 
 
@@ -153,29 +158,16 @@ def _selftest(
     return tuple(found), {name: float(value) for name, value in tolerance.items()}
 
 
-def _provider_options(
-    options: Mapping[str, str], directory: str, root: Path, files: Mapping[str, FileRecord], where: str
-) -> Dict[str, str]:
-    """Provider options with their paths resolved. One that would load code or reach outside the bundle is refused."""
-    resolved = dict(options)
-    for key, value in options.items():
-        words = key.lower().replace(".", "_").split("_")
-        if "lib" in words or "plugin" in words or "library" in words:
-            raise BundleError(f"{where}: provider option {key} would load code; a bundle may not")
-        if {"path", "paths", "dir", "folder", "file"} & set(words):
-            resolved[key] = str(_inside(resolve_reference(value, directory, where), root, files, where))
-    return resolved
-
-
 def _existing(name: str, root: Path, files: Mapping[str, FileRecord], where: str) -> Path:
     if name not in files:
         raise BundleError(f"{where}: {name!r} is not in the bundle")
     return root / name
 
 
-def _inside(name: str, root: Path, files: Mapping[str, FileRecord], where: str) -> Path:
-    if name not in files and not any(file.startswith(name + "/") for file in files):
-        raise BundleError(f"{where}: {name!r} is not in the bundle")
+def _place(name: str, kind: str, root: Path, files: Mapping[str, FileRecord], where: str) -> Path:
+    """The file `name`, or the folder of that name that holds some of `files`."""
+    if name not in files if kind == "file" else not any(file.startswith(name + "/") for file in files):
+        raise BundleError(f"{where}: {name!r} is not in the bundle as a {kind}")
     return root / name
 
 

@@ -371,7 +371,7 @@ def asset_without_a_hash(root: Path) -> None:
     edit_ort(root, model_file="sha256:../../models")
 
 
-@attack("would write a file")
+@attack("is not one that a bundle may set")
 def option_that_writes(root: Path) -> None:
     edit_ort(root, session_options={"session.optimized_model_filepath": "/tmp/x"})
 
@@ -386,14 +386,45 @@ def weights_folder_outside(root: Path) -> None:
     edit_ort(root, session_options={"session.model_external_initializers_file_folder_path": "/etc"})
 
 
-@attack("would load code")
-def option_that_loads_code(root: Path) -> None:
-    edit_ort(root, provider_options={"trt_extra_plugin_lib_paths": "model.onnx"})
+@attack("is not in the bundle as a folder")
+def weights_folder_is_a_file(root: Path) -> None:
+    edit_ort(root, session_options={"session.model_external_initializers_file_folder_path": "model.onnx"})
 
 
-@attack("is absolute")
-def provider_path_outside(root: Path) -> None:
-    edit_ort(root, provider_options={"trt_engine_cache_path": "/etc"})
+@attack("does not name an execution provider")
+def provider_with_a_newline(root: Path) -> None:
+    edit_variant(root, lambda v: v.update(ep="CPUExecutionProvider\n"))
+
+
+@attack("does not name an execution provider")
+def provider_without_end(root: Path) -> None:
+    edit_variant(root, lambda v: v.update(ep="C" * 1000))
+
+
+@attack("holds an EPContext node")
+def compiled_program(root: Path) -> None:
+    data = (root / MODEL).read_bytes()
+    # A field that protobuf's readers skip, as long as the search reads at a time.
+    (root / MODEL).write_bytes(data + b"\x82\x7d\xff\xff\x3f" + b"\0" * ((1 << 20) - 4) + b"EPContext" + b"\0" * 100)
+    seal(root)
+
+
+@attack("is in ONNX Runtime's own format")
+def runtimes_own_format(root: Path) -> None:
+    (root / MODEL).write_bytes(b"\x18\0\0\0ORTM" + b"\0" * 100)
+    seal(root)
+
+
+@attack("is in ONNX Runtime's own format")
+def runtimes_own_suffix(root: Path) -> None:
+    (root / MODEL).rename(root / MODEL.replace(".onnx", ".ORT"))
+    edit_ort(root, model_file="model.ORT")
+
+
+@attack("table 'graph_sm86.engine' is 'graph_sm86.engine'; it can be")
+def engine_as_a_table(root: Path) -> None:
+    edit(root, INFO, lambda i: i.update(table="graph_sm86.engine", table_file=MODEL))
+    seal(root)
 
 
 @attack("is not in the bundle")

@@ -1,0 +1,235 @@
+"""Which session and provider options a bundle may set, and to what: the rows of options.json, beside this file.
+
+A bundle is untrusted input, and ONNX Runtime's options open, write and load files, take addresses of functions, and
+grow in number with each release. So an option is refused unless it has a row, which gives the form of its values and
+the reason why it can do no harm. The table is part of the code that checks: it is never read out of the bundle that is
+being checked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pkgutil
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Callable, Dict, Iterable, Mapping
+
+from edgeq_device.errors import BundleError
+
+MAX_KEY = 128
+MAX_VALUE = 1024
+"""ONNX Runtime's own limits, in characters."""
+TABLE_OPTION = ("TensorrtExecutionProvider", "trt_int8_calibration_table_name")
+"""The provider's option with the name of the calibration table that the runner puts among the engines."""
+_FIX = "The options that a bundle may set, and their values, are in edgeq_device/options.json"
+_SIZE_DIGITS = 10
+_FROM_MODELS = "ORT_LOAD_CONFIG_FROM_MODEL"
+_SHOWN = 60
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One option that a bundle may set.
+
+    Attributes:
+        form: of its values; one of
+            {"one_of": [text, ...]},
+            {"whole": [least, most]}: a decimal number without sign, spaces or zeros that it does not need,
+            {"words": {"between", "also", "most", "ending"}}: words of ASCII letters, digits and the characters of
+            "also", with "between" between them, at most "most" characters in all, with that ending,
+            {"shapes": most}: inputs with their sizes, "x:1x3x224x224,y:1", at most `most` characters,
+            {"place": "file" | "folder"}: a file of the bundle, or a folder that holds some.
+        why: it can do no harm.
+        source: where the option is documented.
+    """
+
+    form: Mapping[str, Any]
+    why: str
+    source: str
+
+    @property
+    def place(self) -> str:
+        """ "file" or "folder" where the value is a reference to what the bundle holds, else ""."""
+        return str(self.form.get("place", ""))
+
+
+@dataclass(frozen=True)
+class Rules:
+    """All that is allowed: session options by key, provider options by execution provider and key."""
+
+    session: Mapping[str, Rule]
+    providers: Mapping[str, Mapping[str, Rule]]
+
+
+@lru_cache(maxsize=1)
+def rules() -> Rules:
+    """The table as it ships with this code, whether that lies in a folder or runs out of a zip."""
+    data = pkgutil.get_data("edgeq_device", "options.json")
+    assert data is not None, "the loaders of folders and of zips both give data"
+    table = json.loads(data)
+
+    def read(rows: Mapping[str, Any]) -> Dict[str, Rule]:
+        return {key: Rule(_form(row["form"], table["forms"]), row["why"], row["source"]) for key, row in rows.items()}
+
+    return Rules(read(table["session"]), {ep: read(rows) for ep, rows in table["providers"].items()})
+
+
+def _form(form: Any, named: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = named[form] if isinstance(form, str) else form
+    assert isinstance(found, dict)
+    return found
+
+
+def session_problem(key: str, value: str, *, references: bool = True) -> str:
+    """Why a bundle may not set session option `key` to `value`, as the rest of a sentence; "" where it may.
+
+    Args:
+        references: whether an option may refer to what the bundle holds; those the writer of a bundle sets itself.
+    """
+    problem = _problem(rules().session, key, value, "is not one that a bundle may set")
+    if not problem and not references and rules().session[key].place:
+        return "is one that the writer of the bundle sets itself"
+    return problem
+
+
+def provider_problem(ep: str, key: str, value: str) -> str:
+    """The same for option `key` of execution provider `ep`."""
+    known = rules().providers.get(ep)
+    if known is None:
+        return f"is refused: a bundle may set none of {_quoted(ep)}"
+    return _problem(known, key, value, f"is not one that a bundle may set of {ep}")
+
+
+def read_session_options(options: Mapping[str, str], where: str, resolve: Callable[[str, str], str]) -> Dict[str, str]:
+    """`options` of a bundle, checked, with references replaced by paths.
+
+    Args:
+        resolve: gives the path for a reference and its kind ("file" or "folder"), or raises BundleError.
+
+    Raises:
+        BundleError: an option or a value that a bundle may not set.
+    """
+    found = {}
+    for key, value in options.items():
+        _refuse(session_problem(key, value), f"{where}: session option {_quoted(key)}")
+        place = rules().session[key].place
+        found[key] = resolve(value, place) if place else value
+    return found
+
+
+def read_provider_options(
+    ep: str, options: Mapping[str, str], where: str, resolve: Callable[[str, str], str]
+) -> Dict[str, str]:
+    """`read_session_options` for the options of execution provider `ep`."""
+    found = {}
+    for key, value in options.items():
+        _refuse(provider_problem(ep, key, value), f"{where}: provider option {_quoted(key)}")
+        place = rules().providers[ep][key].place
+        found[key] = resolve(value, place) if place else value
+    return found
+
+
+def check_names(session: Iterable[str], ep: str, provider: Iterable[str]) -> None:
+    """Refuse names of options without a row; their values were checked when the bundle was read.
+
+    The last check before a session is opened: it also holds for what did not come through the reader of bundles.
+
+    Raises:
+        BundleError: with the name.
+    """
+    for key in session:
+        if key not in rules().session:
+            raise BundleError(f"session option {_quoted(key)} is not one that a bundle may set", _FIX)
+    for key in provider:
+        if key not in rules().providers.get(ep, {}):
+            raise BundleError(f"provider option {_quoted(key)} is not one that a bundle may set of {ep}", _FIX)
+
+
+def ignore_options_in_models() -> None:
+    """Keep ONNX Runtime from reading options out of a model's metadata, which could have a profile written into the
+    current directory: it does so where the environment asks for it. Call it before a session is opened."""
+    if _FROM_MODELS in os.environ:
+        os.environ[_FROM_MODELS] = "0"
+
+
+def check_table_name(name: str, where: str) -> None:
+    """Refuse a calibration table whose name is not one: it is copied into the folder that TensorRT reads engines from.
+
+    Raises:
+        BundleError: as it says.
+    """
+    ep, key = TABLE_OPTION
+    _refuse(provider_problem(ep, key, name), f"{where}: table {_quoted(name)}")
+
+
+def _refuse(problem: str, what: str) -> None:
+    if problem:
+        raise BundleError(f"{what} {problem}", _FIX)
+
+
+def _problem(known: Mapping[str, Rule], key: str, value: str, unknown: str) -> str:
+    if len(key) > MAX_KEY or not _printable(key):
+        return f"is no name of an option: printable ASCII, at most {MAX_KEY} characters"
+    if key not in known:
+        return unknown
+    if len(value) > MAX_VALUE or not _printable(value):
+        return f"has a value that is not printable ASCII of at most {MAX_VALUE} characters"
+    expected = _mismatch(known[key].form, value)
+    return f"is {_quoted(value)}; it can be {expected}" if expected else ""
+
+
+def _mismatch(form: Mapping[str, Any], value: str) -> str:
+    """What `value` can be where it does not have `form`, else ""."""
+    if "one_of" in form:
+        return "" if value in form["one_of"] else ", ".join(form["one_of"])
+    if "whole" in form:
+        least, most = form["whole"]
+        return "" if _is_whole(value, least, most) else f"a whole number from {least} to {most}"
+    if "words" in form:
+        limits = form["words"]
+        return "" if _are_words(value, limits) else _describe_words(limits)
+    if "shapes" in form:
+        most = form["shapes"]
+        fits = len(value) <= most and all(map(_is_shape, value.split(",")))
+        return "" if fits else f"NAME:SIZExSIZE, with commas between them, {most} characters at most"
+    return "" if value else f"a {form['place']} of the bundle"
+
+
+def _is_whole(value: str, least: int, most: int) -> bool:
+    digits = value[1:] if value.startswith("-") else value
+    if not digits.isdigit() or len(digits) > len(str(most)):
+        return False
+    return str(int(value)) == value and least <= int(value) <= most
+
+
+def _is_shape(text: str) -> bool:
+    name, _, sizes = text.rpartition(":")
+    plain = name != "" and all(character.isalnum() or character in "_.-/:" for character in name)
+    return plain and all(size.isdigit() and len(size) <= _SIZE_DIGITS for size in sizes.split("x"))
+
+
+def _are_words(value: str, limits: Mapping[str, Any]) -> bool:
+    others = limits["also"] + limits["between"]
+    words = value.split(limits["between"]) if limits["between"] else [value]
+    return (
+        len(value) <= limits["most"]
+        and all(character.isalnum() or character in others for character in value)
+        and all(words)
+        and value.endswith(limits.get("ending", ""))
+    )
+
+
+def _describe_words(limits: Mapping[str, Any]) -> str:
+    text = f"at most {limits['most']} letters, digits and {' '.join(limits['also'])}"
+    if limits["between"]:
+        text += f" in words with {limits['between']} between them"
+    return f"{text}, ending in {limits['ending']}" if "ending" in limits else text
+
+
+def _printable(text: str) -> bool:
+    return text.isascii() and text.isprintable()
+
+
+def _quoted(text: str) -> str:
+    return ascii(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
