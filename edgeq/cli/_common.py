@@ -7,7 +7,7 @@ import functools
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,11 +32,13 @@ class Printer:
     quiet: bool
     verbose: bool
 
-    def result(self, plain: Mapping[str, Any], human: Callable[[Console], None]) -> None:
-        """Print a command's result: `plain` as JSON with --json, else what `human` draws on the console."""
+    def result(self, record: Any, human: Callable[[Console], None]) -> None:
+        """Print a command's result: `record` (see `edgeq.records`) as JSON with --json, else what `human` draws."""
+        from edgeq.records import plain
+
         try:
             if self.as_json:
-                click.echo(json.dumps(plain, indent=2, allow_nan=False))
+                click.echo(json.dumps(plain(record), indent=2, allow_nan=False))
             else:
                 human(self.console())
             sys.stdout.flush()

@@ -1,0 +1,318 @@
+"""Records: values that are written to or read from JSON and TOML, and the only way in and out.
+
+A record is a frozen dataclass of this package. `plain` turns one into what JSON holds, `parse` makes one from data that
+may be untrusted, with msgspec, which checks every value against the annotations. There is no `to_dict` or `from_dict`
+to write: the fields are the format. What JSON has and the dataclass has not is declared beside the fields:
+
+    @dataclass(frozen=True)
+    class Coverage:
+        int8_macs: int
+        nodes: tuple[NodeRun, ...] = field(metadata=NOT_WRITTEN)   # left out of the record
+        proof: Proof = field(metadata=INLINE)                      # its keys stand among this record's own
+        seconds: float = field(metadata=written(name="elapsed_s", digits=3))
+
+        @computed                                                  # a property that is written too
+        def share(self) -> float: ...
+
+A class whose record has nothing in common with its fields may define `__record__()`, which gives the record in its
+place; what is parsed must be its own record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from pathlib import Path, PurePath
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar, overload
+
+import msgspec
+import numpy as np
+from edgeq_device.errors import DeviceError
+from edgeq_device.plainjson import MAX_BYTES, parse_json
+from msgspec import inspect
+
+from edgeq.errors import EdgeqError
+
+T = TypeVar("T")
+Metadata = Mapping[str, Any]
+
+NOT_WRITTEN: Metadata = MappingProxyType({"record": "left out"})
+"""Metadata of a field that is not part of the record."""
+
+INLINE: Metadata = MappingProxyType({"record": "inline"})
+"""Metadata of a field whose own keys are written in its place; nothing where it is None."""
+
+_LARGEST_TOML = 1 << 20
+_WORDS = {
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "int | float": "a number",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a table",
+}
+
+
+def written(*, name: str | None = None, digits: int | None = None) -> Metadata:
+    """Metadata of a field that is written under another name, or rounded to so many decimals. Such a field can only be
+    written: what is read back has the names of its fields."""
+    return {"name": name, "digits": digits}
+
+
+class computed(Generic[T]):  # noqa: N801
+    """A read-only property that `plain` writes after the fields."""
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> computed[T]: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+
+    def __get__(self, instance: object | None, owner: type) -> computed[T] | T:
+        return self if instance is None else self._compute(instance)
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON holds it: dict, list, str, int, float, bool, None.
+
+    Fields keep their order, sets are sorted, paths become text, and numbers that JSON does not have (NaN and the
+    infinities) become None.
+
+    Raises:
+        TypeError: something in it is no record.
+    """
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Set):
+        return sorted(plain(item) for item in value)
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, np.integer):
+        return int(value)
+    if hasattr(value, "__record__"):
+        return plain(value.__record__())
+    if dataclasses.is_dataclass(value):
+        return dict(_items(value))
+    raise TypeError(f"{type(value).__qualname__} is no record")
+
+
+def _items(value: Any) -> Iterator[tuple[str, Any]]:
+    for field in dataclasses.fields(value):
+        how = field.metadata.get("record")
+        item = getattr(value, field.name)
+        if how == "inline":
+            yield from (plain(item) or {}).items()
+        elif how is None:
+            digits = field.metadata.get("digits")
+            rounds = digits is not None and item is not None
+            yield field.metadata.get("name") or field.name, plain(round(item, digits) if rounds else item)
+    for name in _computed(type(value)):
+        yield name, plain(getattr(value, name))
+
+
+def _computed(kind: type) -> tuple[str, ...]:
+    return tuple(n for base in reversed(kind.__mro__) for n, found in vars(base).items() if isinstance(found, computed))
+
+
+def rounded(value: Any, digits: int) -> Any:
+    """Plain data with its floats cut to significant digits; those that JSON does not have become None."""
+    if isinstance(value, float):
+        return float(f"{value:.{digits - 1}e}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): rounded(item, digits) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(item, digits) for item in value]
+    return value
+
+
+def parse(
+    data: Any, kind: type[T], where: object, error: type[EdgeqError] = EdgeqError, *, unknown_keys: bool = True
+) -> T:
+    """The record of type `kind` in plain `data`; every value is checked against its annotation.
+
+    Args:
+        where: the file, for messages.
+        error: what to raise.
+        unknown_keys: whether keys that `kind` does not have are passed over.
+
+    Raises:
+        EdgeqError: of the type `error`: which value is not as it should be, and what it should be.
+    """
+    if not unknown_keys:
+        _check_keys(data, inspect.type_info(kind), (), where, error)
+    try:
+        return msgspec.convert(data, kind, dec_hook=_decode)
+    except msgspec.ValidationError as problem:
+        raise _explained(str(problem), data, kind, where, error) from problem
+
+
+def read_json(path: Path, kind: type[T], error: type[EdgeqError], fix: str) -> T:
+    """The record in a JSON file, which may be untrusted: bounded in size and depth.
+
+    Raises:
+        EdgeqError: of the type `error`; `fix` is its advice where the file is not JSON at all.
+    """
+    return parse(json_object(path, error, fix), kind, path, error)
+
+
+def json_object(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]:
+    """The JSON object in a file, which may be untrusted: bounded in size and depth, no key twice, no NaN.
+
+    Raises:
+        EdgeqError: of the type `error`, with the advice `fix`.
+    """
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise error(f"{path} is larger than {MAX_BYTES} bytes", fix)
+        return parse_json(path.read_bytes(), str(path))
+    except OSError as problem:
+        raise error(f"{path} cannot be read: {problem.strerror}", fix) from problem
+    except DeviceError as problem:
+        raise error(problem.problem, fix) from problem
+
+
+def toml_table(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]:
+    """The content of a TOML file of at most 1 MiB, which may be untrusted.
+
+    Raises:
+        EdgeqError: of the type `error`, with the advice `fix`.
+    """
+    try:
+        if path.stat().st_size > _LARGEST_TOML:
+            raise error(f"{path} is larger than 1 MiB", fix)
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise error(f"{path} cannot be read: {problem.strerror}", fix) from problem
+    except UnicodeDecodeError as problem:
+        raise error(f"{path} is not UTF-8 text", fix) from problem
+    except tomllib.TOMLDecodeError as problem:
+        raise error(f"{path} is not TOML: {problem}", "Correct it there") from problem
+    except RecursionError as problem:
+        raise error(f"{path} is nested too deeply", fix) from problem
+
+
+def suggest(given: str, known: Iterable[str]) -> str:
+    """ "Did you mean …?" for near misses and parts of names, else the list of what is known."""
+    names = sorted(set(known))
+    near = [name for name in names if len(given) > 2 and given.lower() in name]
+    near = near or difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.6)
+    if near:
+        return f"Did you mean {' or '.join(near)}?"
+    return f"Known: {', '.join(names)}"
+
+
+def _decode(kind: type, value: Any) -> Any:
+    if issubclass(kind, PurePath) and isinstance(value, str):
+        return kind(value)
+    raise NotImplementedError
+
+
+Place = tuple[str, ...]
+
+
+def _check_keys(data: Any, info: inspect.Type, place: Place, where: object, error: type[EdgeqError]) -> None:
+    """Refuse the first key in `data` that the type has no field for."""
+    info = _container(info, data)
+    if isinstance(info, inspect.DataclassType) and isinstance(data, Mapping):
+        fields = {field.encode_name: field.type for field in info.fields}
+        for key, value in data.items():
+            if key not in fields:
+                table = f"in [{'.'.join(place)}]" if place else "at the top"
+                raise error(f"{where}: unknown key {key!r} {table}", suggest(str(key), fields))
+            _check_keys(value, fields[key], (*place, str(key)), where, error)
+    elif isinstance(info, inspect.DictType) and isinstance(data, Mapping):
+        for key, value in data.items():
+            _check_keys(value, info.value_type, (*place, str(key)), where, error)
+    elif isinstance(info, inspect.CollectionType) and isinstance(data, list):
+        for index, value in enumerate(data):
+            _check_keys(value, info.item_type, (*place, str(index)), where, error)
+
+
+def _container(info: inspect.Type, data: Any) -> inspect.Type:
+    """Of a union the member that holds tables or lists, as `data` is one of them."""
+    if isinstance(info, inspect.Metadata):
+        return _container(info.type, data)
+    if isinstance(info, inspect.UnionType):
+        wanted = inspect.DataclassType | inspect.DictType if isinstance(data, Mapping) else inspect.CollectionType
+        return next((_container(t, data) for t in info.types if isinstance(t, wanted)), info)
+    return info
+
+
+def _explained(message: str, data: Any, kind: type, where: object, error: type[EdgeqError]) -> EdgeqError:
+    """msgspec's message as a problem and what to do about it."""
+    found = re.fullmatch(r"(?P<problem>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?", message, re.DOTALL)
+    assert found is not None
+    problem, got = found["problem"], re.search(r", got `(\w+)`", found["problem"])
+    place, value = _found(re.findall(r"[^.\[\]]+|\.\.\.", found["path"] or ""), data, got and got[1])
+    name = ".".join(place) or "the content"
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
+        return error(f"{where}: {'.'.join((*place, missing[1]))} is missing", "Add it")
+    expected = re.match(r"Expected `([^`]*)`(.*?)(?:, got `\w+`)?$", problem)
+    if expected is None:
+        known = _literals(inspect.type_info(kind), place)
+        fix = f"It can be {', '.join(known)}" if known else problem
+        return error(f"{where}: {name} is {_short(value)}", fix)
+    words = _WORDS.get(expected[1].removesuffix(" | null"), f"`{expected[1]}`")
+    if words == "a table" and place:
+        words = f"a table: [{name}]"
+    return error(f"{where}: {name} is {_short(value)}", f"Make it {words}{expected[2]}")
+
+
+def _found(steps: list[str], data: Any, got: str | None) -> tuple[Place, Any]:
+    """The place that msgspec's path names, and the value there. For a key of a mapping the path has "...": the first
+    that holds a value of the type `got`."""
+    if not steps:
+        return (), data
+    first, rest = steps[0], steps[1:]
+    if first != "...":
+        inner, value = _found(rest, data[int(first)] if isinstance(data, list) else data[first], got)
+        return (first, *inner), value
+    tried = []
+    for key in data if isinstance(data, Mapping) else range(len(data)):
+        try:
+            inner, value = _found(rest, data[key], got)
+        except (KeyError, IndexError, TypeError):
+            continue
+        tried.append(((str(key), *inner), value))
+    names = {"str": str, "int": int, "float": float, "bool": bool, "array": list, "object": dict, "null": type(None)}
+    return next((t for t in tried if got and type(t[1]) is names.get(got)), tried[0])
+
+
+def _literals(info: inspect.Type, place: Place) -> list[str]:
+    """The values that a literal at `place` can have; none where there is no literal."""
+    for step in place:
+        if isinstance(info, inspect.UnionType):
+            wanted = inspect.DataclassType | inspect.DictType | inspect.CollectionType
+            info = next((t for t in info.types if isinstance(t, wanted)), info)
+        if isinstance(info, inspect.DataclassType):
+            info = next(field.type for field in info.fields if field.encode_name == step)
+        elif isinstance(info, inspect.DictType):
+            info = info.value_type
+        elif isinstance(info, inspect.CollectionType):
+            info = info.item_type
+    kinds = info.types if isinstance(info, inspect.UnionType) else (info,)
+    return [str(value) for kind in kinds if isinstance(kind, inspect.LiteralType) for value in kind.values]
+
+
+def _short(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."
