@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
+# `python -m edgeq` looks for modules in the working directory first, where a `numpy.py` may lie beside the model. Where
+# edgeq itself was found elsewhere, the directory has no part in it. -P and the program `edgeq` do not need this.
+_HERE = os.getcwd() if __name__ == "__main__" and not sys.flags.safe_path else None  # noqa: PTH109 (pathlib is there)
+if _HERE == sys.path[0] != __file__[: -len("/edgeq/__main__.py")]:
+    del sys.path[0]
+
 import signal
 
 # While modules are loading there is nothing to clean up: Ctrl-C ends the program at once and without a traceback.
