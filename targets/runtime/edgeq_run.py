@@ -16,9 +16,10 @@ if __name__ == "__main__" and (
     del sys.path[0]
 
 import os  # noqa: E402
-from importlib.machinery import SOURCE_SUFFIXES, FileFinder, PathFinder, SourceFileLoader  # noqa: E402
-from importlib.util import module_from_spec  # noqa: E402
+from importlib.machinery import SourceFileLoader  # noqa: E402
+from importlib.util import spec_from_file_location  # noqa: E402
 from pathlib import Path  # noqa: E402
+from zipimport import zipimporter  # noqa: E402
 
 # `python BUNDLE/ verify` has compiled this very file (as __main__.py) before it could say so.
 if __spec__ is not None and __spec__.cached is not None and Path(__spec__.cached).is_file():
@@ -30,28 +31,53 @@ if __spec__ is not None and __spec__.cached is not None and Path(__spec__.cached
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
+PACKAGE = "edgeq_device"
+
+
 class _Source(SourceFileLoader):
     """Takes the source and never a compiled file beside it, which no check has seen yet."""
+
+    archive = None
 
     def path_stats(self, path):
         raise OSError("no compiled file is looked for")
 
+    def get_data(self, path):
+        return super().get_data(path) if self.archive is None else self.archive.get_data(path)
 
-def _load_package():
-    """Import edgeq_device from beside this file and from nowhere else; an installed one does not take its place."""
-    root = Path(os.path.realpath(__file__)).parent
-    for folder in (root, root / "edgeq_device"):
-        if folder.is_dir():  # not inside a zip
-            sys.path_importer_cache[str(folder)] = FileFinder(str(folder), (_Source, SOURCE_SUFFIXES))
-    spec = PathFinder.find_spec("edgeq_device", [str(root)])
-    if spec is None or spec.loader is None or spec.origin is None:
-        sys.exit(f"edgeq_run: {root} is not whole: edgeq_device is missing. Get the bundle again")
-    package = sys.modules[spec.name] = module_from_spec(spec)
-    spec.loader.exec_module(package)
+
+class _Finder:
+    """Finds edgeq_device and its modules beside this file, as the files of those names that the manifest lists.
+
+    Python's own finders would take an installed package, an extension module, a compiled file or a folder instead.
+    """
+
+    def __init__(self, root):
+        self._folder = root / PACKAGE
+        self._archive = None if root.is_dir() else zipimporter(str(root))
+
+    def find_spec(self, name, path=None, target=None):
+        package, _, module = name.partition(".")
+        if package != PACKAGE:
+            return None
+        file = str(self._folder / f"{module or '__init__'}.py")
+        loader = _Source(name, file)
+        loader.archive = self._archive
+        try:
+            loader.get_data(file)
+        except OSError:
+            return None
+        inside = None if module else [str(self._folder)]
+        return spec_from_file_location(name, file, loader=loader, submodule_search_locations=inside)
 
 
 if __name__ == "__main__":
-    _load_package()
+    root = Path(os.path.realpath(__file__)).parent
+    finder = _Finder(root)
+    if finder.find_spec(PACKAGE) is None:
+        print(f"edgeq_run: {root} is not whole: {PACKAGE} is missing. Get the bundle again", file=sys.stderr)
+        sys.exit(7)
+    sys.meta_path.insert(0, finder)
     from edgeq_device.cli import main
 
     sys.exit(main(root=Path(__file__).parent))
