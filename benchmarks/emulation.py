@@ -144,7 +144,7 @@ def _row(name: str, board: str, check: Mapping[str, Any]) -> Row:
 def _edgeq(*words: str, **environment: str) -> Any:
     """What edgeq prints as JSON; a check that failed is a result too."""
     ran = subprocess.run(
-        [sys.executable, "-m", "edgeq", *words, "--json"],
+        [sys.executable, "-P", "-m", "edgeq", *words, "--json"],
         capture_output=True,
         text=True,
         env={**os.environ, **environment},

@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
+# `python -m edgeq` looks for modules in the working directory first, where a `numpy.py` may lie beside the model. Where
+# edgeq itself was found elsewhere, the directory has no part in it. -P and the program `edgeq` do not need this.
+if (
+    __name__ == "__main__"
+    and not sys.flags.safe_path
+    and os.getcwd() == sys.path[0] != __file__[: -len("/edgeq/__main__.py")]  # noqa: PTH109 (pathlib may lie there)
+):
+    del sys.path[0]
+
 import signal
 
 # While modules are loading there is nothing to clean up: Ctrl-C ends the program at once and without a traceback.

@@ -184,9 +184,9 @@ def _probe(version: str, folder: Path) -> dict[str, Any]:
     venv.create(place, with_pip=True)
     python = str(place / ("Scripts" if sys.platform == "win32" else "bin") / "python")
     old = tuple(int(part) for part in version.split(".")[:2]) <= _LAST_NUMPY_1
-    install = [python, "-m", "pip", "install", "--quiet", "--only-binary=:all:", f"onnxruntime=={version}"]
+    install = [python, "-I", "-m", "pip", "install", "--quiet", "--only-binary=:all:", f"onnxruntime=={version}"]
     subprocess.run([*install, *(["numpy<2"] if old else [])], check=True, stdout=sys.stderr)
-    inside = [python, str(Path(__file__).resolve()), "--inside", str(folder / "models")]
+    inside = [python, "-I", str(Path(__file__).resolve()), "--inside", str(folder / "models")]
     found: dict[str, Any] = json.loads(subprocess.run(inside, check=True, capture_output=True, text=True).stdout)
     print(f"{version}: {sum(v is True for v in found.values())} of {len(found) - 1}", file=sys.stderr)
     return found

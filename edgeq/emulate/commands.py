@@ -11,13 +11,24 @@ from pathlib import Path
 from edgeq.errors import RuntimeUnavailableError
 
 
+def which(program: str) -> str | None:
+    """Where a program lies on PATH; None where it is not installed.
+
+    Relative and empty entries of PATH, and Windows' habit of looking there first, lead into the working directory: what
+    lies beside a model is not run.
+    """
+    folders = [folder for folder in os.environ.get("PATH", os.defpath).split(os.pathsep) if Path(folder).is_absolute()]
+    found = shutil.which(program, path=os.pathsep.join(folders)) if folders else None
+    return found if found is not None and Path(found).is_absolute() else None
+
+
 def find(program: str, fix: str) -> str:
     """Where a program lies.
 
     Raises:
         RuntimeUnavailableError: it is not installed; `fix` says how to get it.
     """
-    found = shutil.which(program)
+    found = which(program)
     if found is None:
         raise RuntimeUnavailableError(f"{program} is not installed", fix)
     return found

@@ -30,11 +30,16 @@ _FAREWELL_S = 60.0
 
 @dataclass(frozen=True)
 class Command:
-    """How to start Python on other kernels: the words before the script, those behind it, and the environment."""
+    """How to start Python on other kernels: the words before the script, those behind it, and the environment.
+
+    Attributes:
+        folders: where modules are looked for first. Python is isolated in there: PYTHONPATH does nothing.
+    """
 
     interpreter: tuple[str, ...]
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
+    folders: tuple[Path, ...] = ()
 
 
 def guest_program() -> Path:
@@ -149,7 +154,9 @@ def start_guest(command: Command, title: str) -> Iterator[Guest]:
     Raises:
         RuntimeUnavailableError: it cannot be started.
     """
-    command_line = [*command.interpreter, str(guest_program()), *command.arguments]
+    program = guest_program()
+    path = os.pathsep.join(map(str, (program.parent, *command.folders)))
+    command_line = [*command.interpreter, "-I", "-B", str(program), path, *command.arguments]
     with tempfile.TemporaryFile() as lines:
         try:
             process = subprocess.Popen(
@@ -177,16 +184,9 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
         watchdog.cancel()
 
 
-def guest_environment(base: Mapping[str, str], folders: Sequence[Path]) -> dict[str, str]:
-    """`base` with what a guest's Python has to know; modules are looked for in `folders` first."""
-    return {
-        **base,
-        "PYTHONPATH": os.pathsep.join(map(str, folders)),
-        "PYTHONNOUSERSITE": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "ORT_DISABLE_TELEMETRY": "1",
-        "TMPDIR": tempfile.gettempdir(),
-    }
+def guest_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """`base` with what the programs in there have to know."""
+    return {**base, "ORT_DISABLE_TELEMETRY": "1", "TMPDIR": tempfile.gettempdir()}
 
 
 def _infos(listed: Sequence[Sequence[Any]]) -> tuple[TensorInfo, ...]:

@@ -10,8 +10,10 @@ import tempfile
 import tomllib
 from pathlib import Path
 
+from edgeq_device.children import import_path
+
 from edgeq.emulate.emulator import Emulator, home
-from edgeq.emulate.guest import Command, guest_environment, guest_program, start_guest
+from edgeq.emulate.guest import Command, guest_environment, start_guest
 from edgeq.emulate.qemu import Qemu, need_qemu
 from edgeq.emulate.sysroot import Sysroot, load_sysroot
 from edgeq.errors import HardwareError, RuntimeUnavailableError
@@ -35,16 +37,15 @@ def emulated_command(emulator: Emulator, cpu: str, *, log: Path | None = None) -
     check_cpuinfo(qemu, emulator, cpu)
     arguments = [str(qemu.program), "-cpu", cpu, *(("-d", _LOG, "-D", str(log)) if log is not None else ())]
     if emulator.recipe is None:
-        others = [Path(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-        environment = guest_environment(os.environ, [guest_program().parent, *others])
-        return Command((*arguments, sys.executable), (), environment)
+        folders = tuple(map(Path, import_path()))
+        return Command((*arguments, sys.executable), (), guest_environment(os.environ), folders)
     sysroot = need_sysroot(emulator)
     root = sysroot.root
-    folders = [guest_program().parent, *([sysroot.site] if sysroot.site is not None else [])]
-    environment = guest_environment({"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}, folders)
+    environment = guest_environment({"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"})
     if qemu.key < emulator.honest_cpuinfo:
         root = _with_cpuinfo(emulator, cpu, qemu, sysroot, arguments, environment)
-    return Command((*arguments, "-L", str(root), str(sysroot.python)), (), environment)
+    folders = (sysroot.site,) if sysroot.site is not None else ()
+    return Command((*arguments, "-L", str(root), str(sysroot.python)), (), environment, folders)
 
 
 def need_sysroot(emulator: Emulator) -> Sysroot:

@@ -9,19 +9,19 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from edgeq_device.children import import_path
 from edgeq_device.cpuid import FEATURES, bit_of
 
 from edgeq.emulate.apt import file_sha256
-from edgeq.emulate.commands import find, run
+from edgeq.emulate.commands import find, run, which
 from edgeq.emulate.emulator import home
-from edgeq.emulate.guest import Command, guest_environment, guest_program
+from edgeq.emulate.guest import Command, guest_environment
 from edgeq.errors import RuntimeUnavailableError
 from edgeq.progress import SILENT, Progress
 
@@ -37,7 +37,7 @@ def why_not() -> str:
     """Why CPUID cannot be masked here; "" where it can."""
     if not sys.platform.startswith("linux"):
         return "masking CPUID needs Linux"
-    missing = [tool for tool in ("cc", "objdump") if shutil.which(tool) is None]
+    missing = [tool for tool in ("cc", "objdump") if which(tool) is None]
     if missing:
         return f"masking CPUID needs {' and '.join(missing)}. {_TOOLS}"
     if importlib.util.find_spec("onnxruntime") is None:
@@ -59,9 +59,9 @@ def masked_command(features: Iterable[str], *, progress: Progress = SILENT) -> C
     for feature in sorted(FEATURES.intersection(features)):
         leaf, subleaf, register, bit = bit_of(feature)
         clear.append(f"{leaf}:{subleaf}:{register}:{1 << bit:#x}")
-    others = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    environment = guest_environment(os.environ, [folder, guest_program().parent, *map(Path, others)])
-    return Command((sys.executable,), ("--mask", str(folder / "cpuid_mask.so"), *clear), environment)
+    folders = (folder, *map(Path, import_path()))
+    masks = ("--mask", str(folder / "cpuid_mask.so"), *clear)
+    return Command((sys.executable,), masks, guest_environment(os.environ), folders)
 
 
 def _masked_runtime(progress: Progress) -> Path:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from edgeq.emulate.apt import Apt, Package, unpack_programs
-from edgeq.emulate.commands import run
+from edgeq.emulate.commands import run, which
 from edgeq.emulate.emulator import Emulator, home, load_emulators
 from edgeq.errors import RuntimeUnavailableError
 from edgeq.hardware.document import version_key
@@ -44,7 +44,7 @@ def find_qemu(emulator: Emulator) -> Qemu | None:
     own = home() / FOLDER / emulator.program
     candidates = [(own, source)] if own.is_file() else []
     for name in (emulator.program, f"{emulator.program}-static"):
-        found = shutil.which(name)
+        found = which(name)
         if found is not None:
             candidates.append((Path(found), "the system"))
     found_here = [Qemu(path, version, where) for path, where in candidates if (version := _version(path)) is not None]

@@ -28,10 +28,7 @@ def download_wheels(
     Raises:
         RuntimeUnavailableError: pip is missing, there is no such wheel, or one is not what was pinned.
     """
-    if importlib.util.find_spec("pip") is None:
-        raise RuntimeUnavailableError(
-            f"{sys.executable} has no pip", "Install it: python -m ensurepip, or name a root file system with --sysroot"
-        )
+    pip = _pip()
     folder.mkdir(parents=True, exist_ok=True)
     tag = f"cp{python.replace('.', '')}"
     lines = []
@@ -42,7 +39,7 @@ def download_wheels(
         hashes = "".join(f" --hash=sha256:{digest}" for digest in fitting.values())
         lines.append(f"{name}=={chosen}{hashes}" if chosen else name)
     for line in lines:
-        _download(line, tag, python, platforms, folder)
+        _download(pip, line, tag, python, platforms, folder)
     wheels = sorted(folder.glob("*.whl"))
     for wheel in wheels:
         if pins.get(wheel.name, file_sha256(wheel)) != file_sha256(wheel):
@@ -50,11 +47,22 @@ def download_wheels(
     return wheels
 
 
-def _download(line: str, tag: str, python: str, platforms: Sequence[str], folder: Path) -> None:
+def _pip() -> Path:
+    """The folder of the pip that this Python has."""
+    spec = importlib.util.find_spec("pip")
+    if spec is None or spec.origin is None:
+        raise RuntimeUnavailableError(
+            f"{sys.executable} has no pip", "Install it: python -m ensurepip, or name a root file system with --sysroot"
+        )
+    return Path(spec.origin).resolve().parent
+
+
+def _download(pip: Path, line: str, tag: str, python: str, platforms: Sequence[str], folder: Path) -> None:
     """One project a call: pip wants hashes of all projects or of none."""
     requirements = folder / "requirements.txt"
     requirements.write_text(line + "\n", encoding="utf-8")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    # By its folder and isolated, not with -m, which would look for it in the working directory first.
+    command = [sys.executable, "-I", str(pip), "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--only-binary=:all:", "--implementation", "cp", "--python-version", python, "--abi", tag]
     command += [part for platform in platforms for part in ("--platform", platform)]
     run([*command, "--dest", str(folder), "--requirement", str(requirements)], _FIX)

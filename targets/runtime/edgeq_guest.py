@@ -3,9 +3,11 @@ standard input, on standard output, in the frames of edgeq_device/frames.py.
 
 Needs Python 3.9 or newer, numpy and onnxruntime, and edgeq_device beside it.
 
+Python runs isolated, and the first argument says where modules are looked for before elsewhere, as PYTHONPATH would.
+
 With `--mask LIBRARY` the library's traps answer in place of CPUID (edgeq/emulate/cpuid_mask.c); each further argument
-"LEAF:SUBLEAF:REGISTER:BITS" takes bits out of the answer. The first folder on PYTHONPATH then holds the copy of
-onnxruntime whose CPUID instructions are traps.
+"LEAF:SUBLEAF:REGISTER:BITS" takes bits out of the answer. The path then leads to the copy of onnxruntime
+whose CPUID instructions are traps.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ import os
 import sys
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
+
+if __name__ == "__main__":
+    sys.path[:0] = sys.argv.pop(1).split(os.pathsep)
 
 import numpy as np
 from edgeq_device import cpuid

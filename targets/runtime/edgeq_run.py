@@ -4,12 +4,23 @@ Needs Python 3.9 or newer, numpy and onnxruntime. The same file is the bundle's 
 `python some.edgeq verify` works on the zip as it is.
 """
 
-import os
 import sys
-from pathlib import Path
 
 # A compiled file beside the sources would be one that the manifest does not know, and the next check would refuse it.
 sys.dont_write_bytecode = True
+# Python has put the bundle's own folder first: a `json.py` in it would be imported before anything could refuse it.
+# Where it runs a script isolated or on a safe path (-I, -P) it has not; a directory or a zip (__spec__) always.
+if __name__ == "__main__" and (
+    __spec__ is not None or not (sys.flags.isolated or getattr(sys.flags, "safe_path", False))
+):
+    del sys.path[0]
+
+import os  # noqa: E402
+from importlib.machinery import SourceFileLoader  # noqa: E402
+from importlib.util import spec_from_file_location  # noqa: E402
+from pathlib import Path  # noqa: E402
+from zipimport import zipimporter  # noqa: E402
+
 # `python BUNDLE/ verify` has compiled this very file (as __main__.py) before it could say so.
 if __spec__ is not None and __spec__.cached is not None and Path(__spec__.cached).is_file():
     Path(__spec__.cached).unlink()
@@ -19,7 +30,54 @@ if __spec__ is not None and __spec__.cached is not None and Path(__spec__.cached
 # onnxruntime's wheels report their use to their maker, and leave a file in the temporary folder, unless told not to.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-from edgeq_device.cli import main  # noqa: E402
+
+PACKAGE = "edgeq_device"
+
+
+class _Source(SourceFileLoader):
+    """Takes the source and never a compiled file beside it, which no check has seen yet."""
+
+    archive = None
+
+    def path_stats(self, path):
+        raise OSError("no compiled file is looked for")
+
+    def get_data(self, path):
+        return super().get_data(path) if self.archive is None else self.archive.get_data(path)
+
+
+class _Finder:
+    """Finds edgeq_device and its modules beside this file, as the files of those names that the manifest lists.
+
+    Python's own finders would take an installed package, an extension module, a compiled file or a folder instead.
+    """
+
+    def __init__(self, root):
+        self._folder = root / PACKAGE
+        self._archive = None if root.is_dir() else zipimporter(str(root))
+
+    def find_spec(self, name, path=None, target=None):
+        package, _, module = name.partition(".")
+        if package != PACKAGE:
+            return None
+        file = str(self._folder / f"{module or '__init__'}.py")
+        loader = _Source(name, file)
+        loader.archive = self._archive
+        try:
+            loader.get_data(file)
+        except OSError:
+            return None
+        inside = None if module else [str(self._folder)]
+        return spec_from_file_location(name, file, loader=loader, submodule_search_locations=inside)
+
 
 if __name__ == "__main__":
+    root = Path(os.path.realpath(__file__)).parent
+    finder = _Finder(root)
+    if finder.find_spec(PACKAGE) is None:
+        print(f"edgeq_run: {root} is not whole: {PACKAGE} is missing. Get the bundle again", file=sys.stderr)
+        sys.exit(7)
+    sys.meta_path.insert(0, finder)
+    from edgeq_device.cli import main
+
     sys.exit(main(root=Path(__file__).parent))

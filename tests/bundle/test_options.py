@@ -310,7 +310,7 @@ def test_a_compiled_program_is_refused_by_both_and_by_the_writer(copy: Path, tmp
     onnx.save(model, copy / MODEL)
     seal(copy)
     for command in (["-m", "edgeq", "verify", str(copy)], [str(RUNNER), "verify", "--bundle", str(copy)]):
-        assert "holds an EPContext node" in refused(command, tmp_path, code=7)
+        assert "holds code compiled for one device (EPContext)" in refused(command, tmp_path, code=7)
     (tmp_path / "c.onnx").write_bytes((copy / MODEL).read_bytes())
     from edgeq.errors import BundleError as EdgeqBundleError
 

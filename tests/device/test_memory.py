@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from edgeq_device.children import python_command
 from edgeq_device.environment import read_memory
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.memory import measure_memory
@@ -47,13 +47,11 @@ def test_the_child_speaks_json(models: dict[str, Path]) -> None:
         "level": "ORT_ENABLE_ALL",
         "threads": 1,
     }
-    runtime = Path(__file__).resolve().parents[2] / "targets" / "runtime"
     child = subprocess.run(
-        [sys.executable, "-m", "edgeq_device.memory"],
+        python_command("edgeq_device.memory"),
         input=json.dumps(order),
         capture_output=True,
         text=True,
-        cwd=runtime,
         check=True,
     )
     assert set(json.loads(child.stdout)) == {"load_bytes", "session_peak_bytes", "process_peak_bytes"}

@@ -13,7 +13,7 @@ from edgeq_device.features import read_features
 
 from edgeq.emulate import mask
 from edgeq.emulate.emulator import emulator_named, home, load_emulators
-from edgeq.emulate.guest import Command, Guest, guest_environment, guest_program, start_guest
+from edgeq.emulate.guest import Command, Guest, guest_environment, start_guest
 from edgeq.emulate.qemu import Qemu, find_qemu
 from edgeq.emulate.setup import setup
 from edgeq.emulate.sysroot import Sysroot, load_sysroot
@@ -32,7 +32,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def here() -> Iterator[Guest]:
     """A guest on this machine's own kernels."""
-    environment = guest_environment(os.environ, [guest_program().parent])
+    environment = guest_environment(os.environ)
     with start_guest(Command((sys.executable,), (), environment), "a guest") as guest:
         yield guest
 

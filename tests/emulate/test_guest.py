@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from edgeq_device.features import read_features
 
-from edgeq.emulate.guest import Command, Guest, guest_environment, guest_program, start_guest
+from edgeq.emulate.guest import Command, Guest, guest_environment, start_guest
 from edgeq.emulate.probe import probe, probe_model
 from edgeq.errors import DataError, RuntimeUnavailableError
 from edgeq.session import SessionSettings, open_session
@@ -57,8 +57,7 @@ def test_what_the_runtime_refuses_is_told(here: Guest, model: Path) -> None:
 
 def test_a_guest_that_dies_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "onnxruntime.py").write_text("import os, sys\nprint('the last word', file=sys.stderr)\nos._exit(3)\n")
-    environment = guest_environment(os.environ, [tmp_path, guest_program().parent])
-    command = Command((sys.executable,), (), environment)
+    command = Command((sys.executable,), (), guest_environment(os.environ), (tmp_path,))
     with start_guest(command, "the guest") as guest, pytest.raises(RuntimeUnavailableError) as death:
         guest.features()
     assert str(death.value) == "the guest ended: the last word"

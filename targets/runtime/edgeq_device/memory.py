@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Sequence
 
+from edgeq_device.children import python_command
 from edgeq_device.environment import ROOT, read_memory
 from edgeq_device.errors import RuntimeUnavailableError
 
@@ -76,14 +77,10 @@ def measure_memory(
         "level": _LEVELS[optimization],
         "threads": threads,
     }
-    here = str(Path(__file__).resolve().parent.parent)
-    path = os.pathsep.join(p for p in (here, os.environ.get("PYTHONPATH", "")) if p)
     try:
         child = subprocess.run(
-            # -B: a compiled file left in a bundle is one that its manifest does not know.
-            [sys.executable, "-B", "-m", f"{__package__}.memory"],
+            python_command(f"{__package__}.memory"),
             input=json.dumps(order),
-            env={**os.environ, "PYTHONPATH": path},
             capture_output=True,
             text=True,
             timeout=timeout_s,
@@ -135,7 +132,3 @@ def main() -> int:
         print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -21,6 +21,7 @@ from edgeq_device.contents import (
     read_manifest,
 )
 from edgeq_device.errors import BundleError
+from edgeq_device.external import check_models
 from edgeq_device.manifest import MANIFEST, FileRecord, Manifest, parse_manifest
 from edgeq_device.plainjson import parse_json
 from edgeq_device.variants import Variant, load_variants
@@ -140,6 +141,7 @@ def _assemble(source: Path, root: Path, data: bytes, manifest: Manifest, cleanup
         )
         for name, place in manifest.components.items()
     }
+    check_models([variant for found in components.values() for variant in found], root, manifest.files, str(source))
     return Bundle(
         source=source,
         root=root,

@@ -131,7 +131,7 @@ def _gathered(model: Path, weights: Path) -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory(prefix="edgeq-session-") as name:
         folder = Path(name)
-        for file in [model, *(file for file in sorted(weights.rglob("*")) if file.is_file())]:
+        for file in [model, *(file for file in sorted(weights.rglob("*")) if file.is_file() and file != model)]:
             target = folder / (file.name if file == model else file.relative_to(weights))
             target.parent.mkdir(parents=True, exist_ok=True)
             try:

@@ -8,7 +8,6 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 
 from edgeq_device.errors import BundleError
 from edgeq_device.manifest import COMPONENT, FileRecord, VariantBody, parse_component, resolve_reference, strings_in
-from edgeq_device.modelfile import check_model
 from edgeq_device.names import is_plain_name
 from edgeq_device.options import check_table_name, read_provider_options, read_session_options
 from edgeq_device.plainjson import MAX_BYTES, parse_json
@@ -71,10 +70,7 @@ def load_variants(
     file = f"{place}/{COMPONENT}"
     where = f"{where}: {file}"
     bodies = parse_component(_json_file(root, file, files, where), where)
-    variants = tuple(_variant(component, place, body, root, files, where) for body in bodies)
-    for model in sorted({variant.model for variant in variants if variant.model is not None}):
-        check_model(model, where)
-    return variants
+    return tuple(_variant(component, place, body, root, files, where) for body in bodies)
 
 
 def _variant(

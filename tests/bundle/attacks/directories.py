@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
+
 Attack = Callable[[Path], None]
 ATTACKS: dict[str, tuple[Attack, str]] = {}
 
@@ -401,11 +403,11 @@ def provider_without_end(root: Path) -> None:
     edit_variant(root, lambda v: v.update(ep="C" * 1000))
 
 
-@attack("holds an EPContext node")
+@attack("holds code compiled for one device (EPContext)")
 def compiled_program(root: Path) -> None:
-    data = (root / MODEL).read_bytes()
-    # A field that protobuf's readers skip, as long as the search reads at a time.
-    (root / MODEL).write_bytes(data + b"\x82\x7d\xff\xff\x3f" + b"\0" * ((1 << 20) - 4) + b"EPContext" + b"\0" * 100)
+    model = onnx.load(root / MODEL)
+    model.graph.node.add(op_type="EPContext", domain="com.microsoft", output=["unused"])
+    (root / MODEL).write_bytes(model.SerializeToString())
     seal(root)
 
 
@@ -415,7 +417,7 @@ def runtimes_own_format(root: Path) -> None:
     seal(root)
 
 
-@attack("is in ONNX Runtime's own format")
+@attack("is not named as an ONNX file")
 def runtimes_own_suffix(root: Path) -> None:
     (root / MODEL).rename(root / MODEL.replace(".onnx", ".ORT"))
     edit_ort(root, model_file="model.ORT")

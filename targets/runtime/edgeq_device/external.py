@@ -1,0 +1,95 @@
+"""Whether a bundle's models take their weights from files of the bundle and from nowhere else.
+
+onnxruntime 1.23 reads external data from any path that a model names, and takes some names for addresses in memory, so
+every model of a bundle is judged before onnxruntime sees it.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path, PurePosixPath
+from typing import Mapping, Sequence, Set, Tuple
+
+from edgeq_device.errors import BundleError
+from edgeq_device.manifest import FileRecord
+from edgeq_device.names import check_file_name
+from edgeq_device.onnxfile import ExternalTensor, read_onnx
+from edgeq_device.variants import EXTERNAL_FOLDER, Variant
+
+SUFFIX = ".onnx"
+_AGAIN = "Do not use this bundle; get it again from where it was made"
+_KEYS = frozenset({"location", "offset", "length", "checksum"})
+# By what the marker of onnxruntime for "this is an address" begins with.
+_ADDRESS = "_ORT_MEM"
+
+# Bits of one element, by number of TensorProto.DataType. Strings (8) have no fixed size and cannot be external.
+_BITS = {
+    **dict.fromkeys((25, 26), 2),  # UINT2, INT2
+    **dict.fromkeys((21, 22, 23), 4),  # UINT4, INT4, FLOAT4E2M1
+    **dict.fromkeys((2, 3, 9, 17, 18, 19, 20, 24), 8),  # UINT8, INT8, BOOL, FLOAT8E4M3FN ... FLOAT8E8M0
+    **dict.fromkeys((4, 5, 10, 16), 16),  # UINT16, INT16, FLOAT16, BFLOAT16
+    **dict.fromkeys((1, 6, 12), 32),  # FLOAT, INT32, UINT32
+    **dict.fromkeys((7, 11, 13, 14), 64),  # INT64, DOUBLE, UINT64, COMPLEX64
+    15: 128,  # COMPLEX128
+}
+
+
+def check_models(variants: Sequence[Variant], root: Path, files: Mapping[str, FileRecord], where: str) -> None:
+    """Check the model of each variant of the bundle whose files (`files`: as in its manifest) lie under `root`.
+
+    Raises:
+        BundleError: a model that is no ONNX file or holds compiled code, or external data that are not wholly inside
+            one of the bundle's files, of the size that the tensor's shape and type need.
+    """
+    checked: Set[Tuple[str, str]] = set()
+    for variant in variants:
+        if variant.model is None:
+            continue
+        model = variant.model.relative_to(root).as_posix()
+        named = variant.session_options.get(EXTERNAL_FOLDER)
+        folder = Path(named).relative_to(root).as_posix() if named is not None else str(PurePosixPath(model).parent)
+        if (model, folder) not in checked:
+            _check_model(model, folder, root, files, f"{where}: {model}")
+            checked.add((model, folder))
+
+
+def _check_model(model: str, folder: str, root: Path, files: Mapping[str, FileRecord], where: str) -> None:
+    if not model.endswith(SUFFIX):
+        raise BundleError(f"{where} is not named as an ONNX file ({SUFFIX}), and onnxruntime goes by the name")
+    beside = PurePosixPath(folder) / PurePosixPath(model).name
+    if str(beside) != model and str(beside) in files:
+        raise BundleError(f"{where} and {beside}, among its external data, would be one file where they meet", _AGAIN)
+    found = read_onnx(root / model, where)
+    if found.has_context:
+        raise BundleError(f"{where} holds code compiled for one device (EPContext); a bundle may not", _AGAIN)
+    for tensor in found.external:
+        _check_tensor(tensor, folder, files, f"{where}: external tensor {tensor.name!r}")
+
+
+def _check_tensor(tensor: ExternalTensor, folder: str, files: Mapping[str, FileRecord], where: str) -> None:
+    unknown = sorted(set(tensor.entries) - _KEYS)
+    if unknown:
+        raise BundleError(f"{where} has {unknown[0][:60]!r} in its external data, which means nothing here", _AGAIN)
+    location = tensor.entries.get("location", "")
+    if _ADDRESS in location.upper():
+        raise BundleError(f"{where} has the location {location[:60]!r}, an address in memory", _AGAIN)
+    file = f"{folder}/{check_file_name(location, where)}"
+    if file not in files:
+        raise BundleError(f"{where} needs {location!r}, which is not in the bundle as {file!r}", _AGAIN)
+    if tensor.data_type not in _BITS:
+        raise BundleError(f"{where} has the data type {tensor.data_type}, which cannot be external", _AGAIN)
+    needed = (math.prod(tensor.dims) * _BITS[tensor.data_type] + 7) // 8
+    offset = _number(tensor.entries.get("offset", "0"), "offset", where)
+    length = _number(tensor.entries.get("length", str(needed)), "length", where)
+    if length != needed:
+        raise BundleError(f"{where} has {length} bytes where its shape and type need {needed}", _AGAIN)
+    if offset + needed > files[file].size:
+        raise BundleError(
+            f"{where} needs bytes {offset} to {offset + needed} of {location!r}, which has {files[file].size}", _AGAIN
+        )
+
+
+def _number(text: str, field: str, where: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 19):
+        raise BundleError(f"{where} has the {field} {text[:40]!r}", _AGAIN)
+    return int(text)

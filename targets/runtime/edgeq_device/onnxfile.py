@@ -1,0 +1,298 @@
+"""What an ONNX file says of data outside it, read from its protobuf wire format without loading the model.
+
+A device has no protobuf package, and onnxruntime must not open the file before its external data has been judged. The
+walk follows only the fields that lead to tensors and skips everything else, weights included, by its length. Where
+protobuf would merge or ignore what no writer of ONNX produces (a singular message that occurs twice, a known field of
+another wire type, groups), the file is refused: two readers that differ in such cases would see two models.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Set, Tuple
+
+from edgeq_device.errors import BundleError
+
+MAX_BYTES = (1 << 31) - 1
+"""What protobuf, and so onnxruntime, can parse."""
+MAX_DEPTH = 100
+"""Nested messages; protobuf's own limit."""
+MAX_FIELDS = 5_000_000
+MAX_DIMS = 64
+_SHOWN = 60
+_LONGEST_TEXT = 4096
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_TENSOR, _EXTERNAL = "TensorProto", 1
+
+# Message → field → message inside. Field numbers are those of onnx.proto.
+_INSIDE: Mapping[str, Mapping[int, str]] = {
+    "ModelProto": {7: "GraphProto", 20: "TrainingInfoProto", 25: "FunctionProto"},
+    "TrainingInfoProto": {1: "GraphProto", 2: "GraphProto"},
+    "FunctionProto": {7: "NodeProto", 11: "AttributeProto"},
+    "GraphProto": {1: "NodeProto", 5: _TENSOR, 15: "SparseTensorProto"},
+    "NodeProto": {5: "AttributeProto"},
+    "AttributeProto": {
+        5: _TENSOR,
+        6: "GraphProto",
+        10: _TENSOR,
+        11: "GraphProto",
+        22: "SparseTensorProto",
+        23: "SparseTensorProto",
+    },
+    "SparseTensorProto": {1: _TENSOR, 2: _TENSOR},
+}
+_SINGULAR: Mapping[str, FrozenSet[int]] = {
+    "ModelProto": frozenset({7}),
+    "TrainingInfoProto": frozenset({1, 2}),
+    "AttributeProto": frozenset({5, 6, 22}),
+    "SparseTensorProto": frozenset({1, 2}),
+}
+_OP_TYPE = 4  # of NodeProto
+_CONTEXT = b"EPContext"
+
+# Numbers that are stored one field each, by their tag: in runs, which a regular expression skips at C's speed.
+_RUNS: Mapping[str, Mapping[int, "re.Pattern[bytes]"]] = {
+    "AttributeProto": {
+        0x3D: re.compile(rb"(?:\x3d.{4}){1,4096}", re.S),
+        0x40: re.compile(rb"(?:\x40[\x80-\xff]{0,9}[\x00-\x7f]){1,4096}", re.S),
+    },
+    _TENSOR: {
+        0x25: re.compile(rb"(?:\x25.{4}){1,4096}", re.S),
+        0x28: re.compile(rb"(?:\x28[\x80-\xff]{0,9}[\x00-\x7f]){1,4096}", re.S),
+        0x38: re.compile(rb"(?:\x38[\x80-\xff]{0,9}[\x00-\x7f]){1,4096}", re.S),
+        0x51: re.compile(rb"(?:\x51.{8}){1,4096}", re.S),
+        0x58: re.compile(rb"(?:\x58[\x80-\xff]{0,9}[\x00-\x7f]){1,4096}", re.S),
+    },
+}
+_NO_RUNS: Mapping[int, "re.Pattern[bytes]"] = {}
+
+
+@dataclass(frozen=True)
+class ExternalTensor:
+    """A tensor that says, by its location or by its entries, that its data lie outside the file.
+
+    Attributes:
+        name: shortened for messages.
+        data_type: number of TensorProto.DataType, 0 where it has none.
+        dims: none is negative.
+        entries: external_data as it is written; no key occurs twice.
+    """
+
+    name: str
+    data_type: int
+    dims: Tuple[int, ...]
+    entries: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class OnnxFile:
+    """What was found.
+
+    Attributes:
+        external: in the order of the file.
+        has_context: whether a node holds code compiled for an execution provider, or names the file that does.
+    """
+
+    external: Tuple[ExternalTensor, ...]
+    has_context: bool
+
+
+def read_onnx(path: Path, where: str) -> OnnxFile:
+    """Walk the ONNX file at `path`; `where` names it in messages.
+
+    Raises:
+        BundleError: it is not an ONNX file that onnxruntime could read, or one that no writer produces.
+    """
+    try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise BundleError(f"{where} has {size} bytes; an ONNX file has {MAX_BYTES} at most")
+        if size == 0:
+            raise BundleError(f"{where} is empty")
+        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return walk_onnx(data, where)
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{where} cannot be read ({error})") from error
+
+
+def walk_onnx(data: Any, where: str) -> OnnxFile:
+    """`read_onnx` of bytes, or of anything that is indexed, cut and searched like bytes."""
+    # onnxruntime's own format carries this mark, and is opened by it whatever the file is called.
+    if data[4:8] == b"ORTM":
+        raise BundleError(f"{where} is in ONNX Runtime's own format; a bundle holds ONNX files")
+    walk = _Walk(data, where)
+    walk.message("ModelProto", 0, len(data), 1)
+    return OnnxFile(tuple(walk.external), walk.has_context)
+
+
+class _Walk:
+    def __init__(self, data: Any, where: str) -> None:
+        self._data = data
+        self._where = where
+        self._left = MAX_FIELDS
+        self.external: List[ExternalTensor] = []
+        self.has_context = False
+
+    def message(self, kind: str, at: int, end: int, depth: int) -> None:
+        if depth > MAX_DEPTH:
+            raise self._wrong(f"messages nest deeper than {MAX_DEPTH}")
+        inside, singular = _INSIDE[kind], _SINGULAR.get(kind, frozenset())
+        seen: Set[int] = set()
+        for number, wire, value, stop in self._fields(at, end, _RUNS.get(kind, _NO_RUNS)):
+            child = inside.get(number)
+            if child is not None:
+                self._expect(wire, _BYTES, kind, number)
+                if number in singular:
+                    self._once(seen, number, kind)
+                if child == _TENSOR:
+                    self._tensor(value, stop, depth + 1)
+                else:
+                    self.message(child, value, stop, depth + 1)
+            elif kind == "NodeProto" and number == _OP_TYPE and self._data[value:stop] == _CONTEXT:
+                self.has_context = True
+
+    def _tensor(self, at: int, end: int, depth: int) -> None:
+        if depth >= MAX_DEPTH:
+            raise self._wrong(f"messages nest deeper than {MAX_DEPTH}")
+        dims: List[int] = []
+        entries: Dict[str, str] = {}
+        numbers: Dict[int, int] = {}
+        name = ""
+        external = False
+        seen: Set[int] = set()
+        for number, wire, value, stop in self._fields(at, end, _RUNS[_TENSOR]):
+            if number == 1:
+                dims.extend(self._dims(wire, value, stop))
+            elif number in (2, 14):
+                self._expect(wire, _VARINT, _TENSOR, number)
+                self._once(seen, number, _TENSOR)
+                numbers[number] = value
+            elif number == 8:
+                self._expect(wire, _BYTES, _TENSOR, number)
+                self._once(seen, number, _TENSOR)
+                name = self._data[value : min(stop, value + _SHOWN)].decode("utf-8", "replace")
+            elif number == 13:
+                self._expect(wire, _BYTES, _TENSOR, number)
+                external = True
+                key, text = self._entry(value, stop)
+                if key in entries:
+                    raise self._wrong(f"tensor {name!r} gives the {key[:_SHOWN]!r} of its external data twice")
+                entries[key] = text
+        location = numbers.get(14, 0)
+        # Anything else would be another number, or none, for a reader that cuts it to 32 bits.
+        if location not in (0, _EXTERNAL):
+            raise self._wrong(f"tensor {name!r} has the data location {location}")
+        if external or location == _EXTERNAL:
+            if len(dims) > MAX_DIMS or any(size >> 63 for size in dims):
+                raise self._wrong(f"tensor {name!r} has more than {MAX_DIMS} dimensions, or a negative one")
+            self.external.append(ExternalTensor(name, numbers.get(2, 0), tuple(dims), entries))
+
+    def _dims(self, wire: int, value: int, stop: int) -> Iterator[int]:
+        if wire == _VARINT:
+            yield value
+            return
+        self._expect(wire, _BYTES, _TENSOR, 1)
+        while value < stop:
+            self._spend(1)
+            size, value = self._varint(value, stop)
+            yield size
+
+    def _entry(self, at: int, end: int) -> Tuple[str, str]:
+        texts: Dict[int, str] = {}
+        seen: Set[int] = set()
+        for number, wire, value, stop in self._fields(at, end, _NO_RUNS):
+            if number in (1, 2):
+                self._expect(wire, _BYTES, "StringStringEntryProto", number)
+                self._once(seen, number, "StringStringEntryProto")
+                if stop - value > _LONGEST_TEXT:
+                    raise self._wrong(f"external data have a text of {stop - value} bytes")
+                try:
+                    texts[number] = self._data[value:stop].decode("utf-8")
+                except UnicodeDecodeError as error:
+                    raise self._wrong("external data have a text that is not UTF-8") from error
+        return texts.get(1, ""), texts.get(2, "")
+
+    def _fields(
+        self, at: int, end: int, runs: Mapping[int, "re.Pattern[bytes]"]
+    ) -> Iterator[Tuple[int, int, int, int]]:
+        """(number, wire type, value or first byte, byte behind the last) of each field from `at` to `end`."""
+        data = self._data
+        left = self._left
+        while at < end:
+            self._left = left = self._left - 1
+            if left < 0:
+                raise self._wrong(f"it has more than {MAX_FIELDS} fields")
+            start = at
+            tag = data[at]
+            at += 1
+            if tag in runs:
+                run = runs[tag].match(data, start, end)
+                if run is not None:
+                    at = run.end()
+                    continue
+            if tag > 0x7F:
+                tag, at = self._varint(start, end)
+            number, wire = tag >> 3, tag & 7
+            if number == 0 or tag >> 32:
+                raise self._wrong(f"byte {start} begins a field without a number")
+            if wire == _BYTES:
+                if at < end and data[at] < 0x80:
+                    size = data[at]
+                    at += 1
+                else:
+                    size, at = self._varint(at, end)
+                if size > end - at:
+                    raise self._wrong(f"a field at byte {start} is longer than what holds it")
+                yield number, wire, at, at + size
+                at += size
+            elif wire == _VARINT:
+                value, at = self._varint(at, end)
+                yield number, wire, value, at
+            elif wire in (_FIXED32, _FIXED64):
+                size = 4 if wire == _FIXED32 else 8
+                if size > end - at:
+                    raise self._wrong(f"a field at byte {start} is longer than what holds it")
+                yield number, wire, at, at + size
+                at += size
+            else:
+                raise self._wrong(f"byte {start} begins a field of wire type {wire}, which ONNX does not have")
+
+    def _varint(self, at: int, end: int) -> Tuple[int, int]:
+        """The number that begins at `at`, and the byte behind it."""
+        value = shift = 0
+        while shift < 70:
+            if at >= end:
+                break
+            byte = self._data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                if value >> 64:
+                    break
+                return value, at
+            shift += 7
+        raise self._wrong(f"the number before byte {at} is cut off or too long")
+
+    def _spend(self, fields: int) -> None:
+        self._left -= fields
+        if self._left < 0:
+            raise self._wrong(f"it has more than {MAX_FIELDS} fields")
+
+    def _expect(self, wire: int, wanted: int, kind: str, number: int) -> None:
+        if wire != wanted:
+            raise self._wrong(f"field {number} of {kind} has wire type {wire}")
+
+    def _once(self, seen: Set[int], number: int, kind: str) -> None:
+        if number in seen:
+            raise self._wrong(f"field {number} of {kind} occurs twice")
+        seen.add(number)
+
+    def _wrong(self, problem: str) -> BundleError:
+        return BundleError(
+            f"{self._where} is not an ONNX file as one is written: {problem}",
+            "Do not use this bundle; get it again from where it was made",
+        )

@@ -1,0 +1,293 @@
+"""Python files that lie where a user works, beside a model or inside a bundle, are never imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from edgeq_device.children import import_path, python_command
+from tests.cli.workspace import fill
+
+from edgeq.bundle.write import BundleSpec, write_bundle
+from edgeq.cli import COMMANDS
+from edgeq.emulate.commands import which
+from edgeq.errors import EdgeqError
+from tests.bundle.samples import INPUT, linear, variant
+from tests.cli.process import REPOSITORY
+
+RUNNER = REPOSITORY / "targets" / "runtime"
+# What Python has loaded before it looks at the working directory (os, codecs ...) cannot be replaced from there.
+NAMES = (
+    "argparse", "click", "coloredlogs", "cpuinfo", "dataclasses", "edgeq_device", "flatbuffers", "hashlib", "inspect",
+    "json", "numpy", "onnx", "onnxruntime", "packaging", "pathlib", "PIL", "pip", "platform", "rich", "runpy", "signal",
+    "sklearn", "socket", "subprocess", "sympy", "tempfile", "tomllib", "typing_extensions", "webbrowser", "yaml",
+    "zipfile",
+)  # fmt: skip
+BENCH = ("--duration", "0", "--queries", "2")
+DATA = ("--data", "x.npz")
+
+# For every command of edgeq: the arguments to run it with, and the exit code. Each runs once with hostile modules.
+CASES: dict[str, list[tuple[str, ...]]] = {
+    "detect": [()],
+    "profiles": [()],
+    "targets": [()],
+    "inspect": [("net.onnx",)],
+    "calibrate": [("net.onnx", *DATA, "-o", "stats")],
+    "tune": [("net.onnx", *DATA, "--budget", "5s", "-o", "tuned")],
+    "quantize": [("net.onnx", *DATA, "-o", "int8.onnx")],
+    "retarget": [("bundle/models/model/v/model.onnx", "-o", "other.onnx")],
+    "package": [("net.onnx", *DATA, "-o", "new")],
+    "emit-c": [("array.onnx", *DATA, "-o", "c")],
+    "verify": [("bundle",), ("bundle.edgeq",), ("bundle", "--on", "all")],
+    "emulate": [("status",)],
+    "bench": [("net.onnx", *BENCH), ("bundle", *BENCH), ("bundle.edgeq", *BENCH)],
+    "audit": [("net.onnx", *DATA)],
+    "debug": [("net.onnx", "quantized.onnx", *DATA)],
+    "eval": [("bundle", *DATA, "--reference", "net.onnx")],
+    "compare": [("net.onnx", "bundle", *DATA, "--duration", "0.01")],
+    "report": [("bundle", "--bench")],
+    "preprocess": [("list",)],
+    "doctor": [()],
+    "demo": [("-o", "demo")],
+}
+SLOW = {"demo", "tune", "package", "quantize", "report"}
+DOCUMENTED = {0, *(kind.exit_code for kind in (EdgeqError, *EdgeqError.__subclasses__())), 2}
+
+
+def plant(folder: Path, names: tuple[str, ...] = NAMES) -> None:
+    """Modules and packages that leave a mark beside themselves when they are imported, and end the process."""
+    for name in names:
+        code = f"open({str(folder / 'IMPORTED')!r}, 'a').write({name!r} + chr(10))\nraise SystemExit({name!r})\n"
+        place = folder / name / "__init__.py" if name in ("edgeq_device", "numpy") else folder / f"{name}.py"
+        if not place.exists():
+            place.parent.mkdir(exist_ok=True)
+            place.write_text(code)
+
+
+def imported(*folders: Path) -> list[str]:
+    return [f"{m.parent.name}: {m.read_text()}" for f in folders for m in f.rglob("IMPORTED")]
+
+
+def environment(*path: Path) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    if path:
+        kept["PYTHONPATH"] = os.pathsep.join(map(str, path))
+    return {**kept, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def run(words: list[str | Path], cwd: Path, *path: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, words)],
+        cwd=cwd,
+        env=environment(*path),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models, data, and a bundle as a directory and as a zip."""
+    folder = tmp_path_factory.mktemp("planted")
+    fill(folder)
+    model = linear(folder / "linear" / "m.onnx", 0.0)
+    spec = BundleSpec("x", (variant("v", model, 0.0),), float_model=model)
+    write_bundle(spec, folder / "bundle")
+    write_bundle(spec, folder / "bundle.edgeq")
+    np.save(folder / "input.npy", INPUT)
+    for name, options in (("quantized.onnx", ()), ("array.onnx", ("--profile", "gemmini"))):
+        words = ["-P", "-m", "edgeq", "quantize", "net.onnx", *DATA, *options, "--no-timing", "-o", name]
+        done = run([*words], folder, REPOSITORY, RUNNER)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def place(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "place"))
+
+
+def cases() -> list[object]:
+    listed = [(name, words) for name, several in CASES.items() for words in several]
+    return [
+        pytest.param(
+            name,
+            words,
+            id=" ".join((name, *words[:2])),
+            marks=[pytest.mark.slow] if name in SLOW or "--on" in words else [],
+        )
+        for name, words in listed
+    ]
+
+
+def test_every_command_has_a_case() -> None:
+    assert CASES.keys() == COMMANDS.keys()
+    assert all(CASES.values())
+
+
+@pytest.mark.parametrize(("name", "words"), cases())
+def test_commands_import_nothing_from_the_working_directory(name: str, words: tuple[str, ...], place: Path) -> None:
+    plant(place)
+    done = run(["-P", "-m", "edgeq", name, *words], place, REPOSITORY, RUNNER)
+    assert imported(place) == []
+    assert done.returncode in DOCUMENTED, done.stderr
+    assert "Traceback" not in done.stderr
+    # A case whose arguments no longer work would test nothing.
+    assert done.returncode != 2, done.stderr
+
+
+@pytest.mark.parametrize("words", [("bench", "net.onnx", *BENCH), ("verify", "bundle"), ("inspect", "net.onnx")])
+def test_python_m_edgeq_drops_the_working_directory(words: tuple[str, ...], place: Path) -> None:
+    """Without -P too, as far as edgeq can: what Python itself imports before edgeq runs is out of its hands."""
+    plant(place)
+    done = run(["-m", "edgeq", *words], place, REPOSITORY, RUNNER)
+    assert imported(place) == []
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("words", [("bench", ".", *BENCH), ("verify", "."), ("bench", "bundle.edgeq", *BENCH)])
+def test_a_bundle_with_more_files_is_refused_before_they_run(words: tuple[str, ...], place: Path) -> None:
+    """`edgeq bench .` inside a bundle: its own runner, altered, must not be what measures."""
+    cwd = place / "bundle" if words[1] == "." else place
+    plant(place / "bundle")
+    (place / "bundle/edgeq_device/memory.py").write_text(f"open({str(place / 'IMPORTED')!r}, 'w').write('altered')")
+    done = run(["-P", "-m", "edgeq", *words], cwd, REPOSITORY, RUNNER)
+    assert imported(place) == []
+    assert done.returncode == (7 if words[1] == "." else 0), done.stderr
+
+
+def test_the_memory_of_a_bundle_is_still_measured(place: Path) -> None:
+    plant(place)
+    for words in (("bench", "bundle", *BENCH), ("bench", "bundle.edgeq", *BENCH)):
+        done = run(["-P", "-m", "edgeq", *words, "--json"], place, REPOSITORY, RUNNER)
+        models = json.loads(done.stdout)["models"]
+        assert all(model["memory"]["process_peak_bytes"] > 0 for model in models.values()), done.stdout[:500]
+    assert imported(place) == []
+
+
+RUNS = [("info",), ("verify",), ("bench", *BENCH), ("infer", "input.npy", "-o", "out.npz")]
+HOW = {
+    "script": ["bundle/edgeq_run.py"],
+    "isolated script": ["-I", "bundle/edgeq_run.py"],
+    "directory": ["bundle"],
+    "zip": ["bundle.edgeq"],
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("words", RUNS, ids=[words[0] for words in RUNS])
+def test_the_runner_imports_nothing_from_the_working_directory(how: str, words: tuple[str, ...], place: Path) -> None:
+    plant(place)
+    done = run([*HOW[how], *words, "--json"], place)
+    assert imported(place) == []
+    assert done.returncode == 0, done.stderr
+    if words[0] == "bench":
+        assert "could not be measured" not in done.stdout
+        assert '"process_peak_bytes"' in done.stdout
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("words", RUNS, ids=[words[0] for words in RUNS])
+def test_the_runner_imports_nothing_that_was_put_into_its_bundle(how: str, words: tuple[str, ...], place: Path) -> None:
+    # For a directory or a zip Python imports runpy, and what that needs, before the first line of the bundle runs.
+    names = tuple(name for name in NAMES if name not in ("edgeq_device", "runpy", "zipfile"))
+    plant(place / "bundle", names)
+    with zipfile.ZipFile(place / "bundle.edgeq", "a") as archive:
+        for name in names:
+            archive.writestr(f"{name}.py", f"open({str(place / 'IMPORTED')!r}, 'a').write({name!r})\n")
+    done = run([*HOW[how], *words], place)
+    assert imported(place) == []
+    assert done.returncode == 7, done.stderr
+    assert "is not in the manifest" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["cli.abi3.so", "cli.pyc", "__pycache__/cli.{tag}.pyc", "cli/__init__.py"])
+def test_the_runner_takes_its_sources_only(name: str, place: Path) -> None:
+    """A compiled file beside a module of the runner would come before it, or in its place."""
+    import importlib.util
+
+    planted = place / "bundle/edgeq_device" / name.format(tag=sys.implementation.cache_tag)
+    planted.parent.mkdir(exist_ok=True)
+    code = compile(f"open({str(place / 'IMPORTED')!r}, 'w').write('compiled')\n", "cli.py", "exec")
+    if planted.suffix == ".py":
+        planted.write_text(f"open({str(place / 'IMPORTED')!r}, 'w').write('a package')\n")
+    elif planted.suffix == ".pyc":
+        import marshal
+
+        # Unchecked: Python takes it whatever the source says.
+        header = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8)
+        planted.write_bytes(header + marshal.dumps(code))
+    else:
+        planted.write_bytes(b"no library")
+    done = run(["bundle/edgeq_run.py", "verify"], place)
+    assert imported(place) == []
+    assert done.returncode == 7, done.stderr
+    assert "is not in the manifest" in done.stderr
+
+
+def test_an_installed_package_does_not_take_the_runners_place(place: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    (site / "edgeq_device").mkdir(parents=True)
+    plant(site, ("edgeq_device",))
+    for how in ("script", "directory", "zip"):
+        done = run([*HOW[how], "bench", *BENCH], place, site)
+        assert done.returncode == 0, done.stderr
+        assert "could not be measured" not in done.stdout
+    assert imported(site) == []
+
+
+def test_a_runner_without_its_package_says_so(place: Path) -> None:
+    shutil.rmtree(place / "bundle/edgeq_device")
+    done = run(["bundle/edgeq_run.py", "verify"], place)
+    assert done.returncode == 7
+    assert "edgeq_device is missing" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_runtime_on_the_parents_path_is_the_childs(tmp_path: Path) -> None:
+    """Devices keep numpy and onnxruntime in folders of their own."""
+    site, here = tmp_path / "site", tmp_path / "here"
+    site.mkdir()
+    here.mkdir()
+    code = f"import sys; sys.path[:0] = [{str(RUNNER)!r}, {str(site)!r}]; sys.path += ['', {str(here)!r}, 'site']\n"
+    code += "from edgeq_device.children import import_path; print(*import_path(), sep=chr(10))"
+    kept = run(["-P", "-c", code], here).stdout.splitlines()
+    assert kept[:2] == [str(RUNNER), str(site)]
+    assert not {"", "site", str(here)} & set(kept)
+
+
+def test_a_child_can_do_what_its_parent_can(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    plant(tmp_path)
+    assert str(tmp_path) not in import_path()
+    words = python_command("edgeq_device.memory")
+    done = subprocess.run(words, input="{}", capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("KeyError")
+    assert imported(tmp_path) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="programs are files with a mode")
+def test_programs_of_the_working_directory_are_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    for folder in (tmp_path, tmp_path / "bin"):
+        (folder / "cc").write_text("#!/bin/sh\n")
+        (folder / "cc").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    for path in ("", ".", ":", "bin"):
+        monkeypatch.setenv("PATH", path)
+        assert which("cc") is None
+    monkeypatch.setenv("PATH", f".:bin::{tmp_path / 'bin'}")
+    assert which("cc") == str(tmp_path / "bin" / "cc")
