@@ -18,14 +18,14 @@ from edgeq.graph.convert import from_proto
 from edgeq.model.load import load_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.shapes import element_types
-from edgeq.scheme import IntegerType, Method
+from edgeq.scheme import IntegerType
 
 LEAST_FOR_ENTROPY = 1 << 14
 """Values from which on their distribution says something; tensors that had fewer keep all of their range. Documented
 examples calibrate with a handful of samples."""
 PERCENTILE = 99.999
 """The documentation's default of CalibPercentile."""
-_METHODS: Mapping[str, Method] = {"MinMax": "minmax", "Entropy": "entropy", "Percentile": "percentile"}
+_METHODS: Mapping[str, str] = {"MinMax": "minmax", "Entropy": "entropy", "Percentile": "percentile"}
 
 
 def statistics_of(prepared: PreparedModel, reader: Any, *, stride: int | None = None) -> Statistics:
