@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -30,9 +30,9 @@ from edgeq.calibrate.collect import collect
 from edgeq.calibrate.histogram import histogram_of
 from edgeq.calibrate.ranges import derive_ranges
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
-from edgeq.scheme import Method
+from edgeq.registry import METHODS as REGISTERED
 
-METHODS: tuple[Method, ...] = get_args(Method)
+METHODS = REGISTERED.names()
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.errors import CalibrationError
 from edgeq.hardware.target import resolve
 from edgeq.measure.task import TaskOptions, make_task
-from edgeq.model.load import load_model
 from edgeq.model.prepare import prepare_model
 from edgeq.pipeline.job import Data
 from edgeq.pipeline.quantize import quantize
@@ -70,7 +69,7 @@ def placement(target: str, only: Sequence[str]) -> list[Row]:
     for make in (resnet50_shaped, mobilenetv2_shaped):
         with tempfile.TemporaryDirectory() as folder:
             prepared = prepare_model(make(Path(folder) / "model.onnx"), Path(folder) / "work")
-            tensors = quantizable_tensors(load_model(prepared.path, external_data="none"))
+            tensors = quantizable_tensors(prepared.model)
             ranges = dict.fromkeys(tensors, Range(-4.0, 4.0))
             chosen = resolve(target)
             artifact = backend_for(chosen, ranges).build(

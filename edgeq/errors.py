@@ -19,7 +19,8 @@ A message is one line: what is wrong, where (file, node, field), and what to do 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -83,3 +84,11 @@ class GoalNotMetError(EdgeqError):
     def __init__(self, problem: str, fix: str = "", record: Mapping[str, Any] | None = None) -> None:
         super().__init__(problem, fix)
         self.record = record or {}
+
+
+def suggest(given: str, known: Iterable[str]) -> str:
+    """A fix for a name that is not known: "Did you mean …?" for near misses and parts of names, else all of `known`."""
+    names = sorted(set(known) - {"*"})
+    near = [name for name in names if len(given) > 2 and given.lower() in name]
+    near = near or difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.6)
+    return f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(names)}"

@@ -9,12 +9,12 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from edgeq.errors import UsageError
+from edgeq.registry import METHODS
 
 Mode = Literal["static", "dynamic", "weight-only"]
 Format = Literal["QDQ", "QOperator", "table"]
 FloatType = Literal["float32", "float16", "bfloat16"]
 IntegerType = Literal["int8", "uint8"]
-Method = Literal["minmax", "moving-average", "percentile", "entropy", "mse"]
 WEIGHT_BITS = (4, 8)
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 WEIGHT_ONLY_TYPES = ("Gather", "Gemm", "MatMul")
@@ -36,7 +36,7 @@ class Scheme:
         reduce_range: 7-bit weights, for kernels that add two products in 16 bits.
         fit_pairs: 8-bit weights, but where two neighbours could overflow such a sum, their output channel's scale grows
             just so far that they cannot. As safe as `reduce_range`, at a fraction of its noise.
-        method: how ranges are derived from the calibration statistics.
+        method: name of the calibration method that derives ranges from the statistics; any registered one.
         method_options: parameters of the method, for example {"percentile": 99.99}.
         op_types: operator types to quantize; None means all that the backend can.
         exclude: names of nodes kept in float.
@@ -57,7 +57,7 @@ class Scheme:
     per_channel: bool = True
     reduce_range: bool = False
     fit_pairs: bool = False
-    method: Method = "minmax"
+    method: str = "minmax"
     method_options: Mapping[str, float] = field(default_factory=dict)
     op_types: tuple[str, ...] | None = None
     exclude: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ class Scheme:
         _one_of("activation_type", self.activation_type, get_args(IntegerType))
         _one_of("weight_type", self.weight_type, get_args(IntegerType))
         _one_of("rest", self.rest, get_args(FloatType))
-        _one_of("method", self.method, get_args(Method))
+        METHODS.check(self.method)
         _one_of("weight_bits", self.weight_bits, WEIGHT_BITS)
         _one_of("block_size", self.block_size, BLOCK_SIZES)
         for op_type, weight_type in self.dynamic_weight_types.items():

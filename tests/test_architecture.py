@@ -24,7 +24,18 @@ RUNTIME = REPOSITORY / "targets" / "runtime"
 # Lowest first. A package is a module or package directly under edgeq/; it imports from layers below its own.
 LAYERS = (
     {"errors"},
-    {"resources", "records", "progress", "atomic", "ownership", "signature", "callable_package", "device", "demo"},
+    {
+        "resources",
+        "records",
+        "registry",
+        "progress",
+        "atomic",
+        "ownership",
+        "signature",
+        "callable_package",
+        "device",
+        "demo",
+    },
     {"scheme", "session", "graph"},
     {"model", "data", "hardware"},
     {"calibrate", "measure", "bundle"},

@@ -19,9 +19,10 @@ from edgeq.backends.saturation_fit import check_fit, fitted_ranges
 from edgeq.backends.stored import store_weights
 from edgeq.backends.weight_only import write_weight_only
 from edgeq.calibrate.ranges import Range
-from edgeq.calibrate.tensors import constant_tensors
 from edgeq.data.samples import Samples
 from edgeq.errors import CalibrationError, ModelError, UsageError
+from edgeq.graph.convert import from_proto
+from edgeq.graph.index import GraphIndex
 from edgeq.model.int8_prediction import predict_int8, stacked_products
 from edgeq.model.int8_rules import Rule, int8_rules, quantizable_operators, slow_fusions
 from edgeq.model.load import is_quantized, load_model, save_model
@@ -82,7 +83,7 @@ class CpuBackend:
         stored = _store(scheme, destination)
         notes.extend(stored)
         built = load_model(destination, external_data="none")
-        if not is_quantized(built) and not stored:
+        if not is_quantized(from_proto(built)) and not stored:
             raise ModelError(f"{prepared.source}: nothing in it was quantized", _why_nothing(prepared, scheme))
         kept = float_compute_nodes(built)
         if kept:
@@ -112,7 +113,7 @@ def session_needs(
             f"{len(kept)} compute nodes stay in float; the session option {_DISABLED} keeps ONNX Runtime from "
             "quantizing their weights at load"
         )
-    for fusion in slow_fusions(CpuBackend.name, built):
+    for fusion in slow_fusions(CpuBackend.name, from_proto(built)):
         disabled.append(fusion.optimizer)
         notes.append(f"without ONNX Runtime's {fusion.optimizer}: {fusion.reason}")
     if disabled:
@@ -125,7 +126,7 @@ def float_compute_nodes(model: onnx.ModelProto) -> tuple[str, ...]:
     graph = model.graph
     if not any(node.op_type == "QuantizeLinear" for node in graph.node):
         return ()
-    constants = constant_tensors(model)
+    constants = GraphIndex(from_proto(model)).computed_constants
     integers = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
     return tuple(
         node.name
@@ -162,8 +163,7 @@ def _quantizable(scheme: Scheme) -> tuple[str, ...]:
 
 def _why_nothing(prepared: PreparedModel, scheme: Scheme) -> str:
     """What a user can do about a model in which nothing was quantized, with the first reason that there is."""
-    model = load_model(prepared.path, external_data="none")
-    for node in predict_int8(model, int8_rules("cpu")):
+    for node in predict_int8(prepared.model, int8_rules("cpu")):
         if node.name in scheme.exclude:
             return "Exclude fewer nodes"
         types = scheme.quantized_types
@@ -221,6 +221,5 @@ def _float_nodes(prepared: PreparedModel, rules: Mapping[str, Rule], scheme: Sch
     """Nodes of quantizable types that have no integer form as they stand. Q/DQ around them costs time and accuracy,
     and some (a dilated AveragePool, a scale per channel of a MatMul's weights that are no matrix) would make a file
     that ONNX Runtime refuses."""
-    model = load_model(prepared.path, external_data="none")
-    found = [node.name for node in predict_int8(model, rules) if node.verdict == "float"]
-    return [*found, *stacked_products(model)] if scheme.per_channel else found
+    found = [node.name for node in predict_int8(prepared.model, rules) if node.verdict == "float"]
+    return [*found, *stacked_products(prepared.model)] if scheme.per_channel else found

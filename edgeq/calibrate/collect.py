@@ -9,18 +9,20 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Protocol
 
-import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.calibrate.instrumented import InstrumentedModel
 from edgeq.calibrate.observer import Observer, Seen, dtype_name
 from edgeq.calibrate.partition import partition_tensors
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
-from edgeq.calibrate.tensors import Derived, Plan, element_types, plan, quantizable_tensors
+from edgeq.calibrate.tensors import Derived, Plan, plan, quantizable_tensors
 from edgeq.errors import CalibrationError, DataError, EdgeqError
+from edgeq.graph.index import GraphIndex
 from edgeq.hardware.limits import usable_threads
-from edgeq.model.load import load_model
 from edgeq.model.load import model_digest as digest_of
+from edgeq.model.load import read_model
+from edgeq.model.shapes import element_types
 from edgeq.progress import SILENT, Progress
 
 MOST_WORKERS = 4
@@ -83,7 +85,7 @@ def collect(
     total = len(samples)
     if total == 0:
         raise DataError("there are no samples to calibrate with", "Give at least one")
-    graph = load_model(model, external_data="none")
+    graph = read_model(model)
     # A digest reads all bytes of the model, which need not wait for the session, nor the session for it.
     with ThreadPoolExecutor(1) as aside:
         digest = aside.submit(lambda: model_digest or digest_of(model))
@@ -146,7 +148,7 @@ class _Pass:
 
     def __init__(
         self,
-        graph: onnx.ModelProto,
+        graph: ir.Model,
         path: Path,
         steps: Plan,
         state: Mapping[str, TensorStatistics],
@@ -271,15 +273,14 @@ def _initial(
     return dict(start.tensors)
 
 
-def _known_floats(graph: onnx.ModelProto, path: Path, names: Sequence[str]) -> tuple[str, ...]:
+def _known_floats(graph: ir.Model, path: Path, names: Sequence[str]) -> tuple[str, ...]:
     """`names` without the tensors that are no floats after all, which only ONNX Runtime may know."""
-    inputs = {i.name for i in graph.graph.input}
-    produced = {o for node in graph.graph.node for o in node.output}
+    index = GraphIndex(graph)
     for name in names:
-        if name not in inputs | produced:
+        if name not in index.values or index.values[name].is_initializer():
             raise CalibrationError(f"{path} has no tensor {name!r}", "`edgeq inspect` lists the tensors")
     typed = element_types(graph)
-    untyped = [n for n in names if n not in inputs and n not in typed]
+    untyped = [n for n in names if n not in index.inputs and n not in typed]
     if not untyped:
         return tuple(names)
     floats = InstrumentedModel(graph, path, untyped, keep_layout=untyped, threads=1).floats()

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-import onnx
+import onnx_ir as ir
 
 from edgeq.calibrate.ranges import Range
-from edgeq.calibrate.tensors import constant_tensors
-from edgeq.model.data_movement import DATA_MOVEMENT
+from edgeq.graph.index import GraphIndex
+from edgeq.graph.operators import DATA_MOVEMENT
+from edgeq.graph.query import MAIN_DOMAINS, name_of
 
 SHARING = DATA_MOVEMENT | {"Concat"}
 """Operators whose integer kernels copy values and cannot rescale them."""
 _ALL_INPUTS = frozenset({"Concat", "Max", "Min"})
 
 
-def scale_groups(model: onnx.ModelProto, op_types: Collection[str] = SHARING) -> tuple[tuple[str, ...], ...]:
+def scale_groups(model: ir.Model, op_types: Collection[str] = SHARING) -> tuple[tuple[str, ...], ...]:
     """Sets of tensors, two or more each, that share a scale when all operators of `op_types` keep it.
 
     Data inputs and outputs count; shapes, axes and constants do not. Names and sets are sorted.
     """
-    constants = constant_tensors(model)
+    constants = GraphIndex(model).computed_constants
     parent: dict[str, str] = {}
 
     def root(name: str) -> str:
@@ -30,13 +31,13 @@ def scale_groups(model: onnx.ModelProto, op_types: Collection[str] = SHARING) ->
             name = parent[name]
         return name
 
-    for node in model.graph.node:
-        if node.op_type not in op_types or node.domain not in ("", "ai.onnx"):
+    for node in model.graph:
+        if node.op_type not in op_types or node.domain not in MAIN_DOMAINS:
             continue
-        data = node.input if node.op_type in _ALL_INPUTS else node.input[:1]
+        data = node.inputs if node.op_type in _ALL_INPUTS else node.inputs[:1]
         # The second output of MaxPool is indices.
-        results = node.output if node.op_type == "Split" else node.output[:1]
-        members = [name for name in [*data, *results] if name and name not in constants]
+        results = node.outputs if node.op_type == "Split" else node.outputs[:1]
+        members = [name for value in (*data, *results) if (name := name_of(value)) and name not in constants]
         for name in members[1:]:
             parent[root(name)] = root(members[0])
     groups: dict[str, list[str]] = {}
@@ -45,9 +46,7 @@ def scale_groups(model: onnx.ModelProto, op_types: Collection[str] = SHARING) ->
     return tuple(sorted(tuple(sorted(group)) for group in groups.values() if len(group) > 1))
 
 
-def share_ranges(
-    model: onnx.ModelProto, ranges: Mapping[str, Range], op_types: Collection[str] = SHARING
-) -> dict[str, Range]:
+def share_ranges(model: ir.Model, ranges: Mapping[str, Range], op_types: Collection[str] = SHARING) -> dict[str, Range]:
     """`ranges` where every group has one range: the least that holds all of its members'. Others stay as they are."""
     shared = dict(ranges)
     for group in scale_groups(model, op_types):

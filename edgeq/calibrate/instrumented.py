@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.errors import DataError
-from edgeq.model.tensors import iter_tensors, tensor_bytes
+from edgeq.model.tensors import weight_bytes
 from edgeq.session import SessionSettings, open_session
 
 _BLOCKED = "com.microsoft.nchwc"
@@ -47,7 +48,7 @@ class InstrumentedModel:
 
     def __init__(
         self,
-        graph: onnx.ModelProto,
+        graph: ir.Model,
         path: Path,
         names: Sequence[str],
         *,
@@ -61,8 +62,7 @@ class InstrumentedModel:
         )
         content = _with_outputs(graph, path, names)
         self._fetched = list(names)
-        weights = sum(tensor_bytes(t) for t in iter_tensors(graph))
-        if weights > _LARGEST or not any(node.op_type == "Conv" for node in graph.graph.node):
+        if weight_bytes(graph) > _LARGEST or not any(node.op_type == "Conv" for node in graph.graph):
             self._session = open_session(content, settings)
             return
         with tempfile.TemporaryDirectory(prefix="edgeq-calibrate-", ignore_cleanup_errors=True) as folder:
@@ -175,9 +175,9 @@ def _readers(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
     return readers
 
 
-def _with_outputs(graph: onnx.ModelProto, path: Path, names: Sequence[str]) -> bytes:
+def _with_outputs(graph: ir.Model, path: Path, names: Sequence[str]) -> bytes:
     """The model file with more outputs. Serialized messages merge when joined, so the weights are not parsed for it."""
-    outputs = {o.name for o in graph.graph.output}
+    outputs = {value.name for value in graph.graph.outputs}
     more = onnx.ModelProto()
     more.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in outputs)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.calibrate.statistics import TensorStatistics
@@ -19,7 +19,7 @@ class _Sample(Protocol):
 
 
 def partition_tensors(
-    model: onnx.ModelProto,
+    model: ir.Model,
     names: Sequence[str],
     state: Mapping[str, TensorStatistics],
     samples: Iterable[_Sample],

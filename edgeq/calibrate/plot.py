@@ -9,19 +9,12 @@ from xml.sax.saxutils import escape
 
 from edgeq.atomic import output_file
 from edgeq.calibrate.ranges import Range
-from edgeq.calibrate.show import METHODS, Shown, columns, heights
+from edgeq.calibrate.show import Shown, columns, heights
 from edgeq.errors import UsageError
-from edgeq.scheme import Method
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 # Colours that differ for readers with any colour vision (Okabe and Ito).
-_COLOURS: dict[Method, str] = {
-    "minmax": "#000000",
-    "moving-average": "#56b4e9",
-    "percentile": "#e69f00",
-    "entropy": "#009e73",
-    "mse": "#d55e00",
-}
+_COLOURS = ("#000000", "#56b4e9", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#0072b2")
 _WIDTH, _HEIGHT, _PANEL = 720, 120, 210
 
 
@@ -45,8 +38,8 @@ def text_plot(shown: Shown, name: str, width: int = 72, height: int = 8) -> list
     for row in range(height - 1, -1, -1):
         fills = [min(max(float(top) - row, 0.0), 1.0) for top in tops]
         lines.append("  " + "".join(_BLOCKS[round(fill * (len(_BLOCKS) - 1))] for fill in fills).rstrip())
-    for method in METHODS:
-        span = shown.ranges[method][name]
+    for method, spans in shown.ranges.items():
+        span = spans[name]
         lines.append(f"  {_ruler(span, low, high, width)}  {method} {span.low:.6g} to {span.high:.6g}")
     return lines
 
@@ -60,9 +53,9 @@ def svg_plot(shown: Shown) -> str:
         f'height="{total}" font-family="sans-serif" font-size="12">',
         '<rect width="100%" height="100%" fill="#ffffff"/>',
     ]
-    for number, method in enumerate(METHODS):
+    for number, method in enumerate(shown.ranges):
         x = 20 + 140 * number
-        parts.append(f'<line x1="{x}" y1="16" x2="{x + 18}" y2="16" stroke="{_COLOURS[method]}" stroke-width="2"/>')
+        parts.append(f'<line x1="{x}" y1="16" x2="{x + 18}" y2="16" stroke="{_colour(number)}" stroke-width="2"/>')
         parts.append(f'<text x="{x + 24}" y="20">{method}</text>')
     for number, name in enumerate(names):
         parts.append(f'<g transform="translate(20,{40 + _PANEL * number})">')
@@ -94,21 +87,23 @@ def _panel(shown: Shown, name: str) -> Iterator[str]:
         "scale</text>"
     )
     low, high = _extent(shown, name)
-    number = _WIDTH // 3
-    tops = heights(columns(tensor.histogram, low, high, number))
+    tops = heights(columns(tensor.histogram, low, high, _WIDTH // 3))
     base = 40 + _HEIGHT
     path = "".join(f"V{base - float(top) * _HEIGHT:.1f}h3" for top in tops)
     yield f'<path d="M0 {base}{path}V{base}Z" fill="#bbbbbb"/>'
-    for method in METHODS:
-        span = shown.ranges[method][name]
-        for value in (span.low, span.high):
+    for number, (method, spans) in enumerate(shown.ranges.items()):
+        for value in (spans[name].low, spans[name].high):
             x = (value - low) / (high - low) * _WIDTH
             yield (
-                f'<line x1="{x:.1f}" y1="36" x2="{x:.1f}" y2="{base}" stroke="{_COLOURS[method]}" stroke-width="1.5">'
+                f'<line x1="{x:.1f}" y1="36" x2="{x:.1f}" y2="{base}" stroke="{_colour(number)}" stroke-width="1.5">'
                 f"<title>{method} {value:.6g}</title></line>"
             )
     yield f'<text y="{base + 16}">{low:.6g}</text>'
     yield f'<text x="{_WIDTH}" y="{base + 16}" text-anchor="end">{high:.6g}</text>'
+
+
+def _colour(number: int) -> str:
+    return _COLOURS[number % len(_COLOURS)]
 
 
 def _extent(shown: Shown, name: str) -> tuple[float, float]:

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.calibrate.entropy import entropy_range
-from edgeq.calibrate.linear import linear_of
-from edgeq.calibrate.mse import Grid, grid_of, mse_range
-from edgeq.calibrate.percentile import percentile_range
-from edgeq.calibrate.statistics import Statistics, TensorStatistics, mean_of_units
-from edgeq.errors import CalibrationError, UsageError
-from edgeq.scheme import IntegerType, Method
-
-OPTIONS: Mapping[Method, Mapping[str, float]] = {
-    "minmax": {},
-    "moving-average": {},
-    "percentile": {"percentile": 99.99},
-    "entropy": {},
-    "mse": {},
-}
-"""The options of each method and their defaults."""
+from edgeq.calibrate.methods import REGISTRY
+from edgeq.calibrate.range_method import Grid, RangeMethod, grid_of
+from edgeq.calibrate.statistics import Statistics, TensorStatistics
+from edgeq.errors import CalibrationError
+from edgeq.scheme import IntegerType
 
 
 @dataclass(frozen=True)
@@ -43,7 +30,7 @@ class Range:
 
 def derive_ranges(
     statistics: Statistics,
-    method: Method = "minmax",
+    method: str = "minmax",
     *,
     activation_type: IntegerType = "uint8",
     symmetric: bool = False,
@@ -52,11 +39,10 @@ def derive_ranges(
     """One range per tensor.
 
     Args:
-        method: "minmax"; "moving-average" (means over samples of their extrema, in any order); "percentile";
-            "entropy"; "mse".
+        method: the name of a registered calibration method (`edgeq.calibrate.methods`).
         activation_type, symmetric: the integers that the range will be mapped to. With `symmetric` every range is
-            -bound..bound. minmax, moving-average and percentile do not depend on the type.
-        options: "percentile": {"percentile": p} keeps p percent of the values (99.99).
+            -bound..bound.
+        options: of the method, for example {"percentile": 99.9} of "percentile"; else their defaults.
 
     Returns:
         Ranges by tensor name; zero is inside each. A tensor that never had an element has 0..0.
@@ -65,7 +51,8 @@ def derive_ranges(
         UsageError: an unknown method or option, or an option out of its bounds.
         CalibrationError: the statistics are unfinished in a way that some tensors saw fewer samples.
     """
-    chosen = _options(method, dict(options or {}))
+    chosen = REGISTRY.load(method)
+    settings = chosen.settings(options or {})
     levels = grid_of(activation_type, symmetric)
     tensors = statistics.tensors
     for name, tensor in tensors.items():
@@ -76,7 +63,7 @@ def derive_ranges(
     # Rearranged tensors share one histogram object, and with it the answer.
     same = {name: (id(t.histogram), t.minimum, t.maximum, t.minimum_sum, t.maximum_sum) for name, t in tensors.items()}
     distinct = {same[name]: tensor for name, tensor in tensors.items()}
-    found = {key: _range(tensor, method, levels, chosen) for key, tensor in distinct.items()}
+    found = {key: _range(tensor, chosen, levels, settings) for key, tensor in distinct.items()}
     return {name: found[same[name]] for name in tensors}
 
 
@@ -97,20 +84,10 @@ def channel_ranges(
     return low, high
 
 
-def _range(tensor: TensorStatistics, method: Method, grid: Grid, options: Mapping[str, float]) -> Range:
+def _range(tensor: TensorStatistics, method: RangeMethod, grid: Grid, options: Mapping[str, float]) -> Range:
     if not tensor.count:
         return Range(0.0, 0.0)
-    low, high = tensor.minimum, tensor.maximum
-    if method == "moving-average":
-        low = mean_of_units(tensor.minimum_sum, tensor.nonempty)
-        high = mean_of_units(tensor.maximum_sum, tensor.nonempty)
-    elif method == "percentile":
-        low, high = percentile_range(tensor.histogram, options["percentile"], symmetric=grid.symmetric)
-    elif method == "entropy":
-        levels = grid.most - grid.least + 1
-        low, high = entropy_range(linear_of(tensor.histogram), levels=levels, symmetric=grid.symmetric)
-    elif method == "mse":
-        low, high = mse_range(linear_of(tensor.histogram), low, high, grid)
+    low, high = method.range(tensor, grid, options)
     # A bin reaches further than the outermost value in it.
     low, high = max(low, tensor.minimum), min(high, tensor.maximum)
     low, high = min(low, 0.0), max(high, 0.0)
@@ -118,16 +95,3 @@ def _range(tensor: TensorStatistics, method: Method, grid: Grid, options: Mappin
         bound = max(-low, high)
         return Range(-bound, bound)
     return Range(low, high)
-
-
-def _options(method: str, given: dict[str, float]) -> dict[str, float]:
-    if method not in get_args(Method):
-        raise UsageError(f"calibration method {method!r} is not known", f"Known: {', '.join(get_args(Method))}")
-    known = OPTIONS[method]  # type: ignore[index]
-    for name, value in given.items():
-        if name not in known:
-            takes = f"It takes: {', '.join(known)}" if known else "It takes none"
-            raise UsageError(f"calibration method {method} has no option {name!r}", takes)
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise UsageError(f"calibration option {name} is {value!r}", "It is a finite number")
-    return {**known, **given}

@@ -16,8 +16,8 @@ from edgeq.calibrate.statistics import Statistics
 from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.data.samples import open_samples
 from edgeq.errors import CalibrationError, UsageError
-from edgeq.model.load import load_model, model_files
-from edgeq.model.prepare import prepare_model
+from edgeq.model.load import model_files
+from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.progress import SILENT, Progress
 
 
@@ -82,7 +82,7 @@ def calibrate_to(
         statistics = collect(
             prepared.path,
             samples,
-            _recorded(prepared.path, model, skip),
+            _recorded(prepared, model, skip),
             model_digest=prepared.digest,
             memory=memory,
             workers=workers,
@@ -120,8 +120,8 @@ def _existing(data: Any) -> tuple[Path, ...]:
     return (Path(data),) if isinstance(data, (str, Path)) and Path(data).exists() else ()
 
 
-def _recorded(prepared: Path, model: Path, skip: Sequence[str]) -> tuple[str, ...]:
-    names = quantizable_tensors(load_model(prepared, external_data="none"))
+def _recorded(prepared: PreparedModel, model: Path, skip: Sequence[str]) -> tuple[str, ...]:
+    names = quantizable_tensors(prepared.model)
     if not names:
         raise CalibrationError(f"{model} has no float activation", "There is nothing in it to calibrate")
     unknown = sorted(set(skip) - set(names))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +15,8 @@ from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Statistics
 from edgeq.calibrate.table import FLATBUFFERS, read_table, read_tables
 from edgeq.errors import UsageError
-from edgeq.scheme import IntegerType, Method
-
-METHODS: tuple[Method, ...] = get_args(Method)
+from edgeq.registry import METHODS
+from edgeq.scheme import IntegerType
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Shown:
     """
 
     statistics: Statistics
-    ranges: dict[Method, dict[str, Range]]
+    ranges: dict[str, dict[str, Range]]
 
     def to_dict(self) -> dict[str, Any]:
         """Stable keys, plain values."""
@@ -42,7 +41,7 @@ class Shown:
                     "count": tensor.count,
                     "minimum": tensor.minimum if tensor.count else None,
                     "maximum": tensor.maximum if tensor.count else None,
-                    "ranges": {m: [self.ranges[m][name].low, self.ranges[m][name].high] for m in METHODS},
+                    "ranges": {m: [found[name].low, found[name].high] for m, found in self.ranges.items()},
                 }
             )
         return {
@@ -66,7 +65,7 @@ def show_statistics(
     chosen = statistics.select(names) if names else statistics
     return Shown(
         chosen,
-        {m: derive_ranges(chosen, m, activation_type=activation_type, symmetric=symmetric) for m in METHODS},
+        {m: derive_ranges(chosen, m, activation_type=activation_type, symmetric=symmetric) for m in METHODS.names()},
     )
 
 

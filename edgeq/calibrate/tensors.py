@@ -1,24 +1,20 @@
-"""Which tensors of a model are worth recording, and which of them follow exactly from others."""
+"""Which tensors of a model are recorded, and which of them follow exactly from others."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import onnx
-from onnx import TensorProto, numpy_helper
+import onnx_ir as ir
 
-from edgeq.model.skeleton import skeleton
-from edgeq.model.tensors import is_external
+from edgeq.graph.index import GraphIndex
+from edgeq.graph.operators import PERMUTATIONS
+from edgeq.graph.query import MAIN_DOMAINS, constant_tensor, is_op, name_of, node_input, only_reader
+from edgeq.model.shapes import element_types
 
-_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16})
-_MAIN_DOMAINS = ("", "ai.onnx")
-_RANDOM = frozenset({"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli"})
-_REARRANGING = frozenset(
-    {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "DepthToSpace", "SpaceToDepth"}
-)
+_FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16})
 
 
 @dataclass(frozen=True)
@@ -39,11 +35,11 @@ class Derived:
 
 @dataclass(frozen=True)
 class Plan:
-    """How to learn about some tensors.
+    """How to get the statistics of some tensors.
 
     Attributes:
         inputs: those that are graph inputs, so that the sample has them already.
-        fetched: those that the session must give.
+        fetched: those that are fetched from the session.
         derived: the rest, each after its sources.
     """
 
@@ -52,36 +48,27 @@ class Plan:
     derived: tuple[Derived, ...]
 
 
-def quantizable_tensors(model: onnx.ModelProto) -> tuple[str, ...]:
+def quantizable_tensors(model: ir.Model) -> tuple[str, ...]:
     """Names of the float tensors that some backend may quantize, in the order of the graph: inputs, activations and
     outputs of the main graph.
 
     Not among them: weights and what is computed from weights alone; a convolution's output that only a
-    BatchNormalization reads, since every backend folds that away. A tensor whose type inference cannot tell is listed;
+    BatchNormalization reads, since every backend folds that away. A tensor whose type cannot be inferred is listed;
     `collect` drops it when ONNX Runtime says that it is no float.
     """
-    constants = constant_tensors(model)
+    constants = GraphIndex(model).computed_constants
     types = element_types(model)
-    readers = _reader_counts(model)
-    graph = model.graph
-    folded = {
-        node.input[0]
-        for node in graph.node
-        if node.op_type == "BatchNormalization"
-        and readers.get(node.input[0]) == 1
-        and all(name in constants for name in node.input[1:])
-    }
-    convolved = {node.output[0] for node in graph.node if node.op_type in ("Conv", "ConvTranspose", "Gemm")}
-    names = [i.name for i in graph.input]
-    names += [name for node in graph.node for name in node.output if name]
+    made = [value for node in model.graph for value in node.outputs if value.name]
     return tuple(
         name
-        for name in dict.fromkeys(names)
-        if name not in constants and types.get(name, TensorProto.FLOAT) in _FLOATS and name not in folded & convolved
+        for value in (*model.graph.inputs, *made)
+        if (name := name_of(value)) not in constants
+        and types.get(name, ir.DataType.FLOAT) in _FLOATS
+        and not _is_folded(value, constants)
     )
 
 
-def plan(model: onnx.ModelProto, wanted: Collection[str], whole: Collection[str] = ()) -> Plan:
+def plan(model: ir.Model, wanted: Collection[str], whole: Collection[str] = ()) -> Plan:
     """Find the cheapest way to the statistics of `wanted`.
 
     A Relu or Clip output follows from its input when that is wanted too; so do rearranged tensors and Concat.
@@ -90,16 +77,15 @@ def plan(model: onnx.ModelProto, wanted: Collection[str], whole: Collection[str]
         whole: tensors whose values themselves are needed (for channel extrema): never derived.
     """
     wanted = set(wanted)
-    inputs = tuple(i.name for i in model.graph.input if i.name in wanted)
-    bounds = _scalar_constants(model)
+    inputs = tuple(name for value in model.graph.inputs if (name := name_of(value)) in wanted)
     known = set(inputs)
     fetched: list[str] = []
     derived: list[Derived] = []
-    for node in model.graph.node:
-        for name in node.output:
+    for node in model.graph:
+        for name in map(name_of, node.outputs):
             if name not in wanted or name in known:
                 continue
-            found = _derivation(node, bounds)
+            found = _derivation(node)
             if found is not None and known.issuperset(found.sources) and name not in whole:
                 derived.append(found)
             else:
@@ -108,71 +94,40 @@ def plan(model: onnx.ModelProto, wanted: Collection[str], whole: Collection[str]
     return Plan(inputs, tuple(fetched), tuple(derived))
 
 
-def constant_tensors(model: onnx.ModelProto) -> frozenset[str]:
-    """Names of initializers and of everything computed from constants alone."""
-    graph = model.graph
-    constants = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
-    for node in graph.node:
-        has_body = any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute)
-        if node.op_type in _RANDOM or has_body:
-            continue
-        if all(not name or name in constants for name in node.input):
-            constants.update(name for name in node.output if name)
-    return frozenset(constants)
+def _is_folded(value: ir.Value, constants: Collection[str]) -> bool:
+    """Whether a BatchNormalization with constant parameters is all that reads what a layer makes."""
+    norm = only_reader(value) if is_op(value.producer(), "Conv", "ConvTranspose", "Gemm") else None
+    return (
+        norm is not None
+        and norm.op_type == "BatchNormalization"
+        and all(name_of(parameter) in constants for parameter in norm.inputs[1:])
+    )
 
 
-def _derivation(node: onnx.NodeProto, constants: Mapping[str, float]) -> Derived | None:
-    if node.domain not in _MAIN_DOMAINS or len(node.output) != 1:
+def _derivation(node: ir.Node) -> Derived | None:
+    if node.domain not in MAIN_DOMAINS or len(node.outputs) != 1:
         return None
-    name = node.output[0]
-    if node.op_type in _REARRANGING:
-        return Derived(name, "union", (node.input[0],))
+    name = name_of(node.outputs[0])
+    sources = tuple(map(name_of, node.inputs))
+    if node.op_type in PERMUTATIONS:
+        return Derived(name, "union", sources[:1])
     if node.op_type == "Concat":
-        return Derived(name, "union", tuple(node.input))
+        return Derived(name, "union", sources)
     if node.op_type == "Relu":
-        return Derived(name, "clip", (node.input[0],), low=0.0)
+        return Derived(name, "clip", sources[:1], low=0.0)
     if node.op_type == "Clip":
-        limits = _clip_limits(node, constants)
-        if limits is not None and limits[0] <= limits[1]:
-            return Derived(name, "clip", (node.input[0],), *limits)
+        low, high = _clip_limit(node, "min", 1, -np.inf), _clip_limit(node, "max", 2, np.inf)
+        if low is not None and high is not None and low <= high:
+            return Derived(name, "clip", sources[:1], low, high)
     return None
 
 
-def _clip_limits(node: onnx.NodeProto, constants: Mapping[str, float]) -> tuple[float, float] | None:
-    limits = {a.name: float(np.float32(a.f)) for a in node.attribute}
-    for name, place in (("min", 1), ("max", 2)):
-        if len(node.input) > place and node.input[place]:
-            if node.input[place] not in constants:
-                return None
-            limits[name] = constants[node.input[place]]
-    return limits.get("min", float("-inf")), limits.get("max", float("inf"))
-
-
-def _scalar_constants(model: onnx.ModelProto) -> dict[str, float]:
-    tensors: Iterable[tuple[str, TensorProto]] = [(t.name, t) for t in model.graph.initializer]
-    for node in model.graph.node:
-        if node.op_type == "Constant":
-            tensors = [*tensors, *((node.output[0], a.t) for a in node.attribute if a.name == "value")]
-    return {
-        name: float(numpy_helper.to_array(tensor).reshape(()))
-        for name, tensor in tensors
-        if int(np.prod(tensor.dims)) == 1 and tensor.data_type in _FLOATS and not is_external(tensor)
-    }
-
-
-def element_types(model: onnx.ModelProto) -> dict[str, int]:
-    inferred = onnx.shape_inference.infer_shapes(skeleton(model)).graph
-    known = {}
-    for value in [*model.graph.value_info, *inferred.value_info, *inferred.input, *inferred.output]:
-        if value.type.HasField("tensor_type"):
-            known[value.name] = int(value.type.tensor_type.elem_type)
-        elif value.type.WhichOneof("value"):
-            known[value.name] = -1
-    return {name: kind for name, kind in known.items() if kind != TensorProto.UNDEFINED}
-
-
-def _reader_counts(model: onnx.ModelProto) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for name in [*(n for node in model.graph.node for n in node.input), *(o.name for o in model.graph.output)]:
-        counts[name] = counts.get(name, 0) + 1
-    return counts
+def _clip_limit(node: ir.Node, attribute: str, place: int, default: float) -> float | None:
+    """A limit, which opset 6 has as an attribute and opset 11 as an input; None where it is computed."""
+    given = node_input(node, place)
+    if given is None:
+        return float(np.float32(node.attributes.get_float(attribute, default)))
+    tensor = constant_tensor(given)
+    if tensor is None or tensor.size != 1 or tensor.dtype not in _FLOATS:
+        return None
+    return float(tensor.numpy().reshape(()))

@@ -8,10 +8,13 @@ from typing import Any, TypeVar
 
 import click
 
+from edgeq.registry import DECODERS, METHODS
+
 F = TypeVar("F", bound=Callable[..., Any])
 
-# What cannot be read is told by the room that reads it, with its own exit code.
+# The package that reads a file reports what cannot be read, with its own exit code.
 PATH = click.Path(path_type=Path, readable=False)
+DECODER = click.option("--decoder", help=f"Detection: {', '.join(DECODERS.names())}, or your own: path.py:function.")
 _INTEGER = click.Choice(["int8", "uint8"])
 
 _DATA = (
@@ -27,20 +30,27 @@ _DATA = (
         "--task", help="What to measure on --val: classification, detection, anomaly, similarity, or path.py:factory."
     ),
     click.option("--annotations", type=PATH, help="Detection: COCO instances file."),
-    click.option("--decoder", help="Detection: yolox, yolov3, yolov5, yolov8, ssd, or path.py:function."),
+    DECODER,
     click.option("--class-offset", type=int, help="Classification: scores in front of class 0 (background: 1)."),
 )
 
 _SCHEME = (
     click.option(
         "--method",
-        type=click.Choice(["minmax", "moving-average", "percentile", "entropy", "mse"]),
+        type=click.Choice(METHODS.names()),
         help="How ranges are derived from the calibration.",
     ),
     click.option(
         "--percentile",
         type=click.FloatRange(0, 100, min_open=True),
         help="With --method percentile: share of values kept, such as 99.99.",
+    ),
+    click.option(
+        "--method-option",
+        "method_options",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="An option of the method; `edgeq extensions` lists them. Repeatable.",
     ),
     click.option("--per-channel/--no-per-channel", default=None, help="One weight scale per output channel."),
     click.option("--reduce-range/--no-reduce-range", default=None, help="7-bit weights."),

@@ -123,7 +123,7 @@ def _draw_written(console: Console, statistics: Statistics, output: Path) -> Non
 
 def _draw(console: Console, shown: Shown | dict[str, Any], *, plotted: bool) -> None:
     from edgeq.calibrate.plot import sparkline, text_plot
-    from edgeq.calibrate.show import METHODS, Shown
+    from edgeq.calibrate.show import Shown
 
     if not isinstance(shown, Shown):
         for entry in shown["tensors"]:
@@ -137,8 +137,8 @@ def _draw(console: Console, shown: Shown | dict[str, Any], *, plotted: bool) -> 
         return
     state = "" if statistics.complete else f" of {statistics.total}, unfinished"
     console.print(f"{len(statistics.tensors)} tensors, {statistics.samples} samples{state}", markup=False)
-    console.print(f"{'':24}  {'  '.join(f'{m:>21}' for m in METHODS)}", markup=False)
+    console.print(f"{'':24}  {'  '.join(f'{m:>21}' for m in shown.ranges)}", markup=False)
     for name in statistics.tensors:
-        spans = [shown.ranges[m][name] for m in METHODS]
+        spans = [found[name] for found in shown.ranges.values()]
         numbers = "  ".join(f"{s.low:>10.4g} {s.high:>10.4g}" for s in spans)
         console.print(f"{sparkline(shown, name)}  {numbers}  {name}", markup=False)

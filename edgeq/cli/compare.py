@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import PATH
+from edgeq.cli._options import DECODER, PATH
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--preprocess", help="Preprocessing: a name, a .toml file, or steps. A bundle knows its own.")
 @click.option("--labels", help="Where labels come from, if not with the data.")
 @click.option("--annotations", type=PATH, help="Detection: COCO instances file.")
-@click.option("--decoder", help="Detection: yolox, yolov3, yolov5, yolov8, ssd, or your own: path.py:function.")
+@DECODER
 @click.option("--class-offset", type=int, help="Classification: scores in front of class 0 (background: 1).")
 @click.option("--count", type=click.IntRange(min=1), help="At most so many samples.")
 @click.option("--threads", type=click.IntRange(min=0), default=0, help="Threads inside an operator; 0: all cores.")

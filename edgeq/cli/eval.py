@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import PATH
+from edgeq.cli._options import DECODER, PATH
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.option("--try-preprocess", is_flag=True, help="Measure under every known preprocessing: which one fits?")
 @click.option("--labels", help="Where labels come from, if not with the data.")
 @click.option("--annotations", type=PATH, help="Detection: COCO instances file.")
-@click.option("--decoder", help="Detection: yolox, yolov3, yolov5, yolov8, ssd, or your own: path.py:function.")
+@DECODER
 @click.option("--class-offset", type=int, help="Classification: scores in front of class 0 (background: 1).")
 @click.option("--confidence", type=float, help="Detection: drop boxes that score at most this. [0.01]")
 @click.option("--iou", type=float, help="Detection: suppress boxes of a class that overlap more than this. [0.65]")

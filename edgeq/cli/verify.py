@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import PATH
+from edgeq.cli._options import DECODER, PATH
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.option("--labels", help="Where labels come from, if not with the data.")
 @click.option("--task", help="Measure accuracy too: classification, detection, anomaly, similarity or path.py:factory.")
 @click.option("--annotations", type=PATH, help="Detection: COCO instances file.")
-@click.option("--decoder", help="Detection: yolox, yolov8, ssd, or path.py:function.")
+@DECODER
 @click.option("--class-offset", type=int, help="Classification: scores in front of class 0 (background: 1).")
 @click.option("--max-drop", metavar="DROP", help="Fail if accuracy on the target falls by more: 0.005, 0.5% or 0.5pt.")
 @common

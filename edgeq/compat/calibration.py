@@ -12,19 +12,20 @@ import onnx
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Statistics
-from edgeq.calibrate.tensors import element_types
 from edgeq.data.samples import open_samples
 from edgeq.errors import CalibrationError, UsageError
+from edgeq.graph.convert import from_proto
 from edgeq.model.load import load_model
 from edgeq.model.prepare import PreparedModel
-from edgeq.scheme import IntegerType, Method
+from edgeq.model.shapes import element_types
+from edgeq.scheme import IntegerType
 
 LEAST_FOR_ENTROPY = 1 << 14
 """Values from which on their distribution says something; tensors that had fewer keep all of their range. Documented
 examples calibrate with a handful of samples."""
 PERCENTILE = 99.999
 """The documentation's default of CalibPercentile."""
-_METHODS: Mapping[str, Method] = {"MinMax": "minmax", "Entropy": "entropy", "Percentile": "percentile"}
+_METHODS: Mapping[str, str] = {"MinMax": "minmax", "Entropy": "entropy", "Percentile": "percentile"}
 
 
 def statistics_of(prepared: PreparedModel, reader: Any, *, stride: int | None = None) -> Statistics:
@@ -44,7 +45,7 @@ def activations(model: onnx.ModelProto) -> tuple[str, ...]:
     """Inputs and every node's outputs, those that may hold floats; nothing is left out, since nothing is folded."""
     weights = {tensor.name for tensor in model.graph.initializer}
     floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
-    types = element_types(model)
+    types = element_types(from_proto(model))
     names = [i.name for i in model.graph.input if i.name not in weights]
     names += [name for node in model.graph.node for name in node.output if name]
     return tuple(name for name in dict.fromkeys(names) if types.get(name, floats[0]) in floats)

@@ -16,13 +16,13 @@ import click
 from edgeq.compat._command import SETTINGS, one_line_errors
 from edgeq.compat.readers import DataReader, YoloDataReader
 from edgeq.errors import UsageError
-from edgeq.scheme import Method
+from edgeq.registry import DECODERS
 
 if TYPE_CHECKING:
     from edgeq.calibrate.statistics import Statistics
     from edgeq.data.samples import Sample
 
-METHODS: Mapping[str, Method] = {"MinMax": "minmax", "Entropy": "entropy", "Percentile": "percentile"}
+METHODS: Mapping[str, str] = {"MinMax": "minmax", "Entropy": "entropy", "Percentile": "percentile"}
 TABLES = "calibration.flatbuffers, calibration.json and calibration.cache"
 
 
@@ -75,7 +75,7 @@ def collect_readers(model_path: str | Path, readers: Iterable[DataReader]) -> St
 @click.option("--calibration_dataset", help="Images to calibrate with; without them nothing is calibrated.")
 @click.option("--validation_dataset", help="Annotated images; without them nothing is evaluated.")
 @click.option("--annotations", type=click.Path(path_type=Path), help="COCO instances of the annotated images.")
-@click.option("--decoder", help="Of the model's head: yolox, yolov3, yolov5, yolov8, ssd, or path.py:function.")
+@click.option("--decoder", help=f"Of the model's head: {', '.join(DECODERS.names())}, or path.py:function.")
 @click.option("--calibrate_method", type=click.Choice(list(METHODS)), default="Entropy", help="How ranges are found.")
 @click.option("--width", type=click.IntRange(min=1), default=416, help="Of the model's input.")
 @click.option("--height", type=click.IntRange(min=1), default=416, help="Of the model's input.")

@@ -103,7 +103,7 @@ class DetectionEvaluator(Evaluator):
 
     Args:
         annotations: COCO instances file.
-        decoder: of the model's head: yolox, yolov3, yolov5, yolov8, ssd, or "path.py:function".
+        decoder: of the model's head: a registered name such as "yolox", or "path.py:function".
         confidence, iou: as `edgeq eval` has them.
     """
 

@@ -20,6 +20,7 @@ import click
 from edgeq.compat._command import SETTINGS, PrintedProgress, one_line_errors
 from edgeq.errors import OutputError, UsageError
 from edgeq.ownership import read_object, shown
+from edgeq.registry import DECODERS
 
 SCENARIOS = {
     "SingleStream": "single-stream",
@@ -85,7 +86,7 @@ PROFILES: Mapping[str, str] = {
 @click.option("--cache", default=0, help="Accepted: nothing needs to be cached.")
 @click.option("--preprocess", help="Instead of the data set's: a name, a .toml file, or steps.")
 @click.option("--class-offset", type=int, help="Scores in front of class 0.")
-@click.option("--decoder", help="COCO: yolox, yolov3, yolov5, yolov8, ssd, or path.py:function.")
+@click.option("--decoder", help=f"COCO: {', '.join(DECODERS.names())}, or path.py:function.")
 @one_line_errors
 def command(**options: Any) -> None:
     """Measure accuracy or speed of an image model as MLPerf's main.py does."""

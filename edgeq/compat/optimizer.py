@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from edgeq.backends.quantizer import one_line, quiet
 from edgeq.compat._command import SETTINGS, PrintedProgress, one_line_errors
 from edgeq.errors import CheckFailedError, DataError, ModelError, RuntimeUnavailableError, UsageError
+from edgeq.graph.convert import from_proto, to_proto
 from edgeq.progress import SILENT, Progress
 
 LEAST_SQNR_DB = 40.0
@@ -84,7 +85,9 @@ def _prepared(path: Path, model_type: str, level: int | None, folder: Path) -> t
         quant_pre_process(path, basic, skip_symbolic_shape=True, skip_onnx_shape=True)
         path, level = basic, 0
     model = load_model(path, external_data="none")
-    name_nodes(model)
+    graph = from_proto(model)
+    name_nodes(graph)
+    model = to_proto(graph)
     if split_unsqueezes(model):
         save_model(model, folder / "split.onnx", base=path.absolute().parent)
         path = folder / "split.onnx"

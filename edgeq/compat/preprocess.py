@@ -16,6 +16,7 @@ import click
 
 from edgeq.compat._command import SETTINGS, PrintedProgress, one_line_errors, switch
 from edgeq.errors import ModelError, UsageError
+from edgeq.graph.convert import from_proto, to_proto
 from edgeq.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -113,20 +114,22 @@ def preprocessed(
 
     model = load_model(path, external_data="none")
     base = path.absolute().parent
-    named = name_nodes(model)
+    graph = from_proto(model)
+    named = name_nodes(graph)
+    model = to_proto(graph)
     if named:
         progress.note(f"{named} nodes named, which had no name of their own")
     _make_constant(model, progress)
     if symbolic is not None:
-        _describe(model, symbolic, progress)
+        model = _describe(model, symbolic, progress)
     if optimize:
         model = _optimized(model, base, path, workdir, progress)
         base = workdir
     if onnx_shapes:
-        _describe(model, None, progress)
+        model = _describe(model, None, progress)
     # Optimisation makes tensors that the first inference has not seen.
-    if optimize and symbolic is not None and unknown_shapes(model):
-        _describe(model, symbolic, progress)
+    if optimize and symbolic is not None and unknown_shapes(from_proto(model)):
+        model = _describe(model, symbolic, progress)
     _check(model, path)
     return model, base
 
@@ -175,13 +178,15 @@ def _make_constant(model: onnx.ModelProto, progress: Progress) -> None:
     model.ir_version = max(model.ir_version, IR_WITH_CONSTANTS)
 
 
-def _describe(model: onnx.ModelProto, symbolic: SymbolicOptions | None, progress: Progress) -> None:
-    """Write inferred shapes into the model, in place."""
+def _describe(model: onnx.ModelProto, symbolic: SymbolicOptions | None, progress: Progress) -> onnx.ModelProto:
+    """The model with inferred shapes."""
     from edgeq.model.shapes import write_shapes
 
-    inference_problem = write_shapes(model, symbolic)
+    graph = from_proto(model)
+    inference_problem = write_shapes(graph, symbolic)
     if inference_problem:
         progress.note(f"symbolic shape inference gave up ({inference_problem}); onnx's own was used")
+    return to_proto(graph)
 
 
 def _optimized(model: onnx.ModelProto, base: Path, source: Path, workdir: Path, progress: Progress) -> onnx.ModelProto:

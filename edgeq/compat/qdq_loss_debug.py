@@ -168,20 +168,20 @@ def compute_activation_error(
 
 def _float_tensors(model: onnx.ModelProto, op_types: Sequence[str] | None) -> dict[str, int]:
     """Tensors that nodes read and make, and their element type, in the order of the graph."""
-    from onnx import TensorProto
+    import onnx_ir as ir
 
-    from edgeq.model.shapes import infer_shapes
+    from edgeq.graph.convert import from_proto
+    from edgeq.model.shapes import element_types
 
-    values = [*infer_shapes(model)[0].values(), *model.graph.input, *model.graph.output]
-    types = {v.name: v.type.tensor_type.elem_type for v in values}
+    types = element_types(from_proto(model))
     weights = {tensor.name for tensor in model.graph.initializer}
     found: dict[str, int] = {}
     for node in model.graph.node:
         if op_types is not None and node.op_type not in op_types:
             continue
         for name in (*node.input, *node.output):
-            if name not in weights and types.get(name) in (TensorProto.FLOAT, TensorProto.FLOAT16):
-                found[name] = types[name]
+            if name not in weights and types.get(name) in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+                found[name] = int(types[name])
     return found
 
 

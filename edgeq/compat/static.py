@@ -98,7 +98,8 @@ def quantize_static(
             return checked(draft, output, notes)
         except RuntimeUnavailableError:
             # Some nodes (a dilated AveragePool) cannot run between Q/DQ as onnxruntime's quantizer writes them.
-            float_only = {n.name for n in predict_int8(model, int8_rules("cpu")) if n.verdict == "float"} - kept
+            predicted = predict_int8(prepared.model, int8_rules("cpu"))
+            float_only = {node.name for node in predicted if node.verdict == "float"} - kept
             if not float_only:
                 raise
             LOG.warning("kept in float, for want of an integer form: %s", ", ".join(sorted(float_only)))

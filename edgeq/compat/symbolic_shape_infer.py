@@ -13,6 +13,7 @@ import click
 
 from edgeq.compat._command import SETTINGS, PrintedProgress, one_line_errors
 from edgeq.compat.preprocess import preprocessed, symbolic_options, write
+from edgeq.graph.convert import from_proto
 
 
 @click.command("symbolic_shape_infer", context_settings=SETTINGS)
@@ -59,7 +60,7 @@ def run(
                 threshold=external_data_size_threshold if save_as_external_data else None,
                 inputs=[source],
             )
-        unknown = unknown_shapes(model)
+        unknown = unknown_shapes(from_proto(model))
     listed = f": {', '.join(unknown)}" if unknown else ""
     return f"{output or source}: {len(unknown)} tensors of unknown shape{listed}"
 

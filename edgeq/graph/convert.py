@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
@@ -21,8 +22,15 @@ def from_proto(proto: onnx.ModelProto, base: Path | None = None) -> ir.Model:
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
-    """The protobuf of a model; external weights stay references."""
-    return ir.serde.serialize_model(model)
+    """The protobuf of a model; external weights stay references. `value_info` holds what nodes make: the type and shape
+    of an initializer are in its tensor."""
+    proto = ir.serde.serialize_model(model)
+    for graph in _graphs(proto.graph):
+        weights = {tensor.name for tensor in graph.initializer}
+        described = [value for value in graph.value_info if value.name not in weights]
+        del graph.value_info[:]
+        graph.value_info.extend(described)
+    return proto
 
 
 def to_bytes(model: ir.Model) -> bytes:
@@ -33,3 +41,11 @@ def to_bytes(model: ir.Model) -> bytes:
     """
     content: bytes = to_proto(model).SerializeToString(deterministic=True)
     return content
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
+                yield from _graphs(body)

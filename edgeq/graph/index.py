@@ -8,7 +8,11 @@ from typing import Any
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.graph.query import constant, is_constant, reads
+from edgeq.graph.query import bodies, constant, is_constant
+
+_RANDOM = frozenset(
+    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
+)
 
 
 class GraphIndex:
@@ -52,11 +56,13 @@ class GraphIndex:
 
     @cached_property
     def computed_constants(self) -> frozenset[str]:
-        """Names of initializers, and of what is computed from constants alone."""
+        """Names of initializers, and of what is computed from constants alone, the same at each run. What bodies of
+        If, Loop and Scan compute is not followed."""
         known = {name for name, value in self.values.items() if is_constant(value)}
         for node in self.graph:
-            read = [value.name for value in reads(node)]
-            if (read or node.op_type == "Constant") and known.issuperset(read):
+            if node.op_type in _RANDOM or next(bodies(node), None) is not None:
+                continue
+            if known.issuperset(value.name for value in node.inputs if value is not None):
                 known.update(output.name for output in node.outputs if output.name)
         return frozenset(known)
 

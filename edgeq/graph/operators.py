@@ -51,7 +51,7 @@ class Operator:
         float_form: for an integer operator, the one that computes the same on floats.
         dynamic: takes floats, and measures their range itself when it runs.
         mac_rule: how its multiply-accumulates are counted, see `edgeq.model.macs`; "" where it multiplies no matrices.
-        mac_operands: places of the operands that the rule looks at.
+        mac_operands: places of the operands that the rule looks at; () for all inputs.
         movement: of operators that compute nothing: "permutes" where every element appears once in the output,
             "selects" where some are left out, repeated or put beside a constant. Integers behind mean what those in
             front mean.
@@ -103,8 +103,11 @@ OPERATORS: Mapping[str, Operator] = dict(
         *_rows("Gemm FusedGemm", replace(_LAYER, mac_rule="matmul")),
         *_rows("MatMul FusedMatMul", _MATMUL),
         *_rows("RNN GRU LSTM", _RECURRENT),
-        *_rows("Einsum", Operator("", activations=(0, 1), mac_rule="einsum")),
-        *_rows("Attention MultiHeadAttention", Operator("", activations=(0, 1, 2), mac_rule="attention")),
+        *_rows("Einsum", Operator("", activations=(0, 1), mac_rule="einsum", mac_operands=())),
+        *_rows(
+            "Attention MultiHeadAttention",
+            Operator("", activations=(0, 1, 2), mac_rule="attention", mac_operands=(0, 1, 2)),
+        ),
         *_rows("MatMulNBits", replace(_MATMUL, mac_rule="nbits", dynamic=False)),
         *_rows("Add Mul Sub Div Max Min Pow", Operator("", activations=(0, 1))),
         *_rows("Where", Operator("", activations=(1, 2))),

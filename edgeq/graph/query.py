@@ -55,6 +55,11 @@ def is_constant(value: ir.Value | None) -> bool:
     return constant_tensor(value) is not None
 
 
+def opset_of(model: ir.Model) -> int:
+    """Version of the main operator set; 0 where a model imports none."""
+    return max((model.opset_imports.get(domain, 0) for domain in MAIN_DOMAINS), default=0)
+
+
 def only_reader(value: ir.Value) -> ir.Node | None:
     """The one node that reads a value, at one input, where it is no graph output; None otherwise, and where the reader
     stands in a body of another node."""
@@ -79,6 +84,13 @@ def sizes(value: ir.Value | None) -> tuple[int, ...] | None:
     if value is None or value.shape is None or not all(isinstance(size, int) for size in value.shape):
         return None
     return tuple(int(size) for size in value.shape)  # type: ignore[arg-type]
+
+
+def every_node(model: ir.Model) -> Iterator[ir.Node]:
+    """All nodes of a model: of the main graph, of bodies, and of model-local functions."""
+    yield from model.graph.all_nodes()
+    for function in model.functions.values():
+        yield from function.all_nodes()
 
 
 def bodies(node: ir.Node) -> Iterator[ir.Graph]:

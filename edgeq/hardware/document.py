@@ -6,14 +6,13 @@ any name. Unknown keys are refused with the file, the table and the nearest know
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from edgeq.errors import HardwareError
+from edgeq.errors import HardwareError, suggest
 
 _LARGEST_FILE = 1 << 20
 
@@ -117,16 +116,6 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
         old = merged.get(key)
         merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return merged
-
-
-def suggest(given: str, known: Iterable[str]) -> str:
-    """ "Did you mean …?" for near misses and parts of names, else the list of what is known."""
-    names = sorted(set(known) - {"*"})
-    near = [name for name in names if len(given) > 2 and given.lower() in name]
-    near = near or difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.6)
-    if near:
-        return f"Did you mean {' or '.join(near)}?"
-    return f"Known: {', '.join(names)}"
 
 
 def version_key(version: str) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import platformdirs
 from edgeq_device.options import session_problem
 
-from edgeq.errors import HardwareError
+from edgeq.errors import HardwareError, suggest
 from edgeq.hardware import document as doc
 from edgeq.hardware.document import Document
 from edgeq.resources import shipped
@@ -124,9 +124,7 @@ def inherit(document: Document, documents: Mapping[str, Document]) -> Document:
     chain = [document]
     while parent := chain[-1].content.get("extends"):
         if parent not in documents:
-            raise HardwareError(
-                f"{chain[-1].file}: extends {parent!r}, which is unknown", doc.suggest(parent, documents)
-            )
+            raise HardwareError(f"{chain[-1].file}: extends {parent!r}, which is unknown", suggest(parent, documents))
         if documents[parent] in chain:
             raise HardwareError(f"{chain[-1].file}: extends {parent!r} in a circle", "Break the circle")
         chain.append(documents[parent])

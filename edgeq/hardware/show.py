@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from edgeq.errors import HardwareError, UsageError
-from edgeq.hardware import document as doc
+from edgeq.errors import HardwareError, UsageError, suggest
 from edgeq.hardware.machine import Cache, Machine
 from edgeq.hardware.profile import Profile, ProfileMatch
 from edgeq.hardware.target import Target
@@ -24,7 +23,7 @@ def named(what: str, name: str | None) -> str:
 def pick(what: str, name: str | None, known: Mapping[str, Profile]) -> Profile:
     """The profile called `name`; an unknown name brings the nearest one."""
     if named(what, name) not in known:
-        raise HardwareError(f"unknown {what} {name!r}", doc.suggest(str(name), known))
+        raise HardwareError(f"unknown {what} {name!r}", suggest(str(name), known))
     return known[str(name)]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgeq.errors import HardwareError
+from edgeq.errors import HardwareError, suggest
 from edgeq.hardware import document as doc
 from edgeq.hardware import schema
 from edgeq.hardware.detect import detect_machine
@@ -109,7 +109,7 @@ def resolve(
         return _build(documents[wanted], profiles, machine)
     if wanted in profiles:
         return _of_profile(build_profile(schema.inherit(profiles[wanted], profiles)))
-    raise HardwareError(f"unknown target or profile {name!r}", doc.suggest(name, [*documents, *profiles, AUTO]))
+    raise HardwareError(f"unknown target or profile {name!r}", suggest(name, [*documents, *profiles, AUTO]))
 
 
 def runs_natively(target: Target, machine: Machine) -> bool:

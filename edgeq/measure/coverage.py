@@ -19,8 +19,9 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 
+from edgeq.graph.convert import from_proto
 from edgeq.model.macs import node_macs
-from edgeq.model.skeleton import skeleton
+from edgeq.model.skeleton import proto_skeleton
 from edgeq.session import SessionSettings, open_session
 
 Kind = Literal["int8", "float", "conversion", "other"]
@@ -138,7 +139,7 @@ def measure_coverage(
         session.run(None, dict(feed))
         events = json.loads(Path(session.end_profiling()).read_text())
         weights = weight_shapes(optimized)
-    macs = {name: count for name, count in node_macs(_sized(source, feed)).items() if count}
+    macs = {name: count for name, count in node_macs(from_proto(_sized(source, feed))).items() if count}
     nodes = judge(events, weights, macs, aliases(source, macs))
     float_nodes = tuple(
         FloatNode(n.source, n.op_type, n.macs, explain(n.source, n.op_type)) for n in nodes if n.kind == "float"
@@ -251,7 +252,7 @@ def _macs_from_shapes(
 
 def _sized(source: onnx.ModelProto, feed: Mapping[str, np.ndarray]) -> onnx.ModelProto:
     """A copy without weights, its inputs of the sizes of `feed`: what is symbolic in `source` is known in a run."""
-    sized = skeleton(source)
+    sized = proto_skeleton(source)
     for value in sized.graph.input:
         if value.name in feed:
             shape = value.type.tensor_type.shape

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgeq.data.samples import open_samples
 from edgeq.errors import UsageError
+from edgeq.graph.convert import from_proto
 from edgeq.measure.agreement import Agreement, compare_many
 from edgeq.measure.error_attribution import attribute_error
 from edgeq.measure.error_sources import ErrorSource, LayerNoise, layer_noise, nodes_to_exclude
@@ -195,7 +196,7 @@ def _quantized_graph(loaded: LoadedModel) -> GraphIndex:
         graph = read_graph(loaded.model)
     else:  # the bundle's files were checked when it was opened
         graph = GraphIndex(onnx.load(loaded.model, load_external_data=False), Path(folder) / loaded.model.name)
-    if not is_quantized(graph.model):
+    if not is_quantized(from_proto(graph.model)):
         raise UsageError(f"{loaded.name} holds no quantized operator", "Give the float model first, then its int8 form")
     return graph
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from edgeq.graph.convert import from_proto
 from edgeq.measure.coverage import Kind, aliases, judge, weight_shapes
 from edgeq.model.macs import node_macs
 from edgeq.session import SessionSettings, open_session
@@ -63,7 +64,7 @@ def kernel_times(
             session.run(None, dict(feed))
         events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
         weights = weight_shapes(optimized)
-    macs = {name: count for name, count in node_macs(source).items() if count}
+    macs = {name: count for name, count in node_macs(from_proto(source)).items() if count}
     # The runtime may call a node by what it gives.
     nodes = {node.output[0]: node.name for node in source.graph.node if node.name and node.output}
     found = times_of(events, weights, macs, aliases(source, macs), _WARM_UP + runs)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeq.graph.convert import from_proto
 from edgeq.measure.activation_observer import as_read
 from edgeq.measure.graphs import GraphIndex
 from edgeq.measure.inference import Session, infer
@@ -114,7 +115,7 @@ def partition_layers(
     graph: GraphIndex, matches: Sequence[ActivationMatch], first: Sample, memory: int
 ) -> Iterator[list[ActivationMatch]]:
     """Waves of matches, neighbours together as long as they fit; an unknown size is taken for the largest."""
-    sizes = tensor_sizes(graph.model, first.inputs)
+    sizes = tensor_sizes(from_proto(graph.model), first.inputs)
     largest = max((sizes[m.name] for m in matches if m.name in sizes), default=0)
     partition: list[ActivationMatch] = []
     used = 0

@@ -17,7 +17,7 @@ import onnx
 from edgeq.measure.graphs import GraphIndex
 from edgeq.measure.match_weights import NODE_SUFFIX
 from edgeq.measure.quantization import Quantization, activation_quantizations
-from edgeq.model.skeleton import skeleton
+from edgeq.model.skeleton import proto_skeleton
 
 # Activations that an integer range can take over: everything outside it is clipped anyway.
 _CLIPPING = frozenset({"Relu", "Clip"})
@@ -178,7 +178,7 @@ class _Matcher:
 
 def element_types(model: onnx.ModelProto) -> dict[str, int]:
     """ONNX's number of each tensor's element type where inference can tell; -1 for what is no tensor."""
-    inferred = onnx.shape_inference.infer_shapes(skeleton(model)).graph
+    inferred = onnx.shape_inference.infer_shapes(proto_skeleton(model)).graph
     return {
         value.name: int(value.type.tensor_type.elem_type) if value.type.WhichOneof("value") == "tensor_type" else -1
         for value in [*inferred.value_info, *inferred.input, *inferred.output]

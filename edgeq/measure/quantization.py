@@ -16,8 +16,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from edgeq.graph.operators import DATA_MOVEMENT
 from edgeq.measure.graphs import GraphIndex, attribute
-from edgeq.model.data_movement import DATA_MOVEMENT
 
 # Type → smallest and largest integer. 16-bit ones are how accelerators mix precisions; 4-bit ones hold weights.
 _LEVELS: dict[int, tuple[int, int]] = {

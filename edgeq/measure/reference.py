@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeq.errors import ModelError, UsageError
+from edgeq.graph.convert import from_proto
 from edgeq.measure.graphs import GraphIndex, read_graph
 from edgeq.measure.match_activations import match_activations
 from edgeq.measure.match_weights import compare_weights, count_quantized_weights, match_weights
@@ -37,7 +38,7 @@ def find_reference(path: Path, quantized: GraphIndex, workdir: Path, progress: P
         ModelError: it is no model.
     """
     given = read_graph(path)
-    if is_quantized(given.model):
+    if is_quantized(from_proto(given.model)):
         raise UsageError(f"{path} is quantized", ORDER)
     missing = sorted(set(quantized.inputs) - set(given.inputs))
     if missing:

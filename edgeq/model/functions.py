@@ -14,18 +14,6 @@ MAX_NODES = 1_000_000
 """Functions that call functions can stand for exponentially many nodes; a model that would have more is refused."""
 
 
-def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
-    """`model` without local functions: each call replaced by the function's nodes. `check_functions` comes first."""
-    if not model.functions:
-        return model
-    import onnx_ir
-    from onnx_ir.passes.common import InlinePass
-
-    graph_model = onnx_ir.serde.deserialize_model(model)
-    InlinePass()(graph_model)
-    return onnx_ir.serde.serialize_model(graph_model)
-
-
 def check_functions(model: onnx.ModelProto, path: Path) -> None:
     """Refuse functions that call each other in a circle, or stand for more than `MAX_NODES` nodes.
 

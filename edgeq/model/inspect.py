@@ -1,4 +1,4 @@
-"""All that `edgeq inspect` says about a model, as values."""
+"""What `edgeq inspect` reports about a model, as values."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import onnx
+import onnx_ir as ir
 
+from edgeq.graph.convert import from_proto
+from edgeq.graph.query import MAIN_DOMAINS, every_node, opset_of
 from edgeq.model.int8_prediction import NodePrediction, predict_int8
 from edgeq.model.int8_rules import int8_rules
-from edgeq.model.load import is_quantized, load_model, model_digest, model_files, opset_of, signature_of
+from edgeq.model.load import is_quantized, load_model, model_digest, model_files, signature_of
 from edgeq.model.macs import node_macs
-from edgeq.model.names import name_nodes
+from edgeq.model.names import node_names
 from edgeq.model.opset import LOWEST, RAISED_TO
 from edgeq.model.prepare import prepare_model
-from edgeq.model.skeleton import skeleton
-from edgeq.model.tensors import element_count, iter_graphs, iter_nodes, tensor_bytes
 from edgeq.progress import SILENT, Progress
 from edgeq.signature import Signature, TensorSpec
 
@@ -35,7 +35,7 @@ class OperatorCount:
 
 @dataclass(frozen=True)
 class TargetPrediction:
-    """The forecast for one target."""
+    """The prediction for one target."""
 
     target: str
     backend: str
@@ -72,8 +72,8 @@ class ModelReport:
         operators: by type, the most work first.
         dynamic: symbolic and unknown sizes of the inputs, as "input[axis] name".
         quantized: whether the model holds quantized operators already.
-        preparation: what preparing the model for quantization changes; empty where no forecast was asked for.
-        targets: the forecasts, made on the prepared model.
+        preparation: what preparing the model for quantization changes; empty without targets.
+        targets: the predictions, made on the prepared model.
         notes: what a reader should know.
     """
 
@@ -120,17 +120,18 @@ class ModelReport:
 
 
 def inspect_model(path: Path, targets: Sequence[tuple[str, str]] = (), *, progress: Progress = SILENT) -> ModelReport:
-    """Read a model and say what it is, and for each target what will and will not run in int8, and why.
+    """Read a model and report what it is, and for each target what will and will not run in int8, and why.
 
     Args:
         targets: (name to show, backend) pairs.
 
     Raises:
-        ModelError: not a model, or one that cannot be prepared for a forecast.
+        ModelError: not a model, or one that cannot be prepared for a prediction.
         HardwareError: a backend without rules.
     """
     rules = [(name, backend, int8_rules(backend)) for name, backend in targets]
-    model = load_model(path, external_data="none")
+    proto = load_model(path, external_data="none")
+    model = from_proto(proto, path.parent)
     files = model_files(path)
     quantized = is_quantized(model)
     notes = list(_notes(model, path))
@@ -142,26 +143,25 @@ def inspect_model(path: Path, targets: Sequence[tuple[str, str]] = (), *, progre
         with tempfile.TemporaryDirectory() as workdir:
             prepared = prepare_model(path, Path(workdir), progress=progress)
             preparation = prepared.notes
-            ready = load_model(prepared.path, external_data="none")
-            predictions = tuple(TargetPrediction(name, backend, predict_int8(ready, r)) for name, backend, r in rules)
-    signature = signature_of(model, path)
-    bare = skeleton(model)
-    name_nodes(bare)
-    macs = node_macs(bare)
-    weights = [t for graph in iter_graphs(model.graph) for t in graph.initializer]
+            predictions = tuple(
+                TargetPrediction(name, backend, predict_int8(prepared.model, r)) for name, backend, r in rules
+            )
+    signature = signature_of(proto, path)
+    macs = node_macs(model)
+    weights = [v.const_value for graph in model.graphs() for v in graph.initializers.values() if v.const_value]
     return ModelReport(
         path=path,
         files=files,
         file_bytes=sum(f.stat().st_size for f in files),
         digest=model_digest(path),
         ir_version=model.ir_version,
-        opsets={o.domain or "ai.onnx": o.version for o in model.opset_import},
-        producer=f"{model.producer_name} {model.producer_version}".strip(),
+        opsets={domain or "ai.onnx": version for domain, version in model.opset_imports.items()},
+        producer=f"{model.producer_name or ''} {model.producer_version or ''}".strip(),
         signature=signature,
-        parameters=sum(element_count(t) for t in weights),
-        parameter_bytes=sum(tensor_bytes(t) for t in weights),
+        parameters=sum(int(tensor.size) for tensor in weights),
+        parameter_bytes=sum(int(tensor.nbytes) for tensor in weights),
         macs=sum(macs.values()),
-        operators=_operators(bare, macs),
+        operators=_operators(model, macs),
         dynamic=tuple(d for spec in signature.inputs for d in _dynamic(spec)),
         quantized=quantized,
         preparation=preparation,
@@ -170,34 +170,32 @@ def inspect_model(path: Path, targets: Sequence[tuple[str, str]] = (), *, progre
     )
 
 
-def _operators(model: onnx.ModelProto, macs: Mapping[str, int]) -> tuple[OperatorCount, ...]:
+def _operators(model: ir.Model, macs: Mapping[str, int]) -> tuple[OperatorCount, ...]:
     counts: Counter[str] = Counter()
     work: Counter[str] = Counter()
-    for graph in iter_graphs(model.graph):
-        for node in graph.node:
-            op_type = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
-            counts[op_type] += 1
-            work[op_type] += macs[node.name]
+    for node, name in node_names(model).items():
+        op_type = node.op_type if node.domain in MAIN_DOMAINS else f"{node.domain}.{node.op_type}"
+        counts[op_type] += 1
+        work[op_type] += macs[name]
     return tuple(
         OperatorCount(op, counts[op], work[op]) for op in sorted(counts, key=lambda o: (-work[o], -counts[o], o))
     )
 
 
-def _notes(model: onnx.ModelProto, path: Path) -> list[str]:
+def _notes(model: ir.Model, path: Path) -> list[str]:
     notes = []
     opset = opset_of(model)
     if opset < LOWEST:
         notes.append(f"opset {opset} has no per-channel QuantizeLinear; quantizing raises it to {RAISED_TO}")
-    weights = {t.name for t in model.graph.initializer}
-    listed = sum(i.name in weights for i in model.graph.input)
+    listed = sum(value.is_initializer() for value in model.graph.inputs)
     if listed:
         notes.append(f"{listed} weights are listed as inputs too; they are taken for constants")
-    types = {t.data_type for t in model.graph.initializer}
-    if types & {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}:
+    types = {value.dtype for value in model.graph.initializers.values()}
+    if types & {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}:
         notes.append("has 16-bit floating-point weights; quantizing widens them to float32 first")
-    if onnx.TensorProto.DOUBLE in types:
+    if ir.DataType.DOUBLE in types:
         notes.append("has float64 weights, which are not quantized; export in float32")
-    domains = sorted({n.domain for n in iter_nodes(model)} - {"", "ai.onnx", "ai.onnx.ml"})
+    domains = sorted({node.domain for node in every_node(model)} - {*MAIN_DOMAINS, "ai.onnx.ml"})
     if domains:
         notes.append(f"has operators of other domains: {', '.join(domains)}")
     return notes

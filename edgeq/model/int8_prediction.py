@@ -1,31 +1,34 @@
-"""What of a model will run in int8 on a backend, foretold from the graph alone.
+"""Which nodes of a model will run in int8 on a backend, predicted from the graph alone.
 
-A forecast: it knows operator types, constants and shapes, not scales. What really happened is read from the runtime's
-optimised graph after quantization.
+The prediction knows operator types, constants and shapes, not scales. What really runs in int8 is read from the
+runtime's optimised graph after quantization.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import onnx
+import onnx_ir as ir
 
+from edgeq.graph.index import GraphIndex
+from edgeq.graph.query import name_of
 from edgeq.model.int8_rules import DEFAULT, NodeContext, Rule, explain_float
 from edgeq.model.macs import node_macs
-from edgeq.model.tensors import iter_graphs
 
 Verdict = Literal["int8", "float", "other"]
 
 
 @dataclass(frozen=True)
 class NodePrediction:
-    """Attributes:
-    name, op_type: of the node.
-    macs: multiply-accumulates of one inference.
-    verdict: "int8", "float", or "other" for a node without float data (shapes, indices, masks).
-    reason: how it runs in int8, or why not.
+    """How one node will run.
+
+    Attributes:
+        name, op_type: of the node.
+        macs: multiply-accumulates of one inference.
+        verdict: "int8", "float", or "other" for a node without float data (shapes, indices, masks).
+        reason: how it runs in int8, or why not.
     """
 
     name: str
@@ -35,81 +38,57 @@ class NodePrediction:
     reason: str
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "op_type": self.op_type,
-            "macs": self.macs,
-            "verdict": self.verdict,
-            "reason": self.reason,
-        }
+        """Plain JSON values."""
+        return asdict(self)
 
 
-def predict_int8(model: onnx.ModelProto, rules: Mapping[str, Rule]) -> tuple[NodePrediction, ...]:
-    """Foretell each node of a prepared float model, in graph order; nodes inside If, Loop and Scan come last, as float.
+def predict_int8(model: ir.Model, rules: Mapping[str, Rule]) -> tuple[NodePrediction, ...]:
+    """Predict each node of a prepared float model, in graph order; nodes inside If, Loop and Scan come last, as float.
 
     Args:
-        model: named, sorted, with shapes, as `prepare_model` writes it; weights may be external.
+        model: named, sorted, with shapes, as `prepare_model` gives it; weights may be external.
+        rules: of the backend, see `edgeq.model.int8_rules.int8_rules`.
     """
     macs = node_macs(model)
-    types = _element_types(model)
-    constants = {t.name for t in model.graph.initializer}
-    constants |= {o for n in model.graph.node if n.op_type == "Constant" for o in n.output}
-    makers = {o: n.op_type for n in model.graph.node for o in n.output if o}
-    shapes = known_shapes(model)
+    index = GraphIndex(model)
+    constants = {name for name in index.values if index.is_constant(name)}
     quantized: set[str] = set()
-    forecast: list[NodePrediction] = []
-    for node in model.graph.node:
+    predictions: list[NodePrediction] = []
+    for node in model.graph:
         if node.op_type == "Constant":
             continue
-        verdict, reason = _judge(node, rules, types, NodeContext(constants, quantized, shapes, makers))
+        verdict, reason = _judge(node, rules, NodeContext(constants, quantized))
         if verdict == "int8":
-            quantized.update(node.output)
-        forecast.append(NodePrediction(node.name, node.op_type, macs[node.name], verdict, reason))
-    for graph in iter_graphs(model.graph):
-        if graph is not model.graph:
-            reason = rules.get("Loop", rules[DEFAULT]).reason
-            forecast.extend(NodePrediction(n.name, n.op_type, macs[n.name], "float", reason) for n in graph.node)
-    return tuple(forecast)
+            quantized.update(name_of(output) for output in node.outputs)
+        name = node.name or ""
+        predictions.append(NodePrediction(name, node.op_type, macs[name], verdict, reason))
+    reason = rules.get("Loop", rules[DEFAULT]).reason
+    inside = [(node.name or "", node.op_type) for body in model.graph.subgraphs() for node in body]
+    predictions.extend(NodePrediction(name, op_type, macs[name], "float", reason) for name, op_type in inside)
+    return tuple(predictions)
 
 
-def _judge(
-    node: onnx.NodeProto, rules: Mapping[str, Rule], types: Mapping[str, int], context: NodeContext
-) -> tuple[Verdict, str]:
-    read = [types.get(name, 0) for name in node.input if name and name not in context.constants]
-    written = [types.get(name, 0) for name in node.output if name]
-    if onnx.TensorProto.DOUBLE in (*read, *written):
+def stacked_products(model: ir.Model) -> frozenset[str]:
+    """Names of MatMul nodes with a constant that is no matrix: they have no integer form with a scale per channel."""
+    products = [node for node in model.graph if node.op_type == "MatMul"]
+    return frozenset(n.name for n in products if n.name and any(_is_stacked(value) for value in n.inputs))
+
+
+def _judge(node: ir.Node, rules: Mapping[str, Rule], context: NodeContext) -> tuple[Verdict, str]:
+    read = [value for value in node.inputs if value is not None and not context.has_constant(value)]
+    written = [value for value in node.outputs if value.name]
+    if any(value.dtype == ir.DataType.DOUBLE for value in (*read, *written)):
         return "float", "it computes in float64; quantization starts from float32"
-    if not any(t in (0, onnx.TensorProto.FLOAT) for t in written):
+    if not any(value.dtype in (None, ir.DataType.UNDEFINED, ir.DataType.FLOAT) for value in written):
         return "other", "it makes no floats"
     reason = explain_float(node, rules, context)
     if reason:
         return "float", reason
-    unknown = next(
-        (n for n in (*node.input, *node.output) if n and n not in types and n not in context.constants), None
-    )
+    unknown = next((value.name for value in (*read, *written) if not value.dtype), None)
     if unknown is not None:
         return "float", f"the type and shape of tensor {unknown!r} are not known, so the quantizer passes it over"
     return "int8", rules.get(node.op_type, rules[DEFAULT]).reason
 
 
-def _element_types(model: onnx.ModelProto) -> dict[str, int]:
-    values = [*model.graph.input, *model.graph.value_info, *model.graph.output]
-    return {v.name: v.type.tensor_type.elem_type for v in values if v.type.tensor_type.elem_type}
-
-
-def known_shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
-    """Sizes of the tensors whose rank the model tells, weights included; 0 for a size that is symbolic."""
-    values = [*model.graph.input, *model.graph.value_info, *model.graph.output]
-    shapes = {
-        v.name: tuple(d.dim_value for d in v.type.tensor_type.shape.dim)
-        for v in values
-        if v.type.tensor_type.HasField("shape")
-    }
-    shapes.update((t.name, tuple(t.dims)) for t in model.graph.initializer)
-    return shapes
-
-
-def stacked_products(model: onnx.ModelProto) -> frozenset[str]:
-    """Names of MatMul nodes with a constant that is no matrix: they have no integer form with a scale per channel."""
-    stacked = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) != 2}
-    return frozenset(n.name for n in model.graph.node if n.op_type == "MatMul" and stacked.intersection(n.input))
+def _is_stacked(value: ir.Value | None) -> bool:
+    return value is not None and value.is_initializer() and value.shape is not None and len(value.shape) != 2

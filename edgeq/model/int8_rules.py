@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import onnx
+import onnx_ir as ir
 
 from edgeq.errors import HardwareError
+from edgeq.graph.query import is_op, name_of, node_input
 from edgeq.resources import shipped
 
 DEFAULT = "*"
@@ -58,14 +59,14 @@ class NodeContext:
     Attributes:
         constants: names of tensors with fixed values.
         quantized: names of tensors known to be int8 where the node reads them; None when nothing is known about it.
-        shapes: sizes per tensor, where known; 0 for a symbolic one.
-        makers: tensor name → type of the operator that makes it.
     """
 
     constants: Collection[str] = ()
     quantized: Collection[str] | None = None
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    makers: Mapping[str, str] = field(default_factory=dict)
+
+    def has_constant(self, *values: ir.Value | None) -> bool:
+        """Whether one of the values is constant."""
+        return any(name_of(value) in self.constants for value in values if value is not None)
 
 
 def backends(folder: Path | None = None) -> tuple[str, ...]:
@@ -94,14 +95,14 @@ def int8_rules(backend: str, folder: Path | None = None) -> Mapping[str, Rule]:
     return rules
 
 
-def slow_fusions(backend: str, model: onnx.ModelProto, folder: Path | None = None) -> tuple[SlowFusion, ...]:
+def slow_fusions(backend: str, model: ir.Model, folder: Path | None = None) -> tuple[SlowFusion, ...]:
     """Fusions that a backend's runtime is better kept from for this model.
 
     Raises:
         HardwareError: no such backend, or its file is malformed.
     """
     content, path = _read(backend, folder)
-    present = {node.op_type for node in model.graph.node}
+    present = {node.op_type for node in model.graph}
     try:
         fusions = [
             SlowFusion(
@@ -118,12 +119,12 @@ def slow_fusions(backend: str, model: onnx.ModelProto, folder: Path | None = Non
 
 
 def quantizable_operators(rules: Mapping[str, Rule]) -> tuple[str, ...]:
-    """Operator types that have an int8 form: the only ones worth a quantizer's while."""
+    """Operator types that have an int8 form, sorted."""
     return tuple(sorted(op_type for op_type, rule in rules.items() if rule.int8))
 
 
 def explain_float(
-    node: onnx.NodeProto,
+    node: ir.Node,
     rules: Mapping[str, Rule],
     context: NodeContext | None = None,
     *,
@@ -132,10 +133,10 @@ def explain_float(
     """Why a node runs in float: excluded by the user, no int8 form, or a condition that does not hold.
 
     Args:
-        excluded: names of nodes that were asked to stay float.
+        excluded: names of nodes that are to stay in float.
 
     Returns:
-        The reason, or "" when nothing speaks against int8.
+        The reason; "" where nothing is known against int8.
     """
     if node.name in excluded:
         return "excluded by request"
@@ -152,57 +153,57 @@ def explain_float(
     return ""
 
 
-def _constant_weights(node: onnx.NodeProto, context: NodeContext) -> str:
-    if len(node.input) > 1 and node.input[1] in context.constants:
+def _constant_weights(node: ir.Node, context: NodeContext) -> str:
+    if context.has_constant(node_input(node, 1)):
         return ""
     return "its weights are computed, not constant"
 
 
-def _after_quantized(node: onnx.NodeProto, context: NodeContext) -> str:
-    if context.quantized is None or any(name in context.quantized for name in node.input):
+def _after_quantized(node: ir.Node, context: NodeContext) -> str:
+    if context.quantized is None or any(name_of(value) in context.quantized for value in node.inputs):
         return ""
     return "its input is not quantized, and quantizing it for this operator alone would gain nothing"
 
 
-def _after_conv_or_add(node: onnx.NodeProto, context: NodeContext) -> str:
-    if context.makers.get(node.input[0]) in ("Conv", "Add"):
+def _after_conv_or_add(node: ir.Node, context: NodeContext) -> str:
+    source = node_input(node, 0)
+    if source is not None and is_op(source.producer(), "Conv", "Add"):
         return _after_quantized(node, context)
     return "it fuses only into a Conv or Add right before it"
 
 
-def _unit_alpha_beta(node: onnx.NodeProto, context: NodeContext) -> str:
-    scaled = {a.name: a.f for a in node.attribute if a.name in ("alpha", "beta")}
-    has_bias = len(node.input) > 2 and bool(node.input[2])
-    if scaled.get("alpha", 1.0) == 1.0 and (scaled.get("beta", 1.0) == 1.0 or not has_bias):
+def _unit_alpha_beta(node: ir.Node, context: NodeContext) -> str:
+    alpha, beta = node.attributes.get_float("alpha", 1.0), node.attributes.get_float("beta", 1.0)
+    if alpha == 1.0 and (beta == 1.0 or node_input(node, 2) is None):
         return ""
     return "its alpha or beta is not 1; multiply it into the weights"
 
 
-def _not_transposed_a(node: onnx.NodeProto, context: NodeContext) -> str:
+def _not_transposed_a(node: ir.Node, context: NodeContext) -> str:
     return "its first matrix is transposed" if _integer(node, "transA") else ""
 
 
-def _nearest(node: onnx.NodeProto, context: NodeContext) -> str:
-    mode = next((a.s.decode() for a in node.attribute if a.name == "mode"), "nearest")
+def _nearest(node: ir.Node, context: NodeContext) -> str:
+    mode = node.attributes.get_string("mode", "nearest")
     return "" if mode == "nearest" else f"its mode is {mode}; only nearest works on integers"
 
 
-def _no_dilation(node: onnx.NodeProto, context: NodeContext) -> str:
-    dilations = next((list(a.ints) for a in node.attribute if a.name == "dilations"), [])
+def _no_dilation(node: ir.Node, context: NodeContext) -> str:
+    dilations = list(node.attributes.get_ints("dilations", ()))
     return "" if all(d == 1 for d in dilations) else f"it has dilations {dilations}"
 
 
-def _no_ceil_mode(node: onnx.NodeProto, context: NodeContext) -> str:
+def _no_ceil_mode(node: ir.Node, context: NodeContext) -> str:
     return "it has ceil_mode = 1" if _integer(node, "ceil_mode") else ""
 
 
-def _explicit_padding(node: onnx.NodeProto, context: NodeContext) -> str:
-    mode = next((a.s.decode() for a in node.attribute if a.name == "auto_pad"), "NOTSET")
+def _explicit_padding(node: ir.Node, context: NodeContext) -> str:
+    mode = node.attributes.get_string("auto_pad", "NOTSET")
     return "" if mode in ("NOTSET", "VALID") else f"it has auto_pad = {mode}"
 
 
-def _not_vector(node: onnx.NodeProto, context: NodeContext) -> str:
-    a, b = (context.shapes.get(name, ()) for name in node.input[:2])
+def _not_vector(node: ir.Node, context: NodeContext) -> str:
+    a, b = (known_sizes(value) or () for value in node.inputs[:2])
     columns = b[-2] if _integer(node, "transB") and len(b) > 1 else b[-1] if len(b) > 1 else 0
     rows = a[-1] if _integer(node, "transA") and len(a) > 1 else a[-2] if len(a) > 1 else 0
     # A row count that is the batch says nothing about the layer: only a result with one column is surely a vector.
@@ -211,20 +212,27 @@ def _not_vector(node: onnx.NodeProto, context: NodeContext) -> str:
     return ""
 
 
-def _equal_shapes(node: onnx.NodeProto, context: NodeContext) -> str:
-    if any(name in context.constants for name in node.input):
+def _equal_shapes(node: ir.Node, context: NodeContext) -> str:
+    if context.has_constant(*node.inputs):
         return "one operand is constant"
-    shapes = [context.shapes.get(name) for name in node.input]
+    shapes = [known_sizes(value) for value in node.inputs]
     if None not in shapes and len(set(shapes)) > 1:
         return "its operands have different shapes"
     return ""
 
 
-def _integer(node: onnx.NodeProto, name: str) -> int:
-    return next((int(a.i) for a in node.attribute if a.name == name), 0)
+def known_sizes(value: ir.Value | None) -> tuple[int, ...] | None:
+    """The shape of a value, 0 for a size that is symbolic; None where the rank is not known."""
+    if value is None or value.shape is None:
+        return None
+    return tuple(size if isinstance(size, int) else 0 for size in value.shape)
 
 
-Condition = Callable[[onnx.NodeProto, NodeContext], str]
+def _integer(node: ir.Node, name: str) -> int:
+    return int(node.attributes.get_int(name, 0))
+
+
+Condition = Callable[[ir.Node, NodeContext], str]
 
 CONDITIONS: dict[str, Condition] = {
     "constant-weights": _constant_weights,
@@ -245,8 +253,8 @@ CONDITIONS: dict[str, Condition] = {
 def _least_channels(bound: int) -> Condition:
     """Both sides of a dense convolution are narrower than `bound`. A depthwise one has kernels of its own."""
 
-    def check(node: onnx.NodeProto, context: NodeContext) -> str:
-        weight = context.shapes.get(node.input[1], ()) if len(node.input) > 1 else ()
+    def check(node: ir.Node, context: NodeContext) -> str:
+        weight = known_sizes(node_input(node, 1)) or ()
         groups = max(1, _integer(node, "group"))
         if len(weight) < 3 or groups > 1 or max(weight[:2]) >= bound or not all(weight[:2]):
             return ""

@@ -12,10 +12,12 @@ import onnx_ir as ir
 
 from edgeq.errors import ModelError, OutputError
 from edgeq.graph.convert import from_proto
+from edgeq.graph.operators import is_quantized_operator
+from edgeq.graph.query import every_node
 from edgeq.model.functions import check_functions
 from edgeq.model.identify import likely_cause
 from edgeq.model.order import sort_nodes
-from edgeq.model.skeleton import skeleton
+from edgeq.model.skeleton import proto_skeleton
 from edgeq.model.tensors import (
     DAMAGED,
     check_sparse_tensor,
@@ -23,7 +25,6 @@ from edgeq.model.tensors import (
     external_span,
     is_external,
     iter_graphs,
-    iter_nodes,
     iter_sparse_tensors,
     iter_tensors,
     tensor_bytes,
@@ -37,25 +38,6 @@ INLINE_LIMIT = 2**30
 copy of some weights fit too."""
 SMALL_EXTERNAL = 2**26
 """Bytes of external data up to which `load_model` reads it in."""
-
-_QUANTIZED_OPS = frozenset(
-    {
-        "QuantizeLinear",
-        "DequantizeLinear",
-        "DynamicQuantizeLinear",
-        "ConvInteger",
-        "MatMulInteger",
-        "DynamicQuantizeMatMul",
-        "DynamicQuantizeLSTM",
-        "MatMulIntegerToFloat",
-        "MatMulNBits",
-        "ConvIntegerToFloat",
-        "QGemm",
-        "QAttention",
-        "QMoE",
-        "QEmbedLayerNormalization",
-    }
-)
 
 ExternalData = Literal["small", "all", "none"]
 
@@ -155,14 +137,9 @@ def save_model(
     ir.save(from_proto(model, base), path, external_data=f"{path.name}.data", size_threshold_bytes=1024)
 
 
-def is_quantized(model: onnx.ModelProto) -> bool:
+def is_quantized(model: ir.Model) -> bool:
     """Whether a model holds quantized operators already: Q/DQ nodes, QLinear* or integer ones."""
-    return any(n.op_type in _QUANTIZED_OPS or n.op_type.startswith("QLinear") for n in iter_nodes(model))
-
-
-def opset_of(model: onnx.ModelProto) -> int:
-    """Version of the main operator set; 0 where a model imports none."""
-    return max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=0)
+    return any(is_quantized_operator(node.op_type) for node in every_node(model))
 
 
 def _read(path: Path) -> bytes:
@@ -202,12 +179,16 @@ def _parse(content: bytes, path: Path) -> onnx.ModelProto:
     if not model.graph.node:
         raise ModelError(f"{path} has no operators in it", "Export the model again")
     newest = onnx.defs.onnx_opset_version()
-    if opset_of(model) > newest:
+    if _opset(model) > newest:
         raise ModelError(
-            f"{path} uses opset {opset_of(model)}; onnx {onnx.__version__} knows opsets up to {newest}",
+            f"{path} uses opset {_opset(model)}; onnx {onnx.__version__} knows opsets up to {newest}",
             "Install a newer onnx, or export the model with an older opset",
         )
     return model
+
+
+def _opset(model: onnx.ModelProto) -> int:
+    return max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=0)
 
 
 def _text_is_text(message: Any) -> bool:
@@ -230,7 +211,7 @@ def _text_is_text(message: Any) -> bool:
 
 def check_valid(model: onnx.ModelProto, path: Path) -> None:
     """Hold a model against the rules of the ONNX format, without its larger weights. ModelError where it breaks one."""
-    bare = skeleton(model)
+    bare = proto_skeleton(model)
     # The checker wants a shape on every input and output; ONNX Runtime does not, and many exporters leave it out.
     for value in [*bare.graph.input, *bare.graph.output]:
         if value.type.HasField("tensor_type"):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 
 from edgeq.errors import ModelError
-from edgeq.model.load import opset_of
+from edgeq.graph.query import opset_of
 from edgeq.model.skeleton import reattach, skeleton
 
 LOWEST = 13
@@ -22,8 +23,8 @@ _IR_VERSION = 8
 
 
 def raise_opset(
-    model: onnx.ModelProto, path: Path, *, lowest: int = LOWEST, to: int = RAISED_TO, ir_version: int = _IR_VERSION
-) -> onnx.ModelProto:
+    model: ir.Model, path: Path, *, lowest: int = LOWEST, to: int = RAISED_TO, ir_version: int = _IR_VERSION
+) -> ir.Model:
     """`model`, or, where its opset is under `lowest`, its conversion to opset `to` by onnx's version converter.
 
     Args:
@@ -43,7 +44,7 @@ def raise_opset(
 
     bare = skeleton(model)
     bare.ir_version = max(bare.ir_version, ir_version)
-    outputs = {o.name: _copied(o) for o in model.graph.output}
+    outputs = {o.name: _copied(o) for o in bare.graph.output}
     try:
         converted: onnx.ModelProto = version_converter.convert_version(bare, to)
         # Shapes that the old opset's rules had given may be wrong for what the converter put in.

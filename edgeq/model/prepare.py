@@ -12,14 +12,14 @@ import onnx_ir as ir
 
 from edgeq.errors import ModelError
 from edgeq.graph.convert import from_proto, to_proto
-from edgeq.model.functions import inline_functions
+from edgeq.graph.query import every_node, opset_of
 from edgeq.model.load import (
     INLINE_LIMIT,
+    check_valid,
     is_quantized,
     load_model,
     model_digest,
     model_files,
-    opset_of,
     read_model,
     save_model,
     signature_of,
@@ -28,7 +28,8 @@ from edgeq.model.names import name_nodes
 from edgeq.model.opset import raise_opset
 from edgeq.model.optimize import optimize_basic, settle
 from edgeq.model.shapes import describe, unknown_shapes, write_shapes
-from edgeq.model.tensors import iter_nodes, iter_tensors, tensor_bytes
+from edgeq.model.skeleton import skeleton
+from edgeq.model.tensors import weight_bytes
 from edgeq.progress import SILENT, Progress
 from edgeq.signature import Signature
 
@@ -86,33 +87,31 @@ def prepare_model(
     """
     notes: list[str] = []
     with progress.stage("Preparing the model", total=4) as advance:
-        proto = _loaded(source, notes)
-        external = sum(tensor_bytes(t) for t in iter_tensors(proto)) > inline_limit
+        model = _loaded(source, notes)
+        external = weight_bytes(model) > inline_limit
         advance(1)
-        model = ir.serde.deserialize_model(proto)
-        ir.external_data.set_base_dir(model.graph, source.parent)
         _rewrite(model, notes, simplify)
         advance(1)
         workdir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".prepare.", dir=workdir) as scratch:
             raw, optimized = Path(scratch) / "raw.onnx", Path(scratch) / "optimized.onnx"
-            rewritten = ir.serde.serialize_model(model)
-            save_model(rewritten, raw, base=source.parent, inline_limit=inline_limit)
+            save_model(to_proto(model), raw, base=source.parent, inline_limit=inline_limit)
             if simplify:
                 optimize_basic(raw, optimized, source=source, external=external)
             advance(1)
             finished = _finished(optimized if simplify else raw, model, source, notes, simplify)
-            notes.extend(_difference(rewritten, finished))
+            notes.extend(_difference(model, finished))
             path = workdir / PREPARED_NAME
             (workdir / f"{PREPARED_NAME}.data").unlink(missing_ok=True)
-            save_model(finished, path, base=Path(scratch), inline_limit=inline_limit)
+            written = _without_weight_shapes(to_proto(finished))
+            save_model(written, path, base=Path(scratch), inline_limit=inline_limit)
         advance(1)
     large = len(model_files(path)) > 1
     if large:
         notes.append(f"weights kept in external data ({PREPARED_NAME}.data)")
-    signature = signature_of(finished, path)
+    signature = signature_of(written, path)
     # The external data of `finished` was in the scratch folder.
-    held = read_model(path) if large else from_proto(finished)
+    held = read_model(path) if large else finished
     return PreparedModel(held, path, source, model_digest(path), signature, opset_of(finished), tuple(notes))
 
 
@@ -122,32 +121,35 @@ def rewritten(prepared: PreparedModel, model: ir.Model, path: Path, *notes: str)
     return replace(prepared, model=model, path=path, digest=model_digest(path), notes=(*prepared.notes, *notes))
 
 
-def _loaded(source: Path, notes: list[str]) -> onnx.ModelProto:
+def _loaded(source: Path, notes: list[str]) -> ir.Model:
     """The checked model with functions inlined, opset raised and nodes named."""
+    from onnx_ir.passes.common import InlinePass
+
     proto = load_model(source, external_data="none")
     signature_of(proto, source)
-    if is_quantized(proto):
+    model = from_proto(proto, source.parent)
+    if is_quantized(model):
         raise ModelError(
             f"{source} is quantized already",
             "Give the float32 model that it was made from, or rewrite it with `edgeq retarget`",
         )
-    if proto.functions:
-        notes.append(f"{_count(len(proto.functions), 'local function')} inlined")
-        proto = inline_functions(proto)
-    _refuse_unknown_domains(proto, source)
-    opset = opset_of(proto)
-    proto = raise_opset(proto, source)
-    describe(proto, source)
-    if opset_of(proto) != opset:
-        notes.append(f"opset {opset} → {opset_of(proto)}")
-    named = name_nodes(proto)
+    if model.functions:
+        notes.append(f"{_count(len(model.functions), 'local function')} inlined")
+        InlinePass()(model)
+    _refuse_unknown_domains(model, source)
+    opset = opset_of(model)
+    model = raise_opset(model, source)
+    describe(model, source)
+    if opset_of(model) != opset:
+        notes.append(f"opset {opset} → {opset_of(model)}")
+    named = name_nodes(model)
     if named:
         notes.append(f"{_count(named, 'node')} named, which had no name of their own")
-    return proto
+    return model
 
 
-def _refuse_unknown_domains(proto: onnx.ModelProto, source: Path) -> None:
-    for node in iter_nodes(proto):
+def _refuse_unknown_domains(model: ir.Model, source: Path) -> None:
+    for node in every_node(model):
         if node.domain not in _RUNTIME_DOMAINS:
             raise ModelError(
                 f"{source}: node {node.name!r} is a {node.op_type!r} of the custom domain {node.domain!r}",
@@ -177,7 +179,7 @@ def _rewrite(model: ir.Model, notes: list[str], simplify: bool) -> None:
         notes.append(f"{folded} BatchNormalization folded")
 
 
-def _finished(optimized: Path, before: ir.Model, source: Path, notes: list[str], simplify: bool) -> onnx.ModelProto:
+def _finished(optimized: Path, before: ir.Model, source: Path, notes: list[str], simplify: bool) -> ir.Model:
     """What ONNX Runtime wrote, put in edgeq's form: one order, only the operator sets in use, shapes everywhere."""
     from edgeq.model.clean import remove_no_ops, tidy
     from edgeq.model.fold import fold_batch_norms
@@ -201,38 +203,43 @@ def _finished(optimized: Path, before: ir.Model, source: Path, notes: list[str],
             notes.append(f"{_count(joined, 'Concat')} of strided slices written as SpaceToDepth")
         tidy(model)
     settle(model, before)
-    proto = ir.serde.serialize_model(model)
-    name_nodes(proto)
-    _set_shapes(proto, notes)
-    _check(proto, source)
+    name_nodes(model)
+    _set_shapes(model, notes)
+    _check(model, source)
+    return model
+
+
+def _without_weight_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """`proto` without the entries that repeat type and shape of an initializer, changed in place."""
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    for info in [info for info in proto.graph.value_info if info.name in weights]:
+        proto.graph.value_info.remove(info)
     return proto
 
 
-def _set_shapes(proto: onnx.ModelProto, notes: list[str]) -> None:
-    problem = write_shapes(proto)
+def _set_shapes(model: ir.Model, notes: list[str]) -> None:
+    problem = write_shapes(model)
     if problem:
         notes.append(f"symbolic shape inference gave up ({problem}); onnx's own was used")
-    unknown = unknown_shapes(proto)
+    unknown = unknown_shapes(model)
     if unknown:
         listed = ", ".join(unknown[:_LISTED]) + (", …" if len(unknown) > _LISTED else "")
         notes.append(f"{_count(len(unknown), 'tensor')} of unknown shape: {listed}")
 
 
-def _check(proto: onnx.ModelProto, source: Path) -> None:
-    from edgeq.model.load import check_valid
-
-    strange = sorted({n.domain for n in iter_nodes(proto)} - _RUNTIME_DOMAINS)
+def _check(model: ir.Model, source: Path) -> None:
+    strange = sorted({n.domain for n in every_node(model)} - _RUNTIME_DOMAINS)
     if strange:
         raise ModelError(
             f"{source}: its preparation brought in operators of {strange[0]!r}", "Please report this model"
         )
-    check_valid(proto, source)
+    check_valid(skeleton(model), source)
 
 
-def _difference(before: onnx.ModelProto, after: onnx.ModelProto) -> list[str]:
+def _difference(before: ir.Model, after: ir.Model) -> list[str]:
     """What ONNX Runtime's optimisation changed, by operator type."""
-    old = Counter(n.op_type for n in iter_nodes(before))
-    new = Counter(n.op_type for n in iter_nodes(after))
+    old = Counter(n.op_type for n in every_node(before))
+    new = Counter(n.op_type for n in every_node(after))
     changed = [f"{op} {old[op]} → {new[op]}" for op in sorted(old | new) if old[op] != new[op]]
     return [f"ONNX Runtime's basic optimisation: {', '.join(changed)}"] if changed else []
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 
 from edgeq.errors import ModelError
+from edgeq.graph.index import GraphIndex
 from edgeq.model.skeleton import skeleton
 
 MAX_ACTIVATION_BYTES = 2**36
@@ -34,9 +36,10 @@ class SymbolicOptions:
 
 
 def infer_shapes(
-    model: onnx.ModelProto, symbolic: SymbolicOptions | None = SymbolicOptions()
-) -> tuple[dict[str, onnx.ValueInfoProto], str]:
-    """Type and shape of each tensor of the main graph, by name; what the model says itself is the last resort.
+    model: ir.Model, symbolic: SymbolicOptions | None = SymbolicOptions()
+) -> tuple[dict[str, ir.Value], str]:
+    """Tensor name → a value with the type and shape of that tensor of the main graph; what the model itself says counts
+    where inference knows less.
 
     Weights may be external: they are not read.
 
@@ -44,10 +47,10 @@ def infer_shapes(
         symbolic: None leaves it to onnx's own inference.
 
     Returns:
-        The shapes, and why symbolic inference could not be used ("" when it could).
+        The values, and why symbolic inference could not be used ("" when it could).
     """
     bare = skeleton(model)
-    known = {v.name: v for v in model.graph.value_info}
+    known = {v.name: v for v in bare.graph.value_info}
     problem = ""
     try:
         inferred = onnx.shape_inference.infer_shapes(bare) if symbolic is None else _symbolic(bare, symbolic)
@@ -59,49 +62,66 @@ def infer_shapes(
     for value in [*inferred.graph.value_info, *inferred.graph.output]:
         if value.name not in known or _knowledge(value) >= _knowledge(known[value.name]):
             known[value.name] = value
-    return known, problem
+    return {name: ir.serde.deserialize_value_info_proto(value, None) for name, value in known.items()}, problem
 
 
-def write_shapes(model: onnx.ModelProto, symbolic: SymbolicOptions | None = SymbolicOptions()) -> str:
-    """Write what `infer_shapes` finds into the model's `value_info` and its outputs that lack a shape, in place.
+def write_shapes(model: ir.Model, symbolic: SymbolicOptions | None = SymbolicOptions()) -> str:
+    """Write what `infer_shapes` finds into the values between the nodes and the outputs that lack a shape, in place.
 
     Returns:
         Why symbolic inference could not be used; "" when it could.
     """
     shapes, problem = infer_shapes(model, symbolic)
-    outputs = {o.name for o in model.graph.output}
-    made = [o for node in model.graph.node for o in node.output if o in shapes and o not in outputs]
-    infos = [shapes[name] for name in made]
-    for output in model.graph.output:
-        if not output.type.tensor_type.HasField("shape") and output.name in shapes:
-            output.CopyFrom(shapes[output.name])
-    del model.graph.value_info[:]
-    model.graph.value_info.extend(infos)
+    for node in model.graph:
+        for value in node.outputs:
+            found = shapes.get(value.name or "")
+            if found is not None and (value.shape is None or not value.is_graph_output()):
+                value.type, value.shape = found.type, found.shape
     return problem
 
 
-def unknown_shapes(model: onnx.ModelProto) -> tuple[str, ...]:
+def unknown_shapes(model: ir.Model) -> tuple[str, ...]:
     """Names of the tensors between nodes whose rank is not known."""
-    shaped = {v.name for v in [*model.graph.value_info, *model.graph.input, *model.graph.output] if _knowledge(v)[0]}
-    return tuple(o for node in model.graph.node for o in node.output if o and o not in shaped)
+    made = [value for node in model.graph for value in node.outputs]
+    return tuple(value.name for value in made if value.name and value.shape is None)
 
 
-def describe(model: onnx.ModelProto, path: Path) -> None:
-    """Write what onnx's own inference finds into `model.graph.value_info`, in place, and refuse a model that announces
-    a tensor too large for any machine, before something tries to allocate it.
+def element_types(model: ir.Model) -> dict[str, ir.DataType]:
+    """Tensor name → element type, for the tensors of the main graph whose type the model says or onnx can infer;
+    UNDEFINED for sequences, maps and other values that are no tensors."""
+    values = GraphIndex(model).values
+    known = {name: value for name, value in values.items() if value.type is not None}
+    if len(known) < len(values):
+        inferred = onnx.shape_inference.infer_shapes(skeleton(model)).graph
+        found = [ir.serde.deserialize_value_info_proto(v, None) for v in (*inferred.value_info, *inferred.output)]
+        known = {value.name: value for value in found if value.name and value.type is not None} | known
+    return {name: _element_type(value) for name, value in known.items()}
+
+
+def describe(model: ir.Model, path: Path) -> None:
+    """Write what onnx's own inference finds into the values between the nodes, in place.
 
     Without data propagation: that computes shapes only, while propagation computes values, however many there are.
+
+    Args:
+        path: the model's file, for messages.
+
+    Raises:
+        ModelError: a tensor is too large for any machine; nothing has tried to allocate it then.
     """
-    inferred = onnx.shape_inference.infer_shapes(skeleton(model))
-    for value in [*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output]:
-        sizes = [d.dim_value for d in value.type.tensor_type.shape.dim if d.dim_value > 0]
+    inferred = onnx.shape_inference.infer_shapes(skeleton(model)).graph
+    for info in [*inferred.input, *inferred.value_info, *inferred.output]:
+        sizes = [d.dim_value for d in info.type.tensor_type.shape.dim if d.dim_value > 0]
         if math.prod(sizes) > MAX_ACTIVATION_BYTES // _WIDEST_ELEMENT:
             raise ModelError(
-                f"{path}: tensor {value.name!r} has the shape {sizes}, more than {MAX_ACTIVATION_BYTES >> 30} GiB",
+                f"{path}: tensor {info.name!r} has the shape {sizes}, more than {MAX_ACTIVATION_BYTES >> 30} GiB",
                 "Give the model realistic input sizes; if it was downloaded, do not trust it",
             )
-    del model.graph.value_info[:]
-    model.graph.value_info.extend(inferred.graph.value_info)
+    found = {info.name: info for info in inferred.value_info}
+    for node in model.graph:
+        for value in node.outputs:
+            if value.name in found and not value.is_graph_output():
+                ir.serde.deserialize_value_info_proto(found[value.name], value)
 
 
 def _symbolic(bare: onnx.ModelProto, options: SymbolicOptions) -> onnx.ModelProto:
@@ -126,3 +146,7 @@ def _knowledge(value: onnx.ValueInfoProto) -> tuple[bool, int]:
     if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
         return False, 0
     return True, sum(d.HasField("dim_value") for d in value.type.tensor_type.shape.dim)
+
+
+def _element_type(value: ir.Value) -> ir.DataType:
+    return value.type.dtype if isinstance(value.type, ir.TensorType) else ir.DataType.UNDEFINED

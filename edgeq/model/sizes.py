@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.model.skeleton import skeleton
@@ -14,8 +15,9 @@ from edgeq.model.skeleton import skeleton
 _FLOAT_BYTES = 4
 
 
-def tensor_sizes(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]]) -> dict[str, int]:
-    """Bytes of each tensor when the model runs on `inputs`, where shape inference can tell."""
+def tensor_sizes(model: ir.Model, inputs: Mapping[str, NDArray[Any]]) -> dict[str, int]:
+    """Tensor name → bytes when the model runs on `inputs`, four to an element; without those whose shape inference
+    cannot tell."""
     bare = skeleton(model)
     del bare.graph.value_info[:]
     for value in bare.graph.input:

@@ -1,20 +1,33 @@
-"""A model without its weights: what onnx's C++ functions are given, because they copy and serialize all they get."""
+"""Models without their weights: shape inference, checks and conversions then take no longer for large ones."""
 
 from __future__ import annotations
 
 import onnx
+import onnx_ir as ir
 
+from edgeq.graph.convert import to_proto
 from edgeq.model.tensors import is_external, tensor_bytes
 
 KEPT_BYTES = 1024
 """Tensors up to this size stay: they may be shapes, axes or scales that shape inference and conversion read."""
 
 
-def skeleton(model: onnx.ModelProto, *, kept_bytes: int = KEPT_BYTES) -> onnx.ModelProto:
-    """A copy of `model` where every larger or external initializer has become a graph input of its type and shape.
-
-    Initializers of subgraphs become nothing less than they are: a body cannot have inputs of its own choosing.
+def skeleton(model: ir.Model) -> onnx.ModelProto:
+    """The protobuf of `model` where every larger or external initializer of the main graph has become a graph input of
+    its type and shape. Initializers of bodies stay: a body cannot have inputs of its own choosing.
     """
+    bare = model.clone()
+    for name, value in list(bare.graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is not None and (isinstance(tensor, ir.ExternalTensor) or tensor.nbytes > KEPT_BYTES):
+            del bare.graph.initializers[name]
+            if not value.is_graph_input():
+                bare.graph.inputs.append(value)
+    return to_proto(bare)
+
+
+def proto_skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
+    """`skeleton` of a protobuf that is not checked yet."""
     copy = onnx.ModelProto()
     for field, value in model.ListFields():
         if field.name != "graph":
@@ -24,7 +37,7 @@ def skeleton(model: onnx.ModelProto, *, kept_bytes: int = KEPT_BYTES) -> onnx.Mo
             _assign(copy.graph, field.name, value)
     inputs = {i.name for i in model.graph.input}
     for tensor in model.graph.initializer:
-        if is_external(tensor) or tensor_bytes(tensor) > kept_bytes:
+        if is_external(tensor) or tensor_bytes(tensor) > KEPT_BYTES:
             if tensor.name not in inputs:
                 copy.graph.input.append(
                     onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
@@ -34,17 +47,20 @@ def skeleton(model: onnx.ModelProto, *, kept_bytes: int = KEPT_BYTES) -> onnx.Mo
     return copy
 
 
-def reattach(bare: onnx.ModelProto, model: onnx.ModelProto) -> onnx.ModelProto:
-    """Give `bare`, a skeleton of `model` that may have been changed since, the weights of `model` back, in place."""
-    inputs = {i.name for i in model.graph.input}
-    kept = {t.name for t in bare.graph.initializer}
-    missing = [t for t in model.graph.initializer if t.name not in kept]
-    stand_ins = {t.name for t in missing} - inputs
-    remaining = [i for i in bare.graph.input if i.name not in stand_ins]
-    del bare.graph.input[:]
-    bare.graph.input.extend(remaining)
-    bare.graph.initializer.extend(missing)
-    return bare
+def reattach(bare: onnx.ModelProto, model: ir.Model) -> ir.Model:
+    """The model of `bare`, a skeleton of `model` that may have been changed since, with the weights of `model`."""
+    whole = ir.serde.deserialize_model(bare)
+    inputs = {value.name: value for value in whole.graph.inputs}
+    wanted = {value.name for value in model.graph.inputs}
+    for name, old in model.graph.initializers.items():
+        if name in whole.graph.initializers:
+            continue
+        value = inputs[name]
+        value.const_value = old.const_value
+        if name not in wanted:
+            whole.graph.inputs.remove(value)
+        whole.graph.register_initializer(value)
+    return whole
 
 
 def _assign(message: object, name: str, value: object) -> None:

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import onnx
+import onnx_ir as ir
 
 from edgeq.errors import ModelError
+from edgeq.graph.query import every_node
 
 DAMAGED = "The file is damaged or was tampered with; export or download it again"
 
@@ -111,6 +113,14 @@ def tensor_bytes(tensor: onnx.TensorProto) -> int:
         return sum(len(s) for s in tensor.string_data)
     bits = _bits(tensor.data_type)
     return (element_count(tensor) * (bits or 0) + 7) // 8
+
+
+def weight_bytes(model: ir.Model) -> int:
+    """Bytes of all initializers and of the tensors in attributes, those of bodies included."""
+    weights = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
+    for node in every_node(model):
+        weights += [a.as_tensor() for a in node.attributes.values() if a.type is ir.AttributeType.TENSOR]
+    return sum(int(tensor.nbytes) for tensor in weights if tensor is not None)
 
 
 def check_tensor(tensor: onnx.TensorProto, path: Path) -> None:

@@ -13,7 +13,6 @@ from edgeq.errors import UsageError
 from edgeq.hardware.machine import Machine
 from edgeq.measure.checks import Check, CheckKind
 from edgeq.measure.task import Task, TaskOptions
-from edgeq.model.load import load_model
 from edgeq.model.macs import node_macs
 from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.options import share
@@ -79,7 +78,7 @@ def checks_of(found: EmulatedCheck) -> tuple[Check, ...]:
 def _count(job: Job, built: Built, machine: Machine) -> int:
     if route_to(built.target, machine, simulators=SIMULATORS).native_speed:
         return _MOST_AT_NATIVE_SPEED
-    macs = sum(node_macs(load_model(job.prepared.path, external_data="none")).values())
+    macs = sum(node_macs(job.prepared.model).values())
     return max(1, min(_MOST, _MACS // max(macs, 1)))
 
 

@@ -19,7 +19,7 @@ from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.data.samples import Samples, open_samples
 from edgeq.errors import CalibrationError, ModelError, UsageError
 from edgeq.hardware.target import Target
-from edgeq.model.load import is_quantized, load_model
+from edgeq.model.load import is_quantized, load_model, read_model
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
@@ -108,7 +108,7 @@ def open_job(
     if data is None and validation is None:
         raise UsageError("there are no samples to prove the result on", "Give --data or --val")
     adopted: Mapping[str, Range] = {}
-    if adopting and is_quantized(load_model(model, external_data="none")):
+    if adopting and is_quantized(read_model(model)):
         adoption = adopt(model, workdir / "adopted.onnx")
         adopted = adoption.ranges
         prepared = prepare_model(adoption.model, workdir, progress=progress)
@@ -118,7 +118,7 @@ def open_job(
     graph = load_model(prepared.path, external_data="none")
     if not prepared.signature.inputs:
         raise ModelError(f"{model} takes no inputs", "Give a model whose inputs are not built in")
-    if static and not quantizable_tensors(graph):
+    if static and not quantizable_tensors(prepared.model):
         raise ModelError(f"{model} computes nothing in float: there is nothing to quantize", "Give a float32 model")
     check_names(graph, exclude, model)
     calibration = _open(data, prepared, progress) if data is not None else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from edgeq.calibrate.methods import REGISTRY as METHODS
 from edgeq.errors import UsageError
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.pipeline.job import Data
@@ -62,10 +63,15 @@ def _data_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _overrides(options: Mapping[str, Any]) -> dict[str, Any]:
     chosen = {name: options[name] for name in _SCHEME_FIELDS if options[name] is not None}
+    settings = dict(_setting(text) for text in options["method_options"])
     if options["percentile"] is not None:
         if options["method"] != "percentile":
             raise UsageError("--percentile goes with --method percentile")
-        chosen["method_options"] = {"percentile": options["percentile"]}
+        settings["percentile"] = options["percentile"]
+    if settings:
+        if options["method"] is None:
+            raise UsageError("--method-option goes with --method", "Name the method that has this option")
+        chosen["method_options"] = METHODS.load(options["method"]).settings(settings)
     if options["dynamic"]:
         chosen |= _dynamic(options)
     if options["weight_only"]:
@@ -77,6 +83,15 @@ def _overrides(options: Mapping[str, Any]) -> dict[str, Any]:
     if options["exclude"]:
         chosen["exclude"] = options["exclude"]
     return chosen
+
+
+def _setting(text: str) -> tuple[str, float]:
+    """The name and value of "NAME=VALUE"."""
+    name, _, value = text.partition("=")
+    try:
+        return name.strip(), float(value)
+    except ValueError:
+        raise UsageError(f"--method-option {text!r} is not NAME=NUMBER", "Write it as percentile=99.9") from None
 
 
 def _dynamic(options: Mapping[str, Any]) -> dict[str, Any]:

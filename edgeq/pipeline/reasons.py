@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import onnx
+import onnx_ir as ir
 
-from edgeq.calibrate.tensors import constant_tensors
+from edgeq.graph.index import GraphIndex
+from edgeq.graph.query import name_of
 from edgeq.measure.coverage import Explain
 from edgeq.model.int8_prediction import predict_int8, stacked_products
 from edgeq.model.int8_rules import int8_rules
-from edgeq.model.load import load_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.pipeline.job import Built
 from edgeq.scheme import Scheme
@@ -20,15 +20,11 @@ _PRODUCTS = ("MatMul", "Gemm")
 
 def explainer(prepared: PreparedModel, built: Built) -> Explain:
     """(node, operator type) → the reason, by the scheme that was built and the backend's rules."""
-    model, scheme, backend = (
-        load_model(prepared.path, external_data="none"),
-        built.artifact.scheme,
-        built.target.backend,
-    )
+    model, scheme, backend = prepared.model, built.artifact.scheme, built.target.backend
     return _static(model, scheme, backend) if scheme.mode == "static" else _at_run_time(model, scheme)
 
 
-def _static(model: onnx.ModelProto, scheme: Scheme, backend: str) -> Explain:
+def _static(model: ir.Model, scheme: Scheme, backend: str) -> Explain:
     prediction = {node.name: node for node in predict_int8(model, int8_rules(backend))}
     stacked = stacked_products(model) if scheme.per_channel else frozenset()
 
@@ -50,10 +46,10 @@ def _static(model: onnx.ModelProto, scheme: Scheme, backend: str) -> Explain:
     return explain
 
 
-def _at_run_time(model: onnx.ModelProto, scheme: Scheme) -> Explain:
+def _at_run_time(model: ir.Model, scheme: Scheme) -> Explain:
     """For dynamic and weight-only quantization, where only products with constant matrices are in int8."""
-    nodes = {node.name: node for node in model.graph.node}
-    constants = constant_tensors(model)
+    index = GraphIndex(model)
+    nodes, constants = index.nodes, index.computed_constants
     types = scheme.quantized_types or frozenset()
 
     def explain(name: str, op_type: str) -> str:
@@ -66,7 +62,7 @@ def _at_run_time(model: onnx.ModelProto, scheme: Scheme) -> Explain:
             return f"of {whole}, only the products run in int8"
         if kind not in types:
             return _FOREIGN.format(kind)
-        if node is not None and kind in _PRODUCTS and not constants.intersection(node.input[:2]):
+        if node is not None and kind in _PRODUCTS and not constants.intersection(map(name_of, node.inputs[:2])):
             return f"it multiplies two activations; {scheme.mode} quantization takes constant matrices"
         if kind == "GRU":
             return "it is too narrow to gain by integer products, or of a form that is not written out with them"

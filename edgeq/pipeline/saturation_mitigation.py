@@ -19,7 +19,6 @@ from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import Target
 from edgeq.measure.accuracy import Evaluation, evaluate_sessions
-from edgeq.model.load import load_model
 from edgeq.model.macs import node_macs
 from edgeq.model.saturation import saturation_table
 from edgeq.pipeline.builds import Builds, artifact_key
@@ -124,7 +123,7 @@ def decide(
     full = builds.build(target, _full(scheme)).artifact
     reference = open_session(job.prepared.path)
     saturates_natively = match_profile(machine, load_profiles()).profile.saturates
-    macs = sum(node_macs(load_model(job.prepared.path, external_data="none")).values())
+    macs = sum(node_macs(job.prepared.model).values())
     found = audit(
         full.model,
         full.settings(),

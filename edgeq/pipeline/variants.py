@@ -323,7 +323,7 @@ def _tables(job: Job, folder: Path) -> Path | None:
     if job.statistics is None:
         return None
     folder.mkdir()
-    tensors = quantizable_tensors(load_model(job.prepared.path, external_data="none"))
+    tensors = quantizable_tensors(job.prepared.model)
     write_tables(folder, derive_ranges(job.statistics, "minmax"), tensors=tensors)
     return folder
 

@@ -9,15 +9,16 @@ import numpy as np
 
 from edgeq.calibrate.histogram import Histogram
 from edgeq.calibrate.linear import linear_of
-from edgeq.calibrate.mse import Grid, grid_of, moments_of, squared_errors
+from edgeq.calibrate.methods import REGISTRY
+from edgeq.calibrate.methods.mse import moments_of, squared_errors
+from edgeq.calibrate.range_method import Grid, grid_of
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
 from edgeq.measure.agreement import decibels
-from edgeq.scheme import Method, Scheme
+from edgeq.scheme import Scheme
 
 TENSORS = 8
 BINS = 80
-_METHODS: tuple[Method, ...] = ("minmax", "percentile", "entropy", "mse")
 
 
 def worst_tensors(
@@ -51,7 +52,7 @@ def worst_tensors(
         statistics.samples,
         {name: statistics.tensors[name] for name in worst},
     )
-    methods = dict.fromkeys([*_METHODS, scheme.method])
+    methods = [name for name, method in REGISTRY.items() if method.compared or name == scheme.method]
     derived = {
         method: derive_ranges(
             chosen,
@@ -97,7 +98,7 @@ def sqnr_of(histogram: Histogram, kept: Range, grid: Grid) -> float | None:
 
 
 def _described(
-    name: str, tensor: TensorStatistics, thresholds: Mapping[Method, Range], method: Method, grid: Grid
+    name: str, tensor: TensorStatistics, thresholds: Mapping[str, Range], method: str, grid: Grid
 ) -> dict[str, Any]:
     centres, counts, zeros = _values(tensor.histogram)
     # The histogram's outermost bins reach a little further than what was seen.

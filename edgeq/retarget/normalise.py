@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.model.data_movement import DATA_MOVEMENT
+from edgeq.graph.operators import DATA_MOVEMENT
 from edgeq.retarget.graph import MAIN, Builder, constant_of, is_op, only_user, params_of, replace
 
 # Give what their input holds, or zero: quantized as it is, that stays the same.

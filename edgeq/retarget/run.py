@@ -8,17 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import onnx
 import onnx_ir as ir
 
 from edgeq.atomic import check_apart, output_file
 from edgeq.backends.cpu import session_needs
 from edgeq.errors import ModelError, UsageError
+from edgeq.graph.convert import from_proto, to_proto
+from edgeq.graph.query import opset_of
 from edgeq.hardware.target import resolve
 from edgeq.model.clean import remove_no_ops, tidy
-from edgeq.model.load import check_valid, is_quantized, load_model, model_files, opset_of, save_model
+from edgeq.model.load import check_valid, is_quantized, load_model, model_files, save_model
 from edgeq.model.names import name_nodes
 from edgeq.model.opset import LOWEST, raise_opset
+from edgeq.model.shapes import write_shapes
 from edgeq.retarget.compare import USUAL, Comparison, compare
 from edgeq.retarget.graph import INTEGERS
 from edgeq.retarget.normalise import normalise
@@ -112,8 +114,8 @@ def retarget(
         tidy(graph)
         graph.graph.sort()
         after = read_form(graph)
-        proto = ir.serde.serialize_model(graph)
-        name_nodes(proto)
+        name_nodes(graph)
+        proto = to_proto(graph)
         check_valid(proto, output)
         session_options, why = session_needs(proto)
         save_model(proto, draft)
@@ -140,33 +142,19 @@ def inspect_quantized(model: str | os.PathLike[str]) -> Form:
 
 def _opened(path: Path) -> tuple[ir.Model, list[str]]:
     changes: list[str] = []
-    proto = load_model(path, external_data="all")
-    if not is_quantized(proto):
+    graph = from_proto(load_model(path, external_data="all"))
+    if not is_quantized(graph):
         raise ModelError(f"{path} is not quantized", "Use `edgeq quantize`")
-    old = opset_of(proto)
+    old = opset_of(graph)
     if old < LOWEST:
-        proto = raise_opset(proto, path)
-        changes.append(f"opset {old} → {opset_of(proto)}")
-    _infer(proto)
-    name_nodes(proto)
-    graph = ir.serde.deserialize_model(proto)
+        graph = raise_opset(graph, path)
+        changes.append(f"opset {old} → {opset_of(graph)}")
+    write_shapes(graph)  # integer types are needed to know what can be shifted
+    name_nodes(graph)
     tidy(graph)
     remove_no_ops(graph)  # PyTorch shares scales by Identity nodes
     check_form(graph, path)
     return graph, [*changes, *normalise(graph)]
-
-
-def _infer(proto: onnx.ModelProto) -> None:
-    """Add the types and shapes that onnx can tell; integer types are needed to know what can be shifted."""
-    from edgeq.model.shapes import infer_shapes
-
-    shapes, _ = infer_shapes(proto)
-    for output in proto.graph.output:
-        if not output.type.tensor_type.HasField("shape") and output.name in shapes:
-            output.CopyFrom(shapes[output.name])
-    known = {o.name for o in proto.graph.output} | {i.name for i in proto.graph.input}
-    del proto.graph.value_info[:]
-    proto.graph.value_info.extend(value for name, value in shapes.items() if name not in known)
 
 
 def _rewrite(

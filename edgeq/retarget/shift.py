@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.model.data_movement import DATA_MOVEMENT
+from edgeq.graph.operators import DATA_MOVEMENT
 from edgeq.retarget.graph import INTEGERS, MAIN, Builder, Params, constant_of, is_op, params_of
 
 # Operators by the places of their inputs that are weights.

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.model.data_movement import DATA_MOVEMENT
+from edgeq.graph.operators import DATA_MOVEMENT
 from edgeq.retarget.graph import INTEGERS, MAIN, MICROSOFT, Builder, Params, constant_of, is_op, params_of, replace
 from edgeq.retarget.match import In, Out, clamped, constant_clamp, products, sides
 

@@ -119,7 +119,7 @@ def _take_apart(
     graph = load_model(job.prepared.path, external_data="none")
     done = set(candidate.scheme.exclude)
     types = _types(candidate.scheme, target)
-    counted = node_macs(graph)
+    counted = node_macs(job.prepared.model)
     macs = {
         node.name: counted[node.name]
         for node in graph.graph.node

@@ -158,7 +158,7 @@ class LocalEvaluator:
         settings = SessionSettings(intra_op_threads=float_threads)
         in_float = by_layer(kernel_times(self._job.prepared.path, settings, feed, source))
         in_int8 = by_layer(kernel_times(artifact.model, artifact.settings(threads=candidate.threads), feed, source))
-        macs = node_macs(source)
+        macs = node_macs(self._job.prepared.model)
         return slower_in_integers([n.name for n in source.graph.node if macs.get(n.name)], in_float, in_int8)
 
     def memory(self, candidate: Candidate | None, threads: int) -> int:

@@ -228,7 +228,7 @@ def _resolve(target: str | Path, machine: Machine) -> Target:
 
 def _kernels(prepared: PreparedModel, target: Target, *, static: bool) -> tuple[Candidate, ...]:
     graph = load_model(prepared.path, external_data="none")
-    macs = node_macs(graph)
+    macs = node_macs(prepared.model)
     types = target.profile.scheme.dynamic_weight_types
     dynamic = sum(macs.get(node.name, 0) for node in graph.graph.node if node.op_type in types)
     worthwhile = dynamic > _DYNAMIC_SHARE * sum(macs.values())

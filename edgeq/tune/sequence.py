@@ -18,6 +18,7 @@ from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.data.samples import Samples
 from edgeq.errors import UsageError
+from edgeq.graph.convert import from_proto
 from edgeq.hardware.target import Target
 from edgeq.model.load import load_model, model_digest
 from edgeq.model.macs import node_macs
@@ -69,7 +70,7 @@ class SequenceBuilder:
 def product_share(model: onnx.ModelProto) -> float:
     """Share of the multiply-accumulates in products with constant matrices and in recurrent layers."""
     constants = {tensor.name for tensor in model.graph.initializer}
-    macs = node_macs(model)
+    macs = node_macs(from_proto(model))
     ours = sum(
         macs.get(node.name, 0)
         for node in model.graph.node

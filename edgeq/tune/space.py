@@ -11,15 +11,13 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from edgeq.calibrate.ranges import OPTIONS
+from edgeq.calibrate.methods import REGISTRY
 from edgeq.hardware.profile import Profile
 from edgeq.scheme import Scheme
 from edgeq.tune.candidate import Candidate
 
 _RANGE_FIELDS = frozenset({"method", "method_options"})
 _DYNAMIC = "dynamic"
-PERCENTILES = (99.999, 99.99, 99.9)
-"""Shares of values kept, in percent: one value in 100 000, 10 000 and 1000 is clipped."""
 
 
 def kernel_candidates(profile: Profile, *, static: bool = True, dynamic: bool = False) -> tuple[Candidate, ...]:
@@ -48,7 +46,7 @@ def method_candidates(candidate: Candidate, profile: Profile) -> tuple[Candidate
         return ()
     found: dict[str, Candidate] = {}
     for method in profile.search.get("method", ()):
-        for options in _method_options(method):
+        for options in REGISTRY.load(method).search:
             scheme = candidate.scheme.replace(method=method, method_options=options)
             made = candidate.replace(name=_name(scheme), scheme=scheme)
             if made.name != candidate.name:
@@ -101,12 +99,6 @@ def _sensible(scheme: Scheme, profile: Profile) -> bool:
             profile.scheme.reduce_range and scheme.pair == profile.scheme.pair
         )
     return not (precise and scheme.reduce_range)
-
-
-def _method_options(method: str) -> tuple[dict[str, float], ...]:
-    if "percentile" in OPTIONS.get(method, {}):  # type: ignore[call-overload]
-        return tuple({"percentile": value} for value in PERCENTILES)
-    return ({},)
 
 
 def _name(scheme: Scheme) -> str:

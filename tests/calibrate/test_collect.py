@@ -17,6 +17,7 @@ from edgeq.calibrate.ranges import derive_ranges
 from edgeq.calibrate.statistics import Statistics
 from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.errors import CalibrationError, DataError
+from edgeq.graph.convert import from_proto
 from edgeq.progress import Advance, Silent
 
 from .models import ListSamples, images, small_cnn, value, write
@@ -25,7 +26,7 @@ from .models import ListSamples, images, small_cnn, value, write
 def brute_force(path: Path, items: list[dict[str, np.ndarray]]) -> dict[str, list[np.ndarray]]:
     """Every tensor of every sample, by a session that has them all as outputs."""
     model = onnx.load(path)
-    names = quantizable_tensors(model)
+    names = quantizable_tensors(from_proto(model))
     inputs = {i.name for i in model.graph.input}
     outputs = {o.name for o in model.graph.output}
     model.graph.output.extend(onnx.ValueInfoProto(name=n) for n in names if n not in inputs | outputs)

@@ -3,16 +3,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 from onnx import helper
 
 from edgeq.calibrate.groups import scale_groups, share_ranges
 from edgeq.calibrate.ranges import Range
+from edgeq.model.load import read_model
 
 from .models import value, write
 
 
-def model(path: Path) -> onnx.ModelProto:
+def model(path: Path) -> ir.Model:
     weights = {"shape": np.int64([1, -1]), "constant": np.ones((1, 2, 4, 4), np.float32), "sizes": np.int64([1, 1])}
     nodes = [
         helper.make_node("Relu", ["x"], ["a"]),
@@ -22,7 +23,7 @@ def model(path: Path) -> onnx.ModelProto:
         helper.make_node("Neg", ["d"], ["f"]),
         helper.make_node("Reshape", ["f", "shape"], ["g"]),
     ]
-    return onnx.load(
+    return read_model(
         write(
             path,
             nodes,

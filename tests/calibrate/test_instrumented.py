@@ -9,6 +9,7 @@ from onnx import helper
 
 from edgeq.calibrate.instrumented import InstrumentedModel, without_conversions
 from edgeq.errors import DataError
+from edgeq.model.load import read_model
 
 from .models import images, small_cnn
 
@@ -62,8 +63,8 @@ def test_tensors_that_are_not_wanted_are_not_touched() -> None:
 def test_values_are_those_of_the_plain_session(tmp_path: Path, channels: int) -> None:
     path = small_cnn(tmp_path / "m.onnx", channels)
     names, item = ["conv1", "clip1", "conv2", "sum", "relu", "y"], images(1)[0]
-    kept = InstrumentedModel(onnx.load(path), path, names, keep_layout=names).run(item, "s")
-    free = InstrumentedModel(onnx.load(path), path, names).run(item, "s")
+    kept = InstrumentedModel(read_model(path), path, names, keep_layout=names).run(item, "s")
+    free = InstrumentedModel(read_model(path), path, names).run(item, "s")
     assert kept[0].shape == (1, channels, 12, 12)
     for a, b in zip(kept, free, strict=True):
         assert np.array_equal(np.sort(a, axis=None), np.sort(b, axis=None))
@@ -72,4 +73,4 @@ def test_values_are_those_of_the_plain_session(tmp_path: Path, channels: int) ->
 def test_a_refused_sample_is_named(tmp_path: Path) -> None:
     path = small_cnn(tmp_path / "m.onnx")
     with pytest.raises(DataError, match=r"sample cat\.jpg"):
-        InstrumentedModel(onnx.load(path), path, ["y"]).run({"wrong": np.zeros(3)}, "cat.jpg")
+        InstrumentedModel(read_model(path), path, ["y"]).run({"wrong": np.zeros(3)}, "cat.jpg")

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from edgeq.calibrate.collect import collect
-from edgeq.calibrate.entropy import FLOOR, divergences, entropy_range, windows
 from edgeq.calibrate.histogram import histogram_of
 from edgeq.calibrate.linear import BINS, Linear, linear_of
-from edgeq.calibrate.mse import Grid, moments_of, mse_range, squared_errors
+from edgeq.calibrate.methods.entropy import FLOOR, divergences, entropy_range, windows
+from edgeq.calibrate.methods.mse import moments_of, mse_range, squared_errors
+from edgeq.calibrate.methods.percentile import percentile_range
 from edgeq.calibrate.observer import Observer
-from edgeq.calibrate.percentile import percentile_range
+from edgeq.calibrate.range_method import Grid
 from edgeq.calibrate.ranges import Range, channel_ranges, derive_ranges
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
 from edgeq.errors import CalibrationError, UsageError
@@ -50,7 +51,7 @@ EVERYTHING = statistics_of(**VALUES)
 @pytest.mark.parametrize("method", ["minmax", "moving-average", "percentile", "entropy", "mse"])
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_zero_is_inside_and_ranges_stay_in_the_data(method: str, symmetric: bool) -> None:
-    for name, span in derive_ranges(EVERYTHING, method, symmetric=symmetric).items():  # type: ignore[arg-type]
+    for name, span in derive_ranges(EVERYTHING, method, symmetric=symmetric).items():
         values = VALUES[name]
         assert span.low <= 0 <= span.high
         assert span.bound <= np.abs(values).max()
@@ -215,24 +216,29 @@ def test_mse_finds_about_the_best_that_a_dense_search_of_the_data_finds(name: st
 
 def test_ranges_scale_with_the_data() -> None:
     for method in ("percentile", "entropy", "mse"):
-        base = derive_ranges(statistics_of(t=VALUES["heavy"]), method)["t"]  # type: ignore[arg-type]
-        scaled = derive_ranges(statistics_of(t=VALUES["heavy"] * np.float32(2**30)), method)["t"]  # type: ignore[arg-type]
+        base = derive_ranges(statistics_of(t=VALUES["heavy"]), method)["t"]
+        scaled = derive_ranges(statistics_of(t=VALUES["heavy"] * np.float32(2**30)), method)["t"]
         assert scaled == Range(base.low * 2**30, base.high * 2**30)
 
 
 def test_a_tensor_without_elements_has_an_empty_range() -> None:
     empty = statistics_of(t=np.zeros((0, 3), np.float32))
     for method in ("minmax", "moving-average", "percentile", "entropy", "mse"):
-        assert derive_ranges(empty, method) == {"t": Range(0.0, 0.0)}  # type: ignore[arg-type]
+        assert derive_ranges(empty, method) == {"t": Range(0.0, 0.0)}
 
 
 @pytest.mark.parametrize(
     ("method", "options", "message"),
-    [("magic", {}, "not known"), ("minmax", {"percentile": 99}, "no option"), ("entropy", {"bins": 128}, "no option")],
+    [
+        ("magic", {}, "unknown calibration method 'magic'. Known: entropy, minmax"),
+        ("minmx", {}, "Did you mean minmax?"),
+        ("minmax", {"percentile": 99}, "no option"),
+        ("entropy", {"bins": 128}, "no option"),
+    ],
 )
 def test_unknown_methods_and_options_are_named(method: str, options: dict[str, float], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        derive_ranges(EVERYTHING, method, options=options)  # type: ignore[arg-type]
+        derive_ranges(EVERYTHING, method, options=options)
 
 
 def test_unfinished_tensors_are_refused() -> None:

@@ -10,10 +10,11 @@ from edgeq.calibrate.histogram import histogram_of
 from edgeq.calibrate.observer import Observer
 from edgeq.calibrate.plot import sparkline, svg_plot, text_plot, write_svg
 from edgeq.calibrate.ranges import Range
-from edgeq.calibrate.show import METHODS, Shown, columns, heights, open_shown, show_statistics
+from edgeq.calibrate.show import Shown, columns, heights, open_shown, show_statistics
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
 from edgeq.calibrate.table import FLATBUFFERS, write_native, write_tables
 from edgeq.errors import UsageError
+from edgeq.registry import METHODS
 
 
 @pytest.fixture
@@ -47,15 +48,16 @@ def test_plain_values(statistics: Statistics, tmp_path: Path) -> None:
     assert [t["name"] for t in plain["tensors"]] == ["a<b>&", "constant", "empty", "zero"]
     assert plain["tensors"][1]["ranges"]["minmax"] == [0.0, 3.0]
     assert plain["tensors"][2]["minimum"] is None
-    assert all(set(t["ranges"]) == set(METHODS) for t in plain["tensors"])
+    assert all(set(t["ranges"]) == set(METHODS.names()) for t in plain["tensors"])
 
 
 def test_text(statistics: Statistics) -> None:
     shown = show_statistics(statistics)
     lines = text_plot(shown, "a<b>&", width=40, height=4)
-    assert len(lines) == 1 + 4 + len(METHODS)
-    assert "├" in lines[5]
-    assert lines[5].endswith(
+    assert len(lines) == 1 + 4 + len(METHODS.names())
+    ruler = next(line for line in lines if " minmax " in line)
+    assert "├" in ruler
+    assert ruler.endswith(
         f"minmax {shown.ranges['minmax']['a<b>&'].low:.6g} to {shown.ranges['minmax']['a<b>&'].high:.6g}"
     )
     assert len(sparkline(shown, "a<b>&", 10)) == 10
@@ -68,7 +70,7 @@ def test_the_svg_is_well_formed_and_shows_every_threshold(statistics: Statistics
     write_svg(shown, tmp_path / "out.svg")
     root = ElementTree.fromstring((tmp_path / "out.svg").read_text("utf-8"))
     titles = [t.text for t in root.iter("{http://www.w3.org/2000/svg}title")]
-    assert len(titles) == 3 * 2 * len(METHODS)
+    assert len(titles) == 3 * 2 * len(METHODS.names())
     assert "minmax 3" in titles
     assert svg_plot(shown) == svg_plot(show_statistics(statistics))
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from edgeq_device.children import import_path, python_command
-from tests.cli.workspace import fill
 
 from edgeq.bundle.write import BundleSpec, write_bundle
 from edgeq.cli import COMMANDS
@@ -21,6 +20,7 @@ from edgeq.emulate.commands import which
 from edgeq.errors import EdgeqError
 from tests.bundle.samples import INPUT, linear, variant
 from tests.cli.process import REPOSITORY
+from tests.cli.workspace import fill
 
 RUNNER = REPOSITORY / "targets" / "runtime"
 # What Python has loaded before it looks at the working directory (os, codecs ...) cannot be replaced from there.

@@ -17,6 +17,7 @@ from edgeq.compat.preprocess import command, quant_pre_process
 from edgeq.compat.shape_inference import quant_pre_process as under_its_older_name
 from edgeq.compat.symbolic_shape_infer import command as shapes_command
 from edgeq.errors import OutputError, UsageError
+from edgeq.graph.convert import from_proto
 from edgeq.model.shapes import unknown_shapes
 from tests.compat.models import MATRIX, batch, classifier
 
@@ -44,7 +45,7 @@ def test_every_kind_of_model(tmp_path: Path, kind: str, opset: int) -> None:
     np.testing.assert_allclose(answer(output), answer(source), rtol=2e-2 if kind == "half" else 1e-5, atol=1e-5)
     assert [i.name for i in model.graph.input] == ["x"]
     assert [(o.domain, o.version) for o in model.opset_import] == [("", opset)]
-    assert unknown_shapes(model) == ()
+    assert unknown_shapes(from_proto(model)) == ()
     assert "BatchNormalization" not in types(output)
     names = [node.name for node in model.graph.node]
     assert all(names)
@@ -130,7 +131,7 @@ def test_symbolic_sizes_reach_every_tensor(tmp_path: Path) -> None:
     flat = next(v for v in onnx.load(output).graph.value_info if v.name == "flat")
     assert [d.dim_param or d.dim_value for d in flat.type.tensor_type.shape.dim] == ["batch", 12]
     assert run("--input", source, "--output", tmp_path / "both.onnx").exit_code == 0
-    assert unknown_shapes(onnx.load(tmp_path / "both.onnx")) == ()
+    assert unknown_shapes(from_proto(onnx.load(tmp_path / "both.onnx"))) == ()
 
 
 def test_external_data(tmp_path: Path) -> None:
@@ -219,5 +220,5 @@ def test_more_than_two_gigabytes(tmp_path: Path) -> None:
     quant_pre_process(source, output, skip_optimization=True)
     onnx.checker.check_model(output)
     written = onnx.load(output, load_external_data=False)
-    assert unknown_shapes(written) == ()
+    assert unknown_shapes(from_proto(written)) == ()
     assert (output.parent / "big.onnx.data").stat().st_size > 2**31

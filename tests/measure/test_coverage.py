@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from edgeq.graph.convert import from_proto
 from edgeq.measure.coverage import aliases, judge, measure_coverage
 from edgeq.model.macs import node_macs
 from edgeq.session import SessionSettings
@@ -161,6 +162,6 @@ def test_an_unfused_graph_is_float(tmp_path: Path) -> None:
 
 def test_aliases() -> None:
     source = float_source()
-    macs = {name: count for name, count in node_macs(source).items() if count}
+    macs = {name: count for name, count in node_macs(from_proto(source)).items() if count}
     assert list(macs) == ["conv"]
     assert aliases(source, macs) == {"conv": "conv", "c": "conv", "exp": "conv", "y": "conv"}

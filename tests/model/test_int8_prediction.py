@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from edgeq.graph.convert import from_proto
 from edgeq.model.int8_prediction import NodePrediction, predict_int8
 from edgeq.model.int8_rules import int8_rules
 from edgeq.model.prepare import prepare_model
@@ -17,7 +18,7 @@ from .build import model, node, rand, small_cnn, write
 
 def prediction(proto: onnx.ModelProto, folder: Path, backend: str = "cpu") -> dict[str, NodePrediction]:
     prepared = prepare_model(write(folder / "m.onnx", proto), folder / "w")
-    return {n.name: n for n in predict_int8(onnx.load(prepared.path), int8_rules(backend))}
+    return {n.name: n for n in predict_int8(prepared.model, int8_rules(backend))}
 
 
 def verdicts(forecast: Mapping[str, NodePrediction]) -> dict[str, str]:
@@ -90,6 +91,6 @@ def test_without_types_nothing_is_promised() -> None:
         [node("Relu", ["x"], ["a"], name="r"), node("Conv", ["a", "w"], ["y"], name="c")], {"x": [1, 4, 6, 6]}
     )
     proto.graph.initializer.append(onnx.numpy_helper.from_array(rand(8, 4, 3, 3), "w"))
-    forecast = {n.name: n for n in predict_int8(proto, int8_rules("cpu"))}
+    forecast = {n.name: n for n in predict_int8(from_proto(proto), int8_rules("cpu"))}
     assert forecast["c"].verdict == "float"
     assert "'a' are not known" in forecast["c"].reason

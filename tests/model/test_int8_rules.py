@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 import pytest
 
 from edgeq.errors import HardwareError
@@ -16,8 +17,7 @@ from edgeq.model.int8_rules import (
     quantizable_operators,
     slow_fusions,
 )
-
-from .build import node
+from tests import graphs
 
 GOOD = """
 [default]
@@ -82,52 +82,60 @@ class TestExplainFloat:
 
     def test_reasons(self, rules: dict[str, object]) -> None:
         context = NodeContext(constants={"w"})
-        conv = node("Conv", ["x", "w"], ["y"], name="c")
+        conv = only_node("[c] y = Conv(x, w)")
         assert explain_float(conv, rules, context) == ""
         assert explain_float(conv, rules, context, excluded={"c"}) == "excluded by request"
         assert "not constant" in explain_float(conv, rules)
-        dilated = node("Conv", ["x", "w"], ["y"], dilations=[2, 2])
+        dilated = only_node("y = Conv<dilations = [2, 2]>(x, w)")
         assert explain_float(dilated, rules, context) == "it has dilations [2, 2]"
-        assert explain_float(node("Tanh", ["x"], ["y"]), rules) == "a table would be needed"
-        assert explain_float(node("Sin", ["x"], ["y"]), rules) == "no kernel"
-        foreign = node("Conv", ["x", "w"], ["y"], domain="acme")
+        assert explain_float(only_node("y = Tanh(x)"), rules) == "a table would be needed"
+        assert explain_float(only_node("y = Sin(x)"), rules) == "no kernel"
+        foreign = only_node("y = acme.Conv(x, w)", imports=', "acme": 1')
         assert "acme.Conv" in explain_float(foreign, rules, context)
 
 
+def only_node(nodes: str, x: str = "", w: str = "", *, imports: str = "") -> ir.Node:
+    """The last of some nodes that read x, w and b; sizes of x and w as text, such as "8, 4"."""
+    sizes = [f"float[{size}] {name}" if size else f"float {name}" for name, size in (("x", x), ("w", w))]
+    made = graphs.model(f"g ({', '.join(sizes)}, float b) => (float y) {{ {nodes} }}", imports=imports)
+    return list(made.graph)[-1]
+
+
 CASES = [
-    ("constant-weights", node("Conv", ["x", "w"], ["y"]), NodeContext(constants={"w"}), True),
-    ("constant-weights", node("Conv", ["x", "w"], ["y"]), NodeContext(), False),
-    ("after-quantized", node("Relu", ["x"], ["y"]), NodeContext(), True),
-    ("after-quantized", node("Relu", ["x"], ["y"]), NodeContext(quantized={"x"}), True),
-    ("after-quantized", node("Relu", ["x"], ["y"]), NodeContext(quantized=set()), False),
-    ("after-conv-or-add", node("Relu", ["x"], ["y"]), NodeContext(makers={"x": "Conv"}), True),
-    ("after-conv-or-add", node("Relu", ["x"], ["y"]), NodeContext(makers={"x": "MatMul"}), False),
-    ("unit-alpha-beta", node("Gemm", ["x", "w", "b"], ["y"]), NodeContext(), True),
-    ("unit-alpha-beta", node("Gemm", ["x", "w", "b"], ["y"], beta=0.5), NodeContext(), False),
-    ("unit-alpha-beta", node("Gemm", ["x", "w"], ["y"], beta=0.5), NodeContext(), True),
-    ("unit-alpha-beta", node("Gemm", ["x", "w"], ["y"], alpha=0.5), NodeContext(), False),
-    ("not-transposed-a", node("Gemm", ["x", "w"], ["y"], transA=1), NodeContext(), False),
-    ("not-transposed-a", node("Gemm", ["x", "w"], ["y"]), NodeContext(), True),
-    ("nearest", node("Resize", ["x"], ["y"]), NodeContext(), True),
-    ("nearest", node("Resize", ["x"], ["y"], mode="linear"), NodeContext(), False),
-    ("no-dilation", node("MaxPool", ["x"], ["y"], dilations=[1, 1]), NodeContext(), True),
-    ("no-dilation", node("MaxPool", ["x"], ["y"], dilations=[1, 2]), NodeContext(), False),
-    ("no-ceil-mode", node("MaxPool", ["x"], ["y"], ceil_mode=1), NodeContext(), False),
-    ("no-ceil-mode", node("MaxPool", ["x"], ["y"]), NodeContext(), True),
-    ("explicit-padding", node("MaxPool", ["x"], ["y"], auto_pad="SAME_UPPER"), NodeContext(), False),
-    ("explicit-padding", node("MaxPool", ["x"], ["y"], auto_pad="VALID"), NodeContext(), True),
-    ("not-vector", node("MatMul", ["x", "w"], ["y"]), NodeContext(shapes={"x": (8, 4), "w": (4, 1)}), False),
-    ("not-vector", node("MatMul", ["x", "w"], ["y"]), NodeContext(shapes={"x": (1, 4), "w": (4, 9)}), True),
-    ("not-vector", node("MatMul", ["x", "w"], ["y"]), NodeContext(shapes={"x": (2, 1, 4), "w": (4, 9)}), False),
-    ("not-vector", node("Gemm", ["x", "w"], ["y"], transB=1), NodeContext(shapes={"w": (1, 4)}), False),
-    ("equal-shapes", node("Add", ["x", "w"], ["y"]), NodeContext(shapes={"x": (1, 4), "w": (1, 4)}), True),
-    ("equal-shapes", node("Add", ["x", "w"], ["y"]), NodeContext(shapes={"x": (1, 4), "w": (1, 1)}), False),
-    ("equal-shapes", node("Add", ["x", "w"], ["y"]), NodeContext(constants={"w"}), False),
+    ("constant-weights", only_node("y = Conv(x, w)"), NodeContext(constants={"w"}), True),
+    ("constant-weights", only_node("y = Conv(x, w)"), NodeContext(), False),
+    ("after-quantized", only_node("y = Relu(x)"), NodeContext(), True),
+    ("after-quantized", only_node("y = Relu(x)"), NodeContext(quantized={"x"}), True),
+    ("after-quantized", only_node("y = Relu(x)"), NodeContext(quantized=set()), False),
+    ("after-conv-or-add", only_node("a = Conv(x, w) y = Relu(a)"), NodeContext(), True),
+    ("after-conv-or-add", only_node("a = MatMul(x, w) y = Relu(a)"), NodeContext(), False),
+    ("unit-alpha-beta", only_node("y = Gemm(x, w, b)"), NodeContext(), True),
+    ("unit-alpha-beta", only_node("y = Gemm<beta = 0.5>(x, w, b)"), NodeContext(), False),
+    ("unit-alpha-beta", only_node("y = Gemm<beta = 0.5>(x, w)"), NodeContext(), True),
+    ("unit-alpha-beta", only_node("y = Gemm<alpha = 0.5>(x, w)"), NodeContext(), False),
+    ("not-transposed-a", only_node("y = Gemm<transA = 1>(x, w)"), NodeContext(), False),
+    ("not-transposed-a", only_node("y = Gemm(x, w)"), NodeContext(), True),
+    ("nearest", only_node("y = Resize(x)"), NodeContext(), True),
+    ("nearest", only_node('y = Resize<mode = "linear">(x)'), NodeContext(), False),
+    ("no-dilation", only_node("y = MaxPool<dilations = [1, 1]>(x)"), NodeContext(), True),
+    ("no-dilation", only_node("y = MaxPool<dilations = [1, 2]>(x)"), NodeContext(), False),
+    ("no-ceil-mode", only_node("y = MaxPool<ceil_mode = 1>(x)"), NodeContext(), False),
+    ("no-ceil-mode", only_node("y = MaxPool(x)"), NodeContext(), True),
+    ("explicit-padding", only_node('y = MaxPool<auto_pad = "SAME_UPPER">(x)'), NodeContext(), False),
+    ("explicit-padding", only_node('y = MaxPool<auto_pad = "VALID">(x)'), NodeContext(), True),
+    ("not-vector", only_node("y = MatMul(x, w)", "8, 4", "4, 1"), NodeContext(), False),
+    ("not-vector", only_node("y = MatMul(x, w)", "1, 4", "4, 9"), NodeContext(), True),
+    ("not-vector", only_node("y = MatMul(x, w)", "N, 4", "4, 9"), NodeContext(), True),
+    ("not-vector", only_node("y = MatMul(x, w)", "2, 1, 4", "4, 9"), NodeContext(), False),
+    ("not-vector", only_node("y = Gemm<transB = 1>(x, w)", "", "1, 4"), NodeContext(), False),
+    ("equal-shapes", only_node("y = Add(x, w)", "1, 4", "1, 4"), NodeContext(), True),
+    ("equal-shapes", only_node("y = Add(x, w)", "1, 4", "1, 1"), NodeContext(), False),
+    ("equal-shapes", only_node("y = Add(x, w)"), NodeContext(constants={"w"}), False),
 ]
 
 
 @pytest.mark.parametrize(("name", "op", "context", "holds"), CASES)
-def test_conditions(name: str, op: onnx.NodeProto, context: NodeContext, holds: bool) -> None:
+def test_conditions(name: str, op: ir.Node, context: NodeContext, holds: bool) -> None:
     assert (CONDITIONS[name](op, context) == "") is holds
 
 
@@ -144,9 +152,9 @@ source = "measured"
 """
 
 
-def fused(*op_types: str) -> onnx.ModelProto:
-    graph = onnx.helper.make_graph([onnx.helper.make_node(t, ["x"], [t]) for t in op_types], "g", [], [])
-    return onnx.helper.make_model(graph)
+def fused(*op_types: str) -> ir.Model:
+    nodes = " ".join(f"{op_type}_out = {op_type}(x)" for op_type in op_types)
+    return graphs.model(f"g (float[4] x) => (float[4] {op_types[0]}_out) {{ {nodes} }}")
 
 
 @pytest.mark.parametrize(
@@ -170,14 +178,11 @@ def test_a_slow_fusion_that_lacks_a_field_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("weight", "group", "speaks_against"),
-    [((8, 3, 3, 3), 1, True), ((64, 3, 7, 7), 1, False), ((8, 64, 1, 1), 1, False), ((8, 1, 3, 3), 8, False)],
+    [("8, 3, 3, 3", 1, True), ("64, 3, 7, 7", 1, False), ("8, 64, 1, 1", 1, False), ("8, 1, 3, 3", 8, False)],
 )
-def test_narrow_convolutions_by_a_bound_from_the_file(
-    weight: tuple[int, ...], group: int, speaks_against: bool
-) -> None:
-    conv = node("Conv", ["x", "w"], ["y"], name="c", group=group)
-    context = NodeContext(constants={"w"}, shapes={"w": weight})
-    reason = explain_float(conv, int8_rules("tensorrt"), context)
+def test_narrow_convolutions_by_a_bound_from_the_file(weight: str, group: int, speaks_against: bool) -> None:
+    conv = only_node(f"[c] y = Conv<group = {group}>(x, w)", w=weight)
+    reason = explain_float(conv, int8_rules("tensorrt"), NodeContext(constants={"w"}))
     assert bool(reason) == speaks_against
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.errors import ModelError, OutputError
+from edgeq.graph.convert import from_proto
 from edgeq.model import load
 from edgeq.model.load import (
     is_quantized,
@@ -368,4 +369,4 @@ class TestSave:
     ("op_type", "expected"), [("QuantizeLinear", True), ("QLinearAdd", True), ("ConvInteger", True), ("Conv", False)]
 )
 def test_quantized_models_are_recognised(op_type: str, expected: bool) -> None:
-    assert is_quantized(model([node(op_type, ["x"], ["y"])], {"x": [1]})) is expected
+    assert is_quantized(from_proto(model([node(op_type, ["x"], ["y"])], {"x": [1]}))) is expected

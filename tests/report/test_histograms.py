@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from edgeq.calibrate.histogram import histogram_of
-from edgeq.calibrate.mse import Grid
+from edgeq.calibrate.range_method import Grid
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
 from edgeq.report.histograms import BINS, quantized_tensors, sqnr_of, worst_tensors

@@ -82,7 +82,7 @@ class SystolicBackend:
             raise ModelError(
                 f"{prepared.source}: nothing in it runs on the array", "Deploy the float model, or exclude fewer nodes"
             )
-        macs = node_macs(model)
+        macs = node_macs(prepared.model)
         notes = [place(program, macs).sentence(), *program.notes]
         program = replace(program, notes=tuple(notes))
         save_model(host_reference_model(program, prepared.signature), destination)

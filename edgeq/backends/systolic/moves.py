@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.backends.systolic.graph import Graph, attributes, submodel, text
 from edgeq.backends.systolic.network import MoveLayer
-from edgeq.model.data_movement import DATA_MOVEMENT
+from edgeq.graph.operators import DATA_MOVEMENT
 from edgeq.session import SessionSettings, open_session
 
 # MaxPool moves numbers too, but which ones depends on the numbers; the array has steps of its own for it.

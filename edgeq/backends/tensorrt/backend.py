@@ -22,6 +22,7 @@ from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.table import FLATBUFFERS
 from edgeq.data.samples import Samples
 from edgeq.errors import EdgeqError, HardwareError, ModelError, UsageError
+from edgeq.graph.convert import from_proto, to_proto
 from edgeq.hardware.document import version_key
 from edgeq.hardware.target import Target
 from edgeq.measure.coverage import Coverage, FloatNode, NodeRun
@@ -236,13 +237,16 @@ def _requirements(float_type: str) -> Facts | HalfType:
 
 def _raised(prepared: PreparedModel, float_type: str) -> onnx.ModelProto:
     requirements = _requirements(float_type)
-    model = load_model(prepared.path, external_data="all")
     raised = raise_opset(
-        model, prepared.source, lowest=requirements.opset, to=requirements.opset, ir_version=requirements.ir_version
+        from_proto(load_model(prepared.path, external_data="all")),
+        prepared.source,
+        lowest=requirements.opset,
+        to=requirements.opset,
+        ir_version=requirements.ir_version,
     )
     raised.ir_version = max(raised.ir_version, requirements.ir_version)
     name_nodes(raised)
-    return raised
+    return to_proto(raised)
 
 
 def _save(model: onnx.ModelProto, path: Path, prepared: PreparedModel) -> None:
@@ -267,7 +271,7 @@ def _notes(placement: Placement, in_float32: Mapping[str, str]) -> tuple[str, ..
 
 
 def _unknown_coverage(model: onnx.ModelProto) -> Coverage:
-    macs = {name: count for name, count in node_macs(model).items() if count}
+    macs = {name: count for name, count in node_macs(from_proto(model)).items() if count}
     types = {node.name: node.op_type for node in model.graph.node}
     reason = "TensorRT chooses when it builds the engine"
     return Coverage(

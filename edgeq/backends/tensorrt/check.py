@@ -17,9 +17,10 @@ from onnx import TensorProto, numpy_helper
 from edgeq.backends.tensorrt.explicit import channel_axis
 from edgeq.backends.tensorrt.placement import ADD
 from edgeq.backends.tensorrt.wiring import Wiring, wire
-from edgeq.calibrate.tensors import element_types
+from edgeq.graph.convert import from_proto
 from edgeq.measure.coverage import Coverage, FloatNode, NodeRun
 from edgeq.model.macs import node_macs
+from edgeq.model.shapes import element_types
 
 _Q, _DQ = "QuantizeLinear", "DequantizeLinear"
 _PRECISION: dict[int, str] = {TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16", TensorProto.FLOAT: "fp32"}
@@ -106,8 +107,8 @@ class _Reader:
         self.findings: list[str] = []
         self._model, self._reasons = model, reasons
         self._wiring: Wiring = wire(model)
-        self._types = element_types(model)
-        self._macs = node_macs(source)
+        self._types = element_types(from_proto(model))
+        self._macs = node_macs(from_proto(source))
         self._own = {node.name for node in source.graph.node}
         self._restored = {n.output[0]: n for n in model.graph.node if n.op_type == _DQ}
         self._layers = {n.name: n for n in model.graph.node if self._is_int8_layer(n)}

@@ -21,7 +21,8 @@ from edgeq.backends.tensorrt.facts import Facts
 from edgeq.backends.tensorrt.placement import ADD
 from edgeq.backends.tensorrt.wiring import has_body, wire
 from edgeq.calibrate.ranges import Range
-from edgeq.calibrate.tensors import element_types
+from edgeq.graph.convert import from_proto
+from edgeq.model.shapes import element_types
 
 _FLOAT = TensorProto.FLOAT
 _TYPES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
@@ -62,7 +63,7 @@ class _Caster:
         self._model, self._half, self._facts = model, half, facts
         self._limit = facts.halves[half].limit
         self._observed = observed
-        self._types = element_types(model)
+        self._types = element_types(from_proto(model))
         self._wiring = wire(model)
         self._opset = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
         self._slots = {node.name: self._slots_of(node) for node in model.graph.node}

@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 
 from edgeq.backends.tensorrt.facts import facts
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.table import CACHE, FLATBUFFERS, JSON, write_native, write_tables
 from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.errors import CalibrationError, HardwareError, ModelError
+from edgeq.graph.convert import from_proto
 from edgeq.model.load import is_quantized
 from edgeq.model.shapes import infer_shapes
 
@@ -47,22 +49,23 @@ def write_implicit(model: onnx.ModelProto, ranges: Mapping[str, Range], folder: 
         ModelError: `model` has Q/DQ.
         CalibrationError: a float tensor has no range, or a name that a table cannot carry.
     """
-    if is_quantized(model):
+    float_model = from_proto(model)
+    if is_quantized(float_model):
         raise ModelError(
             "the model holds QuantizeLinear or DequantizeLinear, and TensorRT takes those or a table, not both",
             "Leave --format QDQ, or give the float32 model",
         )
-    tensors = quantizable_tensors(model)
+    tensors = quantizable_tensors(float_model)
     missing = [name for name in tensors if name not in ranges]
     if missing:
         raise CalibrationError(
             f"tensor {missing[0]!r} has no range ({len(missing)} such in all), and TensorRT needs one for each",
             "Calibrate this model again, without a choice of tensors",
         )
-    shapes, problem = infer_shapes(model)
+    shapes, problem = infer_shapes(float_model)
     del model.graph.value_info[:]
     made = {output for node in model.graph.node for output in node.output} - {o.name for o in model.graph.output}
-    model.graph.value_info.extend(shapes[name] for name in sorted(made & shapes.keys()))
+    model.graph.value_info.extend(ir.serde.serialize_value(shapes[name]) for name in sorted(made & shapes.keys()))
     wanted = {name: ranges[name] for name in tensors}
     write_tables(folder, wanted, tensors=tensors)
     write_native(folder / NATIVE, wanted, version=native_version(tensorrt))

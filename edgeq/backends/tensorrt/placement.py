@@ -19,9 +19,10 @@ from onnx import TensorProto
 from edgeq.backends.tensorrt.wiring import Wiring, wire
 from edgeq.calibrate.groups import scale_groups
 from edgeq.calibrate.ranges import Range
-from edgeq.calibrate.tensors import constant_tensors, element_types
-from edgeq.model.int8_prediction import known_shapes
-from edgeq.model.int8_rules import DEFAULT, NodeContext, Rule, explain_float
+from edgeq.graph.convert import from_proto
+from edgeq.graph.index import GraphIndex
+from edgeq.model.int8_rules import DEFAULT, NodeContext, Rule, explain_float, known_sizes
+from edgeq.model.shapes import element_types
 
 ADD = "Add"
 _AFTER = "after-quantized"
@@ -81,10 +82,10 @@ def plan_placement(
     """
     lost = {name: share for name, share in (cut or {}).items() if share > most_cut}
     wiring = wire(model)
-    types = element_types(model)
-    context = NodeContext(
-        constant_tensors(model), None, known_shapes(model), {t: n.op_type for t, n in wiring.makers.items()}
-    )
+    float_model = from_proto(model)
+    types = element_types(float_model)
+    index = GraphIndex(float_model)
+    context = NodeContext(index.computed_constants)
     weighted = weighted_operators(rules)
     edges: list[Edge] = []
     reasons: dict[str, str] = {}
@@ -93,7 +94,7 @@ def plan_placement(
     for node in model.graph.node:
         if node.op_type not in weighted:
             continue
-        reason = explain_float(node, rules, context, excluded=exclude)
+        reason = explain_float(index.nodes[node.name], rules, context, excluded=exclude)
         if not reason and op_types is not None and node.op_type not in op_types:
             reason = f"{node.op_type} is not among the operator types that the scheme quantizes"
         if not reason and any(types.get(name, TensorProto.FLOAT) != TensorProto.FLOAT for name in node.input[:2]):
@@ -109,7 +110,7 @@ def plan_placement(
     for node in model.graph.node:
         wanted = node.op_type == ADD and rules.get(ADD, rules[DEFAULT]).int8
         if wanted and (op_types is None or ADD in op_types) and node.name not in exclude:
-            edge = _skip_branch(node, wiring, layers, depth, context)
+            edge = _skip_branch(node, wiring, layers, depth, index)
             if edge is not None and edge.tensor not in lost:
                 edges.append(edge)
     weights = frozenset(e.tensor for e in edges if e.tensor in wiring.initializers)
@@ -125,13 +126,13 @@ def _skip_branch(
     wiring: Wiring,
     layers: Collection[str],
     depth: Mapping[str, int],
-    context: NodeContext,
+    index: GraphIndex,
 ) -> Edge | None:
     """The operand of a residual Add that is quantized, or None where the Add fuses into no int8 layer."""
     names = list(node.input)
-    if len(set(names)) != 2 or any(name in context.constants for name in names):
+    if len(set(names)) != 2 or any(name in index.computed_constants for name in names):
         return None
-    shapes = [context.shapes.get(name) for name in names]
+    shapes = [known_sizes(index.values.get(name)) for name in names]
     if shapes[0] != shapes[1]:
         return None
     makers = [wiring.makers.get(name) for name in names]
@@ -154,7 +155,7 @@ def shared_ranges(model: onnx.ModelProto, plan: Plan, ranges: Mapping[str, Range
     """`ranges` with one range for the quantized tensors of each group that operators only move about."""
     shared = dict(ranges)
     quantized = set(plan.activations)
-    for group in scale_groups(model):
+    for group in scale_groups(from_proto(model)):
         members = [name for name in group if name in quantized and name in ranges]
         if len(members) > 1:
             whole = Range(min(ranges[n].low for n in members), max(ranges[n].high for n in members))

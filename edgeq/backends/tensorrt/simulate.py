@@ -13,8 +13,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edgeq.calibrate.tensors import element_types
-from edgeq.model.data_movement import DATA_MOVEMENT
+from edgeq.graph.convert import from_proto
+from edgeq.graph.operators import DATA_MOVEMENT
+from edgeq.model.shapes import element_types
 from edgeq.session import SessionSettings
 
 SETTINGS = SessionSettings(optimization="none")
@@ -40,17 +41,17 @@ def simulation(model: onnx.ModelProto) -> onnx.ModelProto:
     simulated = onnx.ModelProto()
     simulated.CopyFrom(model)
     graph = simulated.graph
-    types = element_types(model)
+    types = element_types(from_proto(model))
     for tensor in graph.initializer:
         if tensor.data_type in _HALVES:
             values = numpy_helper.to_array(tensor).astype(np.float32)
             tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        kinds = [types.get(name, 0) for name in node.output]
+        kinds = [int(types.get(name, 0)) for name in node.output]
         if node.op_type == "Cast" and kinds[0] in _HALVES:
             nodes.extend(_rounding(node.input[0], node.output[0], kinds[0]))
-        elif node.op_type == "Cast" and kinds[0] == TensorProto.FLOAT and types.get(node.input[0]) in _HALVES:
+        elif node.op_type == "Cast" and kinds[0] == TensorProto.FLOAT and int(types.get(node.input[0], 0)) in _HALVES:
             nodes.append(helper.make_node("Identity", list(node.input), list(node.output), node.name))
         else:
             nodes.append(node)

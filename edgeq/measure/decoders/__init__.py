@@ -1,48 +1,25 @@
-"""Detector heads: from a model's raw outputs to candidate boxes. One head a file; by name, or a user's own."""
+"""Detector heads: from a model's raw outputs to candidate boxes. One head a file, with its object `DECODER`.
+
+Plug-ins add theirs by an entry point of the group `edgeq.decoders`; "path.py:function" names a function in a file.
+"""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Protocol
-
-from edgeq.errors import UsageError
-from edgeq.measure.boxes import Detections
-from edgeq.measure.inference import Outputs
+from edgeq.measure.decoders._base import Decode, Decoder
 from edgeq.measure.plugin import is_plugin, load_plugin
+from edgeq.registry import DECODERS, Registry
 
+__all__ = ["REGISTRY", "Decode", "Decoder", "load_decoder"]
 
-class Decoder(Protocol):
-    def __call__(self, outputs: Outputs, size: tuple[int, int]) -> Detections:
-        """Candidates of one image, boxes in pixels of the model's input of `size` (width, height), not yet suppressed.
-
-        Raises:
-            UsageError: the outputs are not of this head.
-        """
-
-
-DECODERS: Mapping[str, str] = MappingProxyType(
-    {
-        "yolox": "edgeq.measure.decoders.yolox:decode",
-        "yolov3": "edgeq.measure.decoders.yolov3:decode",
-        "yolov5": "edgeq.measure.decoders.yolov5:decode",
-        "yolov8": "edgeq.measure.decoders.yolov8:decode",
-        "ssd": "edgeq.measure.decoders.ssd:decode",
-    }
+REGISTRY: Registry[Decoder] = Registry(
+    DECODERS, lambda found: isinstance(found, Decoder), "edgeq.measure.decoders.Decoder"
 )
 
 
-def load_decoder(name: str) -> Decoder:
-    """The decoder of that name, or a user's "path.py:function".
+def load_decoder(name: str) -> Decode:
+    """The function of a registered decoder, or a user's "path.py:function".
 
     Raises:
         UsageError: unknown name, or a function that cannot be loaded.
     """
-    if is_plugin(name):
-        return load_plugin(name, "decoder")
-    if name not in DECODERS:
-        raise UsageError(f"unknown decoder {name!r}", f"Known: {', '.join(DECODERS)}, or path.py:function")
-    module, _, attribute = DECODERS[name].partition(":")
-    decoder: Decoder = getattr(importlib.import_module(module), attribute)
-    return decoder
+    return load_plugin(name, "decoder") if is_plugin(name) else REGISTRY.load(name).decode

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.measure.boxes import Detections, best_class
+from edgeq.measure.decoders._base import Decoder
 from edgeq.measure.decoders._outputs import single_image, wrong_head
 from edgeq.measure.inference import Outputs
 
@@ -18,6 +19,7 @@ LAYOUT = "boxes [1, N, 4] and scores [1, N, 1 + classes]"
 
 
 def decode(outputs: Outputs, size: tuple[int, int]) -> Detections:
+    """Boxes scaled to pixels of the input, with the best class but the background."""
     boxes, scores = _boxes_and_scores(outputs)
     corners = np.asarray(boxes, np.float64) * np.tile(size, 2)
     return best_class(corners, scores[:, 1:])
@@ -35,3 +37,6 @@ def _boxes_and_scores(outputs: Outputs) -> tuple[NDArray[Any], NDArray[Any]]:
     if len(scores) != len(boxes) or scores.shape[1] < 2:
         raise wrong_head(outputs, "ssd", LAYOUT)
     return boxes, scores
+
+
+DECODER = Decoder("ssd", LAYOUT, decode)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.measure.boxes import Detections, best_class, centre_to_corners
+from edgeq.measure.decoders._base import Decoder
 from edgeq.measure.decoders._outputs import wrong_head
 from edgeq.measure.inference import Outputs
 
@@ -29,6 +30,7 @@ ANCHORS = {
 
 
 def decode(outputs: Outputs, size: tuple[int, int]) -> Detections:
+    """Boxes of the three raw levels, anchors of COCO."""
     boxes, scores = [], []
     for array in outputs.values():
         stride = size[0] // array.shape[3] if array.ndim == 4 and array.shape[3] else 0
@@ -56,3 +58,6 @@ def _level(level: NDArray[np.float64], stride: int) -> NDArray[np.float64]:
             values[..., place] = 1 / (1 + np.exp(-values[..., place]))
     values[..., :2] = (values[..., :2] + np.stack([columns, rows], axis=-1)) * stride
     return values.reshape(-1, values.shape[-1])
+
+
+DECODER = Decoder("yolov3", LAYOUT, decode)

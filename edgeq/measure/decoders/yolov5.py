@@ -5,6 +5,7 @@ input, then objectness and class scores after their sigmoid. Further outputs (th
 from __future__ import annotations
 
 from edgeq.measure.boxes import Detections, best_class, centre_to_corners
+from edgeq.measure.decoders._base import Decoder
 from edgeq.measure.decoders._outputs import only_head, wrong_head
 from edgeq.measure.inference import Outputs
 
@@ -12,8 +13,12 @@ LAYOUT = "[1, N, 5 + classes]"
 
 
 def decode(outputs: Outputs, size: tuple[int, int]) -> Detections:
+    """Boxes of the decoded output; the score is objectness times class."""
     del size
     head = only_head(outputs, "yolov5", LAYOUT)
     if head.shape[1] < 6:
         raise wrong_head(outputs, "yolov5", LAYOUT)
     return best_class(centre_to_corners(head[:, :4]), head[:, 4:5] * head[:, 5:])
+
+
+DECODER = Decoder("yolov5", LAYOUT, decode)

@@ -6,6 +6,7 @@ longer axis is N.
 from __future__ import annotations
 
 from edgeq.measure.boxes import Detections, best_class, centre_to_corners
+from edgeq.measure.decoders._base import Decoder
 from edgeq.measure.decoders._outputs import only_head, wrong_head
 from edgeq.measure.inference import Outputs
 
@@ -13,9 +14,13 @@ LAYOUT = "[1, 4 + classes, N]"
 
 
 def decode(outputs: Outputs, size: tuple[int, int]) -> Detections:
+    """Boxes of the decoded output; the score is that of the class."""
     del size
     head = only_head(outputs, "yolov8", LAYOUT)
     rows = head.T if head.shape[0] < head.shape[1] else head
     if rows.shape[1] < 5:
         raise wrong_head(outputs, "yolov8", LAYOUT)
     return best_class(centre_to_corners(rows[:, :4]), rows[:, 4:])
+
+
+DECODER = Decoder("yolov8", LAYOUT, decode)

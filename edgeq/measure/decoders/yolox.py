@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.measure.boxes import Detections, best_class, centre_to_corners
+from edgeq.measure.decoders._base import Decoder
 from edgeq.measure.decoders._outputs import only_head, wrong_head
 from edgeq.measure.inference import Outputs
 
@@ -19,6 +20,7 @@ STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 
 
 def decode(outputs: Outputs, size: tuple[int, int]) -> Detections:
+    """Boxes of the raw output, decoded by grid cell and stride."""
     layout = f"[1, N, 5 + classes] with N = {' or '.join(str(cells(size, s)) for s in STRIDES)}"
     head = only_head(outputs, "yolox", layout)
     strides = next((s for s in STRIDES if cells(size, s) == len(head)), None)
@@ -45,3 +47,6 @@ def anchors(size: tuple[int, int], strides: tuple[int, ...]) -> tuple[NDArray[np
         places.append(np.stack([columns, rows], axis=-1).reshape(-1, 2))
         steps.append(np.full((columns.size, 1), stride))
     return np.concatenate(places).astype(np.float64), np.concatenate(steps).astype(np.float64)
+
+
+DECODER = Decoder("yolox", "[1, N, 5 + classes] with box centres and sizes relative to the grid", decode)

@@ -11,10 +11,11 @@ from edgeq.data.state import to_original
 from edgeq.errors import DataError, UsageError
 from edgeq.measure.boxes import Detections, Floats, suppress
 from edgeq.measure.coco import CocoAnnotations, Image, load_annotations, load_package, mean_average_precision
-from edgeq.measure.decoders import DECODERS, Decoder, load_decoder
+from edgeq.measure.decoders import Decode, load_decoder
 from edgeq.measure.inference import Outputs
 from edgeq.measure.labels import only_input
 from edgeq.measure.task import TaskOptions
+from edgeq.registry import DECODERS
 
 if TYPE_CHECKING:
     from edgeq.data.samples import Sample
@@ -36,7 +37,7 @@ class Detection:
     """
 
     annotations: CocoAnnotations
-    decoder: Decoder
+    decoder: Decode
     confidence: float = 0.01
     iou: float = 0.65
     limit: int = 100
@@ -58,7 +59,9 @@ def detection(options: TaskOptions) -> Detection:
     if options.annotations is None:
         raise UsageError("detection needs annotations", "Give a COCO instances file with --annotations")
     if options.decoder is None:
-        raise UsageError("detection needs a decoder", f"Choose --decoder {', '.join(DECODERS)}, or path.py:function")
+        raise UsageError(
+            "detection needs a decoder", f"Choose --decoder {', '.join(DECODERS.names())}, or path.py:function"
+        )
     thresholds = {k: v for k, v in options.given().items() if k in ("confidence", "iou")}
     settings: Mapping[str, Any] = thresholds
     return Detection(load_annotations(options.annotations), load_decoder(options.decoder), **settings)

@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 
 from edgeq.backends.quantizer import quiet
 from edgeq.data.samples import Samples
+from edgeq.graph.convert import from_proto, to_proto
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.model.load import load_model, model_digest, save_model
 from edgeq.model.names import name_nodes
@@ -64,7 +65,9 @@ def fuse_attention(prepared: PreparedModel, samples: Samples, destination: Path)
         fused, count = _fused(prepared)
     if fused is None or not count:
         return prepared, 0
-    name_nodes(fused)
+    named = from_proto(fused)
+    name_nodes(named)
+    fused = to_proto(named)
     if all(entry.domain != _DOMAIN for entry in fused.opset_import):
         fused.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
     save_model(fused, destination)

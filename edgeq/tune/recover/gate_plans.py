@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from edgeq.calibrate.mse import Grid
+from edgeq.calibrate.range_method import Grid
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.statistics import ChannelExtrema, Statistics
 from edgeq.data.samples import Samples

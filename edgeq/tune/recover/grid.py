@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.calibrate.mse import Grid
+from edgeq.calibrate.range_method import Grid
 from edgeq.calibrate.ranges import Range
 
 Floats = NDArray[np.float64]

@@ -18,7 +18,7 @@ import onnx
 
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
-from edgeq.model.data_movement import DATA_MOVEMENT
+from edgeq.graph.operators import DATA_MOVEMENT
 from edgeq.model.load import load_model
 from edgeq.progress import Progress
 from edgeq.tune.recover.base import Stage, State

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from edgeq.calibrate.instrumented import InstrumentedModel
 from edgeq.data.samples import Samples
+from edgeq.graph.convert import from_proto
 from edgeq.model.load import load_model
 from edgeq.progress import SILENT, Progress
 from edgeq.tune.recover.layers import Floats, Layer
@@ -167,7 +168,7 @@ def _runs(
     """(number, how many there will be, input tensors by name) for each sample."""
     given = {i.name for i in graph.graph.input}
     names = list(dict.fromkeys(layer.source for layer in layers if layer.source not in given))
-    session = InstrumentedModel(graph, path, names, keep_layout=names) if names else None
+    session = InstrumentedModel(from_proto(graph, path.parent), path, names, keep_layout=names) if names else None
     total = min(count, len(samples))
     for number, sample in enumerate(spread(samples, count)):
         values = dict(sample.inputs)

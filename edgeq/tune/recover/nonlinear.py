@@ -13,7 +13,8 @@ from __future__ import annotations
 import numpy as np
 
 from edgeq.calibrate.linear import linear_of
-from edgeq.calibrate.mse import COARSE, REFINEMENTS, Grid
+from edgeq.calibrate.methods.mse import COARSE, REFINEMENTS
+from edgeq.calibrate.range_method import Grid
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.statistics import TensorStatistics
 from edgeq.tune.recover.elementwise import Function

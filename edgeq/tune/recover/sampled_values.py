@@ -12,6 +12,7 @@ from edgeq.calibrate.collect import collect
 from edgeq.calibrate.instrumented import InstrumentedModel
 from edgeq.calibrate.statistics import ChannelExtrema
 from edgeq.data.samples import Samples
+from edgeq.graph.convert import from_proto
 from edgeq.progress import Progress
 from edgeq.tune.recover.layers import Floats
 from edgeq.tune.recover.moments import spread
@@ -44,7 +45,7 @@ def drawn_rows(model: onnx.ModelProto, source: Path, axes: Mapping[str, int], sa
     """
     given = {value.name for value in model.graph.input}
     names = [name for name in axes if name not in given]
-    observed = InstrumentedModel(model, source, names, keep_layout=names) if names else None
+    observed = InstrumentedModel(from_proto(model, source.parent), source, names, keep_layout=names) if names else None
     drawn: dict[str, list[Floats]] = {name: [] for name in axes}
     for number, sample in enumerate(spread(samples, _SAMPLES)):
         random = np.random.default_rng(number)

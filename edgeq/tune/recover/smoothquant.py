@@ -25,6 +25,7 @@ from onnx import helper, numpy_helper
 
 from edgeq.calibrate.instrumented import InstrumentedModel
 from edgeq.data.samples import Samples
+from edgeq.graph.convert import from_proto
 from edgeq.model.load import load_model, model_digest, save_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.progress import SILENT, Progress
@@ -153,7 +154,7 @@ def observe(
     inputs = {value.name for value in model.graph.input}
     names = [group.tensor for group in groups]
     fetched = [name for name in names if name not in inputs]
-    session = InstrumentedModel(model, path, fetched, keep_layout=fetched)
+    session = InstrumentedModel(from_proto(model, path.parent), path, fetched, keep_layout=fetched)
     stride = max(1, len(samples) // MOST_SAMPLES)
     chosen = range(0, len(samples), stride)[:MOST_SAMPLES]
     each = -(-ROWS // len(chosen))

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgeq.calibrate.mse import grid_of
+from edgeq.calibrate.range_method import grid_of
 from edgeq.data.samples import Samples
 from edgeq.model.load import load_model, model_digest, save_model
 from edgeq.progress import Progress

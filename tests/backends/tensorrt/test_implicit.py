@@ -12,6 +12,7 @@ from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.table import read_native, read_tables
 from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.errors import CalibrationError, HardwareError, ModelError, UsageError
+from edgeq.graph.convert import from_proto
 from edgeq.hardware.target import Target, resolve
 
 from .nets import Bench, bench, residual
@@ -38,7 +39,7 @@ def read_by_onnxruntime(path: Path) -> dict[str, float]:
 def test_every_float_tensor_has_a_range_and_a_shape(small: Bench) -> None:
     built = small.build(target=orin(), format="table")
     model = onnx.load(built.model)
-    tensors = set(quantizable_tensors(model))
+    tensors = set(quantizable_tensors(from_proto(model)))
     assert read_by_onnxruntime(built.tables[0]).keys() == tensors
     shaped = {v.name for v in [*model.graph.value_info, *model.graph.input, *model.graph.output]}
     assert tensors <= shaped

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnxruntime.quantization.quant_utils import compute_scale_zp, get_qmin_qmax_for_qType
 
-from edgeq.calibrate.mse import grid_of
+from edgeq.calibrate.range_method import grid_of
 from edgeq.calibrate.ranges import Range
 from edgeq.tune.recover.grid import rounded, scale_and_zero
 

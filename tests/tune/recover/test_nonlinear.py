@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgeq.calibrate.collect import collect
-from edgeq.calibrate.mse import grid_of
+from edgeq.calibrate.range_method import grid_of
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.statistics import TensorStatistics
 from edgeq.tune.recover.elementwise import Followers, Function

@@ -11,10 +11,14 @@ P and Q alike, everything in the outermost bin, and would win with a divergence 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from edgeq.calibrate.histogram import Float64s, Int64s
-from edgeq.calibrate.linear import BINS, Linear
+from edgeq.calibrate.linear import BINS, Linear, linear_of
+from edgeq.calibrate.range_method import Grid, RangeMethod
+from edgeq.calibrate.statistics import TensorStatistics
 
 CANDIDATES = 128
 """Thresholds tried: every 32nd bin."""
@@ -102,3 +106,10 @@ def _running(values: np.ndarray) -> Float64s:
 
 def _xlogx(values: Float64s) -> Float64s:
     return values * np.log(np.where(values > 0, values, 1.0))
+
+
+def _range(tensor: TensorStatistics, grid: Grid, options: Mapping[str, float]) -> tuple[float, float]:
+    return entropy_range(linear_of(tensor.histogram), levels=grid.levels, symmetric=grid.symmetric)
+
+
+METHOD = RangeMethod("entropy", "the range with the least Kullback-Leibler divergence", _range)

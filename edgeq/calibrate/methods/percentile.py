@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from edgeq.calibrate.histogram import Histogram
-from edgeq.errors import UsageError
+from edgeq.calibrate.range_method import Grid, Option, RangeMethod
+from edgeq.calibrate.statistics import TensorStatistics
 
 
 def percentile_range(histogram: Histogram, percentile: float, *, symmetric: bool) -> tuple[float, float]:
@@ -15,11 +18,9 @@ def percentile_range(histogram: Histogram, percentile: float, *, symmetric: bool
     that hold the exact order statistics (the smallest value with at least the wanted share at or under it), so that
     those are inside.
 
-    Raises:
-        UsageError: `percentile` is not above 0 and at most 100.
+    Args:
+        percentile: above 0 and at most 100.
     """
-    if not 0.0 < percentile <= 100.0:
-        raise UsageError(f"percentile is {percentile}", "It is a number above 0 and at most 100, such as 99.99")
     lower, upper = histogram.edges()
     total = histogram.total
     if symmetric:
@@ -37,3 +38,17 @@ def _place(cumulated: np.ndarray, share: float, total: int) -> int:
     """Index of the bin that holds the order statistic of rank ceil(share × total), at least 1."""
     rank = max(1, int(np.ceil(share * total)))
     return int(np.searchsorted(cumulated, min(rank, total)))
+
+
+def _range(tensor: TensorStatistics, grid: Grid, options: Mapping[str, float]) -> tuple[float, float]:
+    return percentile_range(tensor.histogram, options["percentile"], symmetric=grid.symmetric)
+
+
+METHOD = RangeMethod(
+    "percentile",
+    "the range that keeps a share of the values",
+    _range,
+    options=(Option("percentile", 99.99, "share of the values kept, in percent", above=0.0, most=100.0),),
+    # One value in 100 000, 10 000 and 1000 is clipped.
+    search=tuple({"percentile": share} for share in (99.999, 99.99, 99.9)),
+)

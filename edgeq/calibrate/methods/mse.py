@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from edgeq.calibrate.histogram import Float64s
-from edgeq.calibrate.linear import BINS, Linear
+from edgeq.calibrate.linear import BINS, Linear, linear_of
+from edgeq.calibrate.range_method import Grid, RangeMethod
+from edgeq.calibrate.statistics import TensorStatistics
 
 COARSE = 2.0 ** (-np.arange(13) / 2.0)
 """Shares of the extremes that are tried first; the best is then refined by ever smaller factors."""
 REFINEMENTS = 2.0 ** (-1.0 / np.array([4.0, 8.0, 16.0, 32.0, 64.0]))
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The integers that values are rounded to, from `least` to `most`, zero points included."""
-
-    least: int
-    most: int
-    symmetric: bool
-
-
-def grid_of(activation_type: str, symmetric: bool) -> Grid:
-    """The integers of an activation type. Where they are not symmetric, only their number matters."""
-    if symmetric and activation_type == "int8":
-        return Grid(-127, 127, True)
-    return Grid(0, 255, symmetric)
 
 
 def mse_range(linear: Linear, minimum: float, maximum: float, grid: Grid) -> tuple[float, float]:
@@ -70,6 +57,7 @@ class Moments:
 
 
 def moments_of(linear: Linear) -> Moments:
+    """The running sums of a histogram, from which `squared_errors` takes the error of any range."""
     centres = linear.centres()
     weighted = linear.counts * centres
     return Moments(_running(linear.counts), _running(weighted), _running(weighted * centres), linear.width)
@@ -116,3 +104,10 @@ def _between(sums: Float64s, inner: np.ndarray) -> Float64s:
 
 def _running(values: Float64s) -> Float64s:
     return np.concatenate([[0.0], np.cumsum(values)])
+
+
+def _range(tensor: TensorStatistics, grid: Grid, options: Mapping[str, float]) -> tuple[float, float]:
+    return mse_range(linear_of(tensor.histogram), tensor.minimum, tensor.maximum, grid)
+
+
+METHOD = RangeMethod("mse", "the range with the least squared quantization error", _range)

@@ -1,0 +1,15 @@
+"""The extrema of all samples: nothing that calibration saw is clipped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edgeq.calibrate.range_method import Grid, RangeMethod
+from edgeq.calibrate.statistics import TensorStatistics
+
+
+def _range(tensor: TensorStatistics, grid: Grid, options: Mapping[str, float]) -> tuple[float, float]:
+    return tensor.minimum, tensor.maximum
+
+
+METHOD = RangeMethod("minmax", "the extrema of all samples", _range)

@@ -1,0 +1,16 @@
+"""The mean over samples of each sample's extrema, whatever the order of the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edgeq.calibrate.range_method import Grid, RangeMethod
+from edgeq.calibrate.statistics import TensorStatistics, mean_of_units
+
+
+def _range(tensor: TensorStatistics, grid: Grid, options: Mapping[str, float]) -> tuple[float, float]:
+    low = mean_of_units(tensor.minimum_sum, tensor.nonempty)
+    return low, mean_of_units(tensor.maximum_sum, tensor.nonempty)
+
+
+METHOD = RangeMethod("moving-average", "the mean over samples of their extrema", _range, compared=False)

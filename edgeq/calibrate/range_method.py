@@ -1,0 +1,88 @@
+"""What a calibration method is: a function from one tensor's statistics to the range of values that is kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from edgeq.calibrate.statistics import TensorStatistics
+from edgeq.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The integers that values are rounded to, from `least` to `most`, zero points included."""
+
+    least: int
+    most: int
+    symmetric: bool
+
+    @property
+    def levels(self) -> int:
+        """How many integers there are."""
+        return self.most - self.least + 1
+
+
+def grid_of(activation_type: str, symmetric: bool) -> Grid:
+    """The integers of an activation type. Where they are not symmetric, only their number matters."""
+    if symmetric and activation_type == "int8":
+        return Grid(-127, 127, True)
+    return Grid(0, 255, symmetric)
+
+
+@dataclass(frozen=True)
+class Option:
+    """A parameter of a method: a finite number above `above` and at most `most`."""
+
+    name: str
+    default: float
+    help: str
+    above: float = -math.inf
+    most: float = math.inf
+
+
+@dataclass(frozen=True)
+class RangeMethod:
+    """One calibration method.
+
+    Attributes:
+        name: as `Scheme.method` and the command line have it.
+        title: what it does, a few words.
+        range: (statistics of a tensor that holds at least one element, grid, options) → (low, high) in the tensor's
+            own units. The caller widens the result to hold zero, narrows it to the extrema that were seen, and mirrors
+            it for a symmetric grid.
+        options: its parameters.
+        search: the settings of its options that tuning tries.
+        compared: whether reports show its range beside that of the method in use.
+    """
+
+    name: str
+    title: str
+    range: Callable[[TensorStatistics, Grid, Mapping[str, float]], tuple[float, float]]
+    options: tuple[Option, ...] = ()
+    search: tuple[Mapping[str, float], ...] = ({},)
+    compared: bool = True
+
+    def settings(self, given: Mapping[str, float]) -> dict[str, float]:
+        """Every option with its value: the given one, else its default.
+
+        Raises:
+            UsageError: an unknown option, or a value out of its bounds.
+        """
+        known = {option.name: option for option in self.options}
+        for name, value in given.items():
+            if name not in known:
+                takes = f"It takes: {', '.join(known)}" if known else "It takes none"
+                raise UsageError(f"calibration method {self.name} has no option {name!r}", takes)
+            option = known[name]
+            number = isinstance(value, int | float) and math.isfinite(value)
+            if not number or not option.above < value <= option.most:
+                raise UsageError(f"calibration option {name} is {value!r}", f"It is {_bounds(option)}")
+        return {name: given.get(name, option.default) for name, option in known.items()}
+
+
+def _bounds(option: Option) -> str:
+    limits = [f"above {option.above:g}"] if math.isfinite(option.above) else []
+    limits += [f"at most {option.most:g}"] if math.isfinite(option.most) else []
+    return " ".join(["a finite number", " and ".join(limits)]).rstrip() + f", such as {option.default:g}"

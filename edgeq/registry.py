@@ -1,0 +1,213 @@
+"""What can be added to edgeq without changing it: calibration methods, decoders, steps, recoveries, backends.
+
+A `Group` knows the names of one kind without importing anything: edgeq's own are the modules of one package (the file
+`moving_average.py` is "moving-average"), a plug-in's are entry points of the group. A `Registry` imports the object
+behind a name when it is needed, and checks it. Data files of plug-ins (targets, profiles, int8 rules) are found through
+the entry points of the group `edgeq.data`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
+
+from edgeq.errors import UsageError, suggest
+
+T = TypeVar("T")
+
+DATA_GROUP = "edgeq.data"
+"""Entry points that name a package with folders `targets/`, `profiles/` or `targets/backends/` of TOML files."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """One kind of extension.
+
+    Attributes:
+        title: what one is called in messages, such as "calibration method".
+        name: of the group of entry points.
+        package: the package whose public modules are edgeq's own; each module has its object under `attribute`.
+        attribute: name of the object in such a module.
+        own: edgeq's own as name → "module:attribute", where they are not the modules of one package.
+    """
+
+    title: str
+    name: str
+    package: str = ""
+    attribute: str = ""
+    own: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def names(self) -> tuple[str, ...]:
+        """Every registered name: edgeq's own, then those of plug-ins, each part in alphabetical order."""
+        return tuple(dict.fromkeys((*self.builtin(), *sorted(point.name for point in self.plugins()))))
+
+    def builtin(self) -> Mapping[str, str]:
+        """edgeq's own as name → "module:attribute". Imports nothing but the packages above `package`."""
+        return self.own or _modules(self.package, self.attribute)
+
+    def plugins(self) -> tuple[EntryPoint, ...]:
+        """The entry points of installed distributions; what stands twice on the search path counts once."""
+        return _entry_points(self.name, tuple(sys.path))
+
+    def place(self, name: str) -> tuple[str, str]:
+        """Where `name` is: ("module:attribute", distribution), the distribution "" where it is edgeq's own.
+
+        Raises:
+            UsageError: nothing has that name, or two have.
+        """
+        builtin = self.builtin().get(name)
+        found = [(builtin, "")] if builtin else []
+        found += [(point.value, distribution(point)) for point in self.plugins() if point.name == name]
+        if not found:
+            raise UsageError(f"unknown {self.title} {name!r}", suggest(name, self.names()))
+        if len(found) > 1:
+            owners = [owner or "edgeq" for _, owner in found]
+            raise UsageError(
+                f"the {self.title} {name!r} is registered by {' and by '.join(owners)}",
+                f"Rename it in the entry points of {owners[-1].split()[0]}, or uninstall that",
+            )
+        return found[0]
+
+    def check(self, name: str) -> None:
+        """Raise a UsageError, with the nearest name, where nothing is registered as `name`."""
+        if name not in self.names():
+            self.place(name)
+
+
+METHODS = Group("calibration method", "edgeq.calibration_methods", "edgeq.calibrate.methods", "METHOD")
+DECODERS = Group("decoder", "edgeq.decoders", "edgeq.measure.decoders", "DECODER")
+STEPS = Group("preprocessing step", "edgeq.preprocess_steps", "edgeq.data.steps", "STEP")
+BACKENDS = Group(
+    "backend",
+    "edgeq.backends",
+    own={
+        "cpu": "edgeq.backends.cpu:CpuBackend",
+        "systolic": "edgeq.backends.systolic.backend:SystolicBackend",
+        "tensorrt": "edgeq.backends.tensorrt:TensorrtBackend",
+    },
+)
+
+
+class Registry(Generic[T]):
+    """The objects of one group, imported when first needed.
+
+    Args:
+        accepts: whether an object is of this kind.
+        expected: what an object must be, for messages.
+        make: turns what an entry point names into the object.
+    """
+
+    def __init__(
+        self, group: Group, accepts: Callable[[Any], bool], expected: str, make: Callable[[Any], Any] = lambda o: o
+    ) -> None:
+        self.group = group
+        self._accepts = accepts
+        self._expected = expected
+        self._make = make
+        self._loaded: dict[tuple[str, str], T] = {}
+
+    def names(self) -> tuple[str, ...]:
+        """Every registered name; nothing is imported."""
+        return self.group.names()
+
+    def load(self, name: str) -> T:
+        """The object registered as `name`.
+
+        Raises:
+            UsageError: an unknown name, one that is registered twice, or a plug-in that cannot be imported or is not
+                of this kind; the message names its distribution.
+        """
+        place, owner = self.group.place(name)
+        if (name, place) not in self._loaded:
+            self._loaded[name, place] = self._import(name, place, owner)
+        return self._loaded[name, place]
+
+    def items(self) -> Iterator[tuple[str, T]]:
+        """Every name with its object, in the order of `names`.
+
+        Raises:
+            UsageError: as `load`.
+        """
+        for name in self.names():
+            yield name, self.load(name)
+
+    def _import(self, name: str, place: str, owner: str) -> T:
+        module, _, attribute = place.partition(":")
+        try:
+            found = importlib.import_module(module)
+            for part in filter(None, attribute.split(".")):
+                found = getattr(found, part)
+            found = self._make(found)
+        except Exception as error:
+            if not owner:
+                raise
+            raise self._broken(
+                name, place, owner, f"fails: {' '.join(f'{type(error).__name__}: {error}'.split())}"
+            ) from error
+        if not self._accepts(found):
+            raise self._broken(name, place, owner, f"is no {self._expected}")
+        if getattr(found, "name", name) != name:
+            raise self._broken(name, place, owner, f"calls itself {found.name!r}")
+        return cast(T, found)
+
+    def _broken(self, name: str, place: str, owner: str, problem: str) -> UsageError:
+        return UsageError(
+            f"the {self.group.title} {name!r} of {owner or 'edgeq'} ({place}) {problem}",
+            "Correct that package, or uninstall it",
+        )
+
+
+def data_folders(name: str) -> tuple[Path, ...]:
+    """Folders `name` ("targets", "profiles", "targets/backends") of the packages that plug-ins name as `edgeq.data`.
+
+    Raises:
+        UsageError: an entry point names a package that cannot be found.
+    """
+    folders = []
+    for point in sorted(_entry_points(DATA_GROUP, tuple(sys.path)), key=lambda p: (p.name, p.value)):
+        try:
+            spec = importlib.util.find_spec(point.value)
+        except ImportError as error:
+            raise _no_package(point) from error
+        if spec is None or not spec.submodule_search_locations:
+            raise _no_package(point)
+        folders += [Path(place) / name for place in spec.submodule_search_locations]
+    return tuple(folder for folder in folders if folder.is_dir())
+
+
+def distribution(point: EntryPoint) -> str:
+    """Name and version of the distribution that an entry point belongs to."""
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
+
+
+def _no_package(point: EntryPoint) -> UsageError:
+    return UsageError(
+        f"the data folder {point.value!r} of {distribution(point)} is no package that can be found",
+        "Correct that package, or uninstall it",
+    )
+
+
+@lru_cache
+def _modules(package: str, attribute: str) -> Mapping[str, str]:
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    stems = sorted(module.name for module in pkgutil.iter_modules(spec.submodule_search_locations))
+    public = [stem for stem in stems if not stem.startswith("_")]
+    return {stem.replace("_", "-"): f"{package}.{stem}:{attribute}" for stem in public}
+
+
+@lru_cache
+def _entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """The entry points of one group; `path` is the search path that they were found on."""
+    del path
+    found = {(point.name, point.value, distribution(point)): point for point in entry_points(group=group)}
+    return tuple(found.values())

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from edgeq.graph.convert import to_proto
+from edgeq.graph.edit import set_constant
+from edgeq.model.shapes import element_types, infer_shapes, unknown_shapes, write_shapes
+from edgeq.model.skeleton import reattach, skeleton
+from edgeq.model.tensors import weight_bytes
+from tests.graphs import model
+
+CONV = """
+net (float[N,3,8,8] x) => (float[N,4,8,8] y)
+<float[4,3,1,1] w = {%s}, int64[2] small = {0, 1}>
+{
+    a = Conv (x, w)
+    y = Relu (a)
+}
+""".replace("%s", ", ".join(map(str, range(12))))
+
+
+def test_shapes_are_inferred_and_written() -> None:
+    made = model(CONV)
+    assert unknown_shapes(made) == ("a",)
+    found, problem = infer_shapes(made)
+    assert problem == ""
+    assert list(found["a"].shape or ()) == ["N", 4, 8, 8]
+    assert unknown_shapes(made) == ("a",), "infer_shapes leaves the model alone"
+    write_shapes(made)
+    assert unknown_shapes(made) == ()
+
+
+def test_element_types_are_those_of_the_model_or_inferred() -> None:
+    made = model(CONV)
+    floats = dict.fromkeys(("x", "w", "a", "y"), ir.DataType.FLOAT)
+    assert element_types(made) == floats | {"small": ir.DataType.INT64}
+
+
+def test_a_skeleton_has_inputs_for_its_large_weights_and_takes_them_back() -> None:
+    made = model(CONV)
+    set_constant(made.graph.initializers["w"], np.ones((400, 3, 1, 1)))
+    before = to_proto(made)
+    bare = skeleton(made)
+    assert [value.name for value in bare.graph.input] == ["x", "w"]
+    assert [tensor.name for tensor in bare.graph.initializer] == ["small"]
+    assert to_proto(made) == before
+    whole = reattach(bare, made)
+    assert whole.graph.initializers["w"].const_value is made.graph.initializers["w"].const_value
+    assert [value.name for value in whole.graph.inputs] == ["x"]
+
+
+def test_weight_bytes_count_bodies_and_attributes() -> None:
+    assert weight_bytes(model(CONV)) == 4 * 3 * 4 + 2 * 8
+    held = model("net (float x) => (float[2] y) { c = Constant <value = float[2] {1, 2}> () y = Add (x, c) }")
+    assert weight_bytes(held) == 8
