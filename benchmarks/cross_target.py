@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 from models import resnet50_shaped
 from tasks import shared_data
 
@@ -29,6 +29,7 @@ sys.path.insert(0, str(REPOSITORY))  # the random operators are those of the tes
 from edgeq.data.samples import open_samples  # noqa: E402
 from edgeq.emulate.saturation.layers import simulate_layer  # noqa: E402
 from edgeq.emulate.saturation.simulate import Simulation  # noqa: E402
+from edgeq.graph.convert import to_bytes  # noqa: E402
 from edgeq.measure.instrument import with_outputs  # noqa: E402
 from edgeq.measure.task import make_task  # noqa: E402
 from edgeq.model.load import model_signature  # noqa: E402
@@ -66,12 +67,15 @@ def saturation_model(samples: int) -> Iterator[Row]:
         network = _network(folder, models)
         found = emulated(models, folder / "out.npz", prefix)
         for kind, chosen in kinds.items():
-            equal = sum(np.array_equal(found[f"{c.name}:y"], simulate_layer(c.node, c.arrays)) for c in chosen)
+            equal = sum(
+                np.array_equal(found[f"{c.name}:y"], simulate_layer(ir.serde.deserialize_node(c.node), c.arrays))
+                for c in chosen
+            )
             yield f"saturation model against emulated kernels, random {kind}", "all", f"{equal} of {len(chosen)} equal"
         if network is not None:
             simulation, run = network
             equal = sum(
-                np.array_equal(found[f"network:{layer.node.output[0]}"], run.layers[layer.name].output)
+                np.array_equal(found[f"network:{layer.node.outputs[0].name}"], run.layers[layer.name].output)
                 for layer in simulation.layers
             )
             yield f"the same, layers of {MOBILENET}", "all", f"{equal} of {len(simulation.layers)} equal"
@@ -89,8 +93,8 @@ def _network(folder: Path, models: Path) -> Any:
     simulation = Simulation(folder / "q.onnx", SessionSettings())
     samples = open_samples(validation.source, model_signature(source), preprocess=validation.preprocess, count=1)
     sample = next(iter(samples))
-    names = [layer.node.output[0] for layer in simulation.layers]
-    onnx.save(with_outputs(simulation.graph.model, names), models / "network.onnx")
+    names = [layer.node.outputs[0].name for layer in simulation.layers]
+    (models / "network.onnx").write_bytes(to_bytes(with_outputs(simulation.graph.model, names)))
     np.savez(models / "network.npz", **sample.inputs)
     return simulation, simulation.run(sample.inputs)
 

@@ -17,7 +17,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from edgeq.measure.graphs import captured_by
+from edgeq.model.tensors import iter_graphs
 
 _SUFFIX = "/kept_in_float"
 
@@ -56,9 +56,10 @@ def guard_float_layers(model: onnx.ModelProto, names: Sequence[str]) -> int:
             node.input[0] = own.output[0]
             changed += 1
         nodes.append(node)
-    read = {output.name for output in graph.output}
-    for node in nodes:
-        read.update(node.input, captured_by(node))
+    del graph.node[:]
+    graph.node.extend(nodes)
+    read = {output.name for scope in iter_graphs(graph) for output in scope.output}
+    read.update(name for scope in iter_graphs(graph) for node in scope.node for name in node.input)
     del graph.node[:]
     graph.node.extend(node for node in nodes if node.output[0] not in makers or node.output[0] in read)
     return changed

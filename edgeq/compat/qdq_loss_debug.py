@@ -124,9 +124,11 @@ def create_weight_matching(float_model_path: str | Path, qdq_model_path: str | P
         float_model_path: the model that was quantized: preprocessed, where it was.
         qdq_model_path: QDQ, QOperator, or dynamically quantized.
     """
-    from edgeq.measure.layers import match_weights, read_graph, weight_values
+    from edgeq.graph.index import GraphIndex
+    from edgeq.measure.layers import match_weights, weight_values
+    from edgeq.model.load import read_model
 
-    float_graph, quantized = read_graph(Path(float_model_path)), read_graph(Path(qdq_model_path))
+    float_graph, quantized = (GraphIndex(read_model(Path(path))) for path in (float_model_path, qdq_model_path))
     found: dict[str, dict[str, Array]] = {}
     for match in match_weights(float_graph, quantized):
         values, numbers = weight_values(float_graph, quantized, match)

@@ -21,6 +21,13 @@ def from_proto(proto: onnx.ModelProto, base: Path | None = None) -> ir.Model:
     return model
 
 
+def external_folder(model: ir.Model) -> Path | None:
+    """The folder that the locations of external weights are relative to; None where all weights are in memory."""
+    tensors = (value.const_value for graph in model.graphs() for value in graph.initializers.values())
+    folder = next((t.base_dir for t in tensors if isinstance(t, ir.ExternalTensor)), None)
+    return None if folder is None else Path(folder).absolute()
+
+
 def to_proto(model: ir.Model) -> onnx.ModelProto:
     """The protobuf of a model; external weights stay references. `value_info` holds what nodes make: the type and shape
     of an initializer are in its tensor."""

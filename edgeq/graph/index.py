@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.graph.query import bodies, constant, is_constant
+from edgeq.graph.query import bodies, captured, constant, is_constant
 
 _RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
@@ -53,6 +53,11 @@ class GraphIndex:
     def outputs(self) -> tuple[str, ...]:
         """Names of graph outputs."""
         return tuple(value.name for value in self.graph.outputs if value.name)
+
+    @cached_property
+    def captured(self) -> frozenset[str]:
+        """Names of what the bodies of If, Loop and Scan nodes read from the main graph."""
+        return frozenset(value.name for node in self.graph for value in captured(node) if value.name)
 
     @cached_property
     def computed_constants(self) -> frozenset[str]:

@@ -14,6 +14,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from edgeq.graph.query import constant, constant_tensor, is_constant, node_input
+
 LIMITS: dict[ir.DataType, tuple[int, int]] = {
     ir.DataType.UINT8: (0, 255),
     ir.DataType.INT8: (-128, 127),
@@ -147,6 +149,37 @@ class QuantParams:
         spread = [1] * len(shape)
         spread[axis] = parameter.size
         return parameter.reshape(spread)
+
+
+def params_of(node: ir.Node) -> QuantParams | None:
+    """The parameters of a QuantizeLinear or DequantizeLinear; None as for `params_at`."""
+    integers = node.inputs[0] if node.op_type == "DequantizeLinear" else node.outputs[0]
+    return params_at(node, 1, 2, integers=integers, axis=node.attributes.get_int("axis", 1))
+
+
+def params_at(
+    node: ir.Node, scale: int, zero_point: int, *, integers: ir.Value | None = None, axis: int = 0
+) -> QuantParams | None:
+    """The parameters that a node has at two of its inputs; scale as float32, zero point as int64. None where one of
+    them is computed at run time, or integers of the type have no limits here.
+
+    Args:
+        scale, zero_point: places of the two among the inputs.
+        integers: what they are about; its type counts where there is no zero point, which is 0 then.
+    """
+    steps, zero = constant(node_input(node, scale)), node_input(node, zero_point)
+    if steps is None or (zero is not None and not is_constant(zero)):
+        return None
+    tensor = constant_tensor(zero if zero is not None else integers)
+    dtype = tensor.dtype if tensor is not None else ir.DataType(node.attributes.get_int("output_dtype", 0))
+    if dtype is ir.DataType.UNDEFINED:
+        dtype = (integers.dtype if integers is not None else None) or ir.DataType.UINT8
+    if dtype not in LIMITS:
+        return None
+    zeros = constant(zero)
+    zero_points = np.zeros((), np.int64) if zeros is None else zeros.astype(np.int64)
+    block = node.attributes.get_int("block_size", 0)
+    return QuantParams(steps.astype(np.float32), zero_points, dtype, axis=axis, block=block)
 
 
 def dynamic_params(values: NDArray[Any]) -> QuantParams:

@@ -8,10 +8,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeq.graph.quant_params import dynamic_params
 from edgeq.measure.agreement import OutputAgreement, OutputComparison
 from edgeq.measure.match_activations import ActivationMatch
 from edgeq.measure.match_weights import finite
-from edgeq.measure.quantization import dynamic_quantization
 
 Kind = Literal["static", "dynamic", "float"]
 
@@ -105,20 +105,20 @@ class ActivationObserver:
         self.accumulated.update(exact, whole)
         self.layer.update(exact, alone)
         self.inputs.update(exact, excused)
-        if match.quantization is not None or match.dynamic:
+        if match.params is not None or match.dynamic:
             self.rounding.update(exact, as_read(match, exact))
         self.elements += exact.size
         if exact.size:
             self.minimum = min(self.minimum, float(exact.min()))
             self.maximum = max(self.maximum, float(exact.max()))
-        if match.quantization is not None:
-            low, high = match.quantization.saturated(exact)
+        if match.params is not None:
+            low, high = match.params.saturated(exact)
             self.low += low
             self.high += high
 
     def result(self) -> ActivationComparison:
-        match, how = self.match, self.match.quantization
-        kind: Kind = "static" if how is not None else "dynamic" if match.dynamic else "float"
+        match, params = self.match, self.match.params
+        kind: Kind = "static" if params is not None else "dynamic" if match.dynamic else "float"
         return ActivationComparison(
             name=match.name,
             node=match.node,
@@ -126,7 +126,7 @@ class ActivationObserver:
             folded=match.folded,
             computed=match.computed,
             kind=kind,
-            range=how.range if how is not None else None,
+            range=params.range if params is not None else None,
             minimum=self.minimum if self.elements else 0.0,
             maximum=self.maximum if self.elements else 0.0,
             reads=self.reads,
@@ -142,9 +142,9 @@ class ActivationObserver:
 
 def as_read(match: ActivationMatch, values: NDArray[Any]) -> NDArray[Any]:
     """What the readers of a tensor get in the quantized model, where `values` are what its layer gives."""
-    how = match.quantization
-    if how is not None and values.dtype.kind in "iu":
-        return how.dequantize(values)
+    params = match.params
+    if params is not None and values.dtype.kind in "iu":
+        return params.dequantize(values)
     if match.dynamic:
-        how = dynamic_quantization(values)
-    return values if how is None else how.round_trip(values)
+        params = dynamic_params(values)
+    return values if params is None else params.fake_quant(values)

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from edgeq.errors import DataError
+from edgeq.graph.index import GraphIndex
 from edgeq.measure.activation_observer import ActivationComparison, ActivationObserver, as_read
-from edgeq.measure.graphs import GraphIndex
 from edgeq.measure.inference import infer
 from edgeq.measure.layer_runs import MEMORY, LayerPair, LayerRuns, floats_only, layer_reads, partition_layers
 from edgeq.measure.match_activations import ActivationMatch

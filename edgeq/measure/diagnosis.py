@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from edgeq.data.samples import open_samples
 from edgeq.errors import UsageError
-from edgeq.graph.convert import from_proto
+from edgeq.graph.index import GraphIndex
 from edgeq.measure.agreement import Agreement, compare_many
 from edgeq.measure.error_attribution import attribute_error
 from edgeq.measure.error_sources import ErrorSource, LayerNoise, layer_noise, nodes_to_exclude
-from edgeq.measure.graphs import GraphIndex, read_graph
 from edgeq.measure.instrument import instrumented_session
 from edgeq.measure.layer_runs import MEMORY
 from edgeq.measure.layers import LayerComparison, compare_layers
 from edgeq.measure.loaded_model import LoadedModel, open_model
 from edgeq.measure.match_weights import finite
-from edgeq.measure.reference import find_reference
+from edgeq.measure.reference import ORDER, find_reference
 from edgeq.model.load import is_quantized
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings, open_session
@@ -144,8 +143,10 @@ def diagnose(request: DebugRequest, *, progress: Progress = SILENT) -> Diagnosis
         open_model(request.quantized, request.settings, variant=request.variant) as loaded,
         tempfile.TemporaryDirectory(prefix="edgeq-debug-") as workdir,
     ):
-        quantized = _quantized_graph(loaded)
-        reference = find_reference(request.float_model, quantized, Path(workdir), progress)
+        if not is_quantized(loaded.graph):
+            raise UsageError(f"{loaded.name} holds no quantized operator", ORDER)
+        quantized = GraphIndex(loaded.graph)
+        reference = find_reference(request.float_model, quantized, loaded.name, Path(workdir), progress)
         samples = open_samples(
             request.data,
             loaded.signature,
@@ -160,7 +161,7 @@ def diagnose(request: DebugRequest, *, progress: Progress = SILENT) -> Diagnosis
         comparison = compare_layers(
             reference.graph, quantized, samples, settings=settings, memory=memory, progress=progress
         )
-        outputs = _outputs(reference.graph.path, loaded, quantized, samples, progress)
+        outputs = _outputs(reference.path, loaded, samples, progress)
         effects, error_sources = attribute_error(
             reference.graph,
             quantized,
@@ -187,37 +188,21 @@ def diagnose(request: DebugRequest, *, progress: Progress = SILENT) -> Diagnosis
     )
 
 
-def _quantized_graph(loaded: LoadedModel) -> GraphIndex:
-    import onnx
-    from edgeq_device.variants import EXTERNAL_FOLDER
-
-    folder = loaded.settings.config.get(EXTERNAL_FOLDER)
-    if folder is None:
-        graph = read_graph(loaded.model)
-    else:  # the bundle's files were checked when it was opened
-        graph = GraphIndex(onnx.load(loaded.model, load_external_data=False), Path(folder) / loaded.model.name)
-    if not is_quantized(from_proto(graph.model)):
-        raise UsageError(f"{loaded.name} holds no quantized operator", "Give the float model first, then its int8 form")
-    return graph
-
-
-def _outputs(
-    float_model: Path, loaded: LoadedModel, quantized: GraphIndex, samples: Samples, progress: Progress
-) -> dict[str, Agreement]:
+def _outputs(float_model: Path, loaded: LoadedModel, samples: Samples, progress: Progress) -> dict[str, Agreement]:
     """The outputs against the float model's: as shipped, without graph optimisation and, where that makes a difference,
     without the optimiser that is known to."""
     plain = dataclasses.replace(loaded.settings, optimization="none")
     reference = open_session(float_model, SessionSettings(intra_op_threads=plain.intra_op_threads))
     sessions = {
         "optimised": loaded.session,
-        "written": instrumented_session(quantized.model, quantized, optimization="none", settings=plain),
+        "written": instrumented_session(loaded.graph, optimization="none", settings=plain),
     }
     found = compare_many(reference, sessions, samples, progress)
     disabled = loaded.settings.config.get(_DISABLED, "")
     if _loss(found) > _OPTIMISER_LOSS_DB and _REQUANTIZER not in disabled:
         config = {**loaded.settings.config, _DISABLED: ";".join(filter(None, [disabled, _REQUANTIZER]))}
         without = dataclasses.replace(loaded.settings, config=config)
-        session = instrumented_session(quantized.model, quantized, optimization=without.optimization, settings=without)
+        session = instrumented_session(loaded.graph, optimization=without.optimization, settings=without)
         found |= compare_many(reference, {"without": session}, samples, progress)
     return found
 

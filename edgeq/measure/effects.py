@@ -11,20 +11,21 @@ layer too: each error counts once, where it arises.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx import TensorProto
 
+from edgeq.graph.edit import Editor
+from edgeq.graph.index import GraphIndex
 from edgeq.measure.agreement import Agreement, Comparison
-from edgeq.measure.graphs import GraphIndex
 from edgeq.measure.inference import Outputs, infer
 from edgeq.measure.instrument import float_input, instrumented_session
 from edgeq.measure.layer_runs import MEMORY, LayerArrays, LayerPair, LayerRuns, partition_layers
-from edgeq.measure.match_activations import ActivationMatch, element_types
+from edgeq.measure.match_activations import ActivationMatch
+from edgeq.model.shapes import element_types
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings
 
@@ -117,7 +118,7 @@ def group_effects(
         return {}
     pair = LayerPair(float_graph, quantized_graph, matches, settings)
     model = with_disturbances(float_graph.model, [match.name for match in chosen], pair.exact)
-    session = instrumented_session(model, float_graph, optimization="all", settings=settings)
+    session = instrumented_session(model, optimization="all", settings=settings)
     outputs = dict(zip((o.name for o in session.get_outputs()), float_graph.outputs, strict=True))
     types = {value.name: _TYPES.get(value.type, np.float32) for value in session.get_inputs()}
     disturbances = {m.name: (disturbance_name(m.name), exact_disturbance_name(m.name)) for m in chosen}
@@ -170,9 +171,7 @@ def _spread(samples: Samples, count: int) -> Iterator[Sample]:
     return (sample for position, sample in enumerate(samples) if position in wanted)
 
 
-def with_disturbances(
-    model: onnx.ModelProto, names: Collection[str], exact: Collection[tuple[str, str]] = ()
-) -> onnx.ModelProto:
+def with_disturbances(model: ir.Model, names: Collection[str], exact: Collection[tuple[str, str]] = ()) -> ir.Model:
     """A copy of a float model in which readers of each tensor of `names` get it plus the new input
     `disturbance_name(name)`, of the tensor's type and of its shape or one that broadcasts to it. An output that is
     among them is given under another name, in its place.
@@ -181,47 +180,36 @@ def with_disturbances(
         exact: (tensor, node) as `exact_readers` gives them: these get `exact_disturbance_name(name)` instead.
     """
     types = element_types(model)
-    disturbed = onnx.ModelProto()
-    disturbed.CopyFrom(model)
-    graph = disturbed.graph
-    wanted = dict.fromkeys(names)
-    # Per tensor, the disturbances that somebody reads.
-    used: dict[str, dict[str, None]] = {name: {} for name in wanted}
-
-    def source(tensor: str, reader: str) -> str:
-        disturbance = exact_disturbance_name(tensor) if (tensor, reader) in exact else disturbance_name(tensor)
-        used[tensor][disturbance] = None
-        return f"{disturbance}/added"
-
-    for node in graph.node:
-        for place, name in enumerate(node.input):
-            if name in wanted:
-                node.input[place] = source(name, node.name)
-    for output in graph.output:
-        if output.name in wanted:
-            output.name = source(output.name, "")
-
-    def adders(made: Iterable[str]) -> list[onnx.NodeProto]:
-        return [
-            onnx.helper.make_node("Add", [name, disturbance], [f"{disturbance}/added"])
-            for name in made
-            for disturbance in used.get(name, ())
-        ]
-
-    nodes = adders(value.name for value in graph.input)
-    for node in graph.node:
-        nodes += [node, *adders(node.output)]
-    del graph.node[:]
-    graph.node.extend(nodes)
-    for name, disturbances in used.items():
-        half = types.get(name) == TensorProto.FLOAT16
-        graph.input.extend(float_input(disturbance, half=half) for disturbance in disturbances)
+    disturbed = model.clone()
+    editor, values = Editor(disturbed), GraphIndex(disturbed).values
+    graph, nodes = disturbed.graph, list(disturbed.graph)
+    following = dict(zip(nodes, [*nodes[1:], None], strict=True))
+    for name in dict.fromkeys(names):
+        value = values[name]
+        maker = value.producer()
+        before = following[maker] if maker is not None else nodes[0]
+        uses = [(use, _entry(name, use.node.name or "", exact)) for use in value.uses() if use.node.graph is graph]
+        outputs = [(place, _entry(name, "", exact)) for place, output in enumerate(graph.outputs) if output is value]
+        sums = {}
+        for entry in dict.fromkeys(entry for _, entry in [*uses, *outputs]):
+            added = float_input(graph, entry, half=types.get(name) == ir.DataType.FLOAT16)
+            sums[entry] = editor.node("Add", [value, added], f"{entry}/added", before=before, like=value)
+        for use, entry in uses:
+            use.node.replace_input_with(use.idx, sums[entry])
+        for place, entry in outputs:
+            graph.outputs[place] = sums[entry]
     return disturbed
 
 
+def _entry(name: str, reader: str, exact: Collection[tuple[str, str]]) -> str:
+    return exact_disturbance_name(name) if (name, reader) in exact else disturbance_name(name)
+
+
 def disturbance_name(name: str) -> str:
+    """The input that is added to a tensor for most of its readers."""
     return f"{name}/disturbance"
 
 
 def exact_disturbance_name(name: str) -> str:
+    """The input that is added for those that read the tensor before it is quantized."""
     return f"{name}/exact disturbance"

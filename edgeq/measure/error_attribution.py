@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edgeq.data.samples import Samples
+from edgeq.graph.index import GraphIndex
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.effects import output_effects
 from edgeq.measure.error_sources import ErrorSource, candidates, find_error_sources
-from edgeq.measure.graphs import GraphIndex
 from edgeq.measure.layer_runs import MEMORY
 from edgeq.measure.layers import LayerComparison
 from edgeq.measure.match_activations import match_activations

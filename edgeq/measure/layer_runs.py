@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.graph.convert import from_proto
+from edgeq.graph.index import GraphIndex
+from edgeq.graph.query import name_of
 from edgeq.measure.activation_observer import as_read
-from edgeq.measure.graphs import GraphIndex
 from edgeq.measure.inference import Session, infer
 from edgeq.measure.instrument import cut_layers, exact_name, given_name, instrumented_session, only_outputs
-from edgeq.measure.match_activations import ActivationMatch, element_types, exact_readers
+from edgeq.measure.match_activations import ActivationMatch, exact_readers
+from edgeq.model.shapes import element_types
 from edgeq.model.sizes import tensor_sizes
 from edgeq.session import SessionSettings
 
@@ -53,15 +54,15 @@ class LayerPair:
         self.exact_counterparts = {
             exact_name(counterpart): match for counterpart, match in zip(counterparts, matches, strict=True)
         }
-        self.float_layers = GraphIndex(cut_layers(float_graph, counterparts, self.exact), float_graph.path)
-        self.layers = GraphIndex(cut_layers(quantized_graph, matches), quantized_graph.path)
+        self.float_layers = GraphIndex(cut_layers(float_graph, counterparts, self.exact))
+        self.layers = GraphIndex(cut_layers(quantized_graph, matches))
 
     def session(self, graph: GraphIndex, names: Sequence[str]) -> Any:
         """A session that gives `names`; of tensors given from outside it takes those that it needs. None for none."""
         if not names:
             return None
         part = only_outputs(graph.model, names, inputs={*self.float_graph.inputs, *self.quantized_graph.inputs})
-        return instrumented_session(part, graph, optimization="none", settings=self.settings)
+        return instrumented_session(part, optimization="none", settings=self.settings)
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def partition_layers(
     graph: GraphIndex, matches: Sequence[ActivationMatch], first: Sample, memory: int
 ) -> Iterator[list[ActivationMatch]]:
     """Waves of matches, neighbours together as long as they fit; an unknown size is taken for the largest."""
-    sizes = tensor_sizes(from_proto(graph.model), first.inputs)
+    sizes = tensor_sizes(graph.model, first.inputs)
     largest = max((sizes[m.name] for m in matches if m.name in sizes), default=0)
     partition: list[ActivationMatch] = []
     used = 0
@@ -138,7 +139,7 @@ def floats_only(
     unknown = [match.name for match in matches if match.name not in types]
     if not unknown:
         return list(matches)
-    session = instrumented_session(only_outputs(graph.model, unknown), graph, optimization="none", settings=settings)
+    session = instrumented_session(only_outputs(graph.model, unknown), optimization="none", settings=settings)
     others = {output.name for output in session.get_outputs() if output.type not in _FLOAT_TYPES}
     return [match for match in matches if match.name not in others]
 
@@ -157,14 +158,15 @@ def layer_reads(layers: GraphIndex, match: ActivationMatch, given: Mapping[str, 
     if match.is_input:
         return ()
     found: dict[str, None] = {}
-    pending, seen = [match.computed], set()
+    pending, seen = [layers.values[match.computed]], set()
     while pending:
-        name = pending.pop()
-        if name in given:
-            found[given[name].name] = None
-        elif name in layers.producers and name not in seen:
-            seen.add(name)
-            pending.extend(reversed(layers.producers[name].input))
+        value = pending.pop()
+        maker = value.producer()
+        if name_of(value) in given:
+            found[given[name_of(value)].name] = None
+        elif maker is not None and value not in seen:
+            seen.add(value)
+            pending.extend(v for v in reversed(maker.inputs) if v is not None)
     return tuple(found)
 
 

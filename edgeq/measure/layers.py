@@ -1,4 +1,4 @@
-"""A float model and its quantized form, layer by layer: the face of what lies in this room's match_* and compare_*.
+"""A float model and its quantized form, layer by layer: the interface of the modules match_*, compare_* and effects.
 
 The four operations of ONNX Runtime's `qdq_loss_debug`, for every quantized format and without keeping activations:
 
@@ -15,10 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from edgeq.graph.index import GraphIndex
 from edgeq.measure.activation_observer import ActivationComparison
 from edgeq.measure.compare_activations import compare_activations
 from edgeq.measure.effects import output_effects
-from edgeq.measure.graphs import GraphIndex, read_graph
 from edgeq.measure.instrument import collect_activations, cut_layers, only_outputs, with_outputs
 from edgeq.measure.layer_runs import MEMORY
 from edgeq.measure.match_activations import ActivationMatch, match_activations
@@ -51,7 +51,6 @@ __all__ = [
     "match_weights",
     "only_outputs",
     "output_effects",
-    "read_graph",
     "weight_values",
     "with_outputs",
 ]

@@ -1,4 +1,4 @@
-"""What is measured: a model file, or the variant of a bundle that this machine would run, opened the same way."""
+"""A model that is measured: a file, or the variant of a bundle that this machine would run, opened the same way."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from edgeq.session import SessionSettings, open_session
 from edgeq.signature import Signature
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
     from edgeq_device.variants import Variant
 
 
@@ -26,6 +27,7 @@ class LoadedModel:
     Attributes:
         path: as given.
         model: the ONNX file that runs: `path` itself, or one inside a bundle, there as long as the session is open.
+        graph: the same in memory; external weights are read when they are used.
         variant: the bundle's variant; None for a model file.
         signature: inputs and outputs.
         settings: what the session was opened with.
@@ -34,6 +36,7 @@ class LoadedModel:
 
     path: Path
     model: Path
+    graph: ir.Model
     variant: str | None
     signature: Signature
     settings: SessionSettings
@@ -71,10 +74,18 @@ def open_model(
         return
     if variant is not None:
         raise UsageError(f"{path} is a model, which has no variants", "Leave --variant out")
-    from edgeq.model.load import model_signature
+    from edgeq.model.load import in_memory, load_model, signature_of
 
-    signature = model_signature(path)
-    yield LoadedModel(path, path, None, signature, settings, open_session(path, settings))
+    proto = load_model(path, external_data="none")
+    yield LoadedModel(
+        path=path,
+        model=path,
+        graph=in_memory(proto, path.parent),
+        variant=None,
+        signature=signature_of(proto, path),
+        settings=settings,
+        session=open_session(path, settings),
+    )
 
 
 @contextmanager
@@ -84,8 +95,9 @@ def _open_variant(path: Path, settings: SessionSettings, name: str | None) -> It
     from edgeq_device.select import select
     from edgeq_device.sessions import open_session as open_on_device
     from edgeq_device.sessions import read_device
+    from edgeq_device.variants import EXTERNAL_FOLDER
 
-    from edgeq.model.load import signature_of
+    from edgeq.model.load import in_memory, signature_of
 
     with device_errors():
         bundle = open_bundle(path)
@@ -94,14 +106,16 @@ def _open_variant(path: Path, settings: SessionSettings, name: str | None) -> It
             chosen = select(bundle, read_device(), name=name).variant
             session = open_on_device(chosen, settings.intra_op_threads)
         assert chosen.model is not None, "select() takes no variant that ONNX Runtime does not run"
-        # Its external weights may lie elsewhere in the bundle, and only names and shapes are wanted.
+        # The bundle's files were checked when it was opened. External weights may lie elsewhere in it.
         model = onnx.load(chosen.model, load_external_data=False)
+        settings = variant_settings(chosen, settings)
         yield LoadedModel(
             path=path,
             model=chosen.model,
+            graph=in_memory(model, Path(settings.config.get(EXTERNAL_FOLDER, chosen.model.parent))),
             variant=chosen.name,
             signature=signature_of(model, path),
-            settings=variant_settings(chosen, settings),
+            settings=settings,
             session=session,
             preprocess=variant_preprocessing(chosen),
         )
@@ -118,7 +132,7 @@ def variant_settings(variant: Variant, settings: SessionSettings | None = None) 
 
 
 def variant_preprocessing(variant: Variant) -> Mapping[str, Any] | None:
-    """A variant's preprocessing. A stranger's bundle must not name a file of labels on this machine."""
+    """A variant's preprocessing. A bundle is untrusted input: it must not name a file of labels on this machine."""
     plain = variant.info.get("preprocessing")
     if not isinstance(plain, Mapping):
         return None

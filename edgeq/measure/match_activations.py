@@ -12,18 +12,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import onnx
+import onnx_ir as ir
 
-from edgeq.measure.graphs import GraphIndex
-from edgeq.measure.match_weights import NODE_SUFFIX
-from edgeq.measure.quantization import Quantization, activation_quantizations
-from edgeq.model.skeleton import proto_skeleton
+from edgeq.graph.index import GraphIndex
+from edgeq.graph.quant_params import QuantParams
+from edgeq.graph.query import name_of
+from edgeq.measure.match_weights import NODE_SUFFIX, consumers
+from edgeq.measure.quantization import activation_params
+from edgeq.model.shapes import element_types
 
 # Activations that an integer range can take over: everything outside it is clipped anyway.
 _CLIPPING = frozenset({"Relu", "Clip"})
-# Operators that quantize the float tensor in their first place themselves.
-_DYNAMIC = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM"})
-_FLOATS = frozenset({onnx.TensorProto.UNDEFINED, onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16})
+# Operators that quantize their first input themselves.
+_DYNAMIC = "DynamicQuantize"
+_FLOATS = (None, ir.DataType.FLOAT, ir.DataType.FLOAT16)
 INPUT = "Input"
 
 
@@ -37,8 +39,8 @@ class ActivationMatch:
             for a graph input.
         folded: type of the activation that followed that node in the float model and is part of the range now; "".
         computed: the tensor of the quantized model as its layer gives it: float before QuantizeLinear, or integers.
-        integer: whether `computed` holds integers, to be read by `quantization`.
-        quantization: constant scale and zero point; None where it stays float or is quantized dynamically.
+        integer: whether `computed` holds integers, of `params`.
+        params: constant scale and zero point; None where it stays float or is quantized dynamically.
         dynamic: its scale is made at run time.
     """
 
@@ -48,38 +50,38 @@ class ActivationMatch:
     computed: str
     folded: str = ""
     integer: bool = False
-    quantization: Quantization | None = None
+    params: QuantParams | None = None
     dynamic: bool = False
 
     @property
     def is_input(self) -> bool:
+        """Whether it is an input of the model, which no layer computes."""
         return self.op_type == INPUT
 
 
 def match_activations(float_graph: GraphIndex, quantized_graph: GraphIndex) -> tuple[ActivationMatch, ...]:
     """Activations that both models have, in the float model's order of execution, graph inputs first.
 
-    A tensor that is computed from constants alone is none. Where types cannot be inferred, whoever fetches the tensor
-    learns whether it holds floats.
+    Tensors computed from constants alone are left out. A tensor whose type cannot be inferred is kept: only the runtime
+    knows whether it holds floats (`edgeq.measure.layer_runs.floats_only`).
     """
     matcher = _Matcher(float_graph, quantized_graph)
     types = element_types(float_graph.model)
     found: dict[str, ActivationMatch] = {}
     for name in float_graph.inputs:
-        if name in quantized_graph.inputs and types.get(name, 0) in _FLOATS:
+        if name in quantized_graph.inputs and types.get(name) in _FLOATS:
             found[name] = matcher.describe(name, name, None)
-    for node in float_graph.model.graph.node:
-        for place, name in enumerate(node.output):
-            if not name or name in float_graph.computed_constants or types.get(name, 0) not in _FLOATS:
+    for node in float_graph.graph:
+        for place, name in enumerate(map(name_of, node.outputs)):
+            if not name or name in float_graph.computed_constants or types.get(name) not in _FLOATS:
                 continue
             counterpart = matcher.counterpart(name, node, place)
+            before = found.get(name_of(node.inputs[0])) if node.op_type in _CLIPPING else None
             if counterpart is not None:
                 found[name] = matcher.describe(name, counterpart, node)
-            elif node.op_type in _CLIPPING and node.input[0] in found:
-                before = found[node.input[0]]
-                if matcher.is_folded(before, node):
-                    del found[node.input[0]]
-                    found[name] = matcher.describe(name, before.computed, node)
+            elif before is not None and matcher.is_folded(before, node):
+                del found[before.name]
+                found[name] = matcher.describe(name, before.computed, node)
     return tuple(found.values())
 
 
@@ -90,12 +92,12 @@ def exact_readers(
     residual Add does beside a MatMul that quantizes its input; (tensor, "") where it is a graph output like that."""
     found = set()
     for match in matches:
-        if match.integer or (match.quantization is None and not match.dynamic):
+        if match.integer or (match.params is None and not match.dynamic):
             continue
-        for reader, _ in quantized_graph.consumers.get(match.computed, []):
-            counterpart = float_graph.nodes.get(reader.name)
+        for reader, _ in consumers(quantized_graph.values[match.computed]):
+            counterpart = float_graph.nodes.get(reader.name or "")
             if counterpart is not None and counterpart.op_type == reader.op_type:
-                found.add((match.name, counterpart.name))
+                found.add((match.name, reader.name or ""))
         if match.computed in quantized_graph.outputs:
             found.add((match.name, ""))
     return frozenset(found)
@@ -105,82 +107,78 @@ class _Matcher:
     def __init__(self, float_graph: GraphIndex, quantized_graph: GraphIndex) -> None:
         self._float = float_graph
         self._quantized = quantized_graph
-        self._integers = activation_quantizations(quantized_graph)
+        self._integers = activation_params(quantized_graph)
 
-    def counterpart(self, name: str, node: onnx.NodeProto, place: int) -> str | None:
+    def counterpart(self, name: str, node: ir.Node, place: int) -> str | None:
         """The quantized model's tensor of the same name, or the one that its node of the same name makes."""
-        if name in self._quantized.producers:
+        if self._maker(name) is not None:
             return name
         if f"{name}_quantized" in self._integers:
             return f"{name}_quantized"
         for candidate in (node.name, f"{node.name}_quant") if node.name else ():
             other = self._quantized.nodes.get(candidate)
-            if other is None or len(other.output) <= place:
+            if other is None or len(other.outputs) <= place:
                 continue
-            made = str(other.output[place])
+            made = name_of(other.outputs[place])
             same = made in self._integers or other.op_type == node.op_type
             # Where an activation was folded away, the layer gives the tensor of that activation: found by its name.
-            original = made.removesuffix("_quantized").removesuffix("_QuantizeLinear_Input")
-            if same and original not in self._float.producers:
+            original = self._float.values.get(made.removesuffix("_quantized").removesuffix("_QuantizeLinear_Input"))
+            if same and (original is None or original.producer() is None):
                 return made
         return None
 
-    def describe(self, name: str, counterpart: str, node: onnx.NodeProto | None) -> ActivationMatch:
+    def describe(self, name: str, counterpart: str, node: ir.Node | None) -> ActivationMatch:
         """Follow `counterpart` to where its layer computes it, and to how it is quantized."""
-        computed, integer, quantization, dynamic = self._computed(counterpart)
+        computed, integer, params, dynamic = self._computed(counterpart)
         if node is None:
-            return ActivationMatch(name, "", INPUT, computed, "", integer, quantization, dynamic)
+            return ActivationMatch(name, "", INPUT, computed, "", integer, params, dynamic)
         layer, folded = node, ""
-        maker = self._quantized.producers.get(computed)
+        maker = self._maker(computed)
         if node.op_type in _CLIPPING and maker is not None and maker.op_type != node.op_type:
-            source = self._float.nodes.get(maker.name) or self._float.nodes.get(NODE_SUFFIX.sub("", maker.name))
-            if source is not None and source.name:
+            made_by = maker.name or ""
+            source = self._float.nodes.get(made_by) or self._float.nodes.get(NODE_SUFFIX.sub("", made_by))
+            if source is not None:
                 layer, folded = source, node.op_type
-        return ActivationMatch(name, layer.name, layer.op_type, computed, folded, integer, quantization, dynamic)
+        return ActivationMatch(name, layer.name or "", layer.op_type, computed, folded, integer, params, dynamic)
 
-    def is_folded(self, before: ActivationMatch, activation: onnx.NodeProto) -> bool:
+    def is_folded(self, before: ActivationMatch, activation: ir.Node) -> bool:
         """Whether the range of the tensor in front of an activation, which is gone, has taken its place."""
-        how = before.quantization
-        if how is None:
+        params = before.params
+        if params is None:
             return False
-        readers = [node for name in self._carriers(before.computed) for node, _ in self._quantized.consumers[name]]
-        if any(reader.op_type in _CLIPPING for reader in readers):
+        if any(reader.op_type in _CLIPPING for reader in self._readers(before.computed)):
             return False
-        return activation.op_type != "Relu" or how.range[0] >= -0.5 * float(how.scale.min())
+        return activation.op_type != "Relu" or params.range[0] >= -0.5 * float(params.scale.min())
 
-    def _computed(self, counterpart: str) -> tuple[str, bool, Quantization | None, bool]:
-        """(tensor as computed, whether integer, quantization, whether dynamic)."""
-        maker = self._quantized.producers.get(counterpart)
-        if maker is not None and maker.op_type == "DequantizeLinear" and maker.input[0] in self._integers:
-            integers = maker.input[0]
-            source = self._quantized.producers.get(integers)
-            if source is not None and source.op_type == "QuantizeLinear":
-                return source.input[0], False, self._integers[integers], False
-            return integers, True, self._integers[integers], False
+    def _maker(self, name: str) -> ir.Node | None:
+        value = self._quantized.values.get(name)
+        return value.producer() if value is not None else None
+
+    def _computed(self, counterpart: str) -> tuple[str, bool, QuantParams | None, bool]:
+        """(tensor as computed, whether integer, its parameters, whether dynamic)."""
+        maker = self._maker(counterpart)
+        if maker is not None and maker.op_type == "DequantizeLinear":
+            integers = name_of(maker.inputs[0])
+            if integers in self._integers:
+                source = self._maker(integers)
+                if source is not None and source.op_type == "QuantizeLinear":
+                    return name_of(source.inputs[0]), False, self._integers[integers], False
+                return integers, True, self._integers[integers], False
         if counterpart in self._integers:
             return counterpart, True, self._integers[counterpart], False
-        readers = self._quantized.consumers.get(counterpart, [])
+        readers = consumers(self._quantized.values[counterpart])
         for reader, _ in readers:
-            if reader.op_type == "QuantizeLinear" and reader.output[0] in self._integers:
-                return counterpart, False, self._integers[reader.output[0]], False
-        dynamic = any(reader.op_type in _DYNAMIC and place == 0 for reader, place in readers)
+            if reader.op_type == "QuantizeLinear" and name_of(reader.outputs[0]) in self._integers:
+                return counterpart, False, self._integers[name_of(reader.outputs[0])], False
+        dynamic = any(reader.op_type.startswith(_DYNAMIC) and place == 0 for reader, place in readers)
         return counterpart, False, None, dynamic
 
-    def _carriers(self, computed: str) -> list[str]:
-        """The tensor, and what quantizing and dequantizing makes of it."""
-        names = [computed]
-        for name in names:
-            for reader, _ in self._quantized.consumers.get(name, []):
+    def _readers(self, computed: str) -> list[ir.Node]:
+        """Nodes that read a tensor, or what quantizing and dequantizing makes of it."""
+        values, readers = [self._quantized.values[computed]], []
+        for value in values:
+            for reader, _ in consumers(value):
+                readers.append(reader)
                 if reader.op_type in ("QuantizeLinear", "DequantizeLinear"):
-                    names.append(reader.output[0])
-        return [name for name in names if name in self._quantized.consumers]
-
-
-def element_types(model: onnx.ModelProto) -> dict[str, int]:
-    """ONNX's number of each tensor's element type where inference can tell; -1 for what is no tensor."""
-    inferred = onnx.shape_inference.infer_shapes(proto_skeleton(model)).graph
-    return {
-        value.name: int(value.type.tensor_type.elem_type) if value.type.WhichOneof("value") == "tensor_type" else -1
-        for value in [*inferred.value_info, *inferred.input, *inferred.output]
-        if value.type.WhichOneof("value")
-    }
+                    values.append(reader.outputs[0])
+        return readers

@@ -9,20 +9,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
 
+from edgeq.graph.index import GraphIndex
+from edgeq.graph.operators import OPERATORS, channel_axis, operator_of
+from edgeq.graph.quant_params import QuantParams
+from edgeq.graph.query import constant, constant_tensor, is_constant, name_of, node_input
 from edgeq.measure.agreement import OutputComparison, decibels
-from edgeq.measure.graphs import GraphIndex, attribute
-from edgeq.measure.quantization import Quantization, integer_uses
+from edgeq.measure.quantization import integer_uses
 
 # What quantizers append to the name of a weight and of a node.
 _WEIGHT_SUFFIX = re.compile(r"(_DequantizeLinear_Output|_quantized|_QuantizeLinear_Output)$")
 NODE_SUFFIX = re.compile(r"(_MatMul)?_quant$")
 
-_LAYERS = frozenset(
-    {"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "RNN", "Gather", "Attention", "EmbedLayerNormalization"}
-)
+# Operators that look up a weight.
+_LOOKUPS = frozenset({"Gather", "EmbedLayerNormalization"})
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 _WORST_CHANNELS = 3
 # Rounding moves a weight by half a step at most, re-rounding (AdaRound and the like) by less than one and a half.
 _LARGEST_ROUNDING = 1.5
@@ -36,9 +39,10 @@ class WeightMatch:
 
     Attributes:
         name: in the float model.
-        node: name of the first float node that reads it, and `op_type` its type; `place` among its inputs.
+        node, op_type: of the first float node that reads it; `place` among its inputs.
+        channel_axis: its output channels in the float model; None where it has none.
         quantized: the integer (or still unrounded) constant of the quantized model.
-        quantization: how its integers are to be read.
+        params: scale and zero point of its integers.
         transposed: whether the quantized one has its last two axes swapped.
     """
 
@@ -46,8 +50,9 @@ class WeightMatch:
     node: str
     op_type: str
     place: int
+    channel_axis: int | None
     quantized: str
-    quantization: Quantization
+    params: QuantParams
     transposed: bool = False
 
 
@@ -106,17 +111,25 @@ def match_weights(float_graph: GraphIndex, quantized_graph: GraphIndex) -> tuple
     tensor, per channel and per block; QDQ (constants before or behind QuantizeLinear), QOperator and dynamic operators.
     """
     found: dict[str, WeightMatch] = {}
-    for quantized, node, place, quantization in _quantized_weights(quantized_graph):
-        name = _float_name(float_graph, quantized_graph, quantized, node, place)
+    for quantized, node, place, params in _quantized_weights(quantized_graph):
+        name = _float_name(float_graph, quantized, node, place)
         if name is None or name in found:
             continue
-        reader, position = _layer_reader(float_graph, name)
-        transposed = _is_transposed(float_graph, quantized_graph, name, quantized, quantization)
+        weight = float_graph.values[name]
+        transposed = _is_transposed(weight, quantized, params)
         if transposed is not None:
+            reader, position = _layer_reader(weight)
             found[name] = WeightMatch(
-                name, reader.name, reader.op_type, position, quantized, quantization, transposed=transposed
+                name=name,
+                node=(reader.name or "") if reader is not None else "",
+                op_type=reader.op_type if reader is not None else "",
+                place=position,
+                channel_axis=_channel_axis(reader, len(_shape(weight))),
+                quantized=name_of(quantized),
+                params=params,
+                transposed=transposed,
             )
-    order = {name: rank for rank, node in enumerate(float_graph.model.graph.node) for name in reversed(node.input)}
+    order = {name_of(v): rank for rank, node in enumerate(float_graph.graph) for v in reversed(node.inputs)}
     return tuple(sorted(found.values(), key=lambda match: (order.get(match.name, 0), match.place)))
 
 
@@ -135,85 +148,101 @@ def weight_values(
 
 
 def dequantized(graph: GraphIndex, match: WeightMatch) -> NDArray[np.float32]:
-    """The numbers that the quantized model computes with, in the float weight's shape."""
-    stored = graph.constant(match.quantized)
-    unrounded = stored.dtype.kind == "f"
-    values = match.quantization.round_trip(stored) if unrounded else match.quantization.dequantize(stored)
+    """The numbers (float32) that the quantized model computes with, in the float weight's shape."""
+    values = _dequantized(graph.constant(match.quantized), match.params)
     return np.swapaxes(values, -1, -2) if match.transposed else values
 
 
 def count_quantized_weights(graph: GraphIndex) -> int:
     """How many constants of a quantized model stand for weights, matched or not."""
-    return len({name for name, _, _, _ in _quantized_weights(graph)})
+    return len({weight for weight, _, _, _ in _quantized_weights(graph)})
 
 
 def finite(value: float) -> float | None:
-    """JSON has no infinity."""
+    """`value`; None for infinities and NaN, which JSON does not have."""
     return value if math.isfinite(value) else None
 
 
-def _quantized_weights(graph: GraphIndex) -> Iterator[tuple[str, onnx.NodeProto, int, Quantization]]:
-    """(constant, node that computes with it, place among that node's inputs, quantization)."""
+def _dequantized(stored: NDArray[Any], params: QuantParams) -> NDArray[np.float32]:
+    unrounded = stored.dtype.kind == "f"
+    return params.fake_quant(stored) if unrounded else params.dequantize(stored)
+
+
+def _quantized_weights(graph: GraphIndex) -> Iterator[tuple[ir.Value, ir.Node, int, QuantParams]]:
+    """(constant, node that computes with it, place among that node's inputs, parameters)."""
     for use in integer_uses(graph):
-        name = use.name
-        if not graph.is_constant(name):
+        weight: ir.Value | None = use.value
+        if not is_constant(weight):
             # A float constant that goes through QuantizeLinear at run time, as TensorRT wants it.
-            maker = graph.producers.get(name)
-            if maker is None or maker.op_type != "QuantizeLinear" or not graph.is_constant(maker.input[0]):
-                continue
-            name = maker.input[0]
+            maker = use.value.producer()
+            weight = maker.inputs[0] if maker is not None and maker.op_type == "QuantizeLinear" else None
+        if weight is None or not is_constant(weight):
+            continue
         node, place = use.node, use.place
         if node.op_type == "DequantizeLinear":
-            readers = graph.consumers.get(node.output[0], [])
+            readers = consumers(node.outputs[0])
             if not readers:
                 continue
             node, place = readers[0]
-        yield name, node, place, use.quantization
+        yield weight, node, place, use.params
 
 
-def _float_name(
-    float_graph: GraphIndex, quantized_graph: GraphIndex, quantized: str, node: onnx.NodeProto, place: int
-) -> str | None:
-    read_as = node.input[place]
-    for candidate in (read_as, _WEIGHT_SUFFIX.sub("", read_as), _WEIGHT_SUFFIX.sub("", quantized), quantized):
-        if float_graph.is_constant(candidate) and float_graph.tensor(candidate).data_type in _FLOATS:
+def consumers(value: ir.Value) -> list[tuple[ir.Node, int]]:
+    """The nodes of a value's own graph that read it as an input, and at which place."""
+    return [(use.node, use.idx) for use in value.uses() if use.node.graph is value.graph]
+
+
+def _float_name(float_graph: GraphIndex, quantized: ir.Value, node: ir.Node, place: int) -> str | None:
+    """Name of the float constant that a quantized one, read by `node` at `place`, was made from."""
+    read_as, stored_as = name_of(node.inputs[place]), name_of(quantized)
+    for candidate in (read_as, _WEIGHT_SUFFIX.sub("", read_as), _WEIGHT_SUFFIX.sub("", stored_as), stored_as):
+        tensor = constant_tensor(float_graph.values.get(candidate))
+        if tensor is not None and tensor.dtype in _FLOATS:
             return candidate
-    counterpart = float_graph.nodes.get(node.name) or float_graph.nodes.get(NODE_SUFFIX.sub("", node.name))
-    # QLinearConv and its kin have the weight in place 3, the float operators in place 1.
-    position = {3: 1, 8: 2, 6: 2}.get(place, place) if node.op_type.startswith("Q") else place
-    if (
-        counterpart is None
-        or len(counterpart.input) <= position
-        or not float_graph.is_constant(counterpart.input[position])
-    ):
-        return None
-    return str(counterpart.input[position])
+    name = node.name or ""
+    counterpart = float_graph.nodes.get(name) or float_graph.nodes.get(NODE_SUFFIX.sub("", name))
+    weight = node_input(counterpart, _float_place(node, place)) if counterpart is not None else None
+    return name_of(weight) if is_constant(weight) else None
 
 
-_FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
+def _float_place(node: ir.Node, place: int) -> int:
+    """Where the float form of a node has what this one has at `place`."""
+    row = operator_of(node)
+    form = OPERATORS.get(row.float_form)
+    if form is None:
+        return place
+    own, its = ((*r.activations, *r.weights, r.bias) for r in (row, form))
+    found = dict(zip(own, its, strict=False)).get(place)
+    return place if found is None else found
 
 
-def _layer_reader(graph: GraphIndex, name: str) -> tuple[onnx.NodeProto, int]:
-    readers = graph.consumers.get(name, [])
-    layers = [(node, place) for node, place in readers if node.op_type in _LAYERS]
-    return next(iter([*layers, *readers]), (onnx.NodeProto(), 0))
+def _layer_reader(weight: ir.Value) -> tuple[ir.Node | None, int]:
+    """The first layer that reads a weight, else the first node that does."""
+    readers = consumers(weight)
+    layers = [(node, place) for node, place in readers if operator_of(node).weights or node.op_type in _LOOKUPS]
+    return next(iter([*layers, *readers]), (None, 0))
 
 
-def _is_transposed(
-    float_graph: GraphIndex, quantized_graph: GraphIndex, name: str, quantized: str, quantization: Quantization
-) -> bool | None:
+def _shape(value: ir.Value) -> tuple[int, ...]:
+    tensor = constant_tensor(value)
+    assert tensor is not None
+    return tuple(int(size) for size in tensor.shape)  # type: ignore[arg-type]
+
+
+def _is_transposed(weight: ir.Value, quantized: ir.Value, params: QuantParams) -> bool | None:
     """Whether the last two axes are swapped; None where the shapes do not fit either way."""
-    shape = tuple(float_graph.tensor(name).dims)
-    other = tuple(quantized_graph.tensor(quantized).dims)
+    shape, other = _shape(weight), _shape(quantized)
     swapped = (*other[:-2], *reversed(other[-2:]))
     if shape not in (other, swapped):
         return None
     if other != swapped or len(other) < 2:
         return shape != other
-    values = float_graph.constant(name).astype(np.float32)
-    match = WeightMatch(name, "", "", 0, quantized, quantization)
-    straight = dequantized(quantized_graph, match)
-    return bool(np.abs(values - straight).sum() > np.abs(values - np.swapaxes(straight, -1, -2)).sum())
+    values, stored = constant(weight), constant(quantized)
+    assert values is not None
+    assert stored is not None
+    straight = _dequantized(stored, params)
+    off = np.abs(values.astype(np.float32) - straight).sum()
+    return bool(off > np.abs(values.astype(np.float32) - np.swapaxes(straight, -1, -2)).sum())
 
 
 def _compare(float_graph: GraphIndex, quantized_graph: GraphIndex, match: WeightMatch) -> WeightComparison:
@@ -221,7 +250,7 @@ def _compare(float_graph: GraphIndex, quantized_graph: GraphIndex, match: Weight
     total = OutputComparison(match.name)
     total.update(values, numbers)
     agreement = total.result()
-    axis = _channel_axis(float_graph, match, values.ndim)
+    axis = match.channel_axis
     worst: tuple[tuple[int, float], ...] = ()
     ratio = None
     if axis is not None:
@@ -238,8 +267,8 @@ def _compare(float_graph: GraphIndex, quantized_graph: GraphIndex, match: Weight
         node=match.node,
         op_type=match.op_type,
         shape=tuple(values.shape),
-        bits=match.quantization.bits,
-        per_channel=match.quantization.per_channel,
+        bits=match.params.bits,
+        per_channel=match.params.per_channel,
         sqnr_db=agreement.sqnr_db,
         cosine=agreement.cosine,
         max_abs_error=agreement.max_abs_error,
@@ -251,25 +280,17 @@ def _compare(float_graph: GraphIndex, quantized_graph: GraphIndex, match: Weight
 
 
 def _is_changed(values: NDArray[Any], numbers: NDArray[np.float32], match: WeightMatch) -> bool:
-    if match.quantization.bits > _WEIGHT_BITS:
+    if match.params.bits > _WEIGHT_BITS:
         return False
     if match.transposed:
         values, numbers = np.swapaxes(values, -1, -2), np.swapaxes(numbers, -1, -2)
-    moved = np.abs(match.quantization.round_trip(values) - numbers)
-    return bool((moved > _LARGEST_ROUNDING * match.quantization.step(numbers.shape)).any())
+    moved = np.abs(match.params.fake_quant(values) - numbers)
+    return bool((moved > _LARGEST_ROUNDING * match.params.spread(numbers.shape)[0]).any())
 
 
-def _channel_axis(graph: GraphIndex, match: WeightMatch, rank: int) -> int | None:
-    """Output channels of the operators whose weights have them."""
-    if rank < 2:
-        return None
-    if match.op_type == "Conv":
-        return 0
-    if match.op_type == "ConvTranspose":
-        return 1
-    if match.op_type == "Gemm":
-        node = graph.nodes.get(match.node)
-        return 0 if node is not None and attribute(node, "transB", 0) else 1
-    if match.op_type in ("LSTM", "GRU", "RNN"):
-        return 1
-    return rank - 1
+def _channel_axis(reader: ir.Node | None, rank: int) -> int | None:
+    """The axis of the output channels of a weight with `rank` axes."""
+    if rank < 2 or reader is None:
+        return None if rank < 2 else rank - 1
+    # Gates and units share the second axis, behind the directions.
+    return 1 if operator_of(reader).mac_rule == "recurrent" else channel_axis(reader) % rank

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeq.errors import ModelError, UsageError
-from edgeq.graph.convert import from_proto
-from edgeq.measure.graphs import GraphIndex, read_graph
+from edgeq.graph.index import GraphIndex
 from edgeq.measure.match_activations import match_activations
 from edgeq.measure.match_weights import compare_weights, count_quantized_weights, match_weights
-from edgeq.model.load import is_quantized
+from edgeq.model.load import is_quantized, read_model
 from edgeq.model.prepare import prepare_model
 from edgeq.progress import SILENT, Progress
 
@@ -23,50 +22,64 @@ ORDER = "Give the float model first, then its int8 form"
 
 @dataclass(frozen=True)
 class Reference:
-    """A float model to compare with, whether it was prepared for that, and what is worth saying about it."""
+    """A float model to compare with.
+
+    Attributes:
+        graph: the model.
+        path: its file: the given one, or the prepared one in a work directory.
+        prepared: whether it was prepared.
+        notes: what the user should know about the choice.
+    """
 
     graph: GraphIndex
+    path: Path
     prepared: bool
     notes: tuple[str, ...] = ()
 
 
-def find_reference(path: Path, quantized: GraphIndex, workdir: Path, progress: Progress = SILENT) -> Reference:
+def find_reference(
+    path: Path, quantized: GraphIndex, name: str, workdir: Path, progress: Progress = SILENT
+) -> Reference:
     """The float model at `path` as it is or, where that explains more of the quantized one, prepared in `workdir`.
 
+    Args:
+        name: of the quantized model, for messages.
+
     Raises:
-        UsageError: it is quantized, or no float model of this quantized one.
+        UsageError: the model at `path` is quantized, or no float model of this quantized one.
         ModelError: it is no model.
     """
-    given = read_graph(path)
-    if is_quantized(from_proto(given.model)):
+    given = GraphIndex(read_model(path))
+    if is_quantized(given.model):
         raise UsageError(f"{path} is quantized", ORDER)
     missing = sorted(set(quantized.inputs) - set(given.inputs))
     if missing:
         raise UsageError(
-            f"{path} has no input {missing[0]!r}, which {quantized.path} takes",
+            f"{path} has no input {missing[0]!r}, which {name} takes",
             "Give the float model that it was made from",
         )
     fit = _fit(given, quantized)
-    names = [node.name for node in given.model.graph.node]
+    names = [node.name for node in given.graph]
     whole = fit.weights == count_quantized_weights(quantized)
     if whole and all(names) and len(set(names)) == len(names):
-        return Reference(given, prepared=False)
+        return Reference(given, path, prepared=False)
     try:
-        prepared = read_graph(prepare_model(path, workdir, progress=progress).path)
+        made = prepare_model(path, workdir, progress=progress)
     except ModelError as error:
-        return Reference(given, prepared=False, notes=(f"the float model is taken as it is: {error.problem}",))
+        return Reference(given, path, prepared=False, notes=(f"the float model is taken as it is: {error.problem}",))
+    prepared = GraphIndex(made.model)
     better = _fit(prepared, quantized)
     if (better.weights, better.activations) < (fit.weights, fit.activations):
-        return Reference(given, prepared=False)
+        return Reference(given, path, prepared=False)
     if not better.activations:
         raise UsageError(
-            f"{quantized.path} has no activation of {path}, prepared or not",
+            f"{name} has no activation of {path}, prepared or not",
             "Give the float model that it was made from",
         )
     note = f"{path} was compared as `edgeq quantize` prepares it"
     if better.weights > fit.weights:
         note += f": {better.weights} quantized weights match then, {fit.weights} as it is"
-    return Reference(prepared, prepared=True, notes=(note,))
+    return Reference(prepared, made.path, prepared=True, notes=(note,))
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,9 @@ copy of some weights fit too."""
 SMALL_EXTERNAL = 2**26
 """Bytes of external data up to which `load_model` reads it in."""
 
+# From this version of the format on, an initializer need not be an input.
+_FREE_INITIALIZERS = 4
+
 ExternalData = Literal["small", "all", "none"]
 
 
@@ -76,7 +79,22 @@ def read_model(path: Path) -> ir.Model:
     Raises:
         ModelError: as `load_model`.
     """
-    return from_proto(load_model(path, external_data="none"), path.parent)
+    return in_memory(load_model(path, external_data="none"), path.parent)
+
+
+def in_memory(model: onnx.ModelProto, base: Path) -> ir.Model:
+    """A loaded model for edgeq to work on. Initializers that are listed as inputs, as old models do, are no inputs.
+
+    Args:
+        base: folder of its external data.
+    """
+    from onnx_ir.passes.common import RemoveInitializersFromInputsPass
+
+    memory = from_proto(model, base)
+    weights = RemoveInitializersFromInputsPass()(memory)
+    if weights.modified:
+        memory.ir_version = max(memory.ir_version, _FREE_INITIALIZERS)
+    return memory
 
 
 def model_signature(path: Path) -> Signature:

@@ -8,10 +8,11 @@ from typing import Any
 
 from edgeq.data.samples import Samples, Subset
 from edgeq.errors import EdgeqError
+from edgeq.graph.index import GraphIndex
 from edgeq.measure.agreement import compare_sessions
 from edgeq.measure.error_attribution import attribute_error
-from edgeq.measure.graphs import read_graph
 from edgeq.measure.layers import compare_layers
+from edgeq.model.load import read_model
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings, open_session
 
@@ -42,7 +43,7 @@ def layer_record(
     """
     few = Subset(samples, range(min(count, len(samples))))
     try:
-        reference, candidate = read_graph(float_model), read_graph(quantized)
+        reference, candidate = (GraphIndex(read_model(path)) for path in (float_model, quantized))
         found = compare_layers(reference, candidate, few, settings=settings, progress=progress)
         written = replace(settings, optimization="none")
         outputs = compare_sessions(open_session(float_model), open_session(quantized, written), few)

@@ -14,6 +14,8 @@ from edgeq.backends.cpu import CpuBackend
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.data.samples import Samples, open_samples
+from edgeq.graph.index import GraphIndex
+from edgeq.model.load import read_model
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.scheme import Scheme
 
@@ -120,3 +122,8 @@ def quantize_all(folder: Path, model: onnx.ModelProto, names: tuple[str, ...] = 
         models[name] = folder / f"{name}.onnx"
         CpuBackend().build(prepared, ranges, scheme, models[name])
     return Quantized(source, prepared, models, data, samples, ranges)
+
+
+def read_graph(path: Path) -> GraphIndex:
+    """A model file by the names in it."""
+    return GraphIndex(read_model(path))

@@ -12,13 +12,14 @@ import pytest
 
 from edgeq.data.samples import open_samples
 from edgeq.errors import DataError
+from edgeq.graph.convert import from_proto, to_bytes
+from edgeq.graph.quant_params import dynamic_params
 from edgeq.measure.activation_observer import ActivationComparison
 from edgeq.measure.compare_activations import compare_activations
-from edgeq.measure.layers import collect_activations, compare_layers, match_activations, read_graph, with_outputs
-from edgeq.measure.quantization import dynamic_quantization
+from edgeq.measure.layers import collect_activations, compare_layers, match_activations, with_outputs
 from edgeq.session import SessionSettings, open_session
 from tests.measure.fakes import FakeSample, FakeSamples
-from tests.measure.quantized_models import SCHEMES, STATIC, Quantized, float_model
+from tests.measure.quantized_models import SCHEMES, STATIC, Quantized, float_model, read_graph
 
 NONE = SessionSettings(optimization="none")
 
@@ -34,7 +35,7 @@ def everything(path: Path, samples: Any) -> dict[str, np.ndarray]:
     """Every tensor of a model over all samples, kept: the brute force that the streaming figures are held against."""
     model = onnx.load(path)
     names = [name for node in model.graph.node for name in node.output]
-    session = open_session(with_outputs(model, names).SerializeToString(), NONE)
+    session = open_session(to_bytes(with_outputs(from_proto(model), names)), NONE)
     outputs = [output.name for output in session.get_outputs()]
     made: dict[str, list[np.ndarray]] = {}
     for sample in samples:
@@ -71,7 +72,7 @@ def test_accumulated_figures_are_those_of_keeping_everything(quantized: Quantize
             scale, zero = (constants[f"{tensor}_{part}"] for part in ("scale", "zero_point"))
             seen = (seen.astype(np.float32) - zero) * scale
         if found[name].kind == "dynamic":
-            seen = np.stack([dynamic_quantization(sample).round_trip(sample) for sample in seen])
+            seen = np.stack([dynamic_params(sample).fake_quant(sample) for sample in seen])
         accumulated = found[name].accumulated
         assert accumulated.sqnr_db == pytest.approx(sqnr(exact[name], seen), abs=1e-3), name
         assert accumulated.max_abs_error == pytest.approx(np.abs(exact[name] - seen).max(), rel=1e-4)
@@ -171,8 +172,7 @@ def test_no_samples_is_an_error(quantized: Quantized) -> None:
 
 
 def test_collected_activations_come_one_sample_at_a_time(quantized: Quantized) -> None:
-    graph = read_graph(quantized.prepared.path)
-    stream = collect_activations(graph, ["stem_act", "logits"], quantized.samples)
+    stream = collect_activations(quantized.prepared.model, ["stem_act", "logits"], quantized.samples)
     sample, tensors = next(stream)
     assert set(tensors) == {"stem_act", "logits"}
     (logits,) = open_session(quantized.prepared.path, NONE).run(["logits"], dict(sample.inputs))

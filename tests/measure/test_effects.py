@@ -5,12 +5,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from edgeq.graph.convert import from_proto, to_bytes
 from edgeq.measure.agreement import compare_sessions
 from edgeq.measure.effects import disturbance_name, output_effects, with_disturbances
-from edgeq.measure.layers import match_activations, read_graph
+from edgeq.measure.layers import match_activations
 from edgeq.session import SessionSettings, open_session
 from tests.measure.fakes import FakeSample, FakeSamples
-from tests.measure.quantized_models import Quantized
+from tests.measure.quantized_models import Quantized, read_graph
 
 NONE = SessionSettings(optimization="none")
 
@@ -30,7 +31,7 @@ def test_no_disturbance_changes_nothing_and_one_is_followed() -> None:
         opset_imports=[helper.make_opsetid("", 17)],
         ir_version=8,
     )
-    session = open_session(with_disturbances(model, ["x", "a", "y"]).SerializeToString(), NONE)
+    session = open_session(to_bytes(with_disturbances(from_proto(model), ["x", "a", "y"])), NONE)
     assert [output.name for output in session.get_outputs()] == ["y/disturbance/added", "z"]
 
     def run(**disturbances: list[float]) -> list[list[float]]:

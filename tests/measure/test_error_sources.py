@@ -12,9 +12,9 @@ from edgeq.backends.cpu import CpuBackend
 from edgeq.measure.agreement import Agreement, OutputAgreement, compare_sessions
 from edgeq.measure.diagnosis import DebugRequest, diagnose
 from edgeq.measure.error_sources import candidates, find_error_sources, layer_noise, nodes_to_exclude
-from edgeq.measure.layers import compare_layers, read_graph
+from edgeq.measure.layers import compare_layers
 from edgeq.session import open_session
-from tests.measure.quantized_models import SCHEMES, Quantized, float_model, quantize_all
+from tests.measure.quantized_models import SCHEMES, Quantized, float_model, quantize_all, read_graph
 
 
 def widen_range(model: Path, tensor: str, factor: float, destination: Path) -> Path:

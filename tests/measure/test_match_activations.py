@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edgeq.measure.graphs import GraphIndex, read_graph
+from edgeq.graph.convert import from_proto
+from edgeq.graph.index import GraphIndex
 from edgeq.measure.match_activations import ActivationMatch, match_activations
-from tests.measure.quantized_models import Quantized
+from tests.measure.quantized_models import Quantized, read_graph
 
 FOLDED = ["x", "stem_act", "dw_act", "pw_out", "sum", "pooled", "features", "logits"]
 WHOLE = ["x", "stem_out", "stem_act", "dw_out", "dw_act", "pw_out", "sum", "pooled", "features", "logits"]
@@ -37,7 +36,7 @@ def test_a_folded_activation_counts_for_the_layer_before_it(quantized: Quantized
     assert (found["stem_act"].node, found["stem_act"].op_type, found["stem_act"].folded) == ("stem", "Conv", "Relu")
     assert (found["dw_act"].node, found["dw_act"].folded) == ("depthwise", "Clip")
     assert (found["pw_out"].node, found["pw_out"].folded) == ("pointwise", "")
-    how = found["dw_act"].quantization
+    how = found["dw_act"].params
     assert how is not None
     assert how.range == pytest.approx((0, 2), abs=0.01)
 
@@ -50,7 +49,7 @@ def test_qdq_gives_floats_and_qoperator_integers(quantized: Quantized) -> None:
     assert all(match.integer for match in qoperator.values() if not match.is_input)
     assert qoperator["stem_act"].computed == "stem_out_quantized"
     for name in qdq:
-        one, other = qdq[name].quantization, qoperator[name].quantization
+        one, other = qdq[name].params, qoperator[name].params
         assert one is not None
         assert other is not None
         assert one.range == other.range
@@ -59,7 +58,7 @@ def test_qdq_gives_floats_and_qoperator_integers(quantized: Quantized) -> None:
 def test_dynamic_scales_are_told_from_floats(quantized: Quantized) -> None:
     found = matched(quantized, "dynamic")
     assert {name for name, match in found.items() if match.dynamic} == {"x", "stem_act", "dw_act", "features"}
-    assert all(match.quantization is None for match in found.values())
+    assert all(match.params is None for match in found.values())
 
 
 def small(nodes: list[onnx.NodeProto], constants: dict[str, np.ndarray]) -> GraphIndex:
@@ -70,7 +69,7 @@ def small(nodes: list[onnx.NodeProto], constants: dict[str, np.ndarray]) -> Grap
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 2])],
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
-    return GraphIndex(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), Path("in-memory.onnx"))
+    return GraphIndex(from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])))
 
 
 REFERENCE = [
@@ -108,8 +107,8 @@ def test_renamed_tensors_are_matched_by_the_node_that_makes_them() -> None:
     )
     found = {match.name: match for match in match_activations(small(REFERENCE, {}), graph)}
     assert {name: match.computed for name, match in found.items()} == {"x": "x", "a": "t1", "b": "t2", "y": "y"}
-    assert found["b"].quantization is not None
-    assert found["a"].quantization is None
+    assert found["b"].params is not None
+    assert found["a"].params is None
 
 
 def test_integers_and_constants_are_no_activations() -> None:

@@ -7,7 +7,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edgeq.measure.graphs import GraphIndex, read_graph
+from edgeq.graph.convert import from_proto
+from edgeq.graph.index import GraphIndex
 from edgeq.measure.match_weights import (
     WeightComparison,
     compare_weights,
@@ -15,22 +16,22 @@ from edgeq.measure.match_weights import (
     dequantized,
     match_weights,
 )
-from tests.measure.quantized_models import SCHEMES, STATIC, WEIGHTS, Quantized, float_model, quantize_all
+from tests.measure.quantized_models import SCHEMES, STATIC, WEIGHTS, Quantized, float_model, quantize_all, read_graph
 
 
 def compared(reference: GraphIndex, graph: GraphIndex) -> dict[str, WeightComparison]:
     return {w.name: w for w in compare_weights(reference, graph, match_weights(reference, graph))}
 
 
-def graph_of(nodes: list[onnx.NodeProto], constants: dict[str, np.ndarray]) -> GraphIndex:
+def graph_of(nodes: list[onnx.NodeProto], constants: dict[str, np.ndarray], *more: onnx.TensorProto) -> GraphIndex:
     graph = helper.make_graph(
         nodes,
         "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+        [*(numpy_helper.from_array(value, name) for name, value in constants.items()), *more],
     )
-    return GraphIndex(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), Path("in-memory.onnx"))
+    return GraphIndex(from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])))
 
 
 @pytest.mark.parametrize("form", SCHEMES)
@@ -116,7 +117,7 @@ def test_other_names_are_matched_by_the_node_that_reads_them() -> None:
     step = np.float32(np.abs(w).max() / 127)
     graph = graph_of(nodes, {"anything": np.rint(w / step).astype(np.int8), "s": step})
     (match,) = match_weights(reference, graph)
-    assert (match.name, match.quantized, match.quantization.low) == ("w", "anything", -128)
+    assert (match.name, match.quantized, match.params.low) == ("w", "anything", -128)
 
 
 def test_a_blocked_4_bit_weight() -> None:
@@ -130,9 +131,8 @@ def test_a_blocked_4_bit_weight() -> None:
             helper.make_node("MatMul", ["x", "dq"], ["y"], "fc"),
         ],
         {"s": scale},
+        helper.make_tensor("w_quantized", TensorProto.INT4, (8, 3), integers.ravel().tolist()),
     )
-    packed = helper.make_tensor("w_quantized", TensorProto.INT4, (8, 3), integers.ravel().tolist())
-    graph.model.graph.initializer.append(packed)
     (weight,) = compare_weights(reference, graph, match_weights(reference, graph))
     made = integers * scale.repeat(4, 0)
     assert weight.bits == 4

@@ -1,99 +1,91 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
 
-from edgeq.measure.quantization import Quantization, dynamic_quantization
+from edgeq.graph.convert import to_bytes
+from edgeq.graph.index import GraphIndex
+from edgeq.graph.quant_params import QuantParams, dynamic_params
+from edgeq.measure.quantization import activation_params, integer_uses
 from edgeq.session import open_session
-
-INT8, UINT8 = (-128, 127), (0, 255)
-
-
-def quantization(scale: Any, zero_point: Any, levels: tuple[int, int] = UINT8, **rest: Any) -> Quantization:
-    return Quantization(np.asarray(scale, np.float32), np.asarray(zero_point, np.int64), *levels, **rest)
+from tests.graphs import model
 
 
-def run(nodes: list[Any], constants: dict[str, np.ndarray], x: np.ndarray, outputs: dict[str, int]) -> list[np.ndarray]:
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)],
-        [helper.make_tensor_value_info(name, kind, None) for name, kind in outputs.items()],
-        [numpy_helper.from_array(value, name) for name, value in constants.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return list(open_session(model.SerializeToString()).run(None, {"x": x}))
+def uses(body: str) -> dict[tuple[str | None, str | None], QuantParams]:
+    """(tensor, the node that reads it) → what it reads it with."""
+    return {(use.value.name, use.node.name): use.params for use in integer_uses(GraphIndex(model(body)))}
 
 
-@pytest.mark.parametrize(("levels", "dtype"), [(UINT8, np.uint8), (INT8, np.int8)])
-@pytest.mark.parametrize("per_channel", [False, True])
-def test_round_trip_is_what_onnxruntime_computes(
-    levels: tuple[int, int], dtype: type[np.integer[Any]], per_channel: bool
-) -> None:
-    rng = np.random.default_rng(0)
-    x = rng.normal(0, 20, (2, 5, 3)).astype(np.float32)
-    size = 5 if per_channel else 1
-    scale = rng.uniform(0.05, 0.3, size).astype(np.float32)
-    zero = rng.integers(levels[0], levels[1], size).astype(dtype)
-    if not per_channel:
-        scale, zero = scale[0], zero[0]
-    nodes = [
-        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], axis=1),
-        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], axis=1),
-    ]
-    integers = TensorProto.UINT8 if dtype is np.uint8 else TensorProto.INT8
-    constants = {"s": np.asarray(scale), "z": np.asarray(zero)}
-    q, y = run(nodes, constants, x, {"q": integers, "y": TensorProto.FLOAT})
-    how = quantization(scale, zero, levels, axis=1)
-    np.testing.assert_array_equal(how.round_trip(x), y)
-    np.testing.assert_array_equal(how.dequantize(q), y)
-    assert how.per_channel is per_channel
+def test_an_integer_convolution_has_scales_of_data_weight_and_bias() -> None:
+    found = uses("""net (uint8[1,1,2,2] x) => (uint8[1,2,2,2] y)
+        <float s = {0.5}, uint8 z = {7}, int8[2,1,1,1] w = {1, 2}, float[2] ws = {0.25, 2}, int8 wz = {0},
+         int32[2] b = {1, 2}> { [conv] y = QLinearConv(x, s, z, w, ws, wz, s, z, b) }""")
+    assert set(found) == {("x", "conv"), ("w", "conv"), ("b", "conv")}
+    assert found["x", "conv"].range == (-3.5, 124.0)
+    assert (found["w", "conv"].axis, found["w", "conv"].dtype) == (0, ir.DataType.INT8)
+    np.testing.assert_array_equal(found["b", "conv"].dequantize(np.array([1, 2])), [0.125, 2])
+
+
+@pytest.mark.parametrize("factor", ["Mul(c, a)", "Mul(a, c)"])
+def test_integer_sums_are_scaled_behind_the_node(factor: str) -> None:
+    found = uses(f"""net (float[1,2] x) => (float[1,2] y) <int8[2,2] w = {{1, 2, 3, 4}}, float ws = {{0.5}}> {{
+        q, s, z = DynamicQuantizeLinear(x)
+        [sum] i = MatMulInteger(q, w, z)
+        c = Cast<to = 1>(i)
+        a = Mul(s, ws)
+        y = {factor}
+    }}""")
+    assert {key: float(params.scale) for key, params in found.items()} == {("w", "sum"): 0.5}
+
+
+def test_parameters_that_are_computed_are_none() -> None:
+    body = """net (uint8[2] q, float x) => (float[2] y) <float half = {0.5}> {
+        s = Mul(x, half)
+        y = DequantizeLinear(q, s)
+    }"""
+    assert uses(body) == {}
+
+
+def test_integers_keep_their_meaning_where_they_are_moved() -> None:
+    net = model("""net (float[2,2] x) => (float[4] y) <float s = {0.5}, uint8 z = {7}, int64[1] flat = {-1}> {
+        q = QuantizeLinear(x, s, z)
+        r = Reshape(q, flat)
+        y = DequantizeLinear(r, s, z)
+    }""")
+    found = activation_params(GraphIndex(net))
+    assert set(found) == {"q", "r"}
+    assert found["r"].range == found["q"].range == (-3.5, 124.0)
+
+
+@pytest.mark.parametrize(
+    ("given_type", "read"), [("uint8", ir.DataType.UINT8), ("int8", ir.DataType.INT8), ("uint16", ir.DataType.UINT16)]
+)
+def test_without_a_zero_point_the_type_is_that_of_the_integers(given_type: str, read: ir.DataType) -> None:
+    body = f"net ({given_type}[2] q) => (float[2] y) <float s = {{0.5}}> {{ [d] y = DequantizeLinear(q, s) }}"
+    assert uses(body)["q", "d"].dtype is read
 
 
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=40))
 @settings(max_examples=30)
 def test_dynamic_scale_is_what_onnxruntime_takes(values: list[float]) -> None:
     x = np.array(values, np.float32)
-    how = dynamic_quantization(x)
-    node = helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"])
-    q, s, z = run([node], {}, x, {"q": TensorProto.UINT8, "s": TensorProto.FLOAT, "z": TensorProto.UINT8})
+    params = dynamic_params(x)
+    net = model(
+        f"net (float[{len(x)}] x) => (uint8[{len(x)}] q, float s, uint8 z) {{ q, s, z = DynamicQuantizeLinear(x) }}"
+    )
+    q, s, z = _run(net, {"x": x})
     if s == 0 or not np.isfinite(1 / s):
         return  # all zeros, or too small for a scale: nothing to quantize
-    assert float(how.scale) == pytest.approx(float(s), rel=1e-6)
+    assert float(params.scale) == pytest.approx(float(s), rel=1e-6)
     # Half a step is where the two may round apart, by one.
-    np.testing.assert_allclose(how.round_trip(x), (q.astype(np.float32) - z) * s, atol=1.01 * float(s))
+    np.testing.assert_allclose(params.fake_quant(x), (q.astype(np.float32) - z) * s, atol=1.01 * float(s))
 
 
-def test_saturation_counts_what_is_clipped_by_more_than_rounding() -> None:
-    how = quantization(0.5, 10)  # -5 to 122.5
-    values = np.array([-6, -5.3, -5.2, 0, 122.7, 122.8, 500], np.float32)
-    assert how.range == (-5.0, 122.5)
-    assert how.saturated(values) == (2, 2)
-
-
-def test_saturation_by_channel() -> None:
-    how = quantization([1.0, 2.0], [0, 0], INT8, axis=0)
-    assert how.saturated(np.array([[200.0, -200], [200, -300]])) == (2, 1)
-    assert how.range == (-256.0, 254.0)
-
-
-def test_a_scale_for_each_block() -> None:
-    how = quantization([[1.0, 10.0, 100.0]], [[0, 0, 1]], INT8, axis=1, block=2)
-    integers = np.array([[1, 2, 3, 4, 5]], np.int8)
-    np.testing.assert_array_equal(how.dequantize(integers), [[1, 2, 30, 40, 400]])
-
-
-def test_bits() -> None:
-    assert quantization(1.0, 0).bits == 8
-    assert quantization(1.0, 0, (-8, 7)).bits == 4
-
-
-def test_as_constants() -> None:
-    scale, zero = quantization(0.5, 3, INT8).to_tensors("s", "z")
-    assert (scale.name, zero.name, zero.data_type) == ("s", "z", TensorProto.INT8)
-    assert numpy_helper.to_array(zero) == 3
+def _run(net: ir.Model, inputs: Mapping[str, np.ndarray]) -> list[Any]:
+    return list(open_session(to_bytes(net)).run(None, dict(inputs)))

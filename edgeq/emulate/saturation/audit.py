@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from edgeq.data.samples import Samples
 from edgeq.emulate.saturation.layers import Layer
 from edgeq.emulate.saturation.simulate import Arrays, SimulatedSession, Simulation
-from edgeq.graph.convert import from_proto
 from edgeq.measure.agreement import Comparison
 from edgeq.measure.inference import Session
 from edgeq.model.macs import node_macs
@@ -173,7 +172,7 @@ def sample_count(macs: int) -> int:
 
 def model_macs(simulation: Simulation) -> int:
     """Multiply-accumulates of the simulated layers, by their weights' sizes where the graph does not tell."""
-    counted = sum(node_macs(from_proto(simulation.graph.model)).values())
+    counted = sum(node_macs(simulation.graph.model).values())
     return counted or sum(layer.rows.size for layer in simulation.layers if layer.rows is not None)
 
 

@@ -7,30 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx import TensorProto
 
 from edgeq.emulate.saturation.arithmetic import exact_product, saturating_product
 from edgeq.emulate.saturation.operators import Computed, compute
-from edgeq.measure.graphs import GraphIndex, attribute
+from edgeq.graph.index import GraphIndex
+from edgeq.graph.operators import operator_of
+from edgeq.graph.query import constant, constant_tensor, name_of, node_input
 from edgeq.model.saturation import PAIR_LIMIT, SaturatingPath, conv_rows, pair_sums, saturation_table
 
-# Operator → where its activation, its weight, and the zero points of both stand among its inputs.
-_OPERANDS = {
-    "QLinearConv": (0, 3, 2, 5),
-    "QLinearMatMul": (0, 3, 2, 5),
-    "QGemm": (0, 3, 2, 5),
-    "ConvInteger": (0, 1, 2, 3),
-    "MatMulInteger": (0, 1, 2, 3),
-    "MatMulIntegerToFloat": (0, 1, 4, 5),
-    "DynamicQuantizeMatMul": (0, 1, 0, 3),
-    "DynamicQuantizeLSTM": (0, 1, 0, 9),
-    "QAttention": (0, 1, 6, 7),
-}
-# These take float and make unsigned bytes of it themselves.
-_DYNAMIC = frozenset({"DynamicQuantizeMatMul", "DynamicQuantizeLSTM"})
-_TYPES: dict[int, str] = {TensorProto.UINT8: "uint8", TensorProto.INT8: "int8"}
+_TYPES = {ir.DataType.UINT8: "uint8", ir.DataType.INT8: "int8"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,13 +31,14 @@ class Layer:
             a form that has no single matrix.
     """
 
-    node: onnx.NodeProto
+    node: ir.Node
     path: SaturatingPath
     rows: NDArray[Any] | None
 
     @property
     def name(self) -> str:
-        return str(self.node.name or self.node.output[0])
+        """The node's, or that of its output where it has none."""
+        return self.node.name or name_of(self.node.outputs[0])
 
     @property
     def suspects(self) -> NDArray[np.bool_] | None:
@@ -73,35 +61,35 @@ def find_layers(graph: GraphIndex, config: Mapping[str, str]) -> tuple[Layer, ..
     table = saturation_table()
     precise = table.precision_operators if config.get(table.precision_option) == "1" else frozenset()
     found = []
-    for node in graph.model.graph.node:
-        if node.op_type not in _OPERANDS:
+    for node in graph.graph:
+        row = operator_of(node)
+        if not row.integers or row.weight is None:
             continue
-        activation, weight, a_zero, w_zero = (
-            node.input[place] if place < len(node.input) else "" for place in _OPERANDS[node.op_type]
-        )
-        kind = "uint8" if node.op_type in _DYNAMIC else _dtype(graph, activation, a_zero)
-        path = table.path(node.op_type, kind, _dtype(graph, weight, w_zero))
-        constant = graph.is_constant(weight)
-        if path is None or (constant and node.op_type in precise):
+        zero_points = {places.value: node_input(node, places.zero_point) for places in row.integers}
+        weight = node_input(node, row.weight)
+        activation = "uint8" if row.dynamic else _dtype(node_input(node, 0), zero_points.get(0))
+        path = table.path(node.op_type, activation, _dtype(weight, zero_points.get(row.weight)))
+        array = constant(weight)
+        if path is None or (array is not None and node.op_type in precise):
             continue
-        array = graph.constant(weight) if constant else None
         if path.exact_depthwise and array is not None and _is_depthwise(node, array):
             continue
         found.append(Layer(node, path, None if array is None else _rows(node, array, path)))
     return tuple(found)
 
 
-def simulate_layer(
-    node: onnx.NodeProto, inputs: Sequence[NDArray[Any] | None], *, saturating: bool = True
-) -> NDArray[Any]:
+def simulate_layer(node: ir.Node, inputs: Sequence[NDArray[Any] | None], *, saturating: bool = True) -> NDArray[Any]:
     """The output of one integer node by its inputs, in its own order: as a kernel with 16-bit sums of products gives it
     where there is such a path for its types, else exact.
 
     Raises:
         KeyError: an operator without a model.
     """
-    activation, weight = (np.asarray(inputs[place]) for place in _OPERANDS[node.op_type][:2])
-    kind = "uint8" if node.op_type in _DYNAMIC else str(activation.dtype)
+    row = operator_of(node)
+    if row.weight is None:
+        raise KeyError(node.op_type)
+    activation, weight = np.asarray(inputs[0]), np.asarray(inputs[row.weight])
+    kind = "uint8" if row.dynamic else str(activation.dtype)
     path = saturation_table().path(node.op_type, kind, str(weight.dtype))
     exact = path is None or (path.exact_depthwise and _is_depthwise(node, weight))
     swapped = node.op_type == "ConvInteger"
@@ -109,27 +97,30 @@ def simulate_layer(
     return layer.compute(inputs, saturating=saturating and not exact).output
 
 
-def _dtype(graph: GraphIndex, *names: str) -> str:
-    """Type of the bytes of a tensor, by itself or by its zero point, whichever tells; "" where neither does."""
-    for name in filter(None, names):
-        if graph.is_constant(name):
-            return _TYPES.get(graph.tensor(name).data_type, "")
-        maker = graph.producers.get(name)
+def _dtype(*values: ir.Value | None) -> str:
+    """Type of the bytes of a tensor, by itself or by its zero point, whichever is known; "" where neither is."""
+    for value in values:
+        tensor = constant_tensor(value)
+        dtype = tensor.dtype if tensor is not None else value.dtype if value is not None else None
+        if dtype in _TYPES:
+            return _TYPES[dtype]
+        maker = value.producer() if value is not None else None
         if maker is not None and maker.op_type == "DynamicQuantizeLinear":
             return "uint8"
-    given = {value.name: value.type.tensor_type.elem_type for value in graph.model.graph.input}
-    return next((_TYPES[given[name]] for name in names if given.get(name) in _TYPES), "")
+    return ""
 
 
-def _is_depthwise(node: onnx.NodeProto, weight: NDArray[Any]) -> bool:
-    return weight.shape[1] == 1 and len(weight) == attribute(node, "group", 1)
+def _is_depthwise(node: ir.Node, weight: NDArray[Any]) -> bool:
+    group = node.attributes.get_int("group", 1)
+    return weight.shape[1] == 1 and len(weight) == group
 
 
-def _rows(node: onnx.NodeProto, weight: NDArray[Any], path: SaturatingPath) -> NDArray[Any] | None:
+def _rows(node: ir.Node, weight: NDArray[Any], path: SaturatingPath) -> NDArray[Any] | None:
     if node.op_type in ("QLinearConv", "ConvInteger"):
         return conv_rows(weight, path.order)
     if not path.modelled or weight.ndim < 2:
         return None
     if weight.ndim > 2:  # a stack of matrices: one row for every column of every matrix
         return np.moveaxis(weight, -2, -1).reshape(-1, weight.shape[-2])
-    return weight if node.op_type == "QGemm" and attribute(node, "transB", 0) else weight.T
+    transposed = node.op_type == "QGemm" and node.attributes.get_int("transB", 0) == 1
+    return weight if transposed else weight.T

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.emulate.saturation.arithmetic import Product
 from edgeq.emulate.saturation.windows import geometry, windows
-from edgeq.measure.graphs import attribute
 from edgeq.model.saturation import SaturatingPath
 
 Array = NDArray[Any]
@@ -39,10 +38,10 @@ class Computed:
     clipped: NDArray[np.int64]
 
 
-Operator = Callable[[onnx.NodeProto, Sequence[Array | None], Multiply], Computed]
+Operator = Callable[[ir.Node, Sequence[Array | None], Multiply], Computed]
 
 
-def compute(node: onnx.NodeProto, inputs: Sequence[Array | None], multiply: Multiply, path: SaturatingPath) -> Computed:
+def compute(node: ir.Node, inputs: Sequence[Array | None], multiply: Multiply, path: SaturatingPath) -> Computed:
     """The output of a node that takes `path`, by its inputs in its own order."""
     padded = [*inputs, *[None] * (12 - len(inputs))]
     if path.swapped:
@@ -82,7 +81,7 @@ def matmul_sums(
 
 
 def conv_sums(
-    node: onnx.NodeProto, x: Array, w: Array, x_zero: Array | None, w_zero: Array | None, multiply: Multiply
+    node: ir.Node, x: Array, w: Array, x_zero: Array | None, w_zero: Array | None, multiply: Multiply
 ) -> tuple[Array, int, NDArray[np.int64]]:
     """int64 sums of a convolution, [N, cout, *out], with k running over taps, then channels."""
     shape = geometry(node, x.shape[2:], w.shape[2:])
@@ -120,47 +119,47 @@ def dynamic_bytes(x: Array) -> tuple[Array, np.float32, Array]:
     return (steps + zero).astype(np.uint8), scale, np.asarray(zero)
 
 
-def _matmul_integer(node: onnx.NodeProto, given: Sequence[Any], multiply: Multiply) -> Computed:
+def _matmul_integer(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
     a, b, a_zero, b_zero = given[:4]
     values, count, clipped = matmul_sums(a, b, a_zero, b_zero, multiply)
     return Computed(_int32(values), count, clipped)
 
 
-def _qlinear_matmul(node: onnx.NodeProto, given: Sequence[Any], multiply: Multiply) -> Computed:
+def _qlinear_matmul(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = given[:8]
     values, count, clipped = matmul_sums(a, b, a_zero, b_zero, multiply)
     return Computed(requantize(values, _flat(a_scale) * _flat(b_scale) / _flat(y_scale), y_zero), count, clipped)
 
 
-def _matmul_integer_to_float(node: onnx.NodeProto, given: Sequence[Any], multiply: Multiply) -> Computed:
+def _matmul_integer_to_float(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
     a, b, a_scale, b_scale, a_zero, b_zero, bias = given[:7]
     values, count, clipped = matmul_sums(a, b, a_zero, b_zero, multiply)
     return Computed(_scaled(values, _flat(a_scale) * _flat(b_scale), bias), count, clipped)
 
 
-def _dynamic_matmul(node: onnx.NodeProto, given: Sequence[Any], multiply: Multiply) -> Computed:
+def _dynamic_matmul(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
     x, b, b_scale, b_zero, bias = given[:5]
     a, scale, zero = dynamic_bytes(x)
     values, count, clipped = matmul_sums(a, b, zero, b_zero, multiply)
     return Computed(_scaled(values, scale * _flat(b_scale), bias), count, clipped)
 
 
-def _qgemm(node: onnx.NodeProto, given: Sequence[Any], multiply: Multiply) -> Computed:
+def _qgemm(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
     a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero = given[:9]
-    a, b = (a.T if attribute(node, "transA", 0) else a), (b.T if attribute(node, "transB", 0) else b)
+    a, b = (a.T if node.attributes.get_int("transA", 0) else a), (b.T if node.attributes.get_int("transB", 0) else b)
     values, count, clipped = matmul_sums(a, b, a_zero, b_zero, multiply)
     if c is not None:
         values = values + c
-    alpha = next((np.float32(part.f) for part in node.attribute if part.name == "alpha"), np.float32(1))
+    alpha = np.float32(node.attributes.get_float("alpha", 1.0))
     scale = alpha * _flat(a_scale) * _flat(b_scale)
     if y_scale is None:
         return Computed(_scaled(values, scale, None), count, clipped)
     return Computed(requantize(values, scale / _flat(y_scale), y_zero), count, clipped)
 
 
-def _qlinear_conv(node: onnx.NodeProto, given: Sequence[Any], multiply: Multiply) -> Computed:
+def _qlinear_conv(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = given[:9]
-    last = attribute(node, "channels_last", 0)
+    last = node.attributes.get_int("channels_last", 0)
     values, count, clipped = conv_sums(node, np.moveaxis(x, -1, 1) if last else x, w, x_zero, w_zero, multiply)
     spread = (-1, *[1] * (values.ndim - 2))
     if bias is not None:
@@ -170,7 +169,7 @@ def _qlinear_conv(node: onnx.NodeProto, given: Sequence[Any], multiply: Multiply
     return Computed(np.ascontiguousarray(np.moveaxis(output, 1, -1)) if last else output, count, clipped)
 
 
-def _conv_integer(node: onnx.NodeProto, given: Sequence[Any], multiply: Multiply) -> Computed:
+def _conv_integer(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
     x, w, x_zero, w_zero = given[:4]
     shape = geometry(node, x.shape[2:], w.shape[2:])
     view, sizes = windows(x, shape, int(_zero(x_zero).ravel()[0]))

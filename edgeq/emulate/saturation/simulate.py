@@ -8,7 +8,7 @@ the last bit where the graph is all integers, on any machine of the same archite
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -16,11 +16,14 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.emulate.saturation.layers import Layer, find_layers
-from edgeq.measure.graphs import GraphIndex, captured_by
-from edgeq.measure.instrument import only_outputs
+from edgeq.graph.convert import to_bytes
+from edgeq.graph.index import GraphIndex
+from edgeq.graph.query import name_of, reads
+from edgeq.model.load import in_memory
 from edgeq.session import SessionSettings, open_session
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -50,9 +53,8 @@ class ModelRun:
 
 @dataclass(frozen=True, eq=False)
 class _Segment:
-    """Nodes that ONNX Runtime runs between two saturating layers."""
+    """What ONNX Runtime runs between two saturating layers: names of the tensors that it reads and gives."""
 
-    nodes: tuple[onnx.NodeProto, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
@@ -85,9 +87,9 @@ class Simulation:
         runs = {}
         for place, step in enumerate(self._steps):
             if isinstance(step, Layer):
-                given = [self._value(name, values) if name else None for name in step.node.input]
+                given = [self._value(v.name or "", values) if v is not None else None for v in step.node.inputs]
                 computed = step.compute(given, saturating=self._saturating)
-                values[step.node.output[0]] = computed.output
+                values[name_of(step.node.outputs[0])] = computed.output
                 runs[step.name] = LayerRun(computed.output, computed.sums, computed.clipped)
             else:
                 feed = {name: values[name] for name in step.inputs}
@@ -95,27 +97,22 @@ class Simulation:
                 values.update(zip(step.outputs, session.run(list(step.outputs), feed), strict=True))
         return ModelRun(MappingProxyType({name: self._value(name, values) for name in self.graph.outputs}), runs)
 
-    def get_outputs(self) -> Sequence[onnx.ValueInfoProto]:
-        """The model's outputs: with `session_run`, what measuring needs of a session."""
-        return list(self.graph.model.graph.output)
+    def get_outputs(self) -> Sequence[ir.Value]:
+        """The model's outputs."""
+        return list(self.graph.graph.outputs)
 
     def _value(self, name: str, values: Arrays) -> NDArray[Any]:
         return self.graph.constant(name) if self.graph.is_constant(name) else values[name]
 
     def _session(self, place: int, step: _Segment, feed: Arrays) -> Any:
         if place not in self._sessions:
-            part = onnx.ModelProto()
-            part.CopyFrom(self.graph.model)
-            del part.graph.node[:], part.graph.input[:], part.graph.output[:], part.graph.value_info[:]
-            part.graph.node.extend(step.nodes)
-            part.graph.input.extend(
-                onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), None)
-                for name, array in feed.items()
-            )
-            part.graph.output.extend(onnx.ValueInfoProto(name=name) for name in step.outputs)
-            whole = only_outputs(part, step.outputs)
+            part = ir.convenience.extract(self.graph.graph, step.inputs, step.outputs)
+            for value in part.inputs:
+                array = feed[name_of(value)]
+                value.type, value.shape = ir.TensorType(ir.DataType.from_numpy(array.dtype)), None
+            model = ir.Model(part, ir_version=self.graph.model.ir_version)
             settings = SessionSettings(optimization="none", intra_op_threads=1)
-            self._sessions[place] = open_session(whole.SerializeToString(), settings)
+            self._sessions[place] = open_session(to_bytes(model), settings)
         return self._sessions[place]
 
 
@@ -149,15 +146,15 @@ def optimised_graph(model: Path, settings: SessionSettings) -> GraphIndex:
     with tempfile.TemporaryDirectory(prefix="edgeq-optimised-") as folder:
         path = Path(folder) / "model.onnx"
         open_session(model, replace(settings, save_optimized_to=path))
-        return GraphIndex(onnx.load(path), path)
+        return GraphIndex(in_memory(onnx.load(path), path.parent))
 
 
 def _steps(graph: GraphIndex, layers: Sequence[Layer]) -> tuple[Layer | _Segment, ...]:
     """The graph's nodes in order: each of `layers` a step, those between them as few segments."""
-    own = {layer.node.output[0]: layer for layer in layers}
-    runs: list[Layer | list[onnx.NodeProto]] = []
-    for node in graph.model.graph.node:
-        layer = own.get(node.output[0])
+    own = {layer.node: layer for layer in layers}
+    runs: list[Layer | list[ir.Node]] = []
+    for node in graph.graph:
+        layer = own.get(node)
         if layer is not None:
             runs.append(layer)
         elif runs and isinstance(runs[-1], list):
@@ -165,15 +162,19 @@ def _steps(graph: GraphIndex, layers: Sequence[Layer]) -> tuple[Layer | _Segment
         else:
             runs.append([node])
     steps: list[Layer | _Segment] = []
-    needed = set(graph.outputs)
+    needed = set(graph.graph.outputs)
     for run in reversed(runs):
         if isinstance(run, Layer):
             steps.append(run)
-            needed.update(run.node.input)
+            needed.update(v for v in run.node.inputs if v is not None)
             continue
-        made = {name for node in run for name in node.output if name}
-        read = {name for node in run for name in [*node.input, *captured_by(node)] if name}
-        known = {name for name in read - made if name in graph.producers or name in graph.inputs}
-        steps.append(_Segment(tuple(run), tuple(sorted(known)), tuple(sorted(made & needed))))
+        made = {output for node in run for output in node.outputs}
+        read = {value for node in run for value in reads(node)} - made
+        known = {v for v in read if v.producer() is not None or v.is_graph_input()}
+        steps.append(_Segment(_names(known), _names(made & needed)))
         needed |= known
     return tuple(reversed(steps))
+
+
+def _names(values: Iterable[ir.Value]) -> tuple[str, ...]:
+    return tuple(sorted(value.name for value in values if value.name))

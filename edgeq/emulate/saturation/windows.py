@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 
@@ -28,14 +28,13 @@ class Geometry:
     group: int
 
 
-def geometry(node: onnx.NodeProto, image: tuple[int, ...], kernel: tuple[int, ...]) -> Geometry:
+def geometry(node: ir.Node, image: tuple[int, ...], kernel: tuple[int, ...]) -> Geometry:
     """The geometry of a convolution node on an image of these spatial sizes."""
-    given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    axes = len(kernel)
-    strides = tuple(given.get("strides", [1] * axes))
-    dilations = tuple(given.get("dilations", [1] * axes))
-    auto = given.get("auto_pad", b"NOTSET").decode()
-    pads = list(given.get("pads", [0] * 2 * axes))
+    given, axes = node.attributes, len(kernel)
+    strides = tuple(given.get_ints("strides", [1] * axes))
+    dilations = tuple(given.get_ints("dilations", [1] * axes))
+    auto = given.get_string("auto_pad", "NOTSET")
+    pads = list(given.get_ints("pads", [0] * 2 * axes))
     if auto == "VALID":
         pads = [0] * 2 * axes
     elif auto != "NOTSET":
@@ -46,7 +45,7 @@ def geometry(node: onnx.NodeProto, image: tuple[int, ...], kernel: tuple[int, ..
         less, more = [t // 2 for t in totals], [t - t // 2 for t in totals]
         pads = less + more if auto == "SAME_UPPER" else more + less
     both = tuple((int(pads[axis]), int(pads[axis + axes])) for axis in range(axes))
-    return Geometry(kernel, strides, dilations, both, int(given.get("group", 1)))
+    return Geometry(kernel, strides, dilations, both, given.get_int("group", 1))
 
 
 def windows(x: NDArray[Any], shape: Geometry, padding: int) -> tuple[NDArray[Any], tuple[int, ...]]:

@@ -20,11 +20,13 @@ from numpy.typing import NDArray
 
 from edgeq.backends import Artifact
 from edgeq.data.samples import Samples
+from edgeq.graph.convert import to_proto
+from edgeq.graph.index import GraphIndex
 from edgeq.measure.effects import group_effects
-from edgeq.measure.graphs import read_graph
 from edgeq.measure.inference import Outputs
 from edgeq.measure.layer_runs import MEMORY, floats_only
 from edgeq.measure.match_activations import match_activations
+from edgeq.model.load import read_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.progress import SILENT, Progress
 from edgeq.tune.recover.units import Unit, find_units
@@ -71,10 +73,10 @@ def rank_layers(
     Raises:
         DataError: a model refuses a sample.
     """
-    source, quantized = read_graph(prepared.path), read_graph(artifact.model)
+    source, quantized = GraphIndex(prepared.model), GraphIndex(read_model(artifact.model))
     matches = floats_only(source, match_activations(source, quantized), artifact.settings())
     matched = {match.name for match in matches}
-    units = find_units(source.model, {node.op_type for node in source.model.graph.node})
+    units = find_units(to_proto(source.model), {node.op_type for node in source.graph})
     groups = {unit.name: [tensor for tensor in unit.tensors if tensor in matched] for unit in units}
     found = group_effects(
         source,

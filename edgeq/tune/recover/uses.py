@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import onnx
 
-from edgeq.measure.graphs import captured_by
+
+def captured_by(node: onnx.NodeProto) -> Iterator[str]:
+    """Names that the bodies of a node read; names made inside a body are among them."""
+    for attribute in node.attribute:
+        for body in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
+            for inner in body.node:
+                yield from inner.input
+                yield from captured_by(inner)
+            yield from (o.name for o in body.output)
 
 
 def reads(node: onnx.NodeProto) -> set[str]:

@@ -6,6 +6,7 @@ import itertools
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from edgeq.emulate.saturation.layers import simulate_layer
@@ -33,7 +34,7 @@ def test_equal_to_the_kernels_of_this_machine(tmp_path: Path, saturates_natively
     cases.run_all(tmp_path, tmp_path / "out.npz")
     with np.load(tmp_path / "out.npz") as found:
         for case in chosen:
-            got = simulate_layer(case.node, case.arrays, saturating=saturates_natively)
+            got = simulate_layer(_node(case), case.arrays, saturating=saturates_natively)
             np.testing.assert_array_equal(found[f"{case.name}:y"], got, case.name)
 
 
@@ -48,7 +49,11 @@ def test_equal_to_emulated_kernels_that_saturate(tmp_path: Path) -> None:
     found = emulated(tmp_path, tmp_path / "out.npz", prefix)
     changed = 0
     for case in chosen:
-        got = simulate_layer(case.node, case.arrays)
+        got = simulate_layer(_node(case), case.arrays)
         np.testing.assert_array_equal(found[f"{case.name}:y"], got, case.name)
-        changed += not np.array_equal(got, simulate_layer(case.node, case.arrays, saturating=False))
+        changed += not np.array_equal(got, simulate_layer(_node(case), case.arrays, saturating=False))
     assert changed > len(chosen) // 2
+
+
+def _node(case: cases.Case) -> ir.Node:
+    return ir.serde.deserialize_node(case.node)

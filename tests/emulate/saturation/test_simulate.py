@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 
 from edgeq.backends import Artifact
 from edgeq.emulate.saturation.audit import audit, sample_count
 from edgeq.emulate.saturation.simulate import Simulation, simulate_model
 from edgeq.errors import UsageError
+from edgeq.graph.convert import to_bytes
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.measure.instrument import with_outputs
@@ -117,13 +117,15 @@ def test_every_layer_equals_the_emulated_cpu(net: Bench, tmp_path: Path) -> None
     folder.mkdir()
     artifact = net.build()
     simulation = Simulation(artifact.model, SessionSettings())
-    names = [layer.node.output[0] for layer in simulation.layers]
+    names = [layer.node.outputs[0].name for layer in simulation.layers]
     sample = next(iter(net.samples))
-    onnx.save(with_outputs(simulation.graph.model, names), folder / "net.onnx")
+    (folder / "net.onnx").write_bytes(to_bytes(with_outputs(simulation.graph.model, names)))
     np.savez(folder / "net.npz", **sample.inputs)
     found = emulated(folder, tmp_path / "out.npz", prefix)
     run = simulation.run(sample.inputs)
     for layer in simulation.layers:
-        np.testing.assert_array_equal(found[f"net:{layer.node.output[0]}"], run.layers[layer.name].output, layer.name)
+        np.testing.assert_array_equal(
+            found[f"net:{layer.node.outputs[0].name}"], run.layers[layer.name].output, layer.name
+        )
     exact = simulate_model(artifact.model, sample.inputs, saturating=False)
     assert not all(np.array_equal(run.layers[name].output, exact.layers[name].output) for name in run.layers)

@@ -126,10 +126,11 @@ def _body(op_type: str, outer: str, name: str) -> onnx.GraphProto:
 
 def tensors_of(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """All tensors of the main graph."""
+    from edgeq.graph.convert import from_proto, to_bytes
     from edgeq.measure.instrument import with_outputs
     from edgeq.session import SessionSettings, open_session
 
     names = [name for node in model.graph.node for name in node.output]
-    observed = with_outputs(model, names)
-    session = open_session(observed.SerializeToString(), SessionSettings(optimization="none", intra_op_threads=1))
+    observed = with_outputs(from_proto(model), names)
+    session = open_session(to_bytes(observed), SessionSettings(optimization="none", intra_op_threads=1))
     return {**feed, **dict(zip(names, session.run(names, feed), strict=True))}
