@@ -30,6 +30,7 @@ from edgeq.calibrate.collect import collect
 from edgeq.calibrate.histogram import histogram_of
 from edgeq.calibrate.ranges import derive_ranges
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
+from edgeq.model.load import read_model
 from edgeq.registry import METHODS as REGISTERED
 
 METHODS = REGISTERED.names()
@@ -66,7 +67,7 @@ def random_images(count: int) -> Images:
 
 
 def calibrate(model: Path, samples: Images, *, every_element: bool = False) -> Statistics:
-    statistics = collect(model, samples, every_element=every_element)
+    statistics = collect(read_model(model), samples, every_element=every_element)
     for method in METHODS:
         derive_ranges(statistics, method)
     return statistics

@@ -52,7 +52,7 @@ def measure(task: Task, limit: int | None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         prepared = prepare_model(task.model, Path(folder))
         samples = open_samples([{task.input: x[None]} for x in task.calibration[:CALIBRATION]], prepared.signature)
-        statistics = collect(prepared.path, samples, model_digest=prepared.digest)
+        statistics = collect(prepared.model, samples, model_digest=prepared.digest)
         ranges = derive_ranges(statistics, scheme.method, activation_type="int8", symmetric=True)
         program = compile_program(prepared, ranges, scheme, ArrayConfig(), samples)
         floats = _session(onnx.load(prepared.path))

@@ -6,7 +6,6 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from pathlib import Path
 from typing import Any, Protocol
 
 import onnx_ir as ir
@@ -20,8 +19,6 @@ from edgeq.calibrate.tensors import Derived, Plan, plan, quantizable_tensors
 from edgeq.errors import CalibrationError, DataError, EdgeqError
 from edgeq.graph.index import GraphIndex
 from edgeq.hardware.limits import usable_threads
-from edgeq.model.load import model_digest as digest_of
-from edgeq.model.load import read_model
 from edgeq.model.shapes import element_types
 from edgeq.progress import SILENT, Progress
 
@@ -46,7 +43,7 @@ Checkpoint = Callable[[Statistics], None]
 
 
 def collect(
-    model: Path,
+    model: ir.Model,
     samples: SamplesLike,
     tensors: Sequence[str] | None = None,
     *,
@@ -66,10 +63,10 @@ def collect(
     depend on which finishes first.
 
     Args:
-        model: any valid float model, external data allowed.
+        model: any valid float model, external data allowed; it is not changed.
         samples: run in order, each once.
         tensors: names to record; None means `quantizable_tensors`.
-        model_digest: what the statistics are filed under; computed from the file when empty.
+        model_digest: of the model's file; by it the statistics are recognised later. "" where they are not kept.
         memory: bytes that activations under observation may take. A model with more is run in several passes, each over
             all samples and for a part of the tensors. None: no limit.
         channels: channel axis by tensor name, for tensors whose extrema are wanted per channel too.
@@ -85,34 +82,29 @@ def collect(
     total = len(samples)
     if total == 0:
         raise DataError("there are no samples to calibrate with", "Give at least one")
-    graph = read_model(model)
-    # A digest reads all bytes of the model, which need not wait for the session, nor the session for it.
-    with ThreadPoolExecutor(1) as aside:
-        digest = aside.submit(lambda: model_digest or digest_of(model))
-        channels = dict(channels or {})
-        names = tuple(tensors) if tensors is not None else quantizable_tensors(graph)
-        names = _known_floats(graph, model, names)
-        data_digest = samples.digest()
-        state = _initial(start, digest, data_digest, names, total)
-        workers = workers or min(MOST_WORKERS, usable_threads())
-        partitions, workers = partition_tensors(graph, names, state, samples, total, memory, workers)
+    channels = dict(channels or {})
+    names = _known_floats(model, tuple(tensors) if tensors is not None else quantizable_tensors(model))
+    data_digest = samples.digest()
+    state = _initial(start, model_digest, data_digest, names, total)
+    workers = workers or min(MOST_WORKERS, usable_threads())
+    partitions, workers = partition_tensors(model, names, state, samples, total, memory, workers)
 
-        def snapshot() -> Statistics:
-            done = min((t.samples for t in state.values()), default=total)
-            return Statistics(digest.result(), data_digest, done, state, total)
+    def snapshot() -> Statistics:
+        done = min((t.samples for t in state.values()), default=total)
+        return Statistics(model_digest, data_digest, done, state, total)
 
-        def save() -> None:
-            if checkpoint is not None:
-                checkpoint(snapshot())
+    def save() -> None:
+        if checkpoint is not None:
+            checkpoint(snapshot())
 
-        with progress.stage(f"calibrating {len(names)} tensors", total * len(partitions)) as advance:
-            for partition in partitions:
-                steps = _Pass(graph, model, plan(graph, partition, channels), state, channels, workers, every_element)
-                done = state[partition[0]].samples
-                advance(done)
-                remaining = itertools.islice(enumerate(samples), done, None)
-                _observe_all(steps, remaining, state, advance, save, checkpoint_seconds)
-        return snapshot()
+    with progress.stage(f"calibrating {len(names)} tensors", total * len(partitions)) as advance:
+        for partition in partitions:
+            steps = _Pass(model, plan(model, partition, channels), state, channels, workers, every_element)
+            done = state[partition[0]].samples
+            advance(done)
+            remaining = itertools.islice(enumerate(samples), done, None)
+            _observe_all(steps, remaining, state, advance, save, checkpoint_seconds)
+    return snapshot()
 
 
 def _observe_all(
@@ -148,8 +140,7 @@ class _Pass:
 
     def __init__(
         self,
-        graph: ir.Model,
-        path: Path,
+        model: ir.Model,
         steps: Plan,
         state: Mapping[str, TensorStatistics],
         channels: Mapping[str, int],
@@ -158,7 +149,7 @@ class _Pass:
     ) -> None:
         self._plan = steps
         threads = max(1, usable_threads() // workers)
-        self._model = InstrumentedModel(graph, path, steps.fetched, keep_layout=channels, threads=threads)
+        self._model = InstrumentedModel(model, steps.fetched, keep_layout=channels, threads=threads)
         names = [*steps.inputs, *steps.fetched, *(d.name for d in steps.derived)]
         self._observers = {
             name: Observer(state[name], channels.get(name), every_element=every_element) for name in names
@@ -257,11 +248,11 @@ def _derive(how: Derived, sources: list[Seen]) -> Seen:
 
 
 def _initial(
-    start: Statistics | None, model_digest: Future[str], data_digest: str, names: Sequence[str], total: int
+    start: Statistics | None, model_digest: str, data_digest: str, names: Sequence[str], total: int
 ) -> dict[str, TensorStatistics]:
     if start is None:
         return {name: TensorStatistics() for name in names}
-    start.check_model(model_digest.result(), "the unfinished calibration")
+    start.check_model(model_digest, "the unfinished calibration")
     if start.data_digest != data_digest or start.total != total:
         raise CalibrationError(
             "the unfinished calibration was collected on other data", "Give the same data, or start anew with --force"
@@ -273,15 +264,15 @@ def _initial(
     return dict(start.tensors)
 
 
-def _known_floats(graph: ir.Model, path: Path, names: Sequence[str]) -> tuple[str, ...]:
+def _known_floats(model: ir.Model, names: Sequence[str]) -> tuple[str, ...]:
     """`names` without the tensors that are no floats after all, which only ONNX Runtime may know."""
-    index = GraphIndex(graph)
+    index = GraphIndex(model)
     for name in names:
         if name not in index.values or index.values[name].is_initializer():
-            raise CalibrationError(f"{path} has no tensor {name!r}", "`edgeq inspect` lists the tensors")
-    typed = element_types(graph)
+            raise CalibrationError(f"the model has no tensor {name!r}", "`edgeq inspect` lists the tensors")
+    typed = element_types(model)
     untyped = [n for n in names if n not in index.inputs and n not in typed]
     if not untyped:
         return tuple(names)
-    floats = InstrumentedModel(graph, path, untyped, keep_layout=untyped, threads=1).floats()
+    floats = InstrumentedModel(model, untyped, keep_layout=untyped, threads=1).floats()
     return tuple(n for n in names if n not in untyped or n in floats)

@@ -80,7 +80,7 @@ def calibrate_to(
         before = start.samples if start is not None else 0
         began = time.monotonic()
         statistics = collect(
-            prepared.path,
+            prepared.model,
             samples,
             _recorded(prepared, model, skip),
             model_digest=prepared.digest,

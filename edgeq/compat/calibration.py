@@ -38,7 +38,7 @@ def statistics_of(prepared: PreparedModel, reader: Any, *, stride: int | None = 
     model = load_model(prepared.path, external_data="none")
     source = _in_parts(reader, stride) if stride else reader
     samples = open_samples(source, prepared.signature, model=prepared.source)
-    return collect(prepared.path, samples, activations(model), model_digest=prepared.digest)
+    return collect(prepared.model, samples, activations(model), model_digest=prepared.digest)
 
 
 def activations(model: onnx.ModelProto) -> tuple[str, ...]:

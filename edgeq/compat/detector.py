@@ -57,13 +57,13 @@ def collect_readers(model_path: str | Path, readers: Iterable[DataReader]) -> St
         DataError, CalibrationError: as `edgeq.calibrate.collect` has it.
     """
     from edgeq.calibrate.collect import collect
-    from edgeq.model.load import model_digest
+    from edgeq.model.load import model_digest, read_model
 
     path = Path(model_path)
-    digest = model_digest(path)
+    digest, model = model_digest(path), read_model(path)
     whole: Statistics | None = None
     for reader in readers:
-        part = collect(path, _Runs(reader), model_digest=digest)
+        part = collect(model, _Runs(reader), model_digest=digest)
         whole = part if whole is None else whole.merge(part)
     if whole is None:
         raise UsageError("there are no readers to calibrate with", "Give at least one")

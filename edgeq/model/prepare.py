@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import onnx
 import onnx_ir as ir
 
 from edgeq.errors import ModelError
@@ -103,7 +102,7 @@ def prepare_model(
             notes.extend(_difference(model, finished))
             path = workdir / PREPARED_NAME
             (workdir / f"{PREPARED_NAME}.data").unlink(missing_ok=True)
-            written = _without_weight_shapes(to_proto(finished))
+            written = to_proto(finished)
             save_model(written, path, base=Path(scratch), inline_limit=inline_limit)
         advance(1)
     large = len(model_files(path)) > 1
@@ -207,14 +206,6 @@ def _finished(optimized: Path, before: ir.Model, source: Path, notes: list[str],
     _set_shapes(model, notes)
     _check(model, source)
     return model
-
-
-def _without_weight_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """`proto` without the entries that repeat type and shape of an initializer, changed in place."""
-    weights = {tensor.name for tensor in proto.graph.initializer}
-    for info in [info for info in proto.graph.value_info if info.name in weights]:
-        proto.graph.value_info.remove(info)
-    return proto
 
 
 def _set_shapes(model: ir.Model, notes: list[str]) -> None:

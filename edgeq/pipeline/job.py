@@ -134,7 +134,7 @@ def open_job(
     elif static:
         if calibration is None:
             raise UsageError("static quantization needs calibration samples", "Give --data or --calibration")
-        collected = collect(prepared.path, calibration, model_digest=prepared.digest, progress=progress)
+        collected = collect(prepared.model, calibration, model_digest=prepared.digest, progress=progress)
     return Job(model, prepared, calibration, proof_samples, held_out, collected, adopted)
 
 

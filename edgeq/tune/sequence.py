@@ -20,7 +20,7 @@ from edgeq.data.samples import Samples
 from edgeq.errors import UsageError
 from edgeq.graph.convert import from_proto
 from edgeq.hardware.target import Target
-from edgeq.model.load import load_model, model_digest
+from edgeq.model.load import load_model, model_digest, read_model
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
 from edgeq.pipeline.job import Built, Job
@@ -140,12 +140,12 @@ def _transformed(
         if not found:
             raise UsageError(f"{recovery} finds nothing to do in this model")
         draft.rename(folder)
-    return dataclasses.replace(prepared, path=kept, digest=model_digest(kept))
+    return dataclasses.replace(prepared, model=read_model(kept), path=kept, digest=model_digest(kept))
 
 
 def _ranges(job: Job, prepared: PreparedModel, scheme: Scheme, progress: Progress) -> dict[str, Range]:
     assert job.calibration is not None
-    statistics = collect(prepared.path, job.calibration, model_digest=prepared.digest, progress=progress)
+    statistics = collect(prepared.model, job.calibration, model_digest=prepared.digest, progress=progress)
     return derive_ranges(
         statistics,
         scheme.method,

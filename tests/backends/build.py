@@ -102,7 +102,7 @@ class Bench:
     folder: Path
 
     def ranges(self, scheme: Scheme) -> dict[str, Range]:
-        statistics = collect(self.prepared.path, self.samples, model_digest=self.prepared.digest)
+        statistics = collect(self.prepared.model, self.samples, model_digest=self.prepared.digest)
         options = {"activation_type": scheme.activation_type, "symmetric": scheme.activation_symmetric}
         return derive_ranges(statistics, scheme.method, **options)
 

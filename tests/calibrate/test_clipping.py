@@ -12,7 +12,7 @@ from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.statistics import Statistics
 from edgeq.data.samples import open_samples
-from edgeq.model.load import model_signature
+from edgeq.model.load import model_signature, read_model
 
 
 def statistics(folder: Path, values: np.ndarray) -> Statistics:
@@ -22,7 +22,7 @@ def statistics(folder: Path, values: np.ndarray) -> Statistics:
     path = folder / "model.onnx"
     onnx.save_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(path))
     np.savez(folder / "x.npz", x=values.reshape(1, 1, -1).astype(np.float32)[0])
-    return collect(path, open_samples(folder / "x.npz", model_signature(path)))
+    return collect(read_model(path), open_samples(folder / "x.npz", model_signature(path)))
 
 
 @pytest.mark.parametrize("limit", [0.5, 2.0, 7.0])

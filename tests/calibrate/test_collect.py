@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,7 +11,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from edgeq.calibrate.collect import collect
+from edgeq.calibrate import collect as collecting
 from edgeq.calibrate.histogram import histogram_of
 from edgeq.calibrate.observer import spread_stride
 from edgeq.calibrate.ranges import derive_ranges
@@ -18,9 +19,15 @@ from edgeq.calibrate.statistics import Statistics
 from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.errors import CalibrationError, DataError
 from edgeq.graph.convert import from_proto
+from edgeq.model.load import model_digest, read_model
 from edgeq.progress import Advance, Silent
 
 from .models import ListSamples, images, small_cnn, value, write
+
+
+def collect(path: Path, samples: ListSamples, tensors: Sequence[str] | None = None, **options: Any) -> Statistics:
+    digest = options.pop("model_digest", model_digest(path))
+    return collecting.collect(read_model(path), samples, tensors, model_digest=digest, **options)
 
 
 def brute_force(path: Path, items: list[dict[str, np.ndarray]]) -> dict[str, list[np.ndarray]]:

@@ -17,6 +17,7 @@ from edgeq.calibrate.range_method import Grid
 from edgeq.calibrate.ranges import Range, channel_ranges, derive_ranges
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
 from edgeq.errors import CalibrationError, UsageError
+from edgeq.model.load import read_model
 
 from .models import ListSamples, images, small_cnn
 
@@ -248,7 +249,7 @@ def test_unfinished_tensors_are_refused() -> None:
 
 
 def test_channel_ranges(tmp_path: Path) -> None:
-    statistics = collect(small_cnn(tmp_path / "m.onnx"), ListSamples(images(2)), channels={"clip1": 1})
+    statistics = collect(read_model(small_cnn(tmp_path / "m.onnx")), ListSamples(images(2)), channels={"clip1": 1})
     low, high = channel_ranges(statistics, "clip1")
     assert low.shape == high.shape == (32,)
     assert (low == 0).all()

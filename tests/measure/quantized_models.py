@@ -111,7 +111,7 @@ def quantize_all(folder: Path, model: onnx.ModelProto, names: tuple[str, ...] = 
     np.savez(data, x=np.random.default_rng(3).normal(size=(16, 3, 8, 8)).astype(np.float32))
     prepared = prepare_model(source, folder / "prepared")
     samples = open_samples(data, prepared.signature)
-    statistics = collect(prepared.path, samples)
+    statistics = collect(prepared.model, samples)
     models = {}
     ranges: Mapping[str, Range] = {}
     for name in names:

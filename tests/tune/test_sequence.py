@@ -72,7 +72,7 @@ def test_other_backends_get_nothing(tmp_path: Path, target: Target) -> None:
 def test_every_candidate_is_built_and_follows_float(tmp_path: Path, target: Target) -> None:
     model = encoder(tmp_path)
     samples = Sentences()
-    job = dataclasses.replace(job_of(model, samples), statistics=collect(model.path, samples))
+    job = dataclasses.replace(job_of(model, samples), statistics=collect(model.model, samples))
     exact = open_session(model.path)
     least = {"weight-only 4 bits": 8.0}
     found: dict[str, float] = {}

@@ -182,7 +182,7 @@ def _float_means(
 ) -> tuple[Mapping[str, Floats], int]:
     """(means [samples, ends, channels] of each layer in the float model, bytes of the largest output)."""
     names = [look.layer.output for look in looks.values()]
-    model = InstrumentedModel(from_proto(graph, source.parent), source, names, keep_layout=names)
+    model = InstrumentedModel(from_proto(graph, source.parent), names, keep_layout=names)
     collected: dict[str, list[Floats]] = {name: [] for name in looks}
     largest = 1
     for sample in samples:

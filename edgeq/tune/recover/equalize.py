@@ -25,7 +25,7 @@ import onnx
 from onnx import numpy_helper
 
 from edgeq.data.samples import Samples
-from edgeq.model.load import load_model, model_digest, save_model
+from edgeq.model.load import load_model, model_digest, read_model, save_model
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
 from edgeq.tune.recover.base import Stage, State
@@ -71,7 +71,7 @@ class CrossLayerEqualization:
             return state.note(f"{self.name}: none of {len(pairs)} pairs of layers gains")
         path = workdir / "equalized.onnx"
         save_model(model, path)
-        prepared = replace(state.prepared, path=path, digest=model_digest(path))
+        prepared = replace(state.prepared, model=read_model(path), path=path, digest=model_digest(path))
         scaled = [pair for pair in pairs if pair.tensor in factors]
         changed = {layer.name for pair in scaled for layer in (pair.first, *pair.readers)}
         names = ", ".join(pair.first.name for pair in scaled)

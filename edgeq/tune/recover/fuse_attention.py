@@ -16,7 +16,7 @@ from edgeq.backends.quantizer import quiet
 from edgeq.data.samples import Samples
 from edgeq.graph.convert import from_proto, to_proto
 from edgeq.measure.accuracy import evaluate_sessions
-from edgeq.model.load import load_model, model_digest, save_model
+from edgeq.model.load import load_model, model_digest, read_model, save_model
 from edgeq.model.names import name_nodes
 from edgeq.model.prepare import PreparedModel
 from edgeq.progress import Progress
@@ -78,7 +78,9 @@ def fuse_attention(prepared: PreparedModel, samples: Samples, destination: Path)
         return prepared, 0
     note = f"{count} attention layers fused by onnxruntime's transformer optimizer"
     notes = (*prepared.notes, note)
-    return dataclasses.replace(prepared, path=destination, digest=model_digest(destination), notes=notes), count
+    return dataclasses.replace(
+        prepared, model=read_model(destination), path=destination, digest=model_digest(destination), notes=notes
+    ), count
 
 
 def _fused(prepared: PreparedModel) -> tuple[onnx.ModelProto | None, int]:

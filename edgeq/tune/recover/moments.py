@@ -168,7 +168,7 @@ def _runs(
     """(number, how many there will be, input tensors by name) for each sample."""
     given = {i.name for i in graph.graph.input}
     names = list(dict.fromkeys(layer.source for layer in layers if layer.source not in given))
-    session = InstrumentedModel(from_proto(graph, path.parent), path, names, keep_layout=names) if names else None
+    session = InstrumentedModel(from_proto(graph, path.parent), names, keep_layout=names) if names else None
     total = min(count, len(samples))
     for number, sample in enumerate(spread(samples, count)):
         values = dict(sample.inputs)

@@ -129,7 +129,7 @@ class Recoverer:
             state = self._apply("model", wanted, start, samples, progress)
             if state.prepared != start.prepared:
                 prepared = state.prepared
-                statistics = collect(prepared.path, samples, model_digest=prepared.digest, progress=progress)
+                statistics = collect(prepared.model, samples, model_digest=prepared.digest, progress=progress)
                 state = state.replace(statistics=statistics)
             self._models[key] = state
         return self._models[key]

@@ -13,6 +13,7 @@ from edgeq.calibrate.instrumented import InstrumentedModel
 from edgeq.calibrate.statistics import ChannelExtrema
 from edgeq.data.samples import Samples
 from edgeq.graph.convert import from_proto
+from edgeq.model.load import read_model
 from edgeq.progress import Progress
 from edgeq.tune.recover.layers import Floats
 from edgeq.tune.recover.moments import spread
@@ -28,7 +29,7 @@ def channel_extrema(
     Args:
         axes: tensor → where its channels are among its axes.
     """
-    statistics = collect(source, samples, list(axes), channels=axes, progress=progress)
+    statistics = collect(read_model(source), samples, list(axes), channels=axes, progress=progress)
     found = {}
     for name, tensor in statistics.tensors.items():
         assert tensor.channels is not None, "extrema were asked for"
@@ -45,7 +46,7 @@ def drawn_rows(model: onnx.ModelProto, source: Path, axes: Mapping[str, int], sa
     """
     given = {value.name for value in model.graph.input}
     names = [name for name in axes if name not in given]
-    observed = InstrumentedModel(from_proto(model, source.parent), source, names, keep_layout=names) if names else None
+    observed = InstrumentedModel(from_proto(model, source.parent), names, keep_layout=names) if names else None
     drawn: dict[str, list[Floats]] = {name: [] for name in axes}
     for number, sample in enumerate(spread(samples, _SAMPLES)):
         random = np.random.default_rng(number)

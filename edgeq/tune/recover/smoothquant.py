@@ -26,7 +26,7 @@ from onnx import helper, numpy_helper
 from edgeq.calibrate.instrumented import InstrumentedModel
 from edgeq.data.samples import Samples
 from edgeq.graph.convert import from_proto
-from edgeq.model.load import load_model, model_digest, save_model
+from edgeq.model.load import load_model, model_digest, read_model, save_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.progress import SILENT, Progress
 from edgeq.tune.recover.base import Stage, State
@@ -123,6 +123,7 @@ def smooth(
     save_model(model, destination)
     smoothed = dataclasses.replace(
         prepared,
+        model=read_model(destination),
         path=destination,
         digest=model_digest(destination),
         notes=(*prepared.notes, f"SmoothQuant on {len(factors)} inputs of matrix products"),
@@ -154,7 +155,7 @@ def observe(
     inputs = {value.name for value in model.graph.input}
     names = [group.tensor for group in groups]
     fetched = [name for name in names if name not in inputs]
-    session = InstrumentedModel(from_proto(model, path.parent), path, fetched, keep_layout=fetched)
+    session = InstrumentedModel(from_proto(model, path.parent), fetched, keep_layout=fetched)
     stride = max(1, len(samples) // MOST_SAMPLES)
     chosen = range(0, len(samples), stride)[:MOST_SAMPLES]
     each = -(-ROWS // len(chosen))

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from edgeq.calibrate.range_method import grid_of
 from edgeq.data.samples import Samples
-from edgeq.model.load import load_model, model_digest, save_model
+from edgeq.model.load import load_model, model_digest, read_model, save_model
 from edgeq.progress import Progress
 from edgeq.tune.recover.base import Stage, State
 from edgeq.tune.recover.gate_plans import plan_gates, worth_it
@@ -56,7 +56,7 @@ class SplitGates:
         split_all(model, [(plan.gate, plan.factor) for plan in chosen])
         path = workdir / "split.onnx"
         save_model(model, path)
-        prepared = replace(state.prepared, path=path, digest=model_digest(path))
+        prepared = replace(state.prepared, model=read_model(path), path=path, digest=model_digest(path))
         ranges = {plan.gate.layer.output + VALUE: plan.value for plan in chosen}
         names = ", ".join(plan.gate.layer.name for plan in chosen)
         changed = {plan.gate.layer.name for plan in chosen}

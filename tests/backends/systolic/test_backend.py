@@ -42,7 +42,7 @@ def samples(prepared: PreparedModel, count: int = 40) -> Samples:
 
 
 def ranges(prepared: PreparedModel, method: str = "minmax") -> dict:
-    statistics = collect(prepared.path, samples(prepared), model_digest=prepared.digest)
+    statistics = collect(prepared.model, samples(prepared), model_digest=prepared.digest)
     return derive_ranges(statistics, method, activation_type="int8", symmetric=True)
 
 
@@ -139,7 +139,7 @@ def test_depthwise_layers_leave_the_array_only_where_it_pays(tmp_path: Path) -> 
     onnx.save(b.model(y), tmp_path / "m.onnx")
     prepared = prepare_model(tmp_path / "m.onnx", tmp_path)
     given = open_samples([{"input": x[None]} for x in b.samples(16)], prepared.signature)
-    statistics = collect(prepared.path, given, model_digest=prepared.digest)
+    statistics = collect(prepared.model, given, model_digest=prepared.digest)
     found = derive_ranges(statistics, "minmax", activation_type="int8", symmetric=True)
     artifact = SystolicBackend().build(prepared, found, SCHEME, tmp_path / "q.onnx", samples=given)
     assert "run on the core, each channel with a scale of its own" in artifact.notes[0]

@@ -45,7 +45,7 @@ def test_every_layer_has_the_same_integers(name: str, shared_data: Path, tmp_pat
     assert spec.shape is not None
     x = pictures(name, tuple(int(d) for d in spec.shape[1:]), COUNT)
     samples = open_samples([{spec.name: row[None]} for row in x], prepared.signature)
-    statistics = collect(prepared.path, samples, model_digest=prepared.digest)
+    statistics = collect(prepared.model, samples, model_digest=prepared.digest)
     ranges = derive_ranges(statistics, "minmax", activation_type="int8", symmetric=True)
     program = compile_program(prepared, ranges, SCHEME, ArrayConfig(), samples)
     twin = host_reference_model(program, prepared.signature)

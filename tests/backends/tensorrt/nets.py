@@ -90,7 +90,7 @@ def bench(folder: Path, proto: onnx.ModelProto, *, scale: float = 1.0, rows: int
     np.savez(folder / "x.npz", x=scale * random(rows, *shape[1:]))
     prepared = prepare_model(source, folder / "work")
     samples = open_samples(folder / "x.npz", prepared.signature)
-    statistics = collect(prepared.path, samples, model_digest=prepared.digest)
+    statistics = collect(prepared.model, samples, model_digest=prepared.digest)
     return Bench(prepared, samples, derive_ranges(statistics, "minmax"), folder)
 
 

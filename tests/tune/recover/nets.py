@@ -117,7 +117,7 @@ def job_of(model: onnx.ModelProto, folder: Path, samples: FewSamples, *, prepare
     prepared = PreparedModel(read_model(path), path, path, model_digest(path), model_signature(path), 17, ())
     if prepare:
         prepared = prepare_model(path, folder / "prepared")
-    statistics = collect(prepared.path, samples, model_digest=prepared.digest)
+    statistics = collect(prepared.model, samples, model_digest=prepared.digest)
     return Job(path, prepared, samples, samples, False, statistics)
 
 

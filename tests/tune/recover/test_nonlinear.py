@@ -12,6 +12,7 @@ from edgeq.calibrate.collect import collect
 from edgeq.calibrate.range_method import grid_of
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.statistics import TensorStatistics
+from edgeq.model.load import read_model
 from edgeq.tune.recover.elementwise import Followers, Function
 from edgeq.tune.recover.grid import rounded
 from edgeq.tune.recover.nonlinear import joined, range_behind
@@ -23,7 +24,7 @@ def _statistics(folder: Path, samples: FewSamples) -> tuple[TensorStatistics, np
     net.node("Identity", ["x"], "y")
     path = folder / "m.onnx"
     path.write_bytes(net.model({"x": [400]}, ["y"]).SerializeToString())
-    found = collect(path, samples, ["x"])
+    found = collect(read_model(path), samples, ["x"])
     return found.tensors["x"], np.concatenate([sample.inputs["x"] for sample in samples]).astype(np.float64)
 
 

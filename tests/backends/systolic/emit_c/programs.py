@@ -73,7 +73,7 @@ def program_of(
     with tempfile.TemporaryDirectory() as folder:
         prepared = prepare_model(model, Path(folder))
         samples = open_samples(data, prepared.signature, preprocess=preprocess, count=count)
-        statistics = collect(prepared.path, samples, model_digest=prepared.digest)
+        statistics = collect(prepared.model, samples, model_digest=prepared.digest)
         ranges = derive_ranges(statistics, activation_type="int8", symmetric=True)
         scheme = resolve("gemmini").profile.scheme
         program = compile_program(prepared, ranges, scheme, array or ArrayConfig(), samples)
