@@ -118,7 +118,7 @@ class Editor:
         zero = np.broadcast_to(params.zero_point.astype(params.dtype.numpy()), scale.shape)
         if not params.per_channel:
             scale, zero = scale.reshape(()), zero.reshape(())
-        zeros = ir.tensor(np.ascontiguousarray(zero), dtype=params.dtype)
+        zeros = ir.tensor(np.array(zero, order="C"), dtype=params.dtype)
         return self.constant(f"{name}/scale", scale), self.constant(f"{name}/zero_point", zeros)
 
     def free_value_name(self, name: str) -> str:
@@ -146,7 +146,7 @@ def replace_value(old: ir.Value, new: ir.Value) -> None:
 def set_constant(value: ir.Value, values: NDArray[Any]) -> None:
     """Give an initializer other values, of its own element type; its shape becomes theirs."""
     assert value.dtype is not None
-    tensor = ir.tensor(np.ascontiguousarray(values.astype(value.dtype.numpy())), dtype=value.dtype, name=value.name)
+    tensor = ir.tensor(np.array(values.astype(value.dtype.numpy()), order="C"), dtype=value.dtype, name=value.name)
     value.const_value = tensor
     value.shape = _shape(tensor)
 

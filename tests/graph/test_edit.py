@@ -6,6 +6,8 @@ import onnx_ir as ir
 from edgeq.graph.convert import from_proto, to_bytes, to_proto
 from edgeq.graph.edit import Editor, replace_value, set_constant
 from edgeq.graph.index import GraphIndex
+from edgeq.graph.quant_params import QuantParams
+from edgeq.graph.query import constant
 from tests.graphs import model
 
 NET = "net (float[2] x) => (float[2] y) <float[2] w = {1, 2}> { [first] h = Add(x, w) [last] y = Abs(h) }"
@@ -25,6 +27,15 @@ def test_the_same_constant_is_made_once() -> None:
     one = editor.constant("k", np.ones(2, np.float32))
     assert editor.constant("k", np.ones(2, np.float32)) is one
     assert editor.constant("k", np.ones(2, np.float64)).name == "k_1"
+
+
+def test_scalars_stay_scalars() -> None:
+    net = model("net (float[2] x) => (float[2] y) <float s = {1}> { y = Mul(x, s) }")
+    scale, zero = Editor(net).parameters(QuantParams(np.ones(1), np.zeros(1), ir.DataType.INT8), "q")
+    assert scale.shape == zero.shape == ()
+    set_constant(net.graph.initializers["s"], np.asarray(2.0))
+    assert net.graph.initializers["s"].shape == ()
+    assert constant(net.graph.initializers["s"]) == 2
 
 
 def test_a_replaced_output_keeps_its_name() -> None:
