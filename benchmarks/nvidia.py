@@ -33,7 +33,7 @@ from edgeq.model.prepare import prepare_model
 from edgeq.pipeline.job import Data
 from edgeq.pipeline.quantize import quantize
 from edgeq.tune.goal import Goal
-from edgeq.tune.simulated import tune_simulated
+from edgeq.tune.run import tune
 
 SPECS = Path(__file__).resolve().parent / "specs"
 PLAIN_BAR, TUNED_BAR = 0.03, 0.01
@@ -119,7 +119,7 @@ def accuracy(target: str, only: Sequence[str]) -> list[Row]:
             text = f"{100 * lost:.2f} of {100 * float32:.2f} ({share:.1%} of MACs int8)"
             rows.append((f"{case.name}: loses at most 3.0 points untuned", text, lost <= PLAIN_BAR))
             print_rows(rows[-1:])
-            tuned = tune_simulated(
+            tuned = tune(
                 model,
                 data,
                 Path(folder) / "tuned",
@@ -128,10 +128,10 @@ def accuracy(target: str, only: Sequence[str]) -> list[Row]:
                 task=task,
                 goal=Goal(max_drop=TUNED_BAR),
             )
-            best = tuned.chosen
-            assert best.loss is not None
-            kept = f"{best.int8_mac_share:.1%} of MACs int8, {best.method}, {len(best.kept)} layers in fp16"
-            rows.append((f"{case.name}: at most 1.0 tuned", f"{100 * best.loss:.2f} ({kept})", best.loss <= TUNED_BAR))
+            best = tuned.record["chosen"]
+            kept = f"{best['method']}, {len(best['kept_in_float'])} layers in fp16"
+            text = f"{100 * best['loss']:.2f} ({best['int8_mac_share']:.1%} of MACs int8, {kept})"
+            rows.append((f"{case.name}: at most 1.0 tuned", text, best["loss"] <= TUNED_BAR))
             print_rows(rows[-1:])
     return rows
 

@@ -128,11 +128,11 @@ class Backend(Protocol):
 
 @runtime_checkable
 class TargetedBackend(Backend, Protocol):
-    """A backend whose artifacts depend on more of the target than its scheme; `simulated` says that they bring along
-    what simulates them where they cannot run."""
+    """A backend whose artifacts depend on more of the target than its scheme."""
 
     @property
-    def simulated(self) -> bool: ...
+    def simulated(self) -> bool:
+        """Whether `Artifact.proof_model` computes on any CPU what the artifact computes on its target."""
 
     def configured(self, target: Target, observed: Mapping[str, Range], cut: Mapping[str, float]) -> Backend:
         """The backend for `target`, knowing of each tensor what calibration saw of it, unclipped, and the share of its

@@ -14,8 +14,7 @@ from edgeq.cli._options import PATH, data_options
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from edgeq.tune.run import Plan
-    from edgeq.tune.simulated import TunedElsewhere
+    from edgeq.tune.run import Plan, Tuned
 
 _LOSERS_SHOWN = 10
 
@@ -53,23 +52,14 @@ def command(printer: Printer, model: Path, output: Path, dry_run: bool, **option
     edgeq tune model.onnx --data calib/ --val val/ --task classification -t nvidia-t4 -o for-t4/
     edgeq tune model.onnx --data calib/ --val val/ --task classification --max-drop 0.5pt --budget 10m -o tuned/
     """
-    from edgeq.errors import GoalNotMetError, UsageError
+    from edgeq.errors import GoalNotMetError
     from edgeq.pipeline.options import tune_arguments
     from edgeq.tune.goal import Goal, parse_budget
     from edgeq.tune.run import plan, tune
-    from edgeq.tune.simulated import is_simulated, tune_simulated
 
     arguments = tune_arguments(options)
     drop = arguments.pop("max_drop")
     goal = Goal(options["objective"], Goal.max_drop if drop is None else drop, parse_budget(options["budget"]))
-    if is_simulated(options["target"]):
-        if dry_run or arguments.pop("resume"):
-            raise UsageError("a simulated target has no plan and no journal", "Leave --dry-run and --resume out")
-        elsewhere = tune_simulated(model, output=output, goal=goal, progress=printer.progress(), **arguments)
-        printer.result(
-            elsewhere.to_dict(), lambda console: _draw_simulated(console, elsewhere, verbose=printer.verbose)
-        )
-        return
     if dry_run:
         named = {name: arguments[name] for name in ("data", "statistics", "target")}
         steps = plan(model, **named, goal=goal, progress=printer.progress())
@@ -81,34 +71,55 @@ def command(printer: Printer, model: Path, output: Path, dry_run: bool, **option
         found = error.record
         printer.result(found, lambda console: _draw(console, found, verbose=printer.verbose))
         raise
-    printer.result(result.to_dict(), lambda console: _draw(console, result.record, verbose=printer.verbose))
+    printer.result(result.to_dict(), lambda console: _draw_result(console, result, verbose=printer.verbose))
 
 
-def _draw_simulated(console: Console, result: TunedElsewhere, *, verbose: bool) -> None:
+def _draw_result(console: Console, result: Tuned, *, verbose: bool) -> None:
     from edgeq.cli._proof import draw_proof
+
+    if not result.record.get("simulated"):
+        _draw(console, result.record, verbose=verbose)
+        return
+    console.print(f"{result.target.title}, in simulation", markup=False, style="bold")
+    _draw(console, result.record, verbose=verbose)
+    draw_proof(console, result.proof, verbose=verbose)
+    console.print(f"bundle: {result.bundle}", markup=False)
+
+
+def _draw_simulated(console: Console, record: Mapping[str, Any], *, verbose: bool) -> None:
     from edgeq.tune.simulated import summary
 
-    console.print(f"{result.target.title}, in simulation", markup=False, style="bold")
-    for name, text in summary(result).items():
-        console.print(f"{name}: {text}", markup=False)
-    draw_proof(console, result.proof, verbose=verbose)
-    console.print(f"{len(result.trials)} forms in {result.elapsed_s:.0f} s; bundle: {result.bundle}", markup=False)
+    for title, text in summary(record).items():
+        console.print(f"{title}: {text}", markup=False)
+    for form in record["trials"] if verbose else ():
+        kept = ", ".join(form["kept_in_float"]) or "nothing"
+        lost = "not measured" if form["loss"] is None else f"{form['loss']:.4f}"
+        console.print(f"{form['method']}, {kept} in float: loss {lost}", markup=False)
+    console.print(f"{len(record['trials'])} forms in {record['elapsed_s']:.0f} s", markup=False)
 
 
 def _draw_plan(console: Console, steps: Plan) -> None:
     console.print(f"for {steps.target.title}, profile {steps.target.profile.name}", markup=False)
-    console.print("kernel choices, built, timed against float32 and screened:", markup=False)
+    steps_of = "built, timed against float32 and screened" if steps.threads else "built and screened"
+    console.print(f"kernel choices, {steps_of}:", markup=False)
     for candidate in steps.candidates:
         console.print(f"  {candidate.name}", markup=False)
-    console.print("calibration methods, on those that are faster than float32:", markup=False)
+    console.print("calibration methods, on those that are worth it:", markup=False)
     for name in steps.methods:
         console.print(f"  {name}", markup=False)
-    threads = ", ".join(str(n) if n else "all" for n in steps.threads)
-    console.print(f"threads: {threads}", markup=False)
+    if steps.threads:
+        console.print(f"threads: {', '.join(str(n) if n else 'all' for n in steps.threads)}", markup=False)
     console.print(f"if accuracy falls short: {', '.join((*steps.recoveries, 'layers in float'))}", markup=False)
 
 
 def _draw(console: Console, record: Mapping[str, Any], *, verbose: bool) -> None:
+    if record.get("simulated"):
+        _draw_simulated(console, record, verbose=verbose)
+    else:
+        _draw_timed(console, record, verbose=verbose)
+
+
+def _draw_timed(console: Console, record: Mapping[str, Any], *, verbose: bool) -> None:
     from rich.table import Table
 
     first, *details = record["verdict"]

@@ -160,13 +160,19 @@ class Measured:
 
 
 def assess(
-    agreement: AgreementEstimate, labels: tuple[Task, Measured, Measured] | None, *, complete: bool
+    agreement: AgreementEstimate,
+    labels: tuple[Task, Measured, Measured] | None,
+    *,
+    complete: bool,
+    seen_only: bool = False,
 ) -> Assessment:
     """What is known after the samples seen so far.
 
     Args:
         labels: the task, and what it measured of float32 and of the candidate on the same rows; None without labels.
         complete: whether these are all samples that there are.
+        seen_only: whether the loss is what these samples show and no estimate for others: by labels, else the share
+            of rows whose top-1 changes, else 1 - cosine. It is what a proof of the same model reports.
     """
     compared = agreement.comparison.result()
     regret = agreement.regret
@@ -185,10 +191,15 @@ def assess(
         sign = 1 if task.higher_is_better else -1
         drop = sign * (reference.metrics[task.primary] - candidate.metrics[task.primary])
         error, factor = block_error(_differences(reference.blocks, candidate.blocks), least=1 / compared.count)
-        expected, doubt = _combine(drop, error, regret) if task.primary == _TOP1 else (drop, 0.0)
+        judged = task.primary == _TOP1 and not seen_only
+        expected, doubt = _combine(drop, error, regret) if judged else (drop, 0.0)
         low, high = (drop - factor * error, drop + factor * error) if error is not None else (-1.0, 1.0)
         known["metrics"] = candidate.metrics
         return Assessment(**known, drop=drop, low=low, high=high, expected=expected, doubt=doubt)
+    if seen_only:
+        top1 = compared.top1
+        drop = 1 - (known["cosine"] if top1 is None else top1)
+        return Assessment(**known, drop=drop, low=0.0, high=1.0, expected=drop)
     if regret is not None:
         mean, reach = regret.mean, _SURE * regret.error
         return Assessment(**known, drop=mean, low=mean - reach, high=mean + reach, expected=mean, doubt=regret.error)

@@ -1,13 +1,14 @@
-"""What the search asks of the world: build a candidate, measure its accuracy, measure latencies. The search itself only
-decides, so it is tested with an evaluator that makes its figures up."""
+"""What the search measures with: build a candidate, assess its accuracy, time it. The search itself only decides, so
+that it can be tested with an evaluator whose figures are made up."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from edgeq.tune.candidate import Candidate
+from edgeq.tune.float_layers import Ranking
 from edgeq.tune.record import Assessment, Screening, Timing
 
 FLOAT = "float32"
@@ -45,32 +46,19 @@ class Race:
         return cls(timings, tuple(plain["order"]), plain["settled"], plain["histograms"])
 
 
-@dataclass(frozen=True)
-class Exclusion:
-    """What a search for layers to keep in float is asked for.
-
-    Attributes:
-        loss: builds and measures a candidate.
-        max_drop: what it may lose at most.
-        headroom: how far it may go from the first candidate's latency towards float32's, 1 being all the way; what goes
-            further need not be measured.
-        expired: whether to stop looking.
-    """
-
-    loss: Callable[[Candidate], float]
-    max_drop: float
-    headroom: float
-    expired: Callable[[], bool]
-
-
 class Evaluator(Protocol):
-    """Everything that takes time. Each method is a function of its arguments, the model and the data."""
+    """All that takes time. Each method is a function of its arguments, the model and the data."""
 
     @property
     def total(self) -> int:
-        """Validation samples that there are."""
+        """Number of validation samples."""
 
-    def screen(self, candidate: Candidate) -> Screening:
+    @property
+    def timed(self) -> bool:
+        """Whether latencies can be measured: not where the target's kernels are simulated. Without them, `time`,
+        `slow_layers` and `memory` are not called."""
+
+    def build(self, candidate: Candidate) -> Screening:
         """Build a candidate and look at it: does it load, what runs in int8, how far are its outputs.
 
         Raises:
@@ -80,7 +68,7 @@ class Evaluator(Protocol):
     def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
         """Accuracy of several candidates on the first `samples` validation samples, by name."""
 
-    def race(
+    def time(
         self,
         runners: Mapping[str, Runner],
         baseline: str,
@@ -89,8 +77,8 @@ class Evaluator(Protocol):
         tie: float,
         seconds: float,
     ) -> Race:
-        """Measure latencies side by side until the order of the first `top` (None: all) is settled, where differences
-        below `tie` do not count, or `seconds` are over."""
+        """Latencies, measured side by side until the order of the first `top` (None: all) is settled, where differences
+        below the share `tie` do not count, or `seconds` are over."""
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
         """Layers of `candidate` that take longer than float32's, by the runtime's profile, worst first."""
@@ -101,5 +89,10 @@ class Evaluator(Protocol):
     def recoveries(self) -> tuple[tuple[str, ...], ...]:
         """Names of accuracy recoveries, in groups that are tried together, cheapest first."""
 
-    def exclude(self, candidate: Candidate, wanted: Exclusion) -> None:
-        """Ask for the loss of candidates with ever more layers kept in float, until one loses little enough."""
+    def rank(self, candidate: Candidate, *, headroom: float, seconds: float) -> Ranking:
+        """Layers of `candidate` in the order in which to keep them in float; empty where there is no choice.
+
+        Args:
+            headroom: largest cost that is of interest, as a share of the cost of all layers in float.
+            seconds: after which measuring is cut short; may be infinite.
+        """

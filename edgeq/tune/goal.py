@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import time
 from collections.abc import Callable
@@ -55,7 +56,12 @@ def parse_budget(text: str | None) -> float | None:
 
 
 class Deadline:
-    """The budget as it runs out. The clock starts when this is made."""
+    """The budget as it runs out. The clock starts when this is made.
+
+    Args:
+        budget_s: wall-clock seconds; None never ends.
+        clock: gives seconds.
+    """
 
     def __init__(self, budget_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._budget = budget_s
@@ -64,14 +70,21 @@ class Deadline:
 
     @property
     def elapsed_s(self) -> float:
+        """Seconds since the clock started."""
         return self._clock() - self._start
 
-    def passed(self, share: float = 1.0) -> bool:
-        """Whether that share of the budget is used up."""
-        return self._budget is not None and self.elapsed_s >= share * self._budget
+    def until(self, share: float) -> Deadline:
+        """The end of the first `share` of this budget, by the same clock."""
+        part = copy.copy(self)
+        part._budget = None if self._budget is None else share * self._budget
+        return part
 
-    def left_s(self, share: float = 1.0, most: float = float("inf")) -> float:
-        """Seconds until that share of the budget is used up, at most `most`; never negative."""
+    def passed(self) -> bool:
+        """Whether the budget is used up."""
+        return self._budget is not None and self.elapsed_s >= self._budget
+
+    def left_s(self, most: float = float("inf")) -> float:
+        """Seconds until the budget is used up, at most `most`; never negative."""
         if self._budget is None:
             return most
-        return max(0.0, min(most, share * self._budget - self.elapsed_s))
+        return max(0.0, min(most, self._budget - self.elapsed_s))

@@ -15,7 +15,8 @@ from typing import Any
 from edgeq.errors import EdgeqError, OutputError
 from edgeq.ownership import is_plain
 from edgeq.tune.candidate import Candidate
-from edgeq.tune.evaluator import Evaluator, Exclusion, Race, Runner
+from edgeq.tune.evaluator import Evaluator, Race, Runner
+from edgeq.tune.float_layers import Ranking
 from edgeq.tune.record import Assessment, Screening
 
 FORMAT = "edgeq-tuning-journal/1"
@@ -56,6 +57,9 @@ class Journal:
 
     def __contains__(self, key: str) -> bool:
         return key in self._known
+
+    def __getitem__(self, key: str) -> Any:
+        return self._known[key]
 
     def remember(self, key: str, measure: Callable[[], Any]) -> Any:
         """The measurement under `key`: what the journal has, else what `measure` gives (plain JSON values)."""
@@ -110,7 +114,7 @@ def is_journal(path: Path) -> bool:
 
 
 class JournaledEvaluator:
-    """An evaluator that asks the journal first."""
+    """An evaluator that measures only what the journal does not hold. Rankings of layers are measured again."""
 
     def __init__(self, evaluator: Evaluator, journal: Journal) -> None:
         self._evaluator = evaluator
@@ -120,10 +124,14 @@ class JournaledEvaluator:
     def total(self) -> int:
         return self._evaluator.total
 
-    def screen(self, candidate: Candidate) -> Screening:
+    @property
+    def timed(self) -> bool:
+        return self._evaluator.timed
+
+    def build(self, candidate: Candidate) -> Screening:
         def measure() -> dict[str, Any]:
             try:
-                return {"found": self._evaluator.screen(candidate).to_dict()}
+                return {"found": self._evaluator.build(candidate).to_dict()}
             except EdgeqError as error:
                 return {"error": error.problem}
 
@@ -133,29 +141,20 @@ class JournaledEvaluator:
         return Screening.from_dict(value["found"])
 
     def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
-        names = {candidate.name: f"assess {samples} {digest(candidate)}" for candidate in candidates}
-        found: dict[str, Any] = {}
+        keys = {candidate.name: f"assess {samples} {digest(candidate)}" for candidate in candidates}
+        lacking = [candidate for candidate in candidates if keys[candidate.name] not in self._journal]
+        for name, measured in self._evaluator.assess(lacking, samples).items() if lacking else ():
+            self._journal.remember(keys[name], measured.to_dict)
+        return {name: Assessment.from_dict(self._journal[key]) for name, key in keys.items()}
 
-        def measure_all() -> dict[str, dict[str, Any]]:
-            # Those that the journal lacks share one pass, at the first of them that is asked for.
-            if not found:
-                lacking = [c for c in candidates if names[c.name] not in self._journal]
-                found.update({n: a.to_dict() for n, a in self._evaluator.assess(lacking, samples).items()})
-            return found
-
-        def measure(name: str) -> Callable[[], dict[str, Any]]:
-            return lambda: measure_all()[name]
-
-        return {name: Assessment.from_dict(self._journal.remember(key, measure(name))) for name, key in names.items()}
-
-    def race(
+    def time(
         self, runners: Mapping[str, Runner], baseline: str, *, top: int | None, tie: float, seconds: float
     ) -> Race:
         plain = {name: [candidate and digest(candidate), threads] for name, (candidate, threads) in runners.items()}
         key = "race " + _hash([plain, baseline, top])
-        race = self._evaluator.race
+        time = self._evaluator.time
         value = self._journal.remember(
-            key, lambda: race(runners, baseline, top=top, tie=tie, seconds=seconds).to_dict()
+            key, lambda: time(runners, baseline, top=top, tie=tie, seconds=seconds).to_dict()
         )
         return Race.from_dict(value)
 
@@ -170,8 +169,8 @@ class JournaledEvaluator:
     def recoveries(self) -> tuple[tuple[str, ...], ...]:
         return self._evaluator.recoveries()
 
-    def exclude(self, candidate: Candidate, wanted: Exclusion) -> None:
-        self._evaluator.exclude(candidate, wanted)
+    def rank(self, candidate: Candidate, *, headroom: float, seconds: float) -> Ranking:
+        return self._evaluator.rank(candidate, headroom=headroom, seconds=seconds)
 
 
 def digest(candidate: Candidate) -> str:

@@ -6,7 +6,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,43 +16,51 @@ from edgeq_device.latency import Bursts, WarmUp
 from edgeq_device.memory import measure_memory
 from edgeq_device.ranking import rank_until_settled, ratio
 
-from edgeq.data.samples import Sample
+from edgeq.backends import Artifact
 from edgeq.errors import CheckFailedError
 from edgeq.hardware.target import Target
-from edgeq.measure.agreement import Agreement, Comparison
 from edgeq.measure.coverage import measure_coverage
-from edgeq.measure.inference import Outputs, Session, infer
-from edgeq.measure.kernels import KernelTime, kernel_times
-from edgeq.measure.rows import rows
+from edgeq.measure.inference import Session
 from edgeq.measure.task import Task
+from edgeq.model.int8_rules import int8_rules, quantizable_operators
 from edgeq.model.load import load_model
 from edgeq.model.macs import node_macs
 from edgeq.pipeline.builds import model_bytes
 from edgeq.pipeline.job import Built, Job
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings, open_session
-from edgeq.tune import builders
-from edgeq.tune.accuracy_estimate import AgreementEstimate, Measured, MetricEstimate, assess
+from edgeq.tune.accuracy import AccuracyMeter
+from edgeq.tune.builders import CandidateBuilder, recoveries
 from edgeq.tune.candidate import Candidate
-from edgeq.tune.evaluator import Exclusion, Race, Runner
-from edgeq.tune.mixed import slower_in_integers
+from edgeq.tune.evaluator import Race, Runner
+from edgeq.tune.float_layers import MacCosts, Ranking, rank_by_probing
+from edgeq.tune.goal import Deadline
 from edgeq.tune.record import Assessment, Screening, Timing
-from edgeq.tune.recover import Recoverer
-from edgeq.tune.store import MEMORY, ArrayStore, SampleStore
+from edgeq.tune.recover.exclude import rank_static
+from edgeq.tune.slow_layers import slow_layers
+from edgeq.tune.store import MEMORY
 from edgeq.tune.structure import content_digest, structure_digest
 
 _SCREENED = 8
-_BLOCKS = 16
 _BATCH = 8
-_QUIETEST_DB = -200.0
+_LEAST_SQNR_DB = -200.0
 # Two sessions of one small model differ by up to a fifth, by where their memory happens to lie: a race runs several.
 _SESSIONS, _SMALL = 3, 2**25
-# Short ones: what tells runners apart is the number of rounds. The pause is longer than any within a burst.
+# Short ones: what distinguishes runners is the number of rounds. The pause is longer than any within a burst.
 _BURSTS, _PAUSE_S = Bursts(0.025, 0.006), 0.02
 
 
 class LocalEvaluator:
-    """See `edgeq.tune.evaluator.Evaluator`."""
+    """See `edgeq.tune.evaluator.Evaluator`.
+
+    Args:
+        workdir: for models, samples and outputs; must live as long.
+        task: what to measure by labels; None measures agreement with float32.
+        timed: whether the target's kernels run here. If not, artifacts run in simulation, and losses are those on the
+            validation samples alone, as their proof reports them.
+        batched: time batches of 8 where the model's first axis is open, for throughput.
+        memory: bytes of samples and float32 outputs to hold in memory.
+    """
 
     def __init__(
         self,
@@ -61,70 +69,66 @@ class LocalEvaluator:
         workdir: Path,
         *,
         task: Task | None = None,
+        timed: bool = True,
         batched: bool = False,
         memory: int = MEMORY,
         progress: Progress = SILENT,
     ) -> None:
-        """
-        Args:
-            task: what to measure by labels; None measures agreement with float32.
-            batched: time batches of 8 where the model's first axis is open, for throughput.
-        """
         self._job = job
         self._target = target
         self._workdir = workdir
-        self._task = task
+        self._timed = timed
         self._batched = batched
         self._progress = progress
-        self._samples = SampleStore(job.validation, workdir / "samples", memory=memory // 2, progress=progress)
-        self._float_outputs = ArrayStore(workdir / "float", memory // 2)
-        self._built: dict[str, Built] = {}
+        self._accuracy = AccuracyMeter(job, workdir, task=task, seen_only=not timed, memory=memory, progress=progress)
         (workdir / "recover").mkdir()
-        self._recoverer = Recoverer(job, target, workdir / "recover")
-        self._estimates: dict[str, _Estimate] = {}
-        self._float_metrics: dict[int, Measured] = {}
-        self._float_session: Session | None = None
+        self._builder = CandidateBuilder(job, target, workdir / "recover", progress)
+        self._built: dict[str, Built] = {}
         self._shares: dict[str, float] = {}
 
     @property
     def total(self) -> int:
-        return len(self._samples)
+        return self._accuracy.total
+
+    @property
+    def timed(self) -> bool:
+        return self._timed
 
     def built(self, candidate: Candidate) -> Built:
-        """The artifact of `candidate`, made when it is first asked for."""
+        """The artifact of `candidate`, made at the first call."""
         if candidate.name not in self._built:
-            place = Path(tempfile.mkdtemp(prefix="candidate-", dir=self._workdir))
-            self._built[candidate.name] = self._build(candidate, place / "model.onnx")
+            folder = Path(tempfile.mkdtemp(prefix="candidate-", dir=self._workdir))
+            self._built[candidate.name] = self._builder.build(candidate, folder / "model.onnx")
         return self._built[candidate.name]
 
-    def screen(self, candidate: Candidate) -> Screening:
+    def build(self, candidate: Candidate) -> Screening:
         start = time.perf_counter()
-        built = self.built(candidate)
+        artifact = self.built(candidate).artifact
         spent = time.perf_counter() - start
-        artifact = built.artifact
-        agreement = self._compare(built, candidate.name)
+        agreement = self._accuracy.compare(_proof_session(artifact), _SCREENED, model=candidate.name)
         if any(output.nonfinite for output in agreement.outputs):
             raise CheckFailedError("its outputs are not finite where the float model's are")
-        structure = structure_digest(artifact.model, artifact.session_options)
+        structure = structure_digest(artifact.proof_model, artifact.session_options)
         if structure not in self._shares:
-            self._shares[structure] = self._coverage(built)
+            self._shares[structure] = self._int8_mac_share(artifact)
         return Screening(
             bytes=model_bytes(artifact.model),
             structure=structure,
-            content=content_digest(artifact.model, artifact.session_options),
+            content=content_digest(artifact.proof_model, artifact.session_options),
             int8_mac_share=round(self._shares[structure], 6),
-            sqnr_db=max(_QUIETEST_DB, agreement.sqnr_db),
+            sqnr_db=max(_LEAST_SQNR_DB, agreement.sqnr_db),
             build_s=round(spent, 3),
         )
 
     def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
-        found: dict[str, Assessment] = {}
+        found = {}
         with self._progress.stage(f"accuracy on {samples} samples", samples * len(candidates)) as advance:
             for candidate in candidates:
-                found[candidate.name] = self._assess(candidate, samples, advance)
+                session = partial(self._proof_session, candidate)
+                found[candidate.name] = self._accuracy.assess(candidate.name, session, samples, advance)
         return found
 
-    def race(
+    def time(
         self, runners: Mapping[str, Runner], baseline: str, *, top: int | None, tie: float, seconds: float
     ) -> Race:
         batch, feed = self._feed()
@@ -152,17 +156,11 @@ class LocalEvaluator:
         return Race(timings, ranking.order, ranking.settled, {"edges_ms": edges.tolist(), "counts": counts})
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
-        source = load_model(self._job.prepared.path, external_data="none")
-        artifact = self.built(candidate).artifact
-        feed = self._feed()[1]
-        settings = SessionSettings(intra_op_threads=float_threads)
-        in_float = by_layer(kernel_times(self._job.prepared.path, settings, feed, source))
-        in_int8 = by_layer(kernel_times(artifact.model, artifact.settings(threads=candidate.threads), feed, source))
-        macs = node_macs(self._job.prepared.model)
-        return slower_in_integers([n.name for n in source.graph.node if macs.get(n.name)], in_float, in_int8)
+        artifact, feed = self.built(candidate).artifact, self._feed()[1]
+        return slow_layers(self._job.prepared, artifact, feed, float_threads=float_threads, threads=candidate.threads)
 
     def memory(self, candidate: Candidate | None, threads: int) -> int:
-        shapes = {name: list(array.shape) for name, array in self._samples[0].inputs.items()}
+        shapes = {name: list(array.shape) for name, array in self._accuracy.samples[0].inputs.items()}
         if candidate is None:
             return measure_memory(self._job.prepared.path, shapes=shapes, threads=threads).session_peak_bytes
         artifact = self.built(candidate).artifact
@@ -177,75 +175,58 @@ class LocalEvaluator:
 
     def float_metrics(self) -> dict[str, float]:
         """float32's metrics over all validation samples; empty without a task."""
-        return dict(self._float_measured(self.total).metrics) if self._task is not None else {}
+        return self._accuracy.float_metrics()
 
     def recoveries(self) -> tuple[tuple[str, ...], ...]:
-        return builders.recoveries() if self._job.calibration is not None else ()
+        return recoveries() if self._timed and self._job.calibration is not None else ()
 
-    def exclude(self, candidate: Candidate, wanted: Exclusion) -> None:
-        self._progress.note(f"looking for the layers of {candidate.name} to keep in float")
-        builders.exclude(
-            self._job, self._target, candidate, wanted, self._recoverer, self._noise, progress=self._progress
-        )
+    def rank(self, candidate: Candidate, *, headroom: float, seconds: float) -> Ranking:
+        # In simulation nothing is profiled; what is measured at run time has no tensors to rank.
+        if self._timed and candidate.scheme.mode == "static" and not candidate.builder and self._job.calibration:
+            return rank_static(
+                self._builder.recoverer, self._job, candidate.scheme, candidate.recoveries, progress=self._progress
+            )
+        macs = self._quantized_macs(candidate)
+        if len(macs) < 2 or min(macs.values()) > headroom * sum(macs.values()):
+            return Ranking((), MacCosts({}))
+        expired = Deadline(seconds).passed
+        with self._progress.stage("ranking layers") as advance:
 
-    def _assess(self, candidate: Candidate, samples: int, advance: Callable[[int], None]) -> Assessment:
-        estimate = self._estimates.get(candidate.name)
-        if estimate is None or estimate.seen > samples:
-            estimate = self._estimates[candidate.name] = _Estimate(self._metric())
-        if estimate.seen < samples:
-            artifact = self.built(candidate).artifact
-            session = open_session(artifact.model, artifact.settings())
-            for position in range(estimate.seen, samples):
-                sample = self._samples[position]
-                made = {"float": self._reference(position), "int8": infer(session, sample, model=candidate.name)}
-                for row, outputs in rows(sample, made):
-                    estimate.update(row, outputs["float"], outputs["int8"])
-                estimate.seen += 1
+            def noise(nodes: Sequence[str]) -> float:
                 advance(1)
-        labels = None
-        if self._task is not None and estimate.metric is not None:
-            labels = self._task, self._float_measured(samples), estimate.metric.measured()
-        return assess(estimate.agreement, labels, complete=samples >= self.total)
+                return self._noise_alone(candidate, nodes, macs)
 
-    def _build(self, candidate: Candidate, destination: Path) -> Built:
-        return builders.build(self._job, self._target, candidate, destination, self._recoverer, self._progress)
+            if self._timed:
+                return rank_by_probing(macs, noise, expired)
+            return rank_by_probing(macs, noise, expired, groups=len(macs))
 
-    def _noise(self, candidate: Candidate) -> float:
-        """Noise power over signal power of the worst output, on a few samples, of a candidate that is not kept."""
+    def _proof_session(self, candidate: Candidate) -> Session:
+        return _proof_session(self.built(candidate).artifact)
+
+    def _quantized_macs(self, candidate: Candidate) -> dict[str, int]:
+        """Multiply-accumulates of the layers that run in int8 and may be kept in float, in execution order."""
+        coverage = self.built(candidate).artifact.coverage
+        if coverage is not None:
+            return {node.source: node.macs for node in coverage.nodes if node.kind == "int8" and node.macs}
+        scheme = candidate.scheme
+        if scheme.mode == "dynamic":
+            types = frozenset(scheme.dynamic_weight_types)
+        else:
+            types = frozenset(scheme.op_types or quantizable_operators(int8_rules(self._target.backend)))
+        model = self._job.prepared.model
+        macs = node_macs(model)
+        eligible = [n.name or "" for n in model.graph if n.op_type in types and n.name not in scheme.exclude]
+        return {name: macs[name] for name in eligible if macs.get(name)}
+
+    def _noise_alone(self, candidate: Candidate, nodes: Sequence[str], macs: Mapping[str, int]) -> float:
+        """Noise power over signal power at the outputs where of the layers in `macs` only `nodes` are quantized."""
+        others = [name for name in macs if name not in nodes]
+        scheme = candidate.scheme.replace(exclude=(*candidate.scheme.exclude, *others))
+        # Recoveries take time, and change the noise of all layers about alike.
+        probe = candidate.replace(name=f"{candidate.name}, only {nodes[0]}", scheme=scheme, recoveries=())
         with tempfile.TemporaryDirectory(dir=self._workdir) as folder:
-            place = Path(folder) / "model.onnx"
-            built = self._build(candidate, place)
-            return float(10 ** (-self._compare(built, candidate.name).sqnr_db / 10))
-
-    def _compare(self, built: Built, name: str) -> Agreement:
-        session = open_session(built.artifact.model, built.artifact.settings())
-        comparison = Comparison()
-        for position in range(min(_SCREENED, self.total)):
-            comparison.update(self._reference(position), infer(session, self._samples[position], model=name))
-        return comparison.result()
-
-    def _metric(self) -> MetricEstimate | None:
-        return MetricEstimate(self._task, max(1, self.total // _BLOCKS)) if self._task is not None else None
-
-    def _float_measured(self, samples: int) -> Measured:
-        """float32's metric over the first `samples`, computed once for each such number."""
-        if samples not in self._float_metrics:
-            metric = self._metric()
-            assert metric is not None
-            for position in range(samples):
-                made = {"float": self._reference(position)}
-                for row, outputs in rows(self._samples[position], made):
-                    metric.update(outputs["float"], row)
-            self._float_metrics[samples] = metric.measured()
-        return self._float_metrics[samples]
-
-    def _reference(self, position: int) -> Outputs:
-        """float32's outputs for the sample at `position`, computed once."""
-        if position not in self._float_outputs:
-            if self._float_session is None:
-                self._float_session = open_session(self._job.prepared.path)
-            self._float_outputs.put(position, infer(self._float_session, self._samples[position], model="float32"))
-        return self._float_outputs.get(position)
+            artifact = self._builder.build(probe, Path(folder) / "model.onnx").artifact
+            return self._accuracy.noise(_proof_session(artifact), _SCREENED, model=probe.name)
 
     def _session(self, candidate: Candidate | None, threads: int) -> Any:
         if candidate is None:
@@ -255,18 +236,24 @@ class LocalEvaluator:
 
     def _feed(self) -> tuple[int, dict[str, Any]]:
         """What a timed query runs: (samples in it, inputs)."""
-        inputs = dict(self._samples[0].inputs)
+        inputs = dict(self._accuracy.samples[0].inputs)
         shapes = {spec.name: spec.shape or () for spec in self._job.prepared.signature.inputs}
         free = all(shapes[name] and not isinstance(shapes[name][0], int) for name in inputs)
         if not (self._batched and free and all(len(array) == 1 for array in inputs.values())):
             return 1, inputs
         return _BATCH, {name: np.repeat(array, _BATCH, axis=0) for name, array in inputs.items()}
 
-    def _coverage(self, built: Built) -> float:
+    def _int8_mac_share(self, artifact: Artifact) -> float:
+        if artifact.coverage is not None:
+            return artifact.coverage.share
         source = load_model(self._job.prepared.path, external_data="none")
-        feed = self._samples[0].inputs
-        settings = built.artifact.settings()
-        return measure_coverage(built.artifact.model, settings, feed, source, lambda name, op_type: "").share
+        feed = self._accuracy.samples[0].inputs
+        return measure_coverage(artifact.model, artifact.settings(), feed, source, lambda name, op_type: "").share
+
+
+def _proof_session(artifact: Artifact) -> Session:
+    session: Session = open_session(artifact.proof_model, artifact.proof_settings())
+    return session
 
 
 def in_turn(
@@ -288,25 +275,3 @@ def in_turn(
         return made
 
     return run
-
-
-def by_layer(kernels: Sequence[KernelTime]) -> dict[str, float]:
-    """Microseconds by source node: a layer may run as several kernels."""
-    found: dict[str, float] = {}
-    for kernel in kernels:
-        found[kernel.name] = found.get(kernel.name, 0.0) + kernel.us
-    return found
-
-
-@dataclass
-class _Estimate:
-    """A candidate's running figures, and how many samples they rest on."""
-
-    metric: MetricEstimate | None
-    agreement: AgreementEstimate = field(default_factory=AgreementEstimate)
-    seen: int = 0
-
-    def update(self, sample: Sample, reference: Outputs, candidate: Outputs) -> None:
-        self.agreement.update(reference, candidate, sample)
-        if self.metric is not None:
-            self.metric.update(candidate, sample)

@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgeq.backends import backend_named
+from edgeq.backends.base import TargetedBackend
 from edgeq.calibrate.files import save_statistics
 from edgeq.errors import GoalNotMetError, HardwareError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.measure.task import Task
-from edgeq.model.load import load_model
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.pipeline.builds import model_bytes, prove_built
-from edgeq.pipeline.checks import read_paths
+from edgeq.pipeline.checks import check_request, read_paths
 from edgeq.pipeline.job import Data, Job, as_data, open_job
 from edgeq.pipeline.package import check_bundle_output
 from edgeq.pipeline.proof import Proof
@@ -35,7 +36,8 @@ from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.journal import Journal, JournaledEvaluator
 from edgeq.tune.local import LocalEvaluator
 from edgeq.tune.record import Outcome
-from edgeq.tune.search import Search
+from edgeq.tune.search import search
+from edgeq.tune.simulated import shortfall, simulated_record, summary
 from edgeq.tune.space import kernel_candidates, method_candidates, thread_counts
 
 # Share of a model's multiply-accumulates from which on quantizing activations at run time is worth a try.
@@ -44,7 +46,14 @@ _DYNAMIC_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run would try: `--dry-run`."""
+    """What a run would try: `--dry-run`.
+
+    Attributes:
+        candidates: kernel choices, in the order in which they are built.
+        methods: names of the candidates with other calibration methods, as the first kernel choice would have them.
+        recoveries: names of accuracy recoveries, in the order in which they are tried.
+        threads: numbers that are compared; 0 is all cores. Empty where the target is simulated and nothing is timed.
+    """
 
     target: Target
     goal: Goal
@@ -54,6 +63,7 @@ class Plan:
     threads: tuple[int, ...]
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
         return {
             "target": self.target.name,
             "profile": self.target.profile.name,
@@ -73,16 +83,18 @@ class Tuned:
         bundle: where it lies.
         outcome: all candidates and what was measured of them.
         proof: of the winner, as `edgeq package` has it.
-        record: plain values, keys as docs/tune.md lists them.
+        record: plain values, keys as docs/tune.md lists them; others for a target that was simulated.
     """
 
     bundle: Path
+    target: Target
     outcome: Outcome
     goal: Goal
     proof: Proof
     record: Mapping[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
         return {"bundle": str(self.bundle), **self.record, "proof": self.proof.to_dict()}
 
 
@@ -98,21 +110,21 @@ def plan(
     """The candidates that `tune` would start from, without building anything.
 
     Raises:
-        HardwareError: an unknown target, or one that does not run here.
+        HardwareError: an unknown target, or one that neither runs nor is simulated here.
     """
     machine = detect_machine()
-    chosen = _resolve(target, machine)
+    chosen, timed = _resolve(target, machine)
     with tempfile.TemporaryDirectory(prefix="edgeq-tune-") as folder:
         prepared = prepare_model(model, Path(folder), progress=progress)
-        first = _kernels(prepared, chosen, static=data is not None or statistics is not None)
+        first = _kernels(prepared, chosen, static=_is_static(chosen, data, statistics))
     methods = method_candidates(first[0], chosen.profile) if first else ()
     return Plan(
         target=chosen,
         goal=goal or Goal(),
         candidates=first,
         methods=tuple(c.name for c in methods),
-        recoveries=tuple(name for group in builders.recoveries() for name in group),
-        threads=thread_counts(machine.usable_threads),
+        recoveries=tuple(name for group in builders.recoveries() for name in group) if timed else (),
+        threads=thread_counts(machine.usable_threads) if timed else (),
     )
 
 
@@ -132,7 +144,7 @@ def tune(
     force: bool = False,
     progress: Progress = SILENT,
 ) -> Tuned:
-    """Find the best int8 model for this machine that keeps its accuracy, and write it as a bundle.
+    """Find the best int8 model for a target that keeps its accuracy, and write it as a bundle.
 
     Args:
         model: float32 ONNX model.
@@ -140,7 +152,8 @@ def tune(
         output: a directory, or a file that ends in ".edgeq".
         validation: samples that accuracy is measured on, labelled where `task` is given; None takes `data`.
         statistics: folder written by `edgeq calibrate`, instead of a calibration pass.
-        target: "auto", or a target or profile that runs on this machine: latency is measured here.
+        target: "auto", or a target or profile that runs on this machine, where latency is measured; or one that is
+            simulated on it, where the share of multiply-accumulates in int8 takes the place of the goal's objective.
         task: what to measure by labels; None measures agreement with float32.
         goal: objective, accuracy and time; default: the lowest latency at 0.01 accuracy.
         resume: go on from the journal of an interrupted run, which lies beside `output`.
@@ -157,13 +170,14 @@ def tune(
     check_bundle_output(output, force=force, model=model, samples=(data, validation), statistics=statistics)
     check_folder(output, read_paths(model, (data, validation), statistics))
     machine = detect_machine()
-    chosen = _resolve(target, machine)
+    chosen, timed = _resolve(target, machine)
+    check_request([chosen], {}, task=task, max_drop=None)
     kept = folder_of(output)
     with tempfile.TemporaryDirectory(prefix="edgeq-tune-") as folder:
         workdir = Path(folder)
         collected = kept / COLLECTED
         reuse = collected if statistics is None and resume and collected.exists() else statistics
-        static = data is not None or statistics is not None
+        static = _is_static(chosen, data, statistics)
         job = open_job(model, data, validation, workdir, statistics=reuse, static=static, progress=progress)
         settings = settings_of(job, chosen, machine, task, goal)
         journal = Journal(kept / JOURNAL, settings, resume=resume, force=force)
@@ -173,31 +187,38 @@ def tune(
         if job.statistics is not None and statistics is None:
             save_statistics(job.statistics, collected, force=True)
         batched = goal.objective == "throughput"
-        evaluator = LocalEvaluator(job, chosen, workdir / "tune", task=task, batched=batched, progress=progress)
-        search = Search(
-            chosen.profile,
-            JournaledEvaluator(evaluator, journal),
-            goal,
-            Deadline(None if goal.budget_s is None else deadline.left_s()),
-            threads=thread_counts(machine.usable_threads),
-            progress=progress,
+        evaluator = LocalEvaluator(
+            job, chosen, workdir / "tune", task=task, timed=timed, batched=batched, progress=progress
         )
-        first = _promising_first(_kernels(job.prepared, chosen, static=static), _extra(job, chosen))
         try:
-            outcome = search.run(first)
+            outcome = search(
+                _promising_first(_kernels(job.prepared, chosen, static=static), _extra(job, chosen)),
+                chosen.profile,
+                JournaledEvaluator(evaluator, journal),
+                goal,
+                Deadline(None if goal.budget_s is None else deadline.left_s()),
+                threads=thread_counts(machine.usable_threads),
+                progress=progress,
+            )
         except KeyboardInterrupt:
             progress.note(f"{journal.known} measurements are kept in {journal.path}: --resume goes on from there")
             raise
-        float32 = evaluator.float_metrics()
-        record = make_record(job, chosen, machine, task, goal, outcome, deadline.elapsed_s, float32)
+        if timed:
+            float32 = evaluator.float_metrics()
+            record = make_record(job, chosen, machine, task, goal, outcome, deadline.elapsed_s, float32)
+        else:
+            record = simulated_record(chosen, goal, outcome, deadline.elapsed_s)
         if outcome.winner is None:
+            problem = "; ".join(verdict(outcome, goal)) if timed else shortfall(chosen, goal, outcome)
             hint = f"-v lists all candidates; what was measured is kept in {kept} for --resume with another --max-drop"
-            raise GoalNotMetError("; ".join(verdict(outcome, goal)), hint, record)
+            raise GoalNotMetError(problem, hint, record)
         winner = outcome.winner.candidate
         built = evaluator.built(winner)
         proof = prove_built(job, built, task=task, timed=False, threads=winner.threads, progress=progress)
         size, native = model_bytes(built.artifact.model), runs_natively(chosen, machine)
         checks = artifact_checks(built, proof, machine, None)
+        named = "" if timed else f" -t {chosen.name}"
+        notes = () if timed else (f"tuned in simulation: {summary(record)['chosen']}",)
         bundle_variants(
             job,
             {variant_name(chosen): PackagedVariant(built, proof, native, size, winner.threads, checks)},
@@ -205,32 +226,38 @@ def tune(
             workdir=workdir,
             selftest=selftest,
             with_float=with_float,
-            command=f"edgeq tune {shlex.quote(as_text(model.name))} --data CALIBRATION -o BUNDLE",
-            tuning=record,
-            notes=(*job.prepared.notes, *built.artifact.notes),
+            command=f"edgeq tune {shlex.quote(as_text(model.name))} --data CALIBRATION{named} -o BUNDLE",
+            tuning=record if timed else None,
+            notes=(*job.prepared.notes, *notes, *built.artifact.notes),
             force=force,
             progress=progress,
         )
         clear(kept, progress)
-    return Tuned(output, outcome, goal, proof, record)
+    return Tuned(output, chosen, outcome, goal, proof, record)
 
 
-def _resolve(target: str | Path, machine: Machine) -> Target:
+def _resolve(target: str | Path, machine: Machine) -> tuple[Target, bool]:
+    """The target, and whether its kernels run here, so that they can be timed."""
     chosen = resolve(target, machine)
     lacks = chosen.profile.missing(machine)
-    if lacks:
+    backend = backend_named(chosen.backend)
+    if lacks and not (isinstance(backend, TargetedBackend) and backend.simulated):
         raise HardwareError(
             f"{chosen.name} does not run here: this machine lacks {', '.join(lacks)}, and tuning measures latencies",
             "Run edgeq tune on the device, or `edgeq package` for it here",
         )
-    return chosen
+    return chosen, not lacks
+
+
+def _is_static(target: Target, data: Data | None, statistics: Path | None) -> bool:
+    """Whether ranges are derived before the build: where there is data for it, or nothing else that could be built."""
+    return data is not None or statistics is not None or not target.profile.scheme.dynamic_weight_types
 
 
 def _kernels(prepared: PreparedModel, target: Target, *, static: bool) -> tuple[Candidate, ...]:
-    graph = load_model(prepared.path, external_data="none")
     macs = node_macs(prepared.model)
     types = target.profile.scheme.dynamic_weight_types
-    dynamic = sum(macs.get(node.name, 0) for node in graph.graph.node if node.op_type in types)
+    dynamic = sum(macs.get(node.name or "", 0) for node in prepared.model.graph if node.op_type in types)
     worthwhile = dynamic > _DYNAMIC_SHARE * sum(macs.values())
     return kernel_candidates(target.profile, static=static, dynamic=worthwhile or not static)
 

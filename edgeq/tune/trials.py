@@ -1,4 +1,4 @@
-"""All trials of a run, in the order in which they were made, and what is said about them."""
+"""All trials of a run, in the order in which they were made, and how they compare."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ from edgeq.tune.goal import Goal
 from edgeq.tune.record import Stage, Timing, Trial
 
 TIE = 0.01
-"""Speeds that differ by less are equal: the more accurate one wins then."""
+"""Speeds that differ by less, as a share, are equal: the more accurate one wins then."""
+FLOAT_MACS = "MACs in float"
+"""The objective where nothing can be timed: their share, as small as possible."""
 
 
 class TrialTable:
-    """Trials by name. A trial without a reason is still in the run."""
+    """Trials by name. A trial without a reason is still in the run.
 
-    def __init__(self, goal: Goal) -> None:
+    Attributes:
+        objective: the goal's, or `FLOAT_MACS` where nothing can be timed.
+    """
+
+    def __init__(self, goal: Goal, *, timed: bool = True) -> None:
         self.goal = goal
+        self.objective: str = goal.objective if timed else FLOAT_MACS
         self._trials: dict[str, Trial] = {}
         self._timings: dict[tuple[str, int], Timing] = {}
-        self._memory: dict[str, int] = {}
 
     def __iter__(self) -> Iterator[Trial]:
         return iter(tuple(self._trials.values()))
@@ -32,17 +38,20 @@ class TrialTable:
         return name in self._trials
 
     def add(self, candidate: Candidate, stage: Stage = "space", parent: str = "") -> Trial:
+        """Enter a candidate; one of that name that is there stays."""
         return self._trials.setdefault(candidate.name, Trial(candidate, stage, parent))
 
     def update(self, name: str, **changes: Any) -> Trial:
+        """Replace fields of a trial by name, and give the new one."""
         self._trials[name] = self._trials[name].replace(**changes)
         return self._trials[name]
 
     def eliminate(self, name: str, reason: str) -> None:
+        """Drop a trial from the run."""
         self.update(name, status="eliminated", reason=reason)
 
     def alive(self) -> list[Trial]:
-        """Those that nothing was said against yet."""
+        """Those that were built and are still in the run."""
         return [trial for trial in self if not trial.reason and trial.screening is not None]
 
     def time(self, trial: Trial, timing: Timing) -> None:
@@ -61,16 +70,19 @@ class TrialTable:
         return self.update(trial.name, timing=timing) if timing else trial
 
     def cost(self, trial: Trial) -> float:
-        """What the objective makes as small as possible; infinity while it is not known."""
-        if self.goal.objective == "size":
+        """What the objective makes as small as possible (bytes, milliseconds or a share); infinity while unknown."""
+        if self.objective == FLOAT_MACS:
+            return 1 - trial.screening.int8_mac_share if trial.screening else float("inf")
+        if self.objective == "size":
             return float(trial.screening.bytes) if trial.screening else float("inf")
-        if self.goal.objective == "memory":
+        if self.objective == "memory":
             return float(trial.memory_bytes) if trial.memory_bytes is not None else float("inf")
-        return trial.timing.latency["p50_ms"] if trial.timing else float("inf")
+        return p50_of(trial)
 
     def cheaper(self, a: Trial, b: Trial) -> bool:
-        """Whether `a` is better than `b` by more than a tie."""
-        return self.cost(a) * (1 + TIE) < self.cost(b)
+        """Whether `a` costs less than `b`, of measured costs by more than a tie."""
+        tie = 0.0 if self.objective == FLOAT_MACS else TIE
+        return self.cost(a) * (1 + tie) < self.cost(b)
 
     def meets(self, trial: Trial) -> bool:
         """Whether it was measured on all samples and keeps the accuracy asked for."""
@@ -90,7 +102,7 @@ class TrialTable:
 
 def pareto_front(trials: Iterable[Trial]) -> list[str]:
     """Names of the trials that no other beats in p50 latency or loss without losing in the other; fastest first."""
-    points = sorted((_p50(t), loss_of(t), t.name) for t in trials)
+    points = sorted((p50_of(t), loss_of(t), t.name) for t in trials)
     front: list[str] = []
     best = float("inf")
     for _, loss, name in points:
@@ -101,6 +113,7 @@ def pareto_front(trials: Iterable[Trial]) -> list[str]:
 
 
 def loss_of(trial: Trial) -> float:
+    """Accuracy lost, as a fraction; infinity where it was not assessed."""
     return trial.assessment.loss if trial.assessment else float("inf")
 
 
@@ -111,10 +124,12 @@ def accuracy_key(trial: Trial) -> tuple[float, float, str]:
 
 
 def structure_of(trial: Trial) -> str:
+    """Hash of the trial's structure; "" where it was not built."""
     return trial.screening.structure if trial.screening else ""
 
 
-def _p50(trial: Trial) -> float:
+def p50_of(trial: Trial) -> float:
+    """Median latency in milliseconds; infinity where it was not timed."""
     return trial.timing.latency["p50_ms"] if trial.timing else float("inf")
 
 

@@ -1,4 +1,4 @@
-"""A workshop whose figures are made up, so that the search's decisions can be checked one by one."""
+"""An evaluator whose figures are made up, so that the search's decisions can be checked one by one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from edgeq.errors import EdgeqError, ModelError
 from edgeq.hardware.profile import Profile
 from edgeq.scheme import Scheme
 from edgeq.tune.candidate import Candidate
-from edgeq.tune.evaluator import FLOAT, Exclusion, Race, Runner
+from edgeq.tune.evaluator import FLOAT, Race, Runner
+from edgeq.tune.float_layers import MacCosts, RankedLayer, Ranking
 from edgeq.tune.record import Assessment, Screening, Timing
 
 
@@ -33,13 +34,15 @@ class Fact:
 class FakeEvaluator:
     """`facts` by candidate name; the first key that a name starts with counts for what is not listed.
 
-    By threads: `thread_gain` is the factor on the median latency, `tails` the mean over the median.
+    `ranked` are the layers in the order in which to keep them in float; without `timed` there is no clock. By threads:
+    `thread_gain` is the factor on the median latency, `tails` the mean over the median.
     """
 
     facts: Mapping[str, Fact]
     total: int = 400
     methods: tuple[str, ...] = ()
-    exclusions: tuple[tuple[str, ...], ...] = ()
+    ranked: tuple[str, ...] = ()
+    timed: bool = True
     costly: tuple[str, ...] = ()
     slow: tuple[str, ...] = ()
     float_ms: float = 10.0
@@ -54,8 +57,8 @@ class FakeEvaluator:
         near = [key for key in self.facts if name.startswith(key)]
         return self.facts[max(near, key=len)] if near else Fact()
 
-    def screen(self, candidate: Candidate) -> Screening:
-        self._note(f"screen {candidate.name}", 1)
+    def build(self, candidate: Candidate) -> Screening:
+        self._note(f"build {candidate.name}", 1)
         fact = self.fact(candidate.name)
         if fact.error:
             raise ModelError(fact.error)
@@ -74,7 +77,7 @@ class FakeEvaluator:
             found[candidate.name] = Assessment(samples, complete, "labels", loss, loss - width, loss + width, loss)
         return found
 
-    def race(
+    def time(
         self, runners: Mapping[str, Runner], baseline: str, *, top: int | None, tie: float, seconds: float
     ) -> Race:
         self._note(f"race {', '.join(runners)}", 2)
@@ -98,14 +101,9 @@ class FakeEvaluator:
     def recoveries(self) -> tuple[tuple[str, ...], ...]:
         return (self.methods, *((name,) for name in self.costly)) if self.methods else ()
 
-    def exclude(self, candidate: Candidate, wanted: Exclusion) -> None:
-        for nodes in self.exclusions:
-            if wanted.expired():
-                break
-            scheme = candidate.scheme.replace(exclude=nodes)
-            made = candidate.replace(name=f"{candidate.name} - {len(nodes)} layers", scheme=scheme)
-            if wanted.loss(made) <= wanted.max_drop:
-                break
+    def rank(self, candidate: Candidate, *, headroom: float, seconds: float) -> Ranking:
+        layers = tuple(RankedLayer(name, (name,), 1.0) for name in self.ranked)
+        return Ranking(layers, MacCosts(dict.fromkeys(self.ranked, 1)))
 
     def _p50(self, candidate: Candidate | None, threads: int) -> float:
         gain = self.thread_gain.get(threads, 1.0)
@@ -127,13 +125,13 @@ class Clock:
 
 @dataclass
 class Interrupted:
-    """A workshop that is interrupted at its n-th piece of work."""
+    """An evaluator that is interrupted at its n-th piece of work."""
 
     evaluator: FakeEvaluator
     after: int
 
     def __getattr__(self, name: str) -> object:
-        if name in ("screen", "assess", "race"):
+        if name in ("build", "assess", "time"):
             self.after -= 1
             if self.after < 0:
                 raise KeyboardInterrupt

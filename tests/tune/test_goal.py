@@ -32,13 +32,16 @@ def test_a_deadline_in_shares() -> None:
     deadline = Deadline(100, clock)
     clock.now = 45
     assert deadline.elapsed_s == 40
-    assert not deadline.passed(0.5)
-    assert deadline.left_s(0.5) == 10
-    assert deadline.left_s(0.5, most=3) == 3
+    half = deadline.until(0.5)
+    assert not half.passed()
+    assert half.left_s() == 10
+    assert half.left_s(most=3) == 3
     clock.now = 80
-    assert deadline.passed(0.5)
+    assert half.elapsed_s == 75
+    assert half.passed()
     assert not deadline.passed()
-    assert deadline.left_s(0.5) == 0
+    assert half.left_s() == 0
+    assert not Deadline(None, clock).until(0.5).passed()
 
 
 @pytest.mark.parametrize("wrong", [{"objective": "joy"}, {"max_drop": -0.1}, {"max_drop": 2}, {"budget_s": 0}])

@@ -14,7 +14,7 @@ from edgeq.tune.candidate import Candidate
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.journal import Journal, JournaledEvaluator
 from edgeq.tune.record import Outcome
-from edgeq.tune.search import Search
+from edgeq.tune.search import search
 from tests.tune.fakes import Clock, Fact, FakeEvaluator, Interrupted, profile
 
 SETTINGS = {"model": "m", "validation_data": "d"}
@@ -26,31 +26,31 @@ FACTS = {
 }
 
 
-def search(evaluator: Any, path: Path, *, resume: bool = False) -> tuple[Outcome, Journal]:
+def journaled(evaluator: Any, path: Path, *, resume: bool = False) -> tuple[Outcome, Journal]:
     journal = Journal(path, SETTINGS, resume=resume)
     deadline = Deadline(None, Clock())
-    run = Search(profile(), JournaledEvaluator(evaluator, journal), Goal(), deadline)
-    return run.run([Candidate(name, Scheme()) for name in ("a", "b", "c")]), journal
+    candidates = [Candidate(name, Scheme()) for name in ("a", "b", "c")]
+    return search(candidates, profile(), JournaledEvaluator(evaluator, journal), Goal(), deadline), journal
 
 
 def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
     first = FakeEvaluator(FACTS, methods=("x",))
     counted = Interrupted(first, 1000)
-    whole, _ = search(counted, tmp_path / "whole.jsonl")
+    whole, _ = journaled(counted, tmp_path / "whole.jsonl")
     for after in range(1, 1000 - counted.after):
         path = tmp_path / f"{after}.jsonl"
         with pytest.raises(KeyboardInterrupt):
-            search(Interrupted(FakeEvaluator(FACTS, methods=("x",)), after), path)
+            journaled(Interrupted(FakeEvaluator(FACTS, methods=("x",)), after), path)
         second = FakeEvaluator(FACTS, methods=("x",))
-        resumed, _ = search(second, path, resume=True)
+        resumed, _ = journaled(second, path, resume=True)
         assert resumed.to_dict() == whole.to_dict()
         assert len(second.log) < len(first.log)
 
 
 def test_a_finished_journal_leaves_nothing_to_do(tmp_path: Path) -> None:
-    search(FakeEvaluator(FACTS, methods=("x",)), tmp_path / "j.jsonl")
+    journaled(FakeEvaluator(FACTS, methods=("x",)), tmp_path / "j.jsonl")
     again = FakeEvaluator(FACTS, methods=("x",))
-    _, journal = search(again, tmp_path / "j.jsonl", resume=True)
+    _, journal = journaled(again, tmp_path / "j.jsonl", resume=True)
     assert again.log == []
     assert journal.known > 5
 
@@ -107,7 +107,6 @@ def test_the_threads_are_measured_again_before_the_last_race(tmp_path: Path) -> 
     """The journal must not answer with what it remembers of the first time."""
     evaluator = FakeEvaluator({"a": Fact(speed=2)})
     journal = Journal(tmp_path / "journal.jsonl", {}, resume=False)
-    Search(profile(), JournaledEvaluator(evaluator, journal), Goal(), Deadline(None, Clock()), threads=(0, 1)).run(
-        [Candidate("a", Scheme())]
-    )
+    measured = JournaledEvaluator(evaluator, journal)
+    search([Candidate("a", Scheme())], profile(), measured, Goal(), Deadline(None, Clock()), threads=(0, 1))
     assert len([line for line in evaluator.log if line.startswith("race float32 0")]) == 2

@@ -1,4 +1,4 @@
-"""The workshop of this machine, on the embedded demo model."""
+"""The evaluator of this machine, on the embedded demo model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgeq.pipeline.job import Data, Job, open_job
 from edgeq.session import open_session
 from edgeq.tune import builders
 from edgeq.tune.candidate import Candidate
-from edgeq.tune.evaluator import Exclusion
+from edgeq.tune.float_layers import MacCosts, affordable, select_float_layers
 from edgeq.tune.local import LocalEvaluator, in_turn
 from edgeq.tune.space import kernel_candidates, method_candidates
 
@@ -47,7 +47,7 @@ def test_methods_share_a_structure_and_granularity_does_not(
 ) -> None:
     method = next(c for c in method_candidates(first, target.profile) if "mse" in c.name)
     tensor = first.replace(name="per tensor", scheme=first.scheme.replace(per_channel=False))
-    kernel, other, coarse = (evaluator.screen(c) for c in (first, method, tensor))
+    kernel, other, coarse = (evaluator.build(c) for c in (first, method, tensor))
     assert kernel.structure == other.structure
     assert kernel.content != other.content
     assert kernel.structure != coarse.structure
@@ -72,7 +72,7 @@ def test_accuracy_in_steps_is_accuracy_in_one(evaluator: LocalEvaluator, job: Jo
 
 
 def test_a_race_times_every_runner_against_float(evaluator: LocalEvaluator, first: Candidate) -> None:
-    race = evaluator.race({"float32": (None, 1), "int8": (first, 1)}, "float32", top=None, tie=0.05, seconds=0.5)
+    race = evaluator.time({"float32": (None, 1), "int8": (first, 1)}, "float32", top=None, tie=0.05, seconds=0.5)
     assert set(race.order) == {"float32", "int8"}
     assert race.timings["float32"].speedup is None
     assert race.timings["int8"].speedup is not None
@@ -84,7 +84,7 @@ def test_throughput_is_of_batches_where_the_batch_is_free(
     job: Job, target: Target, first: Candidate, tmp_path: Path
 ) -> None:
     evaluator = LocalEvaluator(job, target, tmp_path, batched=True)
-    race = evaluator.race({"float32": (None, 1)}, "float32", top=None, tie=0.05, seconds=0.2)
+    race = evaluator.time({"float32": (None, 1)}, "float32", top=None, tie=0.05, seconds=0.2)
     figures = race.timings["float32"].latency
     assert figures["samples_per_s"] == pytest.approx(8e3 / figures["mean_ms"], rel=0.2)
 
@@ -96,29 +96,56 @@ def test_memory_of_float_and_of_a_candidate(evaluator: LocalEvaluator, first: Ca
 
 def test_an_unknown_recovery_is_an_error_and_not_a_crash(evaluator: LocalEvaluator, first: Candidate) -> None:
     with pytest.raises(EdgeqError, match="no recovery"):
-        evaluator.screen(first.replace(name="x", recoveries=("magic",)))
+        evaluator.build(first.replace(name="x", recoveries=("magic",)))
 
 
 def test_recoveries_build(evaluator: LocalEvaluator, first: Candidate) -> None:
     names = evaluator.recoveries()[0]
     assert names
-    plain = evaluator.screen(first)
-    recovered = evaluator.screen(first.replace(name="recovered", recoveries=names))
+    plain = evaluator.build(first)
+    recovered = evaluator.build(first.replace(name="recovered", recoveries=names))
     assert recovered.content != plain.content
 
 
-def test_layers_go_to_float_until_the_loss_is_low_enough(evaluator: LocalEvaluator, first: Candidate) -> None:
-    asked: list[Candidate] = []
+def test_layers_that_are_ranked_can_be_built_in_float(evaluator: LocalEvaluator, first: Candidate) -> None:
+    ranking = evaluator.rank(first, headroom=math.inf, seconds=math.inf)
+    assert len(ranking.layers) > 2
+    nodes = select_float_layers(ranking, lambda nodes: 1 / len(nodes), 0.5, lambda: False)[-1]
+    mixed = first.replace(name="mixed", scheme=first.scheme.replace(exclude=nodes))
+    assert evaluator.build(mixed).int8_mac_share < evaluator.build(first).int8_mac_share
 
-    def loss(candidate: Candidate) -> float:
-        asked.append(candidate)
-        return 1 / len(candidate.scheme.exclude)
 
-    evaluator.exclude(first, Exclusion(loss, 0.5, math.inf, lambda: False))
-    assert len({c.name for c in asked}) == len(asked), "every set of layers has a name of its own"
-    enough = [c for c in asked if len(c.scheme.exclude) >= 2]
-    assert enough
-    assert evaluator.screen(enough[-1]).int8_mac_share < evaluator.screen(first).int8_mac_share
+def test_without_tensors_to_rank_layers_are_probed(evaluator: LocalEvaluator, first: Candidate) -> None:
+    scheme = first.scheme.replace(mode="dynamic", dynamic_weight_types={"Conv": "uint8", "Gemm": "uint8"})
+    dynamic = first.replace(name="dynamic", scheme=scheme)
+    ranking = evaluator.rank(dynamic, headroom=math.inf, seconds=math.inf)
+    layers = [node for layer in ranking.layers for node in layer.nodes]
+    assert len(layers) > 1
+    assert len(set(layers)) == len(layers)
+    assert isinstance(ranking.costs, MacCosts)
+    assert all(layer.noise > 0 for layer in ranking.layers)
+    assert evaluator.rank(dynamic, headroom=0, seconds=math.inf).layers == ()
+
+
+@pytest.mark.parametrize("name", ["nvidia-t4", "gemmini"])
+def test_what_is_simulated_has_no_clock_and_is_ranked_layer_by_layer(job: Job, name: str, tmp_path: Path) -> None:
+    target = resolve(name)
+    evaluator = LocalEvaluator(job, target, tmp_path, task=make_task("classification"), timed=False)
+    assert not evaluator.timed
+    assert evaluator.recoveries() == ()
+    candidate = kernel_candidates(target.profile)[0]
+    built = evaluator.built(candidate).artifact
+    assert evaluator.build(candidate).int8_mac_share == pytest.approx(built.coverage.share if built.coverage else 0)
+    found = evaluator.assess([candidate], evaluator.total)[candidate.name]
+    task = make_task("classification")
+    proof = evaluate(open_session(built.proof_model, built.proof_settings()), job.validation, task)
+    assert found.metrics == proof.metrics
+    assert found.loss == evaluator.float_metrics()["top1"] - proof.metrics["top1"], "no estimate for other samples"
+    ranking = evaluator.rank(candidate, headroom=1.0, seconds=math.inf)
+    assert [len(layer.nodes) for layer in ranking.layers] == [1] * len(ranking.layers)
+    assert len(affordable(ranking, 1.0)) == len(ranking.layers) - 1
+    mixed = candidate.replace(name="mixed", scheme=candidate.scheme.replace(exclude=ranking.layers[0].nodes))
+    assert evaluator.build(mixed).int8_mac_share < evaluator.build(candidate).int8_mac_share
 
 
 def test_sessions_take_turns_between_bursts_not_within_them() -> None:

@@ -18,6 +18,8 @@ import edgeq
 from edgeq import demo
 from edgeq.cli import group
 from edgeq.errors import GoalNotMetError, HardwareError, OutputError
+from edgeq.hardware.detect import detect_machine
+from edgeq.hardware.target import resolve
 from edgeq.measure.task import make_task
 from edgeq.pipeline.job import Data
 from edgeq.tune.goal import Goal
@@ -155,9 +157,11 @@ def test_an_interrupted_run_goes_on_and_only_with_the_same_settings(tmp_path: Pa
     assert not journal.parent.exists()
 
 
-def test_a_target_that_does_not_run_here_is_refused() -> None:
+def test_a_target_that_neither_runs_nor_is_simulated_here_is_refused() -> None:
+    machine = detect_machine()
+    elsewhere = next(name for name in ("raspberry-pi-5", "generic-x86-64") if resolve(name).profile.missing(machine))
     with pytest.raises(HardwareError, match="does not run here"):
-        plan(demo.MODEL, Data(demo.CALIBRATION), target="nvidia-t4")
+        plan(demo.MODEL, Data(demo.CALIBRATION), target=elsewhere)
 
 
 def test_the_plan_of_a_dry_run(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from edgeq.scheme import Scheme
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.record import Assessment, Outcome
-from edgeq.tune.search import Search
+from edgeq.tune.search import search
 from tests.tune.fakes import Clock, Fact, FakeEvaluator, profile
 
 
@@ -20,11 +20,11 @@ def candidates(*names: str) -> list[Candidate]:
 
 
 def run(
-    evaluator: FakeEvaluator, *names: str, goal: Goal | None = None, threads: tuple[int, ...] = (0,), **search: Any
+    evaluator: FakeEvaluator, *names: str, goal: Goal | None = None, threads: tuple[int, ...] = (0,), **table: Any
 ) -> Outcome:
     goal = goal or Goal()
     deadline = Deadline(goal.budget_s, evaluator.clock or Clock())
-    return Search(profile(**search), evaluator, goal, deadline, threads=threads).run(candidates(*names))
+    return search(candidates(*names), profile(**table), evaluator, goal, deadline, threads=threads)
 
 
 def test_the_fastest_that_keeps_its_accuracy_wins() -> None:
@@ -189,7 +189,7 @@ def test_recoveries_that_cost_speed_come_after_those_that_do_not_and_before_laye
         "a + recovery + split": Fact(loss=0.04, speed=1.9),
         "a + recovery + split more": Fact(loss=0.002, speed=1.8),
     }
-    evaluator = FakeEvaluator(facts, methods=("x", "y"), costly=("split", "split more"), exclusions=(("n",),))
+    evaluator = FakeEvaluator(facts, methods=("x", "y"), costly=("split", "split more"), ranked=("n", "m"))
     outcome = run(evaluator, "a")
     assert outcome.chosen == "a + recovery + split more"
     assert outcome.winner is not None
@@ -205,7 +205,7 @@ def test_a_recovery_that_does_harm_beside_the_others_is_taken_back() -> None:
         "a + recovery + split - y": Fact(loss=0.021),
         "a + recovery + split - x": Fact(loss=0.002),
     }
-    evaluator = FakeEvaluator(facts, methods=("x", "y"), costly=("split",), exclusions=(("n",),))
+    evaluator = FakeEvaluator(facts, methods=("x", "y"), costly=("split",), ranked=("n", "m"))
     outcome = run(evaluator, "a")
     assert outcome.chosen == "a + recovery + split - x"
     assert outcome.winner is not None
@@ -232,14 +232,17 @@ def test_layers_go_to_float_last() -> None:
     facts = {
         "a": Fact(loss=0.05),
         "a + recovery": Fact(loss=0.02),
-        "a + recovery - 1 layers": Fact(loss=0.015, speed=1.9),
-        "a + recovery - 2 layers": Fact(loss=0.005, speed=1.8),
+        "a + recovery, 1 layers in float": Fact(loss=0.015, speed=1.9),
+        "a + recovery, 2 layers in float": Fact(loss=0.005, speed=1.8),
     }
-    evaluator = FakeEvaluator(facts, methods=("x",), exclusions=(("n1",), ("n1", "n2"), ("n1", "n2", "n3")))
+    evaluator = FakeEvaluator(facts, methods=("x",), ranked=("n1", "n2", "n3", "n4"))
     outcome = run(evaluator, "a")
-    assert outcome.chosen == "a + recovery - 2 layers"
-    assert outcome.trial("a + recovery - 1 layers").stage == "exclusion"
-    assert "a + recovery - 3 layers" not in [t.name for t in outcome.trials]
+    assert outcome.chosen == "a + recovery, 2 layers in float"
+    assert outcome.winner is not None
+    assert outcome.winner.candidate.scheme.exclude == ("n1", "n2")
+    assert outcome.trial("a + recovery, 1 layers in float").stage == "exclusion"
+    assert "a + recovery, 1 layers in float, choice 2" in [t.name for t in outcome.trials], "n1 is put back"
+    assert "a + recovery, 4 layers in float" not in [t.name for t in outcome.trials]
 
 
 def test_no_recovery_where_the_fastest_qualifies() -> None:
@@ -306,7 +309,7 @@ def test_once_one_is_recovered_another_of_its_speed_is_left_alone() -> None:
     }
     evaluator = FakeEvaluator(facts, methods=("x",))
     assert run(evaluator, "a", "b").chosen == "a + recovery"
-    assert not [line for line in evaluator.log if line.startswith("screen b + recovery")]
+    assert not [line for line in evaluator.log if line.startswith("build b + recovery")]
 
 
 def test_a_kernel_choice_that_is_no_faster_and_far_less_exact_gets_no_methods() -> None:
@@ -320,3 +323,34 @@ def test_a_kernel_choice_that_is_no_faster_and_far_less_exact_gets_no_methods() 
     assert "no better than a in latency, and its outputs' SQNR is 25 dB lower" in outcome.trial("b").reason
     assert not [line for line in evaluator.log if line.startswith("assess b")]
     assert [line for line in evaluator.log if line.startswith("assess c")]
+
+
+def test_without_a_clock_the_most_int8_that_keeps_its_accuracy_wins_and_nothing_is_timed() -> None:
+    facts = {
+        "a": Fact(share=0.8, structure="a"),
+        "b": Fact(share=0.9, loss=0.004, structure="b"),
+        "c": Fact(share=0.99, loss=0.2, structure="c"),
+    }
+    evaluator = FakeEvaluator(facts, timed=False)
+    outcome = run(evaluator, "a", "b", "c", threads=(0, 1))
+    assert outcome.chosen == "b"
+    assert "the one with the most MACs in int8" in outcome.trial("b").reason
+    assert outcome.trial("a").reason == "20.0% of the MACs in float, b 10.0%"
+    assert not [line for line in evaluator.log if line.startswith("race")]
+    assert outcome.baseline is None
+    assert all(t.reason for t in outcome.trials)
+
+
+def test_without_a_clock_layers_go_to_float_as_far_as_that_may_win() -> None:
+    facts = {
+        "a": Fact(share=1.0, loss=0.05, structure="0"),
+        "a, 1 layers in float": Fact(share=0.75, loss=0.03, structure="1"),
+        "a, 2 layers in float": Fact(share=0.5, loss=0.002, structure="2"),
+        "b": Fact(share=0.4, loss=0.001, structure="b"),
+    }
+    evaluator = FakeEvaluator(facts, timed=False, ranked=("n1", "n2", "n3", "n4"))
+    assert run(evaluator, "a", "b").chosen == "a, 2 layers in float"
+    rival = {**facts, "b": Fact(share=0.7, loss=0.001, structure="b")}
+    outcome = run(FakeEvaluator(rival, timed=False, ranked=("n1", "n2", "n3", "n4")), "a", "b")
+    assert outcome.chosen == "b"
+    assert "a, 2 layers in float" not in [t.name for t in outcome.trials], "it could not win"

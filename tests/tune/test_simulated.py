@@ -1,50 +1,30 @@
+"""`edgeq tune` for targets that are simulated here, on the embedded demo model."""
+
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+import edgeq
 from edgeq import demo
-from edgeq.errors import GoalNotMetError
+from edgeq.cli import group
+from edgeq.errors import GoalNotMetError, OutputError
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.pipeline.job import Data
-from edgeq.tune import simulated
-from edgeq.tune.simulated import Sensitivity, Trial, fewest, find_form, is_simulated, tune_simulated
+from edgeq.tune.goal import Goal
+from edgeq.tune.run import Tuned, plan
 
-
-def losing(bad: set[str], each: float = 0.01) -> object:
-    def measured(kept: Sequence[str]) -> Trial:
-        return Trial("minmax", tuple(kept), 0.5, each * len(bad - set(kept)))
-
-    return measured
-
-
-@pytest.mark.parametrize(("needed", "layers"), [(1, 10), (3, 10), (7, 10), (10, 10)])
-def test_the_fewest_layers_are_found(needed: int, layers: int) -> None:
-    order = [f"layer{i}" for i in range(layers)]
-    found = fewest(order, losing(set(order[:needed])), 0.0, lambda: False)  # type: ignore[arg-type]
-    assert found is not None
-    assert found.kept == tuple(order[:needed])
-
-
-def test_none_is_found_where_all_are_not_enough() -> None:
-    assert fewest(["a", "b"], losing({"elsewhere"}), 0.0, lambda: False) is None  # type: ignore[arg-type]
-    assert fewest([], losing(set()), 0.0, lambda: False) is None  # type: ignore[arg-type]
-
-
-def test_the_budget_ends_the_search() -> None:
-    assert fewest(["a", "b"], losing(set()), 0.0, lambda: True) is None  # type: ignore[arg-type]
-
-
-def test_targets_without_kernels_here_are_simulated() -> None:
-    assert is_simulated("jetson-orin")
-    assert not is_simulated("this-machine")
+KEYS = ["bundle", "target", "simulated", "goal", "chosen", "trials", "elapsed_s", "proof"]
+FORM = {"method", "kept_in_float", "int8_mac_share", "loss", "noise"}
 
 
 @pytest.fixture(scope="module")
@@ -56,71 +36,92 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_bundle_for_elsewhere(labelled: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", ["nvidia-t4", "gemmini"])
+def test_a_bundle_for_elsewhere(labelled: Path, tmp_path: Path, target: str) -> None:
     out = tmp_path / "bundle"
-    result = tune_simulated(
+    result = edgeq.tune(
         demo.MODEL,
         Data(str(demo.CALIBRATION), count=50),
         out,
-        target="nvidia-t4",
+        target=target,
         validation=Data(str(labelled)),
         task=make_task("classification", TaskOptions()),
     )
-    assert result.chosen.loss is not None
-    assert result.chosen.loss <= 0.01
-    assert result.to_dict()["simulated"] is True
+    plain = result.to_dict()
+    assert list(plain) == KEYS
+    assert plain["simulated"] is True
+    assert all(set(form) == FORM for form in [plain["chosen"], *plain["trials"]])
+    assert plain["chosen"]["loss"] <= 0.01
+    assert plain["chosen"]["loss"] == pytest.approx(result.proof.drop)
+    assert plain["chosen"]["int8_mac_share"] == pytest.approx(result.proof.coverage.share, abs=1e-6)
+    assert not out.with_name("bundle.tuning").exists()
     run = [sys.executable, str(out / "edgeq_run.py"), "info", "--json"]
     report = json.loads(subprocess.run(run, capture_output=True, check=True, text=True).stdout)
     by_name = {variant["variant"]: variant for variant in report["variants"]}
-    checks = {check["name"]: check["kind"] for check in by_name["nvidia-t4"]["info"]["checks"]}
-    assert checks["accuracy"] == checks["self-test"] == "modelled"
-    if not by_name["nvidia-t4"]["runs_here"]:
-        assert by_name["nvidia-t4"]["reasons"]
-        assert report["chosen"] in ("cpu-float32", "cuda-float16")
+    assert target in by_name
+    if target == "nvidia-t4":
+        checks = {check["name"]: check["kind"] for check in by_name[target]["info"]["checks"]}
+        assert checks["accuracy"] == checks["self-test"] == "modelled"
+        if not by_name[target]["runs_here"]:
+            assert by_name[target]["reasons"]
+            assert report["chosen"] in ("cpu-float32", "cuda-float16")
 
 
-def test_what_cannot_be_reached_is_said_and_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def hopeless(bench: Any, methods: Any, max_drop: float, expired: Any) -> None:
-        bench.trials.append(Trial("entropy", (), 1.0, 0.25))
+class Interrupting:
+    """Presses Ctrl-C when the accuracy is first measured."""
 
-    monkeypatch.setattr(simulated, "find_form", hopeless)
+    @contextmanager
+    def stage(self, title: str, total: int | None = None) -> Iterator[Any]:
+        if title.startswith("accuracy on"):
+            raise KeyboardInterrupt
+        yield lambda steps: None
+
+    def note(self, text: str) -> None:
+        del text
+
+
+def test_what_was_interrupted_is_resumed(tmp_path: Path) -> None:
+    output = tmp_path / "bundle"
+
+    def tuned(**changes: Any) -> Tuned:
+        goal = Goal(max_drop=0.2, budget_s=20)
+        return edgeq.tune(demo.MODEL, Data(demo.CALIBRATION, count=4), output, target="gemmini", goal=goal, **changes)
+
+    with pytest.raises(KeyboardInterrupt):
+        tuned(progress=Interrupting())
+    with pytest.raises(OutputError, match="--resume"):
+        tuned()
+    assert tuned(resume=True).record["chosen"]["loss"] <= 0.2
+    assert output.exists()
+    assert not output.with_name("bundle.tuning").exists()
+
+
+def test_a_goal_out_of_reach_says_what_the_best_form_loses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgeq.tune import local
+
+    unchanged = local.LocalEvaluator.assess
+
+    def lossy(self: local.LocalEvaluator, candidates: Any, samples: int) -> Any:
+        found = unchanged(self, candidates, samples)
+        return {name: type(one)(samples, True, one.basis, 0.25, 0.2, 0.3, 0.25) for name, one in found.items()}
+
+    monkeypatch.setattr(local.LocalEvaluator, "assess", lossy)
     data = Data(str(demo.CALIBRATION), count=4)
-    with pytest.raises(GoalNotMetError, match=r"no form for nvidia-t4 .* the best, 0\.2500") as refusal:
-        tune_simulated(demo.MODEL, data, tmp_path / "bundle", target="nvidia-t4")
-    assert refusal.value.record["trials"][0]["loss"] == 0.25
+    with pytest.raises(GoalNotMetError, match=r"no form for nvidia-t4 .* the best, 0\.2500") as caught:
+        edgeq.tune(demo.MODEL, data, tmp_path / "bundle", target="nvidia-t4", goal=Goal(budget_s=3))
+    assert caught.value.record["chosen"] is None
+    assert 0.25 in [form["loss"] for form in caught.value.record["trials"]]
     assert not (tmp_path / "bundle").exists()
 
 
-class FakeBench:
-    """Layers a to d; a and b cost accuracy."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, ...]] = []
-
-    def screened(self, method: str) -> float:
-        return {"entropy": 0.1, "minmax": 0.4}[method]
-
-    def measured(self, method: str, kept: Sequence[str]) -> Trial:
-        self.asked.append(tuple(kept))
-        return Trial(method, tuple(kept), 0.9, 0.02 * len({"a", "b"} - set(kept)))
-
-    def sensitivities(self, method: str) -> dict[str, Sensitivity]:
-        noise = {"a": 0.5, "c": 0.3, "b": 0.2, "d": 0.1}
-        return {name: Sensitivity(value, 10) for name, value in noise.items()}
-
-
-def test_the_method_with_the_least_noise_and_the_layers_that_matter() -> None:
-    bench = FakeBench()
-    found = find_form(bench, ("minmax", "entropy"), 0.01, lambda: False)  # type: ignore[arg-type]
-    assert found is not None
-    assert found.method == "entropy"
-    # "c" was taken on the way to "b", and put back.
-    assert set(found.kept) == {"a", "b"}
-
-
-def test_no_layer_goes_to_float_where_none_has_to() -> None:
-    bench = FakeBench()
-    found = find_form(bench, ("entropy",), 0.05, lambda: False)  # type: ignore[arg-type]
-    assert found is not None
-    assert found.kept == ()
-    assert bench.asked == [()]
+def test_the_plan_names_methods_and_neither_threads_nor_recoveries(tmp_path: Path) -> None:
+    steps = plan(demo.MODEL, Data(demo.CALIBRATION), target="nvidia-t4")
+    assert len(steps.candidates) == 1
+    assert any("minmax" in name for name in steps.methods)
+    assert steps.threads == steps.recoveries == ()
+    arguments = ["tune", str(demo.MODEL), "--data", str(demo.CALIBRATION), "-t", "gemmini", "-o", str(tmp_path / "t")]
+    shown = CliRunner().invoke(group, [*arguments, "--dry-run"])
+    assert shown.exit_code == 0, shown.output
+    assert "built and screened" in shown.output
+    assert "threads" not in shown.output
+    assert "if accuracy falls short: layers in float" in shown.output

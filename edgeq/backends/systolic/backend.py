@@ -34,7 +34,7 @@ class SystolicBackend:
     """
 
     name = "systolic"
-    simulated = False
+    simulated = True
     adopts_quantized = True
 
     def __init__(self, table: Mapping[str, Any] = MappingProxyType({})) -> None:

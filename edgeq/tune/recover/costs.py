@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -43,13 +43,13 @@ class Costs:
     makers: Mapping[str, str]
     readers: Mapping[str, tuple[str, ...]]
 
-    def of(self, kept: Collection[str]) -> float:
-        """Microseconds that the units `kept` in float cost over all units in integers; may be negative."""
-        kept = set(kept)
-        return sum(map(self._own, kept)) + self._converted(self.conversion_us, kept)
+    @property
+    def span(self) -> float:
+        """Microseconds of all units in float over all in integers, conversions left out."""
+        return sum(self.float_us.values()) - sum(self.int8_us.values())
 
     def further(self, name: str, kept: Set[str]) -> float:
-        """What one unit more in float costs beside `kept`: between two units in float it saves two conversions."""
+        """Microseconds that one unit more in float costs beside `kept`; negative where it saves conversions."""
         touched = self._touched.get(name, ())
         return self._own(name) + self._converted(touched, kept | {name}) - self._converted(touched, kept - {name})
 

@@ -13,7 +13,8 @@ from edgeq.pipeline.quantize import Builder
 from edgeq.progress import Progress
 from edgeq.scheme import Scheme
 from edgeq.session import open_session
-from edgeq.tune.recover.exclude import exclude_layers
+from edgeq.tune.float_layers import select_float_layers
+from edgeq.tune.recover.exclude import rank_static
 from edgeq.tune.recover.run import RECOVERIES, Recoverer
 
 _SAMPLES = 16
@@ -61,12 +62,16 @@ def _closer(
         progress.note(f"{len(tried.exclude)} nodes in float: {found:.1f} dB")
         return -found
 
+    def in_float(nodes: tuple[str, ...]) -> Scheme:
+        return scheme.replace(exclude=(*scheme.exclude, *nodes))
+
     if loss(scheme) <= -min_sqnr_db:
         return scheme
-    found = exclude_layers(recoverer, job, scheme, names, loss, -min_sqnr_db, lambda: False, progress=progress)
+    ranking = rank_static(recoverer, job, scheme, names, progress=progress)
+    found = select_float_layers(ranking, lambda nodes: loss(in_float(nodes)), -min_sqnr_db, lambda: False)
     if not found:
         raise CheckFailedError(
             f"{job.source}: layers in float bring the outputs to {best:.1f} dB, not to {min_sqnr_db:g}",
             "Ask for less, add --recover, or choose another scheme",
         )
-    return found[-1]
+    return in_float(found[-1])

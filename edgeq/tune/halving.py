@@ -1,14 +1,16 @@
-"""Successive halving on accuracy: all candidates on few samples, the better ones on more, the last ones on all."""
+"""Accuracy by successive halving: all candidates on few samples, the better ones on more, the last ones on all."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from edgeq.progress import Progress
+from edgeq.tune.candidate import Candidate
 from edgeq.tune.evaluator import Evaluator
 from edgeq.tune.explain import hopeless, less_accurate, points
 from edgeq.tune.goal import Deadline
-from edgeq.tune.record import Trial
+from edgeq.tune.record import Stage, Trial
+from edgeq.tune.screening import build
 from edgeq.tune.trials import TrialTable, accuracy_key, structure_of
 
 _FIRST = 32
@@ -21,17 +23,18 @@ def rungs(total: int) -> tuple[int, ...]:
     return (*(n for n in sizes if n >= _FIRST), total)
 
 
-def halve(table: TrialTable, evaluator: Evaluator, deadline: Deadline, share: float, progress: Progress) -> None:
-    """Assess the candidates that are alive, dropping on the way those that cannot win.
+def halve(table: TrialTable, evaluator: Evaluator, deadline: Deadline, progress: Progress) -> None:
+    """Assess the candidates that are in the run, dropping on the way those that cannot win.
 
-    Two kinds cannot: one whose loss is above the bar even at the favourable end of its 95 % interval, and one that
-    loses more than half of the others of its own speed. Afterwards every trial that is alive was measured in full.
+    Two kinds cannot: one whose loss is above the allowed one even at the favourable end of its 95 % interval, and one
+    that loses more than half of the others of its own structure. Afterwards every trial in the run was measured in
+    full.
     """
     steps = rungs(evaluator.total)
     for step, samples in enumerate(steps):
         entered = table.alive()
-        if deadline.passed(share) and step < len(steps) - 1:
-            # One more look, at all samples, for the one that looks best: an answer beats none.
+        if deadline.passed() and step < len(steps) - 1:
+            # The one that looks best is measured in full all the same: an answer beats none.
             for trial in sorted(entered, key=lambda t: (accuracy_key(t), table.cost(t)))[1:]:
                 table.eliminate(trial.name, "the budget ran out before it was measured in full")
             samples = evaluator.total
@@ -45,15 +48,32 @@ def halve(table: TrialTable, evaluator: Evaluator, deadline: Deadline, share: fl
             break
         _drop_hopeless(table)
         _drop_worse_half(table, samples)
-        log_best(table, progress)
+        _note_best(table, progress)
     for trial in table.alive():
         if not table.meets(trial):
-            mark_shortfall(table, trial)
-    log_best(table, progress)
+            _mark_shortfall(table, trial)
+    _note_best(table, progress)
 
 
-def mark_shortfall(table: TrialTable, trial: Trial) -> None:
-    """Mark a trial that is below the bar: measured in full, or surely so after fewer samples."""
+def build_and_assess(
+    table: TrialTable, evaluator: Evaluator, candidate: Candidate, stage: Stage, parent: str, progress: Progress
+) -> Trial:
+    """Build one candidate and assess it on ever more samples, as long as it may still meet the goal."""
+    if not build(table, evaluator, candidate, stage, parent):
+        return table[candidate.name]
+    for samples in rungs(evaluator.total):
+        found = evaluator.assess([candidate], samples)[candidate.name]
+        trial = table.update(candidate.name, assessment=found)
+        if found.low > table.goal.max_drop:
+            break
+    if not table.meets(trial):
+        _mark_shortfall(table, trial)
+    _note_best(table, progress)
+    return table[trial.name]
+
+
+def _mark_shortfall(table: TrialTable, trial: Trial) -> None:
+    """Mark a trial that loses too much: measured in full, or surely so after fewer samples."""
     found = trial.assessment
     assert found is not None
     if not found.complete:
@@ -65,7 +85,7 @@ def mark_shortfall(table: TrialTable, trial: Trial) -> None:
     table.update(trial.name, status="short", reason=f"{text}; {points(table.goal.max_drop)} are allowed")
 
 
-def log_best(table: TrialTable, progress: Progress) -> None:
+def _note_best(table: TrialTable, progress: Progress) -> None:
     """One line on the candidate that leads now."""
     leaders = table.qualified() or sorted(table.alive(), key=lambda t: (accuracy_key(t), table.cost(t)))
     for trial in leaders[:1]:
@@ -88,9 +108,8 @@ def _drop_worse_half(table: TrialTable, samples: int) -> None:
     for group in _by_structure(table.alive()):
         group.sort(key=accuracy_key)
         for trial in group[(len(group) + 1) // 2 :]:
-            table.eliminate(
-                trial.name, f"as fast as {group[0].name}, {less_accurate(trial, group[0])} ({samples} samples)"
-            )
+            why = f"as fast as {group[0].name}, {less_accurate(trial, group[0])} ({samples} samples)"
+            table.eliminate(trial.name, why)
 
 
 def _by_structure(trials: list[Trial]) -> Iterator[list[Trial]]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.goal import Goal
-from edgeq.tune.mixed import beginnings, slower_in_integers
+from edgeq.tune.slow_layers import slower_in_integers
 from edgeq.tune.space import in_float, kernel_candidates
+from edgeq.tune.timing import beginnings
 from tests.tune.fakes import Fact, FakeEvaluator, profile
 from tests.tune.test_search import run
 

@@ -1,0 +1,139 @@
+"""Accuracy of candidates on growing numbers of samples, none of which a model sees twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edgeq.data.samples import Sample
+from edgeq.measure.agreement import Agreement, Comparison
+from edgeq.measure.inference import Outputs, Session, infer
+from edgeq.measure.rows import rows
+from edgeq.measure.task import Task
+from edgeq.pipeline.job import Job
+from edgeq.progress import SILENT, Progress
+from edgeq.session import open_session
+from edgeq.tune.accuracy_estimate import AgreementEstimate, Measured, MetricEstimate, assess
+from edgeq.tune.record import Assessment
+from edgeq.tune.recover.sensitivity import Columns
+from edgeq.tune.store import MEMORY, ArrayStore, SampleStore
+
+_BLOCKS = 16
+
+
+class AccuracyMeter:
+    """Compares sessions with float32 on a job's validation samples. Samples, float32's outputs and what a candidate
+    has shown so far are kept.
+
+    Args:
+        task: what to measure by labels; None measures agreement with float32.
+        seen_only: whether losses are those on the samples alone; see `accuracy_estimate.assess`.
+        memory: bytes of samples and outputs to hold in memory; what is more goes to `workdir`.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        workdir: Path,
+        *,
+        task: Task | None = None,
+        seen_only: bool = False,
+        memory: int = MEMORY,
+        progress: Progress = SILENT,
+    ) -> None:
+        self._task = task
+        self._seen_only = seen_only
+        self.samples = SampleStore(job.validation, workdir / "samples", memory=memory // 2, progress=progress)
+        self._float_outputs = ArrayStore(workdir / "float", memory // 2)
+        self._float_model = job.prepared.path
+        self._float_session: Session | None = None
+        self._float_metrics: dict[int, Measured] = {}
+        self._estimates: dict[str, _Estimate] = {}
+
+    @property
+    def total(self) -> int:
+        """Number of samples."""
+        return len(self.samples)
+
+    def assess(
+        self, name: str, session: Callable[[], Session], samples: int, advance: Callable[[int], None]
+    ) -> Assessment:
+        """Accuracy of the model called `name` on the first `samples` samples.
+
+        Args:
+            session: opens it; not called where nothing is left to be run.
+            advance: is called with 1 after each sample that was run.
+        """
+        estimate = self._estimates.get(name)
+        if estimate is None or estimate.seen > samples:
+            estimate = self._estimates[name] = _Estimate(self._metric())
+        if estimate.seen < samples:
+            opened = session()
+            for position in range(estimate.seen, samples):
+                sample = self.samples[position]
+                made = {"float": self._reference(position), "int8": infer(opened, sample, model=name)}
+                for row, outputs in rows(sample, made):
+                    estimate.update(row, outputs["float"], outputs["int8"])
+                estimate.seen += 1
+                advance(1)
+        labels = None
+        if self._task is not None and estimate.metric is not None:
+            labels = self._task, self._float_measured(samples), estimate.metric.measured()
+        complete = samples >= self.total
+        return assess(estimate.agreement, labels, complete=complete, seen_only=self._seen_only)
+
+    def compare(self, session: Session, count: int, *, model: str) -> Agreement:
+        """How closely the outputs follow float32's, on the first `count` samples."""
+        comparison = Comparison()
+        for position in range(min(count, self.total)):
+            comparison.update(self._reference(position), infer(session, self.samples[position], model=model))
+        return comparison.result()
+
+    def noise(self, session: Session, count: int, *, model: str) -> float:
+        """Noise power over signal power at the outputs, mean over their columns, on the first `count` samples."""
+        columns = Columns()
+        for position in range(min(count, self.total)):
+            columns.update(self._reference(position), infer(session, self.samples[position], model=model))
+        return columns.noise
+
+    def float_metrics(self) -> dict[str, float]:
+        """float32's metrics over all samples; empty without a task."""
+        return dict(self._float_measured(self.total).metrics) if self._task is not None else {}
+
+    def _metric(self) -> MetricEstimate | None:
+        return MetricEstimate(self._task, max(1, self.total // _BLOCKS)) if self._task is not None else None
+
+    def _float_measured(self, samples: int) -> Measured:
+        """float32's metric over the first `samples`, computed once for each such number."""
+        if samples not in self._float_metrics:
+            metric = self._metric()
+            assert metric is not None
+            for position in range(samples):
+                for row, outputs in rows(self.samples[position], {"float": self._reference(position)}):
+                    metric.update(outputs["float"], row)
+            self._float_metrics[samples] = metric.measured()
+        return self._float_metrics[samples]
+
+    def _reference(self, position: int) -> Outputs:
+        """float32's outputs for the sample at `position`, computed once."""
+        if position not in self._float_outputs:
+            if self._float_session is None:
+                self._float_session = open_session(self._float_model)
+            made = infer(self._float_session, self.samples[position], model="float32")
+            self._float_outputs.put(position, made)
+        return self._float_outputs.get(position)
+
+
+@dataclass
+class _Estimate:
+    """A candidate's running figures, and how many samples they rest on."""
+
+    metric: MetricEstimate | None
+    agreement: AgreementEstimate = field(default_factory=AgreementEstimate)
+    seen: int = 0
+
+    def update(self, sample: Sample, reference: Outputs, candidate: Outputs) -> None:
+        self.agreement.update(reference, candidate, sample)
+        if self.metric is not None:
+            self.metric.update(candidate, sample)

@@ -1,0 +1,98 @@
+"""The decision: a last race of the best that qualify, one of them chosen, and for each of the others the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgeq.tune.evaluator import FLOAT, Evaluator
+from edgeq.tune.explain import less_accurate, points, times
+from edgeq.tune.goal import Deadline
+from edgeq.tune.record import Trial
+from edgeq.tune.timing import MOST_S, RACED, Baseline, choose_threads, not_slower, race
+from edgeq.tune.trials import FLOAT_MACS, TIE, TrialTable, accuracy_key, structure_of
+
+_SUPERLATIVES = {
+    "latency": "fastest",
+    "throughput": "fastest",
+    "size": "smallest",
+    "memory": "leanest",
+    FLOAT_MACS: "one with the most MACs in int8",
+}
+
+
+def decide(
+    table: TrialTable, evaluator: Evaluator, deadline: Deadline, threads: Sequence[int], baseline: Baseline
+) -> Baseline:
+    """Race the best that qualify and choose one. Where none of them is fast enough, the next best race.
+
+    The threads are chosen anew: minutes have passed, and the load of the machine may have changed what pays. Where the
+    evaluator has no clock, the cheapest that qualifies is chosen without a race.
+
+    Returns:
+        float32 in the last race; `baseline` where there was none.
+    """
+    if not evaluator.timed:
+        _choose(table, table.qualified())
+        return baseline
+    seconds = deadline.left_s(MOST_S)
+    while finalists := _finalists(table, evaluator):
+        # All that qualify get these threads: speeds with others must not be compared with what the race measures.
+        remaining = [t for t in table.qualified() if t.name not in {f.name for f in finalists}]
+        float_threads, _ = choose_threads(table, [*finalists, *remaining], evaluator, threads, seconds / 3, "last")
+        finalists = [table[trial.name] for trial in finalists]
+        raced = race(table, evaluator, finalists, float_threads, top=1, tie=TIE, seconds=seconds * 2 / 3)
+        baseline = Baseline(raced.timings[FLOAT], float_threads, raced.settled, raced.histograms)
+        for trial in table.qualified():
+            if not not_slower(trial, strict=table.objective in ("latency", "throughput")):
+                assert trial.timing is not None
+                table.eliminate(trial.name, f"not faster than float32: {times(trial.timing)}")
+        structures = {structure_of(trial) for trial in finalists}
+        ranked = [trial for trial in table.qualified() if structure_of(trial) in structures]
+        if ranked:
+            for trial in table.qualified():
+                if trial not in ranked:
+                    reason = f"costlier than the {len(finalists)} that went into the last race"
+                    table.update(trial.name, status="qualified", reason=reason)
+            _choose(table, ranked)
+            break
+    return baseline
+
+
+def _finalists(table: TrialTable, evaluator: Evaluator) -> list[Trial]:
+    """Of each structure that qualifies the most accurate: the cheapest few, and all that were never timed."""
+    best: dict[str, Trial] = {}
+    for trial in sorted(table.qualified(), key=accuracy_key):
+        best.setdefault(structure_of(trial), table.timed(trial))
+    if table.objective == "memory":
+        for key, trial in best.items():
+            if trial.memory_bytes is None:
+                peak = evaluator.memory(trial.candidate, trial.candidate.threads)
+                best[key] = table.update(trial.name, memory_bytes=peak)
+    new = [t for t in best.values() if t.timing is None]
+    old = sorted((t for t in best.values() if t.timing is not None), key=table.cost)
+    return [*old[:RACED], *new]
+
+
+def _choose(table: TrialTable, ranked: Sequence[Trial]) -> None:
+    """Choose the most accurate of the cheapest of `ranked`, which are sorted by cost."""
+    if not ranked:
+        return
+    winner = min((t for t in ranked if not table.cheaper(ranked[0], t)), key=accuracy_key)
+    assert winner.assessment is not None
+    for trial in ranked:
+        table.update(trial.name, status="qualified", reason=_why_not(table, trial, winner))
+    lost = points(winner.assessment.loss)
+    why = f"the {_SUPERLATIVES[table.objective]} that keeps the accuracy asked for: loses {lost}"
+    table.update(winner.name, status="chosen", reason=why)
+
+
+def _why_not(table: TrialTable, trial: Trial, winner: Trial) -> str:
+    if structure_of(trial) == structure_of(winner):
+        return f"as fast as {winner.name}, {less_accurate(trial, winner)}"
+    if not table.cheaper(winner, trial):
+        return f"within {TIE:.0%} of {winner.name}, {less_accurate(trial, winner)}"
+    if table.objective == FLOAT_MACS:
+        return f"{table.cost(trial):.1%} of the MACs in float, {winner.name} {table.cost(winner):.1%}"
+    times_what = {"size": "times larger than", "memory": "times the memory of"}
+    share = table.cost(trial) / table.cost(winner)
+    return f"{share:.2f} {times_what.get(table.objective, 'times the latency of')} {winner.name}"

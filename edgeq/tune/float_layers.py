@@ -1,0 +1,203 @@
+"""Which layers to keep in float, so that no more accuracy is lost than allowed at the least cost.
+
+A ranking orders the layers: those that cause much noise at the outputs for what they cost in float come first. How many
+of them are needed is found by measuring: 1, 2, 4, ... until the loss is small enough, then by bisection. Then those
+that cost most are put back into integers, one by one, as long as the loss stays small enough.
+
+Where a ranking cannot be read off tensors, `rank_by_probing` measures it: noise is what the outputs show where nothing
+but a layer is quantized. Noises of layers add up as far as they are small and independent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Protocol
+
+REFINEMENTS = 4
+_GROUPS = 8
+_PROBES = 32
+
+
+@dataclass(frozen=True)
+class RankedLayer:
+    """A layer, or several that go to float together.
+
+    Attributes:
+        name: unique in its ranking.
+        nodes: names of its nodes in the float model.
+        noise: power of the error at the outputs that its quantization alone causes, over the outputs' power.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    noise: float
+
+
+class LayerCosts(Protocol):
+    """What layers in float cost, in any unit (microseconds, multiply-accumulates)."""
+
+    @property
+    def span(self) -> float:
+        """Cost of all layers in float over all in integers."""
+
+    def further(self, name: str, kept: Set[str]) -> float:
+        """Cost of layer `name` in float beside the layers `kept` in float."""
+
+
+@dataclass(frozen=True)
+class MacCosts:
+    """Costs where nothing is timed: a layer's multiply-accumulates.
+
+    Attributes:
+        macs: by name of the layer.
+    """
+
+    macs: Mapping[str, int]
+
+    @property
+    def span(self) -> float:
+        """Multiply-accumulates of all layers."""
+        return float(sum(self.macs.values()))
+
+    def further(self, name: str, kept: Set[str]) -> float:
+        """The layer's own multiply-accumulates, whatever else is in float."""
+        return float(self.macs[name])
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Layers in the order in which to keep them in float.
+
+    Attributes:
+        costs: by the layers' names.
+        slack: factor on the cost that is allowed, for costs that are estimates.
+    """
+
+    layers: tuple[RankedLayer, ...]
+    costs: LayerCosts
+    slack: float = 1.0
+
+
+def select_float_layers(
+    ranking: Ranking,
+    evaluate: Callable[[tuple[str, ...]], float],
+    max_drop: float,
+    expired: Callable[[], bool],
+    *,
+    headroom: float = math.inf,
+    refinements: int = REFINEMENTS,
+) -> tuple[tuple[str, ...], ...]:
+    """Sets of nodes to keep in float that lose at most `max_drop`, each cheaper than the one before.
+
+    Where `evaluate` never grows with more layers in float, the last set costs at most what the shortest beginning of
+    the ranking that holds does. Nothing is evaluated twice.
+
+    Args:
+        evaluate: loss of the model with these nodes in float, in the unit of `max_drop`.
+        expired: whether to stop looking; what was found by then is returned.
+        headroom: largest cost, as a share of the ranking's span.
+        refinements: how many layers are tried to be put back into integers.
+
+    Returns:
+        Names of nodes; empty where no affordable set was found in time.
+    """
+    order = affordable(ranking, headroom)
+    found: list[tuple[RankedLayer, ...]] = []
+
+    def holds(layers: tuple[RankedLayer, ...]) -> bool:
+        enough = evaluate(_nodes(layers)) <= max_drop
+        if enough:
+            found.append(layers)
+        return enough
+
+    failed, size = 0, 1
+    while failed < len(order) and not expired():
+        size = min(size, len(order))
+        if holds(order[:size]):
+            break
+        failed, size = size, 2 * size
+    if not found:
+        return ()
+    while len(found[-1]) - failed > 1 and not expired():
+        middle = (len(found[-1]) + failed) // 2
+        if not holds(order[:middle]):
+            failed = middle
+    for layer in _costliest(found[-1], ranking.costs)[:refinements]:
+        if expired() or len(found[-1]) == 1:
+            break
+        without = tuple(other for other in found[-1] if other != layer)
+        if without != order[: len(without)]:  # beginnings of the order were evaluated above
+            holds(without)
+    return tuple(_nodes(layers) for layers in found)
+
+
+def affordable(ranking: Ranking, headroom: float) -> tuple[RankedLayer, ...]:
+    """The longest beginning of the ranking that costs at most `headroom` of the span; never all layers, which would be
+    the float model."""
+    limit = ranking.slack * headroom * ranking.costs.span if headroom < math.inf else math.inf
+    kept: set[str] = set()
+    spent, count = 0.0, 0
+    for position, layer in enumerate(ranking.layers[:-1], 1):
+        spent += ranking.costs.further(layer.name, kept)
+        kept.add(layer.name)
+        if spent <= limit:
+            count = position
+    return ranking.layers[:count]
+
+
+def rank_by_probing(
+    macs: Mapping[str, int],
+    noise_of: Callable[[Sequence[str]], float],
+    expired: Callable[[], bool],
+    *,
+    groups: int = _GROUPS,
+    probes: int = _PROBES,
+) -> Ranking:
+    """Layers by noise, of those within a factor of about two the cheapest first; costs are multiply-accumulates.
+
+    To spare measurements, groups of neighbours are measured first, and the noisiest group is split again and again.
+
+    Args:
+        macs: multiply-accumulates by layer, in execution order.
+        noise_of: noise power over signal power at the outputs where only these layers are quantized.
+        expired: whether to stop splitting.
+        groups: groups to begin with, about equally long; as many as layers measures each layer by itself.
+        probes: most calls of `noise_of`, beyond the first `groups`.
+    """
+    names = list(macs)
+    size = max(1, -(-len(names) // groups))
+
+    def measured(nodes: Sequence[str]) -> RankedLayer:
+        return RankedLayer(nodes[0], tuple(nodes), noise_of(nodes))
+
+    def cost(layer: RankedLayer) -> int:
+        return sum(macs[node] for node in layer.nodes)
+
+    def order(layer: RankedLayer) -> tuple[float, int, tuple[str, ...]]:
+        magnitude = round(math.log2(layer.noise)) if layer.noise > 0 else -math.inf
+        return -magnitude, cost(layer), layer.nodes
+
+    pieces = [measured(names[start : start + size]) for start in range(0, len(names), size)]
+    remaining = probes - len(pieces)
+    while remaining >= 2 and not expired():
+        whole = max((piece for piece in pieces if len(piece.nodes) > 1), key=lambda piece: piece.noise, default=None)
+        if whole is None:
+            break
+        middle = len(whole.nodes) // 2
+        pieces.remove(whole)
+        pieces += [measured(whole.nodes[:middle]), measured(whole.nodes[middle:])]
+        remaining -= 2
+    return Ranking(tuple(sorted(pieces, key=order)), MacCosts({piece.name: cost(piece) for piece in pieces}))
+
+
+def _nodes(layers: Sequence[RankedLayer]) -> tuple[str, ...]:
+    return tuple(node for layer in layers for node in layer.nodes)
+
+
+def _costliest(kept: Sequence[RankedLayer], costs: LayerCosts) -> list[RankedLayer]:
+    """Layers by what putting them back into integers saves, the most first; those that save nothing are left out."""
+    names = {layer.name for layer in kept}
+    saved = {layer.name: costs.further(layer.name, names) for layer in kept}
+    return sorted((layer for layer in kept if saved[layer.name] > 0), key=lambda layer: -saved[layer.name])

@@ -1,0 +1,146 @@
+"""Accuracy recovery, where something cheap loses too much: methods that cost no speed first, layers in float last."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from edgeq.progress import Progress
+from edgeq.tune.candidate import Candidate
+from edgeq.tune.evaluator import Evaluator
+from edgeq.tune.float_layers import select_float_layers
+from edgeq.tune.goal import Deadline
+from edgeq.tune.halving import build_and_assess
+from edgeq.tune.record import Trial
+from edgeq.tune.timing import time_new
+from edgeq.tune.trials import FLOAT_MACS, TrialTable, loss_of, structure_of
+
+_BASES = 2
+
+
+def recover_accuracy(
+    table: TrialTable, evaluator: Evaluator, deadline: Deadline, float_threads: int, progress: Progress
+) -> None:
+    """Try to make what is cheaper than the best that qualifies qualify too: by recoveries, then by layers in float."""
+    for base in _bases(table, evaluator):
+        if deadline.passed():
+            return
+        time_new(table, evaluator, deadline, float_threads)
+        if not _worthwhile(table, base):
+            continue
+        best = _apply_recoveries(table, evaluator, deadline, base, progress)
+        if not table.meets(best) and not deadline.passed():
+            _keep_layers_in_float(table, evaluator, deadline, best, _headroom(table, base), progress)
+
+
+def _apply_recoveries(
+    table: TrialTable, evaluator: Evaluator, deadline: Deadline, base: Trial, progress: Progress
+) -> Trial:
+    """The best of `base` with recoveries: group after group, each together, or where that does harm one by one; then
+    without those that do harm now that the others are there, and without those that cost speed and are not needed."""
+    groups = evaluator.recoveries()
+    if base.candidate.scheme.mode != "static" or base.candidate.builder or not groups:
+        return base
+    best, max_drop = base, table.goal.max_drop
+    tried = {frozenset(base.candidate.recoveries)}
+
+    def attempt(candidate: Candidate) -> Trial:
+        tried.add(frozenset(candidate.recoveries))
+        return build_and_assess(table, evaluator, candidate, "recovery", best.name, progress)
+
+    for position, group in enumerate(groups):
+        title = group[0] if position else "recovery"
+        steps = [(group, title), *(((name,), name) for name in group if len(group) > 1)]
+        for names, label in steps:
+            if deadline.passed() or loss_of(best) <= max_drop:
+                break
+            made = attempt(_with(best.candidate, names, label))
+            better = loss_of(made) < loss_of(best)
+            best = made if better else best
+            if better and names == group:
+                break
+    for name in reversed(best.candidate.recoveries):
+        enough = loss_of(best) <= max_drop
+        fewer = _without(best.candidate, name)
+        if deadline.passed() or frozenset(fewer.recoveries) in tried or (enough and name in groups[0]):
+            continue
+        made = attempt(fewer)
+        best = made if loss_of(made) <= (max_drop if enough else loss_of(best)) else best
+    return best
+
+
+def _keep_layers_in_float(
+    table: TrialTable, evaluator: Evaluator, deadline: Deadline, base: Trial, headroom: float, progress: Progress
+) -> None:
+    """Try `base` with layers in float, chosen by the evaluator's ranking, until it meets the goal at the least cost."""
+    progress.note(f"looking for the layers of {base.name} to keep in float")
+    ranking = evaluator.rank(base.candidate, headroom=headroom, seconds=deadline.left_s())
+    named: Counter[int] = Counter()
+    scheme = base.candidate.scheme
+
+    def loss(nodes: tuple[str, ...]) -> float:
+        named[len(nodes)] += 1
+        again = f", choice {named[len(nodes)]}" if named[len(nodes)] > 1 else ""
+        candidate = base.candidate.replace(
+            name=f"{base.name}, {len(nodes)} layers in float{again}",
+            scheme=scheme.replace(exclude=(*scheme.exclude, *nodes)),
+        )
+        return loss_of(build_and_assess(table, evaluator, candidate, "exclusion", base.name, progress))
+
+    select_float_layers(ranking, loss, table.goal.max_drop, deadline.passed, headroom=headroom)
+
+
+def _with(candidate: Candidate, names: tuple[str, ...], title: str) -> Candidate:
+    return candidate.replace(name=f"{candidate.name} + {title}", recoveries=(*candidate.recoveries, *names))
+
+
+def _without(candidate: Candidate, name: str) -> Candidate:
+    remaining = tuple(other for other in candidate.recoveries if other != name)
+    return candidate.replace(name=f"{candidate.name} - {name}", recoveries=remaining)
+
+
+def _bases(table: TrialTable, evaluator: Evaluator) -> list[Trial]:
+    """The most accurate trial of each structure that loses too much and is cheaper than the best that qualifies."""
+    best: dict[str, Trial] = {}
+    for trial in sorted((t for t in table if t.assessment), key=loss_of):
+        if not evaluator.timed or _perhaps_faster(trial):
+            best.setdefault(structure_of(trial), trial)
+    short = [t for t in best.values() if not table.meets(t) and _worthwhile(table, t)]
+    chosen = sorted(short, key=lambda t: (table.cost(t), loss_of(t)))[:_BASES]
+    return [_in_full(table, evaluator, t) for t in sorted(chosen, key=loss_of)]
+
+
+def _perhaps_faster(trial: Trial) -> bool:
+    """Whether it was timed, and is faster than float32 at the favourable end of the interval."""
+    speedup = trial.timing.speedup if trial.timing else None
+    return speedup is not None and speedup["high"] >= 1
+
+
+def _worthwhile(table: TrialTable, trial: Trial) -> bool:
+    """Whether it would win if it qualified."""
+    qualified = table.qualified()
+    return not qualified or table.cheaper(trial, qualified[0])
+
+
+def _headroom(table: TrialTable, trial: Trial) -> float:
+    """How far a trial may go from its cost in execution towards float32's, 1 being all the way: where that is what
+    counts, no further than the best that qualifies already."""
+    own = _relative_cost(table, trial)
+    rivals = [] if table.objective in ("size", "memory") else table.qualified()[:1]
+    most = min([1.0, *(_relative_cost(table, rival) for rival in rivals)])
+    return max(0.0, (most - own) / (1 - own)) if own < 1 else 0.0
+
+
+def _relative_cost(table: TrialTable, trial: Trial) -> float:
+    """Latency over float32's, 1 where it was not timed; where nothing can be timed, the share of MACs in float."""
+    if table.objective == FLOAT_MACS:
+        return table.cost(trial)
+    return 1 / trial.timing.speedup["estimate"] if trial.timing and trial.timing.speedup else 1.0
+
+
+def _in_full(table: TrialTable, evaluator: Evaluator, trial: Trial) -> Trial:
+    if trial.assessment is not None and trial.assessment.complete:
+        return trial
+    found = evaluator.assess([trial.candidate], evaluator.total)
+    trial = table.update(trial.name, assessment=found[trial.name])
+    # It was dropped on fewer samples than there are, or for want of time: the result on all of them decides.
+    return table.update(trial.name, reason="") if table.meets(trial) else trial

@@ -1,0 +1,86 @@
+"""Candidates built and looked at: what does not load, computes nothing in int8, is there already or is far from
+float32's outputs is dropped before anything is measured at length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from edgeq.errors import EdgeqError
+from edgeq.hardware.profile import Profile
+from edgeq.tune.candidate import Candidate
+from edgeq.tune.evaluator import Evaluator
+from edgeq.tune.goal import Deadline
+from edgeq.tune.record import Stage, Trial
+from edgeq.tune.space import method_candidates
+from edgeq.tune.trials import TrialTable, structure_of
+
+# Of candidates that cost the same, one whose outputs are this much further from float32's is not worth measuring.
+_SQNR_BEHIND_DB = 6.0
+
+
+def build_all(
+    table: TrialTable, evaluator: Evaluator, deadline: Deadline, candidates: Iterable[Candidate], *, least: int = 1
+) -> None:
+    """Build `candidates` in their order until the deadline; at least the first `least`."""
+    for position, candidate in enumerate(candidates):
+        if position >= least and deadline.passed():
+            table.add(candidate)
+            table.eliminate(candidate.name, "the budget ran out before it was built")
+        else:
+            build(table, evaluator, candidate)
+
+
+def build(
+    table: TrialTable, evaluator: Evaluator, candidate: Candidate, stage: Stage = "space", parent: str = ""
+) -> bool:
+    """Build one candidate and enter it in the table; whether it is still in the run."""
+    if candidate.name in table:
+        return not table[candidate.name].reason
+    table.add(candidate, stage, parent)
+    try:
+        screening = evaluator.build(candidate)
+    except EdgeqError as error:
+        table.eliminate(candidate.name, error.problem)
+        return False
+    duplicate = next((t for t in table if t.screening and t.screening.content == screening.content), None)
+    table.update(candidate.name, screening=screening)
+    if duplicate is not None:
+        table.eliminate(candidate.name, f"the same model as {duplicate.name}")
+    elif screening.int8_mac_share == 0:
+        table.eliminate(candidate.name, "nothing of it runs in int8")
+    table.timed(table[candidate.name])
+    return not table[candidate.name].reason
+
+
+def build_methods(table: TrialTable, evaluator: Evaluator, deadline: Deadline, profile: Profile) -> None:
+    """Other calibration methods for the kernel choices that are worth it, and of each structure the promising ones."""
+    _drop_dominated(table)
+    for kernel in table.alive():
+        methods = method_candidates(kernel.candidate, profile)
+        build_all(table, evaluator, deadline, [c.replace(threads=kernel.candidate.threads) for c in methods])
+    for structure in dict.fromkeys(structure_of(t) for t in table.alive()):
+        group = [t for t in table.alive() if structure_of(t) == structure]
+        best = max(group, key=_sqnr)
+        for trial in group:
+            behind = _sqnr(best) - _sqnr(trial)
+            if behind > _SQNR_BEHIND_DB:
+                why = f"as fast as {best.name}, and its outputs' SQNR is {behind:.0f} dB lower"
+                table.eliminate(trial.name, why)
+
+
+def _drop_dominated(table: TrialTable) -> None:
+    """Kernel choices that are no cheaper than another one whose outputs are far closer to float32's."""
+    for trial in table.alive():
+        for other in table.alive():
+            behind = _sqnr(other) - _sqnr(trial)
+            if not table.cheaper(trial, other) and behind > _SQNR_BEHIND_DB:
+                why = (
+                    f"no better than {other.name} in {table.objective}, and its outputs' SQNR is {behind:.0f} dB lower"
+                )
+                table.eliminate(trial.name, why)
+                break
+
+
+def _sqnr(trial: Trial) -> float:
+    """Of the screening, dB; equal outputs count as 200, so that differences are numbers."""
+    return min(200.0, trial.screening.sqnr_db) if trial.screening else -200.0

@@ -1,0 +1,158 @@
+"""Timing in a search: threads, one runner for each structure beside float32, and layers that integers make slower.
+
+An integer kernel is not always the faster one: a convolution of three channels, or a depthwise one, can take twice as
+long as in float. Which these are on this machine is read off the runtime's profile of both models. A layer in float
+costs conversions at its borders, which the profile does not predict, so ever longer beginnings of the list, worst
+first, are built and raced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgeq.tune.evaluator import FLOAT, Evaluator, Race, Runner
+from edgeq.tune.explain import share, times
+from edgeq.tune.goal import Deadline
+from edgeq.tune.record import Timing, Trial
+from edgeq.tune.screening import build
+from edgeq.tune.space import in_float
+from edgeq.tune.trials import TIE, TrialTable, p50_of, structure_of
+
+MOST_S = 18.0
+"""A stage of races that are not settled by then: what is left in doubt is close enough not to matter."""
+RACED = 4
+"""Places of a race that have to be settled, and candidates in the last race."""
+# Differences that do not matter before the last race.
+_ROUGHLY = 0.03
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """float32 with the threads that suit it best.
+
+    Attributes:
+        timing: None where nothing was timed.
+        settled: whether the order of the race that it comes from is statistically settled.
+        histograms: of that race, as `Race` has them.
+    """
+
+    timing: Timing | None = None
+    threads: int = 0
+    settled: bool = True
+    histograms: Mapping[str, Any] = field(default_factory=dict)
+
+
+def time_kernels(table: TrialTable, evaluator: Evaluator, deadline: Deadline, threads: Sequence[int]) -> Baseline:
+    """Choose the threads, time every structure that is in the run, keep layers in float that are faster so, and drop
+    what is slower than float32. Nothing is done where the evaluator has no clock."""
+    if not evaluator.timed or not table.alive():
+        return Baseline()
+    seconds = deadline.left_s(MOST_S) / 3
+    float_threads, int8_threads = choose_threads(table, table.alive(), evaluator, threads, seconds, "first")
+    first = list({structure_of(t): t for t in reversed(table.alive())}.values())[::-1]
+    raced = race(table, evaluator, first, float_threads, top=RACED, tie=_ROUGHLY, seconds=seconds)
+    _keep_slow_layers_in_float(table, evaluator, float_threads, seconds)
+    if table.goal.objective == "memory":
+        for trial in first:
+            peak = evaluator.memory(trial.candidate, int8_threads)
+            for other in table.alive():
+                if structure_of(other) == structure_of(trial):
+                    table.update(other.name, memory_bytes=peak)
+    for trial in table.alive():
+        if trial.timing is not None and trial.timing.speedup is not None and trial.timing.speedup["high"] < 1:
+            table.eliminate(trial.name, f"slower than float32: {times(trial.timing)}")
+    return Baseline(raced.timings[FLOAT], float_threads, raced.settled, raced.histograms)
+
+
+def time_new(table: TrialTable, evaluator: Evaluator, deadline: Deadline, float_threads: int) -> None:
+    """Time the structures that qualify and were never timed, roughly: to know whether others need be looked at."""
+    if not evaluator.timed:
+        return
+    new = {structure_of(t): t for t in table.qualified() if table.timed(t).timing is None}
+    if new:
+        seconds = deadline.left_s(MOST_S / 4)
+        race(table, evaluator, list(new.values()), float_threads, top=None, tie=_ROUGHLY, seconds=seconds)
+
+
+def choose_threads(
+    table: TrialTable, trials: Sequence[Trial], evaluator: Evaluator, threads: Sequence[int], seconds: float, when: str
+) -> tuple[int, int]:
+    """The threads that suit float32 and the first of `trials` best, which all of them get; more of them only where
+    they pay.
+
+    Args:
+        when: part of the runners' names, by which a journal distinguishes a later race of the same ones.
+    """
+    if len(threads) == 1:
+        return threads[0], threads[0]
+    runners: dict[str, Runner] = {f"{FLOAT} {n} {when}": (None, n) for n in threads}
+    runners.update({f"int8 {n} {when}": (trials[0].candidate, n) for n in threads})
+    found = evaluator.time(runners, f"{FLOAT} {threads[0]} {when}", top=None, tie=_ROUGHLY, seconds=seconds)
+    best = []
+    for kind in (FLOAT, "int8"):
+        # Not the median: it hides the runs in which one thread waits for another on a core that is busy elsewhere.
+        mean = {n: found.timings[f"{kind} {n} {when}"].latency["mean_ms"] for n in threads}
+        fastest = min(mean.values())
+        fewest = [n for n in threads if mean[n] <= fastest * (1 + TIE)]
+        best.append(min(fewest, key=lambda n: n if n else float("inf")))
+    for trial in trials:
+        table.update(trial.name, candidate=trial.candidate.replace(threads=best[1]))
+    return best[0], best[1]
+
+
+def race(
+    table: TrialTable,
+    evaluator: Evaluator,
+    trials: Sequence[Trial],
+    float_threads: int,
+    *,
+    top: int | None,
+    tie: float,
+    seconds: float,
+) -> Race:
+    """Time `trials` beside float32, and enter the timings in the table; other arguments as `Evaluator.time`."""
+    runners: dict[str, Runner] = {FLOAT: (None, float_threads)}
+    runners.update({t.name: (t.candidate, t.candidate.threads) for t in trials})
+    found = evaluator.time(runners, FLOAT, top=top, tie=tie, seconds=seconds)
+    for trial in trials:
+        table.time(trial, found.timings[trial.name])
+    return found
+
+
+def not_slower(trial: Trial, *, strict: bool) -> bool:
+    """Whether it is faster than float32 beyond doubt; without `strict`, as fast within a tie is enough."""
+    speedup = trial.timing.speedup if trial.timing else None
+    return speedup is not None and speedup["low"] > (1 if strict else 1 / (1 + TIE))
+
+
+def beginnings(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """The first one, two, four ... names, and all."""
+    sizes = [2**k for k in range(len(names).bit_length()) if 2**k < len(names)]
+    return [tuple(names[:size]) for size in (*sizes, len(names)) if size]
+
+
+def _keep_slow_layers_in_float(table: TrialTable, evaluator: Evaluator, float_threads: int, seconds: float) -> None:
+    """Try the fastest static kernel choice with its slow layers in float, and keep only the fastest of that family.
+
+    Where size counts, this is tried only if the choice is not worth shipping otherwise.
+    """
+    static = [t for t in table.alive() if t.timing and t.candidate.scheme.mode == "static" and not t.candidate.builder]
+    if not static:
+        return
+    least = min(p50_of(t) for t in static)
+    base = next(t for t in static if p50_of(t) <= least * (1 + _ROUGHLY))
+    if table.goal.objective in ("size", "memory") and not_slower(base, strict=False):
+        return
+    slow = evaluator.slow_layers(base.candidate, float_threads)
+    mixed = [in_float(base.candidate, nodes) for nodes in beginnings(slow)]
+    made = [candidate.name for candidate in mixed if build(table, evaluator, candidate, "exclusion", base.name)]
+    if not made:
+        return
+    names = (base.name, *made)
+    race(table, evaluator, [table[n] for n in names], float_threads, top=None, tie=_ROUGHLY, seconds=seconds)
+    fastest = min((table[n] for n in names), key=p50_of)
+    for name in names:
+        if name != fastest.name:
+            table.eliminate(name, f"{share(table[name], fastest):.2f} times the latency of {fastest.name}")

@@ -1,0 +1,155 @@
+"""Layers to keep in float, on noises and losses that are made up."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeq.tune.float_layers import (
+    MacCosts,
+    RankedLayer,
+    Ranking,
+    affordable,
+    rank_by_probing,
+    select_float_layers,
+)
+
+NOISES = st.lists(st.floats(0, 1), min_size=2, max_size=40)
+NAMES = tuple("abcdefgh")
+INF = math.inf
+
+
+def never() -> bool:
+    return False
+
+
+def ranking(macs: dict[str, int], slack: float = 1.0) -> Ranking:
+    return Ranking(tuple(RankedLayer(name, (name,), 1.0) for name in macs), MacCosts(macs), slack)
+
+
+def recorded(
+    loss: Callable[[frozenset[str]], float], evaluated: list[tuple[str, ...]]
+) -> Callable[[tuple[str, ...]], float]:
+    def evaluate(nodes: tuple[str, ...]) -> float:
+        evaluated.append(nodes)
+        return loss(frozenset(nodes))
+
+    return evaluate
+
+
+@st.composite
+def monotone_losses(draw: st.DrawFn) -> Callable[[frozenset[str]], float]:
+    """The loss of a set is a weighted count of constraints that it does not hit: never more with more layers."""
+    hits = st.tuples(st.frozensets(st.sampled_from(NAMES), min_size=1), st.integers(1, 8))
+    constraints = draw(st.lists(hits, max_size=8))
+    return lambda kept: float(sum(weight for needed, weight in constraints if not needed & kept))
+
+
+@given(
+    st.lists(st.integers(1, 100), min_size=len(NAMES), max_size=len(NAMES)),
+    monotone_losses(),
+    st.integers(0, 20),
+    st.sampled_from([0.25, 0.5, 1.0, INF]),
+)
+def test_against_brute_force_on_losses_that_never_grow_with_more_layers_in_float(
+    sizes: list[int], loss: Callable[[frozenset[str]], float], max_drop: float, headroom: float
+) -> None:
+    macs = dict(zip(NAMES, sizes, strict=True))
+    evaluated: list[tuple[str, ...]] = []
+    found = select_float_layers(ranking(macs), recorded(loss, evaluated), max_drop, never, headroom=headroom)
+    limit = headroom * sum(macs.values())
+    prefixes = [NAMES[:size] for size in range(1, len(NAMES)) if sum(macs[n] for n in NAMES[:size]) <= limit]
+    holding = [prefix for prefix in prefixes if loss(frozenset(prefix)) <= max_drop]
+    assert bool(found) == bool(holding)
+    assert all(loss(frozenset(nodes)) <= max_drop for nodes in found)
+    costs = [sum(macs[n] for n in nodes) for nodes in found]
+    assert costs == sorted(costs, reverse=True)
+    assert len(set(costs)) == len(costs)
+    assert len(set(evaluated)) == len(evaluated), "nothing is evaluated twice"
+    assert len(evaluated) <= 3 + 3 + 4
+    if not found:
+        return
+    shortest = min(holding, key=len)
+    assert shortest in found
+    subsets = itertools.chain.from_iterable(itertools.combinations(shortest, size) for size in range(len(shortest)))
+    least = min((sum(macs[n] for n in s) for s in subsets if s and loss(frozenset(s)) <= max_drop), default=INF)
+    assert costs[-1] <= sum(macs[n] for n in shortest)
+    assert costs[-1] >= min(least, sum(macs[n] for n in shortest))
+
+
+def test_the_refinement_puts_back_what_is_not_needed() -> None:
+    """The costly one is noisy, but the others suffice."""
+    noise = {"costly": 4.0, "b": 5.0, "c": 5.0, "d": 1.0, "e": 0.0}
+    ranked = ranking({"costly": 50, "b": 45, "c": 45, "d": 40, "e": 1})
+    found = select_float_layers(ranked, lambda kept: sum(v for k, v in noise.items() if k not in kept), 5.5, never)
+    assert found[-1] == ("b", "c")
+    unrefined = select_float_layers(
+        ranked, lambda kept: sum(v for k, v in noise.items() if k not in kept), 5.5, never, refinements=0
+    )
+    assert unrefined[-1] == ("costly", "b", "c")
+
+
+def test_time_ends_the_search_with_what_was_found() -> None:
+    evaluated: list[tuple[str, ...]] = []
+    ranked = ranking(dict.fromkeys(NAMES, 1))
+    evaluate = recorded(lambda kept: float(len(NAMES) - len(kept)), evaluated)
+    assert select_float_layers(ranked, evaluate, 4.0, lambda: True) == ()
+    assert evaluated == []
+    assert select_float_layers(ranked, evaluate, 2.0, lambda: len(evaluated) >= 2) == ()
+    assert len(evaluated) == 2
+    evaluated.clear()
+    assert [len(s) for s in select_float_layers(ranked, evaluate, 3.0, lambda: len(evaluated) >= 4)] == [7]
+    assert len(evaluated) == 4
+    assert select_float_layers(ranking({}), evaluate, 2.0, never) == ()
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=20), st.sampled_from([0.0, 0.25, 0.5, 1.0, INF]))
+def test_no_more_layers_than_are_affordable_and_never_all(macs: list[int], headroom: float) -> None:
+    ranked = ranking({f"n{i}": m for i, m in enumerate(macs)}, slack=1.5)
+    found = affordable(ranked, headroom)
+    assert found == ranked.layers[: len(found)]
+    assert len(found) < len(ranked.layers)
+    assert sum(macs[: len(found)]) <= 1.5 * headroom * sum(macs) or not found
+    if len(found) < len(macs) - 1:
+        assert sum(macs[: len(found) + 1]) > 1.5 * headroom * sum(macs)
+
+
+def test_the_noisy_layer_is_found_in_few_probes() -> None:
+    macs = {f"n{i}": 100 for i in range(64)}
+    probed = []
+
+    def noise_of(nodes: Sequence[str]) -> float:
+        probed.append(tuple(nodes))
+        return sum(10.0 if n == "n37" else 0.01 for n in nodes)
+
+    assert rank_by_probing(macs, noise_of, never).layers[0].nodes == ("n37",)
+    assert len(probed) <= 32
+
+
+def test_every_layer_by_itself_where_there_are_as_many_groups() -> None:
+    ranked = rank_by_probing({f"n{i}": 1 for i in range(50)}, lambda nodes: float(nodes[0] == "n7"), never, groups=50)
+    assert [len(layer.nodes) for layer in ranked.layers] == [1] * 50
+    assert ranked.layers[0].name == "n7"
+
+
+def test_what_saves_the_same_noise_for_less_comes_first() -> None:
+    macs = {"costly": 1000, "cheap": 10}
+    ranked = rank_by_probing(macs, lambda nodes: float(len(nodes)), never)
+    assert ranked.layers[0].nodes == ("cheap",)
+    assert ranked.costs.span == 1010
+
+
+@given(NOISES)
+def test_ranked_layers_cover_every_layer_once(noises: list[float]) -> None:
+    macs = {f"n{i}": i + 1 for i in range(len(noises))}
+    ranked = rank_by_probing(macs, lambda nodes: sum(noises[int(n[1:])] for n in nodes), never)
+    assert sorted(n for layer in ranked.layers for n in layer.nodes) == sorted(macs)
+    assert ranked.costs.span == sum(macs.values())
+
+
+def test_time_that_runs_out_ends_the_splitting() -> None:
+    assert len(rank_by_probing({f"n{i}": 1 for i in range(64)}, lambda nodes: 1.0, lambda: True).layers) == 8
