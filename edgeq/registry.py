@@ -19,7 +19,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
-from edgeq.errors import UsageError, suggest
+from edgeq.errors import DataError, EdgeqError, HardwareError, UsageError, suggest
 
 T = TypeVar("T")
 
@@ -37,6 +37,7 @@ class Group:
         package: the package whose public modules are edgeq's own; each module has its object under `attribute`.
         attribute: name of the object in such a module.
         own: edgeq's own as name → "module:attribute", where they are not the modules of one package.
+        error: what an unknown name raises.
     """
 
     title: str
@@ -44,6 +45,7 @@ class Group:
     package: str = ""
     attribute: str = ""
     own: Mapping[str, str] = field(default_factory=dict, hash=False)
+    error: type[EdgeqError] = UsageError
 
     def names(self) -> tuple[str, ...]:
         """Every registered name: edgeq's own, then those of plug-ins, each part in alphabetical order."""
@@ -61,13 +63,13 @@ class Group:
         """Where `name` is: ("module:attribute", distribution), the distribution "" where it is edgeq's own.
 
         Raises:
-            UsageError: nothing has that name, or two have.
+            EdgeqError: nothing has that name (`error`), or two have (UsageError).
         """
         builtin = self.builtin().get(name)
         found = [(builtin, "")] if builtin else []
         found += [(point.value, distribution(point)) for point in self.plugins() if point.name == name]
         if not found:
-            raise UsageError(f"unknown {self.title} {name!r}", suggest(name, self.names()))
+            raise self.error(f"unknown {self.title} {name!r}", suggest(name, self.names()))
         if len(found) > 1:
             owners = [owner or "edgeq" for _, owner in found]
             raise UsageError(
@@ -77,14 +79,14 @@ class Group:
         return found[0]
 
     def check(self, name: str) -> None:
-        """Raise a UsageError, with the nearest name, where nothing is registered as `name`."""
+        """Raise `error`, with the nearest name, where nothing is registered as `name`."""
         if name not in self.names():
             self.place(name)
 
 
 METHODS = Group("calibration method", "edgeq.calibration_methods", "edgeq.calibrate.methods", "METHOD")
 DECODERS = Group("decoder", "edgeq.decoders", "edgeq.measure.decoders", "DECODER")
-STEPS = Group("preprocessing step", "edgeq.preprocess_steps", "edgeq.data.steps", "STEP")
+STEPS = Group("preprocessing step", "edgeq.preprocess_steps", "edgeq.data.steps", "STEP", error=DataError)
 BACKENDS = Group(
     "backend",
     "edgeq.backends",
@@ -93,6 +95,7 @@ BACKENDS = Group(
         "systolic": "edgeq.backends.systolic.backend:SystolicBackend",
         "tensorrt": "edgeq.backends.tensorrt:TensorrtBackend",
     },
+    error=HardwareError,
 )
 
 
@@ -122,8 +125,9 @@ class Registry(Generic[T]):
         """The object registered as `name`.
 
         Raises:
-            UsageError: an unknown name, one that is registered twice, or a plug-in that cannot be imported or is not
-                of this kind; the message names its distribution.
+            EdgeqError: an unknown name (`Group.error`).
+            UsageError: one that is registered twice, or a plug-in that cannot be imported or is not of this kind; the
+                message names its distribution.
         """
         place, owner = self.group.place(name)
         if (name, place) not in self._loaded:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from edgeq.data.fit import rows_of
-
-if TYPE_CHECKING:
-    from edgeq.data.samples import Sample
+from edgeq.data.sample import Sample
 
 
 def rebatch(samples: Iterable[Sample], size: int) -> Iterator[Sample]:

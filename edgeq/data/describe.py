@@ -5,24 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edgeq.data.preprocess import Preprocess, load_preprocess, names
-
-STEPS = {
-    "resize": "SIZE[:exact|short|long|fit][:FILTER][:floor|round|ceil]; SIZE 256, 320x240 or model",
-    "crop": "SIZE[:floor|round]; the centre",
-    "letterbox": "SIZE[:top-left|center][:PAD][:FILTER][:ROUNDING]; PAD 0..255 or [r,g,b], default 114",
-    "channels": "RGB, BGR, or L for grey",
-    "dtype": "float16, float32 or float64: what follows is computed in it (float32 if not said)",
-    "multiply, scale": "x * CONSTANT; a number, a fraction such as 1/255, or [one,a,channel]",
-    "divide, std": "x / CONSTANT",
-    "add, offset": "x + CONSTANT",
-    "subtract, mean": "x - CONSTANT",
-    "center": "x - mean(x) of the item itself",
-    "window": "FRAMES[:STEP]; windows along the first axis, flattened, one row of the batch each",
-    "layout": "NCHW, NHWC, CHW … or model",
-    "reshape": "[1,49,10]",
-    "expand": "AXIS",
-}
-"""Step → what is written after its "="."""
+from edgeq.data.steps import REGISTRY
 
 FILTERS = "FILTER is nearest, box, bilinear (default), hamming, bicubic or lanczos; ROUNDING defaults to floor"
 
@@ -40,11 +23,16 @@ SOURCE = {
 """Source option as written in text → what it means."""
 
 
+def steps() -> dict[str, str]:
+    """Names of every step, joined by ", " → what is written after "NAME="."""
+    return {", ".join((name, *step.aliases)): step.help for name, step in REGISTRY.items()}
+
+
 def list_preprocessings() -> dict[str, Any]:
     """Names with titles, steps and source options."""
     return {
         "preprocessings": [{"name": name, "title": title} for name, title in names().items()],
-        "steps": dict(STEPS),
+        "steps": steps(),
         "filters": FILTERS,
         "source": dict(SOURCE),
     }

@@ -21,8 +21,7 @@ from edgeq.data.builtin import ALIASES, BUILTIN
 from edgeq.data.source_options import SourceOptions, parse_source
 from edgeq.data.spec import Spec, parse_spec, parse_text
 from edgeq.data.state import Array, Geometry, Picture, State, assumed_axes
-from edgeq.data.steps import OPERATIONS
-from edgeq.data.steps_value import Window
+from edgeq.data.steps import is_step
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec
 
@@ -92,7 +91,7 @@ class Preprocess:
     @property
     def one_row(self) -> bool:
         """Whether one raw item surely becomes one row of the batch."""
-        return self.spec is not None and not any(isinstance(step, Window) for step in self.spec.steps)
+        return self.spec is not None and all(step.one_row for step in self.spec.steps)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data. A declarative one is read back by `load_preprocess`; a function is named, not stored."""
@@ -214,7 +213,7 @@ def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -
         return _from_python(text)
     if text.endswith(".toml"):
         return _from_toml(Path(text))
-    if "=" in text or text in OPERATIONS:
+    if "=" in text or is_step(text):
         return _declared(text, parse_text(text, f"--preprocess {text}"))
     raise DataError(f"no preprocessing is called {text!r}", choices())
 

@@ -11,7 +11,7 @@ import functools
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -23,30 +23,13 @@ from edgeq.data.labels import LabelOf, load_labels_from, plain_label
 from edgeq.data.open_source import Opened, open_source
 from edgeq.data.preprocess import Preprocess
 from edgeq.data.records import Record, new_hash
+from edgeq.data.sample import Sample
 from edgeq.data.state import Array, Picture
 from edgeq.errors import DataError, UsageError
 from edgeq.progress import SILENT, Progress
 from edgeq.signature import Signature
 
-
-@dataclass(frozen=True)
-class Sample:
-    """One run's worth of input.
-
-    Attributes:
-        name: file (and index in it), for messages.
-        inputs: exactly what `session.run` takes, batch dimension included.
-        label: class index or whatever the reader found; None where there is none. In a batch that was gathered for a
-            model of fixed batch size, the tuple of its rows' labels.
-        context: "file" (base name), "path" (below the data folder), "index" (in its file), "class" (sub-folder), and
-            for images "original_size" (width, height), "scale", "offset" (see `edgeq.data.state.Geometry`). In a
-            gathered batch: "rows" (the rows' contexts) and "valid" (how many rows are not filling).
-    """
-
-    name: str
-    inputs: Mapping[str, Array]
-    label: Any = None
-    context: Mapping[str, Any] = field(default_factory=dict)
+__all__ = ["Sample", "Samples", "SourceSamples", "open_samples"]
 
 
 @runtime_checkable

@@ -140,7 +140,7 @@ def test_toml(tmp_path: Path) -> None:
     [
         (b"steps = [", "is not TOML"),
         (b"\xff\xfe", "is not TOML"),
-        (b'steps = "blur=3"', "unknown step 'blur'"),
+        (b'steps = "blur=3"', "unknown preprocessing step 'blur'"),
         (b"#" * (1 << 21), "larger than"),
     ],
 )

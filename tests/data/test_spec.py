@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgeq.data.pixels import FILTERS, ROUNDINGS
 from edgeq.data.spec import parse_spec, parse_text
-from edgeq.data.steps import build_step, step_to_dict
-from edgeq.data.steps_image import FILTERS, POSITIONS, ROUNDINGS, RULES
+from edgeq.data.steps import build_step
+from edgeq.data.steps.letterbox import POSITIONS
+from edgeq.data.steps.resize import RULES
 from edgeq.errors import DataError
 
 finite = st.floats(-1e6, 1e6).filter(lambda v: v != 0)
@@ -54,7 +56,7 @@ def test_written_out_and_read_back(steps: list[dict[str, Any]]) -> None:
     spec = parse_spec({"title": "t", "steps": steps, "source": {"layout": "HWC", "key": "X"}}, "here")
     assert parse_spec(spec.to_dict(), "there") == spec
     for step in spec.steps:
-        assert build_step(step_to_dict(step)) == step
+        assert build_step(step.to_dict()) == step
         assert step.describe()
 
 
@@ -83,6 +85,7 @@ def test_written_out_and_read_back(steps: list[dict[str, Any]]) -> None:
         ("reshape=[1,49,10]", {"op": "reshape", "shape": [1, 49, 10]}),
         ("expand=0", {"op": "expand", "axis": 0}),
         ("center", {"op": "center"}),
+        ("center=true", {"op": "center"}),
     ],
 )
 def test_text_and_table_are_the_same(text: str, table: dict[str, Any]) -> None:
@@ -92,20 +95,20 @@ def test_text_and_table_are_the_same(text: str, table: dict[str, Any]) -> None:
 
 def test_text_keeps_the_order_and_takes_source_options() -> None:
     spec = parse_text("key=X,label=Y,mean=127,std=128,source.layout=HWC,stack=true,layout=NCHW")
-    assert [step_to_dict(s)["op"] for s in spec.steps] == ["subtract", "divide", "layout"]
+    assert [s.name for s in spec.steps] == ["subtract", "divide", "layout"]
     assert (spec.source.key, spec.source.label, spec.source.layout, spec.source.stack) == ("X", "Y", "HWC", True)
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("rezise=256", "unknown step 'rezise'"),
+        ("rezise=256", "unknown preprocessing step 'rezise'"),
         ("resize=", "size is missing"),
         ("resize=256:bilinaer", "'bilinaer' is no part"),
         ("resize=0", "size is 0"),
         ("resize=short:model", "number of pixels"),
         ("resize=256:bilinear:bicubic", "a second filter"),
-        ("crop=224:short", "unknown field 'rule'"),
+        ("crop=224:short", "'short' is no part"),
         ("mean=abc", "value is 'abc'"),
         ("mean=[1,]", "value is ''"),
         ("scale=1/0", "value is '1/0'"),
@@ -117,11 +120,11 @@ def test_text_keeps_the_order_and_takes_source_options() -> None:
         ("window=0", "frames is 0"),
         ("reshape=[a]", "shape is"),
         ("letterbox=4:300", "value is 300"),
-        ("center=2", "unknown field 'value'"),
+        ("center=2", "'2' is no part"),
         ("source.colour=RGB", "unknown field source.colour"),
         ("encoded=jpg", "go together"),
         ("source.layout=NHWC", "without the batch axis"),
-        ("", "unknown step ''"),
+        ("", "unknown preprocessing step ''"),
     ],
 )
 def test_mistakes_are_named(text: str, says: str) -> None:

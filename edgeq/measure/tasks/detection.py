@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from edgeq.data.sample import Sample
 from edgeq.data.state import to_original
 from edgeq.errors import DataError, UsageError
 from edgeq.measure.boxes import Detections, Floats, suppress
@@ -16,9 +17,6 @@ from edgeq.measure.inference import Outputs
 from edgeq.measure.labels import only_input
 from edgeq.measure.task import TaskOptions
 from edgeq.registry import DECODERS
-
-if TYPE_CHECKING:
-    from edgeq.data.samples import Sample
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,78 @@
+"""What the steps of arithmetic with a constant share.
+
+Arithmetic runs in the array's floating dtype; integers become float32 first, unless a `dtype` step chose another.
+Every constant is rounded to that dtype before it is used, and each step rounds once.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from edgeq.data.state import Array, State
+from edgeq.data.step import Step, UnfitError, field_kind
+from edgeq.errors import DataError
+from edgeq.signature import TensorSpec
+
+
+def _read_constant(value: Any) -> float | tuple[float, ...]:
+    if isinstance(value, list | tuple) and value:
+        return tuple(_number(item) for item in value)
+    return _number(value)
+
+
+def _number(value: Any) -> float:
+    parts = value.split("/") if isinstance(value, str) else [value]
+    try:
+        if isinstance(value, bool) or len(parts) > 2:
+            raise ValueError
+        number = float(parts[0]) / float(parts[1]) if len(parts) == 2 else float(parts[0])
+    except (TypeError, ValueError, ZeroDivisionError):
+        raise UnfitError(value, "Give a number such as 0.5 or '1/255', or a list of them") from None
+    if not abs(number) < float("inf"):
+        raise UnfitError(value, "Give a finite number")
+    return number
+
+
+@dataclass(frozen=True)
+class Arithmetic(Step):
+    """x (*, /, +, -) a constant, or one constant a channel."""
+
+    sign: ClassVar[str]
+    value: float | tuple[float, ...] = field(metadata=field_kind(_read_constant, many=True))
+
+    @abstractmethod
+    def compute(self, array: Array, constant: Array) -> Array:
+        """The result, elementwise; both have one floating dtype, `constant` broadcasts against `array`."""
+
+    def apply(self, state: State, spec: TensorSpec | None) -> State:
+        array = floating(state.array)
+        constant = np.asarray(self.value, array.dtype)
+        if constant.ndim:
+            constant = _along_channels(constant, array, state.axes)
+        return replace(state, array=np.asarray(self.compute(array, constant), array.dtype))
+
+    def describe(self) -> str:
+        if isinstance(self.value, tuple):
+            return f"x = x {self.sign} [{', '.join(map(repr, self.value))}], one a channel"
+        return f"x = x {self.sign} {self.value!r}"
+
+
+def floating(array: Array) -> Array:
+    """`array` itself if it is floating, else as float32."""
+    return array if array.dtype.kind == "f" else array.astype(np.float32)
+
+
+def _along_channels(constant: Array, array: Array, axes: str) -> Array:
+    axis = axes.index("C") if "C" in axes else array.ndim - 1
+    if array.ndim == 0 or array.shape[axis] != constant.size:
+        raise DataError(
+            f"{constant.size} constants do not fit axis {axis} of shape {list(array.shape)}",
+            "Declare the axes of the source (source.layout = 'CHW' or 'HWC'), or give one constant a channel",
+        )
+    shape: list[Any] = [1] * array.ndim
+    shape[axis] = constant.size
+    return constant.reshape(shape)

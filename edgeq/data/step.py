@@ -1,0 +1,173 @@
+"""What a preprocessing step is, and how its fields are read from a table (TOML, JSON) or from one line of text.
+
+A step is a frozen dataclass: its fields are its options, their defaults those of the dataclass. How a field is read
+and what it takes stands in the field's metadata, made by `one_of`, `whole_number` or `field_kind`.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from typing import Any, ClassVar
+
+from edgeq.data.state import State
+from edgeq.errors import DataError
+from edgeq.signature import TensorSpec
+
+SEE_LIST = "See `edgeq preprocess list` for the steps and their options"
+
+
+class Step(ABC):
+    """One step. A subclass is a frozen dataclass.
+
+    Attributes:
+        name: as `op` of a table and in text.
+        help: what is written after "NAME=".
+        aliases: other names.
+        one_row: whether one item surely becomes one row of the batch.
+    """
+
+    name: ClassVar[str]
+    help: ClassVar[str]
+    aliases: ClassVar[tuple[str, ...]] = ()
+    one_row: ClassVar[bool] = True
+
+    @abstractmethod
+    def apply(self, state: State, spec: TensorSpec | None) -> State:
+        """The item after this step. `spec` is the model input that it feeds, where that is known.
+
+        Raises:
+            DataError: the item has not the shape, dtype or axes that the step needs.
+        """
+
+    @abstractmethod
+    def describe(self) -> str:
+        """The exact arithmetic, one line."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The step's table: `op` and every field."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        return {"op": self.name, **{n: list(v) if isinstance(v, tuple) else v for n, v in plain.items()}}
+
+
+def integer(text: str) -> int | str:
+    """A whole number where `text` is one; other text as it is."""
+    return int(text) if re.fullmatch(r"-?\d{1,9}", text) else text
+
+
+class UnfitError(ValueError):
+    """A value that a field does not take: the value to show, and what the field takes."""
+
+    def __init__(self, value: Any, fix: str) -> None:
+        super().__init__(value)
+        self.value, self.fix = value, fix
+
+
+@dataclass(frozen=True)
+class FieldKind:
+    """How a field is read.
+
+    Attributes:
+        read: from a plain value to the field's; UnfitError where it does not take the value (None: it is missing).
+        part: from one part of the text form to a plain value; None where the part belongs to another field.
+        many: whether the field takes all parts of the text form.
+    """
+
+    read: Callable[[Any], Any]
+    part: Callable[[str], Any] = integer
+    many: bool = False
+
+
+def field_kind(
+    read: Callable[[Any], Any], part: Callable[[str], Any] = integer, *, many: bool = False
+) -> dict[str, FieldKind]:
+    """Metadata of a dataclass field; see `FieldKind`."""
+    return {"kind": FieldKind(read, part, many)}
+
+
+def one_of(*choices: str) -> dict[str, FieldKind]:
+    """Metadata of a field that takes one of `choices`."""
+
+    def read(value: Any) -> str:
+        if value not in choices:
+            raise UnfitError(value, f"Use one of {', '.join(choices)}")
+        return str(value)
+
+    return field_kind(read, lambda text: text if text in choices else None)
+
+
+def whole_number(least: int) -> dict[str, FieldKind]:
+    """Metadata of a field that takes an integer of at least `least`."""
+
+    def read(value: Any) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise UnfitError(value, f"Give a whole number of at least {least}")
+        return value
+
+    return field_kind(read)
+
+
+def from_table(step: type[Step], op: str, given: Mapping[str, Any]) -> Step:
+    """The step of a table without its `op`; `op` names it in messages.
+
+    Raises:
+        DataError: an unknown or missing field, or a value that it does not take.
+    """
+    known = _fields(step)
+    unknown = sorted(set(given) - {f.name for f in known})
+    if unknown:
+        raise DataError(f"{op}: unknown field {unknown[0]!r}", SEE_LIST)
+    values = {}
+    for f in known:
+        if f.name not in given and f.default is not MISSING:
+            continue
+        try:
+            values[f.name] = _kind(f).read(given.get(f.name))
+        except UnfitError as error:
+            shown = "missing" if error.value is None else repr(error.value)
+            raise DataError(f"{op}: {f.name} is {shown}", error.fix) from error
+    return step(**values)
+
+
+def table_of_text(step: type[Step], op: str, parts: Sequence[str]) -> dict[str, Any]:
+    """The table (without `op`) of the text form "op=part:part"; each part says by itself which field it is for.
+
+    Raises:
+        DataError: a part that no field takes, or two for one field.
+    """
+    known = _fields(step)
+    if not known and list(parts) == ["true"]:
+        return {}
+    if len(known) == 1 and _kind(known[0]).many:
+        return {known[0].name: listed(parts)} if parts else {}
+    found: dict[str, Any] = {}
+    for part in parts:
+        values = {f.name: _kind(f).part(part) for f in known}
+        if len(known) == 1 and values[known[0].name] is None:
+            values = {known[0].name: part}  # its reader says what it takes
+        fitting = [name for name, value in values.items() if value is not None]
+        name = next((name for name in fitting if name not in found), None)
+        if name is None:
+            problem = f"a second {fitting[0]}, {part!r}" if fitting else f"{part!r} is no part of it"
+            raise DataError(f"{op}: {problem}", SEE_LIST)
+        found[name] = values[name]
+    return found
+
+
+def listed(parts: Sequence[str]) -> str | list[str]:
+    """One value, or the list of "[a,b,c]" or of several parts."""
+    if len(parts) == 1 and parts[0].startswith("[") and parts[0].endswith("]"):
+        return [item.strip() for item in parts[0][1:-1].split(",")]
+    return parts[0] if len(parts) == 1 else list(parts)
+
+
+def _fields(step: type[Step]) -> tuple[Field[Any], ...]:
+    return fields(step)  # type: ignore[arg-type]
+
+
+def _kind(field: Field[Any]) -> FieldKind:
+    found = field.metadata.get("kind", FieldKind(lambda value: value))
+    assert isinstance(found, FieldKind)
+    return found

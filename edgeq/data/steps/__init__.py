@@ -1,0 +1,63 @@
+"""The preprocessing steps by name: one file each, with its class as `STEP`; plug-ins add theirs by an entry point."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from typing import Any
+
+from edgeq.data.step import SEE_LIST, Step, from_table, table_of_text
+from edgeq.errors import DataError
+from edgeq.registry import STEPS, Registry
+
+REGISTRY: Registry[type[Step]] = Registry(
+    STEPS,
+    lambda found: isinstance(found, type) and issubclass(found, Step) and is_dataclass(found),
+    "dataclass that derives from edgeq.data.step.Step",
+)
+
+
+def is_step(op: str) -> bool:
+    """Whether a step has that name or alias."""
+    return op in REGISTRY.names() or any(op in step.aliases for _, step in REGISTRY.items())
+
+
+def step_class(op: str) -> type[Step]:
+    """The class of a step by its name or an alias.
+
+    Raises:
+        DataError: no step has that name.
+    """
+    if op not in REGISTRY.names():
+        for _, step in REGISTRY.items():
+            if op in step.aliases:
+                return step
+    return REGISTRY.load(op)
+
+
+def build_step(value: Any) -> Step:
+    """One step from its table: {op = NAME, …}.
+
+    Raises:
+        DataError: an unknown step or field, or a value out of its set.
+    """
+    if not isinstance(value, Mapping) or not isinstance(value.get("op"), str):
+        raise DataError(f"a step is {value!r}", "Write it as {op = 'resize', size = 256}")
+    given = dict(value)
+    op = given.pop("op")
+    return from_table(step_class(op), op, given)
+
+
+def parse_step(op: str, text: str) -> Step:
+    """One step from its text form "op=text", `text` in parts joined by ":".
+
+    Raises:
+        DataError: as `build_step`.
+    """
+    step = step_class(op)
+    parts = [part for part in re.split(r":(?![^\[]*\])", text) if part]
+    return from_table(step, op, table_of_text(step, op, parts))
+
+
+__all__ = ["REGISTRY", "SEE_LIST", "build_step", "is_step", "parse_step", "step_class"]

@@ -1,0 +1,53 @@
+"""The order of the axes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from edgeq.data.state import State, model_axes
+from edgeq.data.step import Step, UnfitError, field_kind
+from edgeq.errors import DataError
+from edgeq.signature import TensorSpec
+
+
+def _read_axes(value: Any) -> str:
+    if not isinstance(value, str) or not value.isalpha() or (value != "model" and len(set(value)) != len(value)):
+        raise UnfitError(value, "Give one letter an axis, such as NCHW, or 'model'")
+    return value
+
+
+@dataclass(frozen=True)
+class Layout(Step):
+    """Order the axes; an axis the item lacks is inserted with size 1. "model": as the model's input shape asks."""
+
+    name: ClassVar[str] = "layout"
+    help: ClassVar[str] = "NCHW, NHWC, CHW … or model"
+    axes: str = field(metadata=field_kind(_read_axes))
+
+    def apply(self, state: State, spec: TensorSpec | None) -> State:
+        have, want = state.axes, self.axes
+        if want == "model":
+            want = model_axes(spec, have.replace("N", ""))
+            if not want or not have:
+                return state
+        if not have:
+            raise DataError(
+                f"layout {want} needs to know the axes of shape {list(state.array.shape)}",
+                "Declare them, for example source.layout = 'HWC'",
+            )
+        if set(have) - set(want):
+            raise DataError(f"layout {want} has no place for the axes of {have}", "Name every axis of the source")
+        array = state.array.transpose([have.index(axis) for axis in want if axis in have])
+        missing = tuple(i for i, axis in enumerate(want) if axis not in have)
+        return replace(state, array=np.expand_dims(array, missing), axes=want)
+
+    def describe(self) -> str:
+        if self.axes == "model":
+            return "axes ordered as the model's input (channels where its size is 1 or 3), a batch axis of 1 added"
+        return f"axes ordered {self.axes}; an axis that is missing is added with size 1"
+
+
+STEP = Layout

@@ -1,0 +1,25 @@
+"""Multiply a constant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from edgeq.data.arithmetic import Arithmetic
+from edgeq.data.state import Array
+
+
+@dataclass(frozen=True)
+class Multiply(Arithmetic):
+    """x * a constant, or one constant a channel."""
+
+    name: ClassVar[str] = "multiply"
+    help: ClassVar[str] = "x * CONSTANT; a number, a fraction such as 1/255, or [one,a,channel]"
+    aliases: ClassVar[tuple[str, ...]] = ("scale",)
+    sign: ClassVar[str] = "*"
+
+    def compute(self, array: Array, constant: Array) -> Array:
+        return array * constant
+
+
+STEP = Multiply
