@@ -32,6 +32,7 @@ from edgeq.backends.systolic.simulate import Simulator
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import derive_ranges
 from edgeq.data.samples import open_samples
+from edgeq.graph.convert import to_proto
 from edgeq.hardware.target import resolve
 from edgeq.model.prepare import prepare_model
 from edgeq.signature import Signature
@@ -56,7 +57,7 @@ def measure(task: Task, limit: int | None) -> None:
         ranges = derive_ranges(statistics, scheme.method, activation_type="int8", symmetric=True)
         program = compile_program(prepared, ranges, scheme, ArrayConfig(), samples)
         floats = _session(onnx.load(prepared.path))
-        twin = host_reference_model(program, prepared.signature)
+        twin = to_proto(host_reference_model(program, prepared.signature))
         differing, rate, wrapped = exactness(program, twin, task, prepared.signature)
         _row(task.name, "simulator against host twin, differing integers", differing, differing == 0, "0")
         bar = POINTS.get(task.name, POINTS_ELSEWHERE)

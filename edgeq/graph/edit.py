@@ -56,22 +56,24 @@ class Editor:
         dtype: ir.DataType | None = None,
         attributes: Mapping[str, Any] | None = None,
         domain: str = "",
+        output: str = "",
     ) -> ir.Value:
         """Insert a node with one output and give that output. Node and output are called `name`, or what is free.
 
         Args:
+            output: what the output is called instead, or what is free.
             before: where to insert; None: at the end.
             like: the output has this value's shape, and its type where `dtype` is not given.
             attributes: plain values, or `ir.Attr` as they are.
         """
         if domain not in MAIN_DOMAINS:
             self.model.opset_imports.setdefault(domain, 1)
-        output = ir.Value(name=self.free_value_name(name), shape=like.shape if like is not None else None)
+        made = ir.Value(name=self.free_value_name(output or name), shape=like.shape if like is not None else None)
         if dtype is not None:
-            output.type = ir.TensorType(dtype)
+            made.type = ir.TensorType(dtype)
         elif like is not None:
-            output.type = like.type
-        made = ir.Node(
+            made.type = like.type
+        node = ir.Node(
             domain,
             op_type,
             list(inputs),
@@ -79,14 +81,14 @@ class Editor:
                 value if isinstance(value, ir.Attr) else ir.convenience.convert_attribute(key, value)
                 for key, value in (attributes or {}).items()
             ],
-            outputs=[output],
+            outputs=[made],
             name=self.free_node_name(name),
         )
         if before is None:
-            self.graph.append(made)
+            self.graph.append(node)
         else:
-            self.graph.insert_before(before, made)
-        return output
+            self.graph.insert_before(before, node)
+        return made
 
     def quantize(self, source: ir.Value, params: QuantParams, name: str, *, before: ir.Node | None = None) -> ir.Value:
         """Insert a QuantizeLinear."""

@@ -47,6 +47,14 @@ def test_a_replaced_output_keeps_its_name() -> None:
     assert net.graph.outputs[0].producer() is made.producer()
 
 
+def test_an_output_may_have_a_name_of_its_own() -> None:
+    net = model(NET)
+    editor = Editor(net)
+    first, second = (editor.node("Neg", [net.graph.inputs[0]], "n", output="h") for _ in range(2))
+    assert [(v.name, v.producer().name) for v in (first, second)] == [("h_1", "n"), ("h_2", "n_1")]
+    assert editor.free_value_name("n") == "n"
+
+
 def test_a_clone_is_changed_alone_and_shares_weights() -> None:
     net = model(NET)
     copy = net.clone()

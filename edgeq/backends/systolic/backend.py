@@ -19,8 +19,9 @@ from edgeq.backends.systolic.save import save_program
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import ModelError, UsageError
+from edgeq.graph.convert import to_proto
 from edgeq.hardware.target import Target
-from edgeq.model.load import load_model, save_model
+from edgeq.model.load import save_model
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import Scheme
@@ -75,8 +76,7 @@ class SystolicBackend:
             samples: calibration samples, for bias correction; None leaves it out.
         """
         self.check(scheme)
-        model = load_model(prepared.path, external_data="none")
-        check_names(model, scheme.exclude, prepared.source)
+        check_names(to_proto(prepared.model), scheme.exclude, prepared.source)
         program = compile_program(prepared, ranges, scheme, array_config(self._table), samples)
         if not any(isinstance(step, Conv | Fc) for step in program.steps):
             raise ModelError(
@@ -85,7 +85,7 @@ class SystolicBackend:
         macs = node_macs(prepared.model)
         notes = [place(program, macs).sentence(), *program.notes]
         program = replace(program, notes=tuple(notes))
-        save_model(host_reference_model(program, prepared.signature), destination)
+        save_model(to_proto(host_reference_model(program, prepared.signature)), destination)
         files = {f"{destination.stem}.program.npz": destination.with_name(f"{destination.stem}.program.npz")}
         save_program(program, next(iter(files.values())))
         dialect = destination.with_name(f"{destination.stem}.dialect.onnx")

@@ -8,42 +8,39 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 
-from edgeq.backends.systolic.graph import Graph, open_graph, submodel
+from edgeq.backends.systolic.fixed_batch import fixed_batch, part_of
 from edgeq.backends.systolic.network import (
     AddLayer,
     AverageLayer,
     ClampLayer,
     ConvLayer,
     FcLayer,
-    FloatLayer,
     Layer,
     Network,
     layer_inputs,
     layer_outputs,
 )
+from edgeq.backends.systolic.program import Float
 from edgeq.backends.systolic.recognise import recognise
-from edgeq.backends.systolic.rewrite import rewritten
-from edgeq.backends.systolic.schedule import alternate, node_reads
+from edgeq.backends.systolic.rewrite import rewrite
+from edgeq.backends.systolic.schedule import alternate
+from edgeq.graph.convert import to_bytes
+from edgeq.graph.index import GraphIndex
+from edgeq.graph.query import constant, is_constant, name_of, only_reader, readers, reads, sizes
 
 _ANCHORS = (ConvLayer, FcLayer)
 _SURROUNDED = "what it reads is in float, and quantizing it for this operator alone would gain nothing"
-_DTYPES: Mapping[int, str] = {
-    onnx.TensorProto.FLOAT: "float32",
-    onnx.TensorProto.DOUBLE: "float64",
-    onnx.TensorProto.INT64: "int64",
-    onnx.TensorProto.INT32: "int32",
-    onnx.TensorProto.BOOL: "bool",
-    onnx.TensorProto.INT8: "int8",
-    onnx.TensorProto.UINT8: "uint8",
-}
+
+Found = dict[str, tuple[Layer, ...]]
+"""Layers by node name."""
 
 
 def build_network(
-    model: onnx.ModelProto, path: Path, *, exclude: Collection[str] = (), op_types: Collection[str] | None = None
+    model: ir.Model, path: Path, *, exclude: Collection[str] = (), op_types: Collection[str] | None = None
 ) -> Network:
-    """The layers of a prepared model, weights in memory.
+    """The layers of a prepared model, which is not changed.
 
     Args:
         path: the model's file, for messages.
@@ -53,104 +50,108 @@ def build_network(
     Raises:
         ModelError: sizes are not fixed beforehand.
     """
-    graph = rewritten(open_graph(model, path))
-    found, reasons = _candidates(graph, exclude, op_types)
-    _settle(graph, found, reasons)
-    layers = [layer for node in graph.nodes if node.name in found for layer in found[node.name]]
-    layers = _fold_biases(graph, layers, found, reasons)
-    layers = _fold_relus(layers, graph.outputs)
-    floats = [node for node in graph.nodes if node.name in reasons]
-    shapes = {name: shape for name, shape in graph.shapes.items() if name not in graph.constants}
+    fixed = fixed_batch(model, path)
+    rewrite(fixed)
+    index = GraphIndex(fixed)
+    found, reasons = _candidates(fixed, exclude, op_types)
+    _settle(index, found, reasons)
+    layers = [layer for node in fixed.graph if node.name in found for layer in found[node.name]]
+    layers = _fold_biases(index, layers, reasons)
+    layers = _fold_relus(layers, index.outputs)
+    floats = [node for node in fixed.graph if node.name in reasons]
+    ordered = alternate(layers, floats)
+    read = {name for layer in layers for name in layer_inputs(layer)}
+    whole = tuple(
+        item if not isinstance(item, list) else _float_layer(fixed, item, read, reasons, number)
+        for number, item in enumerate(ordered)
+    )
+    shapes = {name: sizes(value) or () for name, value in index.values.items()}
     for layer in layers:
         if isinstance(layer, AverageLayer):  # the tensor before its rows and columns are dropped has no name elsewhere
             shapes.setdefault(layer.output, (*shapes[layer.input][:2], 1, 1))
-    ordered = alternate(layers, floats, graph.inputs)
-    whole = tuple(
-        item if not isinstance(item, list) else _float_layer(graph, item, layers, reasons, number)
-        for number, item in enumerate(ordered)
-    )
-    used = {*graph.inputs, *(n for layer in whole for n in (*layer_inputs(layer), *layer_outputs(layer)))}
+    used = {*index.inputs, *(n for layer in whole for n in (*layer_inputs(layer), *layer_outputs(layer)))}
     return Network(
-        inputs=graph.inputs,
-        outputs=graph.outputs,
+        inputs=index.inputs,
+        outputs=index.outputs,
         layers=whole,
-        shapes={name: shapes.get(name, ()) for name in sorted(used)},
-        dtypes={name: _DTYPES.get(graph.types.get(name, 1), "float32") for name in sorted(used)},
+        shapes={name: shapes[name] for name in sorted(used)},
+        dtypes={name: _dtype(index.values.get(name)) for name in sorted(used)},
     )
+
+
+def _dtype(value: ir.Value | None) -> str:
+    return "float32" if value is None or value.dtype is None else str(value.dtype.numpy().name)
 
 
 def _candidates(
-    graph: Graph, exclude: Collection[str], op_types: Collection[str] | None
-) -> tuple[dict[str, tuple[Layer, ...]], dict[str, str]]:
-    found: dict[str, tuple[Layer, ...]] = {}
+    model: ir.Model, exclude: Collection[str], op_types: Collection[str] | None
+) -> tuple[Found, dict[str, str]]:
+    found: Found = {}
     reasons: dict[str, str] = {}
-    for node in graph.nodes:
-        if node.name in exclude:
-            reasons[node.name] = "excluded by request"
+    for node in model.graph:
+        name = node.name or ""
+        if name in exclude:
+            reasons[name] = "excluded by request"
         elif op_types is not None and node.op_type not in op_types:
-            reasons[node.name] = f"{node.op_type} is not among the operator types that the scheme quantizes"
+            reasons[name] = f"{node.op_type} is not among the operator types that the scheme quantizes"
         else:
-            layers = recognise(graph, node)
+            layers = recognise(model, node)
             if isinstance(layers, str):
-                reasons[node.name] = layers
+                reasons[name] = layers
             else:
-                found[node.name] = layers
+                found[name] = layers
     return found, reasons
 
 
-def _settle(graph: Graph, found: dict[str, tuple[Layer, ...]], reasons: dict[str, str]) -> None:
+def _settle(index: GraphIndex, found: Found, reasons: dict[str, str]) -> None:
     """Move layers that would only add conversions from `found` to `reasons`, in place.
 
     Convolutions and products are worth a conversion. Everything else is in int8 where what it reads is; on inputs of
     the graph, where all that reads its result is.
     """
-    integers: set[str] = set()
-    neutral = set(graph.inputs)
-    for node in graph.nodes:
-        if node.name not in found:
+    integers: set[ir.Value] = set()
+    for node in index.graph:
+        name = node.name or ""
+        if name not in found:
             continue
-        layers = found[node.name]
-        sources = [name for name in node.input if name and name not in graph.constants]
-        worth = isinstance(layers[0], _ANCHORS) or any(name in integers for name in sources)
-        if not worth and all(name in neutral for name in sources):
-            worth = all(_wants_integers(graph, found, name) for name in node.output if name)
+        sources = [value for value in node.inputs if value is not None and not is_constant(value)]
+        worth = isinstance(found[name][0], _ANCHORS) or not integers.isdisjoint(sources)
+        if not worth and all(value.is_graph_input() for value in sources):
+            worth = all(_wants_integers(found, value) for value in node.outputs if value.name)
         if worth:
-            integers.update(name for name in node.output if name)
+            integers.update(value for value in node.outputs if value.name)
         else:
-            del found[node.name]
-            reasons[node.name] = _SURROUNDED
+            del found[name]
+            reasons[name] = _SURROUNDED
 
 
-def _wants_integers(graph: Graph, found: Mapping[str, tuple[Layer, ...]], tensor: str) -> bool:
-    readers = graph.readers.get(tensor, [])
-    if not readers or tensor in graph.outputs:
+def _wants_integers(found: Found, tensor: ir.Value) -> bool:
+    nodes = readers(tensor)
+    if not nodes or tensor.is_graph_output():
         return False
-    for node in readers:
-        if node.name not in found:
+    for node in nodes:
+        layers = found.get(node.name or "")
+        if layers is None:
             return False
-        if not isinstance(found[node.name][0], _ANCHORS) and not all(
-            _wants_integers(graph, found, name) for name in node.output if name
-        ):
+        if not isinstance(layers[0], _ANCHORS) and not all(_wants_integers(found, v) for v in node.outputs if v.name):
             return False
     return True
 
 
-def _fold_biases(
-    graph: Graph, layers: list[Layer], found: Mapping[str, tuple[Layer, ...]], reasons: dict[str, str]
-) -> list[Layer]:
+def _fold_biases(index: GraphIndex, layers: list[Layer], reasons: dict[str, str]) -> list[Layer]:
     """MatMul or Conv followed by an Add of one constant value a channel: the Add becomes bias."""
     folded: list[Layer] = []
     for layer in layers:
-        node = graph.only_reader(layer.output) if isinstance(layer, FcLayer | ConvLayer) else None
-        if node is not None and node.op_type == "Add" and node.name in reasons:
+        node = only_reader(index.values[layer.output]) if isinstance(layer, FcLayer | ConvLayer) else None
+        name = node.name or "" if node is not None else ""
+        if node is not None and node.op_type == "Add" and reasons.get(name) == "one operand is constant":
             assert isinstance(layer, FcLayer | ConvLayer)
-            other = next((graph.constants[name] for name in node.input if name in graph.constants), None)
-            if other is not None and reasons[node.name] == "one operand is constant" and _per_channel(other, layer):
-                del reasons[node.name]
+            other = next(values for value in node.inputs if (values := constant(value)) is not None)
+            if _per_channel(other, layer):
+                del reasons[name]
                 bias = layer.bias + np.broadcast_to(other.astype(np.float64).ravel(), layer.bias.shape)
-                layer = dataclasses.replace(
-                    layer, bias=bias, output=node.output[0], sources=(*layer.sources, node.name)
-                )
+                sources = (*layer.sources, name)
+                layer = dataclasses.replace(layer, bias=bias, output=name_of(node.outputs[0]), sources=sources)
         folded.append(layer)
     return folded
 
@@ -193,26 +194,23 @@ def _fold_relus(layers: list[Layer], outputs: Collection[str]) -> list[Layer]:
 
 
 def _float_layer(
-    graph: Graph, nodes: list[onnx.NodeProto], layers: list[Layer], reasons: Mapping[str, str], number: int
-) -> FloatLayer:
-    inside = {name for node in nodes for name in node.output if name}
-    outside = {name for layer in layers for name in layer_inputs(layer)}
-    names = {node.name for node in nodes}
-    read: dict[str, None] = {}
-    for name in (n for node in nodes for n in node_reads(node)):
-        if name not in inside and name not in graph.constants:
-            read[name] = None
-    needed = tuple(
-        name
+    model: ir.Model, nodes: list[ir.Node], read: Collection[str], reasons: Mapping[str, str], number: int
+) -> Float:
+    """Nodes that stay in float as one layer.
+
+    Args:
+        read: names of the tensors that layers in int8 read.
+    """
+    inside = {value for node in nodes for value in node.outputs}
+    needs = dict.fromkeys(value for node in nodes for value in reads(node))
+    inputs = [value for value in needs if value not in inside and not is_constant(value)]
+    outputs = [
+        value
         for node in nodes
-        for name in node.output
-        if name
-        and (
-            name in outside
-            or name in graph.outputs
-            or any(reader.name not in names for reader in graph.readers.get(name, []))
-        )
-    )
-    model = submodel(graph, nodes, tuple(read), needed)
-    kept = {node.name: reasons[node.name] for node in nodes}
-    return FloatLayer(f"float/{number}", tuple(read), needed, model.SerializeToString(), kept, tuple(kept))
+        for value in node.outputs
+        if value.name and (value.name in read or value.is_graph_output() or not set(readers(value)).issubset(nodes))
+    ]
+    kept = {node.name or "": reasons[node.name or ""] for node in nodes}
+    content = to_bytes(part_of(model, nodes, inputs, outputs))
+    names = tuple(map(name_of, inputs)), tuple(map(name_of, outputs))
+    return Float(f"float/{number}", *names, content, kept, tuple(kept))

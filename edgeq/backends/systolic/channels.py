@@ -14,16 +14,15 @@ from edgeq.backends.systolic.network import (
     AddLayer,
     AverageLayer,
     ClampLayer,
-    ConcatLayer,
     ConvLayer,
     FcLayer,
-    MaxPoolLayer,
     MoveLayer,
     Network,
     integer_tensors,
     layer_inputs,
     layer_outputs,
 )
+from edgeq.backends.systolic.program import Concat, MaxPool
 
 
 @dataclass(frozen=True)
@@ -69,10 +68,10 @@ class _Ties:
             self._add_conv(layer)
         elif isinstance(layer, FcLayer):
             self._add_fc(layer)
-        elif isinstance(layer, AddLayer | MaxPoolLayer | AverageLayer | ClampLayer):
+        elif isinstance(layer, AddLayer | MaxPool | AverageLayer | ClampLayer):
             for name in layer_inputs(layer):
                 self._tie(name, layer.output)
-        elif isinstance(layer, ConcatLayer):
+        elif isinstance(layer, Concat):
             for name in (*layer.inputs, layer.output):
                 if layer.axis == 1:
                     self._fix(name, f"{layer.name} joins its channels with others")

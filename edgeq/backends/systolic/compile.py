@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.backends.systolic.array import ArrayConfig
@@ -21,7 +21,8 @@ from edgeq.backends.systolic.scales import activation_scales
 from edgeq.backends.systolic.simulate import Array, Simulator
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
-from edgeq.model.load import load_model
+from edgeq.graph.convert import to_bytes
+from edgeq.graph.index import GraphIndex
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import Scheme
 from edgeq.session import open_session
@@ -68,15 +69,14 @@ def compile_program(
         CalibrationError: a range is missing.
         ModelError: sizes are not fixed beforehand.
     """
-    model = load_model(prepared.path, external_data="all")
-    network = build_network(model, prepared.source, exclude=scheme.exclude, op_types=scheme.quantized_types)
+    network = build_network(prepared.model, prepared.source, exclude=scheme.exclude, op_types=scheme.quantized_types)
     network, channels = sort_channels(network, array.dim)
     scales = activation_scales(network, ranges, powers_of_two=array.output_scale == "shift")
     name = prepared.source.stem
     plain = lower(name, network, scales, array, channels=channels)
     if samples is None:
         return plain
-    reference = observe(model, plain, samples)
+    reference = observe(prepared.model, plain, samples)
     corrected = correct_biases(plain, reference.inputs, reference.means)
     if not any(getattr(layer, "depthwise", False) for layer in network.layers):
         return corrected
@@ -88,18 +88,18 @@ def compile_program(
     return off if _sqnr_db(off, reference) >= quality + _WORTH_LEAVING else corrected
 
 
-def observe(model: onnx.ModelProto, program: Program, samples: Samples) -> Reference:
+def observe(model: ir.Model, program: Program, samples: Samples) -> Reference:
     """Run the float model on samples spread over all of them (files are sorted, by class as often as not), as many as
     fit into memory."""
     size = 4 * sum(math.prod(t.shape) for t in program.tensors.values() if t.dtype == "int8")
     count = max(min(SAMPLES, _MEMORY // max(size, 1)), 1)
-    watched = onnx.ModelProto()
-    watched.CopyFrom(model)
-    outputs = [output.name for output in model.graph.output]
-    known = {name for node in model.graph.node for name in node.output}
-    names = [name for name in dict.fromkeys(corrected_layers(program)) if name in known]
-    watched.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in outputs)
-    session = open_session(watched.SerializeToString())
+    index = GraphIndex(model.clone())
+    ir.external_data.load_to_model(index.model)
+    outputs = index.outputs
+    made = {value.name for node in index.graph for value in node.outputs}
+    names = [name for name in dict.fromkeys(corrected_layers(program)) if name in made]
+    index.graph.outputs.extend(index.values[name] for name in names if name not in outputs)
+    session = open_session(to_bytes(index.model))
     taken: list[Mapping[str, Array]] = []
     sums: dict[str, list[Array]] = {name: [] for name in names}
     results: dict[str, list[Array]] = {name: [] for name in outputs}

@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+import onnx_ir as ir
 
 from edgeq.errors import ModelError
+from edgeq.graph.operators import operator_of
+from edgeq.graph.query import (
+    MAIN_DOMAINS,
+    MICROSOFT,
+    attributes,
+    bodies,
+    constant,
+    constant_tensor,
+    node_input,
+    only_reader,
+)
 
 OPSET = 13
 IR_VERSION = 7
 _RELU = "QLinearRelu"
 _FUSES_RELU = ("QLinearConv", "QLinearAdd")
 _MICROSOFT = frozenset({"QLinearAdd"})
-# Operators that later opsets only made take more types, or an attribute that is not used here: same name, same meaning.
-_WIDENED = frozenset(
-    {
-        "Add",
-        "BatchNormalization",
-        "Div",
-        "Identity",
-        "LeakyRelu",
-        "Mul",
-        "PRelu",
-        "Pow",
-        "Relu",
-        "Reshape",
-        "Shape",
-        "Sub",
-        "Where",
-    }
-)
 _AXES_TO_ATTRIBUTE = frozenset(
     {"ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSumSquare"}
 )
 
 
-def check_dialect(model: onnx.ModelProto) -> None:
+def check_dialect(model: ir.Model) -> None:
     """Refuse what the runtime would: a wrong version or domain, an unknown operator, a QLinearRelu that does not fuse,
     scales that are no scalars, zero points other than 0.
 
@@ -48,103 +37,80 @@ def check_dialect(model: onnx.ModelProto) -> None:
     """
     if model.ir_version > IR_VERSION:
         raise ModelError(f"the file has format version {model.ir_version}; the runtime reads up to {IR_VERSION}")
-    opsets = {entry.domain: entry.version for entry in model.opset_import}
-    if opsets.get("") not in (12, 13) or opsets.get("com.microsoft") != 1:
-        raise ModelError(f"the file imports {opsets}; the runtime needs opset 12 or 13, and com.microsoft 1")
-    constants = {t.name: t for t in model.graph.initializer}
-    makers = {name: node for node in model.graph.node for name in node.output}
-    readers: dict[str, int] = {}
-    for name in (*(n for node in model.graph.node for n in node.input), *(o.name for o in model.graph.output)):
-        readers[name] = readers.get(name, 0) + 1
-    for node in model.graph.node:
+    opsets = dict(model.opset_imports)
+    if opsets.get("") not in (12, 13) or opsets.get(MICROSOFT) != 1:
+        raise ModelError(f"the file imports {opsets}; the runtime needs opset 12 or 13, and {MICROSOFT} 1")
+    for node in model.graph:
         where = f"{node.op_type} {node.name!r}"
         if node.op_type == _RELU:
-            maker = makers.get(node.input[0])
-            if maker is None or maker.op_type not in _FUSES_RELU or readers[node.input[0]] > 1:
+            maker = _maker(node)
+            if maker is None or maker.op_type not in _FUSES_RELU or only_reader(maker.outputs[0]) is not node:
                 raise ModelError(f"{where} fuses into nothing, and has no kernel of its own")
-        elif node.domain == "com.microsoft":
+        elif node.domain == MICROSOFT:
             if node.op_type not in _MICROSOFT:
                 raise ModelError(f"{where} is unknown to the runtime")
         elif node.domain or not onnx.defs.has(node.op_type, OPSET, ""):
             raise ModelError(f"{where} is not in opset {OPSET}")
         if node.op_type in (*_FUSES_RELU, "QuantizeLinear", "DequantizeLinear"):
-            _check_scales(node, constants, where)
+            _check_params(node, where)
         if node.op_type == "MaxPool":
-            _check_pool(node, makers, where)
+            _check_pool(node, where)
 
 
-def oldest_form(node: onnx.NodeProto, constants: Sequence[TensorProto]) -> tuple[onnx.NodeProto, list[TensorProto]]:
-    """A node of a later opset as opset 13 has it, and constants that it needs besides.
+def to_oldest_form(node: ir.Node) -> None:
+    """Write a node of a later opset as opset 13 has it, in place, and those in its bodies.
 
     Raises:
         ModelError: it has no such form.
     """
-    if node.domain not in ("", "ai.onnx"):
-        raise ModelError(f"{node.op_type} {node.name!r} of {node.domain} is unknown to the runtime")
-    if node.op_type in _AXES_TO_ATTRIBUTE and len(node.input) > 1:
-        values = _values(constants, node.input[1])
-        if values is None:
-            raise ModelError(f"{node.op_type} {node.name!r} computes its axes, which opset {OPSET} does not know")
-        older = onnx.NodeProto()
-        older.CopyFrom(node)
-        del older.input[1:]
-        older.attribute.append(helper.make_attribute("axes", [int(v) for v in values.ravel()]))
-        return older, []
+    where = f"{node.op_type} {node.name!r}"
+    if node.domain not in MAIN_DOMAINS:
+        raise ModelError(f"{where} of {node.domain} is unknown to the runtime")
+    if node.op_type in _AXES_TO_ATTRIBUTE and len(node.inputs) > 1:
+        axes = constant(node.inputs[1])
+        if axes is None:
+            raise ModelError(f"{where} computes its axes, which opset {OPSET} does not know")
+        node.resize_inputs(1)
+        node.attributes["axes"] = ir.AttrInt64s("axes", axes.ravel().tolist())
+        return
     if node.op_type == "HardSwish" or not onnx.defs.has(node.op_type, OPSET, ""):
-        raise ModelError(f"{node.op_type} {node.name!r} is not in opset {OPSET}")
+        raise ModelError(f"{where} is not in opset {OPSET}")
     schema = onnx.defs.get_schema(node.op_type, OPSET, "")
-    unknown = [a.name for a in node.attribute if a.name not in schema.attributes]
-    used = [a for a in node.attribute if a.name in unknown and not _is_default(a)]
-    if used or len(node.input) > schema.max_input:
-        what = f"{used[0].name} of " if used else ""
-        raise ModelError(f"{what}{node.op_type} {node.name!r} is not in opset {OPSET}")
-    for attribute in node.attribute:
-        for graph in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
-            for inner in graph.node:
-                oldest_form(inner, constants)
-    older = onnx.NodeProto()
-    older.CopyFrom(node)
-    kept = [a for a in node.attribute if a.name not in unknown]
-    del older.attribute[:]
-    older.attribute.extend(kept)
-    if node.op_type == "Split" and len(node.input) < 2:
-        del older.attribute[:]
-        older.attribute.extend(a for a in kept if a.name == "axis")
-    return older, []
+    unknown = [attribute for name, attribute in node.attributes.items() if name not in schema.attributes]
+    used = [attribute.name for attribute in unknown if not _is_default(attribute)]
+    if used or len(node.inputs) > schema.max_input:
+        raise ModelError(f"{f'{used[0]} of ' if used else ''}{where} is not in opset {OPSET}")
+    for inner in (inner for body in bodies(node) for inner in body):
+        to_oldest_form(inner)
+    for attribute in unknown:
+        del node.attributes[attribute.name]
 
 
-def _is_default(attribute: onnx.AttributeProto) -> bool:
-    """Whether an attribute that opset 13 does not know says what is done there anyway."""
-    value = helper.get_attribute_value(attribute)
-    return attribute.name in ("allowzero", "num_outputs", "saturate") and (
-        attribute.name == "num_outputs" or value in (0, 1)
-    )
+def _is_default(attribute: ir.Attr) -> bool:
+    """Whether an attribute that opset 13 does not know only states what is done there anyway."""
+    if attribute.name == "num_outputs":
+        return True
+    return attribute.name in ("allowzero", "saturate") and attribute.value in (0, 1)
 
 
-def _check_scales(node: onnx.NodeProto, constants: Mapping[str, TensorProto], where: str) -> None:
-    places = {
-        "QLinearConv": ((1, 4, 6), (2, 5, 7)),
-        "QLinearAdd": ((1, 4, 6), (2, 5, 7)),
-        "QuantizeLinear": ((1,), (2,)),
-        "DequantizeLinear": ((1,), (2,)),
-    }[node.op_type]
-    for place in places[0]:
-        if int(np.prod(constants[node.input[place]].dims)) != 1:
+def _check_params(node: ir.Node, where: str) -> None:
+    row = operator_of(node)
+    places = [(integers.scale, integers.zero_point) for integers in row.integers]
+    for scale_at, zero_at in [*places, *([row.integer_output] if row.integer_output else [])]:
+        scale, zero = constant_tensor(node_input(node, scale_at)), constant_tensor(node_input(node, zero_at))
+        if scale is None or scale.size != 1:
             raise ModelError(f"{where} has more than one scale; the kernels refuse that")
-    for place in places[1]:
-        zero = constants[node.input[place]]
-        if zero.data_type != TensorProto.INT8 or numpy_helper.to_array(zero).any():
+        if zero is None or zero.dtype != ir.DataType.INT8 or zero.numpy().any():
             raise ModelError(f"{where} has a zero point other than int8 0; the kernels refuse that")
 
 
-def _check_pool(node: onnx.NodeProto, makers: Mapping[str, onnx.NodeProto], where: str) -> None:
-    maker = makers.get(node.input[0])
-    behind = maker
+def _check_pool(node: ir.Node, where: str) -> None:
+    maker = behind = _maker(node)
     if maker is not None and maker.op_type == _RELU:
-        behind = makers.get(maker.input[0])
+        behind = _maker(maker)
     if behind is None or behind.op_type != "QLinearConv":
         return
-    a: dict[str, Any] = {x.name: helper.get_attribute_value(x) for x in node.attribute}
+    a = attributes(node)
     kernel, strides, pads = a["kernel_shape"], a.get("strides", [1, 1]), a.get("pads", [0, 0, 0, 0])
     square = len(set(kernel)) == 1 and len(set(strides)) == 1 and len(set(pads)) == 1
     fits = max(*kernel, *strides, *pads) <= 3
@@ -153,5 +119,5 @@ def _check_pool(node: onnx.NodeProto, makers: Mapping[str, onnx.NodeProto], wher
         raise ModelError(f"{where} behind a convolution would be fused, and wrongly")
 
 
-def _values(constants: Sequence[TensorProto], name: str) -> Any:
-    return next((numpy_helper.to_array(t) for t in constants if t.name == name), None)
+def _maker(node: ir.Node) -> ir.Node | None:
+    return node.inputs[0].producer() if node.inputs[0] is not None else None

@@ -6,19 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import onnx
 
 from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.network import (
     AddLayer,
     AverageLayer,
     ClampLayer,
-    ConcatLayer,
     ConvLayer,
     FcLayer,
-    FloatLayer,
     Layer,
-    MaxPoolLayer,
     MoveLayer,
     Network,
     layer_inputs,
@@ -44,6 +40,7 @@ from edgeq.backends.systolic.program import (
     Tensor,
 )
 from edgeq.backends.systolic.tiles import LARGEST, IntegerWeights, quantize_weights
+from edgeq.graph.convert import to_bytes
 
 LEAST = -128
 
@@ -98,11 +95,12 @@ class _Lowering:
     def add(self, layer: Layer) -> None:
         if layer.name in self.fused:
             return
-        if isinstance(layer, FloatLayer):
-            inputs = tuple(self.as_float(name) for name in layer.inputs)
+        if isinstance(layer, Float):
+            for name in layer.inputs:
+                self.as_float(name)
             for name in layer.outputs:
                 self._float_tensor(name)
-            self.steps.append(Float(layer.name, inputs, layer.outputs, layer.model, layer.reasons, layer.sources))
+            self.steps.append(layer)
             return
         read = tuple(self.as_integer(name) for name in layer_inputs(layer))
         self.steps.append(self._step(layer, read))
@@ -146,8 +144,8 @@ class _Lowering:
             to = np.float32(self.scales[layer.output])
             left, right = (float(np.float32(self.scales[n]) / to) for n in (layer.left, layer.right))
             return ResidualAdd(name, read[0], read[1], output, left, right, layer.relu, sources)
-        if isinstance(layer, MaxPoolLayer):
-            return MaxPool(name, read[0], output, layer.kernel, layer.strides, layer.dilations, layer.pads, sources)
+        if isinstance(layer, MaxPool):
+            return replace(layer, input=read[0], output=output)
         if isinstance(layer, AverageLayer):
             share = np.float32(1 / (layer.kernel[0] * layer.kernel[1]))
             step = np.float32(np.float32(self.scales[layer.input]) * share)
@@ -156,10 +154,10 @@ class _Lowering:
         if isinstance(layer, ClampLayer):
             low, high = clamp_integers(layer, self.scales[layer.output])
             return Clamp(name, read[0], output, low, high, sources)
-        if isinstance(layer, ConcatLayer):
-            return Concat(name, read, output, layer.axis, sources)
+        if isinstance(layer, Concat):
+            return replace(layer, inputs=read, output=output)
         assert isinstance(layer, MoveLayer)
-        model = as_integers(onnx.load_from_string(layer.model), read[0], output).SerializeToString()
+        model = to_bytes(as_integers(layer.model, read[0], output))
         return Rearrange(name, read[0], output, layer.index, model, sources)
 
     def _conv(self, layer: ConvLayer, read: str) -> Conv:
@@ -170,7 +168,7 @@ class _Lowering:
         if len(following) == 1 and output not in self.network.outputs:
             pool = fusable(layer, following[0], self.network.shapes)
         if pool is not None:
-            assert isinstance(following[0], MaxPoolLayer)
+            assert isinstance(following[0], MaxPool)
             self.fused.add(following[0].name)
             output, sources = following[0].output, (*sources, *following[0].sources)
         return Conv(

@@ -1,6 +1,7 @@
 """The float network as layers that the array or its core can do, before any scale is chosen.
 
-Tensors go by their float names; shapes have batch 1. Weights are float64, so that scaling and sorting cost nothing.
+Tensors go by their float names; shapes have batch 1. Weights are float64, so that scaling and sorting lose nothing.
+Steps of the program that have no weights and no scales (`MaxPool`, `Concat`, `Float`) are layers as they are.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
+from edgeq.backends.systolic.program import Concat, Float, MaxPool, Pads, Pair, is_depthwise, step_inputs, step_outputs
+
 Floats = NDArray[np.float64]
-Pair = tuple[int, int]
-Pads = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class ConvLayer:
 
     @property
     def depthwise(self) -> bool:
-        return self.groups > 1 and self.groups == self.weights.shape[0] and self.weights.shape[1] == 1
+        """Whether each output channel reads one input channel of its own."""
+        return is_depthwise(self.groups, self.weights.shape)
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class FcLayer:
 
 @dataclass(frozen=True)
 class AddLayer:
+    """The sum of two tensors of one shape."""
+
     name: str
     left: str
     right: str
@@ -61,19 +66,9 @@ class AddLayer:
 
 
 @dataclass(frozen=True)
-class MaxPoolLayer:
-    name: str
-    input: str
-    output: str
-    kernel: Pair
-    strides: Pair
-    dilations: Pair
-    pads: Pads
-    sources: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class AverageLayer:
+    """Average pooling; attributes as in `program.AveragePool`."""
+
     name: str
     input: str
     output: str
@@ -96,41 +91,20 @@ class ClampLayer:
 
 
 @dataclass(frozen=True)
-class ConcatLayer:
-    name: str
-    inputs: tuple[str, ...]
-    output: str
-    axis: int
-    sources: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class MoveLayer:
-    """The same numbers in other places; see `program.Rearrange`."""
+    """The same values in other places; see `program.Rearrange`. `model` is the node on float32 tensors."""
 
     name: str
     input: str
     output: str
     index: NDArray[np.int32] | None
-    model: bytes
+    model: ir.Model
     sources: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class FloatLayer:
-    """Nodes that stay in float, as an ONNX model; reasons by node name."""
-
-    name: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    model: bytes
-    reasons: Mapping[str, str]
-    sources: tuple[str, ...] = ()
-
-
-Layer = ConvLayer | FcLayer | AddLayer | MaxPoolLayer | AverageLayer | ClampLayer | ConcatLayer | MoveLayer | FloatLayer
-SAME_SCALE = (MaxPoolLayer, ClampLayer, ConcatLayer, MoveLayer)
-"""Layers that hand integers on: their inputs and outputs share one scale."""
+Layer = ConvLayer | FcLayer | AddLayer | MaxPool | AverageLayer | ClampLayer | Concat | MoveLayer | Float
+SAME_SCALE = (MaxPool, ClampLayer, Concat, MoveLayer)
+"""Layers that pass integers on: their inputs and outputs share one scale."""
 
 
 @dataclass(frozen=True)
@@ -151,15 +125,15 @@ class Network:
 
 
 def layer_inputs(layer: Layer) -> tuple[str, ...]:
+    """Names of the tensors that a layer reads."""
     if isinstance(layer, AddLayer):
         return layer.left, layer.right
-    if isinstance(layer, ConcatLayer | FloatLayer):
-        return layer.inputs
-    return (layer.input,)
+    return step_inputs(layer) if isinstance(layer, MaxPool | Concat | Float) else (layer.input,)
 
 
 def layer_outputs(layer: Layer) -> tuple[str, ...]:
-    return layer.outputs if isinstance(layer, FloatLayer) else (layer.output,)
+    """Names of the tensors that a layer makes."""
+    return step_outputs(layer) if isinstance(layer, Float) else (layer.output,)
 
 
 def readers(network: Network) -> dict[str, list[Layer]]:
@@ -176,6 +150,6 @@ def integer_tensors(network: Network) -> set[str]:
     return {
         name
         for layer in network.layers
-        if not isinstance(layer, FloatLayer)
+        if not isinstance(layer, Float)
         for name in (*layer_inputs(layer), *layer_outputs(layer))
     }

@@ -1,59 +1,51 @@
-"""Parts of the float model that a program carries along, as nodes for another graph."""
+"""Parts of the float model that a program carries along, in int8 and as nodes of another model."""
 
 from __future__ import annotations
 
-import onnx
-from onnx import TensorProto
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from edgeq.graph.edit import Editor
 
 
-def as_integers(part: onnx.ModelProto, source: str, target: str) -> onnx.ModelProto:
-    """A part that only moves float values from `source` to `target`, in int8: its value to pad with too."""
-    changed = onnx.ModelProto()
-    changed.CopyFrom(part)
+def as_integers(part: ir.Model, source: str, target: str) -> ir.Model:
+    """A clone of a part that moves float values from one tensor to another, on int8; it pads with 0.
+
+    Args:
+        source, target: names that its input and output get.
+    """
+    changed = part.clone()
     graph = changed.graph
-    for node in graph.node:
-        if node.op_type == "Pad" and len(node.input) > 2:
-            del node.input[2:]
-    used = {name for node in graph.node for name in node.input}
-    kept = [t for t in graph.initializer if t.name in used]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
-    renamed = {graph.input[0].name: source, graph.output[0].name: target}
-    for value in (*graph.input, *graph.output):
-        value.name = renamed[value.name]
-        value.type.tensor_type.elem_type = TensorProto.INT8
-    for node in graph.node:
-        for names in (node.input, node.output):
-            for place, name in enumerate(names):
-                names[place] = renamed.get(name, name)
+    for node in graph:
+        if node.op_type == "Pad":
+            node.resize_inputs(min(len(node.inputs), 2))
+    for value in [value for value in graph.initializers.values() if not value.uses()]:
+        del graph.initializers[value.name or ""]
+    for value, name in ((graph.inputs[0], source), (graph.outputs[0], target)):
+        value.name, value.type = name, ir.TensorType(ir.DataType.INT8)
     return changed
 
 
-def grafted(part: onnx.ModelProto, prefix: str) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
-    """Nodes and constants of a part; constants get names of their own."""
+def graft(editor: Editor, part: ir.Model, inputs: Mapping[str, ir.Value], prefix: str) -> dict[str, ir.Value]:
+    """Move the nodes and constants of a part to the end of the graph of `editor`; the part is empty after that.
+
+    Args:
+        inputs: the part's inputs by name.
+        prefix: put before the names of its constants.
+
+    Returns:
+        The part's outputs by name. They keep their names, as do the nodes and what is between them.
+    """
     graph = part.graph
-    renamed = {t.name: f"{prefix}/{t.name}" for t in graph.initializer}
-    nodes, constants = [], []
-    for tensor in graph.initializer:
-        copy = onnx.TensorProto()
-        copy.CopyFrom(tensor)
-        copy.name = renamed[tensor.name]
-        constants.append(copy)
-    for node in graph.node:
-        fresh = onnx.NodeProto()
-        fresh.CopyFrom(node)
-        _rename(fresh, renamed)
-        nodes.append(fresh)
-    return nodes, constants
-
-
-def _rename(node: onnx.NodeProto, renamed: dict[str, str]) -> None:
-    for place, name in enumerate(node.input):
-        node.input[place] = renamed.get(name, name)
-    for attribute in node.attribute:
-        for graph in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
-            inside = {t.name for t in graph.initializer} | {i.name for i in graph.input}
-            inside |= {o for n in graph.node for o in n.output}
-            outer = {name: new for name, new in renamed.items() if name not in inside}
-            for inner in graph.node:
-                _rename(inner, outer)
+    for value in graph.inputs:
+        value.replace_all_uses_with(inputs[value.name or ""])
+    for value in graph.initializers.values():
+        if value.uses() and value.const_value is not None:
+            value.replace_all_uses_with(editor.constant(f"{prefix}/{value.name}", value.const_value))
+    outputs = {value.name or "": value for value in graph.outputs}
+    graph.outputs.clear()
+    nodes = list(graph)
+    graph.remove(nodes)
+    editor.graph.extend(nodes)
+    return outputs

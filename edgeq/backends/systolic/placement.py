@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import onnx
-
+from edgeq.backends.systolic.fixed_batch import parsed
 from edgeq.backends.systolic.program import (
     Clamp,
     Conv,
@@ -116,10 +115,11 @@ def coverage(program: Program, macs: Mapping[str, int]) -> Coverage:
     for step in program.steps:
         kind: Kind = "conversion" if isinstance(step, Quantize | Dequantize) else "int8"
         if isinstance(step, Float):
+            op_types = {node.name: node.op_type for node in parsed(step.model).graph}
             for name, reason in step.reasons.items():
-                count = macs.get(name, 0)
-                runs.append(NodeRun(name, name, _operator(step, name), "float", count))
-                floats.append(FloatNode(name, _operator(step, name), count, reason))
+                count, op_type = macs.get(name, 0), op_types.get(name, "")
+                runs.append(NodeRun(name, name, op_type, "float", count))
+                floats.append(FloatNode(name, op_type, count, reason))
             continue
         source = step.sources[0] if not isinstance(step, Quantize | Dequantize) and step.sources else step.name
         runs.append(NodeRun(step.name, source, type(step).__name__, kind, step_macs(program, step)))
@@ -129,8 +129,3 @@ def coverage(program: Program, macs: Mapping[str, int]) -> Coverage:
         nodes=tuple(runs),
         float_nodes=tuple(floats),
     )
-
-
-def _operator(step: Float, name: str) -> str:
-    nodes = onnx.load_from_string(step.model).graph.node
-    return next((node.op_type for node in nodes if node.name == name), "")

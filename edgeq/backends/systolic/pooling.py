@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edgeq.backends.systolic.network import ConvLayer, Layer, MaxPoolLayer
-from edgeq.backends.systolic.program import Pool
+from edgeq.backends.systolic.network import ConvLayer, Layer
+from edgeq.backends.systolic.program import MaxPool, Pool
 
 # Window, stride and padding have two bits in the hardware's instruction, output sizes eight.
 _FIELD = 3
@@ -31,7 +31,7 @@ def direct(layer: ConvLayer, shapes: Mapping[str, tuple[int, ...]]) -> bool:
 
 def fusable(layer: ConvLayer, following: Layer, shapes: Mapping[str, tuple[int, ...]]) -> Pool | None:
     """The fused form of a pooling behind a convolution that nothing else reads; None where it has to stand alone."""
-    if not isinstance(following, MaxPoolLayer) or not direct(layer, shapes):
+    if not isinstance(following, MaxPool) or not direct(layer, shapes):
         return None
     kernel, strides, pads = following.kernel, following.strides, following.pads
     square = kernel[0] == kernel[1] and strides[0] == strides[1] and len(set(pads)) == 1

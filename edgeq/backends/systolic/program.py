@@ -132,9 +132,9 @@ class Conv:
     weights: Int8s
     bias: Int32s
     groups: int
-    strides: tuple[int, int]
-    dilations: tuple[int, int]
-    pads: tuple[int, int, int, int]
+    strides: Pair
+    dilations: Pair
+    pads: Pads
     tiles: tuple[Tile, ...]
     relu: bool
     pool: Pool | None
@@ -143,7 +143,8 @@ class Conv:
 
     @property
     def depthwise(self) -> bool:
-        return self.groups > 1 and self.groups == self.weights.shape[0] and self.weights.shape[1] == 1
+        """Whether each output channel reads one input channel of its own."""
+        return is_depthwise(self.groups, self.weights.shape)
 
 
 @dataclass(frozen=True)
@@ -198,10 +199,10 @@ class MaxPool:
     name: str
     input: str
     output: str
-    kernel: tuple[int, int]
-    strides: tuple[int, int]
-    dilations: tuple[int, int]
-    pads: tuple[int, int, int, int]
+    kernel: Pair
+    strides: Pair
+    dilations: Pair
+    pads: Pads
     sources: tuple[str, ...] = ()
 
 
@@ -218,9 +219,9 @@ class AveragePool:
     name: str
     input: str
     output: str
-    kernel: tuple[int, int]
-    strides: tuple[int, int]
-    pads: tuple[int, int, int, int]
+    kernel: Pair
+    strides: Pair
+    pads: Pads
     multiplier: float
     sources: tuple[str, ...] = ()
 
@@ -303,6 +304,11 @@ class Program:
     tensors: Mapping[str, Tensor]
     steps: tuple[Step, ...]
     notes: tuple[str, ...] = ()
+
+
+def is_depthwise(groups: int, weights: tuple[int, ...]) -> bool:
+    """Whether a convolution with weights of shape [O, I / groups, kh, kw] has one input channel an output channel."""
+    return groups > 1 and groups == weights[0] and weights[1] == 1
 
 
 def step_inputs(step: Step) -> tuple[str, ...]:

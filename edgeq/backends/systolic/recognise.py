@@ -3,79 +3,68 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
+from numpy.typing import NDArray
 
-from edgeq.backends.systolic.graph import Graph, attributes, text
 from edgeq.backends.systolic.moves import MOVES, recognise_move, reshape_move
-from edgeq.backends.systolic.network import (
-    AddLayer,
-    AverageLayer,
-    ClampLayer,
-    ConcatLayer,
-    ConvLayer,
-    FcLayer,
-    Layer,
-    MaxPoolLayer,
-    Pads,
-    Pair,
-)
+from edgeq.backends.systolic.network import AddLayer, AverageLayer, ClampLayer, ConvLayer, FcLayer, Layer
+from edgeq.backends.systolic.program import Concat, MaxPool, Pads
+from edgeq.backends.systolic.windows import Windows
+from edgeq.graph.query import MAIN_DOMAINS, attributes, constant, is_constant, name_of, node_input, sizes
 
 Found = tuple[Layer, ...] | str
 
 
-def recognise(graph: Graph, node: onnx.NodeProto) -> Found:
-    """The layers of one node, or the reason why it has none."""
-    if node.domain not in ("", "ai.onnx"):
+def recognise(model: ir.Model, node: ir.Node) -> Found:
+    """The layers of one node of a model at batch 1 (see `fixed_batch`), or the reason why it has none."""
+    if node.domain not in MAIN_DOMAINS:
         return f"{node.domain}.{node.op_type} is not a standard operator"
-    made = [name for name in node.output if name]
-    read = [name for name in node.input if name and name not in graph.constants]
-    if not made or not all(graph.is_float(name) for name in made):
+    made = [value for value in node.outputs if value.name]
+    read = [value for value in node.inputs if value is not None and not is_constant(value)]
+    if not made or not all(value.dtype == ir.DataType.FLOAT for value in made):
         return "it makes no float32 values"
-    unknown = next((name for name in (*read, *made) if name not in graph.shapes), None)
-    if unknown is not None:
-        return f"the shape of {unknown!r} is not known beforehand"
-    if any(not graph.shapes[name] or graph.shapes[name][0] != 1 for name in (*read, *made)):
+    for value in (*read, *made):
+        if sizes(value) is None:
+            return f"the shape of {value.name!r} is not known beforehand"
+    if any(_shape(value)[:1] != (1,) for value in (*read, *made)):
         return "its tensors do not have the batch in front"
     if node.op_type in MOVES:
-        return recognise_move(graph, node)
-    kind = _KINDS.get(node.op_type)
-    if kind is None:
+        layers: Found = recognise_move(model, node)
+    elif (kind := _KINDS.get(node.op_type)) is not None:
+        layers = kind(node)
+    else:
         return "neither the array nor its core has an int8 form of this operator; it runs in float on the core"
-    return kind(graph, node)
+    if isinstance(layers, str):
+        return layers
+    return tuple(replace(layer, sources=(_name(node),)) for layer in layers)
 
 
-def _conv(graph: Graph, node: onnx.NodeProto) -> Found:
-    weights, bias = graph.constant(node, 1), graph.constant(node, 2)
-    if weights is None or (len(node.input) > 2 and node.input[2] and bias is None):
+def _conv(node: ir.Node) -> Found:
+    weights, bias = _constant(node, 1), _constant(node, 2)
+    if weights is None or (bias is None and node_input(node, 2) is not None):
         return "its weights are computed, not constant"
     if weights.ndim != 4:
         return f"it is a {weights.ndim - 2}-D convolution; the array's is 2-D"
-    a = attributes(node)
-    strides, dilations = _pair(a.get("strides")), _pair(a.get("dilations"))
-    kernel = (weights.shape[2], weights.shape[3])
-    pads = _pads(a, graph.shapes[node.input[0]], kernel, strides, dilations)
-    outputs = weights.shape[0]
+    windows = Windows.of(node, _shape(node.inputs[0]), (weights.shape[2], weights.shape[3]))
     layer = ConvLayer(
-        node.name,
-        node.input[0],
-        node.output[0],
+        *_names(node),
         weights.astype(np.float64),
-        np.zeros(outputs) if bias is None else bias.astype(np.float64),
-        int(a.get("group", 1)),
-        strides,
-        dilations,
-        pads,
-        sources=(node.name,),
+        np.zeros(len(weights)) if bias is None else bias.astype(np.float64),
+        node.attributes.get_int("group", 1),
+        windows.strides,
+        windows.dilations,
+        windows.pads,
     )
     return (layer,)
 
 
-def _gemm(graph: Graph, node: onnx.NodeProto) -> Found:
-    weights = graph.constant(node, 1)
+def _gemm(node: ir.Node) -> Found:
+    weights = _constant(node, 1)
     if weights is None:
         return "its weights are computed, not constant"
     a = attributes(node)
@@ -83,125 +72,110 @@ def _gemm(graph: Graph, node: onnx.NodeProto) -> Found:
         return "its first matrix is transposed"
     rows = (weights if a.get("transB", 0) else weights.T).astype(np.float64) * float(a.get("alpha", 1.0))
     bias = np.zeros(len(rows))
-    if len(node.input) > 2 and node.input[2]:
-        addend = graph.constant(node, 2)
+    if node_input(node, 2) is not None:
+        addend = _constant(node, 2)
         if addend is None or (addend.ndim > 1 and addend.shape[0] != 1):
             return "its third matrix is not one constant row"
         bias = np.broadcast_to(addend.astype(np.float64).ravel(), (len(rows),)) * float(a.get("beta", 1.0))
-    return (FcLayer(node.name, node.input[0], node.output[0], rows, bias, sources=(node.name,)),)
+    return (FcLayer(*_names(node), rows, bias),)
 
 
-def _matmul(graph: Graph, node: onnx.NodeProto) -> Found:
-    weights = graph.constant(node, 1)
+def _matmul(node: ir.Node) -> Found:
+    weights = _constant(node, 1)
     if weights is None or weights.ndim != 2:
         return "it multiplies two activations; the array's weights are constant matrices here"
     rows = weights.T.astype(np.float64)
-    return (FcLayer(node.name, node.input[0], node.output[0], rows, np.zeros(len(rows)), sources=(node.name,)),)
+    return (FcLayer(*_names(node), rows, np.zeros(len(rows))),)
 
 
-def _add(graph: Graph, node: onnx.NodeProto) -> Found:
-    if len(node.input) != 2:
-        return f"it adds {len(node.input)} tensors; the array adds two"
-    left, right = node.input
-    if left in graph.constants or right in graph.constants:
+def _add(node: ir.Node) -> Found:
+    if len(node.inputs) != 2:
+        return f"it adds {len(node.inputs)} tensors; the array adds two"
+    left, right = node.inputs
+    if is_constant(left) or is_constant(right):
         return "one operand is constant"
-    if graph.shapes[left] != graph.shapes[right]:
+    if _shape(left) != _shape(right):
         return "its operands have different shapes"
-    return (AddLayer(node.name, left, right, node.output[0], sources=(node.name,)),)
+    return (AddLayer(_name(node), name_of(left), name_of(right), name_of(node.outputs[0])),)
 
 
-def _max_pool(graph: Graph, node: onnx.NodeProto) -> Found:
-    if len(node.output) > 1 and node.output[1]:
+def _max_pool(node: ir.Node) -> Found:
+    if len(node.outputs) > 1 and node.outputs[1].name:
         return "it also gives the places of the maxima"
-    shape, pooled = graph.shapes[node.input[0]], graph.shapes[node.output[0]]
+    shape, pooled = _shape(node.inputs[0]), _shape(node.outputs[0])
     if len(shape) != 4:
-        return f"it pools {len(shape) - 2}-D data; the integer form is 2-D"
-    a = attributes(node)
-    kernel, strides, dilations = _pair(a["kernel_shape"]), _pair(a.get("strides")), _pair(a.get("dilations"))
-    pads = _pads(a, shape, kernel, strides, dilations)
-    layer = MaxPoolLayer(
-        node.name,
-        node.input[0],
-        node.output[0],
-        kernel,
-        strides,
-        dilations,
-        _reaching(pads, shape, pooled, kernel, strides, dilations),
-        sources=(node.name,),
-    )
-    return (layer,)
+        return _not_2d(shape)
+    windows = Windows.of(node, shape)
+    pads = _reaching(windows, shape, pooled)
+    return (MaxPool(*_names(node), windows.kernel, windows.strides, windows.dilations, pads),)
 
 
-def _average_pool(graph: Graph, node: onnx.NodeProto) -> Found:
-    shape, pooled = graph.shapes[node.input[0]], graph.shapes[node.output[0]]
+def _average_pool(node: ir.Node) -> Found:
+    shape, pooled = _shape(node.inputs[0]), _shape(node.outputs[0])
     if len(shape) != 4:
-        return f"it pools {len(shape) - 2}-D data; the integer form is 2-D"
-    a = attributes(node)
-    kernel, strides, dilations = _pair(a["kernel_shape"]), _pair(a.get("strides")), _pair(a.get("dilations"))
-    if dilations != (1, 1):
-        return f"it has dilations {list(dilations)}"
-    pads = _pads(a, shape, kernel, strides, dilations)
-    if any(pads) and not a.get("count_include_pad", 0):
+        return _not_2d(shape)
+    windows = Windows.of(node, shape)
+    if windows.dilations != (1, 1):
+        return f"it has dilations {list(windows.dilations)}"
+    if any(windows.pads) and not node.attributes.get_int("count_include_pad", 0):
         return "windows at the border average fewer values, so that one multiplier does not do"
-    if _reaching(pads, shape, pooled, kernel, strides, dilations) != pads:
+    if _reaching(windows, shape, pooled) != windows.pads:
         return "with ceil_mode, its last windows average fewer values, so that one multiplier does not do"
-    return (AverageLayer(node.name, node.input[0], node.output[0], kernel, strides, pads, sources=(node.name,)),)
+    return (AverageLayer(*_names(node), windows.kernel, windows.strides, windows.pads),)
 
 
-def _global_average(graph: Graph, node: onnx.NodeProto) -> Found:
-    shape = graph.shapes[node.input[0]]
-    if len(shape) != 4:
-        return f"it pools {len(shape) - 2}-D data; the integer form is 2-D"
-    return (_whole_average(node, node.output[0], shape),)
+def _global_average(node: ir.Node) -> Found:
+    shape = _shape(node.inputs[0])
+    return (_whole_average(*_names(node), shape),) if len(shape) == 4 else _not_2d(shape)
 
 
-def _reduce_mean(graph: Graph, node: onnx.NodeProto) -> Found:
-    shape = graph.shapes[node.input[0]]
+def _reduce_mean(node: ir.Node) -> Found:
+    shape = _shape(node.inputs[0])
     a = attributes(node)
-    given = graph.constant(node, 1) if len(node.input) > 1 else a.get("axes")
-    if given is None or len(shape) != 4 or sorted(int(i) % 4 for i in np.ravel(given)) != [2, 3]:
+    axes = _constant(node, 1) if len(node.inputs) > 1 else a.get("axes")
+    if axes is None or len(shape) != 4 or sorted(int(i) % 4 for i in np.ravel(axes)) != [2, 3]:
         return "only a mean over rows and columns has an int8 form"
+    name, source, output = _names(node)
     if a.get("keepdims", 1):
-        return (_whole_average(node, node.output[0], shape),)
-    pooled = f"{node.output[0]}/pooled"
-    average = _whole_average(node, pooled, shape)
-    return average, reshape_move(f"{node.name}/flat", pooled, node.output[0], graph.shapes[node.output[0]], node.name)
+        return (_whole_average(name, source, output, shape),)
+    pooled = f"{output}/pooled"
+    average = _whole_average(name, source, pooled, shape)
+    return average, reshape_move(f"{name}/flat", pooled, output, _shape(node.outputs[0]))
 
 
-def _whole_average(node: onnx.NodeProto, output: str, shape: tuple[int, ...]) -> AverageLayer:
-    kernel = (shape[2], shape[3])
-    return AverageLayer(node.name, node.input[0], output, kernel, (1, 1), (0, 0, 0, 0), sources=(node.name,))
+def _whole_average(name: str, source: str, output: str, shape: tuple[int, ...]) -> AverageLayer:
+    return AverageLayer(name, source, output, (shape[2], shape[3]), (1, 1), (0, 0, 0, 0))
 
 
-def _relu(graph: Graph, node: onnx.NodeProto) -> Found:
-    return (ClampLayer(node.name, node.input[0], node.output[0], 0.0, math.inf, sources=(node.name,)),)
+def _relu(node: ir.Node) -> Found:
+    return (ClampLayer(*_names(node), 0.0, math.inf),)
 
 
-def _clip(graph: Graph, node: onnx.NodeProto) -> Found:
+def _clip(node: ir.Node) -> Found:
     a = attributes(node)
     bounds = [float(a.get("min", -math.inf)), float(a.get("max", math.inf))]
     for place in (1, 2):
-        if len(node.input) > place and node.input[place]:
-            value = graph.constant(node, place)
+        if node_input(node, place) is not None:
+            value = _constant(node, place)
             if value is None or value.size != 1:
                 return "its bounds are computed, not constant"
             bounds[place - 1] = float(value.reshape(()))
     low, high = bounds
     if not low <= 0 <= high:
         return "zero is not between its bounds"
-    return (ClampLayer(node.name, node.input[0], node.output[0], low, high, sources=(node.name,)),)
+    return (ClampLayer(*_names(node), low, high),)
 
 
-def _concat(graph: Graph, node: onnx.NodeProto) -> Found:
-    if any(name in graph.constants for name in node.input):
+def _concat(node: ir.Node) -> Found:
+    if any(is_constant(value) for value in node.inputs):
         return "one of its inputs is constant"
-    axis = int(attributes(node)["axis"]) % len(graph.shapes[node.output[0]])
+    axis = int(attributes(node)["axis"]) % len(_shape(node.outputs[0]))
     if axis == 0:
         return "it joins along the batch"
-    return (ConcatLayer(node.name, tuple(node.input), node.output[0], axis, sources=(node.name,)),)
+    return (Concat(_name(node), tuple(map(name_of, node.inputs)), name_of(node.outputs[0]), axis),)
 
 
-_KINDS: dict[str, Callable[[Graph, onnx.NodeProto], Found]] = {
+_KINDS: Mapping[str, Callable[[ir.Node], Found]] = {
     "Add": _add,
     "AveragePool": _average_pool,
     "Clip": _clip,
@@ -217,33 +191,32 @@ _KINDS: dict[str, Callable[[Graph, onnx.NodeProto], Found]] = {
 }
 
 
-def _pair(values: Any) -> Pair:
-    return (int(values[0]), int(values[1])) if values else (1, 1)
+def _name(node: ir.Node) -> str:
+    return node.name or ""
 
 
-def _pads(a: dict[str, Any], shape: tuple[int, ...], kernel: Pair, strides: Pair, dilations: Pair) -> Pads:
-    """(top, left, bottom, right), auto_pad worked out."""
-    mode = text(a.get("auto_pad"), "NOTSET")
-    if mode == "VALID":
-        return (0, 0, 0, 0)
-    if mode == "NOTSET":
-        top, left, bottom, right = a.get("pads") or (0, 0, 0, 0)
-        return int(top), int(left), int(bottom), int(right)
-    before, after = [], []
-    for size, k, stride, dilation in zip(shape[2:], kernel, strides, dilations, strict=True):
-        total = max((-(-size // stride) - 1) * stride + (k - 1) * dilation + 1 - size, 0)
-        small, large = total // 2, total - total // 2
-        before.append(small if mode == "SAME_UPPER" else large)
-        after.append(large if mode == "SAME_UPPER" else small)
-    return before[0], before[1], after[0], after[1]
+def _names(node: ir.Node) -> tuple[str, str, str]:
+    """Of the node, its first input and its first output."""
+    return _name(node), name_of(node.inputs[0]), name_of(node.outputs[0])
 
 
-def _reaching(
-    pads: Pads, shape: tuple[int, ...], pooled: tuple[int, ...], kernel: Pair, strides: Pair, dilations: Pair
-) -> Pads:
-    """`pads`, with more at the bottom and right where the windows of the output reach further (ceil_mode)."""
-    ends = []
-    for axis in (0, 1):
-        last = (pooled[2 + axis] - 1) * strides[axis] + (kernel[axis] - 1) * dilations[axis] + 1
-        ends.append(max(pads[2 + axis], last - shape[2 + axis] - pads[axis]))
-    return pads[0], pads[1], ends[0], ends[1]
+def _constant(node: ir.Node, place: int) -> NDArray[Any] | None:
+    return constant(node_input(node, place))
+
+
+def _shape(value: ir.Value | None) -> tuple[int, ...]:
+    """A shape that `recognise` found to be known."""
+    shape = sizes(value)
+    assert shape is not None
+    return shape
+
+
+def _not_2d(shape: tuple[int, ...]) -> str:
+    return f"it pools {len(shape) - 2}-D data; the integer form is 2-D"
+
+
+def _reaching(windows: Windows, shape: tuple[int, ...], pooled: tuple[int, ...]) -> Pads:
+    """The padding, with more at the bottom and right where the windows of the output reach further (ceil_mode)."""
+    top, left, bottom, right = windows.pads
+    ends = windows.end_pads(shape, pooled[2:])
+    return top, left, max(bottom, ends[0]), max(right, ends[1])

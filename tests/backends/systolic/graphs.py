@@ -16,10 +16,12 @@ from onnx import TensorProto, helper, numpy_helper
 from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.build import build_network
 from edgeq.backends.systolic.lower import lower
+from edgeq.backends.systolic.network import Network
 from edgeq.backends.systolic.order import sort_channels
 from edgeq.backends.systolic.program import Program
 from edgeq.backends.systolic.scales import activation_scales
 from edgeq.calibrate.ranges import Range
+from edgeq.graph.convert import from_proto
 from edgeq.signature import Signature, TensorSpec
 
 OPSET = 13
@@ -239,11 +241,16 @@ def ranges_of(model: onnx.ModelProto, samples: NDArray[np.float32]) -> dict[str,
     return {name: Range(-bound, bound) for name, bound in bounds.items()}
 
 
+def network_of(model: onnx.ModelProto, **options: Any) -> Network:
+    """The float network of a model."""
+    return build_network(from_proto(model), Path("model.onnx"), **options)
+
+
 def program_of(
     model: onnx.ModelProto, samples: NDArray[np.float32], array: ArrayConfig = SMALL, **options: Any
 ) -> Program:
     """The program of a model, its channels sorted."""
-    network, channels = sort_channels(build_network(model, Path("model.onnx"), **options), array.dim)
+    network, channels = sort_channels(network_of(model, **options), array.dim)
     scales = activation_scales(network, ranges_of(model, samples), powers_of_two=array.output_scale == "shift")
     return lower("model", network, scales, array, channels=channels)
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import pytest
 from onnx import helper
 
 from edgeq.backends.systolic.array import ArrayConfig, array_config
-from edgeq.backends.systolic.build import build_network
-from edgeq.backends.systolic.network import AddLayer, ClampLayer, ConvLayer, FloatLayer, Network
+from edgeq.backends.systolic.network import AddLayer, ClampLayer, ConvLayer, Network
 from edgeq.backends.systolic.program import Clamp, Conv, Dequantize, Fc, Float, MaxPool, Program, Quantize, ResidualAdd
 from edgeq.errors import HardwareError, ModelError
-from tests.backends.systolic.graphs import GraphBuilder, program_of
-
-PATH = Path("model.onnx")
+from tests.backends.systolic.graphs import GraphBuilder, network_of, program_of
 
 
 def builder(*shape: int) -> GraphBuilder:
@@ -33,10 +28,7 @@ def kinds(found: Program) -> list[str]:
 
 def reasons(network: Network) -> dict[str, str]:
     return {
-        name: reason
-        for layer in network.layers
-        if isinstance(layer, FloatLayer)
-        for name, reason in layer.reasons.items()
+        name: reason for layer in network.layers if isinstance(layer, Float) for name, reason in layer.reasons.items()
     }
 
 
@@ -140,7 +132,7 @@ def test_what_stays_in_float_has_its_reason() -> None:
     made = b.conv("input", 4)
     average = b.pool("AveragePool", made, (3, 3), (2, 2), (1, 1, 1, 1))
     resized = b.node("Softmax", [average], b.shapes[average])
-    network = build_network(b.model(resized), PATH)
+    network = network_of(b.model(resized))
     found = list(reasons(network).values())
     assert any("windows at the border" in reason for reason in found)
 
@@ -149,9 +141,9 @@ def test_excluded_nodes_stay_in_float() -> None:
     b = builder()
     first = b.conv("input", 4)
     model = b.model(b.conv(first, 4))
-    network = build_network(model, PATH, exclude=["conv0"])
+    network = network_of(model, exclude=["conv0"])
     assert reasons(network) == {"conv0": "excluded by request"}
-    network = build_network(model, PATH, op_types=["MatMul"])
+    network = network_of(model, op_types=["MatMul"])
     assert len(reasons(network)) == 2
 
 
@@ -187,12 +179,12 @@ def test_sizes_have_to_be_fixed() -> None:
     dims = model.graph.input[0].type.tensor_type.shape.dim
     dims[0].dim_value = 8
     with pytest.raises(ModelError, match="fixed batch 8"):
-        build_network(model, PATH)
+        network_of(model)
     dims[0].dim_value = 1
     dims[2].ClearField("dim_value")
     dims[2].dim_param = "height"
     with pytest.raises(ModelError, match="height"):
-        build_network(model, PATH)
+        network_of(model)
 
 
 def test_shapes_that_a_model_computes_are_known() -> None:
@@ -212,7 +204,7 @@ def test_layers_of_a_network_are_typed() -> None:
     b = builder()
     left = b.conv("input", 4)
     clipped = b.node("Clip", [left, b.constant(-1.0), b.constant(2.0)], b.shapes[left])
-    network = build_network(b.model(b.node("Add", [clipped, "input"], b.shapes[left])), PATH)
+    network = network_of(b.model(b.node("Add", [clipped, "input"], b.shapes[left])))
     assert [type(layer) for layer in network.layers] == [ConvLayer, ClampLayer, AddLayer]
 
 

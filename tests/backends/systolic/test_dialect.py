@@ -6,15 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import helper, numpy_helper
 
 from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.dialect import dialect_model, write_dialect
-from edgeq.backends.systolic.dialect_rules import check_dialect, oldest_form
+from edgeq.backends.systolic.dialect_rules import check_dialect, to_oldest_form
 from edgeq.backends.systolic.program import Conv, Program
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.errors import ModelError
+from edgeq.graph.convert import from_proto, to_proto
+from edgeq.graph.edit import set_constant
+from edgeq.graph.query import attributes
+from tests import graphs
 from tests.backends.systolic.graphs import GraphBuilder, program_of, random_graph, run_all, signature_of
 
 KNOWN = {"QLinearConv", "QLinearRelu", "QLinearAdd", "QuantizeLinear", "DequantizeLinear"}
@@ -69,7 +74,7 @@ def differing(program: Program, model: onnx.ModelProto, samples: np.ndarray) -> 
 def check(seed: int) -> None:
     model, samples = random_graph(seed)
     program = program_of(model, samples, ArrayConfig(dim=4))
-    dialect = dialect_model(program, signature_of(model))
+    dialect = to_proto(dialect_model(program, signature_of(model)))
     assert dialect.ir_version <= 7
     assert {o.domain: o.version for o in dialect.opset_import} == {"": 13, "com.microsoft": 1}
     # No runtime but its own knows QLinearRelu; everything else has to be valid ONNX.
@@ -96,7 +101,7 @@ def test_tiles_become_convolutions_with_scalar_scales() -> None:
     program = program_of(model, samples)
     convolutions = [step for step in program.steps if isinstance(step, Conv)]
     assert [len(step.tiles) for step in convolutions] == [3, 3, 3]
-    dialect = dialect_model(program, signature_of(model))
+    dialect = to_proto(dialect_model(program, signature_of(model)))
     counts = {kind: sum(n.op_type == kind for n in dialect.graph.node) for kind in (*KNOWN, "Slice", "Concat")}
     assert counts["QLinearConv"] == 9
     assert counts["QLinearRelu"] == 6
@@ -124,7 +129,7 @@ def test_only_pooling_that_the_array_does_rightly_is_left_to_be_fused(
     made = b.node("Relu", [made], b.shapes[made]) if relu else made
     model, samples = b.model(b.pool("MaxPool", made, kernel, (2, 2), pads)), b.samples()
     program = program_of(model, samples)
-    dialect = dialect_model(program, signature_of(model))
+    dialect = to_proto(dialect_model(program, signature_of(model)))
     pool = next(node for node in dialect.graph.node if node.op_type == "MaxPool")
     maker = next(node.op_type for node in dialect.graph.node if pool.input[0] in node.output)
     assert (maker == "DequantizeLinear") == (kind == "float")
@@ -135,22 +140,21 @@ def test_rules_refuse_what_the_runtime_would() -> None:
     model, samples = random_graph(300)
     good = dialect_model(program_of(model, samples), signature_of(model))
 
-    def broken(change: str) -> onnx.ModelProto:
-        bad = onnx.ModelProto()
-        bad.CopyFrom(good)
+    def broken(change: str) -> ir.Model:
+        bad = from_proto(to_proto(good))
+        source = bad.graph.inputs[0]
         if change == "ir":
             bad.ir_version = 9
         elif change == "opset":
-            bad.opset_import[0].version = 17
+            bad.graph.opset_imports[""] = 17
         elif change == "relu":
-            bad.graph.node.append(helper.make_node("QLinearRelu", ["input"], ["odd"], name="odd"))
+            bad.graph.append(ir.node("QLinearRelu", [source], name="odd"))
         elif change == "domain":
-            bad.graph.node.append(helper.make_node("QLinearMul", ["input"], ["odd"], domain="com.microsoft"))
+            bad.graph.append(ir.node("QLinearMul", [source], domain="com.microsoft"))
         elif change == "unknown":
-            bad.graph.node.append(helper.make_node("LayerNormalization", ["input"], ["odd"]))
+            bad.graph.append(ir.node("LayerNormalization", [source]))
         else:
-            zero = next(t for t in bad.graph.initializer if t.name == "int8/0")
-            zero.CopyFrom(numpy_helper.from_array(np.array(3, np.int8), "int8/0"))
+            set_constant(bad.graph.initializers["int8/0"], np.array(3))
         return bad
 
     check_dialect(good)
@@ -166,16 +170,32 @@ def test_rules_refuse_what_the_runtime_would() -> None:
             check_dialect(broken(change))
 
 
+def only_node(nodes: str) -> ir.Node:
+    return next(iter(graphs.model(f"g (float[1, 4, 3, 3] x, int64[1] n) => (y) {nodes}", opset=18).graph))
+
+
 def test_parts_in_float_take_the_form_of_opset_13() -> None:
-    axes = numpy_helper.from_array(np.array([2], np.int64), "axes")
-    older, more = oldest_form(helper.make_node("ReduceMax", ["x", "axes"], ["y"], keepdims=0), [axes])
-    assert list(older.input) == ["x"]
-    assert not more
-    assert next(a.ints for a in older.attribute if a.name == "axes") == [2]
+    node = only_node("<int64[1] axes = {2}> { y = ReduceMax <keepdims = 0> (x, axes) }")
+    to_oldest_form(node)
+    assert [value.name for value in node.inputs] == ["x"]
+    assert attributes(node) == {"keepdims": 0, "axes": (2,)}
+    node = only_node("{ y, z = Split <axis = 1, num_outputs = 2> (x) }")
+    to_oldest_form(node)
+    assert attributes(node) == {"axis": 1}
     with pytest.raises(ModelError, match="computes its axes"):
-        oldest_form(helper.make_node("ReduceMax", ["x", "axes"], ["y"]), [])
+        to_oldest_form(only_node("{ y = ReduceMax (x, n) }"))
     with pytest.raises(ModelError, match="not in opset 13"):
-        oldest_form(helper.make_node("LayerNormalization", ["x", "s"], ["y"]), [])
+        to_oldest_form(only_node("{ y = LayerNormalization (x, x) }"))
+
+
+def test_bodies_in_float_take_the_form_of_opset_13() -> None:
+    body = "branch () => (float[1, 4, 1, 1] z) <int64[2] axes = {2, 3}> { z = ReduceMax (x, axes) }"
+    choice = f"y = If (c) <then_branch = {body}, else_branch = {body}>"
+    node = next(iter(graphs.model(f"g (float[1, 4, 3, 3] x, bool c) => (y) {{ {choice} }}", opset=18).graph))
+    to_oldest_form(node)
+    for branch in ("then_branch", "else_branch"):
+        (inner,) = node.attributes[branch].as_graph()
+        assert attributes(inner) == {"axes": (2, 3)}
 
 
 def test_a_part_that_the_dialect_lacks_is_said(tmp_path: Path) -> None:
@@ -193,3 +213,22 @@ def test_a_part_that_the_dialect_lacks_is_said(tmp_path: Path) -> None:
         program, signature_of(model), tmp_path / "d.onnx"
     )
     assert not (tmp_path / "d.onnx").exists()
+
+
+def test_constants_that_only_a_body_reads_are_in_the_file() -> None:
+    text = """g (float[1, 4, 9, 9] input) => (float[1, 4, 9, 9] y) <float limit = {0.3}, float factor = {2}> {
+        [conv] a = Conv (input, weights)
+        [most] most = ReduceMax <keepdims = 0> (a)
+        [large] large = Greater (most, limit)
+        [choice] y = If (large) <
+            then_branch = scaled () => (float[1, 4, 9, 9] s) { [scale] s = Mul (a, factor) },
+            else_branch = smooth () => (float[1, 4, 9, 9] t) { [smooth] t = Sigmoid (a) }>
+    }"""
+    model = graphs.proto(text, opset=13)
+    weights = np.random.default_rng(0).standard_normal((4, 4, 1, 1)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weights, "weights"))
+    samples = np.random.default_rng(1).standard_normal((1, 4, 9, 9)).astype(np.float32)
+    program = program_of(model, samples)
+    dialect = to_proto(dialect_model(program, signature_of(model)))
+    found = run_all(standard(dialect), samples, ["y"], optimized=False)["y"]
+    np.testing.assert_allclose(found, simulate(program, {"input": samples}).tensors["y"], rtol=1e-5)

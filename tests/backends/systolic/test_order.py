@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnxruntime
 import pytest
 
-from edgeq.backends.systolic.build import build_network
 from edgeq.backends.systolic.channels import channel_groups
 from edgeq.backends.systolic.network import ConvLayer, FcLayer
 from edgeq.backends.systolic.order import sort_channels
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.backends.systolic.tiles import quantize_weights
-from tests.backends.systolic.graphs import GraphBuilder, program_of
-
-PATH = Path("model.onnx")
+from tests.backends.systolic.graphs import GraphBuilder, network_of, program_of
 
 
 def chain() -> tuple[GraphBuilder, str]:
@@ -31,7 +26,7 @@ def chain() -> tuple[GraphBuilder, str]:
 def test_sorted_channels_give_the_same_float_network() -> None:
     b, output = chain()
     model = b.model(output)
-    network, channels = sort_channels(build_network(model, PATH), 4)
+    network, channels = sort_channels(network_of(model), 4)
     assert len(channels) >= 3
     assert all(sorted(order) == list(range(len(order))) for order in channels.values())
     layers = [layer for layer in network.layers if isinstance(layer, ConvLayer | FcLayer)]
@@ -54,7 +49,7 @@ def test_orders_that_are_seen_from_outside_stay() -> None:
     first = b.conv("input", 12)
     joined = b.node("Concat", [b.conv(first, 12), b.conv(first, 8)], (1, 20, 9, 9), axis=1)
     smooth = b.node("Sigmoid", [b.conv(joined, 12)], (1, 12, 9, 9))
-    groups = {g.tensors[0]: g for g in channel_groups(build_network(b.model(smooth), PATH))}
+    groups = {g.tensors[0]: g for g in channel_groups(network_of(b.model(smooth)))}
     fixed = {name: group.fixed for name, group in groups.items()}
     assert fixed["input"] == "it is an input or output of the model"
     assert fixed[first] == ""

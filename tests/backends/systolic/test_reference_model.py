@@ -1,4 +1,4 @@
-"""The simulator against the host twin in stock ONNX Runtime: no integer differs."""
+"""The simulator against the host reference model in stock ONNX Runtime: no integer differs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.program import Program
 from edgeq.backends.systolic.reference_model import host_reference_model
 from edgeq.backends.systolic.simulate import simulate
+from edgeq.graph.convert import to_proto
 from tests.backends.systolic.graphs import program_of, random_graph, run_all, signature_of
 
 CONFIGS = (ArrayConfig(dim=4), ArrayConfig(dim=16), ArrayConfig(dim=8, output_scale="shift"))
@@ -32,7 +33,7 @@ def differing(program: Program, twin: onnx.ModelProto, samples: np.ndarray) -> d
 def check(seed: int) -> None:
     model, samples = random_graph(seed)
     program = program_of(model, samples, CONFIGS[seed % len(CONFIGS)])
-    twin = host_reference_model(program, signature_of(model))
+    twin = to_proto(host_reference_model(program, signature_of(model)))
     onnx.checker.check_model(twin, full_check=True)
     assert differing(program, twin, samples) == {}
 

@@ -16,6 +16,7 @@ from edgeq.backends.systolic.simulate import simulate
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import derive_ranges
 from edgeq.data.samples import open_samples
+from edgeq.graph.convert import to_proto
 from edgeq.model.prepare import prepare_model
 from tests.backends.systolic.graphs import run_all
 from tests.backends.systolic.test_backend import SCHEME
@@ -48,7 +49,7 @@ def test_every_layer_has_the_same_integers(name: str, shared_data: Path, tmp_pat
     statistics = collect(prepared.model, samples, model_digest=prepared.digest)
     ranges = derive_ranges(statistics, "minmax", activation_type="int8", symmetric=True)
     program = compile_program(prepared, ranges, SCHEME, ArrayConfig(), samples)
-    twin = host_reference_model(program, prepared.signature)
+    twin = to_proto(host_reference_model(program, prepared.signature))
     onnx.checker.check_model(twin, full_check=True)
     names = [n for n, tensor in program.tensors.items() if tensor.scale is not None]
     found = simulate(program, {spec.name: x}, keep=names).tensors

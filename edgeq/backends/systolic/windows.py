@@ -1,0 +1,71 @@
+"""The windows of convolutions and poolings of the float model, as their attributes describe them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from edgeq.backends.systolic.program import Pads, Pair
+from edgeq.graph.query import attributes
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How windows lie on an image; pairs are (rows, columns).
+
+    Attributes:
+        pads: (top, left, bottom, right).
+    """
+
+    kernel: Pair
+    strides: Pair
+    dilations: Pair
+    pads: Pads
+
+    @classmethod
+    def of(cls, node: ir.Node, shape: tuple[int, ...], kernel: Pair | None = None) -> Windows:
+        """The windows of a 2-D convolution or pooling, auto_pad worked out.
+
+        Args:
+            shape: of its input, [1, C, H, W].
+            kernel: of a convolution, as its weights have it; else the attribute says.
+        """
+        a = attributes(node)
+        kernel = kernel or _pair(a["kernel_shape"])
+        strides, dilations = _pair(a.get("strides")), _pair(a.get("dilations"))
+        mode = a.get("auto_pad", "NOTSET")
+        if mode == "NOTSET":
+            top, left, bottom, right = a.get("pads") or (0, 0, 0, 0)
+            return cls(kernel, strides, dilations, (int(top), int(left), int(bottom), int(right)))
+        before, after = [0, 0], [0, 0]
+        for axis, size in enumerate(shape[2:] if mode != "VALID" else ()):
+            reach = (-(-size // strides[axis]) - 1) * strides[axis] + (kernel[axis] - 1) * dilations[axis] + 1
+            total = max(reach - size, 0)
+            after[axis] = total - total // 2 if mode == "SAME_UPPER" else total // 2
+            before[axis] = total - after[axis]
+        return cls(kernel, strides, dilations, (before[0], before[1], after[0], after[1]))
+
+    def rounded_up(self, shape: tuple[int, ...]) -> Pair:
+        """Rows and columns behind a pooling with ceil_mode; no window starts beyond the input and the padding before
+        it."""
+        found = []
+        for axis in (0, 1):
+            before, stride = shape[2 + axis] + self.pads[axis], self.strides[axis]
+            extent = before + self.pads[2 + axis] - (self.kernel[axis] - 1) * self.dilations[axis] - 1
+            steps = -(-extent // stride)
+            found.append((steps if steps * stride < before else steps - 1) + 1)
+        return found[0], found[1]
+
+    def end_pads(self, shape: tuple[int, ...], size: tuple[int, ...]) -> Pair:
+        """Padding at the bottom and right that an output of `size` rows and columns needs."""
+        ends = []
+        for axis in (0, 1):
+            last = (size[axis] - 1) * self.strides[axis] + (self.kernel[axis] - 1) * self.dilations[axis] + 1
+            ends.append(max(last - shape[2 + axis] - self.pads[axis], 0))
+        return ends[0], ends[1]
+
+
+def _pair(values: Any) -> Pair:
+    return (int(values[0]), int(values[1])) if values else (1, 1)
