@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import onnx
+import onnx_ir as ir
 
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
@@ -139,9 +139,9 @@ class TargetedBackend(Backend, Protocol):
         power that its range cuts off."""
 
 
-def check_names(model: onnx.ModelProto, names: Sequence[str], source: Path) -> None:
+def check_names(model: ir.Model, names: Sequence[str], source: Path) -> None:
     """Refuse node names that `model`, the prepared form of `source`, does not have."""
-    known = {node.name for node in model.graph.node}
+    known = {node.name for node in model.graph if node.name}
     unknown = next((name for name in names if name not in known), None)
     if unknown is not None:
         close = difflib.get_close_matches(unknown, known, n=3)

@@ -72,7 +72,7 @@ class CpuBackend:
         """Write the quantized model to `destination`; it takes nothing from samples. See `Backend.build`."""
         onnxruntime()  # the quantizer is part of it: one clear error where it is missing
         self.check(scheme)
-        check_names(load_model(prepared.path, external_data="none"), scheme.exclude, prepared.source)
+        check_names(prepared.model, scheme.exclude, prepared.source)
         notes: list[str] = []
         if scheme.mode == "dynamic":
             notes.extend(write_dynamic(prepared, scheme, destination))

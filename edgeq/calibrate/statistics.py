@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
@@ -93,7 +92,7 @@ class TensorStatistics:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What one pass saw of all tensors.
+    """What one pass observed of all tensors.
 
     Attributes:
         model_digest, data_digest: of what they were collected on; a merged one has its parts' data digests, sorted
@@ -116,20 +115,8 @@ class Statistics:
 
     @property
     def complete(self) -> bool:
+        """Whether all samples were run, for each tensor."""
         return self.samples == self.total and all(t.samples == self.samples for t in self.tensors.values())
-
-    def save(self, directory: Path, *, force: bool = False) -> None:
-        """See `edgeq.calibrate.files.save_statistics`."""
-        from edgeq.calibrate.files import save_statistics
-
-        save_statistics(self, directory, force=force)
-
-    @classmethod
-    def load(cls, directory: Path) -> Statistics:
-        """See `edgeq.calibrate.files.load_statistics`."""
-        from edgeq.calibrate.files import load_statistics
-
-        return load_statistics(directory)
 
     def check_model(self, digest: str, place: str) -> None:
         """Refuse these statistics for another model than theirs; `place` names them in the message."""

@@ -9,20 +9,19 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import onnx
-from onnx import TensorProto
+import onnx_ir as ir
 
 from edgeq.errors import ModelError
-from edgeq.model.tensors import iter_nodes, iter_tensors
+from edgeq.graph.query import every_node, node_input, opset_of
 from edgeq.resources import shipped
 
-_SHORT: dict[int, str] = {
-    TensorProto.UINT8: "u8",
-    TensorProto.INT8: "s8",
-    TensorProto.UINT16: "u16",
-    TensorProto.INT16: "s16",
-    TensorProto.UINT4: "u4",
-    TensorProto.INT4: "s4",
+_SHORT: dict[ir.DataType | None, str] = {
+    ir.DataType.UINT8: "u8",
+    ir.DataType.INT8: "s8",
+    ir.DataType.UINT16: "u16",
+    ir.DataType.INT16: "s16",
+    ir.DataType.UINT4: "u4",
+    ir.DataType.INT4: "s4",
 }
 # Operator → the inputs whose types, one after the other, name its kernel: the first of each group that is constant
 # tells (a zero point has the type of what it belongs to), else a computed one is unsigned, as DynamicQuantizeLinear is.
@@ -102,7 +101,7 @@ class _Table:
     kernels: Mapping[str, str]
 
 
-def compatibility(model: onnx.ModelProto, architecture: str = "") -> Compatibility:
+def compatibility(model: ir.Model, architecture: str = "") -> Compatibility:
     """What `model` needs of onnxruntime on `architecture`. Its external data is not read.
 
     Raises:
@@ -110,7 +109,7 @@ def compatibility(model: onnx.ModelProto, architecture: str = "") -> Compatibili
     """
     tables = _tables()
     table = tables.get(architecture) or next(iter(tables.values()))
-    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
+    opset = opset_of(model) or 1
     found = [
         Requirement(f"opset {opset}", _since(table.opset, opset, "opset")),
         Requirement(f"IR version {model.ir_version}", _since(table.ir, model.ir_version, "IR version")),
@@ -124,17 +123,21 @@ def compatibility(model: onnx.ModelProto, architecture: str = "") -> Compatibili
     return Compatibility(tuple(sorted(found, key=lambda r: _key(r.since), reverse=True)), architecture in tables)
 
 
-def _kernels(model: onnx.ModelProto) -> Iterator[str]:
+def _kernels(model: ir.Model) -> Iterator[str]:
     """Operators with their types, as the table names them."""
-    types = {tensor.name: _SHORT[tensor.data_type] for tensor in iter_tensors(model) if tensor.data_type in _SHORT}
-    for node in iter_nodes(model):
+    for node in every_node(model):
         if node.op_type == "MatMulNBits":
-            yield f"MatMulNBits {next((a.i for a in node.attribute if a.name == 'bits'), 4)}"
+            yield f"MatMulNBits {node.attributes.get_int('bits', 4)}"
         elif node.op_type in _TYPED_BY:
-            names = [[node.input[p] for p in group if p < len(node.input)] for group in _TYPED_BY[node.op_type]]
-            kinds = "".join(next((types[name] for name in group if name in types), "u8") for group in names)
+            groups = [[node_input(node, place) for place in group] for group in _TYPED_BY[node.op_type]]
+            kinds = "".join(next(filter(None, map(_short_type, group)), "u8") for group in groups)
             contrib = " contrib" if node.op_type == "DequantizeLinear" and node.domain else ""
             yield f"{node.op_type} {kinds}{contrib}"
+
+
+def _short_type(value: ir.Value | None) -> str:
+    """The short name of a constant's type; "" for what is computed, and for other types."""
+    return _SHORT.get(value.dtype, "") if value is not None and value.is_initializer() else ""
 
 
 def _since(known: Mapping[str, int], wanted: int, what: str) -> str:

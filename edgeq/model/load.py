@@ -9,6 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 import onnx_ir as ir
+from edgeq_device.errors import BundleError
+from edgeq_device.onnxfile import read_onnx
 
 from edgeq.errors import ModelError, OutputError
 from edgeq.graph.convert import from_proto
@@ -112,10 +114,14 @@ def signature_of(model: onnx.ModelProto, path: Path) -> Signature:
 
 
 def model_files(path: Path) -> tuple[Path, ...]:
-    """The model file and, sorted, the external data files that it needs, each proven to be inside its folder."""
-    model = _parse(_read(path), path)
-    spans = [external_span(t, path) for t in iter_tensors(model) if is_external(t)]
-    return (path, *(path.parent / location for location in sorted({s.location for s in spans})))
+    """The model file and, sorted, the external data files that it needs, each proven to be inside its folder. Weights
+    are not read.
+
+    Raises:
+        ModelError: it is no model, or its external data are not where they may be.
+    """
+    locations = {external_span(tensor, path).location for tensor in _external_tensors(path)}
+    return (path, *(path.parent / location for location in sorted(locations)))
 
 
 def model_digest(path: Path) -> str:
@@ -158,6 +164,24 @@ def save_model(
 def is_quantized(model: ir.Model) -> bool:
     """Whether a model holds quantized operators already: Q/DQ nodes, QLinear* or integer ones."""
     return any(is_quantized_operator(node.op_type) for node in every_node(model))
+
+
+def _external_tensors(path: Path) -> list[onnx.TensorProto]:
+    """What a file says of its external tensors; their data are neither here nor read."""
+    try:
+        found = read_onnx(path, str(path)).external
+    except BundleError:  # no model, which the parser reports better, or one that the walk finds too unusual
+        return [tensor for tensor in iter_tensors(_parse(_read(path), path)) if is_external(tensor)]
+    return [
+        onnx.TensorProto(
+            name=tensor.name,
+            data_type=tensor.data_type,
+            dims=tensor.dims,
+            data_location=onnx.TensorProto.EXTERNAL,
+            external_data=[onnx.StringStringEntryProto(key=key, value=value) for key, value in tensor.entries.items()],
+        )
+        for tensor in found
+    ]
 
 
 def _read(path: Path) -> bytes:

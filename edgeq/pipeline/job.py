@@ -19,7 +19,7 @@ from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.data.samples import Samples, open_samples
 from edgeq.errors import CalibrationError, ModelError, UsageError
 from edgeq.hardware.target import Target
-from edgeq.model.load import is_quantized, load_model, read_model
+from edgeq.model.load import is_quantized, read_model
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
@@ -115,12 +115,11 @@ def open_job(
         prepared = replace(prepared, source=model, notes=(*prepared.notes, *adoption.notes))
     else:
         prepared = prepare_model(model, workdir, progress=progress)
-    graph = load_model(prepared.path, external_data="none")
     if not prepared.signature.inputs:
         raise ModelError(f"{model} takes no inputs", "Give a model whose inputs are not built in")
     if static and not quantizable_tensors(prepared.model):
         raise ModelError(f"{model} computes nothing in float: there is nothing to quantize", "Give a float32 model")
-    check_names(graph, exclude, model)
+    check_names(prepared.model, exclude, model)
     calibration = _open(data, prepared, progress) if data is not None else None
     held_out = validation is not None
     proof_samples = _open(validation, prepared, progress) if validation is not None else calibration

@@ -14,11 +14,11 @@ from edgeq_device.ranking import Ratio, ratio
 from edgeq.backends import Artifact
 from edgeq.data.samples import Samples
 from edgeq.errors import CheckFailedError
+from edgeq.graph.convert import to_proto
 from edgeq.measure.accuracy import Accuracy, evaluate_sessions
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.coverage import Coverage, Explain, measure_coverage
 from edgeq.measure.task import Task
-from edgeq.model.load import load_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings, open_session
@@ -163,7 +163,7 @@ def prove(
         INT8: open_session(artifact.proof_model, settings),
     }
     first = next(iter(samples))
-    source = load_model(prepared.path, external_data="none")
+    source = to_proto(prepared.model)
     coverage = artifact.coverage or measure_coverage(artifact.model, settings, first.inputs, source, explain)
     evaluation = evaluate_sessions(sessions, samples, task=task, reference=FLOAT, settings=opened, progress=progress)
     agreement = evaluation.agreement[INT8]

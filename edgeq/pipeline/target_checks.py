@@ -9,7 +9,7 @@ from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target, runs_natively
 from edgeq.measure.checks import Check
 from edgeq.model.compatibility import Compatibility, compatibility
-from edgeq.model.load import load_model
+from edgeq.model.load import read_model
 from edgeq.pipeline.job import Built
 from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.saturation_mitigation import Decision
@@ -71,7 +71,7 @@ def runtime_requirements(target: Target, artifact: Artifact) -> tuple[Compatibil
         CheckFailedError: the target's is too old.
         ModelError: no release that was probed could load it.
     """
-    needed = compatibility(load_model(artifact.model, external_data="none"), target.architecture)
+    needed = compatibility(read_model(artifact.model), target.architecture)
     device = target.runtime.get("onnxruntime")
     if device is None:
         return needed, Check("runtime", "none", _TABLE, f"needs onnxruntime {needed.minimum}; the target names none")

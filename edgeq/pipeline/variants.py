@@ -24,7 +24,7 @@ from edgeq.hardware.document import version_key
 from edgeq.hardware.target import THIS_MACHINE, Target
 from edgeq.measure.checks import Check, summarise
 from edgeq.model.compatibility import Compatibility
-from edgeq.model.load import load_model, model_digest
+from edgeq.model.load import model_digest, read_model
 from edgeq.pipeline.builds import model_bytes
 from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.proof import Proof
@@ -184,7 +184,7 @@ def _figures(job: Job, built: Built, progress: Progress) -> dict[str, Any]:
     artifact = built.artifact
     histograms = []
     if job.statistics is not None and built.ranges:
-        among = quantized_tensors(load_model(artifact.model, external_data="none"))
+        among = quantized_tensors(read_model(artifact.model))
         histograms = worst_tensors(job.statistics, built.ranges, artifact.scheme, among=among)
     layers = layer_record(
         job.prepared.path, artifact.proof_model, job.validation, artifact.proof_settings(), progress=progress

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from edgeq.calibrate.histogram import Histogram
 from edgeq.calibrate.linear import linear_of
@@ -14,6 +15,7 @@ from edgeq.calibrate.methods.mse import moments_of, squared_errors
 from edgeq.calibrate.range_method import Grid, grid_of
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
+from edgeq.graph.query import is_constant, name_of
 from edgeq.measure.agreement import decibels
 from edgeq.scheme import Scheme
 
@@ -76,15 +78,10 @@ def worst_tensors(
     ]
 
 
-def quantized_tensors(model: Any) -> set[str] | None:
-    """Float tensors that a quantized graph (an ONNX ModelProto) rounds to constant scales; None where it has no Q/DQ
-    nodes to tell it by."""
-    graph = model.graph
-    constants = {tensor.name for tensor in graph.initializer}
-    found = {
-        node.input[0] for node in graph.node if node.op_type == "QuantizeLinear" and node.input[0] not in constants
-    }
-    return found or None
+def quantized_tensors(model: ir.Model) -> set[str] | None:
+    """Names of the float tensors that a quantized graph rounds to constant scales; None where it has no Q/DQ nodes."""
+    rounded = [node.inputs[0] for node in model.graph if node.op_type == "QuantizeLinear"]
+    return {name_of(value) for value in rounded if not is_constant(value)} or None
 
 
 def sqnr_of(histogram: Histogram, kept: Range, grid: Grid) -> float | None:

@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from edgeq.calibrate.files import save_statistics
 from edgeq.calibrate.histogram import histogram_of
 from edgeq.calibrate.observer import Observer
 from edgeq.calibrate.plot import sparkline, svg_plot, text_plot, write_svg
@@ -40,7 +41,7 @@ def test_columns_count_every_value() -> None:
 
 
 def test_plain_values(statistics: Statistics, tmp_path: Path) -> None:
-    statistics.save(tmp_path / "CAL")
+    save_statistics(statistics, tmp_path / "CAL")
     shown = open_shown(tmp_path / "CAL")
     assert isinstance(shown, Shown)
     plain = shown.to_dict()
@@ -76,7 +77,7 @@ def test_the_svg_is_well_formed_and_shows_every_threshold(statistics: Statistics
 
 
 def test_chosen_tensors(statistics: Statistics, tmp_path: Path) -> None:
-    statistics.save(tmp_path / "CAL")
+    save_statistics(statistics, tmp_path / "CAL")
     shown = open_shown(tmp_path / "CAL", ["zero"], "int8", symmetric=True)
     assert isinstance(shown, Shown)
     assert list(shown.statistics.tensors) == ["zero"]

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import onnx
+import onnx_ir as ir
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.errors import ModelError
+from edgeq.graph.convert import to_bytes
 from edgeq.model.compatibility import compatibility
 from edgeq.session import onnxruntime
+from tests.graphs import model
 
 
-def integer_conv(weight: str, *, opset: int = 17, ir: int = 8) -> onnx.ModelProto:
-    import numpy as np
-
-    node = helper.make_node("ConvInteger", ["x", "w"], ["y"])
-    x = helper.make_tensor_value_info("x", TensorProto.UINT8, [1, 1, 2, 2])
-    y = helper.make_tensor_value_info("y", TensorProto.INT32, None)
-    constant = numpy_helper.from_array(np.ones((1, 1, 1, 1), weight), "w")
-    graph = helper.make_graph([node], "test", [x], [y], [constant])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir)
+def integer_conv(weight: str, *, opset: int = 17, ir_version: int = 8) -> ir.Model:
+    net = f"net (uint8[1,1,2,2] x) => (int32[1,1,2,2] y) <{weight}[1,1,1,1] w = {{1}}> {{ y = ConvInteger (x, w) }}"
+    return model(net, opset=opset, ir_version=ir_version)
 
 
 def test_a_kernel_that_came_late() -> None:
@@ -39,7 +34,7 @@ def test_a_kernel_that_was_always_there() -> None:
 
 def test_opset_and_ir_version() -> None:
     assert compatibility(integer_conv("uint8", opset=21), "x86_64").minimum == "1.18"
-    assert compatibility(integer_conv("uint8", ir=10), "x86_64").minimum == "1.18"
+    assert compatibility(integer_conv("uint8", ir_version=10), "x86_64").minimum == "1.18"
     with pytest.raises(ModelError, match="reads opset 99"):
         compatibility(integer_conv("uint8", opset=99), "x86_64")
 
@@ -52,6 +47,6 @@ def test_an_architecture_that_was_not_probed_says_so() -> None:
 
 @pytest.mark.parametrize("weight", ["int8", "uint8"])
 def test_the_installed_release_agrees(weight: str) -> None:
-    model = integer_conv(weight)
-    assert compatibility(model).runs_on(onnxruntime().__version__)
-    onnxruntime().InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    made = integer_conv(weight)
+    assert compatibility(made).runs_on(onnxruntime().__version__)
+    onnxruntime().InferenceSession(to_bytes(made), providers=["CPUExecutionProvider"])

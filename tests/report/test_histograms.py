@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from edgeq.calibrate.histogram import histogram_of
 from edgeq.calibrate.range_method import Grid
@@ -13,6 +11,7 @@ from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
 from edgeq.report.histograms import BINS, quantized_tensors, sqnr_of, worst_tensors
 from edgeq.scheme import Scheme
+from tests.graphs import model
 
 RANDOM = np.random.default_rng(0)
 
@@ -76,10 +75,7 @@ def test_sqnr_is_that_of_rounding() -> None:
 
 
 def test_tensors_before_quantize_nodes() -> None:
-    nodes = [
-        helper.make_node("QuantizeLinear", ["x", "s"], ["q"]),
-        helper.make_node("QuantizeLinear", ["w", "s"], ["wq"]),
-    ]
-    graph = helper.make_graph(nodes, "g", [], [], [helper.make_tensor("w", TensorProto.FLOAT, [1], [1.0])])
-    assert quantized_tensors(helper.make_model(graph)) == {"x"}
-    assert quantized_tensors(onnx.ModelProto()) is None
+    quantized = "q = QuantizeLinear (x, s) wq = QuantizeLinear (w, s)"
+    made = model(f"net (float[1] x) => (uint8[1] q) <float[1] w = {{1}}, float s = {{1}}> {{ {quantized} }}")
+    assert quantized_tensors(made) == {"x"}
+    assert quantized_tensors(model("net (float[1] x) => (float[1] y) { y = Relu (x) }")) is None

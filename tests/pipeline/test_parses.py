@@ -1,0 +1,54 @@
+"""How often one `quantize` parses a model: reading protobuf is what it would otherwise do again and again."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import pytest
+
+import edgeq
+from edgeq import demo
+from edgeq.model import load
+from edgeq.model.prepare import PREPARED_NAME
+
+Parsed = Counter[Path]
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> Parsed:
+    """Files that edgeq parses, counted; onnxruntime's own quantizer reads the file that it is given."""
+    counted: Parsed = Counter()
+
+    def counting(function: Callable[..., Any], path_of: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            caller = sys._getframe(1).f_globals["__name__"]
+            if caller.partition(".")[0] == "edgeq":
+                counted[Path(path_of(*arguments))] += 1
+            return function(*arguments, **options)
+
+        return call
+
+    monkeypatch.setattr(load, "_parse", counting(load._parse, lambda content, path: path))
+    for module, names in {onnx: ("load", "load_model", "load_model_from_string"), ir: ("load",)}.items():
+        for name in names:
+            monkeypatch.setattr(module, name, counting(getattr(module, name), lambda first, *_: str(first)[:200]))
+    return counted
+
+
+@pytest.mark.parametrize("options", [{}, {"overrides": {"format": "QOperator", "method": "entropy"}}])
+def test_source_and_prepared_model_are_parsed_once(tmp_path: Path, parsed: Parsed, options: dict[str, Any]) -> None:
+    edgeq.quantize(demo.MODEL, demo.CALIBRATION, tmp_path / "int8.onnx", timed=False, **options)
+    assert parsed[demo.MODEL] == 1
+    assert not [path for path in parsed if path.name == PREPARED_NAME], "it is in memory from when it is made"
+
+
+def test_parsing_is_noticed(parsed: Parsed) -> None:
+    load.load_model(demo.MODEL)
+    load.model_files(demo.MODEL)
+    assert parsed == {demo.MODEL: 1}
