@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.errors import CheckFailedError
+from edgeq.graph.quant_params import LIMITS
 from edgeq.model.load import model_signature
-from edgeq.retarget.graph import LIMITS
+from edgeq.retarget.params import INTEGERS
 from edgeq.session import OptimizationLevel, SessionSettings, open_session
 
 USUAL = 0.1
@@ -110,8 +111,8 @@ def _made_up(model: Path, *, seed: int) -> dict[str, Any]:
         shape = [size if isinstance(size, int) else 1 for size in spec.shape or ()]
         if spec.dtype.kind == "f":
             inputs[spec.name] = random.normal(size=shape).astype(spec.dtype)
-        elif str(spec.dtype) in LIMITS:
-            low, high = LIMITS[str(spec.dtype)]
+        elif spec.dtype.name in INTEGERS:
+            low, high = LIMITS[INTEGERS[spec.dtype.name]]
             inputs[spec.name] = random.integers(low, high + 1, shape).astype(spec.dtype)
         else:
             inputs[spec.name] = np.ones(shape, spec.dtype)

@@ -1,4 +1,4 @@
-"""What a float operator between DequantizeLinear and QuantizeLinear reads and gives, as integers."""
+"""The integers that a float operator between DequantizeLinear and QuantizeLinear reads and gives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.retarget.graph import INTEGERS, LIMITS, Builder, Params, constant_of, is_op, only_user, params_of
+from edgeq.graph.edit import Editor
+from edgeq.graph.quant_params import QuantParams
+from edgeq.graph.query import constant, is_constant, is_op, node_input, only_reader
+from edgeq.retarget.params import params_of, type_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,7 +19,7 @@ class In:
     """An input that a DequantizeLinear gives: its integers and what they mean."""
 
     value: ir.Value
-    params: Params
+    params: QuantParams
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,12 +27,12 @@ class Out:
     """What becomes of an operator's output: the QuantizeLinear behind it, and the clamp between, if any."""
 
     quantize: ir.Node
-    params: Params
+    params: QuantParams
     clamp: ir.Node | None
 
 
 def _input(node: ir.Node, place: int) -> In | None:
-    value = node.inputs[place] if len(node.inputs) > place else None
+    value = node_input(node, place)
     maker = value.producer() if value is not None else None
     if maker is None or not is_op(maker, "DequantizeLinear"):
         return None
@@ -38,15 +41,15 @@ def _input(node: ir.Node, place: int) -> In | None:
 
 
 def _output(node: ir.Node) -> Out | None:
-    user, clamp = only_user(node.outputs[0]), None
+    user, clamp = only_reader(node.outputs[0]), None
     if is_op(user, "Relu", "Clip"):
         clamp = user
         assert clamp is not None
-        user = only_user(clamp.outputs[0])
+        user = only_reader(clamp.outputs[0])
     if user is None or not is_op(user, "QuantizeLinear"):
         return None
     params = params_of(user)
-    return Out(user, params, clamp) if params is not None and params.scalar else None
+    return Out(user, params, clamp) if params is not None and not params.per_channel else None
 
 
 def sides(node: ir.Node, places: tuple[int, ...]) -> tuple[list[In], Out] | str:
@@ -61,8 +64,8 @@ def sides(node: ir.Node, places: tuple[int, ...]) -> tuple[list[In], Out] | str:
     if not constant_clamp(out):
         return "the bounds of its Clip are not constant"
     if found[0].params.dtype != out.params.dtype:
-        return f"it reads {found[0].params.dtype} and gives {out.params.dtype}"
-    if not found[0].params.scalar:
+        return f"it reads {type_name(found[0].params.dtype)} and gives {type_name(out.params.dtype)}"
+    if found[0].params.per_channel:
         return "its input has a scale per channel"
     return found, out
 
@@ -72,19 +75,21 @@ def products(node: ir.Node) -> tuple[list[In], Out] | str:
     found = sides(node, (0, 1))
     if isinstance(found, str):
         return found
-    if found[0][0].params.dtype == "int8" and found[0][1].params.dtype == "uint8":
+    if found[0][1].params.block:
+        return "its weight has a scale for each block"
+    if [side.params.dtype for side in found[0]] == [ir.DataType.INT8, ir.DataType.UINT8]:
         return "int8 activations with uint8 weights have no kernel"
     return found
 
 
-def clamped(value: ir.Value, out: Out, builder: Builder) -> ir.Value:
+def clamped(value: ir.Value, out: Out, editor: Editor) -> ir.Value:
     """Integers clamped as the Relu or Clip in front of the QuantizeLinear does."""
     bounds = _clamp_bounds(out)
     if bounds is None:
         return value
-    low, high = (builder.constant(f"{value.name}/{w}", b) for w, b in zip(("low", "high"), bounds, strict=True))
-    kind = INTEGERS[out.params.dtype]
-    return builder.node("Clip", [value, low, high], f"{value.name}/clip", before=out.quantize, like=value, dtype=kind)
+    low, high = (editor.constant(f"{value.name}/{w}", b) for w, b in zip(("low", "high"), bounds, strict=True))
+    dtype = out.params.dtype
+    return editor.node("Clip", [value, low, high], f"{value.name}/clip", before=out.quantize, like=value, dtype=dtype)
 
 
 def _clamp_bounds(out: Out) -> tuple[NDArray[np.generic], NDArray[np.generic]] | None:
@@ -93,8 +98,7 @@ def _clamp_bounds(out: Out) -> tuple[NDArray[np.generic], NDArray[np.generic]] |
         return None
     low, high = _clamp_limits(out.clamp)
     ends = [out.params.quantize(np.array(bound, np.float32)) for bound in (low, high)]
-    least, most = LIMITS[out.params.dtype]
-    if int(ends[0]) == least and int(ends[1]) == most:
+    if int(ends[0]) == out.params.low and int(ends[1]) == out.params.high:
         return None
     return ends[0], ends[1]
 
@@ -104,11 +108,12 @@ def _clamp_limits(clamp: ir.Node) -> tuple[float, float]:
         return 0.0, float(np.finfo(np.float32).max)
     limits = [float(np.finfo(np.float32).min), float(np.finfo(np.float32).max)]
     for place, value in enumerate(clamp.inputs[1:3]):
-        constant = constant_of(value)
-        if constant is not None:
-            limits[place] = float(constant.reshape(-1)[0])
+        bound = constant(value)
+        if bound is not None:
+            limits[place] = float(bound.reshape(-1)[0])
     return limits[0], limits[1]
 
 
 def constant_clamp(out: Out) -> bool:
-    return out.clamp is None or all(v is None or constant_of(v) is not None for v in out.clamp.inputs[1:3])
+    """Whether the bounds of the clamp in front of the QuantizeLinear are known, or there is none."""
+    return out.clamp is None or all(v is None or is_constant(v) for v in out.clamp.inputs[1:3])

@@ -9,8 +9,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from edgeq.graph.edit import Editor, replace_value
 from edgeq.graph.operators import DATA_MOVEMENT
-from edgeq.retarget.graph import MAIN, Builder, constant_of, is_op, only_user, params_of, replace
+from edgeq.graph.query import MAIN_DOMAINS, constant, is_constant, is_op, node_input, only_reader
+from edgeq.retarget.params import params_of, type_name
 
 # Give what their input holds, or zero: quantized as it is, that stays the same.
 _KEEPING = DATA_MOVEMENT - {"Pad", "Resize", "Split"} | {"Relu"}
@@ -18,12 +20,12 @@ _GAINING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "
 
 
 def normalise(model: ir.Model) -> list[str]:
-    """Rewrite in place; gives what was done, in words."""
-    builder = Builder(model)
-    explicit = sum(_explicit_zero_point(node, builder) for node in list(model.graph))
-    stored = sum(_store_weight(node, builder) for node in list(model.graph))
-    turned = sum(_turn_weight(node, builder) for node in list(model.graph))
-    carried = sum(_carry_on(node, builder) for node in list(model.graph))
+    """Rewrite in place; gives one phrase for each kind of change that was made."""
+    editor = Editor(model)
+    explicit = sum(_explicit_zero_point(node, editor) for node in list(model.graph))
+    stored = sum(_store_weight(node, editor) for node in list(model.graph))
+    turned = sum(_turn_weight(node, editor) for node in list(model.graph))
+    carried = sum(_carry_on(node, editor) for node in list(model.graph))
     done = []
     if explicit:
         done.append(f"{explicit} zero points written out that were left to the default")
@@ -36,12 +38,12 @@ def normalise(model: ir.Model) -> list[str]:
     return done
 
 
-def _explicit_zero_point(node: ir.Node, builder: Builder) -> bool:
+def _explicit_zero_point(node: ir.Node, editor: Editor) -> bool:
     if not is_op(node, "QuantizeLinear", "DequantizeLinear"):
         return False
-    if len(node.inputs) > 2 and node.inputs[2] is not None:
+    if node_input(node, 2) is not None:
         return False
-    scale = constant_of(node.inputs[1])
+    scale = constant(node.inputs[1])
     source = node.outputs[0] if node.op_type == "QuantizeLinear" else node.inputs[0]
     kind = source.dtype if source is not None and source.dtype is not None else ir.DataType.UINT8
     if scale is None or kind not in (ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.INT32):
@@ -51,63 +53,63 @@ def _explicit_zero_point(node: ir.Node, builder: Builder) -> bool:
     if len(node.inputs) < 3:
         node.resize_inputs(3)
     node.replace_input_with(
-        2, builder.constant(f"{node.outputs[0].name}/zero_point", np.zeros(scale.shape, kind.numpy()))
+        2, editor.constant(f"{node.outputs[0].name}/zero_point", np.zeros(scale.shape, kind.numpy()))
     )
     return True
 
 
-def _store_weight(node: ir.Node, builder: Builder) -> bool:
+def _store_weight(node: ir.Node, editor: Editor) -> bool:
     """QuantizeLinear of a constant: the integers themselves."""
-    values = constant_of(node.inputs[0]) if is_op(node, "QuantizeLinear") else None
+    values = constant(node.inputs[0]) if is_op(node, "QuantizeLinear") else None
     params = params_of(node) if values is not None else None
     if values is None or params is None or node.outputs[0].is_graph_output():
         return False
     source = node.inputs[0]
     assert source is not None
-    replace(node.outputs[0], builder.constant(f"{source.name}/{params.dtype}", params.quantize(values)))
-    builder.graph.remove(node, safe=True)
+    replace_value(node.outputs[0], editor.constant(f"{source.name}/{type_name(params.dtype)}", params.quantize(values)))
+    editor.graph.remove(node, safe=True)
     return True
 
 
-def _turn_weight(node: ir.Node, builder: Builder) -> bool:
+def _turn_weight(node: ir.Node, editor: Editor) -> bool:
     """Transpose of a dequantized constant: dequantized, of the transposed constant."""
     dequantize = node.inputs[0].producer() if is_op(node, "Transpose") and node.inputs[0] is not None else None
     if dequantize is None or not is_op(dequantize, "DequantizeLinear") or node.outputs[0].is_graph_output():
         return False
-    values, params = constant_of(dequantize.inputs[0]), params_of(dequantize)
-    if values is None or params is None or only_user(dequantize.outputs[0]) is not node:
+    values, params = constant(dequantize.inputs[0]), params_of(dequantize)
+    if values is None or params is None or params.block or only_reader(dequantize.outputs[0]) is not node:
         return False
     order = list(node.attributes.get_ints("perm", list(reversed(range(values.ndim)))))
     source = dequantize.inputs[0]
     assert source is not None
-    turned = builder.constant(f"{source.name}/transposed", values.transpose(order))
-    if not params.scalar:
+    turned = editor.constant(f"{source.name}/transposed", values.transpose(order))
+    if params.per_channel:
         dequantize.attributes["axis"] = ir.AttrInt64("axis", order.index(params.axis % values.ndim))
     dequantize.replace_input_with(0, turned)
     dequantize.outputs[0].shape = turned.shape
-    replace(node.outputs[0], dequantize.outputs[0])
-    builder.graph.remove(node, safe=True)
+    replace_value(node.outputs[0], dequantize.outputs[0])
+    editor.graph.remove(node, safe=True)
     return True
 
 
-def _carry_on(node: ir.Node, builder: Builder) -> bool:
+def _carry_on(node: ir.Node, editor: Editor) -> bool:
     """DequantizeLinear → Relu → Conv: a pair of the same scale in front of the Conv, which lets it run on integers."""
-    source = node.inputs[0] if node.domain in MAIN and node.op_type in _KEEPING and node.inputs else None
+    source = node.inputs[0] if node.domain in MAIN_DOMAINS and node.op_type in _KEEPING and node.inputs else None
     maker = source.producer() if source is not None else None
-    if maker is None or not is_op(maker, "DequantizeLinear") or constant_of(maker.inputs[0]) is not None:
+    if maker is None or not is_op(maker, "DequantizeLinear") or is_constant(maker.inputs[0]):
         return False
     output, params = node.outputs[0], params_of(maker)
     users = [use.node for use in output.uses()]
-    gains = any(u.domain in MAIN and u.op_type in _GAINING | _KEEPING for u in users)
-    inside = any(u.graph is not builder.graph for u in users)
-    if params is None or not params.scalar or not gains or inside or len(node.outputs) != 1:
+    gains = any(u.domain in MAIN_DOMAINS and u.op_type in _GAINING | _KEEPING for u in users)
+    inside = any(u.graph is not editor.graph for u in users)
+    if params is None or params.per_channel or not gains or inside or len(node.outputs) != 1:
         return False
     if output.is_graph_output() or any(is_op(u, "QuantizeLinear") for u in users):
         return False
     uses = list(output.uses())
-    first = next(n for n in builder.graph if n in users)
-    integers = builder.quantize(output, params, f"{output.name}/integers", before=first)
-    numbers = builder.dequantize(integers, params, f"{output.name}/float", before=first)
+    first = next(n for n in editor.graph if n in users)
+    integers = editor.quantize(output, params, f"{output.name}/integers", before=first)
+    numbers = editor.dequantize(integers, params, f"{output.name}/float", before=first)
     for user, place in uses:
         user.replace_input_with(place, numbers)
     return True

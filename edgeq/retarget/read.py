@@ -12,19 +12,13 @@ import numpy as np
 import onnx_ir as ir
 
 from edgeq.errors import ModelError
-from edgeq.retarget.graph import Params, constant_of, is_op, params_of, read_params
+from edgeq.graph.operators import operator_of
+from edgeq.graph.quant_params import QuantParams
+from edgeq.graph.query import constant, is_constant, is_op, node_input
+from edgeq.retarget.params import params_at, params_of, type_name
 from edgeq.retarget.shift import is_weight
 
 _DYNAMIC = frozenset({"DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "DynamicQuantizeMatMul"})
-# Operators of the QOperator format by the places of their inputs: (integers, scale); the zero point follows the scale.
-_BINARY = ((0, 1), (3, 4))
-_QLINEAR: Mapping[str, tuple[tuple[int, int], ...]] = {
-    "QLinearConv": _BINARY,
-    "QLinearMatMul": _BINARY,
-    "QGemm": _BINARY,
-    "QLinearAdd": _BINARY,
-    "QLinearMul": _BINARY,
-}
 
 
 @dataclass(frozen=True)
@@ -46,7 +40,7 @@ class Form:
 
     @property
     def pair(self) -> str:
-        """Types of activations and weights in the field's short form: "U8S8"; "U8+S8" where both occur."""
+        """Types of activations and weights in short form: "U8S8"; "U8+S8" where both occur."""
         both = (self.activations, self.weights)
         return "".join("+".join(_SHORT[name] for name in sorted(kinds)) for kinds in both)
 
@@ -71,8 +65,8 @@ def read_form(model: ir.Model) -> Form:
     per_channel = False
     for node in model.graph:
         for of_weight, params in _places(node):
-            (weights if of_weight else activations)[params.dtype] += 1
-            per_channel |= of_weight and not params.scalar
+            (weights if of_weight else activations)[type_name(params.dtype)] += 1
+            per_channel |= of_weight and params.per_channel
     return Form(_format(model), dict(activations), dict(weights), per_channel, model.producer_name or "")
 
 
@@ -91,17 +85,21 @@ def _format(model: ir.Model) -> str:
     return "QDQ"
 
 
-def _places(node: ir.Node) -> Iterator[tuple[bool, Params]]:
-    """The 8-bit parameters that a node reads its inputs with, each with whether it is a weight's."""
+def _places(node: ir.Node) -> Iterator[tuple[bool, QuantParams]]:
+    """The 8-bit parameters of a DequantizeLinear and of operators with two integer operands, each with whether it is a
+    weight's."""
     if is_op(node, "DequantizeLinear"):
         params = params_of(node)
-        if params is not None and params.dtype != "int32":
+        if params is not None and params.dtype is not ir.DataType.INT32:
             yield is_weight(node), params
         return
-    for value, scale in _QLINEAR.get(node.op_type, ()):
-        params = read_params(node.inputs[scale], node.inputs[scale + 1], 0)
+    row = operator_of(node)
+    if row.integer_output is None or len(row.integers) != 2:
+        return
+    for places in row.integers:
+        params = params_at(node, places.scale) if places.scale is not None else None
         if params is not None:
-            yield value == 3 and constant_of(node.inputs[value]) is not None, params
+            yield places.value in row.weights and is_constant(node_input(node, places.value)), params
 
 
 def check_form(model: ir.Model, path: Path) -> None:
@@ -113,7 +111,7 @@ def check_form(model: ir.Model, path: Path) -> None:
     for node in model.graph:
         if not is_op(node, "QuantizeLinear", "DequantizeLinear"):
             continue
-        scale = constant_of(node.inputs[1])
+        scale = constant(node.inputs[1])
         problem = _scale_problem(node, scale) if scale is not None else ""
         params = params_of(node)
         if not problem and params is not None:
@@ -130,10 +128,10 @@ def _scale_problem(node: ir.Node, scale: np.ndarray) -> str:
     return ""
 
 
-def _shape_problem(node: ir.Node, params: Params) -> str:
+def _shape_problem(node: ir.Node, params: QuantParams) -> str:
     if params.zero_point.size not in (1, params.scale.size):
         return f"has {params.scale.size} scales and {params.zero_point.size} zero points"
-    if params.scalar or "block_size" in node.attributes:
+    if not params.per_channel or params.block:
         return ""
     source = node.inputs[0]
     shape = source.shape if source is not None else None

@@ -22,8 +22,8 @@ from edgeq.model.names import name_nodes
 from edgeq.model.opset import LOWEST, raise_opset
 from edgeq.model.shapes import write_shapes
 from edgeq.retarget.compare import USUAL, Comparison, compare
-from edgeq.retarget.graph import INTEGERS
 from edgeq.retarget.normalise import normalise
+from edgeq.retarget.params import INTEGERS
 from edgeq.retarget.read import Form, check_form, read_form
 from edgeq.retarget.shift import shift_activations, shift_weights
 from edgeq.retarget.to_qdq import to_qdq
@@ -38,7 +38,7 @@ class Retargeted:
 
     Attributes:
         before, after: the forms of both models.
-        changes: what was done, in words.
+        changes: what was done, a phrase each.
         kept: what stayed as it was, and why.
         comparison: both models on noise; None where they do not run on made-up inputs.
         session_options: to set when the new model is run on ONNX Runtime's CPU kernels, or it may be less accurate.
@@ -91,7 +91,7 @@ def retarget(
     Raises:
         UsageError: an unknown format or type, or int8 activations with uint8 weights.
         ModelError: not quantized, quantized dynamically, or damaged.
-        CheckFailedError: only types were to change, and the new model answers otherwise; or it does not run. Nothing is
+        CheckFailedError: only types were to change, and the new model's outputs differ; or it does not run. Nothing is
             written then.
     """
     model, output = Path(model), Path(output)
@@ -166,7 +166,7 @@ def _rewrite(
     weight_type: str | None,
     wanted: Callable[[ir.Node], bool],
 ) -> list[str]:
-    """Do what is asked, in place; `changes` grows; gives what stayed and why."""
+    """Change format and types in place; `changes` grows; gives what stayed and why."""
     kept: list[str] = []
     keeps_integer_operators = format is None and before.format == "QOperator"
     needs_weights = activation_type == "int8" and weight_type is None
@@ -177,11 +177,11 @@ def _rewrite(
             changes.append(f"{count} integer operators → DequantizeLinear, operator, QuantizeLinear")
     if weight_type is not None or needs_weights:
         chosen = weight_type or "int8"
-        count = shift_weights(graph, chosen)
+        count = shift_weights(graph, INTEGERS[chosen])
         if count:
             changes.append(f"{count} weights → {chosen}, by 128 in integers and zero points")
     if activation_type is not None:
-        count, stuck = shift_activations(graph, activation_type)
+        count, stuck = shift_activations(graph, INTEGERS[activation_type])
         kept += stuck
         if count:
             changes.append(f"{count} activations → {activation_type}, by 128 in integers and zero points")

@@ -13,22 +13,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.graph.operators import DATA_MOVEMENT
-from edgeq.retarget.graph import INTEGERS, MAIN, Builder, Params, constant_of, is_op, params_of
+from edgeq.graph.edit import Editor
+from edgeq.graph.operators import DATA_MOVEMENT, operator_of
+from edgeq.graph.quant_params import QuantParams
+from edgeq.graph.query import MAIN_DOMAINS, constant, is_constant, is_op, node_input, readers
+from edgeq.retarget.params import INTEGERS, params_of, type_name
 
-# Operators by the places of their inputs that are weights.
-_WEIGHTS = {
-    "Conv": (1,),
-    "ConvTranspose": (1,),
-    "Gemm": (1,),
-    "MatMul": (1,),
-    "Gather": (0,),
-    "GatherElements": (0,),
-    "LSTM": (1, 2),
-    "GRU": (1, 2),
-    "RNN": (1, 2),
-}
-# Movers with inputs that are integers of the same kind but constants of the operator: place of the first of them.
+# Operators that look up a weight, their first input.
+_LOOKUPS = frozenset({"Gather", "GatherElements"})
+# Data-movement operators with inputs of the integers' type that are constants: place of the first of them.
 _BOUNDS = {"Clip": 1, "Pad": 2}
 
 
@@ -38,68 +31,76 @@ class Group:
 
     Attributes:
         values: the tensors.
-        dtypes: types that their Q and DQ nodes say.
+        dtypes: types of their Q and DQ nodes.
         blocked: why the group cannot change its type; empty where it can.
     """
 
     values: list[ir.Value] = field(default_factory=list)
-    dtypes: set[str] = field(default_factory=set)
+    dtypes: set[ir.DataType] = field(default_factory=set)
     blocked: str = ""
 
 
 def is_weight(node: ir.Node) -> bool:
     """Whether a DequantizeLinear gives a constant that every reader takes as its weight."""
-    if constant_of(node.inputs[0]) is None:
-        return False
     uses = node.outputs[0].uses()
-    return bool(uses) and all(u.node.domain in MAIN and u.idx in _WEIGHTS.get(u.node.op_type, ()) for u in uses)
+    return is_constant(node.inputs[0]) and bool(uses) and all(_is_weight_place(use.node, use.idx) for use in uses)
 
 
-def shift_weights(model: ir.Model, dtype: str) -> int:
+def _is_weight_place(node: ir.Node, place: int) -> bool:
+    weights = (0,) if node.op_type in _LOOKUPS else operator_of(node).weights
+    return node.domain in MAIN_DOMAINS and place in weights
+
+
+def shift_weights(model: ir.Model, dtype: ir.DataType) -> int:
     """Give 8-bit weights of the other type this one, in place; returns how many."""
-    builder, count = Builder(model), 0
+    editor, count = Editor(model), 0
     for node in list(model.graph):
         params = params_of(node) if is_op(node, "DequantizeLinear") and is_weight(node) else None
-        if params is None or params.dtype == dtype or params.dtype not in INTEGERS:
+        if params is None or params.dtype == dtype or params.dtype not in INTEGERS.values():
             continue
         source = node.inputs[0]
-        values = constant_of(source)
         assert source is not None
-        assert values is not None
-        node.replace_input_with(0, builder.constant(f"{source.name}/{dtype}", shifted(values, dtype)))
-        _set_zero_point(node, params, dtype, builder)
+        node.replace_input_with(0, _shifted_constant(source, dtype, editor))
+        _set_zero_point(node, dtype, editor)
         count += 1
     return count
 
 
-def shift_activations(model: ir.Model, dtype: str) -> tuple[int, list[str]]:
+def shift_activations(model: ir.Model, dtype: ir.DataType) -> tuple[int, list[str]]:
     """Give 8-bit activations of the other type this one, in place.
 
     Returns:
         How many tensors changed, and what could not and why.
     """
-    builder, count, kept = Builder(model), 0, []
+    editor, count, kept = Editor(model), 0, []
     for group in _groups(model.graph):
-        if group.dtypes == {dtype} or not group.dtypes <= set(INTEGERS):
+        if group.dtypes == {dtype} or not group.dtypes <= set(INTEGERS.values()):
             continue
         if group.blocked or len(group.dtypes) > 1:
-            changed = _change_over(group, dtype, builder)
+            changed = _change_over(group, dtype, editor)
             names = ", ".join(sorted(str(v.name) for v in group.values)[:4])
             kept.append(
-                f"{names} stays {'/'.join(sorted(group.dtypes))}: {group.blocked or 'its types differ'}"
+                f"{names} stays {'/'.join(sorted(map(type_name, group.dtypes)))}: {group.blocked or 'its types differ'}"
                 + (f"; {changed} QuantizeLinear/DequantizeLinear pairs at its edge change over" if changed else "")
             )
             continue
         for value in group.values:
-            _shift_value(value, dtype, builder)
+            _shift_value(value, dtype, editor)
         count += len(group.values)
     return count, kept
 
 
-def shifted(values: np.ndarray, dtype: str) -> np.ndarray:
+def shifted(values: np.ndarray, dtype: ir.DataType) -> np.ndarray:
     """8-bit integers as the other type: the same numbers less or more 128."""
-    offset = {"uint8": 128, "int8": -128}[dtype]
-    return values if str(values.dtype) == dtype else (values.astype(np.int16) + offset).astype(dtype)
+    wanted = dtype.numpy()
+    offset = 128 if dtype is ir.DataType.UINT8 else -128
+    return values if values.dtype == wanted else (values.astype(np.int16) + offset).astype(wanted)
+
+
+def _shifted_constant(value: ir.Value, dtype: ir.DataType, editor: Editor) -> ir.Value:
+    values = constant(value)
+    assert values is not None
+    return editor.constant(f"{value.name}/{type_name(dtype)}", shifted(values, dtype))
 
 
 def _groups(graph: ir.Graph) -> list[Group]:
@@ -157,7 +158,7 @@ def _visit(
             group.blocked = group.blocked or f"{node.op_type} {node.name} has no constant parameters of 8 bits"
         else:
             group.dtypes.add(params.dtype)
-    elif node.domain in MAIN and (node.op_type in DATA_MOVEMENT or node.op_type in ("Concat", "Clip")):
+    elif node.domain in MAIN_DOMAINS and (node.op_type in DATA_MOVEMENT or node.op_type in ("Concat", "Clip")):
         if node.op_type in _BOUNDS and not _bounds_constant(node):
             group.blocked = group.blocked or f"{node.op_type} {node.name} has bounds that are not constant"
         if node.op_type == "MaxPool" and len(node.outputs) > 1 and value is node.outputs[1]:
@@ -171,61 +172,59 @@ def _visit(
 def _bounds_constant(node: ir.Node) -> bool:
     first = _BOUNDS[node.op_type]
     last = 3
-    return all(v is None or constant_of(v) is not None for v in node.inputs[first:last])
+    return all(v is None or is_constant(v) for v in node.inputs[first:last])
 
 
-def _shift_value(value: ir.Value, dtype: str, builder: Builder) -> None:
-    values = constant_of(value)
-    if values is not None:
-        new = builder.constant(f"{value.name}/{dtype}", shifted(values, dtype))
+def _shift_value(value: ir.Value, dtype: ir.DataType, editor: Editor) -> None:
+    if is_constant(value):
+        new = _shifted_constant(value, dtype, editor)
         for node, place in list(value.uses()):
             node.replace_input_with(place, new)
             if is_op(node, "DequantizeLinear"):
-                _shift_node(node, dtype, builder)
+                _shift_node(node, dtype, editor)
         return
     if value.type is not None:
-        value.type = ir.TensorType(INTEGERS[dtype])
+        value.type = ir.TensorType(dtype)
     maker = value.producer()
     for node in [*([maker] if maker is not None else []), *(use.node for use in value.uses())]:
         if is_op(node, "QuantizeLinear", "DequantizeLinear"):
-            _shift_node(node, dtype, builder)
+            _shift_node(node, dtype, editor)
     if maker is not None and maker.op_type in _BOUNDS:
-        _shift_bounds(maker, dtype, builder)
+        _shift_bounds(maker, dtype, editor)
 
 
-def _shift_node(node: ir.Node, dtype: str, builder: Builder) -> None:
+def _shift_node(node: ir.Node, dtype: ir.DataType, editor: Editor) -> None:
     params = params_of(node)
     assert params is not None
     if params.dtype != dtype:
-        _set_zero_point(node, params, dtype, builder)
+        _set_zero_point(node, dtype, editor)
         if node.attributes.get_int("output_dtype", 0):
-            node.attributes["output_dtype"] = ir.AttrInt64("output_dtype", int(INTEGERS[dtype]))
+            node.attributes["output_dtype"] = ir.AttrInt64("output_dtype", int(dtype))
 
 
-def _set_zero_point(node: ir.Node, params: Params, dtype: str, builder: Builder) -> None:
+def _set_zero_point(node: ir.Node, dtype: ir.DataType, editor: Editor) -> None:
     old = node.inputs[2]
     assert old is not None
-    node.replace_input_with(2, builder.constant(f"{old.name}/{dtype}", shifted(params.zero_point, dtype)))
+    node.replace_input_with(2, _shifted_constant(old, dtype, editor))
 
 
-def _shift_bounds(node: ir.Node, dtype: str, builder: Builder) -> None:
+def _shift_bounds(node: ir.Node, dtype: ir.DataType, editor: Editor) -> None:
     first = _BOUNDS[node.op_type]
-    if node.op_type == "Pad" and (len(node.inputs) <= first or node.inputs[first] is None):
+    if node.op_type == "Pad" and node_input(node, first) is None:
         if node.attributes.get_string("mode", "constant") != "constant":
             return
         if len(node.inputs) <= first:
             node.resize_inputs(first + 1)
-        other = "int8" if dtype == "uint8" else "uint8"
-        node.replace_input_with(first, builder.constant(f"{node.name}/fill", shifted(np.zeros((), other), dtype)))
+        zero = shifted(np.zeros((), _other(dtype).numpy()), dtype)
+        node.replace_input_with(first, editor.constant(f"{node.name}/fill", zero))
         return
     for place in range(first, min(len(node.inputs), 3)):
         old = node.inputs[place]
-        values = constant_of(old)
-        if old is not None and values is not None:
-            node.replace_input_with(place, builder.constant(f"{old.name}/{dtype}", shifted(values, dtype)))
+        if old is not None and is_constant(old):
+            node.replace_input_with(place, _shifted_constant(old, dtype, editor))
 
 
-def _change_over(group: Group, dtype: str, builder: Builder) -> int:
+def _change_over(group: Group, dtype: ir.DataType, editor: Editor) -> int:
     """Put a pair of the wanted type behind each DQ and before each Q of a group that keeps its own; gives how many."""
     count = 0
     for value in group.values:
@@ -233,39 +232,37 @@ def _change_over(group: Group, dtype: str, builder: Builder) -> int:
         sources = [maker] if maker is not None and is_op(maker, "QuantizeLinear") else []
         for node in [*sources, *(use.node for use in value.uses() if is_op(use.node, "DequantizeLinear"))]:
             params = params_of(node)
-            if params is None or not params.scalar or params.dtype == dtype or params.dtype not in INTEGERS:
+            if params is None or params.per_channel or params.dtype != _other(dtype):
                 continue
-            other = Params(params.scale, shifted(params.zero_point, dtype), params.axis)
+            zero = shifted(params.zero_point.astype(params.dtype.numpy()), dtype)
+            other = QuantParams(params.scale, zero, dtype, params.axis)
             if is_op(node, "QuantizeLinear"):
                 source = node.inputs[0]
                 assert source is not None
-                integers = builder.quantize(source, other, f"{source.name}/{dtype}", before=node)
-                node.replace_input_with(
-                    0, builder.dequantize(integers, other, f"{source.name}/{dtype}/float", before=node)
-                )
+                node.replace_input_with(0, _pair(source, other, node, editor))
             else:
-                _after(node, other, dtype, builder)
+                _after(node, other, editor)
             count += 1
     return count
 
 
-def _after(node: ir.Node, params: Params, dtype: str, builder: Builder) -> None:
+def _after(node: ir.Node, params: QuantParams, editor: Editor) -> None:
     output = node.outputs[0]
-    readers = list(output.uses())
-    if not readers:
+    uses = list(output.uses())
+    if not uses:
         return
-    anchor = next(n for n in builder.graph if any(use.node is n or _inside(use.node, n) for use in readers))
-    integers = builder.quantize(output, params, f"{output.name}/{dtype}", before=anchor)
-    new = builder.dequantize(integers, params, f"{output.name}/{dtype}/float", before=anchor)
-    for reader, place in readers:
-        reader.replace_input_with(place, new)
+    reading = readers(output)
+    numbers = _pair(output, params, next(node for node in editor.graph if node in reading), editor)
+    for reader, place in uses:
+        reader.replace_input_with(place, numbers)
 
 
-def _inside(node: ir.Node, outer: ir.Node) -> bool:
-    return any(inner is node for a in outer.attributes.values() for g in _bodies(a) for inner in g.all_nodes())
+def _pair(source: ir.Value, params: QuantParams, before: ir.Node, editor: Editor) -> ir.Value:
+    """A QuantizeLinear and a DequantizeLinear behind `source`; gives the output of the latter."""
+    name = f"{source.name}/{type_name(params.dtype)}"
+    integers = editor.quantize(source, params, name, before=before)
+    return editor.dequantize(integers, params, f"{name}/float", before=before)
 
 
-def _bodies(attribute: ir.Attr) -> list[ir.Graph]:
-    if attribute.type == ir.AttributeType.GRAPH:
-        return [attribute.as_graph()]
-    return list(attribute.as_graphs()) if attribute.type == ir.AttributeType.GRAPHS else []
+def _other(dtype: ir.DataType) -> ir.DataType:
+    return ir.DataType.INT8 if dtype is ir.DataType.UINT8 else ir.DataType.UINT8

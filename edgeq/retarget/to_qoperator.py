@@ -12,9 +12,12 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
+from edgeq.graph.edit import Editor, replace_value
 from edgeq.graph.operators import DATA_MOVEMENT
-from edgeq.retarget.graph import INTEGERS, MAIN, MICROSOFT, Builder, Params, constant_of, is_op, params_of, replace
+from edgeq.graph.quant_params import QuantParams
+from edgeq.graph.query import MAIN_DOMAINS, MICROSOFT, constant, is_op, node_input
 from edgeq.retarget.match import In, Out, clamped, constant_clamp, products, sides
+from edgeq.retarget.params import params_of
 
 
 def to_qoperator(model: ir.Model, wanted: Callable[[ir.Node], bool] = lambda node: True) -> tuple[int, list[str]]:
@@ -23,16 +26,16 @@ def to_qoperator(model: ir.Model, wanted: Callable[[ir.Node], bool] = lambda nod
     Args:
         wanted: which operators to rewrite.
     """
-    builder = Builder(model)
-    _share_quantizers(builder)
+    editor = Editor(model)
+    _share_quantizers(editor)
     count, kept = 0, []
     for node in list(model.graph):
-        rule = _RULES.get(node.op_type) if node.domain in MAIN else None
+        rule = _RULES.get(node.op_type) if node.domain in MAIN_DOMAINS else None
         if rule is None:
-            rule = _data_movement if node.domain in MAIN and node.op_type in DATA_MOVEMENT else None
+            rule = _data_movement if node.domain in MAIN_DOMAINS and node.op_type in DATA_MOVEMENT else None
         if rule is None or node.graph is None or not wanted(node):
             continue
-        reason = rule(node, builder)
+        reason = rule(node, editor)
         if not reason:
             count += 1
         elif node.op_type in ("Conv", "Gemm", "MatMul"):
@@ -40,22 +43,22 @@ def to_qoperator(model: ir.Model, wanted: Callable[[ir.Node], bool] = lambda nod
     return count, kept
 
 
-def _share_quantizers(builder: Builder) -> None:
-    """One QuantizeLinear where a tensor has several that say the same."""
-    for node in list(builder.graph):
+def _share_quantizers(editor: Editor) -> None:
+    """One QuantizeLinear where a tensor has several with the same parameters."""
+    for node in list(editor.graph):
         for output in node.outputs:
-            first: list[tuple[ir.Node, Params]] = []
+            first: list[tuple[ir.Node, QuantParams]] = []
             for user, _ in list(output.uses()):
                 params = params_of(user) if is_op(user, "QuantizeLinear") else None
-                if params is None or user.graph is not builder.graph:
+                if params is None or user.graph is not editor.graph:
                     continue
                 duplicate = next((n for n, p in first if p.same(params)), None)
                 if duplicate is None:
                     first.append((user, params))
                 elif not user.outputs[0].is_graph_output():
                     # The duplicate may stand later in the list; the graph is sorted in the end.
-                    replace(user.outputs[0], duplicate.outputs[0])
-                    builder.graph.remove(user, safe=True)
+                    replace_value(user.outputs[0], duplicate.outputs[0])
+                    editor.graph.remove(user, safe=True)
 
 
 def _emit(
@@ -63,84 +66,83 @@ def _emit(
     inputs: list[ir.Value | None],
     node: ir.Node,
     out: Out,
-    builder: Builder,
+    editor: Editor,
     *,
     domain: str = "",
     attributes: dict[str, ir.Attr] | None = None,
 ) -> str:
     """Put the integer operator in place of node, clamp and QuantizeLinear."""
-    kind = INTEGERS[out.params.dtype]
-    result = builder.node(
+    result = editor.node(
         op_type,
         inputs,
         f"{node.name or node.op_type}_quant",
         before=out.quantize,
         like=node.outputs[0],
-        dtype=kind,
+        dtype=out.params.dtype,
         attributes=dict(node.attributes) if attributes is None else attributes,
         domain=domain,
     )
-    replace(out.quantize.outputs[0], clamped(result, out, builder))
+    replace_value(out.quantize.outputs[0], clamped(result, out, editor))
     for gone in (out.quantize, out.clamp, node):
         if gone is not None:
-            builder.graph.remove(gone, safe=True)
+            editor.graph.remove(gone, safe=True)
     return ""
 
 
-def _triple(side: In, name: str, builder: Builder) -> list[ir.Value | None]:
-    return [side.value, *builder.parameters(side.params, name)]
+def _triple(side: In, name: str, editor: Editor) -> list[ir.Value | None]:
+    return [side.value, *editor.parameters(side.params, name)]
 
 
-def _operands(found: list[In], out: Out, node: ir.Node, builder: Builder) -> tuple[list[ir.Value | None], ...]:
+def _operands(found: list[In], out: Out, node: ir.Node, editor: Editor) -> tuple[list[ir.Value | None], ...]:
     """Each input as (integers, scale, zero point), and the output's (scale, zero point)."""
-    made = [_triple(side, f"{node.name}/in{place}", builder) for place, side in enumerate(found)]
-    return (*made, [*builder.parameters(out.params, f"{node.name}/out")])
+    made = [_triple(side, f"{node.name}/in{place}", editor) for place, side in enumerate(found)]
+    return (*made, [*editor.parameters(out.params, f"{node.name}/out")])
 
 
-def _conv(node: ir.Node, builder: Builder) -> str:
+def _conv(node: ir.Node, editor: Editor) -> str:
     found = products(node)
     if isinstance(found, str):
         return found
-    bias, reason = _bias(node, found[0], builder)
+    bias, reason = _bias(node, found[0], editor)
     if reason:
         return reason
-    x, w, y = _operands(*found, node, builder)
-    return _emit("QLinearConv", [*x, *w, *y, *([bias] if bias is not None else [])], node, found[1], builder)
+    x, w, y = _operands(*found, node, editor)
+    return _emit("QLinearConv", [*x, *w, *y, *([bias] if bias is not None else [])], node, found[1], editor)
 
 
-def _matmul(node: ir.Node, builder: Builder) -> str:
+def _matmul(node: ir.Node, editor: Editor) -> str:
     found = products(node)
     if isinstance(found, str):
         return found
-    a, b, y = _operands(*found, node, builder)
-    return _emit("QLinearMatMul", [*a, *b, *y], node, found[1], builder)
+    a, b, y = _operands(*found, node, editor)
+    return _emit("QLinearMatMul", [*a, *b, *y], node, found[1], editor)
 
 
-def _gemm(node: ir.Node, builder: Builder) -> str:
+def _gemm(node: ir.Node, editor: Editor) -> str:
     found = products(node)
     if isinstance(found, str):
         return found
     if node.attributes.get_float("beta", 1.0) != 1.0:
         return "beta is not 1"
-    bias, reason = _bias(node, found[0], builder, factor=node.attributes.get_float("alpha", 1.0))
+    bias, reason = _bias(node, found[0], editor, factor=node.attributes.get_float("alpha", 1.0))
     if reason:
         return reason
-    a, b, y = _operands(*found, node, builder)
+    a, b, y = _operands(*found, node, editor)
     attributes = {name: value for name, value in node.attributes.items() if name != "beta"}
-    return _emit("QGemm", [*a, *b, bias, *y], node, found[1], builder, domain=MICROSOFT, attributes=attributes)
+    return _emit("QGemm", [*a, *b, bias, *y], node, found[1], editor, domain=MICROSOFT, attributes=attributes)
 
 
-def _binary(node: ir.Node, builder: Builder) -> str:
+def _binary(node: ir.Node, editor: Editor) -> str:
     found = sides(node, (0, 1))
     if isinstance(found, str):
         return found
-    if found[0][0].params.dtype != found[0][1].params.dtype or not found[0][1].params.scalar:
+    if found[0][0].params.dtype != found[0][1].params.dtype or found[0][1].params.per_channel:
         return "its inputs are of different types"
-    a, b, y = _operands(*found, node, builder)
-    return _emit(f"QLinear{node.op_type}", [*a, *b, *y], node, found[1], builder, domain=MICROSOFT)
+    a, b, y = _operands(*found, node, editor)
+    return _emit(f"QLinear{node.op_type}", [*a, *b, *y], node, found[1], editor, domain=MICROSOFT)
 
 
-def _unary(node: ir.Node, builder: Builder) -> str:
+def _unary(node: ir.Node, editor: Editor) -> str:
     found = sides(node, (0,))
     if isinstance(found, str):
         return found
@@ -148,22 +150,22 @@ def _unary(node: ir.Node, builder: Builder) -> str:
         node.attributes.get_int("ceil_mode", 0) != 0 or any(d != 1 for d in node.attributes.get_ints("dilations", []))
     ):
         return "it has ceil_mode or dilations"
-    x, y = _operands(*found, node, builder)
-    return _emit(f"QLinear{node.op_type}", [*x, *y], node, found[1], builder, domain=MICROSOFT)
+    x, y = _operands(*found, node, editor)
+    return _emit(f"QLinear{node.op_type}", [*x, *y], node, found[1], editor, domain=MICROSOFT)
 
 
-def _concat(node: ir.Node, builder: Builder) -> str:
+def _concat(node: ir.Node, editor: Editor) -> str:
     found = sides(node, tuple(range(len(node.inputs))))
     if isinstance(found, str):
         return found
-    if any(side.params.dtype != found[1].params.dtype or not side.params.scalar for side in found[0]):
+    if any(side.params.dtype != found[1].params.dtype or side.params.per_channel for side in found[0]):
         return "its inputs are of different types"
-    *parts, y = _operands(*found, node, builder)
+    *parts, y = _operands(*found, node, editor)
     inputs = [*y, *(value for part in parts for value in part)]
-    return _emit("QLinearConcat", inputs, node, found[1], builder, domain=MICROSOFT)
+    return _emit("QLinearConcat", inputs, node, found[1], editor, domain=MICROSOFT)
 
 
-def _data_movement(node: ir.Node, builder: Builder) -> str:
+def _data_movement(node: ir.Node, editor: Editor) -> str:
     """An operator that only moves numbers moves integers: same parameters in front and behind."""
     if node.op_type in ("Pad", "Expand", "Tile", "Split") or len(node.outputs) != 1:
         return "no integer form"
@@ -175,10 +177,10 @@ def _data_movement(node: ir.Node, builder: Builder) -> str:
     (source,), out = found
     if out.clamp is not None or not source.params.same(out.params):
         return "its scale changes"
-    return _emit(node.op_type, [source.value, *node.inputs[1:]], node, out, builder)
+    return _emit(node.op_type, [source.value, *node.inputs[1:]], node, out, editor)
 
 
-def _clamp(node: ir.Node, builder: Builder) -> str:
+def _clamp(node: ir.Node, editor: Editor) -> str:
     """A Relu or Clip of its own, with one scale in front and behind: a Clip of the integers."""
     found = sides(node, (0,))
     if isinstance(found, str):
@@ -187,34 +189,34 @@ def _clamp(node: ir.Node, builder: Builder) -> str:
     alone = Out(out.quantize, out.params, node)
     if out.clamp is not None or not source.params.same(out.params) or not constant_clamp(alone):
         return "its scale or a bound changes"
-    replace(out.quantize.outputs[0], clamped(source.value, alone, builder))
-    builder.graph.remove([out.quantize, node], safe=True)
+    replace_value(out.quantize.outputs[0], clamped(source.value, alone, editor))
+    editor.graph.remove([out.quantize, node], safe=True)
     return ""
 
 
-def _bias(node: ir.Node, found: list[In], builder: Builder, *, factor: float = 1.0) -> tuple[ir.Value | None, str]:
+def _bias(node: ir.Node, found: list[In], editor: Editor, *, factor: float = 1.0) -> tuple[ir.Value | None, str]:
     """The bias as int32 in units of input scale times weight scale."""
-    value = node.inputs[2] if len(node.inputs) > 2 else None
+    value = node_input(node, 2)
     if value is None:
         return None, ""
-    numbers = constant_of(value)
+    numbers = constant(value)
     if numbers is None:
         maker = value.producer()
         params = params_of(maker) if maker is not None and is_op(maker, "DequantizeLinear") else None
-        integers = constant_of(maker.inputs[0]) if maker is not None and params is not None else None
+        integers = constant(maker.inputs[0]) if maker is not None and params is not None else None
         if params is None or integers is None:
             return None, "its bias is not constant"
-        scale, zero = params.spread(integers.ndim)
-        numbers = (integers.astype(np.int64) - zero.astype(np.int64)).astype(np.float64) * scale
+        scale, zero = params.spread(integers.shape)
+        numbers = (integers.astype(np.int64) - zero).astype(np.float64) * scale
     unit = found[0].params.scale.reshape(-1)[:1].astype(np.float64) * found[1].params.scale.reshape(-1) * factor
     levels = np.rint(numbers.astype(np.float64) / unit)
     limits = np.iinfo(np.int32)
     if np.any(np.abs(levels) > limits.max):
         return None, "its bias does not fit into int32"
-    return builder.constant(f"{value.name}/int32", levels.astype(np.int32)), ""
+    return editor.constant(f"{value.name}/int32", levels.astype(np.int32)), ""
 
 
-_RULES: dict[str, Callable[[ir.Node, Builder], str]] = {
+_RULES: dict[str, Callable[[ir.Node, Editor], str]] = {
     "Conv": _conv,
     "MatMul": _matmul,
     "Gemm": _gemm,

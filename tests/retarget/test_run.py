@@ -27,6 +27,7 @@ from retarget.networks import (
     torch_qat,
     torch_shared,
 )
+from tests.graphs import proto
 
 MODELS: list[Callable[[], onnx.ModelProto]] = [residual_s8s8, torch_qat, torch_shared, tflite_int8]
 
@@ -261,3 +262,31 @@ def test_integer_operators_change_their_type(tmp_path: Path) -> None:
     assert (second.before.format, second.before.pair) == ("QOperator", "S8S8")
     assert (second.after.format, second.after.pair) == ("QOperator", "U8S8")
     assert kinds(second.output) == kinds(first.output)
+
+
+@pytest.mark.parametrize(
+    ("shape", "last", "wanted"),
+    [
+        ("2,4", "t = Transpose<perm = [1, 0]>(n) y = MatMul(d, t)", {"activation_type": "int8"}),
+        ("4,2", "p = MatMul(d, n) o = QuantizeLinear(p, s, z) y = DequantizeLinear(o, s, z)", {"format": "QOperator"}),
+    ],
+)
+def test_a_weight_with_a_scale_for_each_block_stays(
+    shape: str, last: str, wanted: dict[str, str], tmp_path: Path
+) -> None:
+    axis = shape.split(",").index("4")
+    given = proto(
+        f"""net (float[1,4] x) => (float[1,2] y) <
+            float s = {{0.5}}, uint8 z = {{7}}, int8[{shape}] w = {{1, 2, 3, 4, 5, 6, 7, 8}},
+            float[2,2] ws = {{0.5, 1, 2, 4}}, int8[2,2] wz = {{0, 0, 0, 0}}> {{
+            q = QuantizeLinear(x, s, z)
+            d = DequantizeLinear(q, s, z)
+            n = DequantizeLinear<axis = {axis}, block_size = 2>(w, ws, wz)
+            {last}
+        }}""",
+        opset=21,
+        ir_version=10,
+    )
+    result = retarget(saved(given, tmp_path), tmp_path / "new.onnx", **wanted)  # type: ignore[arg-type]
+    assert result.comparison is not None
+    assert result.comparison.identical
