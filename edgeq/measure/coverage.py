@@ -7,11 +7,9 @@ ran is judged by its name and the dtype of what went in.
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,9 +18,10 @@ import numpy as np
 import onnx
 
 from edgeq.graph.convert import from_proto
+from edgeq.measure.profile import KernelRun, TypedShape, profile
 from edgeq.model.macs import node_macs
 from edgeq.model.skeleton import proto_skeleton
-from edgeq.session import SessionSettings, open_session
+from edgeq.session import SessionSettings
 
 Kind = Literal["int8", "float", "conversion", "other"]
 
@@ -125,22 +124,9 @@ def measure_coverage(
         source: the float model that the artifact was made from, with shapes; weights need not be loaded.
         explain: gives the reason for a node that ran in float.
     """
-    with tempfile.TemporaryDirectory(prefix="edgeq-coverage-") as folder:
-        optimized = Path(folder) / "optimized.onnx"
-        profiled = SessionSettings(
-            providers=settings.providers,
-            config=settings.config,
-            intra_op_threads=settings.intra_op_threads,
-            optimization=settings.optimization,
-            save_optimized_to=optimized,
-            profile_prefix=Path(folder) / "profile",
-        )
-        session = open_session(model, profiled)
-        session.run(None, dict(feed))
-        events = json.loads(Path(session.end_profiling()).read_text())
-        weights = weight_shapes(optimized)
+    profiled = profile(model, settings, feed)
     macs = {name: count for name, count in node_macs(from_proto(_sized(source, feed))).items() if count}
-    nodes = judge(events, weights, macs, aliases(source, macs))
+    nodes = judge(profiled.kernels, profiled.weights, macs, aliases(source, macs))
     float_nodes = tuple(
         FloatNode(n.source, n.op_type, n.macs, explain(n.source, n.op_type)) for n in nodes if n.kind == "float"
     )
@@ -173,40 +159,34 @@ def aliases(source: onnx.ModelProto, macs: Mapping[str, int]) -> dict[str, str]:
 
 
 def judge(
-    events: list[Mapping[str, Any]],
+    kernels: Sequence[KernelRun],
     weights: Mapping[str, tuple[int, ...]],
     macs: Mapping[str, int],
     known: Mapping[str, str],
 ) -> tuple[NodeRun, ...]:
-    """Turn profile events into `NodeRun`s.
+    """Turn runs of kernels into `NodeRun`s.
 
     MACs come from the source node where its name is still recognisable, else from the shapes that ran. A kernel of a
     loop's body, which runs many times, becomes one `NodeRun` with the MACs of all its runs.
 
     Args:
-        events: ONNX Runtime's profile, parsed.
-        weights: shape of each node's constant weight (its largest constant input) in the optimised graph.
+        kernels: of ONNX Runtime's profile.
+        weights: `Profile.weights`.
         macs: MACs by source node name, of those that have any.
         known: names that stand for a source node (`aliases`).
     """
     runs: dict[tuple[str, str, Kind], NodeRun] = {}
-    for event in events:
-        if event.get("cat") != "Node" or not event["name"].endswith("_kernel_time"):
-            continue
-        name = event["name"].removesuffix("_kernel_time")
-        arguments = event["args"]
-        op_type = arguments["op_name"]
-        inputs = [next(iter(i.items())) for i in arguments.get("input_type_shape", ()) if i]
-        outputs = [next(iter(o.items())) for o in arguments.get("output_type_shape", ()) if o]
+    for kernel in kernels:
+        name, op_type = kernel.name, kernel.op_type
         stem = _stem(name, known)
-        computed = _macs_from_shapes(op_type, inputs, outputs, weights.get(name, ()))
+        computed = _macs_from_shapes(op_type, kernel.inputs, kernel.outputs, weights.get(name, ()))
         # A name stands for the node it was made from only if what ran under it multiplies: not an activation that was
         # not fused, not the scaling behind a dynamically quantized node.
         multiplies = computed or (stem in macs and op_type not in _ELEMENT_WISE)
         standing = name if stem in macs else stem
         source = known[stem] if stem in known and multiplies else standing
         count = macs.get(source, computed)
-        kind = _kind(op_type, inputs, outputs)
+        kind = _kind(op_type, kernel.inputs, kernel.outputs)
         before = runs.get((name, op_type, kind))
         runs[name, op_type, kind] = NodeRun(name, source, op_type, kind, count + (before.macs if before else 0))
     return tuple(runs.values())
@@ -219,7 +199,7 @@ def _stem(name: str, known: Mapping[str, str]) -> str:
     return name
 
 
-def _kind(op_type: str, inputs: list[tuple[str, list[int]]], outputs: list[tuple[str, list[int]]]) -> Kind:
+def _kind(op_type: str, inputs: list[TypedShape], outputs: list[TypedShape]) -> Kind:
     if op_type in _CONVERSIONS:
         return "conversion"
     if op_type in _MOVES_DATA | _CONTROL or not inputs:
@@ -233,8 +213,8 @@ def _kind(op_type: str, inputs: list[tuple[str, list[int]]], outputs: list[tuple
 
 def _macs_from_shapes(
     op_type: str,
-    inputs: list[tuple[str, list[int]]],
-    outputs: list[tuple[str, list[int]]],
+    inputs: list[TypedShape],
+    outputs: list[TypedShape],
     weight: tuple[int, ...],
 ) -> int:
     if not inputs or not outputs:
@@ -261,13 +241,3 @@ def _sized(source: onnx.ModelProto, feed: Mapping[str, np.ndarray]) -> onnx.Mode
                 shape.dim.add().dim_value = size
     del sized.graph.value_info[:]
     return sized
-
-
-def weight_shapes(optimized: Path) -> dict[str, tuple[int, ...]]:
-    """Shape of each node's largest constant input, by node name."""
-    graph = onnx.load(optimized, load_external_data=False).graph
-    constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-    return {
-        node.name: max((constants[i] for i in node.input if i in constants), key=math.prod, default=())
-        for node in graph.node
-    }

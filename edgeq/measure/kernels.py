@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,9 +12,10 @@ import numpy as np
 import onnx
 
 from edgeq.graph.convert import from_proto
-from edgeq.measure.coverage import Kind, aliases, judge, weight_shapes
+from edgeq.measure.coverage import Kind, aliases, judge
+from edgeq.measure.profile import KernelRun, profile
 from edgeq.model.macs import node_macs
-from edgeq.session import SessionSettings, open_session
+from edgeq.session import SessionSettings
 
 RUNS = 20
 _WARM_UP = 5
@@ -55,24 +54,16 @@ def kernel_times(
     Raises:
         RuntimeUnavailableError: onnxruntime is missing, or refuses the model.
     """
-    with tempfile.TemporaryDirectory(prefix="edgeq-kernels-") as folder:
-        optimized = Path(folder) / "optimized.onnx"
-        session = open_session(
-            model, replace(settings, save_optimized_to=optimized, profile_prefix=Path(folder) / "profile")
-        )
-        for _ in range(_WARM_UP + runs):
-            session.run(None, dict(feed))
-        events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
-        weights = weight_shapes(optimized)
+    profiled = profile(model, settings, feed, runs=_WARM_UP + runs)
     macs = {name: count for name, count in node_macs(from_proto(source)).items() if count}
     # The runtime may call a node by what it gives.
     nodes = {node.output[0]: node.name for node in source.graph.node if node.name and node.output}
-    found = times_of(events, weights, macs, aliases(source, macs), _WARM_UP + runs)
+    found = times_of(profiled.kernels, profiled.weights, macs, aliases(source, macs), _WARM_UP + runs)
     return tuple(replace(kernel, name=nodes.get(kernel.name, kernel.name)) for kernel in found)
 
 
 def times_of(
-    events: Sequence[Mapping[str, Any]],
+    kernels: Sequence[KernelRun],
     weights: Mapping[str, tuple[int, ...]],
     macs: Mapping[str, int],
     known: Mapping[str, str],
@@ -82,12 +73,11 @@ def times_of(
 
     A kernel in a loop runs several times a run; it gets their sum, as a mean over all runs. Other arguments: `judge`.
     """
-    kernels = [e for e in events if e.get("cat") == "Node" and str(e.get("name", "")).endswith("_kernel_time")]
     durations: dict[str, list[float]] = {}
-    first: dict[str, Mapping[str, Any]] = {}
-    for event in kernels:
-        first.setdefault(event["name"], event)
-        durations.setdefault(event["name"], []).append(float(event["dur"]))
+    first: dict[str, KernelRun] = {}
+    for kernel in kernels:
+        first.setdefault(kernel.name, kernel)
+        durations.setdefault(kernel.name, []).append(kernel.us)
     found = []
     for run, taken in zip(judge(list(first.values()), weights, macs, known), durations.values(), strict=True):
         us = statistics.median(taken[_WARM_UP:]) if len(taken) == runs and runs > _WARM_UP else sum(taken) / runs

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 
 from edgeq.graph.convert import from_proto
 from edgeq.measure.coverage import aliases, judge, measure_coverage
+from edgeq.measure.profile import kernel_runs
 from edgeq.model.macs import node_macs
 from edgeq.session import SessionSettings
 
@@ -24,7 +25,7 @@ def event(name: str, op_type: str, inputs: list[Shaped], output: Shaped) -> dict
         "input_type_shape": [{dtype: shape} for dtype, shape in inputs],
         "output_type_shape": [{output[0]: output[1]}],
     }
-    return {"cat": "Node", "name": f"{name}_kernel_time", "args": arguments}
+    return {"cat": "Node", "name": f"{name}_kernel_time", "dur": 1, "args": arguments}
 
 
 IMAGE = ("uint8", [1, 8, 8, 16])
@@ -47,7 +48,7 @@ FLOAT_IMAGE = ("float", [1, 16, 8, 8])
 )
 def test_kind(op_type: str, first: Shaped, kind: str) -> None:
     dtype = "int64" if first[0] == "int64" else "float"
-    (run,) = judge([event("n", op_type, [first], (dtype, first[1]))], {}, {}, {})
+    (run,) = judge(kernel_runs([event("n", op_type, [first], (dtype, first[1]))]), {}, {}, {})
     assert run.kind == kind
 
 
@@ -55,13 +56,13 @@ def test_a_concat_takes_its_scales_first() -> None:
     concat = event(
         "n", "QLinearConcat", [("float", []), ("uint8", []), IMAGE, ("float", []), ("uint8", []), IMAGE], IMAGE
     )
-    assert judge([concat], {}, {}, {})[0].kind == "int8"
+    assert judge(kernel_runs([concat]), {}, {}, {})[0].kind == "int8"
 
 
 def test_only_kernels_count() -> None:
     other = {"cat": "Session", "name": "session_initialization", "args": {}}
     before = {"cat": "Node", "name": "n_fence_before", "args": {"op_name": "Conv"}}
-    assert judge([other, before], {}, {}, {}) == ()
+    assert judge(kernel_runs([other, before]), {}, {}, {}) == ()
 
 
 @pytest.mark.parametrize(
@@ -70,12 +71,14 @@ def test_only_kernels_count() -> None:
 def test_renamed_nodes_are_recognised(name: str) -> None:
     macs, known = {"conv": 1000}, {"conv": "conv", "y": "conv", "relu": "conv"}
     weights = {name: (16, 16, 3, 3)}
-    (run,) = judge([event(name, "Conv", [FLOAT_IMAGE], FLOAT_IMAGE)], weights, macs, known)
+    (run,) = judge(kernel_runs([event(name, "Conv", [FLOAT_IMAGE], FLOAT_IMAGE)]), weights, macs, known)
     assert (run.source, run.macs) == ("conv", 1000)
 
 
 def test_an_activation_that_runs_by_itself_is_not_the_node_before_it() -> None:
-    (run,) = judge([event("relu", "Relu", [FLOAT_IMAGE], FLOAT_IMAGE)], {}, {"conv": 1000}, {"relu": "conv"})
+    (run,) = judge(
+        kernel_runs([event("relu", "Relu", [FLOAT_IMAGE], FLOAT_IMAGE)]), {}, {"conv": 1000}, {"relu": "conv"}
+    )
     assert (run.source, run.macs) == ("relu", 0)
 
 
@@ -84,7 +87,7 @@ def test_the_scaling_behind_a_dynamic_node_is_not_the_node() -> None:
         event("conv_quant", "ConvInteger", [IMAGE], ("int32", [1, 16, 8, 8])),
         event("conv_quant_scales_mul", "Mul", [FLOAT_IMAGE], FLOAT_IMAGE),
     ]
-    conv, scaling = judge(ran, {"conv_quant": (16, 16, 3, 3)}, {"conv": 1000}, {"conv": "conv"})
+    conv, scaling = judge(kernel_runs(ran), {"conv_quant": (16, 16, 3, 3)}, {"conv": 1000}, {"conv": "conv"})
     assert (conv.source, conv.macs, conv.kind) == ("conv", 1000, "int8")
     assert (scaling.source, scaling.macs) == ("conv_quant_scales_mul", 0)
 
@@ -92,7 +95,7 @@ def test_the_scaling_behind_a_dynamic_node_is_not_the_node() -> None:
 def test_macs_from_shapes_where_the_name_is_lost() -> None:
     conv = event("fused_1", "QLinearConv", [IMAGE], ("uint8", [1, 8, 8, 32]))
     matmul = event("fused_2", "MatMulIntegerToFloat", [("uint8", [2, 5, 64])], ("float", [2, 5, 10]))
-    runs = judge([conv, matmul], {"fused_1": (32, 16, 3, 3)}, {}, {})
+    runs = judge(kernel_runs([conv, matmul]), {"fused_1": (32, 16, 3, 3)}, {}, {})
     assert [run.macs for run in runs] == [8 * 8 * 32 * 16 * 9, 2 * 5 * 10 * 64]
 
 

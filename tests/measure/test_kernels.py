@@ -11,6 +11,7 @@ import pytest
 
 from edgeq import demo
 from edgeq.measure.kernels import kernel_times, times_of
+from edgeq.measure.profile import kernel_runs
 from edgeq.session import SessionSettings
 
 
@@ -23,19 +24,19 @@ def event(name: str, op: str, microseconds: float, dtype: str = "float") -> dict
 def test_the_median_after_the_warm_up() -> None:
     durations = [900, 800, 700, 600, 500, 10, 20, 30]
     events = [event("relu", "Relu", d) for d in durations] + [{"cat": "Session", "name": "model_run", "dur": 9}]
-    (found,) = times_of(events, {}, {}, {}, runs=8)
+    (found,) = times_of(kernel_runs(events), {}, {}, {}, runs=8)
     assert (found.name, found.op_type, found.kind, found.us) == ("relu", "Relu", "float", 20)
 
 
 def test_a_kernel_in_a_loop_gets_its_sum() -> None:
     events = [event("add", "Add", 5) for _ in range(24)]
-    (found,) = times_of(events, {}, {}, {}, runs=8)
+    (found,) = times_of(kernel_runs(events), {}, {}, {}, runs=8)
     assert found.us == pytest.approx(15)
 
 
 def test_order_is_that_of_execution() -> None:
     events = [event(name, "Relu", 1) for _ in range(6) for name in ("b", "a")]
-    assert [k.name for k in times_of(events, {}, {}, {}, runs=6)] == ["b", "a"]
+    assert [k.name for k in times_of(kernel_runs(events), {}, {}, {}, runs=6)] == ["b", "a"]
 
 
 def test_a_real_model() -> None:

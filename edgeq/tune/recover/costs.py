@@ -7,18 +7,17 @@ conversions that the profile has.
 
 from __future__ import annotations
 
-import json
 import math
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from edgeq.session import SessionSettings, open_session
+from edgeq.measure.profile import KernelRun, profile
+from edgeq.session import SessionSettings
 from edgeq.tune.recover.units import Unit
 
 RUNS = 5
@@ -96,8 +95,8 @@ def measure_costs(
         for tensor in unit.reads:
             readers.setdefault(tensor, []).append(unit.name)
     threads = settings.intra_op_threads
-    floats = _profile(float_model, SessionSettings(intra_op_threads=threads), feed)
-    integers = _profile(int8_model, settings, feed)
+    floats = _fastest(float_model, SessionSettings(intra_op_threads=threads), feed)
+    integers = _fastest(int8_model, settings, feed)
     each = _conversion_us(integers)
     sizes = _elements(model)
     handed = [tensor for tensor in makers if tensor in readers]
@@ -121,52 +120,29 @@ def unit_of(kernel: str, names: Mapping[str, str]) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class _Kernel:
-    name: str
-    op_type: str
-    microseconds: float
-    elements: int
-
-
-def _profile(model: Path, settings: SessionSettings, feed: Mapping[str, Any]) -> list[_Kernel]:
-    """Kernels in order, each with the shortest of its times over `RUNS` runs."""
-    with tempfile.TemporaryDirectory(prefix="edgeq-costs-") as folder:
-        session = open_session(model, replace(settings, profile_prefix=Path(folder) / "profile"))
-        for _ in range(RUNS):
-            session.run(None, dict(feed))
-        events = json.loads(Path(session.end_profiling()).read_text())
-    kernels: dict[str, _Kernel] = {}
-    for event in events:
-        if event.get("cat") != "Node" or not event["name"].endswith("_kernel_time"):
-            continue
-        arguments = event["args"]
-        shapes = [next(iter(o.values())) for o in arguments.get("output_type_shape", ()) if o]
-        kernel = _Kernel(
-            event["name"].removesuffix("_kernel_time"),
-            arguments["op_name"],
-            float(event["dur"]),
-            math.prod(shapes[0]) if shapes else 0,
-        )
-        before = kernels.get(kernel.name)
-        if before is None or kernel.microseconds < before.microseconds:
+def _fastest(model: Path, settings: SessionSettings, feed: Mapping[str, Any]) -> list[KernelRun]:
+    """Each kernel's shortest run of `RUNS`, in execution order."""
+    kernels: dict[str, KernelRun] = {}
+    for kernel in profile(model, settings, feed, runs=RUNS).kernels:
+        before = kernels.setdefault(kernel.name, kernel)
+        if kernel.us < before.us:
             kernels[kernel.name] = kernel
     return list(kernels.values())
 
 
-def _by_unit(kernels: Sequence[_Kernel], names: Mapping[str, str]) -> dict[str, float]:
+def _by_unit(kernels: Sequence[KernelRun], names: Mapping[str, str]) -> dict[str, float]:
     total: dict[str, float] = {}
     for kernel in kernels:
         unit = unit_of(kernel.name, names) if kernel.op_type not in _CONVERSIONS else None
         if unit is not None:
-            total[unit] = total.get(unit, 0.0) + kernel.microseconds
+            total[unit] = total.get(unit, 0.0) + kernel.us
     return total
 
 
-def _conversion_us(kernels: Sequence[_Kernel]) -> float:
-    found = [kernel for kernel in kernels if kernel.op_type in _CONVERSIONS and kernel.elements]
-    elements = sum(kernel.elements for kernel in found)
-    return sum(kernel.microseconds for kernel in found) / elements if elements else _CONVERSION_US
+def _conversion_us(kernels: Sequence[KernelRun]) -> float:
+    found = [kernel for kernel in kernels if kernel.op_type in _CONVERSIONS and kernel.outputs]
+    elements = sum(math.prod(kernel.outputs[0][1]) for kernel in found)
+    return sum(kernel.us for kernel in found) / elements if elements else _CONVERSION_US
 
 
 def _elements(model: onnx.ModelProto) -> dict[str, int]:

@@ -1,0 +1,91 @@
+"""ONNX Runtime's own profile of a model: every kernel that ran, what it took, and of what types and shapes."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from edgeq.session import SessionSettings, open_session
+
+_SUFFIX = "_kernel_time"
+TypedShape = tuple[str, list[int]]
+
+
+@dataclass(frozen=True)
+class KernelRun:
+    """One run of one kernel.
+
+    Attributes:
+        name: of the node in the optimised graph.
+        us: microseconds; the profiler itself costs about one.
+        inputs, outputs: (element type, shape) of the tensors that went in and came out.
+    """
+
+    name: str
+    op_type: str
+    us: float
+    inputs: list[TypedShape]
+    outputs: list[TypedShape]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What ran, in execution order.
+
+    Attributes:
+        kernels: of all runs, one after the other.
+        weights: shape of each node's largest constant input in the optimised graph, by the node's name.
+    """
+
+    kernels: tuple[KernelRun, ...]
+    weights: Mapping[str, tuple[int, ...]]
+
+
+def profile(model: Path, settings: SessionSettings, feed: Mapping[str, Any], *, runs: int = 1) -> Profile:
+    """Run `model` under the profiler.
+
+    Args:
+        feed: one sample.
+
+    Raises:
+        RuntimeUnavailableError: onnxruntime is missing, or refuses the model.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgeq-profile-") as folder:
+        optimized = Path(folder) / "optimized.onnx"
+        profiled = replace(settings, save_optimized_to=optimized, profile_prefix=Path(folder) / "profile")
+        session = open_session(model, profiled)
+        for _ in range(runs):
+            session.run(None, dict(feed))
+        events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
+        return Profile(kernel_runs(events), _weight_shapes(optimized))
+
+
+def kernel_runs(events: Iterable[Mapping[str, Any]]) -> tuple[KernelRun, ...]:
+    """The runs of kernels among the events of a profile, which are what its JSON holds."""
+    return tuple(
+        KernelRun(
+            event["name"].removesuffix(_SUFFIX),
+            event["args"]["op_name"],
+            float(event["dur"]),
+            [next(iter(typed.items())) for typed in event["args"].get("input_type_shape", ()) if typed],
+            [next(iter(typed.items())) for typed in event["args"].get("output_type_shape", ()) if typed],
+        )
+        for event in events
+        if event.get("cat") == "Node" and str(event.get("name", "")).endswith(_SUFFIX)
+    )
+
+
+def _weight_shapes(optimized: Path) -> dict[str, tuple[int, ...]]:
+    graph = onnx.load(optimized, load_external_data=False).graph
+    constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    return {
+        node.name: max((constants[i] for i in node.input if i in constants), key=math.prod, default=())
+        for node in graph.node
+    }
