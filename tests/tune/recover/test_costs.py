@@ -86,4 +86,4 @@ def test_both_models_are_measured(tmp_path: Path, form: str) -> None:
     assert all(us > 0 for us in (*made.float_us.values(), *made.int8_us.values()))
     assert set(made.conversion_us) == {"first_act", "second_act", "depthwise_act"}
     assert made.conversion_us["first_act"] == pytest.approx(made.conversion_us["second_act"])
-    assert made.of(names) == pytest.approx(sum(made.float_us.values()) - sum(made.int8_us.values()))
+    assert made.span == pytest.approx(sum(made.float_us.values()) - sum(made.int8_us.values()))
