@@ -52,7 +52,7 @@ class Group:
         return tuple(dict.fromkeys((*self.builtin(), *sorted(point.name for point in self.plugins()))))
 
     def builtin(self) -> Mapping[str, str]:
-        """edgeq's own as name → "module:attribute". Imports nothing but the packages above `package`."""
+        """edgeq's own as name → "module:attribute"."""
         return self.own or _modules(self.package, self.attribute)
 
     def plugins(self) -> tuple[EntryPoint, ...]:
@@ -87,6 +87,7 @@ class Group:
 METHODS = Group("calibration method", "edgeq.calibration_methods", "edgeq.calibrate.methods", "METHOD")
 DECODERS = Group("decoder", "edgeq.decoders", "edgeq.measure.decoders", "DECODER")
 STEPS = Group("preprocessing step", "edgeq.preprocess_steps", "edgeq.data.steps", "STEP", error=DataError)
+RECOVERIES = Group("recovery", "edgeq.recoveries", "edgeq.tune.recover.methods", "RECOVERY")
 BACKENDS = Group(
     "backend",
     "edgeq.backends",
@@ -201,11 +202,8 @@ def _no_package(point: EntryPoint) -> UsageError:
 
 @lru_cache
 def _modules(package: str, attribute: str) -> Mapping[str, str]:
-    spec = importlib.util.find_spec(package)
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    stems = sorted(module.name for module in pkgutil.iter_modules(spec.submodule_search_locations))
-    public = [stem for stem in stems if not stem.startswith("_")]
+    folder = Path(__file__).resolve().parent.joinpath(*package.split(".")[1:])
+    public = sorted(found.name for found in pkgutil.iter_modules([str(folder)]) if not found.name.startswith("_"))
     return {stem.replace("_", "-"): f"{package}.{stem}:{attribute}" for stem in public}
 
 

@@ -87,10 +87,13 @@ class Alternative:
     artifact: Artifact
 
 
+@runtime_checkable
 class Backend(Protocol):
-    """Attributes:
-    name: as profiles and targets have it.
-    adopts_quantized: whether it takes models that are quantized already (Q/DQ pairs), with their parameters.
+    """What builds artifacts for one kind of hardware or runtime.
+
+    Attributes:
+        name: as profiles and targets have it.
+        adopts_quantized: whether it takes models that are quantized already (Q/DQ pairs), with their parameters.
     """
 
     @property

@@ -9,6 +9,7 @@ import click
 
 from edgeq.cli._common import Printer, common
 from edgeq.cli._options import PATH, build_options
+from edgeq.registry import RECOVERIES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,8 +33,7 @@ if TYPE_CHECKING:
     "--recover",
     multiple=True,
     metavar="METHOD",
-    help="Accuracy recovery (docs/recover.md), repeatable: cross-layer-equalization, smoothquant, split-gates, "
-    "split-more-gates, float-head, nonlinear-ranges, weight-rounding, bias-correction.",
+    help=f"Accuracy recovery (docs/recover.md), repeatable: {', '.join(RECOVERIES.names())}.",
 )
 @click.option("--min-sqnr", type=float, metavar="DB", help="Keep layers in float until the outputs are so close.")
 @build_options

@@ -12,6 +12,7 @@ from edgeq_device.options import session_problem
 from edgeq.errors import HardwareError, suggest
 from edgeq.hardware import document as doc
 from edgeq.hardware.document import Document
+from edgeq.registry import data_folders
 from edgeq.resources import shipped
 from edgeq.scheme import Scheme
 
@@ -79,8 +80,8 @@ def config_folder(name: str) -> Path:
 
 
 def default_folders(name: str) -> tuple[Path, ...]:
-    """Shipped first, then the user's, which is merged over it."""
-    return shipped(name), config_folder(name)
+    """Shipped first, then those of plug-ins, then the user's; each is merged over those before."""
+    return shipped(name), *data_folders(name), config_folder(name)
 
 
 def layered(folders: Sequence[Path], schema: doc.Schema) -> dict[str, Document]:

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from edgeq.errors import HardwareError
 from edgeq.graph.query import is_op, name_of, node_input
+from edgeq.registry import data_folders
 from edgeq.resources import shipped
 
 DEFAULT = "*"
@@ -70,8 +71,8 @@ class NodeContext:
 
 
 def backends(folder: Path | None = None) -> tuple[str, ...]:
-    """Backends that have rules."""
-    return tuple(sorted(p.stem for p in (folder or _folder()).glob("*.toml")))
+    """Names of the backends that have rules, plug-ins' among them; or those of one folder."""
+    return tuple(sorted({path.stem for place in _folders(folder) for path in place.glob("*.toml")}))
 
 
 def int8_rules(backend: str, folder: Path | None = None) -> Mapping[str, Rule]:
@@ -278,10 +279,13 @@ def _condition(name: str) -> Condition:
 
 
 def _read(backend: str, folder: Path | None) -> tuple[Mapping[str, Any], Path]:
-    path = (folder or _folder()) / f"{backend}.toml"
-    known = backends(folder)
-    if backend not in known:
-        raise HardwareError(f"no int8 rules for the backend {backend!r}", f"There are rules for {', '.join(known)}")
+    found = [path for place in _folders(folder) if (path := place / f"{backend}.toml").is_file()]
+    if not found:
+        known = ", ".join(backends(folder))
+        raise HardwareError(f"no int8 rules for the backend {backend!r}", f"There are rules for {known}")
+    if len(found) > 1:
+        raise HardwareError(f"the backend {backend!r} has two files of rules, {found[0]} and {found[1]}", "Remove one")
+    path = found[0]
     try:
         return tomllib.loads(path.read_text(encoding="utf-8")), path
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -302,5 +306,5 @@ def _rule(entry: Mapping[str, Any], path: Path) -> Rule:
     return Rule(int8 != "no", ", ".join(only_if), str(entry["reason"]), str(entry["source"]))
 
 
-def _folder() -> Path:
-    return shipped("targets") / "backends"
+def _folders(folder: Path | None) -> tuple[Path, ...]:
+    return (folder,) if folder else (shipped("targets") / "backends", *data_folders("targets/backends"))

@@ -14,8 +14,7 @@ from edgeq.hardware.target import Target
 from edgeq.pipeline.job import Built, Derived, Job, build_derived, derive
 from edgeq.progress import SILENT, Progress
 from edgeq.tune.candidate import Candidate
-from edgeq.tune.recover import FREE, RECOVERIES, Recoverer
-from edgeq.tune.recover.smoothquant import SmoothQuant
+from edgeq.tune.recover import Recoverer
 from edgeq.tune.sequence import SequenceBuilder
 
 
@@ -73,9 +72,3 @@ class CandidateBuilder:
         if key not in self._derived:
             self._derived[key] = derive(job, target, scheme)
         return build_derived(job, target, scheme, self._derived[key], destination)
-
-
-def recoveries() -> tuple[tuple[str, ...], ...]:
-    """Names of the accuracy recoveries in groups, in the order in which they are tried: first all that cost no speed,
-    then the others one by one. SmoothQuant is among the candidates of `SequenceBuilder`."""
-    return (FREE, *((name,) for name in RECOVERIES if name not in (*FREE, SmoothQuant.name)))

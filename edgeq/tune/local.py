@@ -30,13 +30,14 @@ from edgeq.pipeline.job import Built, Job
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings, open_session
 from edgeq.tune.accuracy import AccuracyMeter
-from edgeq.tune.builders import CandidateBuilder, recoveries
+from edgeq.tune.builders import CandidateBuilder
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.evaluator import Race, Runner
 from edgeq.tune.float_layers import MacCosts, Ranking, rank_by_probing
 from edgeq.tune.goal import Deadline
 from edgeq.tune.record import Assessment, Screening, Timing
 from edgeq.tune.recover.exclude import rank_static
+from edgeq.tune.recover.methods import recovery_groups
 from edgeq.tune.slow_layers import slow_layers
 from edgeq.tune.store import MEMORY
 from edgeq.tune.structure import content_digest, structure_digest
@@ -178,7 +179,7 @@ class LocalEvaluator:
         return self._accuracy.float_metrics()
 
     def recoveries(self) -> tuple[tuple[str, ...], ...]:
-        return recoveries() if self._timed and self._job.calibration is not None else ()
+        return recovery_groups() if self._timed and self._job.calibration is not None else ()
 
     def rank(self, candidate: Candidate, *, headroom: float, seconds: float) -> Ranking:
         # In simulation nothing is profiled; what is measured at run time has no tensors to rank.

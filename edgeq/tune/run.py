@@ -36,6 +36,7 @@ from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.journal import Journal, JournaledEvaluator
 from edgeq.tune.local import LocalEvaluator
 from edgeq.tune.record import Outcome
+from edgeq.tune.recover.methods import recovery_groups
 from edgeq.tune.search import search
 from edgeq.tune.simulated import shortfall, simulated_record, summary
 from edgeq.tune.space import kernel_candidates, method_candidates, thread_counts
@@ -123,7 +124,7 @@ def plan(
         goal=goal or Goal(),
         candidates=first,
         methods=tuple(c.name for c in methods),
-        recoveries=tuple(name for group in builders.recoveries() for name in group) if timed else (),
+        recoveries=tuple(name for group in recovery_groups() for name in group) if timed else (),
         threads=thread_counts(machine.usable_threads) if timed else (),
     )
 

@@ -28,7 +28,7 @@ from edgeq.progress import Progress
 from edgeq.scheme import Scheme
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.recover.fuse_attention import FuseAttention, fuse_attention, may_have_attention
-from edgeq.tune.recover.smoothquant import SmoothQuant, product_groups, smooth
+from edgeq.tune.recover.methods.smoothquant import SmoothQuant, product_groups, smooth
 
 NAME = "sequence"
 LEAST_SHARE = 0.5

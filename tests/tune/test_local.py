@@ -95,7 +95,7 @@ def test_memory_of_float_and_of_a_candidate(evaluator: LocalEvaluator, first: Ca
 
 
 def test_an_unknown_recovery_is_an_error_and_not_a_crash(evaluator: LocalEvaluator, first: Candidate) -> None:
-    with pytest.raises(EdgeqError, match="no recovery"):
+    with pytest.raises(EdgeqError, match="unknown recovery"):
         evaluator.build(first.replace(name="x", recoveries=("magic",)))
 
 

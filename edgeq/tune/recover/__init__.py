@@ -6,6 +6,7 @@ Each method is a module and a `Recovery` of its own; `recover` applies several i
 from __future__ import annotations
 
 from edgeq.tune.recover.base import Recovery, State
-from edgeq.tune.recover.run import FREE, RECOVERIES, Recoverer, recover, recoveries
+from edgeq.tune.recover.methods import recoveries
+from edgeq.tune.recover.run import Recoverer, recover
 
-__all__ = ["FREE", "RECOVERIES", "Recoverer", "Recovery", "State", "recover", "recoveries"]
+__all__ = ["Recoverer", "Recovery", "State", "recover", "recoveries"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from edgeq.backends import Artifact
 from edgeq.calibrate.ranges import Range
@@ -50,7 +51,7 @@ class State:
         return self.replace(notes=(*self.notes, *texts))
 
 
-class Recovery(Protocol):
+class Recovery(ABC):
     """One method.
 
     Attributes:
@@ -59,20 +60,20 @@ class Recovery(Protocol):
         stage: "model" replaces the float model by an equivalent one, "ranges" changes ranges or what is quantized,
             "artifact" edits the quantized file.
         free: whether the result has the same nodes, so that it costs no time on the device.
+        order: place among the recoveries of its stage, the lowest first.
+        replaces: name of the recovery that is needless beside this one, which does the same and more.
+        searched: whether tuning tries it by itself.
     """
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    title: str
+    stage: Stage
+    free: bool
+    order = 100
+    replaces: str = ""
+    searched = True
 
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def stage(self) -> Stage: ...
-
-    @property
-    def free(self) -> bool: ...
-
+    @abstractmethod
     def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
         """The state after it; the state as it was, with a note, where there is nothing to do.
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
 from edgeq.backends import backend_named
 from edgeq.calibrate.collect import collect
@@ -17,41 +16,10 @@ from edgeq.hardware.target import Target
 from edgeq.model.load import load_model, save_model
 from edgeq.pipeline.job import Built, Job
 from edgeq.progress import SILENT, Progress
+from edgeq.registry import RECOVERIES
 from edgeq.scheme import Scheme
-from edgeq.tune.recover.base import Recovery, Stage, State
-from edgeq.tune.recover.bias import BiasCorrection
-from edgeq.tune.recover.equalize import CrossLayerEqualization
-from edgeq.tune.recover.heads import FloatHead
-from edgeq.tune.recover.ranges import NonlinearRanges
-from edgeq.tune.recover.rounding import WeightRounding
-from edgeq.tune.recover.smoothquant import SmoothQuant
-from edgeq.tune.recover.split_gates import SplitGates
-
-_MORE_GATES = "split-more-gates"
-_STRONGER = {_MORE_GATES: SplitGates.name}
-"""What makes another one needless: it does the same, and more."""
-
-_ALL: tuple[Recovery, ...] = (
-    CrossLayerEqualization(),
-    SmoothQuant(),
-    SplitGates(),
-    SplitGates(_MORE_GATES, share=0.02),
-    FloatHead(),
-    NonlinearRanges(),
-    WeightRounding(),
-    BiasCorrection(),
-)
-
-RECOVERIES: Mapping[str, Recovery] = MappingProxyType({recovery.name: recovery for recovery in _ALL})
-"""All recoveries, in the order in which they are applied, whatever the order in which they are named."""
-
-FREE: tuple[str, ...] = tuple(recovery.name for recovery in _ALL if recovery.free)
-"""Those that cost no time on the device; all together are a good first try."""
-
-
-def recoveries() -> Mapping[str, Recovery]:
-    """All recoveries by name, in the order in which they are applied."""
-    return RECOVERIES
+from edgeq.tune.recover.base import Stage, State
+from edgeq.tune.recover.methods import recoveries
 
 
 class Recoverer:
@@ -95,9 +63,8 @@ class Recoverer:
         return self._apply("artifact", names, state, samples, progress)
 
     def _check(self, scheme: Scheme, names: Sequence[str]) -> Samples:
-        unknown = [name for name in names if name not in RECOVERIES]
-        if unknown:
-            raise UsageError(f"no recovery is called {unknown[0]!r}", f"There are {', '.join(RECOVERIES)}")
+        for name in names:
+            RECOVERIES.check(name)
         if scheme.mode != "static" or self._job.statistics is None:
             raise UsageError("recoveries need a static scheme", "Choose one, or leave the recoveries out")
         if self._job.calibration is None:
@@ -112,8 +79,9 @@ class Recoverer:
         """
         assert self._job.statistics is not None
         start = State(self._job.prepared, self._job.statistics, {}, scheme)
-        stronger = {weak: name for name in names if (weak := _STRONGER.get(name)) in names}
-        wanted = tuple(r.name for r in RECOVERIES.values() if r.stage == "model" and r.name in {*names} - {*stronger})
+        named = {name: recovery for name, recovery in recoveries().items() if name in names}
+        stronger = {r.replaces: name for name, r in named.items() if r.replaces in named}
+        wanted = tuple(name for name, r in named.items() if r.stage == "model" and name not in stronger)
         if not wanted:
             return start
         state = self._made(start.replace(scheme=scheme.replace(exclude=())), wanted, samples, progress)
@@ -135,7 +103,7 @@ class Recoverer:
         return self._models[key]
 
     def _apply(self, stage: Stage, names: Sequence[str], state: State, samples: Samples, progress: Progress) -> State:
-        for recovery in RECOVERIES.values():
+        for recovery in recoveries().values():
             if recovery.stage == stage and recovery.name in names:
                 state = recovery.apply(state, samples, self.place(recovery.name), progress)
         return state

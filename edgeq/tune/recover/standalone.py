@@ -5,17 +5,18 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from edgeq.errors import CheckFailedError, UsageError
+from edgeq.errors import CheckFailedError
 from edgeq.hardware.target import Target
 from edgeq.measure.agreement import compare_sessions
 from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.quantize import Builder
 from edgeq.progress import Progress
+from edgeq.registry import RECOVERIES
 from edgeq.scheme import Scheme
 from edgeq.session import open_session
 from edgeq.tune.float_layers import select_float_layers
 from edgeq.tune.recover.exclude import rank_static
-from edgeq.tune.recover.run import RECOVERIES, Recoverer
+from edgeq.tune.recover.run import Recoverer
 
 _SAMPLES = 16
 
@@ -30,9 +31,8 @@ def recovering(*names: str, min_sqnr_db: float | None = None) -> Builder:
     Raises:
         UsageError: an unknown recovery.
     """
-    unknown = next((name for name in names if name not in RECOVERIES), None)
-    if unknown is not None:
-        raise UsageError(f"no recovery is called {unknown!r}", f"There are {', '.join(RECOVERIES)}")
+    for name in names:
+        RECOVERIES.check(name)
 
     def build(job: Job, target: Target, scheme: Scheme, destination: Path, progress: Progress) -> Built:
         with tempfile.TemporaryDirectory(prefix="edgeq-recover-") as folder:

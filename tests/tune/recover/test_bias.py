@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.bias`: what it takes off is the mean error, where there is one, and nothing else."""
+"""Bias correction: what it takes off is the mean error, where there is one, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from edgeq.progress import SILENT
 from edgeq.tune.recover.artifact import QuantizedFile
 from edgeq.tune.recover.base import State
-from edgeq.tune.recover.bias import BiasCorrection, _Look, shift_of, shrunk
 from edgeq.tune.recover.elementwise import Followers
 from edgeq.tune.recover.layers import find_layers
+from edgeq.tune.recover.methods.bias_correction import BiasCorrection, _Look, shift_of, shrunk
 from edgeq.tune.recover.run import Recoverer
 from tests.tune.recover.nets import SCHEME, FewSamples, Net, few, job_of, noise_db, run, target, two_gates
 

@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.equalize`: the function stays, the noise is what is said, and uneven channels gain."""
+"""Cross-layer equalization: the function stays, the noise is as predicted, and uneven channels gain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from edgeq.model.load import load_model
 from edgeq.scheme import Scheme
-from edgeq.tune.recover.equalize import Channels, best_factor, equalize, find_pairs, noise, observe, scale_pair
+from edgeq.tune.recover.methods.cross_layer_equalization import (
+    Channels,
+    best_factor,
+    equalize,
+    find_pairs,
+    noise,
+    observe,
+    scale_pair,
+)
 from edgeq.tune.recover.run import Recoverer
 from edgeq.tune.recover.scaling import Weights
 from tests.tune.recover.graphs import nets

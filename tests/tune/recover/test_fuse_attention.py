@@ -15,7 +15,7 @@ from edgeq.session import open_session
 from edgeq.tune.recover import fuse_attention as module
 from edgeq.tune.recover.base import State
 from edgeq.tune.recover.fuse_attention import FuseAttention, fuse_attention, may_have_attention, split_unsqueezes
-from edgeq.tune.recover.smoothquant import product_groups
+from edgeq.tune.recover.methods.smoothquant import product_groups
 from tests.backends.networks import operators, prepared, recurrent, sqnr_db
 from tests.tune.recover.encoder import Sentences, encoder
 

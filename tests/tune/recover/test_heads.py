@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.heads`: tails that join boxes and scores are found by what they are; ordinary joins are not."""
+"""Float head: tails that join boxes and scores are found by what they are; ordinary joins are not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnx import numpy_helper
 
 from edgeq.calibrate.ranges import Range
 from edgeq.measure.kernels import kernel_times
-from edgeq.tune.recover.heads import find_heads
+from edgeq.tune.recover.methods.float_head import find_heads
 from edgeq.tune.recover.run import Recoverer
 from tests.tune.recover.nets import SCHEME, Net, few, job_of, run, target
 

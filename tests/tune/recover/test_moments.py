@@ -9,8 +9,8 @@ import pytest
 
 from edgeq.tune.recover import moments as module
 from edgeq.tune.recover.layers import Layer, find_layers
+from edgeq.tune.recover.methods.weight_rounding import damped
 from edgeq.tune.recover.moments import layer_moments, spread
-from edgeq.tune.recover.rounding import damped
 from tests.tune.recover.graphs import tensors_of
 from tests.tune.recover.nets import FewSamples, Net, few
 

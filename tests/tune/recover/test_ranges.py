@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.ranges`: which tensors get another range, and that outputs gain."""
+"""`edgeq.tune.recover.methods.nonlinear_ranges`: which tensors get another range, and that outputs gain."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from onnx import numpy_helper
 
 from edgeq.progress import SILENT
-from edgeq.tune.recover.ranges import NonlinearRanges
+from edgeq.tune.recover.methods.nonlinear_ranges import NonlinearRanges
 from edgeq.tune.recover.run import Recoverer
 from tests.tune.recover.nets import SCHEME, Net, few, job_of, noise_db, target
 

@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.rounding` against trying everything, and on a network."""
+"""`edgeq.tune.recover.methods.weight_rounding` against trying everything, and on a network."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from onnx import numpy_helper
 from edgeq.progress import SILENT
 from edgeq.tune.recover.artifact import QuantizedFile
 from edgeq.tune.recover.layers import find_layers
+from edgeq.tune.recover.methods.weight_rounding import damped, round_rows, weight_limits
 from edgeq.tune.recover.moments import layer_moments
-from edgeq.tune.recover.rounding import damped, round_rows, weight_limits
 from edgeq.tune.recover.run import Recoverer
 from tests.tune.recover.nets import SCHEME, few, job_of, noise_db, target, two_gates
 

@@ -8,19 +8,32 @@ from pathlib import Path
 import pytest
 
 from edgeq.errors import UsageError
-from edgeq.tune.recover import FREE, RECOVERIES, Recoverer, recover, recoveries
+from edgeq.tune.recover import Recoverer, recover, recoveries
+from edgeq.tune.recover.methods import recovery_groups
 from tests.tune.recover.nets import SCHEME, few, job_of, noise_db, target, two_gates, uneven
 
 SHAPE = [1, 3, 12, 12]
+RECOVERIES = recoveries()
 STAGES = ("model", "ranges", "artifact")
 
 
 def test_recoveries_stand_in_the_order_of_their_stages() -> None:
-    assert recoveries() is RECOVERIES
+    assert tuple(RECOVERIES) == (
+        "cross-layer-equalization",
+        "smoothquant",
+        "split-gates",
+        "split-more-gates",
+        "float-head",
+        "nonlinear-ranges",
+        "weight-rounding",
+        "bias-correction",
+    )
     stages = [STAGES.index(recovery.stage) for recovery in RECOVERIES.values()]
     assert stages == sorted(stages)
     assert all(name == recovery.name and recovery.title for name, recovery in RECOVERIES.items())
-    assert set(FREE) == {name for name, recovery in RECOVERIES.items() if recovery.free}
+    free, *others = recovery_groups()
+    assert set(free) == {name for name, recovery in RECOVERIES.items() if recovery.free}
+    assert others == [("split-gates",), ("split-more-gates",), ("float-head",)]
 
 
 def test_all_together_help_and_are_told_of(tmp_path: Path) -> None:
@@ -69,7 +82,7 @@ def test_models_are_made_once_for_each_scheme_that_matters(tmp_path: Path) -> No
 
 def test_what_cannot_be(tmp_path: Path) -> None:
     job = job_of(two_gates(), tmp_path, few(2, SHAPE))
-    with pytest.raises(UsageError, match="no recovery is called 'magic'"):
+    with pytest.raises(UsageError, match="unknown recovery 'magic'"):
         recover(job, target(), SCHEME, ("magic",), tmp_path / "q.onnx")
     with pytest.raises(UsageError, match="static"):
         recover(job, target(), SCHEME.replace(mode="dynamic"), ("bias-correction",), tmp_path / "q.onnx")

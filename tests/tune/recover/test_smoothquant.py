@@ -13,7 +13,7 @@ from edgeq.progress import SILENT
 from edgeq.scheme import Scheme
 from edgeq.session import open_session
 from edgeq.tune.recover.base import State
-from edgeq.tune.recover.smoothquant import Observed, SmoothQuant, best_factor, product_groups, smooth
+from edgeq.tune.recover.methods.smoothquant import Observed, SmoothQuant, best_factor, product_groups, smooth
 from tests.backends.networks import operators, sqnr_db
 from tests.tune.recover.encoder import Sentences, encoder
 

@@ -14,10 +14,13 @@ from edgeq.cli import group
 from edgeq.cli.quantize import command
 from edgeq.errors import CheckFailedError, UsageError
 from edgeq.pipeline.quantize import Quantized
-from edgeq.tune.recover import RECOVERIES
+from edgeq.tune.recover import recoveries
 from tests.tune.recover.nets import few, two_gates, uneven
 
 SHAPE = [1, 3, 12, 12]
+
+
+RECOVERIES = recoveries()
 
 
 @pytest.fixture
@@ -75,7 +78,7 @@ def test_what_cannot_be_reached_is_said_with_what_can(workspace: Path) -> None:
 
 
 def test_unknown_names_are_refused_before_anything_is_done() -> None:
-    with pytest.raises(UsageError, match="no recovery is called 'magic'"):
+    with pytest.raises(UsageError, match="unknown recovery 'magic'"):
         edgeq.recovering("bias-correction", "magic")
 
 

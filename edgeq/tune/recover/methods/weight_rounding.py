@@ -24,7 +24,7 @@ from edgeq.data.samples import Samples
 from edgeq.model.load import load_model
 from edgeq.progress import Progress
 from edgeq.tune.recover.artifact import IntegerLayer, QuantizedFile
-from edgeq.tune.recover.base import Stage, State
+from edgeq.tune.recover.base import Recovery, Stage, State
 from edgeq.tune.recover.layers import Floats, find_layers
 from edgeq.tune.recover.moments import Moments, layer_moments
 
@@ -34,13 +34,14 @@ _SWEEPS = 1
 
 
 @dataclass(frozen=True)
-class WeightRounding:
+class WeightRounding(Recovery):
     """The recovery: re-rounded weights, their mean error in the bias. The nodes stay as they are."""
 
     name: str = "weight-rounding"
     title: str = "weights rounded for the least error of each layer's output"
     stage: Stage = "artifact"
     free: bool = True
+    order = 70
 
     def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
         """Raises:
@@ -186,3 +187,6 @@ def weight_limits(weight_type: str, reduce_range: bool) -> tuple[int, int]:
 
 def _squared(errors: Floats, metric: Floats) -> Floats:
     return np.asarray(np.einsum("gmk,gmk->gm", errors @ metric, errors), np.float64)
+
+
+RECOVERY = WeightRounding()

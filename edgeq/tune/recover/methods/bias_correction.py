@@ -33,7 +33,7 @@ from edgeq.graph.convert import from_proto
 from edgeq.model.load import load_model
 from edgeq.progress import Progress
 from edgeq.tune.recover.artifact import IntegerLayer, QuantizedFile
-from edgeq.tune.recover.base import Stage, State
+from edgeq.tune.recover.base import Recovery, Stage, State
 from edgeq.tune.recover.elementwise import Followers, Function
 from edgeq.tune.recover.expand import expanded
 from edgeq.tune.recover.layers import Floats, Layer, find_layers
@@ -52,13 +52,14 @@ _FLAT = 0.02
 
 
 @dataclass(frozen=True)
-class BiasCorrection:
+class BiasCorrection(Recovery):
     """The recovery. The nodes stay as they are."""
 
     name: str = "bias-correction"
     title: str = "mean error of each layer's output taken off in its bias"
     stage: Stage = "artifact"
     free: bool = True
+    order = 80
 
     def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
         """Raises:
@@ -190,3 +191,6 @@ def _float_means(
             collected[look.layer.name].append(look.means(look.table(value)))
             largest = max(largest, value.nbytes)
     return {name: np.stack(rows) for name, rows in collected.items()}, largest
+
+
+RECOVERY = BiasCorrection()

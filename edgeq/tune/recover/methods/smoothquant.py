@@ -29,7 +29,7 @@ from edgeq.graph.convert import from_proto
 from edgeq.model.load import load_model, model_digest, read_model, save_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.progress import SILENT, Progress
-from edgeq.tune.recover.base import Stage, State
+from edgeq.tune.recover.base import Recovery, Stage, State
 
 ALPHAS = (0.5, 0.65, 0.8, 0.95)
 LEAST_GAIN_DB = 1.0
@@ -41,11 +41,13 @@ _COLUMNS = 512
 Floats = NDArray[np.float32]
 
 
-class SmoothQuant:
+class SmoothQuant(Recovery):
     name = "smoothquant"
     title = "outlier channels of matrix products moved into the weights"
     stage: Stage = "model"
     free = False
+    order = 20
+    searched = False
 
     def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
         """See `Recovery.apply`. Statistics and ranges of `state` are of the old model afterwards."""
@@ -298,3 +300,6 @@ def _matrix(weights: Mapping[str, onnx.TensorProto], name: str, flip: bool) -> F
     """[channels, outputs]"""
     values: Floats = numpy_helper.to_array(weights[name])
     return values.T if flip else values
+
+
+RECOVERY = SmoothQuant()

@@ -28,9 +28,9 @@ from edgeq.data.samples import Samples
 from edgeq.model.load import load_model, model_digest, read_model, save_model
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
-from edgeq.tune.recover.base import Stage, State
+from edgeq.tune.recover.base import Recovery, Stage, State
 from edgeq.tune.recover.layers import Floats, Layer, find_layers
-from edgeq.tune.recover.rounding import weight_limits
+from edgeq.tune.recover.methods.weight_rounding import weight_limits
 from edgeq.tune.recover.sampled_values import channel_extrema, drawn_rows
 from edgeq.tune.recover.scaling import Weights, input_channels, only_layers, spread_over_taps
 from edgeq.tune.recover.uses import readers
@@ -47,13 +47,14 @@ _CUT = 1 - 1e-6
 
 
 @dataclass(frozen=True)
-class CrossLayerEqualization:
+class CrossLayerEqualization(Recovery):
     """The recovery. The nodes stay as they are."""
 
     name: str = "cross-layer-equalization"
     title: str = "channels between two layers scaled for the least noise of both and of the tensor"
     stage: Stage = "model"
     free: bool = True
+    order = 10
 
     def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
         """Raises:
@@ -262,3 +263,6 @@ def _normalised(factor: Floats) -> Floats:
     safe = np.where(alive, factor, 1.0)
     middle = np.exp(np.log(safe[alive]).mean())
     return np.where(alive, np.clip(safe / middle, 1 / _WIDEST, _WIDEST), 1.0)
+
+
+RECOVERY = CrossLayerEqualization()

@@ -21,13 +21,13 @@ from edgeq.calibrate.range_method import grid_of
 from edgeq.data.samples import Samples
 from edgeq.model.load import load_model, model_digest, read_model, save_model
 from edgeq.progress import Progress
-from edgeq.tune.recover.base import Stage, State
+from edgeq.tune.recover.base import Recovery, Stage, State
 from edgeq.tune.recover.gate_plans import plan_gates, worth_it
 from edgeq.tune.recover.gates import VALUE, find_gates, split_all
 
 
 @dataclass(frozen=True)
-class SplitGates:
+class SplitGates(Recovery):
     """The recovery: gates are split while one causes at least `share` of the error of all gates.
 
     Every split costs a convolution.
@@ -37,7 +37,9 @@ class SplitGates:
     title: str = "layers before x * g(x) computed twice, each with a range of its own and scaled channels"
     stage: Stage = "model"
     free: bool = False
+    order = 30
     share: float = 0.1
+    replaces: str = ""
 
     def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
         """Raises:
@@ -63,3 +65,6 @@ class SplitGates:
         return state.replace(
             prepared=prepared, ranges={**state.ranges, **ranges}, changed=state.changed | changed
         ).note(f"{self.name}: {len(chosen)} of {len(gates)} gates split: {names}")
+
+
+RECOVERY = SplitGates()

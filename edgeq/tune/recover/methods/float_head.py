@@ -21,7 +21,7 @@ from edgeq.data.samples import Samples
 from edgeq.graph.operators import DATA_MOVEMENT
 from edgeq.model.load import load_model
 from edgeq.progress import Progress
-from edgeq.tune.recover.base import Stage, State
+from edgeq.tune.recover.base import Recovery, Stage, State
 from edgeq.tune.recover.elementwise import Followers
 from edgeq.tune.recover.uses import readers
 
@@ -33,13 +33,14 @@ _MOVES = DATA_MOVEMENT - {"MaxPool", "Resize"} | {"Cast", "Concat"}
 
 
 @dataclass(frozen=True)
-class FloatHead:
+class FloatHead(Recovery):
     """The recovery: such tails, and the activation functions right before them, are left out of quantization."""
 
     name: str = "float-head"
     title: str = "tails that join boxes and scores in one tensor kept in float"
     stage: Stage = "ranges"
     free: bool = False
+    order = 50
 
     def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
         del samples, workdir, progress
@@ -94,3 +95,6 @@ def _moved_from(tensor: str, makers: Mapping[str, onnx.NodeProto]) -> list[onnx.
 def _data(node: onnx.NodeProto) -> list[str]:
     """What a node that moves data moves: its first input, but all of a Concat's. The others are shapes and indices."""
     return list(node.input) if node.op_type == "Concat" else list(node.input[:1])
+
+
+RECOVERY = FloatHead()

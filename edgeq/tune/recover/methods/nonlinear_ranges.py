@@ -10,19 +10,20 @@ from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.model.load import load_model
 from edgeq.progress import Progress
-from edgeq.tune.recover.base import Stage, State
+from edgeq.tune.recover.base import Recovery, Stage, State
 from edgeq.tune.recover.elementwise import Followers
 from edgeq.tune.recover.nonlinear import range_behind
 
 
 @dataclass(frozen=True)
-class NonlinearRanges:
+class NonlinearRanges(Recovery):
     """Ranges of tensors in front of an activation function, for the least error behind it."""
 
     name: str = "nonlinear-ranges"
     title: str = "ranges before activation functions that spend no steps on what the function flattens"
     stage: Stage = "ranges"
     free: bool = True
+    order = 60
 
     def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
         del samples, workdir
@@ -42,3 +43,6 @@ class NonlinearRanges:
         return state.replace(ranges={**state.ranges, **chosen}).note(
             f"{self.name}: {len(chosen)} ranges chosen for the least error behind the function that follows"
         )
+
+
+RECOVERY = NonlinearRanges()

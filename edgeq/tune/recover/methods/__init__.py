@@ -1,0 +1,35 @@
+"""The accuracy recoveries by name: one file each, with its object `RECOVERY`; plug-ins add theirs by an entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import get_args
+
+from edgeq.registry import RECOVERIES, Registry
+from edgeq.tune.recover.base import Recovery, Stage
+
+REGISTRY: Registry[Recovery] = Registry(
+    RECOVERIES, lambda found: isinstance(found, Recovery), "edgeq.tune.recover.base.Recovery"
+)
+
+
+def recoveries() -> Mapping[str, Recovery]:
+    """All recoveries by name, in the order in which they are applied, whatever the order in which they are named.
+
+    Raises:
+        UsageError: one of a plug-in is broken.
+    """
+    stages = get_args(Stage)
+    found = sorted((r for _, r in REGISTRY.items()), key=lambda r: (stages.index(r.stage), r.order, r.name))
+    return {recovery.name: recovery for recovery in found}
+
+
+def recovery_groups() -> tuple[tuple[str, ...], ...]:
+    """Names of the recoveries in groups, in the order in which tuning tries them.
+
+    First all that cost no time on the device, together; then the others one by one, but for those that other
+    candidates have already (`Recovery.searched`).
+    """
+    found = recoveries()
+    free = tuple(name for name, recovery in found.items() if recovery.free)
+    return (free, *((name,) for name, recovery in found.items() if recovery.searched and not recovery.free))

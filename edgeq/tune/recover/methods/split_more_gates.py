@@ -1,0 +1,7 @@
+"""Splitting of gates down to a smaller share of the error: more convolutions, less noise."""
+
+from __future__ import annotations
+
+from edgeq.tune.recover.methods.split_gates import SplitGates
+
+RECOVERY = SplitGates("split-more-gates", share=0.02, replaces=SplitGates.name)
