@@ -25,10 +25,22 @@ import difflib
 import math
 import re
 import tomllib
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path, PurePath
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Generic,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
 import msgspec
 import numpy as np
@@ -39,6 +51,21 @@ from msgspec import inspect
 from edgeq.errors import EdgeqError
 
 T = TypeVar("T")
+
+Finite = Annotated[float, msgspec.Meta(ge=-1e200, le=1e200)]
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e200)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e200)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+if TYPE_CHECKING:
+    NullIsInfinite = float
+else:
+
+    class NullIsInfinite(float):
+        """A float that may be infinite: it is written as null, which is read back as infinity."""
+
+
 Metadata = Mapping[str, Any]
 
 NOT_WRITTEN: Metadata = MappingProxyType({"record": "left out"})
@@ -110,6 +137,8 @@ def plain(value: Any) -> Any:
         return int(value)
     if hasattr(value, "__record__"):
         return plain(value.__record__())
+    if hasattr(value, "to_dict"):  # the device side, which stands alone
+        return value.to_dict()
     if dataclasses.is_dataclass(value):
         return dict(_items(value))
     raise TypeError(f"{type(value).__qualname__} is no record")
@@ -163,6 +192,49 @@ def parse(
         return msgspec.convert(data, kind, dec_hook=_decode)
     except msgspec.ValidationError as problem:
         raise _explained(str(problem), data, kind, where, error) from problem
+
+
+def salvage(data: Any, kind: Any) -> Any:
+    """What can be read of untrusted data: like `parse`, but a value that is not as it should be is left out, in a field
+    with its default, in a list or mapping altogether.
+
+    Raises:
+        ValueError: nothing of it can be read: it is of the wrong type, or what `kind` requires is not good.
+    """
+    try:
+        return msgspec.convert(data, kind, dec_hook=_decode)
+    except (msgspec.ValidationError, RecursionError):
+        while get_origin(kind) is Annotated:
+            kind = get_args(kind)[0]
+        origin, inner = get_origin(kind), get_args(kind)
+        if origin in (Union, types.UnionType) and type(None) in inner:
+            return salvage(data, Union[tuple(i for i in inner if i is not type(None))])  # noqa: UP007
+        if dataclasses.is_dataclass(kind) and isinstance(data, Mapping):
+            hints = get_type_hints(kind, include_extras=True)
+            known = {f.name: hints[f.name] for f in dataclasses.fields(kind) if f.name in data}
+            found = dict(_salvaged((name, data[name], hint) for name, hint in known.items()))
+            missing = [f.name for f in dataclasses.fields(kind) if f.name not in found and _required(f)]
+            if missing:
+                raise
+            return kind(**found)  # type: ignore[operator]
+        if isinstance(data, Mapping) and isinstance(origin, type) and issubclass(origin, Mapping):
+            return dict(_salvaged((key, value, inner[1]) for key, value in data.items() if isinstance(key, str)))
+        if isinstance(data, list | tuple) and origin in (tuple, list):
+            return origin(value for _, value in _salvaged(("", item, inner[0]) for item in data))
+        raise
+
+
+def _salvaged(items: Iterable[tuple[str, Any, Any]]) -> Iterator[tuple[str, Any]]:
+    for name, value, kind in items:
+        try:
+            found = salvage(value, kind)
+        except ValueError:
+            continue
+        yield name, found
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def read_json(path: Path, kind: type[T], error: type[EdgeqError], fix: str) -> T:
@@ -223,7 +295,9 @@ def suggest(given: str, known: Iterable[str]) -> str:
 def _decode(kind: type, value: Any) -> Any:
     if issubclass(kind, PurePath) and isinstance(value, str):
         return kind(value)
-    raise NotImplementedError
+    if kind is NullIsInfinite and (value is None or (isinstance(value, int | float) and not isinstance(value, bool))):
+        return kind(math.inf if value is None else value)
+    raise ValueError(f"Expected `{'float | null' if kind is NullIsInfinite else 'str'}`, got `{type(value).__name__}`")
 
 
 Place = tuple[str, ...]

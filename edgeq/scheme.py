@@ -58,7 +58,7 @@ class Scheme:
     reduce_range: bool = False
     fit_pairs: bool = False
     method: str = "minmax"
-    method_options: Mapping[str, float] = field(default_factory=dict)
+    method_options: Mapping[str, int | float] = field(default_factory=dict)
     op_types: tuple[str, ...] | None = None
     exclude: tuple[str, ...] = ()
     dynamic_weight_types: Mapping[str, IntegerType] = field(default_factory=dict)
@@ -117,29 +117,6 @@ class Scheme:
     def fields(self) -> dict[str, Any]:
         """Every field with its value: what `replace` takes to make another scheme this one."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, every field, in declaration order."""
-        plain: dict[str, Any] = {}
-        for f in dataclasses.fields(self):
-            value = getattr(self, f.name)
-            plain[f.name] = (
-                dict(value) if isinstance(value, Mapping) else list(value) if isinstance(value, tuple) else value
-            )
-        return plain
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Scheme:
-        """The inverse of `to_dict`; also reads a profile's [scheme] table. Unknown keys are refused by name."""
-        known = {f.name for f in dataclasses.fields(cls)}
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise UsageError(f"unknown scheme field {unknown[0]!r}", f"Known fields: {', '.join(sorted(known))}")
-        plain = dict(values)
-        for name in ("op_types", "exclude", "stored_types"):
-            if plain.get(name) is not None:
-                plain[name] = tuple(plain[name])
-        return cls(**plain)
 
 
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:

@@ -14,6 +14,7 @@ from edgeq_device.options import ignore_options_in_models
 from edgeq_device.spinning import BRIEF_SPIN
 
 from edgeq.errors import RuntimeUnavailableError
+from edgeq.records import NOT_WRITTEN
 
 OptimizationLevel = Literal["none", "basic", "extended", "all"]
 
@@ -35,8 +36,8 @@ class SessionSettings:
     config: Mapping[str, str] = field(default_factory=dict)
     intra_op_threads: int = 0
     optimization: OptimizationLevel = "all"
-    save_optimized_to: Path | None = None
-    profile_prefix: Path | None = None
+    save_optimized_to: Path | None = field(default=None, metadata=NOT_WRITTEN)
+    profile_prefix: Path | None = field(default=None, metadata=NOT_WRITTEN)
 
 
 def onnxruntime() -> Any:

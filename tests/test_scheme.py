@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeq.errors import UsageError
+from edgeq.records import parse, plain
 from edgeq.registry import METHODS
 from edgeq.scheme import BLOCK_SIZES, WEIGHT_BITS, Format, IntegerType, Mode, Scheme
 
@@ -38,7 +39,7 @@ schemes = st.builds(
 
 @given(schemes)
 def test_round_trip_through_json(scheme: Scheme) -> None:
-    assert Scheme.from_dict(json.loads(json.dumps(scheme.to_dict()))) == scheme
+    assert parse(json.loads(json.dumps(plain(scheme))), Scheme, "s") == scheme
 
 
 @given(schemes)
@@ -53,16 +54,16 @@ def test_order_and_repetition_of_names_do_not_matter(nodes: tuple[str, ...]) -> 
 
 
 def test_profiles_and_records_written_before_a_field_existed_are_read() -> None:
-    plain = Scheme().to_dict()
+    record = plain(Scheme())
     for field in ("stored_types", "weight_bits", "block_size"):
-        del plain[field]
-    assert Scheme.from_dict(plain) == Scheme()
+        del record[field]
+    assert parse(record, Scheme, "s") == Scheme()
 
 
 @pytest.mark.parametrize(("field", "value"), [("weight_bits", 3), ("block_size", 100), ("mode", "weights")])
 def test_values_of_the_weight_only_mode(field: str, value: object) -> None:
     with pytest.raises(UsageError, match=f"scheme {field} is {value!r}"):
-        Scheme.from_dict({field: value})
+        Scheme(**{field: value})
 
 
 def test_replace_keeps_false() -> None:
@@ -103,5 +104,5 @@ def test_a_bad_value_is_named_with_what_it_can_be(field: str, value: Any) -> Non
 
 def test_an_unknown_field_is_named() -> None:
     with pytest.raises(UsageError, match="per_chanel") as caught:
-        Scheme.from_dict({"per_chanel": True})
+        parse({"per_chanel": True}, Scheme, "s", UsageError, unknown_keys=False)
     assert "per_channel" in caught.value.fix

@@ -30,7 +30,7 @@ class Shown:
     statistics: Statistics
     ranges: dict[str, dict[str, Range]]
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         """Stable keys, plain values."""
         tensors = []
         for name, tensor in self.statistics.tensors.items():

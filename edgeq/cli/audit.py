@@ -59,7 +59,7 @@ def command(
         config=dict(entry.split("=", 1) for entry in config),
         progress=printer.progress(),
     )
-    printer.result(result.to_dict(), lambda console: _draw(console, result, verbose=printer.verbose))
+    printer.result(result, lambda console: _draw(console, result, verbose=printer.verbose))
 
 
 def _draw(console: Console, result: Audited, *, verbose: bool) -> None:

@@ -67,4 +67,4 @@ def command(
         settings = parse_settings(**options)
         data = BenchData(source, preprocess, count, parse_shapes(shapes))
     found = bench(model, against=against, variant=variant, data=data, settings=settings, progress=printer.progress())
-    printer.result(found.to_dict(), lambda console: click.echo(found.text(verbose=printer.verbose)))
+    printer.result(found, lambda console: click.echo(found.text(verbose=printer.verbose)))

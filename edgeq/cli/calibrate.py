@@ -98,13 +98,12 @@ def show(printer: Printer, path: Path, svg: Path | None, force: bool, **options:
     native TensorRT cache.
     """
     from edgeq.calibrate.plot import write_svg
-    from edgeq.calibrate.show import Shown, open_shown
+    from edgeq.calibrate.show import open_shown
 
     shown = open_shown(path, options["tensors"], options["activation_type"], symmetric=options["symmetric"])
     if svg is not None:
         write_svg(shown, svg, force=force)
-    plain = shown.to_dict() if isinstance(shown, Shown) else shown
-    printer.result(plain, lambda console: _draw(console, shown, plotted=bool(options["tensors"])))
+    printer.result(shown, lambda console: _draw(console, shown, plotted=bool(options["tensors"])))
 
 
 def _plain(statistics: Statistics, output: Path) -> dict[str, Any]:

@@ -44,8 +44,7 @@ def command(printer: Printer, a: Path, b: Path, **options: Any) -> None:
     task = TaskOptions(**{name: options.pop(name) for name in ("annotations", "decoder", "class_offset")})
     request = CompareRequest(a, b, options=task, timed=not options.pop("no_timing"), **options)
     found = compare(request, progress=printer.progress())
-    plain = {**found.to_dict(), "verdict": list(found.verdict())}
-    printer.result(plain, lambda console: _draw(console, found))
+    printer.result(found, lambda console: _draw(console, found))
 
 
 def _draw(console: Console, found: Comparison) -> None:

@@ -43,4 +43,4 @@ def command(printer: Printer, memory: str | None, **options: Any) -> None:
 
     limit = parse_bytes(memory) if memory is not None else None
     found = diagnose(debug_request({**options, "memory": limit}), progress=printer.progress())
-    printer.result(found.to_dict(), lambda console: draw_diagnosis(console, found, verbose=printer.verbose))
+    printer.result(found, lambda console: draw_diagnosis(console, found, verbose=printer.verbose))

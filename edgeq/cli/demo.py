@@ -25,7 +25,7 @@ def command(printer: Printer, output: Path, force: bool) -> None:
     from edgeq.pipeline.demo import demonstrate
 
     result = demonstrate(output, force=force, progress=printer.progress())
-    printer.result(result.to_dict(), lambda console: _draw(console, result, verbose=printer.verbose))
+    printer.result(result, lambda console: _draw(console, result, verbose=printer.verbose))
 
 
 def _draw(console: Console, result: Demonstration, *, verbose: bool) -> None:

@@ -29,4 +29,4 @@ def command(printer: Printer) -> None:
         for line in lines:
             console.print(line, markup=False)
 
-    printer.result({"machine": machine.to_dict(), "match": match.to_dict()}, human)
+    printer.result({"machine": machine, "match": match}, human)

@@ -27,7 +27,7 @@ def command(printer: Printer, gpu: bool) -> None:
     from edgeq.pipeline.doctor import doctor
 
     found = doctor(gpu=gpu, progress=printer.progress())
-    printer.result(found.to_dict(), lambda console: _draw(console, found))
+    printer.result(found, lambda console: _draw(console, found))
     found.check(gpu=gpu)
 
 

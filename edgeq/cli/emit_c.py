@@ -45,7 +45,7 @@ def command(printer: Printer, program: Path, output: Path, **options: Any) -> No
 
     data = Data(options.pop("data"), options.pop("preprocess"))
     result = emit_c(program, data, output, progress=printer.progress(), **options)
-    printer.result(result.to_dict(), lambda console: _draw(console, result))
+    printer.result(result, lambda console: _draw(console, result))
 
 
 def _draw(console: Console, result: Emitted) -> None:

@@ -40,7 +40,7 @@ def setup(
     result = make(
         machine, sysroot=sysroot, onnxruntime=onnxruntime, sources=sources, force=force, progress=printer.progress()
     )
-    printer.result(result.to_dict(), lambda console: _draw(console, result.lines()))
+    printer.result(result, lambda console: _draw(console, result.lines()))
 
 
 @command.command()
@@ -51,7 +51,7 @@ def status(printer: Printer) -> None:
     from edgeq.pipeline.simulators import SIMULATORS
 
     result = look(SIMULATORS)
-    printer.result(result.to_dict(), lambda console: _draw(console, result.lines(verbose=printer.verbose)))
+    printer.result(result, lambda console: _draw(console, result.lines(verbose=printer.verbose)))
 
 
 def _draw(console: Console, lines: list[str]) -> None:

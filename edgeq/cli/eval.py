@@ -57,10 +57,10 @@ def command(printer: Printer, **options: Any) -> None:
     request = request_from_options(options)
     if trial:
         tried = try_preprocess(request, progress=printer.progress())
-        printer.result(tried.to_dict(), lambda console: _draw_trial(console, tried))
+        printer.result(tried, lambda console: _draw_trial(console, tried))
     else:
         found = run_evaluation(request, progress=printer.progress())
-        printer.result(found.to_dict(), lambda console: _draw(console, found))
+        printer.result(found, lambda console: _draw(console, found))
 
 
 def _draw_trial(console: Console, trial: Trial) -> None:

@@ -34,7 +34,7 @@ def command(model: Path, targets: tuple[str, ...], printer: Printer) -> None:
 
     resolved = [resolve(name) for name in targets or ("auto",)]
     report = inspect_model(model, [(t.name, t.backend) for t in resolved], progress=printer.progress())
-    printer.result(report.to_dict(), lambda console: _show(report, console, verbose=printer.verbose))
+    printer.result(report, lambda console: _show(report, console, verbose=printer.verbose))
 
 
 def _show(report: ModelReport, console: Console, *, verbose: bool) -> None:

@@ -53,7 +53,7 @@ def command(printer: Printer, model: Path, targets: tuple[str, ...], output: Pat
     extra["emulate"] = not options.pop("no_emulate")
     arguments = build_arguments(options)
     result = package(model, output=output, targets=targets, progress=printer.progress(), **extra, **arguments)
-    printer.result(result.to_dict(), lambda console: _draw(console, result, verbose=printer.verbose))
+    printer.result(result, lambda console: _draw(console, result, verbose=printer.verbose))
 
 
 def _draw(console: Console, result: Packaged, *, verbose: bool) -> None:

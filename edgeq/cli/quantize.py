@@ -61,7 +61,7 @@ def command(
     builder = recovering(*recover, min_sqnr_db=min_sqnr) if recover or min_sqnr is not None else None
     arguments = build_arguments(options)
     result = quantize(model, output=output, target=target, builder=builder, progress=printer.progress(), **arguments)
-    printer.result(result.to_dict(), lambda console: _draw(console, result, verbose=printer.verbose))
+    printer.result(result, lambda console: _draw(console, result, verbose=printer.verbose))
 
 
 def _draw(console: Console, result: Quantized, *, verbose: bool) -> None:

@@ -42,16 +42,16 @@ def command(
     from edgeq.report.bundle import report_bundle
 
     result = report_bundle(bundle, output, measure=measure, variant=variant, force=force, progress=printer.progress())
-    printer.result(result.to_dict(), lambda console: _draw(console, result))
+    printer.result(result, lambda console: _draw(console, result))
     if opened:
         click.launch(str(result.page.absolute()))
 
 
 def _draw(console: Console, result: Reported) -> None:
-    plain = result.to_dict()
-    console.print(plain["verdict"], markup=False)
-    for figure in plain["figures"]:
-        console.print(f"  {figure['name']}: {figure['value']}  {figure['note']}".rstrip(), markup=False)
-    for warning in plain["warnings"]:
+    verdict = result.verdict
+    console.print(verdict.sentence, markup=False)
+    for figure in verdict.figures:
+        console.print(f"  {figure.label}: {figure.value}  {figure.note}".rstrip(), markup=False)
+    for warning in verdict.warnings:
         console.print(f"warning: {warning}", markup=False, style="yellow")
     console.print(f"report: {result.page}", markup=False)

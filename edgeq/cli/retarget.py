@@ -72,4 +72,4 @@ def command(
         for key, value in result.session_options.items():
             console.print(f"run it with the session option {key}={value}", markup=False)
 
-    printer.result(result.to_dict(), human)
+    printer.result(result, human)

@@ -63,7 +63,7 @@ def command(printer: Printer, model: Path, output: Path, dry_run: bool, **option
     if dry_run:
         named = {name: arguments[name] for name in ("data", "statistics", "target")}
         steps = plan(model, **named, goal=goal, progress=printer.progress())
-        printer.result(steps.to_dict(), lambda console: _draw_plan(console, steps))
+        printer.result(steps, lambda console: _draw_plan(console, steps))
         return
     try:
         result = tune(model, output=output, goal=goal, progress=printer.progress(), **arguments)
@@ -71,7 +71,7 @@ def command(printer: Printer, model: Path, output: Path, dry_run: bool, **option
         found = error.record
         printer.result(found, lambda console: _draw(console, found, verbose=printer.verbose))
         raise
-    printer.result(result.to_dict(), lambda console: _draw_result(console, result, verbose=printer.verbose))
+    printer.result(result, lambda console: _draw_result(console, result, verbose=printer.verbose))
 
 
 def _draw_result(console: Console, result: Tuned, *, verbose: bool) -> None:

@@ -48,7 +48,7 @@ def command(bundle: Path, variant: str | None, printer: Printer, **options: Any)
         found = verify_on(
             probing_of_options(bundle, variant, options), simulators=SIMULATORS, progress=printer.progress()
         )
-        printer.result(found.to_dict(), lambda console: _draw(console, summary(found.checks)))
+        printer.result(found, lambda console: _draw(console, summary(found.checks)))
         found.check()
         return
 
@@ -59,7 +59,7 @@ def command(bundle: Path, variant: str | None, printer: Printer, **options: Any)
 
     refuse_without_target(options)
     report = verify_bundle(bundle, variant=variant, progress=printer.progress())
-    printer.result(report.to_dict(), lambda console: _draw(console, report_lines(report)))
+    printer.result(report, lambda console: _draw(console, report_lines(report)))
     check_report(report)
 
 

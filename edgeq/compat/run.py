@@ -13,6 +13,7 @@ import click
 
 from edgeq.compat._command import SETTINGS, PrintedProgress, images_or_arrays, one_line_errors, switch
 from edgeq.compat.readers import RESNET50
+from edgeq.records import plain
 
 _FORMATS = ("QDQ", "QOperator")
 
@@ -60,7 +61,7 @@ def run(
             force=True,
             progress=PrintedProgress(),
         )
-    proof = result.proof.to_dict()
+    proof = plain(result.proof)
     lines = [f"Calibrated and quantized model saved: {output_model} ({result.scheme.title})"]
     if proof["speed"] is not None:
         latency = proof["speed"]["latency"]

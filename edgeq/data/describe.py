@@ -6,6 +6,7 @@ from typing import Any
 
 from edgeq.data.preprocess import Preprocess, load_preprocess, names
 from edgeq.data.steps import REGISTRY
+from edgeq.records import plain
 
 FILTERS = "FILTER is nearest, box, bilinear (default), hamming, bicubic or lanczos; ROUNDING defaults to floor"
 
@@ -45,5 +46,5 @@ def show_preprocessing(name: str) -> dict[str, Any]:
         "name": loaded.name,
         "title": loaded.title,
         "arithmetic": list(loaded.arithmetic()),
-        "spec": loaded.to_dict(),
+        "spec": plain(loaded),
     }

@@ -23,6 +23,7 @@ from edgeq.data.spec import Spec, parse_spec, parse_text
 from edgeq.data.state import Array, Geometry, Picture, State, assumed_axes
 from edgeq.data.steps import is_step
 from edgeq.errors import DataError
+from edgeq.records import plain
 from edgeq.signature import TensorSpec
 
 MAX_SPEC_BYTES = 1 << 20
@@ -93,11 +94,11 @@ class Preprocess:
         """Whether one raw item surely becomes one row of the batch."""
         return self.spec is not None and all(step.one_row for step in self.spec.steps)
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         """Plain data. A declarative one is read back by `load_preprocess`; a function is named, not stored."""
         if self.spec is not None:
-            return {"name": self.name, **self.spec.to_dict()}
-        return {"name": self.name, "function": dict(self.identity), "source": self.source.to_dict()}
+            return {"name": self.name, **plain(self.spec)}
+        return {"name": self.name, "function": self.identity, "source": self.source}
 
     def arithmetic(self) -> tuple[str, ...]:
         """What is done, one line a step."""

@@ -27,6 +27,7 @@ from edgeq.data.sample import Sample
 from edgeq.data.state import Array, Picture
 from edgeq.errors import DataError, UsageError
 from edgeq.progress import SILENT, Progress
+from edgeq.records import plain
 from edgeq.signature import Signature
 
 __all__ = ["Sample", "Samples", "SourceSamples", "open_samples"]
@@ -93,9 +94,9 @@ class SourceSamples:
     def digest(self) -> str:
         digest = new_hash()
         self.opened.records.update(digest, self.selection)
-        plain = self.preprocess.to_dict() if self.preprocess is not None else {}
-        plain = {key: value for key, value in plain.items() if key not in ("name", "title")}
-        digest.update(json.dumps([plain, repr(self.selection)], sort_keys=True).encode())
+        steps = plain(self.preprocess) if self.preprocess is not None else {}
+        steps = {key: value for key, value in steps.items() if key not in ("name", "title")}
+        digest.update(json.dumps([steps, repr(self.selection)], sort_keys=True).encode())
         return str(digest.hexdigest())
 
     def _records(self) -> Iterator[Record]:

@@ -52,7 +52,7 @@ class SourceOptions:
         if self.channels not in ("RGB", "BGR"):
             raise DataError(f"source.channels is {self.channels!r}", "Use 'RGB' or 'BGR'")
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         """Only what differs from the defaults."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
 

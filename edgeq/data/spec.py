@@ -17,6 +17,7 @@ from edgeq.data.source_options import SourceOptions, parse_source
 from edgeq.data.step import SEE_LIST, Step
 from edgeq.data.steps import build_step, parse_step
 from edgeq.errors import DataError
+from edgeq.records import plain
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,14 @@ class Spec:
     title: str = ""
     source: SourceOptions = field(default_factory=SourceOptions)
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         """Plain data that `parse_spec` reads back to an equal value."""
-        plain: dict[str, Any] = {"steps": [step.to_dict() for step in self.steps]}
+        found: dict[str, Any] = {"steps": self.steps}
         if self.title:
-            plain["title"] = self.title
-        if options := self.source.to_dict():
-            plain["source"] = options
-        return plain
+            found["title"] = self.title
+        if options := plain(self.source):
+            found["source"] = options
+        return found
 
 
 def parse_spec(value: Mapping[str, Any], where: str) -> Spec:
@@ -53,7 +54,7 @@ def parse_spec(value: Mapping[str, Any], where: str) -> Spec:
         options = parse_source(source)
         if isinstance(steps, str):
             text = parse_text(steps, where)
-            if text.source.to_dict():
+            if plain(text.source):
                 raise DataError("source options stand inside steps", "Put them in the [source] table")
             return Spec(text.steps, title, options)
         if not isinstance(steps, list | tuple):

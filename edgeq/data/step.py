@@ -46,7 +46,7 @@ class Step(ABC):
     def describe(self) -> str:
         """The exact arithmetic, one line."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         """The step's table: `op` and every field."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
         return {"op": self.name, **{n: list(v) if isinstance(v, tuple) else v for n, v in plain.items()}}

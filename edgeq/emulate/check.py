@@ -99,7 +99,7 @@ class EmulatedCheck:
                 "Package it for that target again, or see `edgeq debug`",
             )
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         return {
             "target": self.target,
             "variant": self.variant,
@@ -107,11 +107,11 @@ class EmulatedCheck:
             "how": self.how,
             "status": self.status,
             "reason": self.reason,
-            "kernels": self.kernels.to_dict() if self.kernels else None,
+            "kernels": self.kernels,
             "selftest": {
                 check.name: {
-                    "max_error": check.max_error if math.isfinite(check.max_error) else None,
-                    "tolerance": check.tolerance if math.isfinite(check.tolerance) else None,
+                    "max_error": check.max_error,
+                    "tolerance": check.tolerance,
                     "passed": check.passed,
                     "problem": check.problem,
                 }
@@ -119,9 +119,9 @@ class EmulatedCheck:
             },
             "samples": self.samples,
             "reference": self.reference,
-            "agreement": self.agreement.to_dict() if self.agreement else None,
-            "host_agreement": self.host_agreement.to_dict() if self.host_agreement else None,
-            "accuracy": {name: accuracy.to_dict() for name, accuracy in (self.accuracy or {}).items()},
+            "agreement": self.agreement,
+            "host_agreement": self.host_agreement,
+            "accuracy": (self.accuracy or {}),
             "accuracy_drop": self.drop,
         }
 

@@ -9,7 +9,7 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 from edgeq.emulate.emulator import Emulator, Kernels
 from edgeq.errors import CheckFailedError
 from edgeq.measure.inference import Session
+from edgeq.records import plain
 
 EXACT, SATURATED = "exact", "saturated"
 
@@ -48,9 +49,6 @@ class KernelProof:
     pairs: str
     features: tuple[str, ...]
     instructions: tuple[str, ...] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @cache
@@ -183,5 +181,5 @@ def load_proof(file: Path) -> KernelProof | None:
 def save_proof(proof: KernelProof, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = file.with_suffix(f".{os.getpid()}")
-    draft.write_text(json.dumps(proof.to_dict()) + "\n", encoding="utf-8")
+    draft.write_text(json.dumps(plain(proof)) + "\n", encoding="utf-8")
     draft.replace(file)

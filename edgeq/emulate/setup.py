@@ -32,7 +32,7 @@ class Prepared:
     sysroot: Sysroot
     runtime: Mapping[str, Any]
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         return {
             "machine": self.name,
             "root": str(self.sysroot.root),
@@ -123,7 +123,7 @@ class Status:
     machines: Mapping[str, tuple[Qemu | None, Sysroot | None]]
     routes: Mapping[str, ExecutionRoute]
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         return {
             "place": str(self.place),
             "machines": {

@@ -72,8 +72,8 @@ class Verified:
             why = "; ".join(dict.fromkeys(f"{check.target}: {check.reason}" for check in self.checks))
             raise RuntimeUnavailableError(f"{self.bundle}: nothing could be checked ({why})")
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"bundle": str(self.bundle), "checks": [check.to_dict() for check in self.checks]}
+    def __record__(self) -> dict[str, Any]:
+        return {"bundle": str(self.bundle), "checks": self.checks}
 
 
 def verify_on(

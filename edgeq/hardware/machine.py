@@ -80,7 +80,7 @@ class Machine:
         """The version of onnxruntime, whichever of its two packages is installed."""
         return self.runtimes.get("onnxruntime") or self.runtimes.get("onnxruntime-gpu")
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         """Plain JSON values; features sorted; compute capabilities as "7.5"."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         plain["features"] = sorted(self.features)
@@ -90,5 +90,5 @@ class Machine:
             for gpu in self.gpus
         ]
         plain["runtimes"] = dict(sorted(self.runtimes.items()))
-        plain["notes"] = list(self.notes)
+        plain["notes"] = self.notes
         return plain

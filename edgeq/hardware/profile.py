@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgeq.errors import EdgeqError, HardwareError
+from edgeq.errors import HardwareError, UsageError
 from edgeq.hardware import document as doc
 from edgeq.hardware import schema
 from edgeq.hardware.document import Document
 from edgeq.hardware.machine import Machine
+from edgeq.records import parse
 from edgeq.scheme import Scheme
 
 ANY = "any"
@@ -99,7 +100,7 @@ class Profile:
             and (other_gpu is None or (gpu is not None and gpu >= other_gpu))
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         """Plain JSON values."""
         cc = self.min_compute_capability
         return {
@@ -113,12 +114,12 @@ class Profile:
             "backend": self.backend,
             "min_onnxruntime": self.min_onnxruntime,
             "extends": self.extends,
-            "scheme": self.scheme.to_dict(),
-            "why": dict(self.why),
-            "source": dict(self.source),
-            "hazards": dict(self.hazards),
-            "search": dict(self.search),
-            "emulate": dict(self.emulate),
+            "scheme": self.scheme,
+            "why": self.why,
+            "source": self.source,
+            "hazards": self.hazards,
+            "search": self.search,
+            "emulate": self.emulate,
         }
 
 
@@ -148,13 +149,13 @@ class ProfileMatch:
             *(f"not {', '.join(names)}: lacks {', '.join(lack)}" for lack, names in by_lack.items()),
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
             "profile": self.profile.name,
             "title": self.profile.title,
             "backend": self.profile.backend,
-            "reasons": list(self.reasons),
+            "reasons": self.reasons,
             "runner_ups": [{"profile": r.profile.name, "missing": list(r.missing)} for r in self.runner_ups],
         }
 
@@ -245,8 +246,8 @@ def _search(document: Document) -> dict[str, Any]:
 
 def _checked_scheme(document: Document, table: str, fields: Mapping[str, Any]) -> Scheme:
     try:
-        return Scheme.from_dict(fields)
-    except EdgeqError as error:
+        return parse(fields, Scheme, f"{document.file}: [{table}]", HardwareError, unknown_keys=False)
+    except UsageError as error:
         raise HardwareError(f"{document.file}: [{table}]: {error.problem}", error.fix) from error
 
 

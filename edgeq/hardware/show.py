@@ -9,6 +9,7 @@ from edgeq.errors import HardwareError, UsageError, suggest
 from edgeq.hardware.machine import Cache, Machine
 from edgeq.hardware.profile import Profile, ProfileMatch
 from edgeq.hardware.target import Target
+from edgeq.records import plain
 
 Page = tuple[dict[str, Any], list[str]]
 
@@ -58,12 +59,12 @@ def machine_lines(
 
 def profile_list(profiles: Mapping[str, Profile]) -> Page:
     """All profiles, by rank."""
-    plain = {"profiles": [profile.to_dict() for profile in profiles.values()]}
+    found = {"profiles": [plain(profile) for profile in profiles.values()]}
     rows = [
         (p.name, p.backend, p.scheme.pair + ("r" if p.scheme.reduce_range else ""), p.title) for p in profiles.values()
     ]
     legend = "U8S8: uint8 activations, int8 weights; r: weights reduced to 7 bits. `edgeq profiles show NAME --why`"
-    return plain, [*_table(rows), "", legend]
+    return found, [*_table(rows), "", legend]
 
 
 def profile_page(profile: Profile, *, why: bool) -> Page:
@@ -90,13 +91,13 @@ def profile_page(profile: Profile, *, why: bool) -> Page:
     for title, table in (("hazards", hazards), ("search", profile.search), ("emulate", profile.emulate)):
         if table:
             lines += ["", title, *_table([(key, _plain(value)) for key, value in table.items()])]
-    return profile.to_dict(), lines
+    return plain(profile), lines
 
 
 def target_list(targets: Mapping[str, Target]) -> Page:
     """All targets, by name."""
-    plain = {"targets": [target.to_dict() for target in targets.values()]}
-    return plain, _table([(t.name, t.profile.name, t.title) for t in targets.values()])
+    rows = [(t.name, t.profile.name, t.title) for t in targets.values()]
+    return {"targets": [plain(target) for target in targets.values()]}, _table(rows)
 
 
 def target_page(target: Target, *, why: bool) -> Page:
@@ -116,11 +117,11 @@ def target_page(target: Target, *, why: bool) -> Page:
         f"profile {profile_lines[0]}",
         *profile_lines[1:],
     ]
-    return target.to_dict(), lines
+    return plain(target), lines
 
 
 def _scheme_lines(profile: Profile, *, why: bool) -> list[str]:
-    values = profile.scheme.to_dict()
+    values = plain(profile.scheme)
     values["dynamic"] = values.pop("dynamic_weight_types")
     lines = []
     for name, value in values.items():

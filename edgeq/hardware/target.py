@@ -53,7 +53,7 @@ class Target:
     systolic: Mapping[str, Any] = field(default_factory=dict)
     files: tuple[Path, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
             "name": self.name,
@@ -61,11 +61,11 @@ class Target:
             "backend": self.backend,
             "architecture": self.architecture,
             "features": sorted(self.features),
-            "runtime": dict(self.runtime),
-            "emulate": dict(self.emulate),
-            "device": dict(self.device),
-            "systolic": dict(self.systolic),
-            "profile": self.profile.to_dict(),
+            "runtime": self.runtime,
+            "emulate": self.emulate,
+            "device": self.device,
+            "systolic": self.systolic,
+            "profile": self.profile,
         }
 
 

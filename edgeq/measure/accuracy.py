@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgeq.errors import CheckFailedError, UsageError
 from edgeq.measure.agreement import Agreement, Comparison
@@ -18,6 +18,7 @@ from edgeq.measure.loaded_model import open_model
 from edgeq.measure.rows import rows
 from edgeq.measure.task import Task, make_task
 from edgeq.progress import SILENT, Progress
+from edgeq.records import Finite
 from edgeq.session import SessionSettings, open_session
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Accuracy:
         settings: how the session was opened; the same model can answer differently under others.
     """
 
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, Finite]
     count: int
     task: str
     primary: str
@@ -58,17 +59,6 @@ class Accuracy:
             )
         difference = reference.value - self.value
         return difference if self.higher_is_better else -difference
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "task": self.task,
-            "count": self.count,
-            "primary": self.primary,
-            "higher_is_better": self.higher_is_better,
-            "metrics": dict(self.metrics),
-            "settings": settings_to_dict(self.settings),
-        }
 
 
 @dataclass(frozen=True)
@@ -169,16 +159,6 @@ def evaluate(
             session = model
         found = evaluate_many({name: session}, samples, chosen, settings={name: how}, progress=progress, count=count)
     return found[name]
-
-
-def settings_to_dict(settings: SessionSettings) -> dict[str, Any]:
-    """The settings that can change an answer, as plain JSON values."""
-    return {
-        "providers": list(settings.providers),
-        "config": dict(sorted(settings.config.items())),
-        "intra_op_threads": settings.intra_op_threads,
-        "optimization": settings.optimization,
-    }
 
 
 def _accuracy(name: str, metrics: Mapping[str, float], count: int, task: Task, settings: SessionSettings) -> Accuracy:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edgeq.graph.quant_params import dynamic_params
 from edgeq.measure.agreement import OutputAgreement, OutputComparison
 from edgeq.measure.match_activations import ActivationMatch
-from edgeq.measure.match_weights import finite
+from edgeq.records import plain
 
 Kind = Literal["static", "dynamic", "float"]
 
@@ -52,7 +52,7 @@ class ActivationComparison:
     saturated_low: float
     saturated_high: float
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         """Plain JSON values; every key is always there."""
         return {
             "name": self.name,
@@ -61,11 +61,11 @@ class ActivationComparison:
             "folded": self.folded,
             "quantized_name": self.computed,
             "kind": self.kind,
-            "range": list(self.range) if self.range else None,
-            "minimum": finite(self.minimum),
-            "maximum": finite(self.maximum),
-            "reads": list(self.reads),
-            "exact_reads": list(self.exact_reads),
+            "range": self.range if self.range else None,
+            "minimum": self.minimum,
+            "maximum": self.maximum,
+            "reads": self.reads,
+            "exact_reads": self.exact_reads,
             "accumulated": _figures(self.accumulated),
             "layer": _figures(self.layer),
             "inputs": _figures(self.inputs),
@@ -75,8 +75,8 @@ class ActivationComparison:
 
 
 def _figures(agreement: OutputAgreement) -> dict[str, Any]:
-    plain = agreement.to_dict()
-    return {key: plain[key] for key in ("sqnr_db", "cosine", "max_abs_error", "equal", "nonfinite", "mismatched")}
+    figures = plain(agreement)
+    return {key: figures[key] for key in ("sqnr_db", "cosine", "max_abs_error", "equal", "nonfinite", "mismatched")}
 
 
 @dataclass

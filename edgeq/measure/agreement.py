@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from edgeq.measure.inference import Outputs, Session, inferences
 from edgeq.measure.rows import rows
 from edgeq.progress import SILENT, Progress
+from edgeq.records import Amount, Finite, NullIsInfinite, Share, computed
 
 if TYPE_CHECKING:
     from edgeq.data.samples import Samples
@@ -46,31 +47,17 @@ class OutputAgreement:
 
     name: str
     elements: int
-    sqnr_db: float
-    cosine: float
-    max_abs_error: float
-    top1: float | None
+    sqnr_db: NullIsInfinite
+    cosine: Finite
+    max_abs_error: Amount
+    top1: Share | None
     nonfinite: int
     mismatched: int
 
-    @property
+    @computed
     def equal(self) -> bool:
         """Whether every pair of elements is equal."""
         return self.max_abs_error == 0 and not self.nonfinite and not self.mismatched
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; an infinite SQNR is null, because JSON has no infinity."""
-        return {
-            "name": self.name,
-            "elements": self.elements,
-            "equal": self.equal,
-            "sqnr_db": self.sqnr_db if math.isfinite(self.sqnr_db) else None,
-            "cosine": self.cosine,
-            "max_abs_error": self.max_abs_error,
-            "top1": self.top1,
-            "nonfinite": self.nonfinite,
-            "mismatched": self.mismatched,
-        }
 
 
 @dataclass(frozen=True)
@@ -78,26 +65,17 @@ class Agreement:
     """Agreement of all outputs that both models have and that hold numbers, over `count` samples."""
 
     outputs: tuple[OutputAgreement, ...]
-    count: int
+    count: int = 0
 
-    @property
+    @computed
     def sqnr_db(self) -> float:
         """The worst output's SQNR, dB; infinity where there is nothing to compare."""
         return min((output.sqnr_db for output in self.outputs), default=math.inf)
 
-    @property
+    @computed
     def top1(self) -> float | None:
         """The worst output's top-1 agreement; None where no output is shaped like class scores."""
         return min((output.top1 for output in self.outputs if output.top1 is not None), default=None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; an infinite SQNR is null, because JSON has no infinity."""
-        return {
-            "count": self.count,
-            "sqnr_db": self.sqnr_db if math.isfinite(self.sqnr_db) else None,
-            "top1": self.top1,
-            "outputs": [output.to_dict() for output in self.outputs],
-        }
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 CheckKind = Literal["native", "emulated", "modelled", "none"]
 _STRENGTH = {kind: place for place, kind in enumerate(get_args(CheckKind))}
@@ -28,9 +28,6 @@ class Check:
     where: str = ""
     detail: str = ""
     passed: bool | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
 
 
 def strongest(checks: Iterable[Check]) -> tuple[Check, ...]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -21,6 +21,7 @@ from edgeq.graph.convert import from_proto
 from edgeq.measure.profile import KernelRun, TypedShape, profile
 from edgeq.model.macs import node_macs
 from edgeq.model.skeleton import proto_skeleton
+from edgeq.records import NOT_WRITTEN, Count, Share, written
 from edgeq.session import SessionSettings
 
 Kind = Literal["int8", "float", "conversion", "other"]
@@ -55,8 +56,22 @@ class FloatNode:
 
     name: str
     op_type: str
-    macs: int
-    reason: str
+    macs: Count = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class OperatorCoverage:
+    """How many kernels of one type ran on integers and in float, and their MACs."""
+
+    op_type: str
+    int8_macs: Count = 0
+    float_macs: Count = 0
+    int8_kernels: Count = 0
+    float_kernels: Count = 0
+
+
+_DERIVED = -1.0
 
 
 @dataclass(frozen=True)
@@ -67,41 +82,38 @@ class Coverage:
         int8_macs, float_macs: MACs of one inference, by what ran them.
         nodes: every kernel that ran, in execution order.
         float_nodes: those in float, each with its reason.
+        int8_mac_share: integer MACs over all MACs, 0 when the graph has none. This and what follows are derived from
+            `nodes` unless they are given, as a record gives them.
+        kernels: how many of each kind ran.
+        operators: kernel types that compute, the one with the most MACs first.
     """
 
-    int8_macs: int
-    float_macs: int
-    nodes: tuple[NodeRun, ...]
-    float_nodes: tuple[FloatNode, ...]
+    int8_macs: Count = 0
+    float_macs: Count = 0
+    nodes: tuple[NodeRun, ...] = field(default=(), metadata=NOT_WRITTEN)
+    float_nodes: tuple[FloatNode, ...] = ()
+    int8_mac_share: Share = field(default=_DERIVED, metadata=written(digits=6))
+    kernels: Mapping[str, Count] = field(default_factory=dict)
+    operators: tuple[OperatorCoverage, ...] = ()
 
-    @property
-    def share(self) -> float:
-        """Integer MACs over all MACs; 0 when the graph has none."""
-        total = self.int8_macs + self.float_macs
-        return self.int8_macs / total if total else 0.0
+    def __post_init__(self) -> None:
+        if self.int8_mac_share == _DERIVED:
+            total = self.int8_macs + self.float_macs
+            kinds = ("int8", "float", "conversion")
+            object.__setattr__(self, "int8_mac_share", self.int8_macs / total if total else 0.0)
+            object.__setattr__(self, "kernels", {kind: sum(n.kind == kind for n in self.nodes) for kind in kinds})
+            object.__setattr__(self, "operators", _by_operator(self.nodes))
 
-    def by_operator(self) -> list[dict[str, Any]]:
-        """For each kernel type that computes: how many of them ran on integers and in float, and their MACs."""
-        found: dict[str, dict[str, Any]] = {}
-        for node in self.nodes:
-            if node.kind in ("int8", "float"):
-                zeros = {"int8_macs": 0, "float_macs": 0, "int8_kernels": 0, "float_kernels": 0}
-                entry = found.setdefault(node.op_type, {"op_type": node.op_type, **zeros})
-                entry[f"{node.kind}_macs"] += node.macs
-                entry[f"{node.kind}_kernels"] += 1
-        return sorted(found.values(), key=lambda e: (-e["int8_macs"] - e["float_macs"], e["op_type"]))
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "int8_mac_share": round(self.share, 6),
-            "int8_macs": self.int8_macs,
-            "float_macs": self.float_macs,
-            "kernels": {kind: sum(n.kind == kind for n in self.nodes) for kind in ("int8", "float", "conversion")},
-            "operators": self.by_operator(),
-            "float_nodes": [
-                {"name": n.name, "op_type": n.op_type, "macs": n.macs, "reason": n.reason} for n in self.float_nodes
-            ],
-        }
+def _by_operator(nodes: Iterable[NodeRun]) -> tuple[OperatorCoverage, ...]:
+    found: dict[str, OperatorCoverage] = {}
+    for node in nodes:
+        if node.kind in ("int8", "float"):
+            known = found.setdefault(node.op_type, OperatorCoverage(node.op_type))
+            macs, kernels = f"{node.kind}_macs", f"{node.kind}_kernels"
+            added = {macs: getattr(known, macs) + node.macs, kernels: getattr(known, kernels) + 1}
+            found[node.op_type] = replace(known, **added)
+    return tuple(sorted(found.values(), key=lambda o: (-o.int8_macs - o.float_macs, o.op_type)))
 
 
 Explain = Callable[[str, str], str]

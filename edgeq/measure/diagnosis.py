@@ -19,10 +19,10 @@ from edgeq.measure.instrument import instrumented_session
 from edgeq.measure.layer_runs import MEMORY
 from edgeq.measure.layers import LayerComparison, compare_layers
 from edgeq.measure.loaded_model import LoadedModel, open_model
-from edgeq.measure.match_weights import finite
 from edgeq.measure.reference import ORDER, find_reference
 from edgeq.model.load import is_quantized
 from edgeq.progress import SILENT, Progress
+from edgeq.records import plain
 from edgeq.session import SessionSettings, open_session
 
 if TYPE_CHECKING:
@@ -108,13 +108,13 @@ class Diagnosis:
         """Nodes that would keep all error sources in float."""
         return nodes_to_exclude(self.error_sources)
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         """Plain JSON values; every key is always there."""
-        plain = self.comparison.to_dict()
-        for activation, noise in zip(plain["activations"], self.noise, strict=True):
+        compared = plain(self.comparison)
+        for activation, noise in zip(compared["activations"], self.noise, strict=True):
             effect = self.effects.get(noise.name)
-            activation["noise"] = noise.to_dict()
-            activation["output_sqnr_db"] = None if effect is None else finite(effect.sqnr_db)
+            activation["noise"] = noise
+            activation["output_sqnr_db"] = None if effect is None else effect.sqnr_db
         return {
             "float_model": str(self.request.float_model),
             "quantized_model": str(self.request.quantized),
@@ -122,13 +122,13 @@ class Diagnosis:
             "data": str(self.request.data),
             "count": self.comparison.count,
             "prepared": self.prepared,
-            "outputs": {"optimised": self.optimised.to_dict(), "as_written": self.written.to_dict()},
-            "culprits": [error_source.to_dict() for error_source in self.error_sources],
-            "exclude": list(self.exclude),
-            "weights": plain["weights"],
-            "activations": plain["activations"],
-            "notes": list(self.notes),
-            "warnings": list(self.warnings),
+            "outputs": {"optimised": self.optimised, "as_written": self.written},
+            "culprits": self.error_sources,
+            "exclude": self.exclude,
+            "weights": compared["weights"],
+            "activations": compared["activations"],
+            "notes": self.notes,
+            "warnings": self.warnings,
         }
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 from edgeq.measure.activation_observer import ActivationComparison
 from edgeq.measure.agreement import Agreement, OutputAgreement
-from edgeq.measure.match_weights import WeightComparison, finite
+from edgeq.measure.match_weights import WeightComparison
+from edgeq.records import NOT_WRITTEN, NullIsInfinite
 
 Cause = Literal["weights", "range"]
 
@@ -38,7 +39,7 @@ class LayerNoise:
         inherited: of everything before it, as the quantized model runs as a whole.
     """
 
-    name: str
+    name: str = field(metadata=NOT_WRITTEN)
     weights: float
     range: float
     inherited: float
@@ -51,9 +52,6 @@ class LayerNoise:
     def cause(self) -> Cause:
         """The larger part."""
         return "weights" if self.weights > self.range else "range"
-
-    def to_dict(self) -> dict[str, float]:
-        return {"weights": self.weights, "range": self.range, "inherited": self.inherited}
 
 
 @dataclass(frozen=True)
@@ -74,23 +72,11 @@ class ErrorSource:
     name: str
     node: str
     op_type: str
-    output_sqnr_db: float
+    output_sqnr_db: NullIsInfinite
     share: float
     cause: Cause
     reason: str
     exclude: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "node": self.node,
-            "op_type": self.op_type,
-            "output_sqnr_db": finite(self.output_sqnr_db),
-            "share": self.share,
-            "cause": self.cause,
-            "reason": self.reason,
-            "exclude": list(self.exclude),
-        }
 
 
 def layer_noise(activations: Sequence[ActivationComparison]) -> tuple[LayerNoise, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from edgeq.data.samples import open_samples
 from edgeq.errors import UsageError
-from edgeq.measure.accuracy import Accuracy, evaluate_sessions, settings_to_dict
+from edgeq.measure.accuracy import Accuracy, evaluate_sessions
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.loaded_model import LoadedModel, open_model
 from edgeq.measure.task import TaskOptions, make_task
@@ -77,7 +77,7 @@ class EvalResult:
             return None
         return self.accuracy.loss_against(self.reference_accuracy)
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         """Plain JSON values; every key is always there."""
         accuracy, reference = self.accuracy, self.reference_accuracy
         return {
@@ -90,13 +90,13 @@ class EvalResult:
             "higher_is_better": accuracy.higher_is_better if accuracy else None,
             "metrics": dict(accuracy.metrics) if accuracy else {},
             "options": {name: _plain(value) for name, value in self.request.options.given().items()},
-            "settings": settings_to_dict(self.settings),
+            "settings": self.settings,
             "reference": {
                 "model": str(self.request.reference),
                 "variant": self.reference_variant,
                 "metrics": dict(reference.metrics) if reference else {},
                 "loss": self.loss,
-                "agreement": self.agreement.to_dict(),
+                "agreement": self.agreement,
             }
             if self.agreement
             else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from edgeq.graph.convert import from_proto
 from edgeq.measure.coverage import Kind, aliases, judge
 from edgeq.measure.profile import KernelRun, profile
 from edgeq.model.macs import node_macs
+from edgeq.records import Amount, written
 from edgeq.session import SessionSettings
 
 RUNS = 20
@@ -31,10 +32,7 @@ class KernelTime:
     name: str
     op_type: str
     kind: Kind
-    us: float
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "op_type": self.op_type, "kind": self.kind, "us": round(self.us, 2)}
+    us: Amount = field(metadata=written(digits=2))
 
 
 def kernel_times(

@@ -57,8 +57,8 @@ class Measurement:
         ratio: Mapping[str, float] = self.scenarios[scenario]["ratios"][name]
         return ratio
 
-    def to_dict(self) -> dict[str, Any]:
-        return dict(self.report)
+    def __record__(self) -> Mapping[str, Any]:
+        return self.report
 
     def text(self, *, verbose: bool = False) -> str:
         """The table for people."""

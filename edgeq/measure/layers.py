@@ -13,7 +13,7 @@ The four operations of ONNX Runtime's `qdq_loss_debug`, for every quantized form
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgeq.graph.index import GraphIndex
 from edgeq.measure.activation_observer import ActivationComparison
@@ -63,13 +63,6 @@ class LayerComparison:
     weights: tuple[WeightComparison, ...]
     activations: tuple[ActivationComparison, ...]
     count: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "count": self.count,
-            "weights": [weight.to_dict() for weight in self.weights],
-            "activations": [activation.to_dict() for activation in self.activations],
-        }
 
 
 def compare_layers(

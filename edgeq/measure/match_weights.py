@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -85,20 +84,20 @@ class WeightComparison:
     range_ratio: float | None
     changed: bool
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         """Plain JSON values; an infinite SQNR is null."""
         return {
             "name": self.name,
             "node": self.node,
             "op_type": self.op_type,
-            "shape": list(self.shape),
+            "shape": self.shape,
             "bits": self.bits,
             "per_channel": self.per_channel,
-            "sqnr_db": finite(self.sqnr_db),
+            "sqnr_db": self.sqnr_db,
             "cosine": self.cosine,
             "max_abs_error": self.max_abs_error,
             "channel_axis": self.channel_axis,
-            "worst_channels": [{"channel": c, "sqnr_db": finite(db)} for c, db in self.worst_channels],
+            "worst_channels": [{"channel": c, "sqnr_db": db} for c, db in self.worst_channels],
             "range_ratio": self.range_ratio,
             "changed": self.changed,
         }
@@ -156,11 +155,6 @@ def dequantized(graph: GraphIndex, match: WeightMatch) -> NDArray[np.float32]:
 def count_quantized_weights(graph: GraphIndex) -> int:
     """How many constants of a quantized model stand for weights, matched or not."""
     return len({weight for weight, _, _, _ in _quantized_weights(graph)})
-
-
-def finite(value: float) -> float | None:
-    """`value`; None for infinities and NaN, which JSON does not have."""
-    return value if math.isfinite(value) else None
 
 
 def _dequantized(stored: NDArray[Any], params: QuantParams) -> NDArray[np.float32]:

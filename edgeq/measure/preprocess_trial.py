@@ -41,8 +41,8 @@ class Try:
     accuracy: Accuracy | None
     reason: str | None
 
-    def to_dict(self) -> dict[str, Any]:
-        metrics = dict(self.accuracy.metrics) if self.accuracy else {}
+    def __record__(self) -> dict[str, Any]:
+        metrics = self.accuracy.metrics if self.accuracy else {}
         return {"preprocess": self.preprocess, "title": self.title, "metrics": metrics, "reason": self.reason}
 
 
@@ -61,7 +61,7 @@ class Trial:
     tries: tuple[Try, ...]
     tied: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
             "model": str(self.request.model),
@@ -70,8 +70,8 @@ class Trial:
             "task": self.task,
             "primary": self.primary,
             "best": self.tries[0].preprocess,
-            "tied": list(self.tied),
-            "candidates": [one.to_dict() for one in self.tries],
+            "tied": self.tied,
+            "candidates": self.tries,
         }
 
 

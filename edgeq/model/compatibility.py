@@ -53,9 +53,6 @@ class Requirement:
     what: str
     since: str
 
-    def to_dict(self) -> dict[str, str]:
-        return dict(vars(self))
-
 
 @dataclass(frozen=True)
 class Compatibility:
@@ -84,11 +81,11 @@ class Compatibility:
             return f"onnxruntime {version} is new enough: {needed.since} or newer knows {needed.what}"
         return f"onnxruntime {version} is too old: {needed.what} needs {needed.since}"
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         return {
             "min_onnxruntime": self.minimum,
             "probed": self.probed,
-            "requirements": [requirement.to_dict() for requirement in self.requirements],
+            "requirements": self.requirements,
         }
 
 

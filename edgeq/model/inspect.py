@@ -47,7 +47,7 @@ class TargetPrediction:
         total = sum(n.macs for n in self.nodes)
         return sum(n.macs for n in self.nodes if n.verdict == "int8") / total if total else 0.0
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         verdicts = Counter(n.verdict for n in self.nodes)
         return {
             "target": self.target,
@@ -56,7 +56,7 @@ class TargetPrediction:
             "int8_nodes": verdicts["int8"],
             "float_nodes": verdicts["float"],
             "other_nodes": verdicts["other"],
-            "nodes": [n.to_dict() for n in self.nodes],
+            "nodes": self.nodes,
         }
 
 
@@ -95,7 +95,7 @@ class ModelReport:
     targets: tuple[TargetPrediction, ...]
     notes: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
             "model": str(self.path),
@@ -103,19 +103,19 @@ class ModelReport:
             "file_bytes": self.file_bytes,
             "sha256": self.digest,
             "ir_version": self.ir_version,
-            "opsets": dict(self.opsets),
+            "opsets": self.opsets,
             "producer": self.producer,
             "inputs": [_plain_spec(s) for s in self.signature.inputs],
             "outputs": [_plain_spec(s) for s in self.signature.outputs],
-            "dynamic": list(self.dynamic),
+            "dynamic": self.dynamic,
             "parameters": self.parameters,
             "parameter_bytes": self.parameter_bytes,
             "macs": self.macs,
             "operators": [{"op_type": o.op_type, "count": o.count, "macs": o.macs} for o in self.operators],
             "quantized": self.quantized,
-            "preparation": list(self.preparation),
-            "targets": [t.to_dict() for t in self.targets],
-            "notes": list(self.notes),
+            "preparation": self.preparation,
+            "targets": self.targets,
+            "notes": self.notes,
         }
 
 

@@ -7,8 +7,8 @@ runtime's optimised graph after quantization.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import onnx_ir as ir
 
@@ -36,10 +36,6 @@ class NodePrediction:
     macs: int
     verdict: Verdict
     reason: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
 
 
 def predict_int8(model: ir.Model, rules: Mapping[str, Rule]) -> tuple[NodePrediction, ...]:

@@ -12,6 +12,7 @@ from edgeq.errors import UsageError
 from edgeq.measure.loaded_model import open_model
 from edgeq.pipeline.job import Data
 from edgeq.progress import SILENT, Progress
+from edgeq.records import plain
 from edgeq.session import SessionSettings, open_session
 
 
@@ -22,8 +23,8 @@ class Audited:
     name: str
     audit: Audit
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"model": self.name, **self.audit.to_dict()}
+    def __record__(self) -> dict[str, Any]:
+        return {"model": self.name, **plain(self.audit)}
 
 
 def audit_saturation(

@@ -15,13 +15,14 @@ from edgeq.pipeline.job import Built, Job, build
 from edgeq.pipeline.proof import Proof, prove
 from edgeq.pipeline.reasons import explainer
 from edgeq.progress import SILENT, Progress
+from edgeq.records import plain
 from edgeq.scheme import Scheme
 
 
 def artifact_key(target: Target, scheme: Scheme) -> str:
     """What decides the artifact for `target`: targets with the same need share one."""
     own = target.name if isinstance(backend_named(target.backend), TargetedBackend) else ""
-    return json.dumps([target.backend, own, scheme.to_dict()], sort_keys=True)
+    return json.dumps([target.backend, own, plain(scheme)], sort_keys=True)
 
 
 class Builds:

@@ -40,9 +40,6 @@ class Row:
     top1: float
     int8_mac_share: float
 
-    def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
-
 
 @dataclass(frozen=True)
 class Demonstration:
@@ -58,7 +55,7 @@ class Demonstration:
     def rows(self) -> tuple[Row, Row]:
         """float32 and int8."""
         ((variant_name, variant),) = self.packaged.variants.items()
-        coverage = {FLOAT: 0.0, INT8: variant.proof.coverage.share}
+        coverage = {FLOAT: 0.0, INT8: variant.proof.coverage.int8_mac_share}
         size = {FLOAT: demo.MODEL.stat().st_size, INT8: variant.bytes}
         found = []
         for name, measured_as in ((FLOAT, FLOAT), (INT8, variant_name)):
@@ -76,14 +73,14 @@ class Demonstration:
             )
         return found[0], found[1]
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         return {
-            "machine": self.machine.to_dict(),
-            "match": self.match.to_dict(),
-            "package": self.packaged.to_dict(),
-            "verify": self.verified.to_dict(),
-            "bench": self.measurement.to_dict(),
-            "table": [row.to_dict() for row in self.rows],
+            "machine": self.machine,
+            "match": self.match,
+            "package": self.packaged,
+            "verify": self.verified,
+            "bench": self.measurement,
+            "table": self.rows,
             "bundle": str(self.packaged.bundle),
         }
 

@@ -8,10 +8,10 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from edgeq_device.arrays import read_arrays
 from edgeq_device.errors import DeviceError
@@ -47,18 +47,12 @@ class Check:
     status: Status
     detail: str
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Diagnosis:
     """All checks, in order."""
 
     checks: tuple[Check, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"checks": [check.to_dict() for check in self.checks]}
 
     def check(self, *, gpu: bool) -> None:
         """Raise CheckFailedError where something failed, or where GPU checks were asked for and did not run."""

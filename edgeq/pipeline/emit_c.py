@@ -42,18 +42,18 @@ class Emitted:
     images: int
     bundle: CBundle
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
             "output": str(self.output),
-            "files": list(self.bundle.files),
+            "files": self.bundle.files,
             "dim": self.program.array.dim,
             "generation": self.generation,
             "images": self.images,
             "layers": [layer.label for layer in self.bundle.layers],
             "inputs": [self.program.tensors[name].origin or name for name in self.bundle.inputs],
             "outputs": [self.program.tensors[name].origin or name for name in self.bundle.outputs],
-            "notes": list(self.bundle.notes),
+            "notes": self.bundle.notes,
         }
 
 

@@ -55,13 +55,13 @@ class Packaged:
         """Different models among the variants."""
         return len({variant.built.artifact.model for variant in self.variants.values()})
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         return {
             "bundle": str(self.bundle),
             "bundles": {name: str(path) for name, path in self.bundles.items()},
             "models": self.models,
-            "variants": {name: variant.to_dict() for name, variant in self.variants.items()},
-            "notes": list(self.notes),
+            "variants": self.variants,
+            "notes": self.notes,
         }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -45,12 +44,6 @@ class Speed:
 
     latency: Mapping[str, Distribution]
     ratio: Ratio
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "ratio": self.ratio.to_dict(),
-            "latency": {name: distribution.to_dict() for name, distribution in self.latency.items()},
-        }
 
 
 @dataclass(frozen=True)
@@ -114,26 +107,26 @@ class Proof:
                 f"accuracy falls by {lost:.4f}, more than the {max_drop:g} allowed",
                 "Keep sensitive layers in float with --exclude, or try another --method",
             )
-        if require_coverage is not None and self.coverage.share < require_coverage:
+        if require_coverage is not None and self.coverage.int8_mac_share < require_coverage:
             worst = max(self.coverage.float_nodes, key=lambda n: n.macs, default=None)
             reason = f"; the largest left in float is {worst.name} ({worst.reason})" if worst is not None else ""
             raise CheckFailedError(
-                f"{self.coverage.share:.1%} of the multiply-accumulates run in int8, less than the "
+                f"{self.coverage.int8_mac_share:.1%} of the multiply-accumulates run in int8, less than the "
                 f"{require_coverage:.1%} asked for{reason}",
                 "Lower --require-coverage, or see `edgeq inspect -v` for what could run in int8",
             )
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         return {
-            "coverage": self.coverage.to_dict(),
-            "agreement": self.agreement.to_dict(),
-            "accuracy": {name: accuracy.to_dict() for name, accuracy in self.accuracy.items()},
+            "coverage": self.coverage,
+            "agreement": self.agreement,
+            "accuracy": self.accuracy,
             "accuracy_drop": self.drop,
-            "optimiser_sqnr_db": {"optimised": _finite(self.optimiser[0]), "unoptimised": _finite(self.optimiser[1])},
-            "speed": self.speed.to_dict() if self.speed else None,
+            "optimiser_sqnr_db": {"optimised": self.optimiser[0], "unoptimised": self.optimiser[1]},
+            "speed": self.speed,
             "samples": self.samples,
             "held_out": self.held_out,
-            "warnings": list(self.warnings()),
+            "warnings": self.warnings(),
         }
 
 
@@ -198,10 +191,6 @@ def _optimiser_effect(
     three = {**sessions, PLAIN: open_session(artifact.model, plain)}
     agreement = evaluate_sessions(three, samples, reference=FLOAT, count=_OPTIMISER_SAMPLES).agreement
     return agreement[INT8].sqnr_db, agreement[PLAIN].sqnr_db
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _time(sessions: Mapping[str, Any], feed: Mapping[str, Any], progress: Progress) -> Speed:

@@ -22,6 +22,7 @@ from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.saturation_mitigation import Decision, decide, must_decide
 from edgeq.pipeline.target_checks import runtime_requirements
 from edgeq.progress import SILENT, Progress
+from edgeq.records import plain
 from edgeq.scheme import Scheme
 
 Builder = Callable[[Job, Target, Scheme, Path, Progress], Built]
@@ -52,18 +53,18 @@ class Quantized:
     notes: tuple[str, ...]
     decision: Decision | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         return {
             "output": str(self.output),
             "target": self.target.name,
             "profile": self.target.profile.name,
-            "scheme": self.scheme.to_dict(),
-            "session_options": dict(self.session_options),
+            "scheme": self.scheme,
+            "session_options": self.session_options,
             "bytes": {"float32": self.bytes_float, "int8": self.bytes_int8},
             "native": self.native,
-            "notes": list(self.notes),
-            "saturation": self.decision.to_dict() if self.decision else None,
-            **self.proof.to_dict(),
+            "notes": self.notes,
+            "saturation": self.decision,
+            **plain(self.proof),
         }
 
 

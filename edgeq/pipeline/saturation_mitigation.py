@@ -23,6 +23,7 @@ from edgeq.model.macs import node_macs
 from edgeq.model.saturation import saturation_table
 from edgeq.pipeline.builds import Builds, artifact_key
 from edgeq.progress import SILENT, Progress
+from edgeq.records import plain
 from edgeq.scheme import Scheme
 from edgeq.session import open_session
 
@@ -57,12 +58,12 @@ class Mitigation:
     metric: float | None = None
     failed: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "cost": self.cost,
             "safe": self.safe,
-            "sqnr_db": self.sqnr_db if math.isfinite(self.sqnr_db) else None,
+            "sqnr_db": self.sqnr_db,
             "metric": self.metric,
             "failed": self.failed,
         }
@@ -89,14 +90,14 @@ class Decision:
     samples: int
     why: str
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         return {
             "chosen": self.chosen.name,
             "why": self.why,
-            "exact": {"sqnr_db": self.exact_db if math.isfinite(self.exact_db) else None, "metric": self.exact_metric},
+            "exact": {"sqnr_db": self.exact_db, "metric": self.exact_metric},
             "samples": self.samples,
-            "remedies": [mitigation.to_dict() for mitigation in self.mitigations],
-            "audit": {key: value for key, value in self.audit.to_dict().items() if key != "layers"},
+            "remedies": self.mitigations,
+            "audit": {key: value for key, value in plain(self.audit).items() if key != "layers"},
         }
 
 

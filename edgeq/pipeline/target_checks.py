@@ -24,7 +24,7 @@ def artifact_checks(built: Built, proof: Proof, machine: Machine, decision: Deci
     target = built.target
     found = {
         "load": "",
-        "coverage": f"{proof.coverage.share:.1%} of the multiply-accumulates on integers",
+        "coverage": f"{proof.coverage.int8_mac_share:.1%} of the multiply-accumulates on integers",
         "accuracy": f"SQNR {proof.agreement.sqnr_db:.1f} dB on {proof.samples} samples",
         "self-test": "",
     }

@@ -30,6 +30,7 @@ from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.saturation_mitigation import Decision
 from edgeq.progress import SILENT, Progress
+from edgeq.records import plain
 from edgeq.report.histograms import quantized_tensors, worst_tensors
 from edgeq.report.layers import layer_record
 from edgeq.report.record import DEVICE_COMMANDS, TUNING, make_record, report_files, rounded
@@ -69,19 +70,19 @@ class PackagedVariant:
         known += [self.compatibility.minimum] if self.compatibility else []
         return max(known, key=version_key)
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         return {
             "target": self.built.target.name,
             "profile": self.built.target.profile.name,
-            "scheme": self.built.artifact.scheme.to_dict(),
-            "session_options": dict(self.built.artifact.session_options),
+            "scheme": self.built.artifact.scheme,
+            "session_options": self.built.artifact.session_options,
             "bytes": self.bytes,
             "native": self.native,
-            "checks": [check.to_dict() for check in self.checks],
+            "checks": self.checks,
             "min_onnxruntime": self.min_onnxruntime,
-            "saturation": self.decision.to_dict() if self.decision else None,
-            "emulated": self.emulated.to_dict() if self.emulated else None,
-            **self.proof.to_dict(),
+            "saturation": self.decision,
+            "emulated": self.emulated,
+            **plain(self.proof),
         }
 
 
@@ -159,12 +160,12 @@ def _report_record(
     figures = {digest: _figures(job, variant.built, progress) for digest, variant in once.items()}
     bodies = {}
     for name, variant in variants.items():
-        built, plain = variant.built, variant.to_dict()
-        del plain["speed"]
-        plain["warnings"] = list(variant.proof.warnings(timed=False))
-        plain["checked"] = summarise(variant.checks)
-        plain["16-bit sums"] = variant.decision.why if variant.decision else None
-        bodies[name] = {**plain, "title": built.target.title, **figures[digests[name]]}
+        built, body = variant.built, plain(variant)
+        del body["speed"]
+        body["warnings"] = list(variant.proof.warnings(timed=False))
+        body["checked"] = summarise(variant.checks)
+        body["16-bit sums"] = variant.decision.why if variant.decision else None
+        bodies[name] = {**body, "title": built.target.title, **figures[digests[name]]}
     return make_record(
         as_text(job.source.stem),
         bodies,
@@ -215,12 +216,12 @@ def _variant(
             "required_features": sorted(target.profile.requires),
             "rank": target.profile.rank,
             "min_onnxruntime": variant.min_onnxruntime,
-            "scheme": artifact.scheme.to_dict(),
+            "scheme": plain(artifact.scheme),
             "preprocessing": _preprocessing(job.validation),
-            "coverage": {"int8_mac_share": round(proof.coverage.share, 4)},
+            "coverage": {"int8_mac_share": round(proof.coverage.int8_mac_share, 4)},
             "accuracy": _accuracy(proof),
-            "checks": [check.to_dict() for check in variant.checks],
-            **({"saturation": rounded(variant.decision.to_dict())} if variant.decision else {}),
+            "checks": [plain(check) for check in variant.checks],
+            **({"saturation": rounded(plain(variant.decision))} if variant.decision else {}),
             **({"threads": variant.threads} if variant.threads else {}),
             **({"files": sorted(artifact.files)} if artifact.files else {}),
         },
@@ -253,7 +254,7 @@ def _alternative(alternative: Alternative, job: Job, selftest: int) -> VariantSp
             "min_onnxruntime": artifact.min_onnxruntime,
             "scheme": artifact.scheme.rest,
             "preprocessing": _preprocessing(job.validation),
-            "checks": [check.to_dict() for check in checks],
+            "checks": [plain(check) for check in checks],
         },
         selftest=cases,
         tolerance=tolerance(cases),
@@ -330,4 +331,4 @@ def _tables(job: Job, folder: Path) -> Path | None:
 
 def _preprocessing(samples: Samples) -> dict[str, Any] | None:
     preprocess = getattr(samples, "preprocess", None)
-    return preprocess.to_dict() if preprocess is not None else None
+    return plain(preprocess) if preprocess is not None else None

@@ -28,11 +28,12 @@ from edgeq.measure.loaded_model import is_bundle, variant_settings
 from edgeq.model.load import load_model
 from edgeq.ownership import is_plain
 from edgeq.progress import SILENT, Progress
+from edgeq.records import plain
 from edgeq.report.data import ReportData
 from edgeq.report.page import render
 from edgeq.report.read import read_report
 from edgeq.report.record import RECORD, TUNING
-from edgeq.report.verdict import verdict_of
+from edgeq.report.verdict import Verdict, verdict_of
 
 # The last line of a page: by the hash of all before, a page that someone wrote into is told from one that is as edgeq
 # left it.
@@ -49,8 +50,13 @@ class Reported:
     data: ReportData
     bytes: int
 
-    def to_dict(self) -> dict[str, Any]:
-        verdict = verdict_of(self.data, self.data.main)
+    @property
+    def verdict(self) -> Verdict:
+        """What stands first on the page."""
+        return verdict_of(self.data, self.data.main)
+
+    def __record__(self) -> dict[str, Any]:
+        verdict = self.verdict
         return {
             "bundle": str(self.bundle),
             "report": str(self.page),
@@ -175,8 +181,8 @@ def measured(
     return {
         **record,
         "variants": bodies,
-        "bench": found.to_dict(),
-        "machine": detect_machine().to_dict(),
+        "bench": plain(found),
+        "machine": plain(detect_machine()),
         "versions": {**_body(record.get("versions")), **found.versions},
     }
 
@@ -195,7 +201,7 @@ def _kernels(variants: list[Variant]) -> dict[str, Any]:
     for variant in variants:
         if variant.model is not None:
             times = kernel_times(variant.model, variant_settings(variant), feed, source)
-            found["float32" if variant.component == FLOAT else "int8"] = [t.to_dict() for t in times]
+            found["float32" if variant.component == FLOAT else "int8"] = [plain(t) for t in times]
     return found
 
 

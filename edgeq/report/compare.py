@@ -24,6 +24,7 @@ from edgeq.measure.loaded_model import LoadedModel, open_model
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.model.load import load_model, model_digest, model_files
 from edgeq.progress import SILENT, Progress
+from edgeq.records import plain
 from edgeq.report.compare_text import comparison_rows, sentences
 from edgeq.session import SessionSettings
 from edgeq.signature import Signature, TensorSpec
@@ -69,7 +70,7 @@ class Side:
     coverage: Mapping[str, Any] | None
     accuracy: Accuracy | None
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         return {
             "path": str(self.path),
             "variant": self.variant,
@@ -77,8 +78,8 @@ class Side:
             "sha256": self.digest,
             "inputs": [str(spec) for spec in self.signature.inputs],
             "outputs": [str(spec) for spec in self.signature.outputs],
-            "coverage": dict(self.coverage) if self.coverage is not None else None,
-            "accuracy": self.accuracy.to_dict() if self.accuracy is not None else None,
+            "coverage": self.coverage,
+            "accuracy": self.accuracy,
         }
 
 
@@ -101,14 +102,16 @@ class Comparison:
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """The table: what, A, B, B against A."""
-        return comparison_rows(self.to_dict())
+        return comparison_rows(plain(self._figures()))
 
     def verdict(self) -> tuple[str, ...]:
         """What it comes to, the most important first."""
-        return sentences(self.to_dict())
+        return sentences(plain(self._figures()))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; every key is always there."""
+    def __record__(self) -> dict[str, Any]:
+        return {**self._figures(), "verdict": self.verdict()}
+
+    def _figures(self) -> dict[str, Any]:
         latency = None
         if self.measurement is not None:
             latency = {
@@ -117,15 +120,15 @@ class Comparison:
                 "ratio": dict(self.measurement.ratio(B)),
             }
         return {
-            "a": self.a.to_dict(),
-            "b": self.b.to_dict(),
+            "a": self.a,
+            "b": self.b,
             "same": self.same,
-            "signature_differences": list(self.signature_differences),
+            "signature_differences": self.signature_differences,
             "samples": self.samples,
-            "agreement": self.agreement.to_dict() if self.agreement is not None else None,
+            "agreement": self.agreement,
             "latency": latency,
-            "bench": self.measurement.to_dict() if self.measurement is not None else None,
-            "notes": list(self.notes),
+            "bench": self.measurement,
+            "notes": self.notes,
         }
 
 
@@ -244,7 +247,7 @@ def _side(
         feed = first or random_feeds(loaded.session, count=1)[0]
         # A quantized graph stands in for its float model: MACs come from its own nodes and shapes.
         inferred = onnx.shape_inference.infer_shapes(source)
-        coverage = measure_coverage(loaded.model, loaded.settings, feed, inferred, lambda name, op: "").to_dict()
+        coverage = plain(measure_coverage(loaded.model, loaded.settings, feed, inferred, lambda name, op: ""))
     except EdgeqError as error:
         notes.append(f"{key}: {error}")
     accuracy = evaluation.accuracy.get(key) if evaluation is not None else None

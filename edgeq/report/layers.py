@@ -14,6 +14,7 @@ from edgeq.measure.error_attribution import attribute_error
 from edgeq.measure.layers import compare_layers
 from edgeq.model.load import read_model
 from edgeq.progress import SILENT, Progress
+from edgeq.records import plain
 from edgeq.session import SessionSettings, open_session
 
 SAMPLES = 4
@@ -54,8 +55,8 @@ def layer_record(
         return {"error": str(error)}
     return {
         "count": found.count,
-        "activations": [_cut(activation.to_dict()) for activation in found.activations],
-        "culprits": [error_source.to_dict() for error_source in error_sources],
+        "activations": [_cut(plain(activation)) for activation in found.activations],
+        "culprits": [plain(error_source) for error_source in error_sources],
     }
 
 

@@ -44,12 +44,12 @@ class Form:
         both = (self.activations, self.weights)
         return "".join("+".join(_SHORT[name] for name in sorted(kinds)) for kinds in both)
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         return {
             "format": self.format,
             "pair": self.pair,
-            "activations": dict(self.activations),
-            "weights": dict(self.weights),
+            "activations": self.activations,
+            "weights": self.weights,
             "per_channel": self.per_channel,
             "producer": self.producer,
         }

@@ -52,16 +52,16 @@ class Retargeted:
     comparison: Comparison | None
     session_options: Mapping[str, str]
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         return {
             "output": str(self.output),
-            "before": self.before.to_dict(),
-            "after": self.after.to_dict(),
-            "changes": list(self.changes),
-            "kept": list(self.kept),
+            "before": self.before,
+            "after": self.after,
+            "changes": self.changes,
+            "kept": self.kept,
             "identical": self.comparison.identical if self.comparison is not None else None,
             "largest_difference": self.comparison.largest if self.comparison is not None else None,
-            "session_options": dict(self.session_options),
+            "session_options": self.session_options,
         }
 
 

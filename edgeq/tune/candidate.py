@@ -30,13 +30,3 @@ class Candidate:
     def replace(self, **changes: Any) -> Candidate:
         """A copy with `changes`."""
         return dataclasses.replace(self, **changes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "name": self.name,
-            "scheme": self.scheme.to_dict(),
-            "recoveries": list(self.recoveries),
-            "threads": self.threads,
-            "builder": self.builder,
-        }

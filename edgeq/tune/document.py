@@ -15,6 +15,7 @@ from edgeq.measure.task import Task
 from edgeq.model.load import model_digest
 from edgeq.pipeline.builds import model_bytes
 from edgeq.pipeline.job import Job
+from edgeq.records import plain
 from edgeq.tune.explain import needed, verdict
 from edgeq.tune.goal import Goal
 from edgeq.tune.record import SCHEMA, Outcome
@@ -27,8 +28,8 @@ def settings_of(job: Job, target: Target, machine: Machine, task: Task | None, g
         "calibration_data": job.calibration.digest() if job.calibration else _statistics_digest(job),
         "validation_data": job.validation.digest(),
         "target": target.name,
-        "profile": _digest(target.profile.to_dict()),
-        "machine": _digest(machine.to_dict()),
+        "profile": _digest(plain(target.profile)),
+        "machine": _digest(plain(machine)),
         "task": _describe(task),
         # Not the accuracy asked for, nor the time: they decide what is measured, not what comes out.
         "objective": goal.objective,
@@ -63,7 +64,7 @@ def make_record(
     elapsed_s: float,
     float32: Mapping[str, float],
 ) -> dict[str, Any]:
-    found = outcome.to_dict()
+    found = plain(outcome)
     baseline, threads = found.pop("baseline"), found.pop("baseline_threads")
     classes = any(t.assessment and t.assessment.disagreement is not None for t in outcome.trials)
     metric = task.primary if task else "top-1 agreement" if classes else "cosine"
@@ -84,7 +85,7 @@ def make_record(
         "profile": target.profile.name,
         "machine": {"cpu": machine.cpu_name, "architecture": machine.architecture, "threads": machine.usable_threads},
         "versions": tool_versions(),
-        "goal": goal.to_dict(),
+        "goal": plain(goal),
         "metric": {"name": metric, "higher_is_better": task.higher_is_better if task else True},
         "elapsed_s": round(elapsed_s, 3),
         "verdict": list(verdict(outcome, goal)),

@@ -32,19 +32,6 @@ class Race:
     settled: bool
     histograms: Mapping[str, Any] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "timings": {name: timing.to_dict() for name, timing in self.timings.items()},
-            "order": list(self.order),
-            "settled": self.settled,
-            "histograms": dict(self.histograms),
-        }
-
-    @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Race:
-        timings = {name: Timing.from_dict(timing) for name, timing in plain["timings"].items()}
-        return cls(timings, tuple(plain["order"]), plain["settled"], plain["histograms"])
-
 
 class Evaluator(Protocol):
     """All that takes time. Each method is a function of its arguments, the model and the data."""

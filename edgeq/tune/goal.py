@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from edgeq.errors import UsageError
 
@@ -37,9 +37,6 @@ class Goal:
             raise UsageError(f"the largest drop is {self.max_drop}", "It lies between 0 and 1")
         if self.budget_s is not None and not self.budget_s > 0:
             raise UsageError(f"the budget is {self.budget_s} seconds", "Give more than 0")
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"objective": self.objective, "max_drop": self.max_drop, "budget_s": self.budget_s}
 
 
 def parse_budget(text: str | None) -> float | None:

@@ -6,6 +6,7 @@ same decisions from the same figures, so it need not remember anything but the f
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 
 from edgeq.errors import EdgeqError, OutputError
 from edgeq.ownership import is_plain
+from edgeq.records import parse, plain
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.evaluator import Evaluator, Race, Runner
 from edgeq.tune.float_layers import Ranking
@@ -131,32 +133,30 @@ class JournaledEvaluator:
     def build(self, candidate: Candidate) -> Screening:
         def measure() -> dict[str, Any]:
             try:
-                return {"found": self._evaluator.build(candidate).to_dict()}
+                return {"found": plain(self._evaluator.build(candidate))}
             except EdgeqError as error:
                 return {"error": error.problem}
 
         value = self._journal.remember(f"screen {digest(candidate)}", measure)
         if "error" in value:
             raise EdgeqError(value["error"])
-        return Screening.from_dict(value["found"])
+        return parse(value["found"], Screening, self._journal.path)
 
     def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
         keys = {candidate.name: f"assess {samples} {digest(candidate)}" for candidate in candidates}
         lacking = [candidate for candidate in candidates if keys[candidate.name] not in self._journal]
         for name, measured in self._evaluator.assess(lacking, samples).items() if lacking else ():
-            self._journal.remember(keys[name], measured.to_dict)
-        return {name: Assessment.from_dict(self._journal[key]) for name, key in keys.items()}
+            self._journal.remember(keys[name], functools.partial(plain, measured))
+        return {name: parse(self._journal[key], Assessment, self._journal.path) for name, key in keys.items()}
 
     def time(
         self, runners: Mapping[str, Runner], baseline: str, *, top: int | None, tie: float, seconds: float
     ) -> Race:
-        plain = {name: [candidate and digest(candidate), threads] for name, (candidate, threads) in runners.items()}
-        key = "race " + _hash([plain, baseline, top])
+        raced = {name: [candidate and digest(candidate), threads] for name, (candidate, threads) in runners.items()}
+        key = "race " + _hash([raced, baseline, top])
         time = self._evaluator.time
-        value = self._journal.remember(
-            key, lambda: time(runners, baseline, top=top, tie=tie, seconds=seconds).to_dict()
-        )
-        return Race.from_dict(value)
+        value = self._journal.remember(key, lambda: plain(time(runners, baseline, top=top, tie=tie, seconds=seconds)))
+        return parse(value, Race, self._journal.path)
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
         key = f"slow layers {candidate.threads} {float_threads} {digest(candidate)}"
@@ -175,9 +175,9 @@ class JournaledEvaluator:
 
 def digest(candidate: Candidate) -> str:
     """What a candidate's measurements are filed under; threads decide neither its content nor its accuracy."""
-    plain = candidate.to_dict()
-    del plain["threads"]
-    return _hash(plain)
+    content = plain(candidate)
+    del content["threads"]
+    return _hash(content)
 
 
 def _hash(plain: Any) -> str:

@@ -28,6 +28,7 @@ from edgeq.model.macs import node_macs
 from edgeq.pipeline.builds import model_bytes
 from edgeq.pipeline.job import Built, Job
 from edgeq.progress import SILENT, Progress
+from edgeq.records import plain
 from edgeq.session import SessionSettings, open_session
 from edgeq.tune.accuracy import AccuracyMeter
 from edgeq.tune.builders import CandidateBuilder
@@ -148,9 +149,9 @@ class LocalEvaluator:
         measured = ranking.distributions
         timings = {}
         for name, distribution in measured.items():
-            figures = distribution.to_dict()
+            figures = plain(distribution)
             figures["samples_per_s"] *= batch
-            against = None if name == baseline else ratio(measured[baseline], distribution).to_dict()
+            against = None if name == baseline else plain(ratio(measured[baseline], distribution))
             timings[name] = Timing(figures, against)
         edges = shared_edges(list(measured.values()))
         counts = {name: histogram(distribution, edges) for name, distribution in measured.items()}
@@ -246,10 +247,12 @@ class LocalEvaluator:
 
     def _int8_mac_share(self, artifact: Artifact) -> float:
         if artifact.coverage is not None:
-            return artifact.coverage.share
+            return artifact.coverage.int8_mac_share
         source = load_model(self._job.prepared.path, external_data="none")
         feed = self._accuracy.samples[0].inputs
-        return measure_coverage(artifact.model, artifact.settings(), feed, source, lambda name, op_type: "").share
+        return measure_coverage(
+            artifact.model, artifact.settings(), feed, source, lambda name, op_type: ""
+        ).int8_mac_share
 
 
 def _proof_session(artifact: Artifact) -> Session:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from edgeq.records import NullIsInfinite, plain
 from edgeq.tune.candidate import Candidate
 
 SCHEMA = "edgeq.tuning/1"
@@ -34,17 +35,8 @@ class Screening:
     structure: str
     content: str
     int8_mac_share: float
-    sqnr_db: float
+    sqnr_db: NullIsInfinite
     build_s: float = 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        plain = dataclasses.asdict(self)
-        return {**plain, "sqnr_db": _finite(self.sqnr_db)}
-
-    @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Screening:
-        sqnr = plain["sqnr_db"]
-        return cls(**{**plain, "sqnr_db": math.inf if sqnr is None else sqnr})
 
 
 @dataclass(frozen=True)
@@ -75,22 +67,13 @@ class Assessment:
     doubt: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
     disagreement: float | None = None
-    sqnr_db: float = math.inf
+    sqnr_db: NullIsInfinite = math.inf
     cosine: float = 1.0
 
     @property
     def loss(self) -> float:
         """What is held against the bar: the worse of what was measured and what is to be expected, doubt included."""
         return max(self.drop, self.expected + self.doubt)
-
-    def to_dict(self) -> dict[str, Any]:
-        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {**plain, "metrics": dict(self.metrics), "sqnr_db": _finite(self.sqnr_db)}
-
-    @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Assessment:
-        sqnr = plain["sqnr_db"]
-        return cls(**{**plain, "sqnr_db": math.inf if sqnr is None else sqnr})
 
 
 @dataclass(frozen=True)
@@ -104,13 +87,6 @@ class Timing:
 
     latency: Mapping[str, float]
     speedup: Mapping[str, float] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"latency": dict(self.latency), "speedup": None if self.speedup is None else dict(self.speedup)}
-
-    @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Timing:
-        return cls(**plain)
 
 
 @dataclass(frozen=True)
@@ -146,17 +122,17 @@ class Trial:
         """A copy with `changes`."""
         return dataclasses.replace(self, **changes)
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         return {
-            **self.candidate.to_dict(),
+            **plain(self.candidate),
             "stage": self.stage,
             "parent": self.parent,
             "status": self.status,
             "reason": self.reason,
             "pareto": self.pareto,
-            "screening": self.screening.to_dict() if self.screening else None,
-            "accuracy": self.assessment.to_dict() if self.assessment else None,
-            "timing": self.timing.to_dict() if self.timing else None,
+            "screening": self.screening,
+            "accuracy": self.assessment,
+            "timing": self.timing,
             "memory_bytes": self.memory_bytes,
         }
 
@@ -202,18 +178,14 @@ class Outcome:
     def winner(self) -> Trial | None:
         return self.trial(self.chosen) if self.chosen else None
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         return {
             "chosen": self.chosen or None,
-            "candidates": [t.to_dict() for t in self.trials],
-            "baseline": self.baseline.to_dict() if self.baseline else None,
+            "candidates": self.trials,
+            "baseline": self.baseline,
             "baseline_threads": self.baseline_threads,
-            "stages": [dataclasses.asdict(stage) for stage in self.stages],
+            "stages": self.stages,
             "settled": self.settled,
             "out_of_time": self.out_of_time,
-            "histograms": dict(self.histograms),
+            "histograms": self.histograms,
         }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

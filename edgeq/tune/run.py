@@ -63,16 +63,16 @@ class Plan:
     recoveries: tuple[str, ...]
     threads: tuple[int, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
             "target": self.target.name,
             "profile": self.target.profile.name,
-            "goal": self.goal.to_dict(),
-            "candidates": [candidate.to_dict() for candidate in self.candidates],
-            "methods": list(self.methods),
-            "recoveries": list(self.recoveries),
-            "threads": list(self.threads),
+            "goal": self.goal,
+            "candidates": self.candidates,
+            "methods": self.methods,
+            "recoveries": self.recoveries,
+            "threads": self.threads,
         }
 
 
@@ -94,9 +94,9 @@ class Tuned:
     proof: Proof
     record: Mapping[str, Any]
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {"bundle": str(self.bundle), **self.record, "proof": self.proof.to_dict()}
+        return {"bundle": str(self.bundle), **self.record, "proof": self.proof}
 
 
 def plan(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgeq.hardware.target import Target
+from edgeq.records import plain
 from edgeq.tune.goal import Goal
 from edgeq.tune.record import Outcome, Trial
 
@@ -18,7 +19,7 @@ def simulated_record(target: Target, goal: Goal, outcome: Outcome, elapsed_s: fl
     return {
         "target": target.name,
         "simulated": True,
-        "goal": goal.to_dict(),
+        "goal": plain(goal),
         "chosen": _form(winner, own) if winner else None,
         "trials": [_form(trial, own) for trial in outcome.trials],
         "elapsed_s": round(elapsed_s, 3),

@@ -33,7 +33,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 def test_static_runs_in_integers_throughout(net: Bench) -> None:
     artifact = net.build()
     coverage = net.coverage(artifact)
-    assert coverage.share == 1
+    assert coverage.int8_mac_share == 1
     assert coverage.int8_macs == (8 * 8 * 9 + 8 * 9 + 8 * 8 * 9) * 64 + 5 * 8
     assert net.sqnr(artifact) > 25
     assert artifact.provider == "CPUExecutionProvider"
@@ -59,13 +59,13 @@ def test_weights_that_are_no_matrix_have_one_scale_or_stay_float(tmp_path: Path,
     net = bench(tmp_path, stacked())
     artifact = net.build("q.onnx", format=form, per_channel=per_channel)
     assert net.sqnr(artifact) > 25
-    assert (net.coverage(artifact).share == 1) is not per_channel
+    assert (net.coverage(artifact).int8_mac_share == 1) is not per_channel
 
 
 def test_unsigned_weights(net: Bench) -> None:
     artifact = net.build("u8u8.onnx", weight_type="uint8", weight_symmetric=False)
     assert weights(artifact)["w1_quantized"].dtype == np.uint8
-    assert net.coverage(artifact).share == 1
+    assert net.coverage(artifact).int8_mac_share == 1
 
 
 def test_per_channel_is_worth_it(net: Bench) -> None:
@@ -87,7 +87,7 @@ def test_operators_in_place_of_pairs(net: Bench) -> None:
     assert held.count("QLinearConv") == 3
     assert "Conv" not in held
     assert net.sqnr(artifact) > 25
-    assert net.coverage(artifact).share == 1
+    assert net.coverage(artifact).int8_mac_share == 1
 
 
 def test_only_the_types_that_were_asked_for(net: Bench) -> None:
@@ -144,7 +144,7 @@ def test_an_old_opset_is_raised_to_where_per_channel_is_valid(tmp_path: Path) ->
         if attribute.name == "axis"
     }
     assert axes == {0}
-    assert old.coverage(artifact).share == 1
+    assert old.coverage(artifact).int8_mac_share == 1
 
 
 def test_weights_beyond_the_limit_go_to_external_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_weights_beyond_the_limit_go_to_external_data(tmp_path: Path, monkeypatc
     for name, scheme in (("static.onnx", {}), ("operators.onnx", {"format": "QOperator"})):
         artifact = wide.build(name, **scheme)
         assert [file.name for file in model_files(artifact.model)] == [name, f"{name}.data"]
-        assert wide.coverage(artifact).share == 1
+        assert wide.coverage(artifact).int8_mac_share == 1
     assert wide.sqnr(wide.build("again.onnx")) == inside
 
 
@@ -176,7 +176,7 @@ def test_dynamic_has_a_weight_type_per_operator_type(kinds: Bench) -> None:
     assert operators(artifact).count("ConvInteger") == 1
     assert operators(artifact).count("MatMulInteger") == 2
     assert kinds.sqnr(artifact) > 35
-    assert kinds.coverage(artifact).share == 1
+    assert kinds.coverage(artifact).int8_mac_share == 1
 
 
 def test_dynamic_leaves_unnamed_types_in_float(kinds: Bench) -> None:

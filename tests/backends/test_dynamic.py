@@ -122,7 +122,7 @@ def test_recurrent_layers(tmp_path: Path, kind: str, kernel: str) -> None:
     found = measure_coverage(artifact.model, artifact.settings(), data, onnx.load(model.path), explain)
     macs = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind] * hidden * 2 * hidden * 6 * 2
     assert found.int8_macs + found.float_macs == macs
-    assert found.share == (0 if kind == "RNN" else 1)
+    assert found.int8_mac_share == (0 if kind == "RNN" else 1)
     assert len(found.nodes) < 60, "the kernels of a loop are counted once each"
 
 

@@ -15,6 +15,7 @@ from edgeq.calibrate.show import Shown, columns, heights, open_shown, show_stati
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
 from edgeq.calibrate.table import FLATBUFFERS, write_native, write_tables
 from edgeq.errors import UsageError
+from edgeq.records import plain
 from edgeq.registry import METHODS
 
 
@@ -44,12 +45,12 @@ def test_plain_values(statistics: Statistics, tmp_path: Path) -> None:
     save_statistics(statistics, tmp_path / "CAL")
     shown = open_shown(tmp_path / "CAL")
     assert isinstance(shown, Shown)
-    plain = shown.to_dict()
-    assert plain["kind"] == "statistics"
-    assert [t["name"] for t in plain["tensors"]] == ["a<b>&", "constant", "empty", "zero"]
-    assert plain["tensors"][1]["ranges"]["minmax"] == [0.0, 3.0]
-    assert plain["tensors"][2]["minimum"] is None
-    assert all(set(t["ranges"]) == set(METHODS.names()) for t in plain["tensors"])
+    record = plain(shown)
+    assert record["kind"] == "statistics"
+    assert [t["name"] for t in record["tensors"]] == ["a<b>&", "constant", "empty", "zero"]
+    assert record["tensors"][1]["ranges"]["minmax"] == [0.0, 3.0]
+    assert record["tensors"][2]["minimum"] is None
+    assert all(set(t["ranges"]) == set(METHODS.names()) for t in record["tensors"])
 
 
 def test_text(statistics: Statistics) -> None:

@@ -12,6 +12,7 @@ import edgeq
 from compat.networks import Reader, images, residual
 from edgeq.calibrate.run import calibrate_to
 from edgeq.model.load import model_signature
+from edgeq.records import plain
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def test_quantize_and_package(model: Path, tmp_path: Path) -> None:
     listed = edgeq.quantize(model, edgeq.Data(images()), tmp_path / "q2.onnx", timed=False)
     assert given.output.read_bytes() == listed.output.read_bytes()
     edgeq.package(model, Reader(), tmp_path / "bundle", timed=False)
-    assert edgeq.verify(tmp_path / "bundle").to_dict()
+    assert plain(edgeq.verify(tmp_path / "bundle"))
 
 
 def test_calibrate_and_samples(model: Path, tmp_path: Path) -> None:

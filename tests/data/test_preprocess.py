@@ -16,6 +16,7 @@ from edgeq.data.builtin import BUILTIN
 from edgeq.data.preprocess import load_preprocess, names, register
 from edgeq.data.state import Picture
 from edgeq.errors import DataError
+from edgeq.records import plain
 
 NCHW = spec("x", "N", 3, 4, 5)
 f32 = np.float32
@@ -120,7 +121,7 @@ def test_none_leaves_arrays_in_the_models_shape_alone() -> None:
 def test_every_shipped_one_survives_to_dict() -> None:
     for name in BUILTIN:
         loaded = load_preprocess(name)
-        assert load_preprocess(loaded.to_dict()) == loaded
+        assert load_preprocess(plain(loaded)) == loaded
         assert loaded.title
         assert loaded.arithmetic()
     assert load_preprocess("None").name == "none"
@@ -179,7 +180,7 @@ def test_registered_functions() -> None:
     assert np.array_equal(np.asarray(loaded(np.arange(4)).array), np.arange(4) / 2)
     assert names()["halves"] == "x / 2"
     assert loaded.source.layout == "T"
-    assert loaded.to_dict()["function"]["function"].endswith("halves")
+    assert plain(loaded)["function"]["function"].endswith("halves")
     assert not loaded.one_row
 
 
@@ -203,8 +204,8 @@ def test_functions_from_files(tmp_path: Path) -> None:
     )
     mine = load_preprocess(f"{file}:rows")
     assert (mine.reads, mine.source.label) == ("text", "1")
-    assert set(mine.to_dict()["function"]) == {"function", "sha256"}
-    assert str(tmp_path) not in str(mine.to_dict())
+    assert set(plain(mine)["function"]) == {"function", "sha256"}
+    assert str(tmp_path) not in str(plain(mine))
     assert np.asarray(load_preprocess(f"{file}:plain")(np.arange(2)).array).tolist() == [1, 2]
     with pytest.raises(DataError, match="RuntimeError: first second"):
         load_preprocess(f"{file}:fails")(np.arange(2))

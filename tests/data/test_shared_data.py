@@ -14,6 +14,7 @@ import pytest
 from data.helpers import signature, spec
 from edgeq.data.preprocess import load_preprocess
 from edgeq.data.samples import open_samples
+from edgeq.records import plain
 
 SPECS = Path(__file__).resolve().parents[2] / "benchmarks" / "specs"
 
@@ -41,7 +42,7 @@ def inputs(source: Any, name: str, *shape: int | str, **options: Any) -> list[An
 def test_every_spec_loads() -> None:
     for path in sorted(SPECS.glob("*.toml")):
         loaded = load_preprocess(path)
-        assert load_preprocess(loaded.to_dict()).spec == loaded.spec
+        assert load_preprocess(plain(loaded)).spec == loaded.spec
         assert loaded.title
 
 

@@ -14,6 +14,7 @@ from edgeq.data.steps import build_step
 from edgeq.data.steps.letterbox import POSITIONS
 from edgeq.data.steps.resize import RULES
 from edgeq.errors import DataError
+from edgeq.records import plain
 
 finite = st.floats(-1e6, 1e6).filter(lambda v: v != 0)
 size = st.one_of(st.integers(1, 4096), st.tuples(st.integers(1, 4096), st.integers(1, 4096)).map(list))
@@ -54,9 +55,9 @@ tables: st.SearchStrategy[dict[str, Any]] = st.one_of(
 @given(st.lists(tables, max_size=6))
 def test_written_out_and_read_back(steps: list[dict[str, Any]]) -> None:
     spec = parse_spec({"title": "t", "steps": steps, "source": {"layout": "HWC", "key": "X"}}, "here")
-    assert parse_spec(spec.to_dict(), "there") == spec
+    assert parse_spec(plain(spec), "there") == spec
     for step in spec.steps:
-        assert build_step(step.to_dict()) == step
+        assert build_step(plain(step)) == step
         assert step.describe()
 
 

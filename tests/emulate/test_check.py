@@ -24,6 +24,7 @@ from edgeq.hardware.target import Target, resolve
 from edgeq.measure.inference import Session
 from edgeq.measure.task import make_task
 from edgeq.model.load import signature_of
+from edgeq.records import plain
 from edgeq.session import SessionSettings, open_session
 
 MACHINE = Machine("x86_64", frozenset({"sse4_1"}))
@@ -88,9 +89,9 @@ def test_right_answers_pass(model: Path, samples: Samples) -> None:
     assert found.agreement is not None
     assert found.agreement.sqnr_db == float("inf")
     found.check(0.0)
-    plain = found.to_dict()
-    assert set(plain["accuracy"]) == {"host", "target"}
-    assert plain["selftest"]["y"]["passed"]
+    record = plain(found)
+    assert set(record["accuracy"]) == {"host", "target"}
+    assert record["selftest"]["y"]["passed"]
     assert found.words == "modelled (the systolic simulator)"
 
 
@@ -115,7 +116,7 @@ def test_what_is_no_such_output_fails(model: Path, change: Callable[[Any], Any],
     found = checked(simulating(change), model)
     with pytest.raises(CheckFailedError, match=says):
         found.check()
-    assert found.to_dict()["selftest"]["y"]["max_error"] is None
+    assert plain(found)["selftest"]["y"]["max_error"] is None
 
 
 def test_accuracy_lost_on_the_target_is_told(model: Path, samples: Samples) -> None:
@@ -149,8 +150,8 @@ def test_without_a_tolerance_float32_is_the_judge(model: Path, samples: Samples,
     assert (found.status, found.reference, len(found.answers)) == (status, "float32", 1)
     assert found.host_agreement is not None
     assert 35 < found.host_agreement.sqnr_db < 45
-    plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert plain["selftest"]["y"]["tolerance"] is None
+    record = json.loads(json.dumps(plain(found), allow_nan=False))
+    assert record["selftest"]["y"]["tolerance"] is None
     assert any("against float32" in line for line in summary([found]))
     if status == "failed":
         assert "its outputs follow float32 to" in found.reason

@@ -21,6 +21,7 @@ from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
 from edgeq.pipeline.job import Data
 from edgeq.pipeline.package import package
+from edgeq.records import plain
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def test_each_variant_on_its_target(bundle: Path, data: Path, bare: None) -> Non
     (here,) = (check for check in found.checks if check.variant == native)
     assert (here.where, here.samples, here.drop) == ("natively", 7, 0)
     found.check()
-    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["checks"]
+    assert json.loads(json.dumps(plain(found), allow_nan=False))["checks"]
 
 
 def test_a_target_takes_what_its_runner_would(bundle: Path) -> None:
@@ -114,10 +115,10 @@ def test_the_command(bundle: Path, data: Path, bare: None) -> None:
 def test_status_says_what_is_missing(bare: None) -> None:
     ran = CliRunner().invoke(group, ["emulate", "status", "--json"])
     assert ran.exit_code == 0, ran.output
-    plain = json.loads(ran.stdout)
-    assert plain["machines"]["arm64"] == {"qemu": None, "root": None}
-    assert plain["targets"]["this-machine"]["where"] == "natively"
-    assert plain["targets"]["gemmini"]["where"] == "modelled"
+    record = json.loads(ran.stdout)
+    assert record["machines"]["arm64"] == {"qemu": None, "root": None}
+    assert record["targets"]["this-machine"]["where"] == "natively"
+    assert record["targets"]["gemmini"]["where"] == "modelled"
     for name in ("this-machine", "gemmini"):
         assert name in CliRunner().invoke(group, ["emulate", "status"]).stdout
 

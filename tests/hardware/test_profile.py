@@ -10,6 +10,7 @@ import pytest
 from edgeq.errors import HardwareError
 from edgeq.hardware.machine import Gpu, Machine
 from edgeq.hardware.profile import ANY, Profile, load_profiles, match_profile
+from edgeq.records import plain
 from edgeq.resources import shipped
 from edgeq.scheme import Scheme
 
@@ -103,8 +104,8 @@ def test_no_two_profiles_that_could_meet_tie() -> None:
 
 def test_every_profile_is_plain_json() -> None:
     for profile in PROFILES.values():
-        plain = profile.to_dict()
-        assert json.loads(json.dumps(plain)) == plain
+        record = plain(profile)
+        assert json.loads(json.dumps(record)) == record
 
 
 def test_emulated_cpus_are_ones_that_exist_in_qemu() -> None:
@@ -193,9 +194,9 @@ def test_a_users_profile_is_merged_over_the_shipped_one(tmp_path: Path) -> None:
         ("title = 'x'\n", r"base.toml: architecture is missing"),
         (
             BASE.replace('"int8"', '"int4"'),
-            r"base.toml: \[scheme\]: scheme weight_type is 'int4'. It can be int8, uint8",
+            r"base.toml: \[scheme\]: weight_type is 'int4'. It can be int8, uint8",
         ),
-        (BASE + "[search]\nmethod = ['minmax', 'guess']\n", r"base.toml: \[search.method\]: scheme method is 'guess'"),
+        (BASE + "[search]\nmethod = ['minmax', 'guess']\n", r"base.toml: \[search.method\]: method is 'guess'"),
         (
             BASE + "[scheme.session_options]\n'session.node_partition_config_file' = 'x'\n",
             r"base.toml: session option 'session.node_partition_config_file' is not one that a bundle may set",

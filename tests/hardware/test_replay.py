@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from edgeq.hardware.profile import load_profiles, match_profile
+from edgeq.records import plain
 from edgeq.resources import shipped
 from tests.hardware.recorded import FOLDER, RECORDS, machine_of
 
@@ -66,7 +67,7 @@ def test_caches_and_memory_come_from_sysctl_and_py_cpuinfo() -> None:
 
 
 def test_a_machine_is_plain_json() -> None:
-    plain = machine_of(RECORDS["gpu-t4"]).to_dict()
-    assert json.loads(json.dumps(plain)) == plain
-    assert plain["gpus"][0]["compute_capability"] == "7.5"
-    assert plain["features"] == sorted(plain["features"])
+    record = plain(machine_of(RECORDS["gpu-t4"]))
+    assert json.loads(json.dumps(record)) == record
+    assert record["gpus"][0]["compute_capability"] == "7.5"
+    assert record["features"] == sorted(record["features"])

@@ -9,6 +9,7 @@ from edgeq.errors import HardwareError
 from edgeq.hardware.machine import Gpu, Machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import load_targets, resolve
+from edgeq.records import plain
 from edgeq.resources import shipped
 from tests.hardware.recorded import RECORDS, machine_of
 
@@ -80,8 +81,8 @@ def test_a_generic_target_is_right_on_every_machine_of_its_architecture(architec
 
 def test_every_target_is_plain_json() -> None:
     for target in TARGETS.values():
-        plain = target.to_dict()
-        assert json.loads(json.dumps(plain)) == plain
+        record = plain(target)
+        assert json.loads(json.dumps(record)) == record
 
 
 def test_auto_follows_the_machine_at_hand() -> None:

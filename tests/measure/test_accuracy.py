@@ -10,6 +10,7 @@ from edgeq.errors import CheckFailedError, DataError, RuntimeUnavailableError, U
 from edgeq.measure.accuracy import Accuracy, evaluate, evaluate_many, evaluate_sessions
 from edgeq.measure.tasks.anomaly import Anomaly
 from edgeq.measure.tasks.classification import Classification
+from edgeq.records import plain
 from edgeq.session import SessionSettings, open_session
 from tests.measure.fakes import FakeSession, linear_model, vectors
 
@@ -119,9 +120,9 @@ def test_loss_is_positive_when_worse() -> None:
 
 def test_plain_form() -> None:
     settings = SessionSettings(config={"b": "1", "a": "0"})
-    plain = evaluate(
-        linear_model().SerializeToString(), vectors(SAMPLES, LABELS), Classification(), settings=settings
-    ).to_dict()
-    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
-    assert list(plain["settings"]["config"]) == ["a", "b"]
-    assert plain["metrics"] == {"top1": 0.75}
+    record = plain(
+        evaluate(linear_model().SerializeToString(), vectors(SAMPLES, LABELS), Classification(), settings=settings)
+    )
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    assert list(record["settings"]["config"]) == ["a", "b"]
+    assert record["metrics"] == {"top1": 0.75}

@@ -18,6 +18,7 @@ from edgeq.measure.agreement import (
     decibels,
     is_class_scores,
 )
+from edgeq.records import plain
 from tests.measure.fakes import FakeSamples, FakeSession, vectors
 
 numbers = st.floats(-1e3, 1e3, width=32)
@@ -72,11 +73,11 @@ def test_order_of_samples_does_not_matter(samples: list[tuple[np.ndarray, np.nda
 def test_equal_outputs_have_no_noise_and_plain_json() -> None:
     comparison = OutputComparison("y")
     comparison.update(np.array([[1.0, -2.0]]), np.array([[1.0, -2.0]]))
-    plain = comparison.result().to_dict()
-    assert plain["sqnr_db"] is None
-    assert plain["equal"] is True
-    assert plain["cosine"] == pytest.approx(1.0)
-    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    record = plain(comparison.result())
+    assert record["sqnr_db"] is None
+    assert record["equal"] is True
+    assert record["cosine"] == pytest.approx(1.0)
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
 
 
 def test_zeros() -> None:
@@ -146,7 +147,7 @@ def test_sessions_are_compared_over_all_samples() -> None:
     assert agreement.count == 2
     assert agreement.top1 == 0.0
     assert agreement.sqnr_db == pytest.approx(10 * math.log10(15 / 10))
-    assert agreement.to_dict()["outputs"][0]["name"] == "y"
+    assert plain(agreement)["outputs"][0]["name"] == "y"
 
 
 def test_many_candidates_share_one_pass() -> None:

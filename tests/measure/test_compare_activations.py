@@ -17,6 +17,7 @@ from edgeq.graph.quant_params import dynamic_params
 from edgeq.measure.activation_observer import ActivationComparison
 from edgeq.measure.compare_activations import compare_activations
 from edgeq.measure.layers import collect_activations, compare_layers, match_activations, with_outputs
+from edgeq.records import plain
 from edgeq.session import SessionSettings, open_session
 from tests.measure.fakes import FakeSample, FakeSamples
 from tests.measure.quantized_models import SCHEMES, STATIC, Quantized, float_model, read_graph
@@ -183,10 +184,10 @@ def test_collected_activations_come_one_sample_at_a_time(quantized: Quantized) -
 def test_plain_values(quantized: Quantized) -> None:
     reference, graph = read_graph(quantized.prepared.path), read_graph(quantized.models["u8s8"])
     found = compare_layers(reference, graph, quantized.samples)
-    plain = found.to_dict()
-    assert plain["count"] == len(quantized.samples)
-    assert plain["weights"][0]["name"] == "stem.weight"
-    assert {key for a in plain["activations"] for key in a} == {
+    record = plain(found)
+    assert record["count"] == len(quantized.samples)
+    assert record["weights"][0]["name"] == "stem.weight"
+    assert {key for a in record["activations"] for key in a} == {
         "name", "node", "op_type", "folded", "quantized_name", "kind", "range", "minimum", "maximum", "reads",
         "exact_reads", "accumulated", "layer", "inputs", "rounding", "saturated",
     }  # fmt: skip
@@ -211,7 +212,7 @@ def test_infinities_in_an_activation(tmp_path: Path) -> None:
     samples = FakeSamples([FakeSample("s", {"x": np.array([[1.0, 2.0]], np.float32)})])
     found = {a.name: a for a in compare_activations(model, model, matches, samples)}
     assert found["masked"].accumulated.elements == 1
-    assert found["masked"].to_dict()["minimum"] is None
+    assert plain(found["masked"])["minimum"] is None
 
 
 def test_the_small_model_is_what_the_tests_think(quantized: Quantized) -> None:

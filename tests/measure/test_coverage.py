@@ -14,6 +14,7 @@ from edgeq.graph.convert import from_proto
 from edgeq.measure.coverage import aliases, judge, measure_coverage
 from edgeq.measure.profile import kernel_runs
 from edgeq.model.macs import node_macs
+from edgeq.records import plain
 from edgeq.session import SessionSettings
 
 Shaped = tuple[str, list[int]]
@@ -148,9 +149,9 @@ def test_a_real_session(tmp_path: Path) -> None:
     )
     assert found.int8_macs == 8 * 4 * 4 * 4 * 9
     assert found.float_macs == 0
-    assert found.share == 1.0
+    assert found.int8_mac_share == 1.0
     assert [(n.name, n.op_type, n.reason) for n in found.float_nodes] == [("exp", "Exp", "Exp because")]
-    assert found.to_dict()["float_nodes"][0]["name"] == "exp"
+    assert plain(found)["float_nodes"][0]["name"] == "exp"
     assert list(tmp_path.iterdir()) == [tmp_path / "m.onnx"], "the profile and the optimised graph are not left behind"
 
 
@@ -159,7 +160,7 @@ def test_an_unfused_graph_is_float(tmp_path: Path) -> None:
     found = measure_coverage(
         model(tmp_path), SessionSettings(optimization="none"), feed, float_source(), lambda name, op_type: "why"
     )
-    assert found.share == 0.0
+    assert found.int8_mac_share == 0.0
     assert found.float_macs == 8 * 4 * 4 * 4 * 9
 
 

@@ -6,6 +6,7 @@ import edgeq
 from edgeq.measure.diagnosis import DebugRequest, diagnose
 from edgeq.measure.layers import LayerComparison
 from edgeq.progress import SILENT
+from edgeq.records import plain
 from tests.measure.quantized_models import Quantized
 
 
@@ -15,7 +16,7 @@ def test_it_answers_as_the_command_does(quantized: Quantized) -> None:
     assert isinstance(found.comparison, LayerComparison)
     assert found.comparison.count == 4
     request = DebugRequest(quantized.source, model, quantized.data, count=4, worst=2)
-    assert found.to_dict() == diagnose(request, progress=SILENT).to_dict()
+    assert plain(found) == plain(diagnose(request, progress=SILENT))
 
 
 def test_options_reach_the_sessions(quantized: Quantized) -> None:

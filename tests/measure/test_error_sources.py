@@ -13,6 +13,7 @@ from edgeq.measure.agreement import Agreement, OutputAgreement, compare_sessions
 from edgeq.measure.diagnosis import DebugRequest, diagnose
 from edgeq.measure.error_sources import candidates, find_error_sources, layer_noise, nodes_to_exclude
 from edgeq.measure.layers import compare_layers
+from edgeq.records import plain
 from edgeq.session import open_session
 from tests.measure.quantized_models import SCHEMES, Quantized, float_model, quantize_all, read_graph
 
@@ -136,7 +137,7 @@ def test_a_model_against_itself_has_no_error_sources(quantized: Quantized) -> No
 
 def test_as_json(quantized: Quantized, tmp_path: Path) -> None:
     wide = widen_range(quantized.models["u8s8"], "sum", 20, tmp_path / "wide.onnx")
-    plain = diagnose(DebugRequest(quantized.source, wide, quantized.data)).to_dict()
-    error_source = json.loads(json.dumps(plain, allow_nan=False))["culprits"][0]
+    record = plain(diagnose(DebugRequest(quantized.source, wide, quantized.data)))
+    error_source = json.loads(json.dumps(record, allow_nan=False))["culprits"][0]
     assert set(error_source) == {"name", "node", "op_type", "output_sqnr_db", "share", "cause", "reason", "exclude"}
     assert find_error_sources((), (), {}, diagnose(DebugRequest(quantized.source, wide, quantized.data)).written) == ()

@@ -17,6 +17,7 @@ from edgeq.measure.accuracy import evaluate
 from edgeq.measure.evaluation import EvalRequest, run_evaluation
 from edgeq.measure.loaded_model import open_model
 from edgeq.measure.task import TaskOptions
+from edgeq.records import plain
 from edgeq.session import SessionSettings
 from tests.measure.fakes import linear_model
 
@@ -56,7 +57,7 @@ def bundle(folder: Path, name: str, preprocess: Any = None, **info: Any) -> Path
 
 
 def test_a_model_on_labelled_data(folder: Path) -> None:
-    found = run_evaluation(ask(folder)).to_dict()
+    found = plain(run_evaluation(ask(folder)))
     assert found["metrics"] == {"top1": 0.75}
     assert found["count"] == 4
     assert found["reference"] is None
@@ -66,13 +67,13 @@ def test_a_model_on_labelled_data(folder: Path) -> None:
 def test_a_reference_is_run_on_the_same_samples(folder: Path) -> None:
     found = run_evaluation(ask(folder, "down.onnx", reference=folder / "up.onnx"))
     assert found.loss == 0.5
-    plain = found.to_dict()["reference"]
-    assert plain["metrics"] == {"top1": 0.75}
-    assert plain["agreement"]["outputs"][0]["cosine"] == pytest.approx(-1)
+    record = plain(found)["reference"]
+    assert record["metrics"] == {"top1": 0.75}
+    assert record["agreement"]["outputs"][0]["cosine"] == pytest.approx(-1)
 
 
 def test_agreement_alone_needs_no_labels(folder: Path) -> None:
-    found = run_evaluation(ask(folder, task=None, labels=None, reference=folder / "up.onnx")).to_dict()
+    found = plain(run_evaluation(ask(folder, task=None, labels=None, reference=folder / "up.onnx")))
     assert found["task"] is None
     assert found["metrics"] == {}
     assert found["reference"]["agreement"]["outputs"][0]["equal"] is True
@@ -191,9 +192,9 @@ def test_the_command_prints_json_alone(folder: Path) -> None:
     files = ("--data", folder / "data.npz", "--labels", folder / "labels.npy", "--task", "classification")
     done = run(folder / "up.onnx", *files, "--class-offset", 0, "--json")
     assert done.exit_code == 0
-    plain = json.loads(done.stdout)
-    assert list(plain) == KEYS
-    assert plain["options"] == {"class_offset": 0}
+    record = json.loads(done.stdout)
+    assert list(record) == KEYS
+    assert record["options"] == {"class_offset": 0}
 
 
 def test_the_command_speaks_to_people(folder: Path) -> None:

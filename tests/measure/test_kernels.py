@@ -12,6 +12,7 @@ import pytest
 from edgeq import demo
 from edgeq.measure.kernels import kernel_times, times_of
 from edgeq.measure.profile import kernel_runs
+from edgeq.records import plain
 from edgeq.session import SessionSettings
 
 
@@ -49,4 +50,4 @@ def test_a_real_model() -> None:
     assert convolutions
     assert {k.name for k in convolutions} <= nodes
     assert all(k.us >= 0 for k in found)
-    assert found[0].to_dict().keys() == {"name", "op_type", "kind", "us"}
+    assert plain(found[0]).keys() == {"name", "op_type", "kind", "us"}

@@ -12,6 +12,7 @@ from edgeq_device.latency import WarmUp
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.measure.latency import Measurement, bench_model, measure_models
 from edgeq.progress import Advance
+from edgeq.records import plain
 from edgeq.session import SessionSettings
 
 from .fakes import matmul_file
@@ -48,7 +49,7 @@ def test_a_measurement_carries_machine_versions_and_settings(measured: Measureme
     assert measured.models["a"]["providers"] == ["CPUExecutionProvider"]
     assert measured.latency("a")["count"] >= 10
     assert measured.ratio("b")["low"] <= measured.ratio("b")["estimate"] <= measured.ratio("b")["high"]
-    assert measured.to_dict()["notes"] == list(measured.notes)
+    assert plain(measured)["notes"] == list(measured.notes)
     assert "single-stream" in measured.text()
 
 

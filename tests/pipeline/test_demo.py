@@ -12,6 +12,7 @@ from edgeq_device.latency import WarmUp
 from edgeq.errors import OutputError
 from edgeq.pipeline import demo as module
 from edgeq.pipeline.demo import Demonstration, demonstrate
+from edgeq.records import plain
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +42,12 @@ def test_int8_is_within_a_point_of_float32(shown: Demonstration) -> None:
 
 
 def test_every_step_leaves_its_result(shown: Demonstration, place: Path) -> None:
-    assert shown.verified.to_dict()["passed"]
+    assert plain(shown.verified)["passed"]
     assert shown.match.profile.name in shown.packaged.variants
-    plain = shown.to_dict()
-    json.dumps(plain, allow_nan=False)
-    assert plain["bundle"] == str(place / "bundle")
-    assert [row["name"] for row in plain["table"]] == ["float32", "int8"]
+    record = plain(shown)
+    json.dumps(record, allow_nan=False)
+    assert record["bundle"] == str(place / "bundle")
+    assert [row["name"] for row in record["table"]] == ["float32", "int8"]
     assert (place / "bundle" / "edgeq_run.py").is_file()
 
 

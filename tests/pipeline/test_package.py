@@ -18,6 +18,7 @@ from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.pipeline.job import Built, Data, Job
 from edgeq.pipeline.package import Packaged, package
+from edgeq.records import plain
 
 NET = Path("net.onnx")
 CALIB, VAL = Data("calib.npz"), Data("val.npz", "key=x,label=y")
@@ -29,13 +30,13 @@ def packaged(output: Path = BUNDLE, **options: Any) -> Packaged:
 
 
 def manifest(bundle: Path = BUNDLE) -> dict[str, Any]:
-    plain: dict[str, Any] = json.loads((bundle / "manifest.json").read_text())
-    return plain
+    record: dict[str, Any] = json.loads((bundle / "manifest.json").read_text())
+    return record
 
 
 def variant(name: str, file: str = "edgeq.json") -> dict[str, Any]:
-    plain: dict[str, Any] = json.loads((BUNDLE / "models" / "model" / name / file).read_text())
-    return plain
+    record: dict[str, Any] = json.loads((BUNDLE / "models" / "model" / name / file).read_text())
+    return record
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_a_bundle_that_verifies(place: Path, native: str) -> None:
     assert result.variants[native].native
     report = verify_bundle(BUNDLE)
     check_report(report)
-    assert report.to_dict()["passed"]
+    assert plain(report)["passed"]
     assert sorted(p.name for p in (BUNDLE / "calibration").iterdir()) == [
         "calibration.cache", "calibration.flatbuffers", "calibration.json",
     ]  # fmt: skip
@@ -64,7 +65,7 @@ def test_variants_stand_from_the_least_demanding_to_the_most(place: Path) -> Non
         "haswell": "U8S8",
         "cascade-lake": "U8S8",
     }
-    assert verify_bundle(BUNDLE, variant="haswell").to_dict()["passed"]
+    assert plain(verify_bundle(BUNDLE, variant="haswell"))["passed"]
 
 
 def test_where_the_checks_were_made_is_recorded(place: Path, native: str) -> None:
@@ -82,7 +83,7 @@ def test_session_options_travel(place: Path, native: str) -> None:
     assert options == {"optimization.disable_specified_optimizers": "WeightBiasQuantization"}
     files = [p for p in (BUNDLE / "models").rglob("*.json") if "WeightBiasQuantization" in p.read_text()]
     assert files
-    assert verify_bundle(BUNDLE).to_dict()["passed"]
+    assert plain(verify_bundle(BUNDLE))["passed"]
 
 
 def test_what_the_variant_says_of_itself(place: Path, native: str) -> None:
@@ -90,7 +91,7 @@ def test_what_the_variant_says_of_itself(place: Path, native: str) -> None:
     metadata = variant(native)
     assert metadata["target"] == "this-machine"
     assert metadata["profile"] == native
-    assert metadata["scheme"] == result.variants[native].built.artifact.scheme.to_dict()
+    assert metadata["scheme"] == plain(result.variants[native].built.artifact.scheme)
     assert metadata["preprocessing"]["source"]["key"] == "x"
     assert metadata["coverage"] == {"int8_mac_share": 1.0}
     assert metadata["accuracy"]["samples"] == 3
@@ -126,7 +127,7 @@ def test_an_archive_holds_what_the_directory_holds(place: Path) -> None:
     with zipfile.ZipFile("bundle.edgeq") as archive:
         for name in archive.namelist():
             assert archive.read(name) == (BUNDLE / name).read_bytes(), name
-    assert verify_bundle(Path("bundle.edgeq")).to_dict()["passed"]
+    assert plain(verify_bundle(Path("bundle.edgeq")))["passed"]
 
 
 def test_where_it_comes_from_is_recorded(place: Path) -> None:
@@ -147,7 +148,7 @@ def test_nothing_static_means_no_calibration_tables(place: Path) -> None:
     package(NET, None, BUNDLE, validation=VAL, timed=False, overrides=overrides)
     assert not (BUNDLE / "calibration").exists()
     assert manifest()["additional_metadata"]["edgeq"]["calibration_samples"] == 0
-    assert verify_bundle(BUNDLE).to_dict()["passed"]
+    assert plain(verify_bundle(BUNDLE))["passed"]
 
 
 def test_targets_with_one_need_share_one_model(place: Path) -> None:
@@ -156,7 +157,7 @@ def test_targets_with_one_need_share_one_model(place: Path) -> None:
     assert len({v.built.artifact.model for n, v in result.variants.items() if n != "cascade-lake"}) == 1
     assert {v.built.target.name for v in result.variants.values()} == set(result.variants)
     assert len(list(BUNDLE.rglob("model.onnx"))) == 2
-    assert verify_bundle(BUNDLE).to_dict()["passed"]
+    assert plain(verify_bundle(BUNDLE))["passed"]
 
 
 @pytest.mark.parametrize("output", [BUNDLE, Path("bundle.edgeq")])
@@ -173,7 +174,7 @@ def test_weights_that_coincide_are_there_once(place: Path, output: Path) -> None
 
     report = verify_bundle(output)
     check_report(report)
-    assert report.to_dict()["passed"]
+    assert plain(report)["passed"]
     if output.is_dir():
         assert held(output) < 0.75 * (held(Path("x")) + held(Path("y")))
 
@@ -330,9 +331,9 @@ def test_of_split_bundles_only_bundles_are_replaced(place: Path, native: str) ->
 
 
 def test_json_keys_are_those_documented(place: Path, native: str) -> None:
-    plain = packaged().to_dict()
-    json.dumps(plain, allow_nan=False)
+    record = plain(packaged())
+    json.dumps(record, allow_nan=False)
     documented = (Path(__file__).parents[2] / "docs" / "package.md").read_text("utf-8").partition("`--json`")[2]
-    assert [key for key in plain if f"`{key}`" not in documented] == []
+    assert [key for key in record if f"`{key}`" not in documented] == []
     proof = (Path(__file__).parents[2] / "docs" / "quantize.md").read_text("utf-8").partition("## --json")[2]
-    assert [k for k in plain["variants"][native] if f"`{k}`" not in documented + proof] == []
+    assert [k for k in record["variants"][native] if f"`{k}`" not in documented + proof] == []

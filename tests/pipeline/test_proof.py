@@ -20,6 +20,7 @@ from edgeq.measure.agreement import Agreement, OutputAgreement
 from edgeq.measure.coverage import Coverage, FloatNode
 from edgeq.measure.task import make_task
 from edgeq.pipeline.proof import FLOAT, INT8, Proof, Speed, prove
+from edgeq.records import plain
 from tests.backends.build import Bench, bench, residual
 
 
@@ -107,9 +108,9 @@ def test_a_graph_without_arithmetic_does_not_meet_a_coverage_bar() -> None:
 
 
 def test_json_has_no_infinity() -> None:
-    plain = changed(agreement=agreement(math.inf), optimiser=(math.inf, 10.0)).to_dict()
-    json.dumps(plain, allow_nan=False)
-    assert plain["optimiser_sqnr_db"] == {"optimised": None, "unoptimised": 10.0}
+    record = plain(changed(agreement=agreement(math.inf), optimiser=(math.inf, 10.0)))
+    json.dumps(record, allow_nan=False)
+    assert record["optimiser_sqnr_db"] == {"optimised": None, "unoptimised": 10.0}
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +124,7 @@ def proven(net: Bench, artifact: Artifact, **options: Any) -> Proof:
 
 def test_a_proof_of_a_real_artifact(net: Bench) -> None:
     proof = proven(net, net.build(), timed=False)
-    assert proof.coverage.share == 1
+    assert proof.coverage.int8_mac_share == 1
     assert proof.agreement.sqnr_db == pytest.approx(net.sqnr(net.build()), abs=0.1)
     assert proof.optimiser[0] == pytest.approx(proof.optimiser[1], abs=3)
     assert (proof.samples, proof.accuracy, proof.speed) == (4, {}, None)
@@ -137,7 +138,7 @@ def test_speed_is_a_ratio_of_interleaved_runs(net: Bench, monkeypatch: pytest.Mo
     assert speed is not None
     assert set(speed.latency) == {FLOAT, INT8}
     assert speed.ratio.low <= speed.ratio.estimate <= speed.ratio.high
-    assert json.dumps(speed.to_dict(), allow_nan=False)
+    assert json.dumps(plain(speed), allow_nan=False)
 
 
 def test_labels_measure_both_models(tmp_path: Path) -> None:
@@ -182,5 +183,5 @@ def test_a_layer_that_onnxruntime_requantizes_is_caught(tmp_path: Path) -> None:
     artifact = net.build(exclude=("depthwise",))
     shielded = proven(net, artifact, timed=False)
     requantized = proven(net, bare(artifact, tmp_path / "bare.onnx"), timed=False)
-    assert requantized.coverage.share == 1 > shielded.coverage.share
+    assert requantized.coverage.int8_mac_share == 1 > shielded.coverage.int8_mac_share
     assert shielded.agreement.sqnr_db >= requantized.agreement.sqnr_db

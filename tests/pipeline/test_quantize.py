@@ -18,6 +18,7 @@ from edgeq.pipeline.job import Data, build, open_job
 from edgeq.pipeline.quantize import Quantized, quantize
 from edgeq.pipeline.reasons import explainer
 from edgeq.progress import Silent
+from edgeq.records import plain
 from tests.backends.build import mixed
 
 NET, OUT = Path("net.onnx"), Path("int8.onnx")
@@ -158,11 +159,11 @@ def test_progress_names_the_stages_and_notes_the_decisions(place: Path) -> None:
 
 
 def test_json_keys_are_those_documented(place: Path) -> None:
-    plain = quantized(overrides={"exclude": ("last",)}).to_dict()
-    json.dumps(plain, allow_nan=False)
+    record = plain(quantized(overrides={"exclude": ("last",)}))
+    json.dumps(record, allow_nan=False)
     documented = (Path(__file__).parents[2] / "docs" / "quantize.md").read_text("utf-8").partition("## --json")[2]
     assert documented
-    missing = [key for key in plain if f"`{key}`" not in documented]
+    missing = [key for key in record if f"`{key}`" not in documented]
     assert missing == []
 
 

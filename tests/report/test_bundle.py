@@ -18,6 +18,7 @@ from edgeq.errors import BundleError, DataError, OutputError, UsageError
 from edgeq.measure.task import make_task
 from edgeq.pipeline.job import Data
 from edgeq.pipeline.package import package
+from edgeq.records import plain
 from edgeq.report.bundle import report_bundle
 
 from . import samples
@@ -68,7 +69,7 @@ def test_the_report_keeps_a_bundle_reproducible(bundle: Path, tmp_path: Path) ->
 def test_it_is_rebuilt_beside_the_bundle(copy: Path) -> None:
     done = report_bundle(copy)
     assert done.page == copy.parent / "bundle.report.html"
-    assert "keeps float32" in done.to_dict()["verdict"] or "of top-1" in done.to_dict()["verdict"]
+    assert "keeps float32" in plain(done)["verdict"] or "of top-1" in plain(done)["verdict"]
     page = done.page.read_text("utf-8")
     with opened(copy) as found:
         assert found.manifest_sha256 in page
@@ -163,11 +164,11 @@ def test_the_command(copy: Path, tmp_path: Path) -> None:
     place = tmp_path / "out.html"
     result = CliRunner().invoke(group, ["report", str(copy), "-o", str(place), "--json"])
     assert result.exit_code == 0, result.output
-    plain = json.loads(result.output)
-    assert sorted(plain) == ["bundle", "bytes", "figures", "report", "verdict", "warnings"]
-    assert plain["bytes"] == place.stat().st_size
+    record = json.loads(result.output)
+    assert sorted(record) == ["bundle", "bytes", "figures", "report", "verdict", "warnings"]
+    assert record["bytes"] == place.stat().st_size
     human = CliRunner().invoke(group, ["report", str(copy), "-o", str(place)])
-    assert plain["verdict"] in human.output
+    assert record["verdict"] in human.output
     refused = CliRunner().invoke(group, ["report", str(demo.MODEL)])
     assert refused.exit_code == 2
     assert "Traceback" not in refused.output

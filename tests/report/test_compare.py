@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from edgeq import demo
 from edgeq.cli import group
 from edgeq.errors import UsageError
+from edgeq.records import plain
 from edgeq.report.compare import CompareRequest, compare, interchangeable, signature_differences
 from edgeq.report.compare_text import comparison_rows, sentences
 from edgeq.signature import Signature, TensorSpec
@@ -88,7 +89,7 @@ def test_a_bundle_against_its_float_model(bundle: Path) -> None:
     names = [row[0] for row in found.rows()]
     assert names[:3] == ["size", "MACs in int8", "top-1"]
     assert "latency p50" in names
-    assert json.loads(json.dumps(found.to_dict()))["samples"] == 24
+    assert json.loads(json.dumps(plain(found)))["samples"] == 24
 
 
 def test_the_same_model_twice(tmp_path: Path) -> None:
@@ -151,9 +152,9 @@ def test_the_command(tmp_path: Path) -> None:
     a, b = scaled(tmp_path / "a.onnx", 2.0), scaled(tmp_path / "b.onnx", 3.0)
     result = CliRunner().invoke(group, ["compare", str(a), str(b), "--no-timing", "--json"])
     assert result.exit_code == 0, result.output
-    plain = json.loads(result.output)
+    record = json.loads(result.output)
     keys = ["a", "agreement", "b", "bench", "latency", "notes", "same", "samples", "signature_differences", "verdict"]
-    assert sorted(plain) == keys
+    assert sorted(record) == keys
     human = CliRunner().invoke(group, ["compare", str(a), str(b), "--no-timing"])
     assert "B against A" in human.output
     missing = CliRunner().invoke(group, ["compare", str(a), str(tmp_path / "none.onnx")])

@@ -105,7 +105,7 @@ def test_the_bundles_own_short_form_is_read() -> None:
     assert [(m.name, m.float32, m.int8, m.primary) for m in variant.metrics] == [("top1", 0.5, 0.6, True)]
     assert variant.sqnr_db == 37.0
     assert variant.coverage is not None
-    assert variant.coverage.share == 0.5
+    assert variant.coverage.int8_mac_share == 0.5
 
 
 def test_tuning() -> None:

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 import edgeq
 from edgeq.cli import group
 from edgeq.errors import ModelError, OutputError, UsageError
+from edgeq.records import plain
 from edgeq.retarget.compare import compare_outputs
 from edgeq.retarget.run import inspect_quantized, retarget
 from retarget.networks import (
@@ -43,7 +44,7 @@ def saved(model: onnx.ModelProto, folder: Path) -> Path:
 def test_types_change_exactly(make: Callable[[], onnx.ModelProto], activation: str, tmp_path: Path) -> None:
     given = make()
     result = retarget(saved(given, tmp_path), tmp_path / "new.onnx", activation_type=activation, weight_type="int8")
-    assert result.to_dict()["identical"]
+    assert plain(result)["identical"]
     onnx.checker.check_model(onnx.load(result.output))
     for seed in range(3):
         inputs = example(given, seed)
@@ -65,7 +66,7 @@ def test_there_and_back(make: Callable[[], onnx.ModelProto], tmp_path: Path) -> 
     assert "QLinearConv" in kinds(integer.output)
     assert "QLinearConv" not in kinds(back.output)
     assert compare_outputs(path, back.output) is not None
-    assert back.to_dict()["largest_difference"] < 0.02
+    assert plain(back)["largest_difference"] < 0.02
     inputs = example(given)
     # What ONNX Runtime makes of the Q/DQ pairs is those integer operators.
     np.testing.assert_array_equal(run(integer.output, inputs), run(tmp_path / "u8.onnx", inputs))
@@ -95,7 +96,7 @@ def test_a_relu_above_the_bottom_becomes_a_clip_of_integers(tmp_path: Path) -> N
     assert any("weights stored as integers" in line for line in result.changes)
     assert any("stored transposed" in line for line in result.changes)
     assert result.before.format == "QDQ"
-    assert result.to_dict()["largest_difference"] < 0.02
+    assert plain(result)["largest_difference"] < 0.02
 
 
 def test_modules_that_were_not_fused_run_on_integers(tmp_path: Path) -> None:
@@ -111,7 +112,7 @@ def test_an_int8_interface_stays(tmp_path: Path) -> None:
     assert graph.input[0].type.tensor_type.elem_type == TensorProto.INT8
     assert graph.output[0].type.tensor_type.elem_type == TensorProto.INT8
     assert any("input or output of the model" in line for line in result.kept)
-    assert result.to_dict()["identical"]
+    assert plain(result)["identical"]
 
 
 def test_old_opsets_are_raised(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_unsigned_weights_become_signed_with_int8_activations(tmp_path: Path) ->
     net.nodes.append(helper.make_node("Identity", [net.pair("c", 0.05, np.uint8(120))], ["y"], name="out"))
     result = retarget(saved(net.model(), tmp_path), tmp_path / "new.onnx", activation_type="int8")
     assert (result.before.pair, result.after.pair) == ("U8U8", "S8S8")
-    assert result.to_dict()["identical"]
+    assert plain(result)["identical"]
 
 
 def test_missing_zero_points_and_fill_values(tmp_path: Path) -> None:
@@ -143,7 +144,7 @@ def test_missing_zero_points_and_fill_values(tmp_path: Path) -> None:
     net.add("DequantizeLinear", ["both", scale], "y")
     given = net.model()
     result = retarget(saved(given, tmp_path), tmp_path / "new.onnx", activation_type="int8")
-    assert result.to_dict()["identical"]
+    assert plain(result)["identical"]
     assert result.after.activations == {"int8": 1}
     assert "2 zero points written out that were left to the default" in result.changes
 
@@ -157,7 +158,7 @@ def test_what_works_on_integers_keeps_its_type(tmp_path: Path) -> None:
     net.add("Relu", ["d"], "y")
     result = retarget(saved(net.model(), tmp_path), tmp_path / "new.onnx", activation_type="uint8")
     assert any("Abs Abs_positive works on it" in line for line in result.kept)
-    assert result.to_dict()["identical"]
+    assert plain(result)["identical"]
 
 
 def test_scales_that_mean_nothing_are_refused(tmp_path: Path) -> None:
@@ -211,7 +212,7 @@ def test_the_command_and_the_function(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "QDQ S8S8" in done.output
     assert "the same to the last bit" in done.output
-    record = edgeq.retarget(path, tmp_path / "b.onnx", target="x86-64-avx512-vnni").to_dict()
+    record = plain(edgeq.retarget(path, tmp_path / "b.onnx", target="x86-64-avx512-vnni"))
     assert record["after"]["pair"] == "U8S8"
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
     spoken = CliRunner().invoke(group, [*arguments, "--force", "--json"])

@@ -135,7 +135,9 @@ def test_what_is_simulated_has_no_clock_and_is_ranked_layer_by_layer(job: Job, n
     assert evaluator.recoveries() == ()
     candidate = kernel_candidates(target.profile)[0]
     built = evaluator.built(candidate).artifact
-    assert evaluator.build(candidate).int8_mac_share == pytest.approx(built.coverage.share if built.coverage else 0)
+    assert evaluator.build(candidate).int8_mac_share == pytest.approx(
+        built.coverage.int8_mac_share if built.coverage else 0
+    )
     found = evaluator.assess([candidate], evaluator.total)[candidate.name]
     task = make_task("classification")
     proof = evaluate(open_session(built.proof_model, built.proof_settings()), job.validation, task)

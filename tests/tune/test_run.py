@@ -22,6 +22,7 @@ from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
 from edgeq.measure.task import make_task
 from edgeq.pipeline.job import Data
+from edgeq.records import plain
 from edgeq.tune.goal import Goal
 from edgeq.tune.run import Tuned, plan
 
@@ -62,7 +63,7 @@ def test_the_bundle_is_of_the_winner(labelled: Tuned) -> None:
     assert winner is not None
     with open_bundle(labelled.bundle) as bundle:
         variant = bundle.components["model"][0]
-        assert variant.info["scheme"] == winner.candidate.scheme.to_dict()
+        assert variant.info["scheme"] == plain(winner.candidate.scheme)
         assert variant.info.get("threads", 0) == winner.candidate.threads
         assert variant.model is not None
         assert variant.model.stat().st_size == winner.screening.bytes if winner.screening else False

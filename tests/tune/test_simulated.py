@@ -20,6 +20,7 @@ from edgeq.cli import group
 from edgeq.errors import GoalNotMetError, OutputError
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.pipeline.job import Data
+from edgeq.records import plain
 from edgeq.tune.goal import Goal
 from edgeq.tune.run import Tuned, plan
 
@@ -47,13 +48,13 @@ def test_a_bundle_for_elsewhere(labelled: Path, tmp_path: Path, target: str) -> 
         validation=Data(str(labelled)),
         task=make_task("classification", TaskOptions()),
     )
-    plain = result.to_dict()
-    assert list(plain) == KEYS
-    assert plain["simulated"] is True
-    assert all(set(form) == FORM for form in [plain["chosen"], *plain["trials"]])
-    assert plain["chosen"]["loss"] <= 0.01
-    assert plain["chosen"]["loss"] == pytest.approx(result.proof.drop)
-    assert plain["chosen"]["int8_mac_share"] == pytest.approx(result.proof.coverage.share, abs=1e-6)
+    record = plain(result)
+    assert list(record) == KEYS
+    assert record["simulated"] is True
+    assert all(set(form) == FORM for form in [record["chosen"], *record["trials"]])
+    assert record["chosen"]["loss"] <= 0.01
+    assert record["chosen"]["loss"] == pytest.approx(result.proof.drop)
+    assert record["chosen"]["int8_mac_share"] == pytest.approx(result.proof.coverage.int8_mac_share, abs=1e-6)
     assert not out.with_name("bundle.tuning").exists()
     run = [sys.executable, str(out / "edgeq_run.py"), "info", "--json"]
     report = json.loads(subprocess.run(run, capture_output=True, check=True, text=True).stdout)

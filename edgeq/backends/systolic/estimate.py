@@ -47,7 +47,7 @@ class LayerEstimate:
     traffic: int
     utilisation: float
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "macs": self.macs,
@@ -78,7 +78,7 @@ class Estimate:
         """Of all layers together."""
         return sum(layer.macs for layer in self.layers) / (self.cycles * self.array.dim**2) if self.cycles else 0.0
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
             "estimate": True,
@@ -87,7 +87,7 @@ class Estimate:
             "cycles": self.cycles,
             "dram_bytes": self.traffic,
             "utilisation": round(self.utilisation, 4),
-            "layers": [layer.to_dict() for layer in self.layers],
+            "layers": self.layers,
         }
 
 

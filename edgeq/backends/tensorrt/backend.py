@@ -32,6 +32,7 @@ from edgeq.model.macs import node_macs
 from edgeq.model.names import name_nodes
 from edgeq.model.opset import raise_opset
 from edgeq.model.prepare import PreparedModel
+from edgeq.records import plain
 from edgeq.scheme import Scheme
 
 # The runner takes the highest rank that fits: TensorRT's own are the profiles', CUDA's lies under them and over every
@@ -145,7 +146,7 @@ class TensorrtBackend:
             simulation=simulated_path,
             simulation_settings=SETTINGS,
             coverage=placement.coverage(),
-            details={"placement": placement.to_dict()},
+            details={"placement": plain(placement)},
             alternatives=self._alternatives(prepared, scheme, place),
         )
 

@@ -77,7 +77,7 @@ class Placement:
         whole = sum(macs.values())
         return Coverage(macs.get("int8", 0), whole - macs.get("int8", 0), runs, floats)
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
             "macs": self.macs(),
@@ -86,7 +86,7 @@ class Placement:
                 {"name": n.name, "op_type": n.op_type, "precision": n.precision, "macs": n.macs, "reason": n.reason}
                 for n in self.nodes
             ],
-            "findings": list(self.findings),
+            "findings": self.findings,
         }
 
 

@@ -3,7 +3,6 @@ often they do, and what it does to the answer."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,7 @@ class LayerAudit:
     def can_saturate(self) -> bool:
         return self.suspects is None or self.suspects > 0
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         return {**vars(self), "can_saturate": self.can_saturate}
 
 
@@ -99,16 +98,14 @@ class Audit:
         lost = "" if self.float_db is None else f", {self.float_db[1] - self.float_db[0]:.1f} dB lost"
         return f"{text}; {really} did on {self.samples} samples ({share:.2%} of the sums of two products{lost})"
 
-    def to_dict(self) -> dict[str, Any]:
+    def __record__(self) -> dict[str, Any]:
         return {
             "safe": self.safe,
             "summary": self.summary(),
             "samples": self.samples,
-            "effect_db": _finite(self.effect_db),
-            "float_db": None
-            if self.float_db is None
-            else {"saturating": _finite(self.float_db[0]), "exact": _finite(self.float_db[1])},
-            "layers": [layer.to_dict() for layer in self.layers],
+            "effect_db": self.effect_db,
+            "float_db": None if self.float_db is None else {"saturating": self.float_db[0], "exact": self.float_db[1]},
+            "layers": self.layers,
         }
 
 
@@ -200,7 +197,3 @@ def _with_counts(bound: LayerAudit, sums: int, clipped: NDArray[np.int64] | None
         return bound
     values = {**vars(bound), "sums": sums, "clipped": int(clipped.sum())}
     return LayerAudit(**{**values, "clipped_channels": int(np.count_nonzero(clipped))})
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

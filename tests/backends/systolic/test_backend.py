@@ -52,7 +52,7 @@ def test_the_demo_model_becomes_an_artifact(prepared: PreparedModel, tmp_path: P
     onnx.checker.check_model(str(artifact.model), full_check=True)
     assert set(artifact.files) == {"demo.program.npz", "demo.dialect.onnx"}
     assert artifact.coverage is not None
-    assert artifact.coverage.share == 1.0
+    assert artifact.coverage.int8_mac_share == 1.0
     assert "100.0% of the multiply-accumulates run on the array" in artifact.notes[0]
     program = load_program(artifact.files["demo.program.npz"])
     with np.load(demo.VALIDATION) as archive:
@@ -159,4 +159,4 @@ def test_a_bundle_carries_the_files_of_the_array(tmp_path: Path) -> None:
         images = archive["image"][:3]
     twin = open_session(made.bundle / "models" / "model" / "gemmini" / "model.onnx").run(None, {"image": images})[0]
     np.testing.assert_array_equal(simulate(program, {"image": images}).tensors["logits"], twin)
-    assert made.variants["gemmini"].proof.coverage.share == 1.0
+    assert made.variants["gemmini"].proof.coverage.int8_mac_share == 1.0

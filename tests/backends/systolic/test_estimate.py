@@ -5,6 +5,7 @@ import numpy as np
 from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.estimate import BYTES_PER_CYCLE, estimate
 from edgeq.backends.systolic.tiling import product_tiles
+from edgeq.records import plain
 from tests.backends.systolic.graphs import GraphBuilder, program_of
 
 
@@ -37,5 +38,5 @@ def test_formulas() -> None:
     assert dense.utilisation == dense.macs / (dense.cycles * 256)
     # One of sixteen columns, nine of sixteen rows.
     assert depthwise.utilisation <= 9 / 256
-    assert found.to_dict()["estimate"] is True
+    assert plain(found)["estimate"] is True
     assert found.cycles == dense.cycles + depthwise.cycles

@@ -110,4 +110,4 @@ def test_macs_by_precision(files: tuple[onnx.ModelProto, onnx.ModelProto], tmp_p
     placement = check_placement(good, source, {})
     layer = 16 * 16 * 9 * 64
     assert placement.macs() == {"int8": 6 * layer + 5 * 16, "fp32": 0}
-    assert placement.coverage().share == 1.0
+    assert placement.coverage().int8_mac_share == 1.0

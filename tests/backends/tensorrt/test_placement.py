@@ -32,7 +32,7 @@ def test_every_layer_is_int8_and_the_rest_is_fp16_or_fused(built: Artifact) -> N
     assert {"add1", "add2", "relu0", "relu2"} <= {name for name, kind in kinds.items() if kind == "int8"}
     assert built.details["placement"]["findings"] == []
     assert built.coverage is not None
-    assert built.coverage.share == 1.0
+    assert built.coverage.int8_mac_share == 1.0
 
 
 def test_only_the_skip_branch_of_an_add_is_quantized(built: Artifact) -> None:
