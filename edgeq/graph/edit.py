@@ -10,7 +10,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.graph.quant_params import QuantParams
-from edgeq.graph.query import MAIN_DOMAINS
+from edgeq.graph.query import MAIN_DOMAINS, node_input
 
 
 class Editor:
@@ -123,6 +123,17 @@ class Editor:
         zeros = ir.tensor(np.array(zero, order="C"), dtype=params.dtype)
         return self.constant(f"{name}/scale", scale), self.constant(f"{name}/zero_point", zeros)
 
+    def set_input(self, node: ir.Node, place: int, values: NDArray[Any], name: str) -> None:
+        """Make `values` a constant input of a node: in place, in the element type that is there, where nothing else
+        reads the initializer at that input; else as a new one called `name`, or what is free."""
+        old = node_input(node, place)
+        if old is not None and old.is_initializer() and len(old.uses()) == 1 and not old.is_graph_output():
+            set_constant(old, values)
+            return
+        if place >= len(node.inputs):
+            node.resize_inputs(place + 1)
+        node.replace_input_with(place, self.constant(name, values))
+
     def free_value_name(self, name: str) -> str:
         """`name`, or with a number behind until no tensor is called so; it is taken from then on."""
         return _free(name, self._values)
@@ -132,9 +143,10 @@ class Editor:
         return _free(name, self._nodes)
 
 
-def replace_value(old: ir.Value, new: ir.Value) -> None:
-    """Let `new` stand wherever `old` stood; as a graph output it takes over the name."""
-    if old.is_graph_output():
+def replace_value(old: ir.Value, new: ir.Value, *, keep_name: bool = False) -> None:
+    """Let `new` stand wherever `old` stood; as a graph output, or with `keep_name`, under the name of `old` and with
+    its type and shape, where they are known."""
+    if keep_name or old.is_graph_output():
         name = old.name
         old.name = f"{name}/replaced"
         old.replace_all_uses_with(new, replace_graph_outputs=True)

@@ -8,6 +8,9 @@ from onnx_ir.passes.common import (
     RemoveInitializersFromInputsPass,
 )
 
+from edgeq.graph.edit import replace_value
+from edgeq.graph.query import constant, node_input
+
 
 def tidy(model: ir.Model) -> int:
     """Make weights constants (not overridable inputs), Constant nodes initializers, and drop dead code, in place.
@@ -42,22 +45,6 @@ def remove_no_ops(model: ir.Model) -> int:
     return removed
 
 
-def take_over(old: ir.Value, new: ir.Value) -> None:
-    """Let `new` stand wherever `old` stood, graph outputs included, under the name of `old`."""
-    for graph_outputs in [old.graph.outputs] if old.graph is not None else []:
-        for index, output in enumerate(graph_outputs):
-            if output is old:
-                graph_outputs[index] = new
-    old.replace_all_uses_with(new)
-    name = old.name
-    old.name = None
-    new.name = name
-    if old.shape is not None:
-        new.shape = old.shape
-    if old.type is not None:
-        new.type = old.type
-
-
 def _does_nothing(node: ir.Node) -> bool:
     if node.domain != "" or not node.inputs or node.inputs[0] is None:
         return False
@@ -74,11 +61,11 @@ def _mask_used(node: ir.Node) -> bool:
 
 def _training(node: ir.Node) -> bool:
     """Whether a Dropout drops: its third input is missing (False) or a constant, else it may."""
-    flag = node.inputs[2] if len(node.inputs) > 2 else None
+    flag = node_input(node, 2)
     if flag is None:
         return False
-    constant = ir.convenience.get_const_tensor(flag)
-    return constant is None or bool(constant.numpy().any())
+    values = constant(flag)
+    return values is None or bool(values.any())
 
 
 def _bypass(node: ir.Node, graph: ir.Graph) -> bool:
@@ -91,7 +78,7 @@ def _bypass(node: ir.Node, graph: ir.Graph) -> bool:
     producer = source.producer()
     if producer is None or producer.graph is not graph or source.is_graph_output():
         return False
-    take_over(output, source)
+    replace_value(output, source, keep_name=True)
     graph.remove(node, safe=True)
     return True
 

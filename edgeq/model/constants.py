@@ -1,54 +1,30 @@
-"""Constant inputs of nodes: read, and replaced."""
+"""Float weights as the passes compute with them: read as float64, written in the weights' own type."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
 
+from edgeq.graph.edit import Editor
+from edgeq.graph.query import constant_tensor, node_input
+
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
-def constant_values(value: ir.Value | None) -> Array | None:
-    """The float64 values of an initializer of floats that nothing can override."""
-    if value is None or value.is_graph_input():
-        return None
-    tensor = ir.convenience.get_const_tensor(value)
+def float_constant(value: ir.Value | None) -> Array | None:
+    """The values of a constant of floats, as float64; None for what is computed, and for other types."""
+    tensor = constant_tensor(value)
     if tensor is None or not tensor.dtype.is_floating_point():
         return None
     with np.errstate(invalid="ignore"):  # a weight may be a signalling NaN
         return np.asarray(tensor.numpy()).astype(np.float64)
 
 
-def store_constant(layer: ir.Node, index: int, values: Array) -> None:
-    """Make `values` the constant input `index` of `layer`: in place where it is the only user, else a new weight."""
-    old = layer.inputs[index] if index < len(layer.inputs) else None
-    weight = layer.inputs[1]
+def set_parameter(editor: Editor, layer: ir.Node, place: int, values: Array) -> None:
+    """Make `values` the weights (`place` 1) or the bias (2) of a layer, in the element type of its weights. What other
+    nodes read too is left to them."""
+    weight, old = layer.inputs[1], node_input(layer, place)
     assert weight is not None
     assert weight.dtype is not None
-    array = np.ascontiguousarray(values).astype(weight.dtype.numpy())
-    if old is not None and old.is_initializer() and len(old.uses()) == 1 and not old.is_graph_output():
-        old.const_value = ir.tensor(array, dtype=weight.dtype, name=old.name)
-        old.shape = ir.Shape(array.shape)
-        return
-    graph = layer.graph
-    assert isinstance(graph, ir.Graph)
-    name = free_name(f"{old.name}.folded" if old is not None else f"{layer.name}.bias", graph)
-    value = ir.Value(
-        name=name,
-        shape=ir.Shape(array.shape),
-        type=ir.TensorType(weight.dtype),
-        const_value=ir.tensor(array, dtype=weight.dtype, name=name),
-    )
-    graph.register_initializer(value)
-    if index >= len(layer.inputs):
-        layer.resize_inputs(index + 1)
-    layer.replace_input_with(index, value)
-
-
-def free_name(name: str, graph: ir.Graph) -> str:
-    """`name`, or with underscores behind until nothing in the graph is called so."""
-    taken = {v.name for node in graph for v in (*node.inputs, *node.outputs) if v is not None}
-    taken |= set(graph.initializers) | {i.name for i in graph.inputs}
-    while name in taken:
-        name += "_"
-    return name
+    name = f"{old.name}.folded" if old is not None else f"{layer.name}.bias"
+    editor.set_input(layer, place, values.astype(weight.dtype.numpy()), name)

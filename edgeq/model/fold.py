@@ -12,43 +12,47 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.model.clean import take_over
-from edgeq.model.constants import Array, constant_values, store_constant
+from edgeq.graph.edit import Editor, replace_value
+from edgeq.graph.query import is_op, node_input, only_reader
+from edgeq.model.constants import Array, float_constant, set_parameter
 
 
-def fold_batch_norms(model: ir.Model) -> tuple[int, list[str]]:
+def fold_batch_norms(model: ir.Model, kept: list[str] | None = None) -> int:
     """Fold every BatchNormalization that follows a Conv, ConvTranspose, Gemm or 2-D MatMul with constant weights and
     no other use of its result, in place. The layer keeps its name; its result takes the name of the
     BatchNormalization's. Computed in float64, stored in the weights' own type.
 
+    Args:
+        kept: receives a line for each that was not folded, with its name and the reason.
+
     Returns:
-        How many were folded, and for each that was not, a line naming it and the reason.
+        How many were folded.
     """
     folded = 0
-    kept: list[str] = []
     for graph in model.graphs():
-        for node in list(graph):
-            if node.op_type == "BatchNormalization" and node.domain == "":
-                reason = _fold(node, graph)
-                if reason:
-                    kept.append(f"BatchNormalization {node.name!r} stays: {reason}")
-                else:
-                    folded += 1
-    return folded, kept
+        norms = [node for node in graph if is_op(node, "BatchNormalization")]
+        editor = Editor(model, graph) if norms else None
+        for norm in norms:
+            assert editor is not None
+            reason = _fold(norm, editor)
+            folded += not reason
+            if reason and kept is not None:
+                kept.append(f"BatchNormalization {norm.name!r} stays: {reason}")
+    return folded
 
 
-def _fold(norm: ir.Node, graph: ir.Graph) -> str:
+def _fold(norm: ir.Node, editor: Editor) -> str:
     """Fold one; the reason where that is not possible."""
     source = norm.inputs[0]
     layer = source.producer() if source is not None else None
-    if source is None or layer is None or layer.domain != "" or layer.op_type not in _FOLDERS:
+    if source is None or layer is None or not is_op(layer, *_FOLDERS):
         return "no Conv, ConvTranspose, Gemm or MatMul comes right before it"
-    if layer.graph is not graph or len(source.uses()) != 1 or source.is_graph_output():
+    if only_reader(source) is not norm:
         return f"the result of {layer.name!r} is used elsewhere too"
     training = norm.attributes.get_int("training_mode", 0)
     if training or any(o.uses() or o.is_graph_output() for o in norm.outputs[1:]):
         return "it is in training mode"
-    parameters = [constant_values(v) for v in norm.inputs[1:5]]
+    parameters = [float_constant(v) for v in norm.inputs[1:5]]
     if len(parameters) < 4 or any(p is None for p in parameters):
         return "its parameters are not constant"
     scale, bias, mean, variance = (p.ravel() for p in parameters if p is not None)
@@ -56,15 +60,15 @@ def _fold(norm: ir.Node, graph: ir.Graph) -> str:
     if not np.all(spread > 0):
         return "its variance is not positive"
     factor = scale / np.sqrt(spread)
-    reason = _FOLDERS[layer.op_type](layer, factor, bias - mean * factor)
+    reason = _FOLDERS[layer.op_type](editor, layer, factor, bias - mean * factor)
     if reason:
         return reason
-    take_over(norm.outputs[0], source)
-    graph.remove(norm, safe=True)
+    replace_value(norm.outputs[0], source, keep_name=True)
+    editor.graph.remove(norm, safe=True)
     return ""
 
 
-def _fold_conv(layer: ir.Node, factor: Array, shift: Array) -> str:
+def _fold_conv(editor: Editor, layer: ir.Node, factor: Array, shift: Array) -> str:
     weight, bias, reason = _weights(layer, len(factor))
     if reason:
         return reason
@@ -72,12 +76,12 @@ def _fold_conv(layer: ir.Node, factor: Array, shift: Array) -> str:
     if weight.shape[0] != len(factor):
         return "its channels do not match the layer's"
     shape = (-1,) + (1,) * (weight.ndim - 1)
-    store_constant(layer, 1, weight * factor.reshape(shape))
-    store_constant(layer, 2, bias * factor + shift)
+    set_parameter(editor, layer, 1, weight * factor.reshape(shape))
+    set_parameter(editor, layer, 2, bias * factor + shift)
     return ""
 
 
-def _fold_conv_transpose(layer: ir.Node, factor: Array, shift: Array) -> str:
+def _fold_conv_transpose(editor: Editor, layer: ir.Node, factor: Array, shift: Array) -> str:
     weight, bias, reason = _weights(layer, len(factor))
     if reason:
         return reason
@@ -88,12 +92,12 @@ def _fold_conv_transpose(layer: ir.Node, factor: Array, shift: Array) -> str:
     # [C_in, C_out / groups, ...]: the input channels of group g make the output channels of group g.
     grouped = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
     per_group = factor.reshape(groups, 1, -1, *(1,) * (weight.ndim - 2))
-    store_constant(layer, 1, (grouped * per_group).reshape(weight.shape))
-    store_constant(layer, 2, bias * factor + shift)
+    set_parameter(editor, layer, 1, (grouped * per_group).reshape(weight.shape))
+    set_parameter(editor, layer, 2, bias * factor + shift)
     return ""
 
 
-def _fold_gemm(layer: ir.Node, factor: Array, shift: Array) -> str:
+def _fold_gemm(editor: Editor, layer: ir.Node, factor: Array, shift: Array) -> str:
     # Y = alpha A B + beta C
     weight, bias, reason = _weights(layer, len(factor))
     if reason:
@@ -103,26 +107,26 @@ def _fold_gemm(layer: ir.Node, factor: Array, shift: Array) -> str:
     if weight.shape[0 if transposed else 1] != len(factor):
         return "its channels do not match the layer's"
     beta = layer.attributes.get_float("beta", 1.0)
-    store_constant(layer, 1, weight * (factor[:, None] if transposed else factor))
-    store_constant(layer, 2, beta * bias * factor + shift)
+    set_parameter(editor, layer, 1, weight * (factor[:, None] if transposed else factor))
+    set_parameter(editor, layer, 2, beta * bias * factor + shift)
     layer.attributes.pop("beta", None)
     return ""
 
 
-def _fold_matmul(layer: ir.Node, factor: Array, shift: Array) -> str:
+def _fold_matmul(editor: Editor, layer: ir.Node, factor: Array, shift: Array) -> str:
     left = layer.inputs[0]
     if left is None or left.shape is None or len(left.shape) != 2:
         return f"{layer.name!r} is a MatMul whose result is not known to be two-dimensional"
-    weight = constant_values(layer.inputs[1])
+    weight = float_constant(layer.inputs[1])
     if weight is None:
         return f"the weights of {layer.name!r} are not constant"
     if weight.ndim != 2 or weight.shape[1] != len(factor):
         return "its channels do not match the layer's"
     layer.op_type = "Gemm"
-    return _fold_gemm(layer, factor, shift)
+    return _fold_gemm(editor, layer, factor, shift)
 
 
-_FOLDERS: dict[str, Callable[[ir.Node, Array, Array], str]] = {
+_FOLDERS: dict[str, Callable[[Editor, ir.Node, Array, Array], str]] = {
     "Conv": _fold_conv,
     "ConvTranspose": _fold_conv_transpose,
     "Gemm": _fold_gemm,
@@ -133,13 +137,13 @@ _FOLDERS: dict[str, Callable[[ir.Node, Array, Array], str]] = {
 def _weights(layer: ir.Node, channels: int) -> tuple[Array | None, Array, str]:
     """(weights, bias broadcast to [channels], reason why not)."""
     none = np.zeros(channels)
-    weight = constant_values(layer.inputs[1])
+    weight = float_constant(layer.inputs[1])
     if weight is None:
         return None, none, f"the weights of {layer.name!r} are not constant"
-    given = layer.inputs[2] if len(layer.inputs) > 2 else None
+    given = node_input(layer, 2)
     if given is None:
         return weight, none, ""
-    bias = constant_values(given)
+    bias = float_constant(given)
     if bias is None or bias.size not in (1, channels) or bias.shape[-1:] not in ((), (1,), (channels,)):
         return None, none, f"the bias of {layer.name!r} is not one constant per channel"
     return weight, np.broadcast_to(bias.ravel(), (channels,)), ""

@@ -173,7 +173,7 @@ def _rewrite(model: ir.Model, notes: list[str], simplify: bool) -> None:
     removed = remove_no_ops(model)
     if removed:
         notes.append(f"{_count(removed, 'node')} removed that do nothing (Identity, Dropout, Cast to the same type)")
-    folded, _ = fold_batch_norms(model)
+    folded = fold_batch_norms(model)
     if folded:
         notes.append(f"{folded} BatchNormalization folded")
 
@@ -190,7 +190,8 @@ def _finished(optimized: Path, before: ir.Model, source: Path, notes: list[str],
     if simplify:
         remove_no_ops(model)
         # A MatMul and an Add that ONNX Runtime made one Gemm can take up the BatchNormalization behind it now.
-        folded, kept = fold_batch_norms(model)
+        kept: list[str] = []
+        folded = fold_batch_norms(model, kept)
         if folded:
             notes.append(f"{folded} BatchNormalization folded after ONNX Runtime's optimisation")
         notes.extend(kept)

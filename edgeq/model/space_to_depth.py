@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.model.clean import take_over
-from edgeq.model.constants import constant_values, free_name, store_constant
+from edgeq.graph.edit import Editor, replace_value
+from edgeq.graph.query import constant, is_op
+from edgeq.model.constants import float_constant, set_parameter
 
 _HEIGHT, _WIDTH = 2, 3
 
@@ -35,32 +36,30 @@ def join_slices(model: ir.Model) -> int:
     Returns:
         How many were rewritten.
     """
-    return sum(_join(node, graph) for graph in model.graphs() for node in list(graph) if node.op_type == "Concat")
+    found = [(node, graph, _blocks(node)) for graph in model.graphs() for node in graph if is_op(node, "Concat")]
+    return sum(_join(node, blocks, Editor(model, graph)) for node, graph, blocks in found if blocks is not None)
 
 
-def _join(concat: ir.Node, graph: ir.Graph | ir.Function) -> bool:
-    blocks = _blocks(concat)
-    if blocks is None or not isinstance(graph, ir.Graph):
-        return False
+def _join(concat: ir.Node, blocks: _Blocks, editor: Editor) -> bool:
     joined = concat.outputs[0]
     in_order = blocks.order == tuple(range(len(blocks.order)))
     layers = [use.node for use in joined.uses()]
     if not in_order and (joined.is_graph_output() or not all(_takes(layer, joined, blocks) for layer in layers)):
         return False
     node = ir.node("SpaceToDepth", [blocks.source], {"blocksize": blocks.size}, name=concat.name)
-    graph.insert_before(concat, node)
+    editor.graph.insert_before(concat, node)
     made = node.outputs[0]
     made.type, made.shape = joined.type, joined.shape
     if in_order:
-        take_over(joined, made)
+        replace_value(joined, made, keep_name=True)
         return True
     # Not under the old name: its channels are others.
-    made.name = free_name(f"{joined.name}/space_to_depth", graph)
+    made.name = editor.free_value_name(f"{joined.name}/space_to_depth")
     for layer in layers:
-        weight = constant_values(layer.inputs[1])
+        weight = float_constant(layer.inputs[1])
         assert weight is not None
         parts = np.split(weight, len(blocks.order), axis=1)
-        store_constant(layer, 1, np.concatenate([parts[i] for i in blocks.order], axis=1))
+        set_parameter(editor, layer, 1, np.concatenate([parts[i] for i in blocks.order], axis=1))
         layer.replace_input_with(0, made)
     return True
 
@@ -96,11 +95,11 @@ def _phase(value: ir.Value | None) -> tuple[ir.Value | None, dict[int, tuple[int
         node = value.producer()
         if node is None or node.op_type != "Slice" or node.domain != "" or len(node.inputs) != 5:
             break
-        given = [ir.convenience.get_const_tensor(v) if v is not None else None for v in node.inputs[1:]]
+        given = [constant(v) for v in node.inputs[1:]]
         source = node.inputs[0]
-        if source is None or source.shape is None or any(tensor is None for tensor in given):
+        if source is None or source.shape is None or any(values is None for values in given):
             break
-        starts, ends, axes, steps = (tensor.numpy().ravel().tolist() for tensor in given if tensor is not None)
+        starts, ends, axes, steps = (values.ravel().tolist() for values in given if values is not None)
         rank = len(source.shape)
         whole = all(end >= _most(source.shape[axis % rank]) for end, axis in zip(ends, axes, strict=True))
         if not whole or any(axis % rank in found for axis in axes):
@@ -120,5 +119,5 @@ def _takes(layer: ir.Node, joined: ir.Value, blocks: _Blocks) -> bool:
     plain = layer.op_type == "Conv" and layer.domain == "" and layer.attributes.get_int("group", 1) == 1
     if not plain or layer.inputs[0] is not joined or list(layer.inputs).count(joined) > 1:
         return False
-    weight = constant_values(layer.inputs[1])
+    weight = float_constant(layer.inputs[1])
     return weight is not None and weight.ndim == 4 and weight.shape[1] % len(blocks.order) == 0

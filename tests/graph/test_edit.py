@@ -70,3 +70,40 @@ def test_protobuf_and_back() -> None:
     again = from_proto(to_proto(net))
     assert to_bytes(again) == to_bytes(net)
     assert to_bytes(net.clone()) == to_bytes(net)
+
+
+SHARED = """
+net (float[1,2] x) => (float[1,2] y)
+<float[2,2] w = {1, 2, 3, 4}>
+{
+    [a] h = MatMul (x, w)
+    [b] y = MatMul (h, w)
+}
+"""
+
+
+def test_a_constant_input_is_changed_in_place_where_nothing_else_reads_it() -> None:
+    made = model(SHARED)
+    first, second = made.graph
+    editor = Editor(made)
+    editor.set_input(first, 1, np.zeros((2, 2), np.float32), "zeros")
+    assert [value.name for value in first.inputs] == ["x", "zeros"]
+    assert [value.name for value in second.inputs] == ["h", "w"]
+    editor.set_input(second, 1, np.ones((2, 2), np.float32), "ones")
+    assert second.inputs[1] is made.graph.initializers["w"]
+    assert constant(second.inputs[1]).tolist() == [[1, 1], [1, 1]]
+
+
+def test_an_input_that_is_left_out_is_added() -> None:
+    made = model("net (float[1,2] x) => (float[1,2] y) <float[2,2] w = {1, 2, 3, 4}> { [g] y = Gemm (x, w) }")
+    Editor(made).set_input(made.graph[0], 2, np.zeros(2, np.float32), "bias")
+    assert [value.name for value in made.graph[0].inputs] == ["x", "w", "bias"]
+
+
+def test_a_replaced_value_hands_on_its_name_where_it_is_to_stay() -> None:
+    made = model("net (float[2] x) => (float[2] y) { a = Neg (x) b = Identity (a) y = Abs (b) }")
+    _, identity, reader = made.graph
+    replace_value(identity.outputs[0], identity.inputs[0], keep_name=True)
+    made.graph.remove(identity, safe=True)
+    assert [value.name for value in reader.inputs] == ["b"]
+    assert made.graph[0].outputs[0].name == "b"

@@ -30,7 +30,8 @@ def norm(channels: int, source: str = "m", **attributes: Any) -> tuple[onnx.Node
 def fold(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, int, list[str]]:
     graph = ir.serde.deserialize_model(proto)
     tidy(graph)
-    folded, kept = fold_batch_norms(graph)
+    kept: list[str] = []
+    folded = fold_batch_norms(graph, kept)
     tidy(graph)
     return ir.serde.serialize_model(graph), folded, kept
 
