@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @click.command("audit")
 @click.argument("model", type=PATH)
-@click.option("--data", help="Samples to simulate MODEL on. Without them the weights alone tell what can saturate.")
+@click.option("--data", help="Samples to simulate MODEL on. Without them the weights alone show what can saturate.")
 @click.option("--preprocess", help="Preprocessing: a name, a .toml file, steps, or path.py:function.")
 @click.option("--count", type=click.IntRange(min=1), help="Samples to simulate. Default: 2 to 8, by the model's size.")
-@click.option("--float", "reference", type=PATH, help="The float32 model, to tell what saturation costs.")
+@click.option("--float", "reference", type=PATH, help="The float32 model, to measure what saturation costs.")
 @click.option("--variant", metavar="NAME", help="The variant, where MODEL is a bundle.")
 @click.option("--session-option", "config", multiple=True, metavar="KEY=VALUE", help="How MODEL is run. Repeatable.")
 @common
@@ -35,10 +35,10 @@ def command(
     variant: str | None,
     config: tuple[str, ...],
 ) -> None:
-    """Tell which layers of MODEL, a quantized model or a bundle, saturate on x86 CPUs without VNNI.
+    """List the layers of MODEL, a quantized model or a bundle, that saturate on x86 CPUs without VNNI.
 
     Their kernels add two products in 16 bits. The weights bound which output channels can overflow that; with --data,
-    the model is computed as such a CPU would, and the answer compared.
+    the model is computed as such a CPU would, and the outputs are compared.
 
     \b
     edgeq audit int8.onnx

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.group("emulate")
 def command() -> None:
-    """Run other machines' kernels on this one, so that bundles can be checked before they leave the house."""
+    """Run other machines' kernels on this one, so that bundles can be checked before they are deployed."""
 
 
 @command.command()

@@ -75,7 +75,7 @@ def _draw_trial(console: Console, trial: Trial) -> None:
     console.print(table)
     if len(trial.tied) > 1:
         tied = "\n  ".join(trial.tied)
-        console.print(f"{trial.count} samples cannot tell these apart:\n  {tied}", markup=False)
+        console.print(f"{trial.count} samples cannot distinguish these:\n  {tied}", markup=False)
 
 
 def _draw(console: Console, found: EvalResult) -> None:

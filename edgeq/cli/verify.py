@@ -42,12 +42,10 @@ def command(bundle: Path, variant: str | None, printer: Printer, **options: Any)
     """
     if options["on"]:
         from edgeq.emulate.verify import summary, verify_on
-        from edgeq.pipeline.emulated import probing_of_options
+        from edgeq.pipeline.emulated import verify_request
         from edgeq.pipeline.simulators import SIMULATORS
 
-        found = verify_on(
-            probing_of_options(bundle, variant, options), simulators=SIMULATORS, progress=printer.progress()
-        )
+        found = verify_on(verify_request(bundle, variant, options), simulators=SIMULATORS, progress=printer.progress())
         printer.result(found, lambda console: _draw(console, summary(found.checks)))
         found.check()
         return

@@ -1,7 +1,7 @@
 """The distribution's packages of any architecture, unpacked but not installed.
 
 apt runs with state, cache and status of its own: it needs no root and changes nothing on the system. Where packages
-come from, and whose signatures count, is what the system's own sources say.
+come from, and whose signatures count, is what the system's own sources define.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A built model on its target's kernels: does it load, does its self-test hold, what does it answer on data."""
+"""A built model on its target's kernels: whether it loads and passes its self-test, and its outputs on data."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class EmulatedCheck:
         target, variant: names; the variant is "" for a model that is in no bundle yet.
         where: "natively", "emulated", "modelled" or "not run".
         how: the means, such as "qemu-aarch64 -cpu cortex-a72".
-        status: "passed", "failed" or "not run"; `reason` says why it is not the first.
+        status: "passed", "failed" or "not run"; `reason`: why it is not the first.
         kernels: proof that these are the target's kernels.
         selftest: per output, the largest difference from what is expected, and what is allowed (infinite where nothing
             is: then only shape, dtype and finiteness count).
-        answers: what the target answered to the self-test's inputs.
-        samples: how many samples the rest stands on.
-        reference: what answers are compared with: "host", the same model on this machine, or "float32".
-        agreement: of the target's answers; `host_agreement` of this machine's, where the reference is float32.
+        answers: the target's outputs for the self-test's inputs.
+        samples: how many samples agreement and accuracy were measured on.
+        reference: what the target's outputs are compared with: "host", the same model on this machine, or "float32".
+        agreement: of the target's outputs; `host_agreement` of this machine's, where the reference is float32.
         accuracy: by labels, of "host" and "target" on those samples; empty without a task.
     """
 
@@ -80,11 +80,6 @@ class EmulatedCheck:
     def drop(self) -> float | None:
         """Accuracy lost on the target against this machine, as a fraction; None without a task."""
         return self.accuracy[TARGET].loss_against(self.accuracy[HOST]) if self.accuracy else None
-
-    @property
-    def words(self) -> str:
-        """Where it was run, for a bundle: "emulated (qemu-aarch64 -cpu cortex-a72)"."""
-        return f"{self.where} ({self.how or self.reason})"
 
     def check(self, max_drop: float | None = None) -> None:
         """Raise CheckFailedError where it failed, or lost more accuracy than `max_drop`."""
@@ -133,7 +128,7 @@ class Trial:
     Attributes:
         model: the ONNX file, and `settings` that it is opened with.
         vectors: self-test inputs and expected outputs; `tolerance` is absolute, per output; None allows any value.
-        float_model: the model that it was made from, if that is there, to compare both machines' answers with.
+        float_model: the model that it was made from, if that is there, to compare both machines' outputs with.
         samples: data for agreement and, with a `task`, accuracy; at most `count` of them.
         name: of the variant.
     """
@@ -184,7 +179,7 @@ def check_trial(
     """Run a model on the kernels of `target`: load it, hold its self-test, and compare it with this machine on data.
 
     What cannot be run, or cannot be proven to be the target's kernels, is "not run" with the reason; what the runtime
-    there refuses, or answers wrongly, is "failed". Nothing of that raises.
+    there refuses, or computes wrongly, is "failed". None of that raises.
 
     Args:
         machine: this one.

@@ -26,7 +26,7 @@ def find(program: str, fix: str) -> str:
     """Where a program lies.
 
     Raises:
-        RuntimeUnavailableError: it is not installed; `fix` says how to get it.
+        RuntimeUnavailableError: it is not installed; `fix`: how to get it.
     """
     found = which(program)
     if found is None:
@@ -38,7 +38,7 @@ def run(command: Sequence[str], fix: str, *, cwd: Path | None = None, env: Mappi
     """Standard output of a command that has to succeed; its messages are in English.
 
     Raises:
-        RuntimeUnavailableError: it failed: its last word, and `fix`.
+        RuntimeUnavailableError: it failed: the last line of its errors, and `fix`.
     """
     done = subprocess.run(
         command,

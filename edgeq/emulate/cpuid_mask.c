@@ -1,4 +1,4 @@
-/* CPUID with feature bits taken out of its answers, for a library whose CPUID instructions (0F A2) have been replaced by
+/* CPUID with feature bits taken out of its results, for a library whose CPUID instructions (0F A2) have been replaced by
  * UD0 (0F FF), an instruction that every x86 CPU refuses. The handler runs the real CPUID, clears the bits, and goes on
  * behind the trap. Any other illegal instruction is passed to whoever handled it before.
  *
@@ -18,7 +18,7 @@ static size_t count;
 static unsigned long trapped;
 static struct sigaction before;
 
-/* Registers are counted EAX, EBX, ECX, EDX from 0. Returns 0, or -1 when there is no room. */
+/* Registers are counted EAX, EBX, ECX, EDX from 0. Returns 0, or -1 when the table is full. */
 int edgeq_mask_clear(uint32_t leaf, uint32_t subleaf, uint32_t reg, uint32_t bits)
 {
     if (count == MOST || reg > 3)
@@ -33,7 +33,7 @@ unsigned long edgeq_mask_count(void)
     return trapped;
 }
 
-static void answer(int number, siginfo_t *info, void *context)
+static void emulate_cpuid(int number, siginfo_t *info, void *context)
 {
     greg_t *registers = ((ucontext_t *)context)->uc_mcontext.gregs;
     const unsigned char *at = (const unsigned char *)registers[REG_RIP];
@@ -63,7 +63,7 @@ static void answer(int number, siginfo_t *info, void *context)
 int edgeq_mask_install(void)
 {
     struct sigaction action = {0};
-    action.sa_sigaction = answer;
+    action.sa_sigaction = emulate_cpuid;
     action.sa_flags = SA_SIGINFO;
     sigemptyset(&action.sa_mask);
     return sigaction(SIGILL, &action, &before);

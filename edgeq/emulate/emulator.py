@@ -40,7 +40,7 @@ _KERNELS: doc.Schema = {"name": doc.TEXT, "feature": doc.TEXT, "patterns": _HEX_
 
 @dataclass(frozen=True)
 class Kernels:
-    """Instructions that only kernels for `feature` contain, as (mask, value) over a 32-bit instruction word."""
+    """Instructions that only kernels for `feature` contain, as (mask, value) over the 32 bits of an instruction."""
 
     name: str
     feature: str
@@ -61,6 +61,7 @@ class Recipe:
     pinned_wheels: Mapping[str, str]
 
     def leaves_out(self, name: str) -> bool:
+        """Whether a file or package of this name is not taken."""
         return any(fnmatchcase(name, pattern) for pattern in self.leave_out)
 
 
@@ -73,10 +74,10 @@ class Emulator:
         elf_machine: e_machine of its programs.
         program: of qemu-user; `packages` may hold it.
         honest_cpuinfo: the qemu from which on the guest sees a /proc/cpuinfo of its own.
-        missing: words in qemu's warnings that mean: the CPU that runs is not the one that was named.
+        missing: parts of qemu's warnings which mean that the CPU that runs is not the one that was named.
         refused: patterns of CPU names for which that is known.
         recipe: of the root file system; None where the host's own is used.
-        kernels: what tells kernels apart in translated code, the least demanding first.
+        kernels: what distinguishes kernels in translated code, the least demanding first.
     """
 
     name: str
@@ -92,7 +93,7 @@ class Emulator:
     kernels: tuple[Kernels, ...] = field(default=())
 
     def check_cpu(self, cpu: str) -> None:
-        """Refuse the name of a CPU that qemu does not have and does not say so.
+        """Refuse the name of a CPU that qemu replaces by another without a warning.
 
         Raises:
             HardwareError: qemu would run another CPU in its place.
@@ -132,7 +133,7 @@ def home() -> Path:
 
 
 def _are_hex(pair: list[Any]) -> bool:
-    return all(isinstance(word, str) and set(word) <= set("0123456789abcdef") and word for word in pair)
+    return all(isinstance(text, str) and set(text) <= set("0123456789abcdef") and text for text in pair)
 
 
 def _emulator(document: doc.Document) -> Emulator:

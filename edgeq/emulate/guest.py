@@ -23,17 +23,19 @@ from edgeq.session import SessionSettings
 
 Array = NDArray[Any]
 
-# An emulated inference of a large model takes minutes, a program that hangs takes for ever.
-_PATIENCE_S = 3600.0
-_FAREWELL_S = 60.0
+# An emulated inference of a large model takes minutes; a program that hangs is ended after this.
+_REQUEST_S = 3600.0
+_EXIT_S = 60.0
 
 
 @dataclass(frozen=True)
 class Command:
-    """How to start Python on other kernels: the words before the script, those behind it, and the environment.
+    """How to start Python on other kernels.
 
     Attributes:
-        folders: where modules are looked for first. Python is isolated in there: PYTHONPATH does nothing.
+        interpreter: the command line up to the script; `arguments`: what follows the script.
+        environment: of the process.
+        folders: where modules are looked for first: Python runs isolated, so that PYTHONPATH does nothing.
     """
 
     interpreter: tuple[str, ...]
@@ -43,6 +45,7 @@ class Command:
 
 
 def guest_program() -> Path:
+    """The script that serves requests in the guest, as shipped."""
     return shipped("targets") / "runtime" / "edgeq_guest.py"
 
 
@@ -66,7 +69,7 @@ class Guest:
     def ask(
         self, request: Mapping[str, Any], arrays: Mapping[str, Array] | None = None
     ) -> tuple[dict[str, Any], dict[str, Array]]:
-        """One request and its answer.
+        """Send one request; gives the values and the arrays of the reply.
 
         Raises:
             RuntimeUnavailableError: the guest has ended, or the runtime in it refuses.
@@ -74,32 +77,32 @@ class Guest:
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        watchdog = threading.Timer(_PATIENCE_S, self._process.kill)
+        watchdog = threading.Timer(_REQUEST_S, self._process.kill)
         watchdog.start()
         try:
             with device_errors():
                 write_frame(self._process.stdin, request, arrays or {})
             frame = read_frame(self._process.stdout)
         except (OSError, ValueError) as error:  # the pipe is closed, or a frame ends in its middle
-            raise RuntimeUnavailableError(f"{self.title} ended: {self._last_words()}") from error
+            raise RuntimeUnavailableError(f"{self.title} ended: {self._last_error()}") from error
         finally:
             watchdog.cancel()
         if frame is None:
-            raise RuntimeUnavailableError(f"{self.title} ended: {self._last_words()}")
-        answer, results = frame
-        if "error" in answer:
-            if answer["kind"] in ("InvalidArgument", "ValueError"):
-                raise ValueError(answer["error"])
-            raise RuntimeUnavailableError(f"{self.title}: {answer['error']}")
-        return answer, results
+            raise RuntimeUnavailableError(f"{self.title} ended: {self._last_error()}")
+        reply, results = frame
+        if "error" in reply:
+            if reply["kind"] in ("InvalidArgument", "ValueError"):
+                raise ValueError(reply["error"])
+            raise RuntimeUnavailableError(f"{self.title}: {reply['error']}")
+        return reply, results
 
     def features(self, masked: Sequence[str] = (), *, runtime: bool = True) -> dict[str, Any]:
-        """What the CPU in there says of itself: "architecture", "features", "python", "numpy" and, with `runtime`,
-        "onnxruntime" and "trapped" (how often a mask has answered)."""
+        """What the guest reports: "architecture", "features", "python", "numpy" and, with `runtime`, "onnxruntime" and
+        "trapped" (how many CPUID instructions a mask has replaced the result of)."""
         return self.ask({"do": "features", "masked": list(masked), "runtime": runtime})[0]
 
     def open(self, model: Path, settings: SessionSettings, name: str = "model") -> GuestSession:
-        """A session on `model` in there."""
+        """A session of `model` in the guest."""
         request = {
             "do": "open",
             "name": name,
@@ -110,10 +113,10 @@ class Guest:
             "optimization": settings.optimization,
             "threads": settings.intra_op_threads,
         }
-        answer, _ = self.ask(request)
-        return GuestSession(self, answer["session"], _infos(answer["inputs"]), _infos(answer["outputs"]))
+        reply, _ = self.ask(request)
+        return GuestSession(self, reply["session"], _infos(reply["inputs"]), _infos(reply["outputs"]))
 
-    def _last_words(self) -> str:
+    def _last_error(self) -> str:
         self._process.kill()
         code = self._process.wait()
         self._stderr.seek(0)
@@ -131,12 +134,15 @@ class GuestSession:
     outputs: tuple[TensorInfo, ...]
 
     def get_inputs(self) -> Sequence[TensorInfo]:
+        """As onnxruntime's."""
         return self.inputs
 
     def get_outputs(self) -> Sequence[TensorInfo]:
+        """As onnxruntime's."""
         return self.outputs
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> list[Any]:
+        """As onnxruntime's; None for an output that is no array."""
         names = list(output_names or [output.name for output in self.outputs])
         feeds = {name: np.asarray(value) for name, value in input_feed.items()}
         _, results = self.guest.ask({"do": "run", "session": self.number, "outputs": names}, feeds)
@@ -176,7 +182,7 @@ def start_guest(command: Command, title: str) -> Iterator[Guest]:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:
-    watchdog = threading.Timer(_FAREWELL_S, process.kill)
+    watchdog = threading.Timer(_EXIT_S, process.kill)
     watchdog.start()
     try:
         process.wait()
@@ -185,7 +191,7 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
 
 
 def guest_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """`base` with what the programs in there have to know."""
+    """`base` with the settings that programs in the guest need."""
     return {**base, "ORT_DISABLE_TELEMETRY": "1", "TMPDIR": tempfile.gettempdir()}
 
 

@@ -1,4 +1,4 @@
-"""Starting Python on an emulated CPU: the words of the command line and what has to lie around."""
+"""Starting Python on an emulated CPU: the command line and the files that it needs."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _with_cpuinfo(
     view = home() / "views" / sign
     if view.is_dir():
         return view
-    # Without onnxruntime, which is what cannot bear the host's file, it can be asked for its features.
+    # Only onnxruntime fails on the host's file: without it the guest can report its features.
     command = Command((*arguments, "-L", str(sysroot.root), str(sysroot.python)), (), environment)
     with start_guest(command, f"{emulator.program} -cpu {cpu}") as guest:
         features = guest.features(runtime=False)["features"]

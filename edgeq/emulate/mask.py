@@ -1,7 +1,7 @@
-"""A lesser CPU at native speed: a private copy of onnxruntime that asks a trap instead of the CPUID instruction.
+"""A lesser CPU at native speed: a private copy of onnxruntime in which a trap takes the place of the CPUID instruction.
 
-No option of onnxruntime lowers its instruction set; it goes by what CPUID answers. In the copy every CPUID instruction
-is replaced by one that traps, and a small library (cpuid_mask.c) answers with feature bits taken out.
+No option of onnxruntime lowers its instruction set; it follows CPUID. In the copy every CPUID instruction
+is replaced by one that traps, and a small library (cpuid_mask.c) gives the result with feature bits taken out.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def patched(library: Path) -> bytes:
     for address in _cpuid_addresses(library):
         at = next((a + offset for start, size, offset in sections if 0 <= (a := address - start) < size), None)
         if at is None or content[at : at + 2] != _CPUID:
-            raise RuntimeUnavailableError(f"{library} is not laid out as objdump says", _TOOLS)
+            raise RuntimeUnavailableError(f"{library} is not laid out as objdump lists it", _TOOLS)
         content[at : at + 2] = _TRAP
     return bytes(content)
 

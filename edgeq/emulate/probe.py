@@ -1,4 +1,4 @@
-"""Proof of the kernels that run: a small model whose answer differs by instruction set, and the code that ran."""
+"""Proof of the kernels that run: a small model whose output depends on the instruction set, and the code that ran."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from edgeq.records import plain
 EXACT, SATURATED = "exact", "saturated"
 
 # Two products of the largest values: 2 x 255 x 127 = 64,770 is more than 16 bits hold, so a kernel that adds pairs in
-# 16 bits answers 32,767 for each pair. Sizes that no kernel treats as a special case.
+# 16 bits gives 32,767 for each pair. Sizes that no kernel treats as a special case.
 _ROWS, _DEPTH, _COLUMNS = 8, 64, 32
 _LEFT, _RIGHT, _CLAMP = 255, 127, 32767
 
-# The word of an instruction in qemu's log ("0x7f12:  4e80a400  ..."): of Advanced SIMD and SVE alone.
-_WORD = re.compile(rb":  ([0246][ef45][0-9a-f]{6})\b")
+# The encoding of an instruction in qemu's log ("0x7f12:  4e80a400  ..."): of Advanced SIMD and SVE alone.
+_CODE = re.compile(rb":  ([0246][ef45][0-9a-f]{6})\b")
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class KernelProof:
 
     Attributes:
         pairs: "saturated" where sums of two u8 x s8 products are clamped to 16 bits, else "exact".
-        features: that the CPU in there says it has.
+        features: that the CPU reports.
         instructions: the kinds of kernels whose instructions were translated while the probe ran; None where that
             cannot be watched.
     """
@@ -69,6 +69,7 @@ def probe_model() -> bytes:
 
 @contextmanager
 def probe_file() -> Iterator[Path]:
+    """The probe as a file, removed behind the block."""
     with tempfile.TemporaryDirectory(prefix="edgeq-probe-") as folder:
         file = Path(folder) / "probe.onnx"
         file.write_bytes(probe_model())
@@ -79,19 +80,24 @@ def probe(session: Session, title: str) -> str:
     """Run the probe: "exact" or "saturated".
 
     Raises:
-        CheckFailedError: the answer is neither.
+        CheckFailedError: the sums are neither.
     """
     (sums,) = session.run(["sums"], {"left": np.full((_ROWS, _DEPTH), _LEFT, np.uint8)})
-    return judge(np.asarray(sums), title)
+    return kind_of_sums(np.asarray(sums), title)
 
 
-def judge(sums: NDArray[Any], title: str) -> str:
-    for word, value in ((EXACT, _DEPTH * _LEFT * _RIGHT), (SATURATED, _DEPTH // 2 * _CLAMP)):
+def kind_of_sums(sums: NDArray[Any], title: str) -> str:
+    """ "exact" or "saturated", by the probe's output (int32); `title` names what ran it, for messages.
+
+    Raises:
+        CheckFailedError: the sums are neither.
+    """
+    for kind, value in ((EXACT, _DEPTH * _LEFT * _RIGHT), (SATURATED, _DEPTH // 2 * _CLAMP)):
         if (sums == value).all():
-            return word
+            return kind
     raise CheckFailedError(
         f"{title}: integer products are wrong ({int(sums.min())} to {int(sums.max())})",
-        "Believe nothing that runs there",
+        "Do not rely on anything that runs there",
     )
 
 
@@ -114,7 +120,7 @@ def check_kernels(proof: KernelProof, emulator: Emulator | None, *, saturates: b
         return
     able = [kernels for kernels in emulator.kernels if kernels.feature in proof.features]
     if able and able[-1].name not in proof.instructions:
-        seen = ", ".join(proof.instructions) or "none of those that are told apart"
+        seen = ", ".join(proof.instructions) or "none of those that distinguish kernels"
         raise CheckFailedError(
             f"{title} has {able[-1].feature}, but no {able[-1].name} instruction ran (seen: {seen})",
             "Check on a machine of the target's kind",
@@ -130,7 +136,7 @@ class Watch:
         os.mkfifo(self.pipe)
         self._seen: set[str] = set()
         self._thread = threading.Thread(target=self._read, daemon=True)
-        # Open at both ends here, so that neither waits for the other; the reader ends when the word below is written.
+        # Open at both ends here, so that neither waits for the other; the reader ends at the mark below.
         self._own_end = os.open(self.pipe, os.O_RDWR)
         self._thread.start()
 
@@ -153,22 +159,23 @@ def scan(stream: IO[bytes], kernels: Iterable[Kernels]) -> set[str]:
     """The names of those kinds of kernels whose instructions a log of translated code holds."""
     wanted = [(mask, value, k.name) for k in kernels for mask, value in k.patterns]
     found: set[str] = set()
-    words: set[bytes] = set()
+    codes: set[bytes] = set()
     remaining = b""
     while chunk := os.read(stream.fileno(), 1 << 20):
         text = remaining + chunk
         cut = text.rfind(b"\n") + 1
-        words.update(_WORD.findall(text[:cut]))
+        codes.update(_CODE.findall(text[:cut]))
         remaining = text[cut:]
         if _END.strip() in text:
             break
-    for word in words:
-        number = int(word, 16)
+    for code in codes:
+        number = int(code, 16)
         found.update(name for mask, value, name in wanted if number & mask == value)
     return found
 
 
 def load_proof(file: Path) -> KernelProof | None:
+    """A proof that `save_proof` wrote; None where there is no file."""
     if not file.is_file():
         return None
     content: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -179,6 +186,7 @@ def load_proof(file: Path) -> KernelProof | None:
 
 
 def save_proof(proof: KernelProof, file: Path) -> None:
+    """Write a proof, atomically: several processes may do so at once."""
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = file.with_suffix(f".{os.getpid()}")
     draft.write_text(json.dumps(plain(proof)) + "\n", encoding="utf-8")

@@ -105,7 +105,7 @@ def _judge(folder: Path) -> Judge | None:
 
 
 PROGRAMS = Ownership("folder of edgeq's programs", _judge)
-"""The programs that were unpacked, and the lock file that says from which package."""
+"""The programs that were unpacked, and the lock file that names their package."""
 
 
 def _newest_first(package: Package) -> tuple[tuple[int, ...], int]:
@@ -146,7 +146,7 @@ def _made(folder: Path) -> Path:
 
 @cache
 def _version(program: Path) -> str | None:
-    """What `--version` says; None where the program does not run here."""
+    """What `--version` prints; None where the program does not run here."""
     if not os.access(program, os.X_OK):
         return None
     try:

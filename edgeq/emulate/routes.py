@@ -31,7 +31,7 @@ NATIVE, EMULATED, MODELLED, NOT_RUN = "natively", "emulated", "modelled", "not r
 
 Open = Callable[[Path, SessionSettings], Session]
 Simulator = Callable[[Target], AbstractContextManager[Open]]
-"""Stands for the device of a target: opens models as sessions that answer as the device would."""
+"""Simulates the device of a target: opens models as sessions whose outputs are the device's."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ExecutionRoute:
 
     Attributes:
         where: NATIVE, EMULATED, MODELLED or NOT_RUN.
-        how: the means, in words: "qemu-aarch64 -cpu cortex-a72".
+        how: the means, such as "qemu-aarch64 -cpu cortex-a72".
         reason: why it is not run, and what to do about it; "" where it is.
         native_speed: whether it is about as fast as this machine, not a hundred times slower.
         start: gives the running kernels, proven to be the target's; None where there are none.
@@ -155,7 +155,7 @@ def _masked(target: Target, how: str, progress: Progress) -> Iterator[Running]:
     with start_guest(mask.masked_command(hide, progress=progress), how) as guest:
         seen = guest.features(hide)
         if not seen["trapped"]:
-            raise CheckFailedError(f"{how}: onnxruntime did not ask the mask", "Report this: nothing was proven")
+            raise CheckFailedError(f"{how}: onnxruntime read no masked CPUID", "Report this: nothing was proven")
         proof = KernelProof(_probe_in(guest), tuple(seen["features"]))
         check_kernels(proof, None, saturates=_saturates(target), title=how)
         yield Running(guest.open, proof)
@@ -173,7 +173,7 @@ def _emulated(emulator: Emulator, target: Target, cpu: str, how: str) -> Iterato
 
 
 def _check_features(target: Target, proof: KernelProof, emulator: Emulator, how: str) -> None:
-    """Where kernels are told apart by features, the emulated CPU needs those that the target's profile requires."""
+    """Where features distinguish kernels, the emulated CPU needs those that the target's profile requires."""
     distinguishing = {kernels.feature for kernels in emulator.kernels}
     lacks = sorted(distinguishing & target.profile.requires - set(proof.features))
     if lacks:
@@ -183,9 +183,9 @@ def _check_features(target: Target, proof: KernelProof, emulator: Emulator, how:
 def _probe_in(guest: Guest) -> str:
     with probe_file() as file:
         session = guest.open(file, SessionSettings(intra_op_threads=1))
-        answer = probe(session, guest.title)
+        pairs = probe(session, guest.title)
         session.close()
-    return answer
+    return pairs
 
 
 def _instructions(emulator: Emulator, cpu: str, how: str, seen: Mapping[str, Any]) -> tuple[str, ...]:

@@ -47,6 +47,7 @@ class Prepared:
         }
 
     def lines(self) -> list[str]:
+        """For the terminal: where it is, and what it consists of."""
         size = self.sysroot.lock.get("bytes")
         runtime = self.runtime
         return [
@@ -140,6 +141,7 @@ class Status:
         }
 
     def lines(self, *, verbose: bool = False) -> list[str]:
+        """For the terminal: the machines, then each target; of reasons only the first unless `verbose`."""
         lines = [f"emulated machines in {self.place}"]
         for name, (qemu, sysroot) in self.machines.items():
             has = f"{qemu.program.name} {qemu.version} from {qemu.source}" if qemu else "no qemu"

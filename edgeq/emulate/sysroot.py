@@ -44,6 +44,7 @@ class Sysroot:
 
 
 def place_of(emulator: Emulator) -> Path:
+    """The folder of the root file system that `setup` makes for `emulator`."""
     return home() / emulator.name
 
 
@@ -157,7 +158,7 @@ SYSROOT = Ownership("root file system that edgeq made", _judge, frozenset(_WORK)
 
 
 def _choose(apt: Apt, recipe: Recipe, emulator: Emulator) -> tuple[str, list[Package], list[str]]:
-    """The Python's version ("3.11"), the packages to take, and what is to be said of them."""
+    """The Python's version ("3.11"), the packages to take, and notes about them."""
     interpreter = apt.offers([recipe.interpreter]).get(recipe.interpreter)
     depends = re.search(r"\bpython(3\.\d+)-minimal", interpreter[0].depends) if interpreter else None
     if depends is None:

@@ -30,8 +30,8 @@ ALL = "all"
 
 
 @dataclass(frozen=True)
-class Probing:
-    """What is to be verified.
+class VerifyRequest:
+    """What to verify.
 
     Attributes:
         bundle: directory or .edgeq file.
@@ -39,7 +39,7 @@ class Probing:
         variant: this one alone.
         data: samples, as `edgeq.data.samples.open_samples` takes them; None runs the self-test alone.
         count: at most so many of them.
-        preprocess: None takes what the bundle says.
+        preprocess: None takes the bundle's.
         labels, task, options: what accuracy is measured by; without a task, agreement alone.
         max_drop: accuracy that may be lost against this machine, as a fraction.
     """
@@ -77,7 +77,7 @@ class Verified:
 
 
 def verify_on(
-    asked: Probing, *, simulators: Mapping[str, Simulator] | None = None, progress: Progress = SILENT
+    request: VerifyRequest, *, simulators: Mapping[str, Simulator] | None = None, progress: Progress = SILENT
 ) -> Verified:
     """Check a bundle on the kernels of targets; `Verified.check` turns a bad one into an error.
 
@@ -85,51 +85,51 @@ def verify_on(
         BundleError: the bundle is damaged, or has nothing for a target.
         UsageError, HardwareError, DataError: something is wrong with the request, a target, or the samples.
     """
-    if asked.data is None and (asked.count is not None or asked.task is not None):
+    if request.data is None and (request.count is not None or request.task is not None):
         raise UsageError("there are no samples to take", "Give them with --data")
-    task = make_task(asked.task, asked.options or TaskOptions()) if asked.task is not None else None
+    task = make_task(request.task, request.options or TaskOptions()) if request.task is not None else None
     machine = detect_machine()
     checks = []
-    with opened(asked.bundle) as bundle:
-        pairs = list(_pairs(bundle, asked, machine))
+    with opened(request.bundle) as bundle:
+        pairs = list(_pairs(bundle, request, machine))
         for variant, target in pairs:
-            samples = _samples(asked, variant, progress) if asked.data is not None else None
+            samples = _samples(request, variant, progress) if request.data is not None else None
             checks.append(
                 check_variant(
                     variant,
                     target,
                     machine,
                     samples=samples,
-                    count=asked.count,
+                    count=request.count,
                     task=task,
                     simulators=simulators,
                     progress=progress,
                 )
             )
-    return Verified(asked.bundle, tuple(checks), asked.max_drop)
+    return Verified(request.bundle, tuple(checks), request.max_drop)
 
 
-def _pairs(bundle: Bundle, asked: Probing, machine: Machine) -> Iterator[tuple[Variant, Target]]:
+def _pairs(bundle: Bundle, request: VerifyRequest, machine: Machine) -> Iterator[tuple[Variant, Target]]:
     """Which variant is run on which target."""
     variants = bundle.components.get(MAIN, ())
     known = {variant.name: variant for variant in variants}
-    if asked.variant is not None and asked.variant not in known:
-        raise BundleError(f"{bundle.source} has no variant {asked.variant!r}", f"It has {', '.join(known)}")
-    for name in asked.on:
+    if request.variant is not None and request.variant not in known:
+        raise BundleError(f"{bundle.source} has no variant {request.variant!r}", f"It has {', '.join(known)}")
+    for name in request.on:
         if name == ALL:
             for variant in variants:
-                if asked.variant in (None, variant.name):
+                if request.variant in (None, variant.name):
                     yield variant, _built_for(variant, machine)
         else:
             target = resolve(name, machine)
-            yield _taken(bundle, target, asked.variant), target
+            yield _taken(bundle, target, request.variant), target
 
 
 def _built_for(variant: Variant, machine: Machine) -> Target:
     """The target that a variant was built for; where it followed the build machine, that machine's profile."""
     profile, target = (variant.info.get(key) for key in ("profile", "target"))
     if not isinstance(profile, str) or not isinstance(target, str):
-        raise BundleError(f"variant {variant.name} does not say what it was built for", "Name a target with --on")
+        raise BundleError(f"variant {variant.name} does not record what it was built for", "Name a target with --on")
     found = resolve(target, machine)
     return found if found.profile.name == profile else resolve(profile, machine)
 
@@ -146,12 +146,12 @@ def _taken(bundle: Bundle, target: Target, name: str | None) -> Variant:
     return select(bundle, device, name=name).variant
 
 
-def _samples(asked: Probing, variant: Variant, progress: Progress) -> Samples | None:
+def _samples(request: VerifyRequest, variant: Variant, progress: Progress) -> Samples | None:
     if variant.model is None:
         return None
-    signature = signature_of(onnx.load(variant.model, load_external_data=False), asked.bundle)
-    preprocess = asked.preprocess if asked.preprocess is not None else variant_preprocessing(variant)
-    return open_samples(asked.data, signature, preprocess=preprocess, labels=asked.labels, progress=progress)
+    signature = signature_of(onnx.load(variant.model, load_external_data=False), request.bundle)
+    preprocess = request.preprocess if request.preprocess is not None else variant_preprocessing(variant)
+    return open_samples(request.data, signature, preprocess=preprocess, labels=request.labels, progress=progress)
 
 
 def summary(checks: Sequence[EmulatedCheck]) -> list[str]:

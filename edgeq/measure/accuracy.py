@@ -35,7 +35,7 @@ class Accuracy:
         task: the task's name.
         primary: the metric that decides.
         higher_is_better: of the primary metric.
-        settings: how the session was opened; the same model can answer differently under others.
+        settings: how the session was opened; outputs of the same model can differ under others.
     """
 
     metrics: Mapping[str, Finite]
@@ -80,7 +80,7 @@ def evaluate_sessions(
     progress: Progress = SILENT,
     count: int | None = None,
 ) -> Evaluation:
-    """Everything that one pass over `samples` can tell about `sessions`.
+    """All figures of `sessions` from one pass over `samples`.
 
     Args:
         sessions: name → session.

@@ -81,6 +81,8 @@ def _figures(agreement: OutputAgreement) -> dict[str, Any]:
 
 @dataclass
 class ActivationObserver:
+    """Sums over samples for one activation."""
+
     match: ActivationMatch
     reads: tuple[str, ...]
     exact_reads: tuple[str, ...]
@@ -117,6 +119,7 @@ class ActivationObserver:
             self.high += high
 
     def result(self) -> ActivationComparison:
+        """The figures of all samples so far."""
         match, params = self.match, self.match.params
         kind: Kind = "static" if params is not None else "dynamic" if match.dynamic else "float"
         return ActivationComparison(

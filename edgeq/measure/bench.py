@@ -31,7 +31,7 @@ class BenchData:
 
     Attributes:
         source: what `edgeq.data.samples.open_samples` takes; None makes inputs up, or takes a bundle's self-test's.
-        preprocess: see there; None takes what a bundle says about its input.
+        preprocess: see there; None takes the bundle's.
         count: samples at most.
         shapes: of inputs with open sizes, where they are made up.
     """

@@ -18,7 +18,7 @@ class Check:
         name: "load", "coverage", "accuracy", "self-test", "saturation", "kernels".
         kind: whose arithmetic it rests on: the target's kernels here, in an emulator, in a model of them; "none": of
             other kernels, or not made.
-        where: on what, in words.
+        where: on what machine or simulator.
         detail: what was found, one line.
         passed: None where there is nothing to pass.
     """

@@ -1,12 +1,12 @@
 """Every activation of a quantized model against the float model's, in one pass over the samples with sums only.
 
-Three figures a tensor, because one number cannot tell a error source from a victim:
+Three figures a tensor, to distinguish layers that cause errors from layers that inherit them:
 
     accumulated   the quantized model's tensor when it runs as a whole: all errors so far
     layer         what its layer alone makes of the float model's inputs, in integers: the error where it arises
     rounding      the float tensor quantized with the model's scale and zero point: the error of its range alone
 
-and, to tell what is wrong with a layer, `inputs`: what the float layer makes of quantized inputs. The noise of the
+and, to find the cause in a layer, `inputs`: what the float layer makes of quantized inputs. The noise of the
 layer that neither these nor the rounding of its result account for is that of its weights.
 """
 
@@ -43,7 +43,7 @@ def compare_activations(
     """Run both models, and the quantized one's layers alone, over the samples.
 
     The quantized graph runs as it is written, without the runtime's fusions, because looking at a tensor would break
-    them: `edgeq.measure.agreement` tells what the optimised one answers. Nothing is kept but sums; tensors that do not
+    them: `edgeq.measure.agreement` measures the optimised one. Nothing is kept but sums; tensors that do not
     fit into `memory` together are taken in passes, each over all samples.
 
     Raises:
@@ -81,6 +81,7 @@ class _Observer:
             self._observers.append(ActivationObserver(match, reads, exact))
 
     def observe(self, sample: Sample) -> None:
+        """Add one sample to the sums."""
         found = self._runs.run(sample)
         whole = dict(sample.inputs)
         if self._quantized is not None:
@@ -94,6 +95,7 @@ class _Observer:
             )
 
     def results(self) -> Iterator[ActivationComparison]:
+        """The figures of each tensor, in the order of the partition."""
         return (observer.result() for observer in self._observers)
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SAMPLES = 32
 """Samples by default: sums over all elements of a tensor settle after a few."""
 
-# Fusing changes roundings; what costs more than this is another answer.
+# Fusing changes roundings; what costs more than this changes the outputs.
 _OPTIMISER_LOSS_DB = 3.0
 _DISABLED = "optimization.disable_specified_optimizers"
 _REQUANTIZER = "WeightBiasQuantization"
@@ -213,12 +213,12 @@ def _loss(outputs: Mapping[str, Agreement]) -> float:
 
 
 def optimiser_warning(outputs: Mapping[str, Agreement]) -> str | None:
-    """What to say where the optimised session answers otherwise than the graph as written; None where it does not."""
+    """A warning where the outputs of the optimised session are not those of the graph as written; else None."""
     if not abs(_loss(outputs)) > _OPTIMISER_LOSS_DB:
         return None
     optimised, written = outputs["optimised"].sqnr_db, outputs["written"].sqnr_db
     text = (
-        f"the optimised session answers with {optimised:.1f} dB SQNR, the graph as written with {written:.1f} dB: "
+        f"the outputs of the optimised session have {optimised:.1f} dB SQNR, of the graph as written {written:.1f} dB: "
         "the figures by layer are those of the graph as written"
     )
     without = outputs.get("without")

@@ -1,8 +1,8 @@
 """What the error of one layer alone does to the outputs of a float model.
 
 The float model gets one more input for each layer in question, a disturbance that is added to its tensor; zero for all
-layers but one. So one session serves all layers, and a run tells what becomes of one layer's error on its way to the
-outputs, where it may be amplified, damped or cancelled, which no figure at the layer itself can tell.
+layers but one. So one session serves all layers, and a run shows what becomes of one layer's error on its way to the
+outputs, where it may be amplified, damped or cancelled, which no figure at the layer itself shows.
 
 The error of a layer is what its weights and the rounding of its result cause, on inputs that are rounded for the float
 layer too: each error counts once, where it arises.
@@ -39,7 +39,9 @@ _TYPES = {"tensor(float16)": np.float16}
 class Accumulator(Protocol):
     """Sums over samples of how outputs differ."""
 
-    def update(self, reference: Outputs, candidate: Outputs) -> None: ...
+    def update(self, reference: Outputs, candidate: Outputs) -> None:
+        """Add one sample: outputs by name, without and with the disturbance."""
+        ...
 
 
 T = TypeVar("T", bound=Accumulator)

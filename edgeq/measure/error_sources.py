@@ -1,4 +1,4 @@
-"""Which layers spoil the outputs, what in them does, and which nodes to keep in float for it.
+"""Which layers cause the error of the outputs, by their weights or their range, and which nodes to keep in float.
 
 In three steps, each on less and with more effort. The figures of all layers give the noise that each adds itself. Two
 rankings of it, by its size and by the share of the outputs' noise that can be traced back to it, give candidates. What
@@ -46,6 +46,7 @@ class LayerNoise:
 
     @property
     def own(self) -> float:
+        """Of the layer itself, whatever it inherits."""
         return self.weights + self.range
 
     @property
@@ -56,7 +57,7 @@ class LayerNoise:
 
 @dataclass(frozen=True)
 class ErrorSource:
-    """A layer that spoils the outputs.
+    """A layer that causes a large part of the error of the outputs.
 
     Attributes:
         name: its tensor.

@@ -30,7 +30,7 @@ class EvalRequest:
         options: of the task.
         reference: a second model or bundle, run on the same samples.
         variant: of a bundle; None takes the one that fits this machine.
-        preprocess: None takes what the bundle says, or nothing.
+        preprocess: None takes the bundle's, or none.
         labels, count, start, stride: as `open_samples` takes them.
         settings: for model files; a bundle brings its own.
     """

@@ -25,9 +25,13 @@ Outputs = Mapping[str, NDArray[Any]]
 class Session(Protocol):
     """The part of `onnxruntime.InferenceSession` that measuring needs."""
 
-    def get_outputs(self) -> Sequence[Any]: ...
+    def get_outputs(self) -> Sequence[Any]:
+        """Objects with the `name` of each output."""
+        ...
 
-    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Sequence[Any]: ...
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Sequence[Any]:
+        """The named outputs (None for all) of one inference."""
+        ...
 
 
 def infer(session: Session, sample: Sample, *, model: str = "the model") -> Outputs:

@@ -1,7 +1,7 @@
 """Latency and throughput of models on this machine: edgeq_device's benchmark, fed with edgeq's sessions.
 
 The measuring itself lives in `edgeq_device`, which travels in bundles, so that a workstation and a device run the same
-code. Its face here is `measure_models`, and `Measurement`, the report as a value.
+code. Its interface here is `measure_models`, and `Measurement`, the report as a value.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Measurement:
         settings: durations, counts, scenarios, threads, cores, seed.
         models: by name: execution providers and memory.
         scenarios: by name: for each model its figures, and the ratios against the baseline.
-        notes: what may have disturbed the figures, and what they do not say.
+        notes: what may have disturbed the figures, and what they leave out.
         report: all of it, plain values.
     """
 

@@ -45,7 +45,7 @@ class LayerPair:
         self.matches = matches
         self.settings = settings
         self.exact = exact_readers(float_graph, quantized_graph, matches)
-        # In the float model, a tensor is what its name says.
+        # In the float model, a tensor is what its name stands for.
         counterparts = [dataclasses.replace(match, computed=match.name, integer=False) for match in matches]
         self.given = {given_name(match): match for match in matches}
         self.given_counterparts = {
@@ -98,6 +98,11 @@ class LayerRuns:
         self._float = pair.session(pair.float_graph, list(dict.fromkeys(m.name for m in read if not m.is_input)))
 
     def run(self, sample: Sample) -> LayerArrays:
+        """Run the layers once on one sample.
+
+        Raises:
+            DataError: a model refuses the sample.
+        """
         exact = {**sample.inputs, **_run(self._float, sample, "the float model")}
         fed = {name: exact[match.name].astype(kind, copy=False) for name, (match, kind) in self._given.items()}
         alone = {**sample.inputs, **_run(self._layers, _with(sample, fed), "a layer of the quantized model")}

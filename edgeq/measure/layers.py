@@ -7,7 +7,7 @@ The four operations of ONNX Runtime's `qdq_loss_debug`, for every quantized form
     collect_activations   those tensors, one sample at a time
     match_activations     which tensor stands for which activation (`compare_activations`: how well)
 
-`compare_layers` is all of it; `output_effects` says what the error of one layer alone does to the outputs.
+`compare_layers` is all of it; `output_effects` measures what the error of one layer alone does to the outputs.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class LoadedModel:
         variant: the bundle's variant; None for a model file.
         signature: inputs and outputs.
         settings: what the session was opened with.
-        preprocess: what the bundle says about its input; None where nothing does.
+        preprocess: the bundle's preprocessing; None where there is none.
     """
 
     path: Path

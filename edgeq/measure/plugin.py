@@ -20,7 +20,7 @@ def load_plugin(name: str, what: str) -> Callable[..., Any]:
     """The function that `name` ("path.py:function") points at. The file is run: it is the user's own code.
 
     Raises:
-        UsageError: no such file, a file that fails when run, or no such function in it; `what` says what was sought.
+        UsageError: no such file, a file that fails when run, or no such function in it; `what` names what was sought.
     """
     file, _, attribute = name.rpartition(":")
     path = Path(file)

@@ -1,6 +1,6 @@
-"""Which preprocessing does a model want? Accuracy on labelled data under each candidate says so.
+"""Which preprocessing a model was trained with, by its accuracy on labelled data under each candidate.
 
-Asked of the float model: a wrong preprocessing costs more than any quantization, and calibration on wrongly prepared
+Measured on the float model: a wrong preprocessing costs more than any quantization, and calibration on wrongly prepared
 samples spoils the ranges without a message.
 """
 
@@ -51,7 +51,7 @@ class Trial:
     """All candidates, the best first, those that do not fit last.
 
     Attributes:
-        tied: the candidates (the best among them) that so many samples cannot tell apart.
+        tied: the candidates (the best among them) whose difference so many samples cannot show.
     """
 
     request: EvalRequest
@@ -78,7 +78,7 @@ class Trial:
 def try_preprocess(
     request: EvalRequest, candidates: Sequence[str] | None = None, *, progress: Progress = SILENT
 ) -> Trial:
-    """Answer `request` once for each candidate.
+    """Evaluate `request` once for each candidate.
 
     Args:
         request: with a task. Its own preprocessing, where it has one, is a candidate too, and its source options
@@ -90,9 +90,9 @@ def try_preprocess(
         EdgeqError: no candidate fits; the first one's reason.
     """
     if request.task is None:
-        raise UsageError("preprocessings are told apart by accuracy", "Give a --task, and labelled data")
+        raise UsageError("preprocessings are compared by accuracy", "Give a --task, and labelled data")
     if request.reference is not None:
-        raise UsageError("--try-preprocess asks about one model", "Leave --reference out")
+        raise UsageError("--try-preprocess takes one model", "Leave --reference out")
     done: list[Try] = []
     failures: list[EdgeqError] = []
     for name, preprocess in _candidates(request, candidates).items():

@@ -51,7 +51,7 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """What a task can be told; None leaves its own default.
+    """Options of tasks; None leaves a task's own default.
 
     Attributes:
         class_offset: scores in front of class 0 that are no class (1 for MobileNet's background).

@@ -8,7 +8,7 @@ from typing import Any
 
 from edgeq.emulate.check import EmulatedCheck, Trial, check_trial
 from edgeq.emulate.routes import EMULATED, MODELLED, NATIVE, NOT_RUN, route_to
-from edgeq.emulate.verify import Probing
+from edgeq.emulate.verify import VerifyRequest
 from edgeq.errors import UsageError
 from edgeq.hardware.machine import Machine
 from edgeq.measure.checks import Check, CheckKind
@@ -82,14 +82,14 @@ def _count(job: Job, built: Built, machine: Machine) -> int:
     return max(1, min(_MOST, _MACS // max(macs, 1)))
 
 
-def probing_of_options(bundle: Path, variant: str | None, options: Mapping[str, Any]) -> Probing:
+def verify_request(bundle: Path, variant: str | None, options: Mapping[str, Any]) -> VerifyRequest:
     """What `edgeq verify --on` is asked, from its flat options."""
     named = {name: options[name] for name in ("annotations", "decoder", "class_offset")}
     same = {name: options[name] for name in ("on", "data", "count", "preprocess", "labels", "task")}
     drop = share("--max-drop", options["max_drop"])
     if drop is not None and options["task"] is None:
         raise UsageError("--max-drop needs something that measures accuracy", "Give --task and labelled --data")
-    return Probing(bundle, variant=variant, options=TaskOptions(**named), max_drop=drop, **same)
+    return VerifyRequest(bundle, variant=variant, options=TaskOptions(**named), max_drop=drop, **same)
 
 
 def refuse_without_target(options: Mapping[str, Any]) -> None:

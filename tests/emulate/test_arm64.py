@@ -18,7 +18,7 @@ from edgeq.emulate.emulator import emulator_named
 from edgeq.emulate.machine import emulated_command
 from edgeq.emulate.qemu import Qemu
 from edgeq.emulate.sysroot import Sysroot
-from edgeq.emulate.verify import Probing, verify_on
+from edgeq.emulate.verify import VerifyRequest, verify_on
 from edgeq.errors import HardwareError
 from edgeq.pipeline.job import Data
 from edgeq.pipeline.package import package
@@ -160,7 +160,9 @@ def test_a_truncated_archive_is_refused(device: Run, bundle: Path, tmp_path: Pat
 
 def test_edgeq_proves_the_kernels_and_the_answers(arm64: tuple[Qemu, Sysroot], bundle: Path, data: Path) -> None:
     found = verify_on(
-        Probing(bundle, ("raspberry-pi-4", "raspberry-pi-5"), data=data / "images.npz", count=5, task="classification")
+        VerifyRequest(
+            bundle, ("raspberry-pi-4", "raspberry-pi-5"), data=data / "images.npz", count=5, task="classification"
+        )
     )
     found.check()
     four, five = found.checks

@@ -12,7 +12,7 @@ from edgeq.emulate.probe import (
     KernelProof,
     Watch,
     check_kernels,
-    judge,
+    kind_of_sums,
     load_proof,
     probe,
     probe_model,
@@ -32,15 +32,15 @@ def test_this_machine_answers_as_its_profile_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "answer"), [(64 * 255 * 127, "exact"), (32 * 32767, "saturated"), (0, None), (64 * 255 * 127 + 1, None)]
+    ("value", "kind"), [(64 * 255 * 127, "exact"), (32 * 32767, "saturated"), (0, None), (64 * 255 * 127 + 1, None)]
 )
-def test_the_two_answers_and_no_other(value: int, answer: str | None) -> None:
+def test_the_two_sums_and_no_other(value: int, kind: str | None) -> None:
     sums = np.full((8, 32), value, np.int32)
-    if answer is not None:
-        assert judge(sums, "x") == answer
+    if kind is not None:
+        assert kind_of_sums(sums, "x") == kind
         sums[3, 3] += 1
     with pytest.raises(CheckFailedError, match=r"x: integer products are wrong"):
-        judge(sums, "x")
+        kind_of_sums(sums, "x")
 
 
 @pytest.mark.parametrize(("pairs", "saturates"), [("exact", True), ("saturated", False)])

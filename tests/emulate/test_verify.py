@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.bundle.read import opened
 from edgeq.cli import group
-from edgeq.emulate.verify import Probing, verify_on
+from edgeq.emulate.verify import VerifyRequest, verify_on
 from edgeq.errors import BundleError, HardwareError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
@@ -58,7 +58,7 @@ def bare(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_variant_on_its_target(bundle: Path, data: Path, bare: None) -> None:
-    found = verify_on(Probing(bundle, ("all",), data=data / "x.npz", count=7, task="classification"))
+    found = verify_on(VerifyRequest(bundle, ("all",), data=data / "x.npz", count=7, task="classification"))
     states = {check.variant: check.status for check in found.checks}
     native = resolve("auto").profile.name
     assert states.pop(native) == "passed"
@@ -70,19 +70,19 @@ def test_each_variant_on_its_target(bundle: Path, data: Path, bare: None) -> Non
 
 
 def test_a_target_takes_what_its_runner_would(bundle: Path) -> None:
-    (check,) = verify_on(Probing(bundle, ("this-machine",))).checks
+    (check,) = verify_on(VerifyRequest(bundle, ("this-machine",))).checks
     assert check.variant == resolve("auto").profile.name
     with opened(bundle) as content:
         elsewhere = next(v for v in content.components["model"] if v.name != check.variant)
     with pytest.raises(BundleError, match=rf"variant {elsewhere.name} does not run here"):
-        verify_on(Probing(bundle, ("this-machine",), variant=elsewhere.name))
+        verify_on(VerifyRequest(bundle, ("this-machine",), variant=elsewhere.name))
 
 
 def test_nothing_that_could_be_run_is_an_error(bundle: Path, bare: None) -> None:
     with opened(bundle) as content:
         native = resolve("auto").profile.name
         elsewhere = next(v.name for v in content.components["model"] if v.name != native)
-    found = verify_on(Probing(bundle, (elsewhere,)))
+    found = verify_on(VerifyRequest(bundle, (elsewhere,)))
     with pytest.raises(RuntimeUnavailableError, match=r"nothing could be checked \(.* is not installed"):
         found.check()
 
@@ -97,7 +97,7 @@ def test_nothing_that_could_be_run_is_an_error(bundle: Path, bare: None) -> None
 )
 def test_requests_that_make_no_sense(bundle: Path, asked: dict[str, Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
-        verify_on(Probing(bundle, **asked))
+        verify_on(VerifyRequest(bundle, **asked))
 
 
 def test_the_command(bundle: Path, data: Path, bare: None) -> None:

@@ -196,7 +196,10 @@ def test_a_users_profile_is_merged_over_the_shipped_one(tmp_path: Path) -> None:
             BASE.replace('"int8"', '"int4"'),
             r"base.toml: \[scheme\]: weight_type is 'int4'. It can be int8, uint8",
         ),
-        (BASE + "[search]\nmethod = ['minmax', 'guess']\n", r"base.toml: \[search.method\]: unknown calibration method 'guess'"),
+        (
+            BASE + "[search]\nmethod = ['minmax', 'guess']\n",
+            r"base.toml: \[search.method\]: unknown calibration method 'guess'",
+        ),
         (
             BASE + "[scheme.session_options]\n'session.node_partition_config_file' = 'x'\n",
             r"base.toml: session option 'session.node_partition_config_file' is not one that a bundle may set",

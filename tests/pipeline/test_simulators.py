@@ -10,7 +10,7 @@ import pytest
 from edgeq.demo import CALIBRATION, MODEL, VALIDATION
 from edgeq.errors import RuntimeUnavailableError
 from edgeq.hardware.detect import detect_machine
-from edgeq.pipeline.emulated import probing_of_options
+from edgeq.pipeline.emulated import verify_request
 from edgeq.pipeline.job import Data
 from edgeq.pipeline.package import package
 from edgeq.pipeline.simulators import SIMULATORS, open_program
@@ -46,7 +46,7 @@ def test_verify_on_the_array(packed: Path) -> None:
     from edgeq.emulate.verify import verify_on
 
     asked = {**OPTIONS, "on": ("gemmini",), "data": str(VALIDATION), "count": 4}
-    (found,) = verify_on(probing_of_options(packed, None, asked), simulators=SIMULATORS).checks
+    (found,) = verify_on(verify_request(packed, None, asked), simulators=SIMULATORS).checks
     assert (found.status, found.where) == ("passed", "modelled"), found.reason
     assert found.samples == 4
 

@@ -1,5 +1,5 @@
 """The saturation audit: which layers of a quantized model can saturate where two products are added in 16 bits, how
-often they do, and what it does to the answer."""
+often they do, and what it does to the outputs."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ class LayerAudit:
 
     @property
     def can_saturate(self) -> bool:
+        """Whether some input makes a channel saturate, as far as the weights are known."""
         return self.suspects is None or self.suspects > 0
 
     def __record__(self) -> dict[str, Any]:
@@ -81,6 +82,7 @@ class Audit:
 
     @property
     def clipped(self) -> int:
+        """How many sums of two products were clipped, over all layers and samples."""
         return sum(layer.clipped for layer in self.layers)
 
     def summary(self) -> str:
@@ -124,7 +126,7 @@ def audit(
     Args:
         settings: what it will be run with.
         samples: what to simulate it on; None bounds by the weights alone.
-        reference: the float model's session, to tell what saturation costs.
+        reference: the float model's session, to measure what saturation costs.
         exact: the same model on kernels that do not saturate; None computes them, which takes as long again.
         count: samples to simulate; None takes 2 to 8, fewer for larger models.
 
@@ -168,7 +170,7 @@ def sample_count(macs: int) -> int:
 
 
 def model_macs(simulation: Simulation) -> int:
-    """Multiply-accumulates of the simulated layers, by their weights' sizes where the graph does not tell."""
+    """Multiply-accumulates of the simulated layers, by their weights' sizes where the graph has no shapes."""
     counted = sum(node_macs(simulation.graph.model).values())
     return counted or sum(layer.rows.size for layer in simulation.layers if layer.rows is not None)
 

@@ -1,8 +1,8 @@
-"""A quantized model as it answers on a CPU whose kernels add two products in 16 bits.
+"""The outputs of a quantized model on a CPU whose kernels add two products in 16 bits.
 
 The model is optimised by ONNX Runtime as always. Layers on saturating paths are then computed by edgeq's exact model of
-those kernels; everything between them, which is exact there, by ONNX Runtime. So the answer is that of the target, to
-the last bit where the graph is all integers, on any machine of the same architecture.
+those kernels; everything between them, which is exact there, by ONNX Runtime. So the outputs are those of the target,
+to the last bit where the graph is all integers, on any machine of the same architecture.
 """
 
 from __future__ import annotations
@@ -123,9 +123,11 @@ class SimulatedSession:
         self._simulation = simulation
 
     def get_outputs(self) -> Sequence[Any]:
+        """As onnxruntime's."""
         return self._simulation.get_outputs()
 
     def run(self, output_names: Sequence[str] | None, input_feed: Arrays) -> Sequence[Any]:
+        """As onnxruntime's."""
         outputs = self._simulation.run(input_feed).outputs
         return [outputs[name] for name in output_names or outputs]
 
