@@ -30,8 +30,10 @@ _NEEDS = "The array needs static int8, symmetric, with one scale a tensor: leave
 
 
 class SystolicBackend:
-    """Args:
-    table: a target's [systolic] table; empty for the generator's defaults.
+    """Builds integer programs for systolic arrays.
+
+    Args:
+        table: a target's [systolic] table; empty for the generator's defaults.
     """
 
     name = "systolic"
@@ -70,7 +72,7 @@ class SystolicBackend:
         *,
         samples: Samples | None = None,
     ) -> Artifact:
-        """Write the reference model to `destination`, and beside it what travels to the array. See `Backend.build`.
+        """Write the reference model to `destination`, and the files for the array beside it. See `Backend.build`.
 
         Args:
             samples: calibration samples, for bias correction; None leaves it out.

@@ -1,4 +1,4 @@
-"""Bias correction: each layer's mean error, channel by channel, taken off where it arises.
+"""Bias correction: each layer's mean error, channel by channel, is subtracted where it arises.
 
 Rounding weights and clipping activations shift the mean of what a layer gives, and the shifts add up. The program runs
 once over some samples; at each layer, fed by the corrected layers before it, the mean difference from the float model
@@ -30,19 +30,19 @@ def corrected_layers(program: Program) -> tuple[str, ...]:
 
 
 def correct_biases(program: Program, inputs: Mapping[str, Array], means: Mapping[str, Floats]) -> Program:
-    """`program` with the mean errors of its layers taken off.
+    """`program` with the mean errors of its layers subtracted.
 
     Args:
         inputs: some samples [N, ...].
         means: by name in `corrected_layers`, the float model's mean of each channel (axis 1) over the same samples.
     """
-    simulator = Simulator(program)
+    simulator = Simulator(program, keep_sums=True)
 
     def corrected(step: Conv | Fc, x: Array) -> Conv | Fc:
         tensor = program.tensors[step.output]
         if tensor.origin not in means:
             return step
-        y = simulator.step(step, [x])
+        y = simulator.steps.run(step, [x])
         shift = _shift(y, means[tensor.origin], tensor, relu=step.relu)
         if shift is None or len(shift) != len(step.bias):
             return step

@@ -67,7 +67,7 @@ def build_network(
     )
     shapes = {name: sizes(value) or () for name, value in index.values.items()}
     for layer in layers:
-        if isinstance(layer, AverageLayer):  # the tensor before its rows and columns are dropped has no name elsewhere
+        if isinstance(layer, AverageLayer):  # a tensor that the float model does not have
             shapes.setdefault(layer.output, (*shapes[layer.input][:2], 1, 1))
     used = {*index.inputs, *(n for layer in whole for n in (*layer_inputs(layer), *layer_outputs(layer)))}
     return Network(
@@ -104,7 +104,7 @@ def _candidates(
 
 
 def _settle(index: GraphIndex, found: Found, reasons: dict[str, str]) -> None:
-    """Move layers that would only add conversions from `found` to `reasons`, in place.
+    """Take layers that would only add conversions out of `found`, and add why to `reasons`, in place.
 
     Convolutions and products are worth a conversion. Everything else is in int8 where what it reads is; on inputs of
     the graph, where all that reads its result is.

@@ -1,8 +1,8 @@
-"""Which channels can be reordered or rescaled together: the ties between the channel axes of tensors.
+"""Which channels can be reordered together: the ties between the channel axes of tensors.
 
 A convolution or product with all its inputs absorbs an order of its input channels in its weights; depthwise layers,
-sums, pooling and clamps hand the order on. Where the order is seen from outside (inputs and outputs of the model, float
-parts, moves and joins of channels), it stays.
+sums, pooling and clamps keep it. Where the order is visible outside (inputs and outputs of the model, float parts, data
+movement and concatenation of channels), it is not changed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from edgeq.backends.systolic.network import (
     ClampLayer,
     ConvLayer,
     FcLayer,
+    Layer,
     MoveLayer,
     Network,
     integer_tensors,
@@ -63,7 +64,8 @@ class _Ties:
         for name in (*network.inputs, *network.outputs):
             self._fix(name, "it is an input or output of the model")
 
-    def add(self, layer: object) -> None:
+    def add(self, layer: Layer) -> None:
+        """Record which channel axes a layer ties together, and which it fixes."""
         if isinstance(layer, ConvLayer):
             self._add_conv(layer)
         elif isinstance(layer, FcLayer):
@@ -80,10 +82,11 @@ class _Ties:
         elif isinstance(layer, MoveLayer):
             self._add_move(layer)
         else:
-            for name in (*layer_inputs(layer), *layer_outputs(layer)):  # type: ignore[arg-type]
+            for name in (*layer_inputs(layer), *layer_outputs(layer)):
                 self._fix(name, "a part in float reads or makes it")
 
     def groups(self) -> tuple[ChannelGroup, ...]:
+        """The groups that all layers so far leave, each with its layers."""
         members: dict[str, list[str]] = {}
         for name in self._tensors:
             members.setdefault(self._root(name), []).append(name)

@@ -2,13 +2,13 @@
 
 Its dialect: QLinearConv with scalar scales and zero points 0; QLinearRelu, in the default domain though ONNX does not
 know it, directly behind a QLinearConv or QLinearAdd that nothing else reads, where alone it has a kernel; QLinearAdd of
-com.microsoft; opset 13, format version 7. What it lacks is spelled out around it:
+com.microsoft; opset 13, format version 7. What it lacks is composed of other operators:
 
 - a layer with several weight scales is several convolutions, whose outputs are joined;
 - a product is a convolution of 1 × 1, because its QLinearMatMul has no int32 bias;
 - average pooling is a depthwise convolution with ones;
-- max pooling behind a convolution is fused by the runtime, whatever it looks like. What the array would do wrongly
-  (see `pooling`) runs in float, which for a maximum gives the same integers; so do clamps and padding.
+- max pooling behind a convolution is fused by the runtime, whatever its parameters. What the array would
+  compute wrongly (see `pooling`) runs in float, which for a maximum gives the same integers; so do clamps and padding.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from edgeq.signature import Signature
 _INTEGER_MOVES = frozenset(
     {"Concat", "Flatten", "Reshape", "Resize", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
 )
-"""Operators that the runtime moves int8 values with; other moves go through float."""
+"""Operators that the runtime moves int8 values with; other data movement goes through float."""
 
 
 def write_dialect(program: Program, signature: Signature, path: Path) -> str:
@@ -119,7 +119,7 @@ class _DialectWriter(GraphWriter):
             self._node("QLinearRelu", [made], f"{step.name}/relu", step.output)
 
     def _max_pool(self, step: MaxPool) -> None:
-        """In float behind a convolution, where the runtime would fuse it, rightly or not."""
+        """In float behind a convolution, where the runtime would fuse it even if the array computes that wrongly."""
         source, shape = self._values[step.input], self._program.tensors[step.input].shape
         windows = Windows(step.kernel, step.strides, step.dilations, step.pads)
         pads: Pads = (*step.pads[:2], *windows.end_pads(shape, self._program.tensors[step.output].shape[2:]))
@@ -141,10 +141,10 @@ class _DialectWriter(GraphWriter):
         self._from_float(step.name, pooled, step.output)
 
     def _clamp(self, step: Clamp) -> None:
-        scale = np.float32(self._program.tensors[step.output].scale)
+        params = self._program.tensors[step.output].params
         source = self._in_float(step.name, step.input)
         bounds = [
-            self._constant(f"{step.name}/{side}", np.array(np.float32(value) * scale, np.float32))
+            self._constant(f"{step.name}/{side}", params.dequantize(np.array(value)))
             for side, value in (("low", step.low), ("high", step.high))
         ]
         clipped = self._node("Clip", [source, *bounds], step.name, f"{step.name}/float-out")

@@ -87,7 +87,7 @@ def to_oldest_form(node: ir.Node) -> None:
 
 
 def _is_default(attribute: ir.Attr) -> bool:
-    """Whether an attribute that opset 13 does not know only states what is done there anyway."""
+    """Whether an attribute that opset 13 does not know only states the behaviour of opset 13."""
     if attribute.name == "num_outputs":
         return True
     return attribute.name in ("allowzero", "saturate") and attribute.value in (0, 1)

@@ -67,10 +67,12 @@ class Estimate:
 
     @property
     def cycles(self) -> int:
+        """Of all layers, one after the other."""
         return sum(layer.cycles for layer in self.layers)
 
     @property
     def traffic(self) -> int:
+        """Bytes between DRAM and the array's memories, over all layers."""
         return sum(layer.traffic for layer in self.layers)
 
     @property

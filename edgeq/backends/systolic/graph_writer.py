@@ -184,9 +184,7 @@ class GraphWriter(ABC):
         return made
 
     def _params(self, tensor: str) -> Params:
-        scale = self._program.tensors[tensor].scale
-        assert scale is not None
-        return self._constant(f"{tensor}/scale", np.array(scale, np.float32)), self._zero()
+        return self._constant(f"{tensor}/scale", self._program.tensors[tensor].params.scale), self._zero()
 
     def _zero(self) -> ir.Value:
         return self._constant("int8/0", np.array(0, np.int8))

@@ -1,4 +1,4 @@
-"""From a float network and its scales to the integer program."""
+"""Lowering: from a float network and its scales to the integer program."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def lower(
     depthwise_tile: int | None = None,
     notes: tuple[str, ...] = (),
 ) -> Program:
-    """Quantize weights, put conversions where integers and floats meet, drop clamps that the scales do already.
+    """Quantize weights, insert conversions between integers and floats, drop clamps that the scales imply.
 
     Args:
         scales: of every integer tensor (`scales.activation_scales`).
         channels: reordered channels by tensor, for the table.
-        depthwise_tile: channels of depthwise layers that share a scale; None means the array's dim. With 1 they are
-            for the core.
+        depthwise_tile: channels of depthwise layers that share a scale; None means the array's dim. With 1 they
+            run on the core.
     """
     network = _without_idle_clamps(network, scales)
     work = _Lowering(network, scales, array, dict(channels or {}), depthwise_tile or array.dim)
@@ -74,7 +74,7 @@ def lower(
 
 @dataclass
 class _Lowering:
-    """The steps so far; private to `lower`."""
+    """The steps so far."""
 
     network: Network
     scales: Mapping[str, float]
@@ -93,6 +93,7 @@ class _Lowering:
             self._float_tensor(name)
 
     def add(self, layer: Layer) -> None:
+        """Append the steps of a layer, unless it was fused into one before."""
         if layer.name in self.fused:
             return
         if isinstance(layer, Float):

@@ -1,4 +1,4 @@
-"""Data-movement operators, as a table of where each value comes from."""
+"""Data-movement operators as index tables: where each output value comes from."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def recognise_move(model: ir.Model, node: ir.Node) -> tuple[MoveLayer, ...] | st
     outputs = tuple(value for value in node.outputs if value.name)
     if math.prod(shape) >= _EXACT:
         return "it moves too many values to follow"
-    # Where each value goes is found by moving numbers that say where they come from.
+    # Moving the position of each value shows where it goes.
     places = np.arange(1, math.prod(shape) + 1, dtype=np.float32).reshape(shape)
     session = open_session(to_bytes(part_of(model, [node], [source], outputs)), SessionSettings(optimization="none"))
     moved = session.run([name_of(value) for value in outputs], {name_of(source): places})
@@ -74,7 +74,7 @@ def _rescales(node: ir.Node) -> str:
     if node.op_type == "Pad" and node.attributes.get_string("mode", "constant") == "constant":
         value = constant(node_input(node, 2))
         if value is not None and value.size and float(value.reshape(-1)[0]) != 0:
-            return "it pads with something else than zero"
+            return "it pads with a value other than zero"
     if node.op_type == "Resize" and (mode := node.attributes.get_string("mode", "nearest")) != "nearest":
         return f"its mode is {mode}; only nearest works on integers"
     return ""

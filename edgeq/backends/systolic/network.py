@@ -13,18 +13,25 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.backends.systolic.program import Concat, Float, MaxPool, Pads, Pair, is_depthwise, step_inputs, step_outputs
+from edgeq.backends.systolic.program import (
+    Concat,
+    Float,
+    MaxPool,
+    Pads,
+    Pair,
+    Unary,
+    is_depthwise,
+    step_inputs,
+    step_outputs,
+)
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class ConvLayer:
-    """weights [O, I / groups, kh, kw], bias [O]; `relu`: a Relu was folded in. Others as in `program.Conv`."""
+class ConvLayer(Unary):
+    """weights [O, I / groups, kh, kw], bias [O]; `relu`: a Relu was folded in. Other fields as in `program.Conv`."""
 
-    name: str
-    input: str
-    output: str
     weights: Floats
     bias: Floats
     groups: int
@@ -41,12 +48,9 @@ class ConvLayer:
 
 
 @dataclass(frozen=True)
-class FcLayer:
+class FcLayer(Unary):
     """weights [O, K], bias [O]."""
 
-    name: str
-    input: str
-    output: str
     weights: Floats
     bias: Floats
     relu: bool = False
@@ -66,12 +70,9 @@ class AddLayer:
 
 
 @dataclass(frozen=True)
-class AverageLayer:
+class AverageLayer(Unary):
     """Average pooling; attributes as in `program.AveragePool`."""
 
-    name: str
-    input: str
-    output: str
     kernel: Pair
     strides: Pair
     pads: Pads
@@ -79,24 +80,18 @@ class AverageLayer:
 
 
 @dataclass(frozen=True)
-class ClampLayer:
+class ClampLayer(Unary):
     """min(max(x, low), high); infinities where a side is open."""
 
-    name: str
-    input: str
-    output: str
     low: float
     high: float
     sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class MoveLayer:
+class MoveLayer(Unary):
     """The same values in other places; see `program.Rearrange`. `model` is the node on float32 tensors."""
 
-    name: str
-    input: str
-    output: str
     index: NDArray[np.int32] | None
     model: ir.Model
     sources: tuple[str, ...] = ()

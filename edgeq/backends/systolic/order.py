@@ -1,8 +1,8 @@
 """Output channels sorted by the range of their weights, so that the channels of one tile have like scales.
 
-The array works in tiles of DIM output channels, and each tile may have a scale of its own at no cost. In the order that
-a model happens to have, every tile holds a channel with large weights; sorted, each holds its likes. The next layer
-absorbs the order in its weights.
+The array works in tiles of DIM output channels, and each tile may have a scale of its own at no cost. In the given
+order, almost every tile holds a channel with large weights; sorted, channels of like range share a tile. The weights of
+the next layer are permuted to match.
 """
 
 from __future__ import annotations

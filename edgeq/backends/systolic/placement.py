@@ -47,6 +47,7 @@ class Placement:
 
     @property
     def macs(self) -> int:
+        """Multiply-accumulates of one sample, float layers included."""
         return sum(layer.macs for layer in self.layers)
 
     @property
@@ -56,10 +57,11 @@ class Placement:
 
     @property
     def depthwise_share(self) -> float:
+        """Share of multiply-accumulates in depthwise layers, wherever they run; 0 where there are none."""
         return sum(layer.macs for layer in self.layers if layer.depthwise) / self.macs if self.macs else 0.0
 
     def sentence(self) -> str:
-        """One line for people."""
+        """A summary of one line for the user."""
         text = f"{self.array_share:.1%} of the multiply-accumulates run on the array"
         if self.depthwise_share:
             off = [layer for layer in self.layers if layer.depthwise and layer.place == "core"]

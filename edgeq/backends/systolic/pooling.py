@@ -1,4 +1,4 @@
-"""Which max pooling the array does rightly on a convolution's way out."""
+"""Which max pooling the array computes correctly when it is fused into a convolution."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _SIDE = 255
 
 
 def direct(layer: ConvLayer, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether the array's own convolution call does a layer as it stands: one group, no dilation, everything square.
-    Others become im2col and a product, with the same numbers."""
+    """Whether the array's own convolution call computes a layer as it is: one group, no dilation, everything square.
+    Other layers become im2col and a product, with the same results."""
     _, _, rows, columns = shapes[layer.input]
     _, _, out_rows, out_columns = shapes[layer.output]
     return (
@@ -30,7 +30,7 @@ def direct(layer: ConvLayer, shapes: Mapping[str, tuple[int, ...]]) -> bool:
 
 
 def fusable(layer: ConvLayer, following: Layer, shapes: Mapping[str, tuple[int, ...]]) -> Pool | None:
-    """The fused form of a pooling behind a convolution that nothing else reads; None where it has to stand alone."""
+    """The fused form of a pooling behind a convolution that nothing else reads; None where it cannot be fused."""
     if not isinstance(following, MaxPool) or not direct(layer, shapes):
         return None
     kernel, strides, pads = following.kernel, following.strides, following.pads

@@ -1,7 +1,7 @@
 """The quantized integer program: what the array and the core beside it compute, step by step.
 
-Everything else is made from it: the simulator runs it, the dialect file, the reference model and the C bundle say it in
-other languages. All of them give the same integers.
+Everything else is made from it: the simulator runs it; the dialect file, the reference model and the C bundle are
+translations of it. All of them give the same integers.
 
 Notation: rne = round half to even; f32() = round to float32; sat8 = clamp to -128..127. Integer tensors are int8 with
 zero point 0: the real value is q · scale. Activations are NCHW (or [N, features]); shapes have batch 1 in front, and a
@@ -27,9 +27,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.backends.systolic.array import ArrayConfig
+from edgeq.graph.quant_params import QuantParams
 
 Int8s = NDArray[np.int8]
 Int32s = NDArray[np.int32]
@@ -57,6 +59,12 @@ class Tensor:
     origin: str = ""
     channels: tuple[int, ...] | None = None
 
+    @property
+    def params(self) -> QuantParams:
+        """The scale (float32) and zero point 0 of an int8 tensor."""
+        assert self.scale is not None
+        return QuantParams(np.asarray(self.scale, np.float32), np.zeros((), np.int8), ir.DataType.INT8)
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -79,7 +87,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Pool:
-    """A square max pooling that the array does on a convolution's way out.
+    """A square max pooling that the array applies to a convolution's output before it is stored.
 
     Hardware limits hold: window, stride and padding at most 3, output at most 255 a side, padding (which counts as 0)
     only behind a relu, where it is never chosen.
@@ -91,26 +99,27 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Quantize:
+class Unary:
+    """A step from one tensor to one."""
+
+    name: str
+    input: str
+    output: str
+
+
+@dataclass(frozen=True)
+class Quantize(Unary):
     """float32 tensor `input` → int8 tensor `output`, by the output's scale."""
 
-    name: str
-    input: str
-    output: str
-
 
 @dataclass(frozen=True)
-class Dequantize:
+class Dequantize(Unary):
     """int8 tensor `input` → float32 tensor `output`, by the input's scale."""
 
-    name: str
-    input: str
-    output: str
-
 
 @dataclass(frozen=True)
-class Conv:
-    """A 2-D convolution, perhaps with pooling on its way out.
+class Conv(Unary):
+    """A 2-D convolution, with max pooling of its output where `pool` is set.
 
     Attributes:
         weights: int8 [O, I / groups, kh, kw].
@@ -123,12 +132,9 @@ class Conv:
         relu: whether negative results become 0, before pooling.
         pool: applied last; the output tensor is the pooled one. None: no pooling.
         conv_shape: [1, O, rows, columns] before pooling.
-        sources: names of the float model's nodes that it does the work of.
+        sources: names of the float model's nodes that it replaces.
     """
 
-    name: str
-    input: str
-    output: str
     weights: Int8s
     bias: Int32s
     groups: int
@@ -148,12 +154,12 @@ class Conv:
 
 
 @dataclass(frozen=True)
-class Fc:
+class Fc(Unary):
     """A product with a constant matrix. The input, seen as [rows, K], becomes [rows, O]; rows is 1 a sample for 2-D
     tensors.
 
-    Where a Rearrange that only reshapes [1, C, H, W] comes before it, K runs in C, H, W order; who keeps activations as
-    NHWC permutes the weights' columns.
+    Where a Rearrange that only reshapes [1, C, H, W] comes before it, K runs in C, H, W order; a
+    runtime with NHWC activations permutes the weights' columns.
 
     Attributes:
         weights: int8 [O, K].
@@ -161,9 +167,6 @@ class Fc:
         Others as in `Conv`.
     """
 
-    name: str
-    input: str
-    output: str
     weights: Int8s
     bias: Int32s
     tiles: tuple[Tile, ...]
@@ -187,7 +190,7 @@ class ResidualAdd:
 
 
 @dataclass(frozen=True)
-class MaxPool:
+class MaxPool(Unary):
     """Max pooling on the core; input and output have one scale. Windows may reach beyond the padded input (rounding up
     of output sizes is already in the output's shape): what lies outside is never chosen.
 
@@ -196,9 +199,6 @@ class MaxPool:
         pads: (top, left, bottom, right), as large as the output's shape needs.
     """
 
-    name: str
-    input: str
-    output: str
     kernel: Pair
     strides: Pair
     dilations: Pair
@@ -207,7 +207,7 @@ class MaxPool:
 
 
 @dataclass(frozen=True)
-class AveragePool:
+class AveragePool(Unary):
     """Average pooling over windows of the zero-padded input, padding counted; global where the kernel is the input.
 
     Attributes:
@@ -216,9 +216,6 @@ class AveragePool:
         multiplier: f32(f32(input scale · f32(1 / window)) / output scale), window = kernel rows · columns.
     """
 
-    name: str
-    input: str
-    output: str
     kernel: Pair
     strides: Pair
     pads: Pads
@@ -227,12 +224,9 @@ class AveragePool:
 
 
 @dataclass(frozen=True)
-class Clamp:
-    """A Relu or Clip that fused into nothing, on integers; input and output have one scale."""
+class Clamp(Unary):
+    """A Relu or Clip that was not fused into a layer, on integers; input and output have one scale."""
 
-    name: str
-    input: str
-    output: str
     low: int
     high: int
     sources: tuple[str, ...] = ()
@@ -240,7 +234,7 @@ class Clamp:
 
 @dataclass(frozen=True)
 class Concat:
-    """int8 tensors of one scale joined along `axis` (counted with the batch, at least 1)."""
+    """int8 tensors of one scale concatenated along `axis` (counted with the batch, at least 1)."""
 
     name: str
     inputs: tuple[str, ...]
@@ -250,8 +244,8 @@ class Concat:
 
 
 @dataclass(frozen=True)
-class Rearrange:
-    """Integers in other places: Reshape, Flatten, Transpose, Slice, Pad with zeros, nearest Resize and the like.
+class Rearrange(Unary):
+    """Data movement on integers: Reshape, Flatten, Transpose, Slice, Pad with zeros, nearest Resize and the like.
 
     Attributes:
         index: int32 [elements of the output, without batch]: the place in the flattened input sample (without batch)
@@ -259,9 +253,6 @@ class Rearrange:
         model: the same as a serialized ONNX model on int8 tensors of any batch, its input and output named as here.
     """
 
-    name: str
-    input: str
-    output: str
     index: Int32s | None
     model: bytes
     sources: tuple[str, ...] = ()
@@ -294,7 +285,7 @@ class Program:
     Attributes:
         inputs, outputs: names of the float model's inputs and outputs; entries of `tensors`, not int8.
         tensors: every tensor that a step reads or writes, by name.
-        notes: what a reader should know, one sentence each.
+        notes: remarks for the user, one sentence each.
     """
 
     name: str

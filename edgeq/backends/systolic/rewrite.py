@@ -34,7 +34,7 @@ _ACTIVATIONS = ("Relu", "Clip")
 
 
 def rewrite(model: ir.Model) -> None:
-    """Pooling with its padding spelled out; shape arithmetic folded; activations moved before the pooling or data
+    """Make the padding of pooling explicit, fold shape arithmetic, and move activations before the pooling or data
     movement that separates them from the layer that they could be fused into.
 
     Raises:
@@ -48,7 +48,7 @@ def rewrite(model: ir.Model) -> None:
 def explicit_ceil(model: ir.Model) -> None:
     """Replace ceil_mode of pooling by padding at the end.
 
-    ONNX's shape inference counts windows that start in that padding, ONNX Runtime (rightly) leaves them out: without
+    ONNX's shape inference counts windows that start in that padding, ONNX Runtime, correctly, leaves them out: without
     ceil_mode, there is nothing to disagree on.
 
     Raises:
@@ -108,7 +108,7 @@ def _integers(model: ir.Model, node: ir.Node) -> NDArray[Any] | None:
 
 
 def activations_first(model: ir.Model) -> None:
-    """X → MaxPool or move → Relu becomes X → Relu → MaxPool or move, which gives the same values."""
+    """X → MaxPool or data movement → Relu becomes X → Relu → MaxPool or data movement, with the same values."""
     editor = Editor(model)
     changed = False
     while (found := next(filter(None, map(_movable, model.graph)), None)) is not None:
@@ -128,7 +128,7 @@ def activations_first(model: ir.Model) -> None:
 
 
 def _movable(node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
-    """A node that passes values on, and the activation behind it, where the two can change places."""
+    """A data-movement or MaxPool node and the activation behind it, where their order can be swapped."""
     if (node.op_type != "MaxPool" and node.op_type not in MOVES) or len(node.outputs) != 1:
         return None
     source, activation = node.inputs[0], only_reader(node.outputs[0])

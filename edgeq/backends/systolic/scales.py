@@ -27,8 +27,8 @@ _NOTHING = 1e-8
 def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_of_two: bool) -> dict[str, float]:
     """Scale by tensor, float32 values; largest magnitude / 127, or 1 where there is nothing.
 
-    - Tensors that layers only hand on (pooling, clamps, joins, moves) share the scale of what the rest of the network
-      reads: what is clipped or pooled away needs no room.
+    - Inputs and outputs of layers that pass integers on (pooling, clamps, concatenation, data movement) share the scale
+      of those tensors that other layers read: what is clipped or pooled away does not widen the range.
     - The scale of a sum is at least that of both operands, or an operand would saturate before it is added.
     - On an array that shifts, all scales are powers of two, so that their quotients are.
 
@@ -83,7 +83,7 @@ def _groups(network: Network) -> dict[str, list[str]]:
 
 
 def _used(network: Network) -> set[str]:
-    """Tensors whose values matter to more than layers that hand integers on."""
+    """Tensors that something other than `SAME_SCALE` layers reads."""
     read = readers(network)
     return {
         name

@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.backends.systolic.network import Floats
 from edgeq.backends.systolic.program import Int8s, Int32s, Tile
+from edgeq.graph.quant_params import QuantParams
 
 LARGEST = 127
 # Neighbouring tiles whose scales differ less than this share one: a split costs the runtime of the dialect file a
 # convolution call, and a twentieth of a bit is not worth it.
 _SAME = 1.05
-# How far from a whole number float32 may put a weight of a grid; and how many weights rule most grids out.
+# How far from a whole number float32 may put a weight of a grid; and how many weights suffice to rule out most grids.
 _ON_GRID = 1e-3
 _FIRST = 16
 _LARGEST_BIAS = 2.0**30
@@ -59,9 +61,10 @@ def quantize_weights(
         product = np.float32(np.float32(input_scale) * np.float32(scale))
         tiles.append(Tile(start, stop, float(np.float32(scale)), float(np.float32(product / np.float32(output_scale)))))
     scales = np.repeat([t.weight_scale for t in tiles], [t.stop - t.start for t in tiles])
-    integers = np.clip(np.rint(rows / scales[:, None]), -LARGEST, LARGEST).astype(np.int8)
+    zeros = np.zeros(outputs, np.int64)
     steps = (np.float32(input_scale) * scales.astype(np.float32)).astype(np.float64)
-    biases = np.rint(bias / steps).astype(np.int32)
+    integers = QuantParams(scales, zeros, ir.DataType.INT8, narrow=True).quantize(rows)
+    biases = QuantParams(steps, zeros, ir.DataType.INT32).quantize(bias)
     return IntegerWeights(integers.reshape(weights.shape), biases, tuple(tiles))
 
 
@@ -73,7 +76,7 @@ def tile_maxima(rows: NDArray[np.float64], dim: int) -> NDArray[np.float64]:
 
 
 def _scale(rows: Floats, bias: Floats, input_scale: float) -> float:
-    """Scale of one tile. Where its weights are tiny beside its bias, what the int32 bias can hold decides."""
+    """Scale of one tile. Where its weights are tiny beside its bias, the range of the int32 bias decides."""
     largest = _grid(rows) or float(np.abs(rows).max(initial=0.0)) / LARGEST
     offset = float(np.abs(bias).max(initial=0.0)) / input_scale
     least = offset / (_LARGEST_BIAS if largest else _SMALL_BIAS)
@@ -81,8 +84,8 @@ def _scale(rows: Floats, bias: Floats, input_scale: float) -> float:
 
 
 def _grid(rows: Floats) -> float:
-    """The step of a grid of at most 127 steps that all values lie on, as those of a model that was quantized before;
-    0 where there is none."""
+    """The step of a grid of at most 127 steps that holds all values, as weights that were quantized before have one; 0
+    where there is none."""
     flat = rows.ravel()
     largest = float(np.abs(flat).max(initial=0.0))
     if not largest:

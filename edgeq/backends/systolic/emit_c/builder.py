@@ -1,4 +1,4 @@
-"""What the C of one program is gathered in, and where each tensor lies."""
+"""Collects the C source of one program, and the place of each tensor in memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Generation = Literal["2021", "2023"]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies: an expression that points at its first element, and the order of a sample there."""
+    """The place of a tensor in memory: a pointer expression, and the order of a sample there."""
 
     pointer: str
     order: Order
@@ -43,11 +43,11 @@ class CLayer:
 
 @dataclass
 class Builder:
-    """Collects while the steps are walked through, and is thrown away after that.
+    """The source so far.
 
     Attributes:
         declarations: of params.h; calls: of main.c; both in the order of the steps.
-        places: where each tensor lies, by name.
+        places: the place of each tensor, by name.
         patches, unpooled: elements of the largest scratch buffers that a convolution needs; 0 patches: there is none.
     """
 
@@ -63,6 +63,7 @@ class Builder:
     _labels: Counter[str] = field(default_factory=Counter)
 
     def tensor(self, name: str) -> Tensor:
+        """The entry of the program's tensor table."""
         return self.program.tensors[name]
 
     def size(self, name: str) -> int:
@@ -75,10 +76,12 @@ class Builder:
         return f"{kind}_{self._labels[kind]}"
 
     def call(self, label: str, names: tuple[str, ...], statement: str) -> None:
+        """Add a statement to main.c, under a comment with the layer's label and the float model's node names."""
         listed = ", ".join(text.harmless(name) for name in names[:4]) + (" ..." if len(names) > 4 else "")
         self.calls.append(f"    /* {label}{': ' + listed if listed else ''} */\n    {statement}\n")
 
     def declare(self, *declarations: str) -> None:
+        """Add declarations, complete lines of C, to params.h."""
         self.declarations.extend(declarations)
 
     def output(self, label: str, tensor: str, *, suffix: str = "_out", order: Order | None = None) -> str:
@@ -95,7 +98,7 @@ class Builder:
         return pointer
 
     def request(self, tensor: str, order: Order) -> str:
-        """A pointer to `tensor` in `order`; where it lies in another, a layer that moves it comes first."""
+        """A pointer to `tensor` in `order`; where it has another, a layer that permutes it is inserted."""
         place = self.places[tensor]
         if np.array_equal(place.order, order):
             return place.pointer
@@ -109,8 +112,15 @@ class Builder:
         return pointer
 
     def need_image(self, tensor: str) -> str:
+        """A pointer to `tensor` in the standard order of C, NHWC for images."""
         return self.request(tensor, c_order(self.tensor(tensor).shape))
 
 
 def rearranged(source: str, source_size: int, target: str, label: str, size: int, batch: int) -> str:
+    """The C statement that permutes each of `batch` samples by the table LABEL_index.
+
+    Args:
+        source, target: pointer expressions.
+        source_size, size: elements of one sample there.
+    """
     return f"eq_rearrange({source}, {source_size}, {target}, {size}, {label}_index, {batch});"

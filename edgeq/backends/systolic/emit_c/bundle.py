@@ -1,4 +1,4 @@
-"""A C bundle on disk: a program and a few images, with what the simulator says of them."""
+"""A C bundle on disk: a program and a few images, with the simulator's results for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A convolution as C: ConvParams, the geometry that those cannot say, weights as the calls want them."""
+"""A convolution as C: ConvParams, geometry that ConvParams cannot express, weights in the layout of the calls."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ Constants = dict[str, str | int | bool]
 
 
 def emit_conv(builder: Builder, step: Conv) -> None:
+    """Add the C of a convolution: its parameters, weights as `c_weights` has them, int32 biases, output, call."""
     depthwise = _as_depthwise(step)
     label = builder.label("conv_dw" if step.depthwise else "conv")
     source = builder.need_image(step.input)

@@ -56,8 +56,8 @@ def emit_step(builder: Builder, step: Step) -> None:
 
 
 def _fc(builder: Builder, step: Fc) -> None:
-    """One row a sample takes its input in whatever order it lies: the rows of the weights follow it. From NHWC that is
-    the permutation from C, H, W to H, W, C."""
+    """With one row a sample, the input keeps its order in memory and the rows of the weights are permuted to match:
+    from C, H, W to H, W, C for NHWC."""
     label = builder.label("fc")
     outs, inner = step.weights.shape
     rows = builder.size(step.input) // inner
@@ -174,8 +174,8 @@ def _concat(builder: Builder, step: Concat) -> None:
 
 
 def _rearrange(builder: Builder, step: Rearrange) -> None:
-    """A reshape moves nothing, and a move in NCHW may be none in NHWC: then the tensor lies where its input does.
-    Whoever needs a reshaped tensor in another order moves it then (a fully connected layer needs not)."""
+    """A reshape copies nothing, and a permutation in NCHW may be none in NHWC: then the tensor shares its input's
+    buffer. A layer that needs another order requests a copy (a fully connected layer does not need one)."""
     place = builder.places[step.input]
     if step.index is None:
         builder.places[step.output] = Place(place.pointer, place.order)

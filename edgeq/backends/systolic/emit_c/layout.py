@@ -1,4 +1,4 @@
-"""Where elements stand in C's memory: images are NHWC there, NCHW in the program.
+"""The order of elements in C's memory: images are NHWC there, NCHW in the program.
 
 An order is an int array: place p of the C buffer (one sample) holds element order[p] of the flattened program tensor.
 """
@@ -14,14 +14,14 @@ Order = NDArray[np.int64]
 
 
 def c_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of one sample in C: [1, C, H, W] is H, W, C; others stay as they are, without the batch."""
+    """The shape of one sample in C: [1, C, H, W] is H, W, C; other shapes lose the batch only."""
     if len(shape) == 4:
         return shape[2], shape[3], shape[1]
     return tuple(shape[1:])
 
 
 def c_order(shape: tuple[int, ...]) -> Order:
-    """The order that `c_shape` stands for."""
+    """The order in memory that goes with `c_shape`."""
     places = np.arange(math.prod(shape[1:]))
     if len(shape) == 4:
         return places.reshape(shape[1:]).transpose(1, 2, 0).ravel()
@@ -42,4 +42,5 @@ def moved(index: NDArray[np.int32], source: Order, target: Order) -> NDArray[np.
 
 
 def is_identity(index: NDArray[np.int32], source_size: int) -> bool:
+    """Whether an index table copies all `source_size` elements of its source in their order."""
     return index.size == source_size and bool(np.array_equal(index, np.arange(source_size)))

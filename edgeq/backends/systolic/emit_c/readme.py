@@ -16,6 +16,7 @@ _TEMPLATE = Path(__file__).parent / "c" / "README.md"
 
 
 def readme(program: Program, region: Region, builder: Builder) -> str:
+    """Markdown: the array that the C is for, shapes and scales of inputs and outputs, what is left to the host."""
     host = ""
     if floats := [*_float_steps(region.before, "before the inputs"), *_float_steps(region.after, "after the outputs")]:
         host = "\n## Left to the host, in float\n\n" + "\n".join(floats) + "\n"

@@ -44,6 +44,7 @@ def designated(fields: Mapping[str, str | int | bool]) -> str:
 
 
 def dimensions(shape: Sequence[int]) -> str:
+    """A shape as a C declarator has it: [2][3]."""
     return "".join(f"[{extent}]" for extent in shape)
 
 
@@ -60,6 +61,7 @@ def _braced(values: NDArray[np.generic]) -> str:
 
 
 def buffer(name: str, shape: Sequence[int], align: str = "row_align(1)") -> str:
+    """The declaration of a static elem_t array without values."""
     return f"static elem_t {name}{dimensions(shape)} {align};\n"
 
 
