@@ -18,6 +18,8 @@ from edgeq.errors import ModelError
 from edgeq.model.prepare import prepare_model
 from edgeq.pipeline.job import Data
 from edgeq.pipeline.quantize import quantize
+from edgeq.session import open_session
+from tests import graphs
 
 
 def quantized(path: Path, prepared: Path, **options: object) -> Path:
@@ -107,3 +109,47 @@ def test_a_grid_is_found_again() -> None:
     made = quantize_weights(weights, np.zeros(8), input_scale=0.1, output_scale=0.1, dim=16, powers_of_two=False)
     np.testing.assert_array_equal(made.weights, integers)
     assert made.tiles[0].weight_scale == pytest.approx(0.0123)
+
+
+def test_pairs_around_and_inside_control_flow_go(tmp_path: Path) -> None:
+    text = """g (float[2] x, bool c) => (float[2] y)
+        <float s = {0.5}, int8 z = {0}, float f = {3}, int8[2] w = {2, -4}> {
+        q = QuantizeLinear (x, s, z)
+        d = DequantizeLinear (q, s, z)
+        v = DequantizeLinear (w, s, z)
+        y = If (c) <then_branch = one () => (float[2] a) { a = Mul (d, f) },
+                    else_branch = two () => (float[2] b) { b = Add (d, v) }>
+    }"""
+    onnx.save(graphs.proto(text), tmp_path / "qdq.onnx")
+    adoption = adopt(tmp_path / "qdq.onnx", tmp_path / "float.onnx")
+    assert [node.op_type for node in onnx.load(adoption.model).graph.node] == ["If"]
+    assert {name: (found.low, found.high) for name, found in adoption.ranges.items()} == {"x": (-63.5, 63.5)}
+    session = open_session(adoption.model)
+    x = np.array([0.25, 7], np.float32)
+    assert session.run(None, {"x": x, "c": np.array(True)})[0].tolist() == [0.75, 21]
+    assert session.run(None, {"x": x, "c": np.array(False)})[0].tolist() == [1.25, 5]
+
+
+def test_a_quantized_output_keeps_its_name_and_its_relu(tmp_path: Path) -> None:
+    text = """g (float[3] x) => (float[3] y) <float s = {0.5}, uint8 z = {0}> {
+        [sum] h = Add (x, x)
+        q = QuantizeLinear (h, s, z)
+        y = DequantizeLinear (q, s, z)
+    }"""
+    onnx.save(graphs.proto(text), tmp_path / "qdq.onnx")
+    adoption = adopt(tmp_path / "qdq.onnx", tmp_path / "float.onnx")
+    found = open_session(adoption.model).run(["y"], {"x": np.array([-1, 0.1, 2], np.float32)})[0]
+    assert found.tolist() == pytest.approx([0, 0.2, 4])
+    assert {name: found.high for name, found in adoption.ranges.items()} == {"h/floor": 127.5}
+    assert "steps grow by 2.01 times" in adoption.notes[0]
+
+
+def test_computed_parameters_are_refused(tmp_path: Path) -> None:
+    text = """g (float[3] x) => (float[3] y) <uint8 z = {0}> {
+        s = ReduceMax <keepdims = 0> (x)
+        q = QuantizeLinear (x, s, z)
+        [back] y = DequantizeLinear (q, s, z)
+    }"""
+    onnx.save(graphs.proto(text), tmp_path / "qdq.onnx")
+    with pytest.raises(ModelError, match="the scale of 'back' is computed"):
+        adopt(tmp_path / "qdq.onnx", tmp_path / "float.onnx")
