@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import onnx_ir as ir
-
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import UsageError
@@ -142,11 +140,15 @@ class TargetedBackend(Backend, Protocol):
         power that its range cuts off."""
 
 
-def check_names(model: ir.Model, names: Sequence[str], source: Path) -> None:
-    """Refuse node names that `model`, the prepared form of `source`, does not have."""
-    known = {node.name for node in model.graph if node.name}
+def check_names(prepared: PreparedModel, names: Sequence[str]) -> None:
+    """Refuse names that no node of the prepared model has.
+
+    Raises:
+        UsageError: with the nearest names.
+    """
+    known = {str(node.name) for node in prepared.model.graph}
     unknown = next((name for name in names if name not in known), None)
     if unknown is not None:
         close = difflib.get_close_matches(unknown, known, n=3)
         hint = f"Did you mean {', '.join(close)}?" if close else "List the node names with `edgeq inspect -v`"
-        raise UsageError(f"{source}: no node is named {unknown!r}", hint)
+        raise UsageError(f"{prepared.source}: no node is named {unknown!r}", hint)

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import difflib
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-import onnx
+import onnx_ir as ir
 
 from edgeq.backends.base import Artifact, check_names
 from edgeq.backends.dynamic import OPERATORS as DYNAMIC_OPERATORS
-from edgeq.backends.dynamic import check_dynamic, write_dynamic
+from edgeq.backends.dynamic import check_dynamic, expand_recurrence, write_dynamic
 from edgeq.backends.float_guard import guard_float_layers
-from edgeq.backends.quantizer import needs_external_data, one_line, quant_type
+from edgeq.backends.quantizer import quant_type, quantize_with_ranges
 from edgeq.backends.saturation_fit import check_fit, fitted_ranges
 from edgeq.backends.stored import store_weights
 from edgeq.backends.weight_only import write_weight_only
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
-from edgeq.errors import CalibrationError, ModelError, UsageError
-from edgeq.graph.convert import from_proto
+from edgeq.errors import ModelError, UsageError
+from edgeq.graph.convert import to_proto
 from edgeq.graph.index import GraphIndex
+from edgeq.graph.query import is_op, name_of, node_input
 from edgeq.model.int8_prediction import predict_int8, stacked_products
 from edgeq.model.int8_rules import Rule, int8_rules, quantizable_operators, slow_fusions
-from edgeq.model.load import is_quantized, load_model, save_model
+from edgeq.model.load import is_quantized, read_model, save_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import WEIGHT_ONLY_TYPES, Scheme
 from edgeq.session import onnxruntime
@@ -72,23 +71,22 @@ class CpuBackend:
         """Write the quantized model to `destination`; it takes nothing from samples. See `Backend.build`."""
         onnxruntime()  # the quantizer is part of it: one clear error where it is missing
         self.check(scheme)
-        check_names(prepared.model, scheme.exclude, prepared.source)
+        check_names(prepared, scheme.exclude)
         notes: list[str] = []
         if scheme.mode == "dynamic":
-            notes.extend(write_dynamic(prepared, scheme, destination))
+            write_dynamic(prepared, scheme, destination)
         elif scheme.mode == "weight-only":
             notes.extend(write_weight_only(prepared, scheme, destination))
         else:
             _write_static(prepared, ranges, scheme, destination)
-        stored = _store(scheme, destination)
-        notes.extend(stored)
-        built = load_model(destination, external_data="none")
-        if not is_quantized(from_proto(built)) and not stored:
+        built = read_model(destination)
+        changes = [*(expand_recurrence(built, scheme) if scheme.mode == "dynamic" else ()), *_store(scheme, built)]
+        notes.extend(changes)
+        if not is_quantized(built) and not changes:
             raise ModelError(f"{prepared.source}: nothing in it was quantized", _why_nothing(prepared, scheme))
-        kept = float_compute_nodes(built)
-        if kept:
-            _guard_float_layers(kept, destination)
         session_options, why = session_needs(built, scheme.session_options)
+        if guard_float_layers(built, float_compute_nodes(built)) or changes:
+            save_model(to_proto(built), destination, base=destination.parent)
         notes.extend(why)
         return Artifact(
             model=destination,
@@ -99,10 +97,12 @@ class CpuBackend:
         )
 
 
-def session_needs(
-    built: onnx.ModelProto, given: Mapping[str, str] | None = None
-) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Session options that a quantized model needs to be right and fast on ONNX Runtime's CPU kernels, and why."""
+def session_needs(built: ir.Model, given: Mapping[str, str] | None = None) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Session options that a quantized model needs to be right and fast on ONNX Runtime's CPU kernels, and why.
+
+    Args:
+        given: options that are set already; they are among those returned.
+    """
     options = dict(given or {})
     disabled = [name for name in options.get(_DISABLED, "").split(";") if name]
     notes = []
@@ -113,7 +113,7 @@ def session_needs(
             f"{len(kept)} compute nodes stay in float; the session option {_DISABLED} keeps ONNX Runtime from "
             "quantizing their weights at load"
         )
-    for fusion in slow_fusions(CpuBackend.name, from_proto(built)):
+    for fusion in slow_fusions(CpuBackend.name, built):
         disabled.append(fusion.optimizer)
         notes.append(f"without ONNX Runtime's {fusion.optimizer}: {fusion.reason}")
     if disabled:
@@ -121,38 +121,23 @@ def session_needs(
     return options, tuple(notes)
 
 
-def float_compute_nodes(model: onnx.ModelProto) -> tuple[str, ...]:
+def float_compute_nodes(model: ir.Model) -> tuple[str, ...]:
     """Names of Conv, ConvTranspose, Gemm and MatMul nodes with a constant float weight in a graph that has Q nodes."""
-    graph = model.graph
-    if not any(node.op_type == "QuantizeLinear" for node in graph.node):
+    if not any(node.op_type == "QuantizeLinear" for node in model.graph):
         return ()
-    constants = GraphIndex(from_proto(model)).computed_constants
-    integers = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
-    return tuple(
-        node.name
-        for node in graph.node
-        if node.op_type in _REQUANTIZED_AT_LOAD
-        and len(node.input) > 1
-        and node.input[1] in constants
-        and node.input[1] not in integers
-    )
+    constants = GraphIndex(model).computed_constants
+    found = []
+    for node in model.graph:
+        weight = node_input(node, 1) if node.op_type in _REQUANTIZED_AT_LOAD else None
+        is_float = weight is not None and not is_op(weight.producer(), "DequantizeLinear")
+        if is_float and name_of(weight) in constants:
+            found.append(str(node.name))
+    return tuple(found)
 
 
-def _guard_float_layers(kept: Sequence[str], destination: Path) -> None:
-    model = load_model(destination, external_data="all")
-    if guard_float_layers(model, kept):
-        save_model(model, destination)
-
-
-def _store(scheme: Scheme, destination: Path) -> tuple[str, ...]:
-    if not scheme.stored_types:
-        return ()
-    model = load_model(destination, external_data="all")
-    stored = store_weights(model, scheme.stored_types, scheme.exclude)
-    if not stored:
-        return ()
-    save_model(model, destination)
-    return (f"{len(stored)} weights of layers that compute in float are 8-bit integers in the file",)
+def _store(scheme: Scheme, model: ir.Model) -> tuple[str, ...]:
+    stored = store_weights(model, scheme.stored_types, scheme.exclude) if scheme.stored_types else ()
+    return (f"{len(stored)} weights of layers that compute in float are 8-bit integers in the file",) if stored else ()
 
 
 def _quantizable(scheme: Scheme) -> tuple[str, ...]:
@@ -175,46 +160,28 @@ def _why_nothing(prepared: PreparedModel, scheme: Scheme) -> str:
 
 
 def _write_static(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: Scheme, destination: Path) -> None:
-    from onnxruntime.quantization import CalibrationMethod, QuantFormat, quantize_static
-    from onnxruntime.quantization.calibrate import TensorsData, save_tensors_data
+    from onnxruntime.quantization import QuantFormat
 
     rules = int8_rules("cpu")
-    table = {name: (np.float32(r.low), np.float32(r.high)) for name, r in ranges.items()}
-    # The folder is private: the quantizer leaves shape-inferred copies of big models beside the file it reads.
-    with tempfile.TemporaryDirectory(prefix="edgeq-ranges-") as folder:
-        cache = Path(folder) / "ranges.json"
-        # quantize_static reads ranges only as "MinMax"; whatever method derived them, it just uses the two numbers.
-        save_tensors_data(TensorsData(CalibrationMethod.MinMax, table), cache)
-        try:
-            quantize_static(
-                prepared.path,
-                destination,
-                None,
-                quant_format=QuantFormat[scheme.format],
-                op_types_to_quantize=list(scheme.op_types or quantizable_operators(rules)),
-                per_channel=scheme.per_channel,
-                reduce_range=scheme.reduce_range,
-                activation_type=quant_type(scheme.activation_type),
-                weight_type=quant_type(scheme.weight_type),
-                nodes_to_exclude=sorted({*scheme.exclude, *_float_nodes(prepared, rules, scheme)}),
-                use_external_data_format=needs_external_data(prepared.path),
-                calibration_cache_path=cache,
-                extra_options={
-                    "ActivationSymmetric": scheme.activation_symmetric,
-                    "WeightSymmetric": scheme.weight_symmetric,
-                    **({"TensorQuantOverrides": fitted_ranges(prepared, scheme)} if scheme.fit_pairs else {}),
-                },
-            )
-        except ValueError as error:
-            if "Quantization parameters are not specified" in str(error):
-                raise CalibrationError(
-                    f"{prepared.source}: {one_line(error)}",
-                    "The calibration does not cover this tensor: calibrate this model again",
-                ) from error
-            raise ModelError(
-                f"{prepared.source}: onnxruntime's quantizer refuses it: {one_line(error)}",
-                "Keep the node in float with --exclude, or choose another scheme",
-            ) from error
+    quantize_with_ranges(
+        prepared,
+        destination,
+        ranges,
+        float_nodes={*scheme.exclude, *_float_nodes(prepared, rules, scheme)},
+        fix="Keep the node in float with --exclude, or choose another scheme",
+        fix_ranges="The calibration does not cover this tensor: calibrate this model again",
+        quant_format=QuantFormat[scheme.format],
+        op_types_to_quantize=list(scheme.op_types or quantizable_operators(rules)),
+        per_channel=scheme.per_channel,
+        reduce_range=scheme.reduce_range,
+        activation_type=quant_type(scheme.activation_type),
+        weight_type=quant_type(scheme.weight_type),
+        extra_options={
+            "ActivationSymmetric": scheme.activation_symmetric,
+            "WeightSymmetric": scheme.weight_symmetric,
+            **({"TensorQuantOverrides": fitted_ranges(prepared, scheme)} if scheme.fit_pairs else {}),
+        },
+    )
 
 
 def _float_nodes(prepared: PreparedModel, rules: Mapping[str, Rule], scheme: Scheme) -> list[str]:

@@ -7,12 +7,13 @@ import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
-from onnx import TensorProto
+import onnx_ir as ir
 
-from edgeq.backends.quantizer import needs_external_data, one_line, quant_type, quiet
+from edgeq.backends.quantizer import needs_external_data, quant_type, refusals
 from edgeq.backends.recurrent import IntegerWeights, expand_grus
-from edgeq.errors import ModelError, UsageError
-from edgeq.model.load import load_model, save_model
+from edgeq.errors import UsageError
+from edgeq.graph.convert import to_proto
+from edgeq.model.load import save_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import IntegerType, Scheme
 
@@ -41,21 +42,15 @@ def check_dynamic(scheme: Scheme) -> None:
         )
 
 
-def write_dynamic(prepared: PreparedModel, scheme: Scheme, destination: Path) -> tuple[str, ...]:
-    """Write the dynamically quantized model; returns notes.
+def write_dynamic(prepared: PreparedModel, scheme: Scheme, destination: Path) -> None:
+    """Write what onnxruntime's quantizer makes of the model; `expand_recurrence` does the rest.
 
     Raises:
-        ModelError: onnxruntime's quantizer refuses the model.
+        ModelError: the quantizer refuses the model.
     """
-    wanted = {op_type: scheme.dynamic_weight_types[op_type] for op_type in sorted(scheme.quantized_types or ())}
-    _quantize_types(prepared, scheme, {t: w for t, w in wanted.items() if t in _QUANTIZER}, destination)
-    return _expand(scheme, destination) if "GRU" in wanted else ()
-
-
-def _quantize_types(prepared: PreparedModel, scheme: Scheme, wanted: dict[str, IntegerType], destination: Path) -> None:
     by_type: dict[IntegerType, list[str]] = {}
-    for op_type, weight_type in sorted(wanted.items()):
-        by_type.setdefault(weight_type, []).append(op_type)
+    for op_type in sorted(_QUANTIZER.intersection(scheme.quantized_types or ())):
+        by_type.setdefault(scheme.dynamic_weight_types[op_type], []).append(op_type)
     # The runtime's quantizer takes one weight type a call: one pass a type, each over what the last one left in float.
     source = prepared.path
     with tempfile.TemporaryDirectory(prefix="edgeq-dynamic-") as folder:
@@ -64,7 +59,18 @@ def _quantize_types(prepared: PreparedModel, scheme: Scheme, wanted: dict[str, I
             quantize_types(prepared, source, target, op_types, weight_type, scheme)
             source = target
     if not by_type:
-        save_model(load_model(prepared.path, external_data="all"), destination)
+        save_model(to_proto(prepared.model), destination, base=prepared.path.parent)
+
+
+def expand_recurrence(model: ir.Model, scheme: Scheme) -> tuple[str, ...]:
+    """Write out, in place, the GRU layers that the scheme quantizes (`edgeq.backends.recurrent`); returns notes."""
+    if not _OURS.intersection(scheme.quantized_types or ()):
+        return ()
+    how = IntegerWeights(scheme.per_channel, _LIMITS[scheme.reduce_range])
+    names = expand_grus(model, how, exclude=scheme.exclude)
+    if not names:
+        return ()
+    return (f"the recurrence of {', '.join(names)} is written out with integer products, which GRU has no kernel for",)
 
 
 def quantize_types(
@@ -82,34 +88,18 @@ def quantize_types(
     """
     from onnxruntime.quantization import quantize_dynamic
 
-    nodes = load_model(prepared.path, external_data="none").graph.node
-    kept = {node.name for node in nodes if node.op_type not in op_types or node.name in scheme.exclude}
-    try:
-        with quiet():
-            quantize_dynamic(
-                source,
-                target,
-                op_types_to_quantize=sorted({_GEMM_IS.get(op_type, op_type) for op_type in op_types}),
-                per_channel=scheme.per_channel,
-                reduce_range=scheme.reduce_range,
-                weight_type=quant_type(weight_type),
-                nodes_to_exclude=sorted(kept | {f"{name}{_GEMM_SUFFIX}" for name in kept}),
-                use_external_data_format=needs_external_data(source),
-                # Shape inference knows nothing of what the runtime's own operators give.
-                extra_options={"DefaultTensorType": TensorProto.FLOAT},
-            )
-    except (ValueError, RuntimeError) as error:
-        raise ModelError(
-            f"{prepared.source}: onnxruntime's quantizer refuses it: {one_line(error)}",
-            "Keep the node in float with --exclude, or choose another scheme",
-        ) from error
-
-
-def _expand(scheme: Scheme, destination: Path) -> tuple[str, ...]:
-    model = load_model(destination, external_data="all")
-    how = IntegerWeights(scheme.per_channel, _LIMITS[scheme.reduce_range])
-    names = expand_grus(model, how, exclude=scheme.exclude)
-    if not names:
-        return ()
-    save_model(model, destination)
-    return (f"the recurrence of {', '.join(names)} is written out with integer products, which GRU has no kernel for",)
+    nodes = prepared.model.graph
+    kept = {str(node.name) for node in nodes if node.op_type not in op_types or node.name in scheme.exclude}
+    with refusals(prepared.source, "Keep the node in float with --exclude, or choose another scheme"):
+        quantize_dynamic(
+            source,
+            target,
+            op_types_to_quantize=sorted({_GEMM_IS.get(op_type, op_type) for op_type in op_types}),
+            per_channel=scheme.per_channel,
+            reduce_range=scheme.reduce_range,
+            weight_type=quant_type(weight_type),
+            nodes_to_exclude=sorted(kept | {f"{name}{_GEMM_SUFFIX}" for name in kept}),
+            use_external_data_format=needs_external_data(source),
+            # Shape inference does not know the outputs of the runtime's own operators.
+            extra_options={"DefaultTensorType": int(ir.DataType.FLOAT)},
+        )

@@ -1,22 +1,30 @@
-"""What every use of onnxruntime's quantizer needs."""
+"""onnxruntime's own quantizer, which reads and writes files: its types, its log, its errors, its ranges."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from edgeq.calibrate.ranges import Range
+from edgeq.errors import CalibrationError, ModelError
 from edgeq.model.load import model_files
+from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import IntegerType
 
 # Protobuf refuses messages from 2 GiB on; the quantized file is smaller, but the intermediate ones may not be.
 _EXTERNAL_DATA_FROM = 2**31 - 2**20
+# The quantizer raises all of these for models and options that it cannot handle.
+_REFUSALS = (ValueError, RuntimeError, TypeError, NotImplementedError, KeyError, AttributeError)
 
 
 def quant_type(name: IntegerType) -> Any:
-    """onnxruntime's name of an integer type."""
+    """onnxruntime's `QuantType` of an integer type."""
     from onnxruntime.quantization import QuantType
 
     return {"int8": QuantType.QInt8, "uint8": QuantType.QUInt8}[name]
@@ -34,10 +42,81 @@ def one_line(error: Exception) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps onnxruntime's tools, which log the story of every node on the root logger, to themselves."""
+    """Silence onnxruntime's tools, which log every node on the root logger."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
         yield
     finally:
         logging.disable(before)
+
+
+@contextmanager
+def refusals(source: str | Path, fix: str, *, fix_ranges: str = "") -> Iterator[None]:
+    """Run the quantizer inside: its log is silenced, and what it raises becomes an error of edgeq.
+
+    Args:
+        source: the model, for the message.
+        fix: what can be done where the quantizer refuses the model.
+        fix_ranges: what can be done where a tensor has no range.
+
+    Raises:
+        ModelError: the quantizer refuses the model.
+        CalibrationError: a tensor has no range.
+    """
+    try:
+        with quiet():
+            yield
+    except _REFUSALS as error:
+        if fix_ranges and "Quantization parameters are not specified" in str(error):
+            raise CalibrationError(f"{source}: {one_line(error)}", fix_ranges) from error
+        raise ModelError(f"{source}: onnxruntime's quantizer refuses it: {one_line(error)}", fix) from error
+
+
+def quantize_with_ranges(
+    prepared: PreparedModel,
+    destination: Path,
+    ranges: Mapping[str, Range],
+    *,
+    float_nodes: Collection[str],
+    fix: str,
+    fix_ranges: str,
+    use_external_data_format: bool = False,
+    **arguments: Any,
+) -> None:
+    """onnxruntime's `quantize_static` from ranges instead of samples.
+
+    Args:
+        float_nodes: names of nodes that are not quantized.
+        fix, fix_ranges: what can be done where the quantizer refuses the model, and where a range is missing.
+        arguments: further ones of `quantize_static`.
+
+    Raises:
+        CalibrationError: a tensor has no range.
+        ModelError: the quantizer refuses the model.
+    """
+    from onnxruntime.quantization import quantize_static, save_tensors_data
+
+    # The folder is private: the quantizer leaves shape-inferred copies of big models beside the file it reads.
+    with tempfile.TemporaryDirectory(prefix="edgeq-ranges-") as folder:
+        cache = Path(folder) / "ranges.json"
+        # quantize_static reads ranges only as "MinMax"; whatever method derived them, it uses the two numbers alone.
+        save_tensors_data(tensors_data(ranges, "MinMax"), cache)
+        with refusals(prepared.source, fix, fix_ranges=fix_ranges):
+            quantize_static(
+                prepared.path,
+                destination,
+                None,
+                nodes_to_exclude=sorted(float_nodes),
+                use_external_data_format=use_external_data_format or needs_external_data(prepared.path),
+                calibration_cache_path=cache,
+                **arguments,
+            )
+
+
+def tensors_data(ranges: Mapping[str, Range], method: str) -> Any:
+    """Ranges as onnxruntime's `TensorsData` (float32), under the name of one of its calibration methods."""
+    from onnxruntime.quantization import CalibrationMethod, TensorData, TensorsData
+
+    data = {n: TensorData(lowest=np.float32(r.low), highest=np.float32(r.high)) for n, r in ranges.items()}
+    return TensorsData(CalibrationMethod[method], data)

@@ -11,18 +11,19 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.errors import UsageError
-from edgeq.model.load import load_model
+from edgeq.graph.operators import OPERATORS, channel_axis
+from edgeq.graph.query import constant, node_input
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.saturation import PAIR_LIMIT, conv_rows, pair_sums, saturation_table
 from edgeq.scheme import Scheme
 
 _LEVEL = 127
-# What the operators of the float graph become.
-_INTEGER_FORM = {"Conv": "QLinearConv", "MatMul": "QLinearMatMul", "Gemm": "QGemm"}
+# Float operator → the one with integer weights and outputs that it becomes.
+_INTEGER_FORM = {row.float_form: name for name, row in OPERATORS.items() if row.weights and row.integer_output}
 _MOST_STEPS = 64
 
 
@@ -43,21 +44,24 @@ def check_fit(scheme: Scheme) -> None:
 def fitted_ranges(prepared: PreparedModel, scheme: Scheme) -> dict[str, list[dict[str, Any]]]:
     """Weight → its ranges in the form of onnxruntime's TensorQuantOverrides, for the weights that need other ranges
     than their own: per output channel, or one."""
-    model = load_model(prepared.path, external_data="all")
-    weights = {tensor.name: tensor for tensor in model.graph.initializer}
-    found: dict[str, tuple[int, NDArray[np.float32]]] = {}
-    for node in model.graph.node:
-        if _is_suspect(node) and node.input[1] in weights and node.name not in scheme.exclude:
-            weight = onnx.numpy_helper.to_array(weights[node.input[1]])
-            if weight.dtype != np.float32 or weight.ndim < 2 or _is_depthwise(node, weight):
-                continue
-            axis, rows = _rows(node, weight)
-            factors = fit_factors(rows, per_channel=scheme.per_channel)
-            known = found.get(node.input[1])
-            found[node.input[1]] = (axis, factors if known is None else np.maximum(known[1], factors))
+    found: dict[str, tuple[NDArray[np.float32], int, NDArray[np.float32]]] = {}
+    for node in prepared.model.graph:
+        value = node_input(node, 1) if _is_suspect(node) and node.name not in scheme.exclude else None
+        weight = constant(value)
+        if value is None or weight is None or weight.dtype != np.float32 or weight.ndim < 2:
+            continue
+        if _is_depthwise(node, weight):
+            continue
+        axis = channel_axis(node) % weight.ndim
+        rows = conv_rows(weight) if node.op_type == "Conv" else np.moveaxis(weight, axis, 0)
+        factors = fit_factors(rows.reshape(len(rows), -1), per_channel=scheme.per_channel)
+        name = str(value.name)
+        if name in found:
+            factors = np.maximum(found[name][2], factors)
+        found[name] = (weight, axis, factors)
     return {
-        name: _overrides(onnx.numpy_helper.to_array(weights[name]), axis, factors, scheme.per_channel)
-        for name, (axis, factors) in found.items()
+        name: _overrides(weight, axis, factors, scheme.per_channel)
+        for name, (weight, axis, factors) in found.items()
         if (factors > 1).any()
     }
 
@@ -93,26 +97,15 @@ def _worst_pairs(rows: NDArray[np.float32], limits: NDArray[np.float32]) -> NDAr
     return worst
 
 
-def _is_suspect(node: onnx.NodeProto) -> bool:
-    # Signed activations become unsigned where that is the kernel that there is.
+def _is_suspect(node: ir.Node) -> bool:
+    # Signed activations become unsigned where only such a kernel exists.
     table = saturation_table()
     return node.op_type in _INTEGER_FORM and table.path(_INTEGER_FORM[node.op_type], "uint8", "int8") is not None
 
 
-def _is_depthwise(node: onnx.NodeProto, weight: NDArray[Any]) -> bool:
-    group = next((a.i for a in node.attribute if a.name == "group"), 1)
+def _is_depthwise(node: ir.Node, weight: NDArray[Any]) -> bool:
+    group = node.attributes.get_int("group", 1)
     return node.op_type == "Conv" and weight.shape[1] == 1 and len(weight) == group
-
-
-def _rows(node: onnx.NodeProto, weight: NDArray[Any]) -> tuple[int, NDArray[Any]]:
-    """The axis of output channels, and the weight as rows of k, one for each of them."""
-    if node.op_type == "Conv":
-        return 0, conv_rows(weight)
-    if node.op_type == "Gemm" and any(a.name == "transB" and a.i for a in node.attribute):
-        return 0, weight
-    if weight.ndim == 2:
-        return 1, weight.T
-    return weight.ndim - 1, np.moveaxis(weight, -1, 0).reshape(weight.shape[-1], -1)
 
 
 def _overrides(

@@ -9,12 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
-from onnx import helper, numpy_helper
+import onnx_ir as ir
 
 from edgeq.backends.dynamic import quantize_types
 from edgeq.backends.quantizer import quiet
 from edgeq.errors import ModelError
-from edgeq.model.load import load_model, save_model
+from edgeq.graph.convert import to_proto
+from edgeq.graph.edit import Editor, drop_unused_initializers, replace_value
+from edgeq.graph.query import constant, is_op, node_input
+from edgeq.model.load import save_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import Scheme
 
@@ -30,10 +33,12 @@ def write_weight_only(prepared: PreparedModel, scheme: Scheme, destination: Path
         ModelError: there is no constant matrix to quantize.
     """
     wanted = scheme.quantized_types or frozenset()
-    model = load_model(prepared.path, external_data="all")
+    model = prepared.model.clone()
     if "Gemm" in wanted:
         gemms_to_matmuls(model, scheme.exclude)
-    blocked = _in_blocks(model, scheme) if "MatMul" in wanted or "Gemm" in wanted else model
+    ir.external_data.load_to_model(model)  # the quantizer reads no external data
+    proto = to_proto(model)
+    blocked = _in_blocks(proto, scheme) if "MatMul" in wanted or "Gemm" in wanted else proto
     if not any(node.op_type == "MatMulNBits" for node in blocked.graph.node):
         raise ModelError(f"{prepared.source}: it has no product with a constant matrix", "Choose another scheme")
     save_model(blocked, destination)
@@ -42,38 +47,40 @@ def write_weight_only(prepared: PreparedModel, scheme: Scheme, destination: Path
     return (f"MatMulNBits of {scheme.weight_bits} bits needs onnxruntime {_SINCE[scheme.weight_bits]} or later",)
 
 
-def gemms_to_matmuls(model: onnx.ModelProto, exclude: tuple[str, ...] = ()) -> int:
+def gemms_to_matmuls(model: ir.Model, exclude: tuple[str, ...] = ()) -> int:
     """Make, in place, MatMul and Add of each Gemm with a constant matrix and no scaling; returns how many."""
-    graph = model.graph
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    nodes: list[onnx.NodeProto] = []
+    editor = Editor(model)
     count = 0
-    for node in graph.node:
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        plain = attributes.get("alpha", 1.0) == 1.0 and attributes.get("beta", 1.0) == 1.0
-        fits = node.op_type == "Gemm" and plain and not attributes.get("transA", 0) and node.input[1] in constants
-        if not fits or node.name in exclude:
-            nodes.append(node)
+    for node in model.graph:
+        matrix = _plain_matrix(node) if node.name not in exclude else None
+        if matrix is None:
             continue
         count += 1
-        matrix = node.input[1]
-        if attributes.get("transB", 0):
-            matrix = f"{matrix}/transposed"
-            if all(tensor.name != matrix for tensor in graph.initializer):
-                values = numpy_helper.to_array(constants[node.input[1]]).T.copy()
-                graph.initializer.append(numpy_helper.from_array(values, matrix))
-        has_bias = len(node.input) > 2 and bool(node.input[2])
-        product = f"{node.name}/product" if has_bias else node.output[0]
-        nodes.append(helper.make_node("MatMul", [node.input[0], matrix], [product], name=node.name))
-        if has_bias:
-            nodes.append(helper.make_node("Add", [product, node.input[2]], node.output, name=f"{node.name}/bias"))
-    del graph.node[:]
-    graph.node.extend(nodes)
-    used = {name for node in graph.node for name in node.input} | {output.name for output in graph.output}
-    kept = [tensor for tensor in graph.initializer if tensor.name in used]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
+        if node.attributes.get_int("transB", 0):
+            values = constant(matrix)
+            assert values is not None
+            matrix = editor.constant(f"{matrix.name}/transposed", values.T)
+        bias = node_input(node, 2)
+        result = product = editor.node("MatMul", [node.inputs[0], matrix], f"{node.name}/product", before=node)
+        if bias is not None:
+            result = editor.node("Add", [product, bias], f"{node.name}/bias", before=node)
+        replace_value(node.outputs[0], result, keep_name=True)
+        model.graph.remove(node, safe=True)
+        made = product.producer()
+        assert made is not None
+        made.name = node.name
+    drop_unused_initializers(model.graph)
     return count
+
+
+def _plain_matrix(node: ir.Node) -> ir.Value | None:
+    """The second operand of a Gemm that is a product with a constant matrix and, at most, a bias."""
+    if not is_op(node, "Gemm") or node.attributes.get_int("transA", 0) == 1:
+        return None
+    if any(node.attributes.get_float(factor, 1.0) != 1.0 for factor in ("alpha", "beta")):
+        return None
+    matrix = node.inputs[1]
+    return matrix if matrix is not None and matrix.is_initializer() and not matrix.is_graph_input() else None
 
 
 def _in_blocks(model: onnx.ModelProto, scheme: Scheme) -> onnx.ModelProto:

@@ -61,19 +61,35 @@ class Editor:
         """Insert a node with one output and give that output. Node and output are called `name`, or what is free.
 
         Args:
-            output: what the output is called instead, or what is free.
+            output: name of the output, where it is not the node's.
             before: where to insert; None: at the end.
             like: the output has this value's shape, and its type where `dtype` is not given.
             attributes: plain values, or `ir.Attr` as they are.
         """
-        if domain not in MAIN_DOMAINS:
-            self.model.opset_imports.setdefault(domain, 1)
-        made = ir.Value(name=self.free_value_name(output or name), shape=like.shape if like is not None else None)
+        (made,) = self.nodes(
+            op_type, inputs, name, [output or name], before=before, attributes=attributes, domain=domain
+        )
+        if like is not None:
+            made.shape, made.type = like.shape, like.type
         if dtype is not None:
             made.type = ir.TensorType(dtype)
-        elif like is not None:
-            made.type = like.type
-        node = ir.Node(
+        return made
+
+    def nodes(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        name: str,
+        outputs: Sequence[str],
+        *,
+        before: ir.Node | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        domain: str = "",
+    ) -> Sequence[ir.Value]:
+        """Insert a node with several outputs, of types and shapes to be inferred, and give them; else as `node`."""
+        if domain not in MAIN_DOMAINS:
+            self.model.opset_imports.setdefault(domain, 1)
+        made = ir.Node(
             domain,
             op_type,
             list(inputs),
@@ -81,14 +97,14 @@ class Editor:
                 value if isinstance(value, ir.Attr) else ir.convenience.convert_attribute(key, value)
                 for key, value in (attributes or {}).items()
             ],
-            outputs=[made],
+            outputs=[ir.Value(name=self.free_value_name(output)) for output in outputs],
             name=self.free_node_name(name),
         )
         if before is None:
-            self.graph.append(node)
+            self.graph.append(made)
         else:
-            self.graph.insert_before(before, node)
-        return made
+            self.graph.insert_before(before, made)
+        return made.outputs
 
     def quantize(self, source: ir.Value, params: QuantParams, name: str, *, before: ir.Node | None = None) -> ir.Value:
         """Insert a QuantizeLinear."""
@@ -148,13 +164,17 @@ def replace_value(old: ir.Value, new: ir.Value, *, keep_name: bool = False) -> N
     its type and shape, where they are known."""
     if keep_name or old.is_graph_output():
         name = old.name
-        old.name = f"{name}/replaced"
-        old.replace_all_uses_with(new, replace_graph_outputs=True)
-        new.name = name
+        old.name, new.name = f"{name}/replaced", name
         new.shape = old.shape if old.shape is not None else new.shape
         new.type = old.type if old.type is not None else new.type
-    else:
-        old.replace_all_uses_with(new)
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+
+
+def drop_unused_initializers(graph: ir.Graph) -> None:
+    """Remove the initializers that no node reads and that are neither inputs nor outputs of the graph."""
+    for name, value in tuple(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
+            del graph.initializers[name]
 
 
 def set_constant(value: ir.Value, values: NDArray[Any]) -> None:

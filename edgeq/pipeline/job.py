@@ -119,7 +119,7 @@ def open_job(
         raise ModelError(f"{model} takes no inputs", "Give a model whose inputs are not built in")
     if static and not quantizable_tensors(prepared.model):
         raise ModelError(f"{model} computes nothing in float: there is nothing to quantize", "Give a float32 model")
-    check_names(prepared.model, exclude, model)
+    check_names(prepared, exclude)
     calibration = _open(data, prepared, progress) if data is not None else None
     held_out = validation is not None
     proof_samples = _open(validation, prepared, progress) if validation is not None else calibration

@@ -117,7 +117,7 @@ def retarget(
         name_nodes(graph)
         proto = to_proto(graph)
         check_valid(proto, output)
-        session_options, why = session_needs(proto)
+        session_options, why = session_needs(graph)
         save_model(proto, draft)
         comparison = compare(model, draft, same_operators=format is None and before.format == "QDQ")
         if comparison is None:

@@ -246,7 +246,7 @@ def test_schemes_that_no_model_can_be_built_with(scheme: dict[str, str], problem
 
 
 def test_a_float_model_has_nothing_to_be_requantized(net: Bench) -> None:
-    assert float_compute_nodes(onnx.load(net.prepared.path)) == ()
+    assert float_compute_nodes(net.prepared.model) == ()
 
 
 def test_the_same_build_gives_the_same_bytes(net: Bench) -> None:

@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.backends.float_guard import guard_float_layers
+from edgeq.graph.convert import from_proto, to_bytes, to_proto
 from edgeq.session import SessionSettings, open_session
 
 RANDOM = np.random.default_rng(0)
@@ -51,6 +52,12 @@ def between_integers(kind: str, *, twice: bool = False) -> onnx.ModelProto:
     return onnx.shape_inference.infer_shapes(model)
 
 
+def guarded(proto: onnx.ModelProto) -> onnx.ModelProto:
+    model = from_proto(proto)
+    assert guard_float_layers(model, ["layer"]) == 1
+    return to_proto(model)
+
+
 def float_layers(model: onnx.ModelProto, folder: Path) -> int:
     """Layers with float weights in the graph that ONNX Runtime runs by default."""
     written = folder / "optimised.onnx"
@@ -66,7 +73,7 @@ def test_a_shielded_layer_stays_float_and_computes_the_same(kind: str, tmp_path:
     feed = {"x": RANDOM.normal(size=LAYERS[kind][1]).astype(np.float32)}
     written = SessionSettings(optimization="none")
     before = open_session(model.SerializeToString(), written).run(None, feed)[0]
-    assert guard_float_layers(model, ["layer"]) == 1
+    model = guarded(model)
     onnx.checker.check_model(model, full_check=True)
     assert [node.name for node in model.graph.node].count("dq") == 0, "nobody reads it any more"
     after = open_session(model.SerializeToString()).run(None, feed)[0]
@@ -82,14 +89,13 @@ def test_why_it_is_there(tmp_path: Path) -> None:
 
 
 def test_other_readers_keep_their_tensor() -> None:
-    model = between_integers("conv", twice=True)
-    assert guard_float_layers(model, ["layer"]) == 1
+    model = guarded(between_integers("conv", twice=True))
     assert [node.name for node in model.graph.node].count("dq") == 1
-    assert guard_float_layers(model, ["layer"]) == 0, "it is shielded already"
+    assert guard_float_layers(from_proto(model), ["layer"]) == 0, "it is shielded already"
 
 
 def test_only_named_nodes_are_touched() -> None:
-    model = between_integers("gemm")
-    before = model.SerializeToString()
+    model = from_proto(between_integers("gemm"))
+    before = to_bytes(model)
     assert guard_float_layers(model, ["another"]) == 0
-    assert model.SerializeToString() == before
+    assert to_bytes(model) == before

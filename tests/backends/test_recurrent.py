@@ -7,6 +7,7 @@ import onnx
 import pytest
 
 from edgeq.backends.recurrent import LEAST_MACS, IntegerWeights, expand_grus
+from edgeq.graph.convert import from_proto, to_bytes, to_proto
 from tests.backends.networks import operators, recurrent, run, sqnr_db
 
 BITS8 = IntegerWeights(per_channel=True, limit=127)
@@ -21,9 +22,9 @@ def feed(*, initial: bool = False, directions: int = 1) -> dict[str, np.ndarray]
 
 
 def expanded(model: onnx.ModelProto, how: IntegerWeights = BITS8, **options: Any) -> onnx.ModelProto:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    assert expand_grus(copy, how, least_macs=0, **options) == ("layer",)
+    graph = from_proto(model)
+    assert expand_grus(graph, how, least_macs=0, **options) == ("layer",)
+    copy = to_proto(graph)
     assert "GRU" not in operators(copy)
     onnx.checker.check_model(copy)
     return copy
@@ -85,14 +86,15 @@ def test_a_weight_of_zeros_gives_zeros_and_no_warning() -> None:
     ids=["clip", "activations", "sequence lengths", "another layer"],
 )
 def test_what_is_left_alone(model: onnx.ModelProto) -> None:
-    before = model.SerializeToString()
-    assert expand_grus(model, BITS8, least_macs=0) == ()
-    assert model.SerializeToString() == before
+    graph = from_proto(model)
+    before = to_bytes(graph)
+    assert expand_grus(graph, BITS8, least_macs=0) == ()
+    assert to_bytes(graph) == before
 
 
 def test_narrow_and_excluded_layers_are_left_alone() -> None:
-    assert expand_grus(recurrent(), BITS8) == (), f"{3 * 8 * 14} products are fewer than {LEAST_MACS}"
-    assert expand_grus(recurrent(), BITS8, exclude=("layer",), least_macs=0) == ()
+    assert expand_grus(from_proto(recurrent()), BITS8) == (), f"{3 * 8 * 14} products are fewer than {LEAST_MACS}"
+    assert expand_grus(from_proto(recurrent()), BITS8, exclude=("layer",), least_macs=0) == ()
 
 
 def test_computed_weights_are_left_alone() -> None:
@@ -100,4 +102,4 @@ def test_computed_weights_are_left_alone() -> None:
     weight = next(t for t in model.graph.initializer if t.name == "w")
     model.graph.initializer.remove(weight)
     model.graph.input.append(onnx.helper.make_tensor_value_info("w", onnx.TensorProto.FLOAT, list(weight.dims)))
-    assert expand_grus(model, BITS8, least_macs=0) == ()
+    assert expand_grus(from_proto(model), BITS8, least_macs=0) == ()

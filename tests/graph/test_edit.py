@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgeq.graph.convert import from_proto, to_bytes, to_proto
-from edgeq.graph.edit import Editor, replace_value, set_constant
+from edgeq.graph.edit import Editor, drop_unused_initializers, replace_value, set_constant
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.quant_params import QuantParams
 from edgeq.graph.query import constant
@@ -53,6 +53,26 @@ def test_an_output_may_have_a_name_of_its_own() -> None:
     first, second = (editor.node("Neg", [net.graph.inputs[0]], "n", output="h") for _ in range(2))
     assert [(v.name, v.producer().name) for v in (first, second)] == [("h_1", "n"), ("h_2", "n_1")]
     assert editor.free_value_name("n") == "n"
+
+
+def test_a_value_takes_over_the_name_between_nodes_too() -> None:
+    net = model(NET)
+    index = GraphIndex(net)
+    made = Editor(net).node("Neg", [index.values["x"]], "negated", output="other", before=index.nodes["first"])
+    assert (made.name, index.nodes["first"].name) == ("other", "first")
+    replace_value(index.values["h"], made, keep_name=True)
+    net.graph.remove(index.nodes["first"], safe=True)
+    assert [(node.name, node.outputs[0].name) for node in net.graph] == [("negated", "h"), ("last", "y")]
+    drop_unused_initializers(net.graph)
+    assert not net.graph.initializers
+
+
+def test_a_node_with_several_outputs() -> None:
+    net = model(NET)
+    index = GraphIndex(net)
+    parts = Editor(net).nodes("Split", [index.values["h"]], "split", ["h", "right"], attributes={"num_outputs": 2})
+    assert [part.name for part in parts] == ["h_1", "right"]
+    assert parts[0].producer() is net.graph[-1]
 
 
 def test_a_clone_is_changed_alone_and_shares_weights() -> None:

@@ -78,7 +78,7 @@ class SystolicBackend:
             samples: calibration samples, for bias correction; None leaves it out.
         """
         self.check(scheme)
-        check_names(prepared.model, scheme.exclude, prepared.source)
+        check_names(prepared, scheme.exclude)
         program = compile_program(prepared, ranges, scheme, array_config(self._table), samples)
         if not any(isinstance(step, Conv | Fc) for step in program.steps):
             raise ModelError(

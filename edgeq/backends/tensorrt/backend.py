@@ -95,7 +95,7 @@ class TensorrtBackend:
     ) -> Artifact:
         """Write the model for TensorRT to `destination`. See `Backend.build`."""
         self.check(scheme)
-        check_names(prepared.model, scheme.exclude, prepared.source)
+        check_names(prepared, scheme.exclude)
         place = Path(tempfile.mkdtemp(prefix="tensorrt-", dir=prepared.path.parent))
         if scheme.format == "table":
             return self._implicit(prepared, ranges, scheme, destination, place)
