@@ -142,9 +142,9 @@ def _others(model_path: Path, kept: Sequence[str]) -> Sequence[str]:
     """All nodes but `kept`, when there are any to keep."""
     if not kept:
         return []
-    from edgeq.model.load import load_model
+    from edgeq.model.load import read_model
 
-    names = [node.name for node in load_model(model_path, external_data="none").graph.node if node.name]
+    names = [node.name for node in read_model(model_path).graph if node.name]
     unknown = sorted(set(kept) - set(names))
     if unknown:
         raise UsageError(f"{model_path} has no node {unknown[0]!r}", "`edgeq inspect` lists the nodes")

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Statistics
+from edgeq.compat.enums import name_of_member
 from edgeq.data.samples import open_samples
 from edgeq.errors import CalibrationError, UsageError
-from edgeq.graph.convert import from_proto
-from edgeq.model.load import load_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.shapes import element_types
 from edgeq.scheme import IntegerType
@@ -25,6 +24,7 @@ LEAST_FOR_ENTROPY = 1 << 14
 examples calibrate with a handful of samples."""
 PERCENTILE = 99.999
 """The documentation's default of CalibPercentile."""
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 _METHODS: Mapping[str, str] = {"MinMax": "minmax", "Entropy": "entropy", "Percentile": "percentile"}
 
 
@@ -35,20 +35,18 @@ def statistics_of(prepared: PreparedModel, reader: Any, *, stride: int | None = 
         reader: a CalibrationDataReader, or anything else that `edgeq.open_samples` takes.
         stride: with a reader that has a length and `set_range`: read it in parts of so many, which must divide it.
     """
-    model = load_model(prepared.path, external_data="none")
     source = _in_parts(reader, stride) if stride else reader
     samples = open_samples(source, prepared.signature, model=prepared.source)
-    return collect(prepared.model, samples, activations(model), model_digest=prepared.digest)
+    return collect(prepared.model, samples, activations(prepared.model), model_digest=prepared.digest)
 
 
-def activations(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Inputs and every node's outputs, those that may hold floats; nothing is left out, since nothing is folded."""
-    weights = {tensor.name for tensor in model.graph.initializer}
-    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
-    types = element_types(from_proto(model))
-    names = [i.name for i in model.graph.input if i.name not in weights]
-    names += [name for node in model.graph.node for name in node.output if name]
-    return tuple(name for name in dict.fromkeys(names) if types.get(name, floats[0]) in floats)
+def activations(model: ir.Model) -> tuple[str, ...]:
+    """Names of the inputs and of every node's outputs, those that may hold floats; nothing is left out, since nothing
+    is folded."""
+    types = element_types(model)
+    made = [value for node in model.graph for value in node.outputs]
+    names = [v.name for v in (*model.graph.inputs, *made) if v.name and not v.is_initializer()]
+    return tuple(name for name in names if types.get(name, ir.DataType.FLOAT) in _FLOATS)
 
 
 def ranges_of(
@@ -59,7 +57,7 @@ def ranges_of(
     Raises:
         UsageError: a method without 8-bit ranges, or a percentile that is none.
     """
-    name = str(getattr(method, "name", method))
+    name = name_of_member(method)
     if name not in _METHODS:
         raise UsageError(f"calibration method {name} gives no ranges of integers", f"It can be {', '.join(_METHODS)}")
     chosen = _METHODS[name]
@@ -87,20 +85,12 @@ def read_cache(path: Path, method: Any) -> dict[str, Range]:
         found = {name: _range(value) for name, value in data.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CalibrationError(f"{path} is no calibration cache: {error}", "Delete it or name another") from error
-    wanted = str(getattr(method, "name", method))
+    wanted = name_of_member(method)
     if data.calibration_method.name != wanted:
         raise CalibrationError(
             f"{path} was made with {data.calibration_method.name}, not {wanted}", "Delete it or name another"
         )
     return found
-
-
-def as_tensors_data(ranges: Mapping[str, Range], method: Any) -> Any:
-    """Ranges as onnxruntime's `TensorsData`."""
-    from onnxruntime.quantization import CalibrationMethod, TensorData, TensorsData
-
-    data = {n: TensorData(lowest=np.float32(r.low), highest=np.float32(r.high)) for n, r in ranges.items()}
-    return TensorsData(CalibrationMethod[str(getattr(method, "name", method))], data)
 
 
 def as_ranges(data: Any) -> dict[str, Range]:

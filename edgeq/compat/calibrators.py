@@ -16,12 +16,14 @@ from typing import Any
 
 import onnx
 
+from edgeq.backends.quantizer import tensors_data
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.statistics import Statistics
-from edgeq.compat.calibration import as_ranges, as_tensors_data, ranges_of, statistics_of
-from edgeq.compat.enums import member
+from edgeq.compat.calibration import as_ranges, ranges_of, statistics_of
+from edgeq.compat.enums import member, name_of_member
 from edgeq.compat.source import ModelInput, as_file, as_given
 from edgeq.errors import CalibrationError
+from edgeq.graph.convert import to_proto
 from edgeq.model.load import load_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.session import SessionSettings, open_session
@@ -106,7 +108,7 @@ class CalibraterBase:
         """Ranges by tensor, as onnxruntime's `TensorsData`. Here: from what `compute_range` gives, its older form."""
         if type(self).compute_range is CalibraterBase.compute_range:
             raise NotImplementedError(f"{type(self).__name__}.compute_data")
-        return as_tensors_data(as_ranges(self.compute_range()), "MinMax")
+        return tensors_data(as_ranges(self.compute_range()), "MinMax")
 
     def compute_range(self) -> dict[str, tuple[float, float]]:
         """Ranges by tensor, as pairs: the form of 2021 and 2022."""
@@ -151,7 +153,7 @@ class EdgeqCalibrater(CalibraterBase):
             self._statistics = self._statistics.merge(more)
 
     def compute_data(self) -> Any:
-        return as_tensors_data(self._ranges(), self.method)
+        return tensors_data(self._ranges(), name_of_member(self.method))
 
     def compute_range(self) -> dict[str, tuple[float, float]]:
         return {name: (r.low, r.high) for name, r in self._ranges().items()}
@@ -164,8 +166,7 @@ class EdgeqCalibrater(CalibraterBase):
         return {name: span for name, span in found.items() if name in wanted}
 
     def _wanted(self) -> set[str]:
-        model = load_model(self._prepared.path, external_data="none")
-        return self.select_tensors_to_calibrate(model)[0]
+        return self.select_tensors_to_calibrate(to_proto(self._prepared.model))[0]
 
 
 def create_calibrator(

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from edgeq.atomic import output_file
-from edgeq.backends.quantizer import needs_external_data, one_line, quiet
+from edgeq.backends.quantizer import needs_external_data, refusals
 from edgeq.compat.enums import quant_type
 from edgeq.compat.extra_options import CALIBRATION, check_options, writer_options
 from edgeq.compat.source import LOG, ModelInput, Written, as_given, checked, warn_unknown_nodes
-from edgeq.errors import ModelError, UsageError
-from edgeq.model.load import load_model
+from edgeq.errors import UsageError
 
 
 def quantize_dynamic(
@@ -54,25 +53,18 @@ def quantize_dynamic(
     output = Path(model_output)
     with tempfile.TemporaryDirectory(prefix="edgeq-dynamic-") as folder, output_file(output, force=True) as draft:
         prepared = as_given(model_input, Path(folder))
-        model = load_model(prepared.path, external_data="none")
-        warn_unknown_nodes(model, nodes_to_quantize, nodes_to_exclude)
-        try:
-            with quiet():
-                write(
-                    prepared.path,
-                    draft,
-                    op_types_to_quantize=list(op_types_to_quantize or []),
-                    per_channel=per_channel,
-                    reduce_range=reduce_range,
-                    weight_type=chosen,
-                    nodes_to_quantize=list(nodes_to_quantize or []),
-                    nodes_to_exclude=list(nodes_to_exclude or []),
-                    use_external_data_format=use_external_data_format or needs_external_data(prepared.path),
-                    extra_options=writer_options(options),
-                )
-        except (ValueError, RuntimeError, TypeError, NotImplementedError, KeyError, AttributeError) as error:
-            raise ModelError(
-                f"{prepared.source}: onnxruntime's quantizer refuses it: {one_line(error)}",
-                "Keep the node in float with nodes_to_exclude, or choose other options",
-            ) from error
+        warn_unknown_nodes(prepared.model, nodes_to_quantize, nodes_to_exclude)
+        with refusals(prepared.source, "Keep the node in float with nodes_to_exclude, or choose other options"):
+            write(
+                prepared.path,
+                draft,
+                op_types_to_quantize=list(op_types_to_quantize or []),
+                per_channel=per_channel,
+                reduce_range=reduce_range,
+                weight_type=chosen,
+                nodes_to_quantize=list(nodes_to_quantize or []),
+                nodes_to_exclude=list(nodes_to_exclude or []),
+                use_external_data_format=use_external_data_format or needs_external_data(prepared.path),
+                extra_options=writer_options(options),
+            )
         return checked(draft, output, prepared.notes)

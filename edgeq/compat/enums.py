@@ -16,10 +16,15 @@ def member(enumeration: str, value: Any) -> Any:
     import onnxruntime.quantization
 
     known = getattr(onnxruntime.quantization, enumeration)
-    name = str(getattr(value, "name", value))
+    name = name_of_member(value)
     if name not in known.__members__:
         raise UsageError(f"{enumeration} has no {name!r}", f"It can be {', '.join(known.__members__)}")
     return known[name]
+
+
+def name_of_member(value: Any) -> str:
+    """The name of an enumeration's member, given as the member or as that name."""
+    return str(getattr(value, "name", value))
 
 
 def quant_type(value: Any) -> Any:

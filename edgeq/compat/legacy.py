@@ -14,14 +14,19 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+import onnx_ir as ir
+from numpy.typing import NDArray
 
-from edgeq.backends.quantizer import one_line, quiet
+from edgeq.backends.quantizer import refusals
 from edgeq.compat.enums import member
-from edgeq.compat.legacy_params import Given, Params, fold_clamps, in_type, read_params
+from edgeq.compat.legacy_params import Given, fold_clamps, in_type, read_params
 from edgeq.compat.source import as_given, checked, warn_unknown_nodes
-from edgeq.errors import ModelError, UsageError
-from edgeq.model.load import load_model, save_model
+from edgeq.errors import CalibrationError, ModelError, UsageError
+from edgeq.graph.convert import from_proto, to_proto
+from edgeq.graph.edit import Editor
+from edgeq.graph.quant_params import QuantParams
+from edgeq.graph.query import constant, is_constant, is_op, name_of, node_input
+from edgeq.model.load import save_model
 
 _PRODUCTS = frozenset({"Conv", "MatMul"})
 _INTEGER = _PRODUCTS | {"Gather", "Transpose", "Attention", "EmbedLayerNormalization"}
@@ -75,11 +80,12 @@ def quantize_model(
         raise UsageError(f"nbits is {nbits}", "It can be 8, or 7 for weights of 7 bits")
     with tempfile.TemporaryDirectory(prefix="edgeq-quantize-") as folder:
         prepared = as_given(model, Path(folder))
-        graph = load_model(prepared.path, external_data="all")
+        graph = prepared.model.clone()
+        ir.external_data.load_to_model(graph)  # the result is one message, without files beside it
         warn_unknown_nodes(graph, nodes_to_quantize, nodes_to_exclude)
         chosen = [
             node
-            for node in graph.graph.node
+            for node in graph.graph
             if (not nodes_to_quantize or node.name in nodes_to_quantize)
             and node.name not in (nodes_to_exclude or ())
             and (not op_types_to_quantize or node.op_type in op_types_to_quantize)
@@ -96,11 +102,11 @@ def quantize_model(
         activations = "int8" if symmetric_activation and weights == "int8" and static else "uint8"
         params = in_type(given, activations)
         if mode == "IntegerOps":
-            names = [node.name for node in chosen if node.op_type in _INTEGER]
+            names = [str(node.name) for node in chosen if node.op_type in _INTEGER]
             if not static:  # the quantizer then makes a MatMul of this name, and an Add, of each plain Gemm
                 names += [f"{node.name}_MatMul" for node in chosen if node.op_type == "Gemm"]
         else:
-            params, names = _qlinear_nodes(graph, chosen, params, activations)
+            params, names = _qlinear_nodes(graph, chosen, params)
         if static:
             _check_inputs(graph, names, params, quantized_outputs=mode == "QLinearOps")
         if not names:
@@ -122,50 +128,51 @@ def quantize_model(
 
 
 def _qlinear_nodes(
-    model: onnx.ModelProto, chosen: Sequence[onnx.NodeProto], params: dict[str, Params], dtype: str
-) -> tuple[dict[str, Params], list[str]]:
+    model: ir.Model, chosen: Sequence[ir.Node], params: Mapping[str, QuantParams]
+) -> tuple[dict[str, QuantParams], list[str]]:
     """The parameters with those of dropped Relu and Clip nodes folded in, and the nodes that can be quantized."""
-    taken = [n for n in chosen if n.op_type in _PRODUCTS or (n.op_type in _COMPUTING and n.output[0] in params)]
-    behind = [n for n in chosen if n.op_type in _COMPUTING]
-    makers = frozenset(node.output[0] for node in [*taken, *behind])
-    clamps = frozenset(node.name for node in chosen if node.op_type in ("Relu", "Clip"))
-    params, gone = fold_clamps(model, params, makers, dtype)
-    for node in taken:
-        if node.output[0] not in params:
+    computing = [node for node in chosen if node.op_type in _COMPUTING]
+    products = [node for node in chosen if node.op_type in _PRODUCTS]
+    makers = frozenset(name_of(node.outputs[0]) for node in [*products, *computing])
+    clamps = frozenset(str(node.name) for node in chosen if is_op(node, "Relu", "Clip"))
+    known = [node for node in computing if name_of(node.outputs[0]) in params]
+    folded, gone = fold_clamps(model, params, makers)
+    for node in [*products, *known]:
+        if name_of(node.outputs[0]) not in folded:
             raise UsageError(
-                f"QLinearOps needs the scale and zero point of {node.output[0]!r}, the output of {node.name!r}",
+                f"QLinearOps needs the scale and zero point of {node.outputs[0].name!r}, the output of {node.name!r}",
                 "Add it to quantization_params, or leave the node out with nodes_to_exclude",
             )
-    names = [n.name for n in chosen if n.op_type in _PRODUCTS or n.op_type in _HANDING_ON]
-    names += [n.name for n in chosen if n.op_type in _COMPUTING and n.output[0] in params]
-    return params, [*names, *(gone & clamps)]
+    names = [str(n.name) for n in chosen if n.op_type in _PRODUCTS or n.op_type in _HANDING_ON]
+    names += [str(n.name) for n in computing if name_of(n.outputs[0]) in folded]
+    return folded, [*names, *(gone & clamps)]
 
 
 def _check_inputs(
-    model: onnx.ModelProto, names: Sequence[str], params: Mapping[str, Params], *, quantized_outputs: bool
+    model: ir.Model, names: Sequence[str], params: Mapping[str, QuantParams], *, quantized_outputs: bool
 ) -> None:
     """Refuse a Conv or MatMul with an input of unknown scale: neither given, nor handed on by a quantized node."""
-    constants = {t.name for t in model.graph.initializer}
-    taken = [node for node in model.graph.node if node.name in names]
-    known = {o for node in taken if quantized_outputs or node.op_type in _HANDING_ON for o in node.output}
+    taken = [node for node in model.graph if node.name in names]
+    known = {o for node in taken if quantized_outputs or node.op_type in _HANDING_ON for o in node.outputs}
     for node in taken:
-        for name in node.input[:2] if node.op_type in _PRODUCTS else ():
-            if name not in params and name not in constants and name not in known:
+        for value in node.inputs[:2] if node.op_type in _PRODUCTS else ():
+            if name_of(value) not in params and not is_constant(value) and value not in known:
                 raise UsageError(
-                    f"static quantization needs the scale and zero point of {name!r}, an input of {node.name!r}",
+                    f"static quantization needs the scale and zero point of {name_of(value)!r}, an input of "
+                    f"{node.name!r}",
                     "Add it to quantization_params, or use static=False",
                 )
 
 
 def _written(
-    model: onnx.ModelProto,
+    model: ir.Model,
     *,
     mode: str,
     static: bool,
     per_channel: bool,
     reduce_range: bool,
     types: tuple[str, str],
-    params: Mapping[str, Params],
+    params: Mapping[str, QuantParams],
     names: Sequence[str],
 ) -> onnx.ModelProto:
     from onnxruntime.quantization import CalibrationMethod, QuantizationMode, QuantType, TensorData, TensorsData
@@ -184,12 +191,12 @@ def _written(
         for name, p in params.items()
     }
     nothing = TensorData(lowest=np.float32(0), highest=np.float32(1))  # overridden, but there has to be one
-    biases = _without_biases(model, names) if mode == "QLinearOps" and not static else {}
-    op_types = sorted({"MatMul", *(node.op_type for node in model.graph.node)})
+    biases = _take_biases(model, names) if mode == "QLinearOps" and not static else {}
+    op_types = sorted({"MatMul", *(node.op_type for node in model.graph)})
     try:
-        with quiet():
+        with refusals("the model", "Leave the node out with nodes_to_exclude", fix_ranges="Add it"):
             quantizer = ONNXQuantizer(
-                model,
+                to_proto(model),
                 per_channel,
                 reduce_range,
                 QuantizationMode[mode],
@@ -207,61 +214,45 @@ def _written(
                 },
             )
             quantizer.quantize_model()
-    except (ValueError, RuntimeError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
-        if "Quantization parameters are not specified" in str(error):
-            raise UsageError(one_line(error), "Add the tensor to quantization_params, or use static=False") from error
-        raise ModelError(
-            f"onnxruntime's quantizer refuses the model: {one_line(error)}", "Leave the node out with nodes_to_exclude"
-        ) from error
+    except CalibrationError as error:  # ranges are an argument here
+        raise UsageError(error.problem, "Add the tensor to quantization_params, or use static=False") from error
     quantized: onnx.ModelProto = quantizer.model.model
-    _with_biases(quantized, biases)
-    return quantized
+    return _with_biases(quantized, biases) if biases else quantized
 
 
-def _without_biases(model: onnx.ModelProto, names: Sequence[str]) -> dict[str, onnx.TensorProto]:
-    """Take the constant biases off the Conv nodes of these names, in place; gives them by node."""
-    constants = {t.name: t for t in model.graph.initializer}
+def _take_biases(model: ir.Model, names: Sequence[str]) -> dict[str, tuple[str, NDArray[Any]]]:
+    """Take the constant biases off the Conv nodes of these names, in place; their names and values by node."""
     taken = {}
-    for node in model.graph.node:
-        if node.op_type == "Conv" and node.name in names and len(node.input) > 2 and node.input[2] in constants:
-            taken[node.name] = onnx.TensorProto()
-            taken[node.name].CopyFrom(constants[node.input[2]])
-            del node.input[2:]
+    for node in model.graph:
+        bias = node_input(node, 2) if is_op(node, "Conv") and node.name in names else None
+        values = constant(bias)
+        if bias is not None and values is not None:
+            taken[str(node.name)] = (str(bias.name), values)
+            node.resize_inputs(2)
     return taken
 
 
-def _with_biases(model: onnx.ModelProto, biases: Mapping[str, onnx.TensorProto]) -> None:
+def _with_biases(quantized: onnx.ModelProto, biases: Mapping[str, tuple[str, NDArray[Any]]]) -> onnx.ModelProto:
     """Give QLinearConv nodes their biases back: int32 in units of input scale times weight scale, which are known only
     when the model runs."""
-    nodes: list[onnx.NodeProto] = []
-    present = {t.name for t in model.graph.initializer}
-    for node in model.graph.node:
-        bias = biases.get(node.name.removesuffix("_quant")) if node.op_type == "QLinearConv" else None
-        if bias is not None:
-            if bias.name not in present:
-                model.graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(bias), bias.name))
-                present.add(bias.name)
-            scale, ratio, rounded, integers = (f"{node.name}/bias_{p}" for p in ("scale", "ratio", "rounded", "int32"))
-            nodes += [
-                helper.make_node("Mul", [node.input[1], node.input[4]], [scale], name=scale),
-                helper.make_node("Div", [bias.name, scale], [ratio], name=ratio),
-                helper.make_node("Round", [ratio], [rounded], name=rounded),
-                helper.make_node("Cast", [rounded], [integers], name=integers, to=onnx.TensorProto.INT32),
-            ]
-            node.input.append(integers)
-        nodes.append(node)
-    if biases:
-        kept = [_copied(node) for node in nodes]  # deleting the list would take its nodes with it
-        del model.graph.node[:]
-        model.graph.node.extend(kept)
+    model = from_proto(quantized)
+    editor = Editor(model)
+    for node in model.graph:
+        stem = str(node.name)
+        if node.op_type != "QLinearConv" or stem.removesuffix("_quant") not in biases:
+            continue
+        name, values = biases[stem.removesuffix("_quant")]
+        bias = model.graph.initializers.get(name) or editor.constant(name, values)
+        scale = editor.node("Mul", [node.inputs[1], node.inputs[4]], f"{stem}/bias_scale", before=node)
+        ratio = editor.node("Div", [bias, scale], f"{stem}/bias_ratio", before=node)
+        rounded = editor.node("Round", [ratio], f"{stem}/bias_rounded", before=node)
+        to = {"to": ir.DataType.INT32}
+        integers = editor.node("Cast", [rounded], f"{stem}/bias_int32", before=node, attributes=to)
+        node.resize_inputs(9)
+        node.replace_input_with(8, integers)
+    return to_proto(model)
 
 
-def _copied(node: onnx.NodeProto) -> onnx.NodeProto:
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    return copy
-
-
-def _tensors(model: onnx.ModelProto) -> frozenset[str]:
-    graph = model.graph
-    return frozenset([i.name for i in graph.input] + [name for node in graph.node for name in node.output if name])
+def _tensors(model: ir.Model) -> frozenset[str]:
+    made = [value for node in model.graph for value in node.outputs]
+    return frozenset(value.name for value in (*model.graph.inputs, *made) if value.name)

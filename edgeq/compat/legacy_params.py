@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.compat.source import LOG
 from edgeq.errors import UsageError
+from edgeq.graph.quant_params import LIMITS, QuantParams
+from edgeq.graph.query import constant, is_op, name_of, node_input, only_reader
 
 Given = Mapping[str, Sequence[Any]]
-_LOWEST = {"uint8": 0, "int8": -128}
-
-
-@dataclass(frozen=True)
-class Params:
-    """One tensor's zero point (of the activation type) and scale (float32)."""
-
-    zero_point: int
-    scale: np.float32
-
-    def limits(self, dtype: str) -> tuple[float, float]:
-        """The smallest and largest number that `dtype` can hold this way."""
-        low = _LOWEST[dtype]
-        scale = float(self.scale)
-        return (low - self.zero_point) * scale, (low + 255 - self.zero_point) * scale
+_TYPES = {"uint8": ir.DataType.UINT8, "int8": ir.DataType.INT8}
 
 
 def read_params(
@@ -62,21 +49,22 @@ def read_params(
     return found
 
 
-def in_type(given: Mapping[str, tuple[NDArray[Any], np.float32]], dtype: str) -> dict[str, Params]:
-    """The same quantization with zero points of one type: 128 more or less changes no number that is represented."""
+def in_type(given: Mapping[str, tuple[NDArray[Any], np.float32]], dtype: str) -> dict[str, QuantParams]:
+    """The same quantization with integers of one type: 128 more or less changes no number that is represented."""
+    wanted = _TYPES[dtype]
     shifted = {}
     for name, (zero_point, scale) in given.items():
-        shift = _LOWEST[dtype] - _LOWEST.get(str(zero_point.dtype), _LOWEST[dtype])
-        shifted[name] = Params(int(zero_point) + shift, scale)
+        shift = LIMITS[wanted][0] - LIMITS[_TYPES.get(str(zero_point.dtype), wanted)][0]
+        shifted[name] = QuantParams(np.asarray(scale), np.asarray(int(zero_point) + shift), wanted)
     return shifted
 
 
 def fold_clamps(
-    model: onnx.ModelProto, params: dict[str, Params], quantized: frozenset[str], dtype: str
-) -> tuple[dict[str, Params], frozenset[str]]:
+    model: ir.Model, params: Mapping[str, QuantParams], quantized: frozenset[str]
+) -> tuple[dict[str, QuantParams], frozenset[str]]:
     """Find the Relu and Clip nodes that a scale makes superfluous, and give their input the scale of their output.
 
-    The older tool dropped every one behind a quantized node, whatever the scales said.
+    The older tool dropped every one behind a quantized node, whatever the scales.
 
     Args:
         quantized: tensors that quantized nodes produce.
@@ -84,43 +72,39 @@ def fold_clamps(
     Returns:
         The parameters, changed; the names of the nodes that can go.
     """
-    constants = {t.name: t for t in model.graph.initializer}
     merged, gone = dict(params), set()
     for node in single_reader_clamps(model):
-        if node.input[0] not in quantized:
-            continue
-        source, result = node.input[0], node.output[0]
+        source, result = name_of(node.inputs[0]), name_of(node.outputs[0])
         chosen = merged.get(result, merged.get(source))
-        bounds = clamp_bounds(node, constants)
-        if chosen is None or bounds is None:
+        bounds = clamp_bounds(node)
+        if source not in quantized or chosen is None or bounds is None:
             continue
-        low, high = chosen.limits(dtype)
+        low, high = chosen.range
         slack = float(chosen.scale) / 2  # a bound between two levels is rounded to one of them anyway
         if low >= bounds[0] - slack and high <= bounds[1] + slack:
             merged[source] = merged[result] = chosen
-            gone.add(node.name)
+            gone.add(str(node.name))
     return merged, frozenset(gone)
 
 
-def single_reader_clamps(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+def single_reader_clamps(model: ir.Model) -> list[ir.Node]:
     """Relu and Clip nodes that alone read their input."""
-    graph = model.graph
-    readers: dict[str, int] = {}
-    for name in [*(n for node in graph.node for n in node.input), *(o.name for o in graph.output)]:
-        readers[name] = readers.get(name, 0) + 1
-    return [node for node in graph.node if node.op_type in ("Relu", "Clip") and readers[node.input[0]] == 1]
+    clamps = [(node, node.inputs[0]) for node in model.graph if is_op(node, "Relu", "Clip")]
+    return [node for node, value in clamps if value is not None and only_reader(value) is node]
 
 
-def clamp_bounds(clamp: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> tuple[float, float] | None:
+def clamp_bounds(clamp: ir.Node) -> tuple[float, float] | None:
     """The interval that a Relu or Clip keeps; None where it is not constant."""
     if clamp.op_type == "Relu":
         return 0.0, np.inf
     bounds = [-np.inf, np.inf]
-    for place, name in enumerate(clamp.input[1:3]):
-        if name and name not in constants:
+    for place in (0, 1):
+        given = node_input(clamp, place + 1)
+        values = constant(given)
+        if given is not None and values is None:
             return None
-        if name:
-            bounds[place] = float(onnx.numpy_helper.to_array(constants[name]).reshape(-1)[0])
+        if values is not None:
+            bounds[place] = float(values.reshape(-1)[0])
     return bounds[0], bounds[1]
 
 
@@ -136,6 +120,6 @@ def _pair(argument: str, name: str, value: Any) -> tuple[NDArray[Any], np.float3
         ) from error
     if zero.dtype.kind not in "iu" or not (np.isfinite(number) and number > 0):
         raise UsageError(f"{argument} of {name!r} is {value!r}", "A zero point is an integer, a scale above 0")
-    if str(zero.dtype) not in _LOWEST:
+    if str(zero.dtype) not in _TYPES:
         zero = zero.astype(np.int8 if zero < 0 else np.uint8)
     return zero, number

@@ -16,11 +16,12 @@ import click
 
 from edgeq.compat._command import SETTINGS, PrintedProgress, one_line_errors, switch
 from edgeq.errors import ModelError, UsageError
-from edgeq.graph.convert import from_proto, to_proto
+from edgeq.graph.convert import external_folder, to_proto
 from edgeq.progress import SILENT, Progress
 
 if TYPE_CHECKING:
     import onnx
+    import onnx_ir as ir
 
     from edgeq.model.shapes import SymbolicOptions
 
@@ -79,7 +80,7 @@ def quant_pre_process(
         else:
             path = Path(folder) / "model.onnx"
             save_model(source, path, inline_limit=INLINE_LIMIT)
-        model, base = preprocessed(
+        model = preprocessed(
             path,
             Path(folder),
             symbolic=symbolic,
@@ -91,7 +92,6 @@ def quant_pre_process(
         write(
             model,
             output,
-            base=base,
             location=location if all_tensors_to_one_file else None,
             threshold=external_data_size_threshold if save_as_external_data else None,
             inputs=[path],
@@ -106,47 +106,45 @@ def preprocessed(
     optimize: bool,
     onnx_shapes: bool,
     progress: Progress = SILENT,
-) -> tuple[onnx.ModelProto, Path]:
-    """The model after the chosen steps, and the folder that its external data is relative to."""
-    from edgeq.model.load import load_model
+) -> ir.Model:
+    """The model after the chosen steps.
+
+    Args:
+        path: of the model.
+        workdir: where optimisation works; the result may refer to external data in it.
+        symbolic: options of symbolic shape inference; None leaves it out.
+        optimize: whether ONNX Runtime's basic optimisation is done.
+        onnx_shapes: whether onnx's shape inference is done.
+
+    Raises:
+        ModelError: the model is damaged, or onnxruntime refuses it.
+    """
+    from edgeq.model.load import read_model
     from edgeq.model.names import name_nodes
     from edgeq.model.shapes import unknown_shapes
 
-    model = load_model(path, external_data="none")
-    base = path.absolute().parent
-    graph = from_proto(model)
-    named = name_nodes(graph)
-    model = to_proto(graph)
+    model = read_model(path)
+    named = name_nodes(model)
     if named:
         progress.note(f"{named} nodes named, which had no name of their own")
     _make_constant(model, progress)
     if symbolic is not None:
-        model = _describe(model, symbolic, progress)
+        _describe(model, symbolic, progress)
     if optimize:
-        model = _optimized(model, base, path, workdir, progress)
-        base = workdir
+        model = _optimized(model, path, workdir, progress)
     if onnx_shapes:
-        model = _describe(model, None, progress)
+        _describe(model, None, progress)
     # Optimisation makes tensors that the first inference has not seen.
-    if optimize and symbolic is not None and unknown_shapes(from_proto(model)):
-        model = _describe(model, symbolic, progress)
+    if optimize and symbolic is not None and unknown_shapes(model):
+        _describe(model, symbolic, progress)
     _check(model, path)
-    return model, base
+    return model
 
 
-def write(
-    model: onnx.ModelProto,
-    output: Path,
-    *,
-    base: Path,
-    location: str | None,
-    threshold: int | None,
-    inputs: list[Path],
-) -> None:
+def write(model: ir.Model, output: Path, *, location: str | None, threshold: int | None, inputs: list[Path]) -> None:
     """Write a model in one step, replacing an earlier one.
 
     Args:
-        base: folder of its external data.
         location: of the one data file; None for one each.
         threshold: bytes from which on weights are external; None where only size decides.
         inputs: model files that must not be replaced, nor their data.
@@ -157,39 +155,37 @@ def write(
 
     kept = [file for path in inputs for file in model_files(path)]
     check_apart(output, kept)
+    base = external_folder(model)
     with output_file(output, force=True) as draft:
         if threshold is None:
-            save_model(model, draft, base=base)
+            save_model(to_proto(model), draft, base=base)
         else:
-            save_external(model, draft, base=base, location=location, threshold=threshold)
+            save_external(to_proto(model), draft, base=base or draft.parent, location=location, threshold=threshold)
         for file in draft.parent.iterdir():
             check_apart(output.parent / file.name, kept)
 
 
-def _make_constant(model: onnx.ModelProto, progress: Progress) -> None:
+def _make_constant(model: ir.Model, progress: Progress) -> None:
     """Take initializers out of the inputs, in place: as inputs they could be overridden, and nothing is folded."""
-    weights = {tensor.name for tensor in model.graph.initializer}
-    inputs = [value for value in model.graph.input if value.name not in weights]
-    if len(inputs) == len(model.graph.input):
-        return
-    progress.note(f"{len(model.graph.input) - len(inputs)} weights were inputs, and are constants now")
-    del model.graph.input[:]
-    model.graph.input.extend(inputs)
-    model.ir_version = max(model.ir_version, IR_WITH_CONSTANTS)
+    from onnx_ir.passes.common import RemoveInitializersFromInputsPass
+
+    weights = sum(value.is_initializer() for value in model.graph.inputs)
+    if weights:
+        RemoveInitializersFromInputsPass()(model)
+        progress.note(f"{weights} weights were inputs, and are constants now")
+        model.ir_version = max(model.ir_version, IR_WITH_CONSTANTS)
 
 
-def _describe(model: onnx.ModelProto, symbolic: SymbolicOptions | None, progress: Progress) -> onnx.ModelProto:
-    """The model with inferred shapes."""
+def _describe(model: ir.Model, symbolic: SymbolicOptions | None, progress: Progress) -> None:
+    """Write inferred shapes into the model, in place."""
     from edgeq.model.shapes import write_shapes
 
-    graph = from_proto(model)
-    inference_problem = write_shapes(graph, symbolic)
+    inference_problem = write_shapes(model, symbolic)
     if inference_problem:
         progress.note(f"symbolic shape inference gave up ({inference_problem}); onnx's own was used")
-    return to_proto(graph)
 
 
-def _optimized(model: onnx.ModelProto, base: Path, source: Path, workdir: Path, progress: Progress) -> onnx.ModelProto:
+def _optimized(model: ir.Model, source: Path, workdir: Path, progress: Progress) -> ir.Model:
     """ONNX Runtime's basic optimisation, with 16-bit floats widened before: it runs them in float32 on a CPU, and would
     leave a Cast behind every weight."""
     import onnx_ir as ir
@@ -200,27 +196,25 @@ def _optimized(model: onnx.ModelProto, base: Path, source: Path, workdir: Path, 
     from edgeq.model.tensors import iter_tensors, tensor_bytes
     from edgeq.model.widen import widen_half
 
-    graph = ir.serde.deserialize_model(model)
-    ir.external_data.set_base_dir(graph.graph, base)
-    tidy(graph)
-    widened = widen_half(graph)
+    tidy(model)
+    widened = widen_half(model)
     if widened:
         progress.note(f"16-bit floats widened to float32 ({widened} weights): that is what int8 is made from")
     raw, optimized = workdir / "raw.onnx", workdir / "optimized.onnx"
-    written = ir.serde.serialize_model(graph)
-    save_model(written, raw, base=base)
+    written = to_proto(model)
+    save_model(written, raw, base=external_folder(model))
     external = sum(tensor_bytes(tensor) for tensor in iter_tensors(written)) > INLINE_LIMIT
     optimize_basic(raw, optimized, source=source, external=external)
     result = ir.load(optimized)
-    settle(result, graph)
-    return ir.serde.serialize_model(result)
+    settle(result, model)
+    return result
 
 
-def _check(model: onnx.ModelProto, path: Path) -> None:
+def _check(model: ir.Model, path: Path) -> None:
     from edgeq.model.load import check_valid
 
     try:
-        check_valid(model, path)
+        check_valid(to_proto(model), path)
     except ModelError as error:
         raise ModelError(f"{error.problem} (after preprocessing)", "Skip a step, and report this model") from error
 

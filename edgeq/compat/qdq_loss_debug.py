@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from edgeq.errors import UsageError
 
 if TYPE_CHECKING:
-    import onnx
+    import onnx_ir as ir
 
 Array = NDArray[Any]
 Arrays = Sequence[Array]
@@ -49,15 +49,14 @@ def modify_model_output_intermediate_tensors(
         save_as_external_data: keep weights in a file beside the model; a large model does without being asked.
     """
     from edgeq.compat.preprocess import write
-    from edgeq.model.load import load_model
+    from edgeq.model.load import read_model
 
     source, output = Path(input_model_path), Path(output_model_path)
-    model = load_model(source, external_data="none")
+    model = read_model(source)
     _add_outputs(model, _float_tensors(model, op_types_for_saving))
     write(
         model,
         output,
-        base=source.absolute().parent,
         location=f"{output.name}.data",
         threshold=1024 if save_as_external_data else None,
         inputs=[source],
@@ -168,37 +167,40 @@ def compute_activation_error(
     return found
 
 
-def _float_tensors(model: onnx.ModelProto, op_types: Sequence[str] | None) -> dict[str, int]:
+def _float_tensors(model: ir.Model, op_types: Sequence[str] | None) -> dict[ir.Value, ir.DataType]:
     """Tensors that nodes read and make, and their element type, in the order of the graph."""
     import onnx_ir as ir
 
-    from edgeq.graph.convert import from_proto
-    from edgeq.model.shapes import element_types
+    from edgeq.model.shapes import infer_shapes
 
-    types = element_types(from_proto(model))
-    weights = {tensor.name for tensor in model.graph.initializer}
-    found: dict[str, int] = {}
-    for node in model.graph.node:
+    inferred = infer_shapes(model)[0]
+    found: dict[ir.Value, ir.DataType] = {}
+    for node in model.graph:
         if op_types is not None and node.op_type not in op_types:
             continue
-        for name in (*node.input, *node.output):
-            if name not in weights and types.get(name) in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
-                found[name] = int(types[name])
+        for value in (*node.inputs, *node.outputs):
+            if value is None or value.is_initializer():
+                continue
+            dtype = value.dtype or inferred.get(value.name or "", value).dtype
+            if dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+                found[value] = dtype
     return found
 
 
-def _add_outputs(model: onnx.ModelProto, tensors: Mapping[str, int]) -> None:
-    from onnx import helper, numpy_helper
+def _add_outputs(model: ir.Model, tensors: Mapping[ir.Value, ir.DataType]) -> None:
+    import onnx_ir as ir
 
     from edgeq.compat.preprocess import IR_WITH_CONSTANTS
+    from edgeq.graph.edit import Editor
 
-    graph = model.graph
     # The format's oldest version, 3, wants every initializer among the inputs.
     model.ir_version = max(model.ir_version, IR_WITH_CONSTANTS)
-    graph.initializer.append(numpy_helper.from_array(np.array([-1], np.int64), _SHAPE))
-    for name, element_type in tensors.items():
-        graph.node.append(helper.make_node("Reshape", [name, _SHAPE], [name + SAVED], name + SAVED))
-        graph.output.append(helper.make_tensor_value_info(name + SAVED, element_type, [None]))
+    editor = Editor(model)
+    shape = editor.constant(_SHAPE, np.array([-1], np.int64))
+    for value, dtype in tensors.items():
+        row = editor.node("Reshape", [value, shape], f"{value.name}{SAVED}", dtype=dtype)
+        row.shape = ir.Shape([None])
+        model.graph.outputs.append(row)
 
 
 def _pairs(activations: Mapping[str, Arrays]) -> Iterator[tuple[str, str, str]]:

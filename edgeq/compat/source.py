@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 
 from edgeq.backends.cpu import session_needs
 from edgeq.errors import ModelError
-from edgeq.model.load import load_model, save_model
+from edgeq.graph.query import MAIN_DOMAINS
+from edgeq.model.load import read_model, save_model
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.session import SessionSettings, open_session
 
@@ -61,13 +63,18 @@ def as_file(model: ModelInput, folder: Path) -> Path:
 
 
 def checked(draft: Path, output: Path, notes: Iterable[str]) -> Written:
-    """Hold a written model against the format's rules and ONNX Runtime, and say what its sessions need.
+    """Check a written model against the format's rules and with ONNX Runtime, and find what its sessions need.
+
+    Args:
+        draft: the file; `output`: where it will be, for messages.
+        notes: of what was done before.
 
     Raises:
-        ModelError: the checker refuses it. RuntimeUnavailableError: ONNX Runtime does.
+        ModelError: the checker refuses it.
+        RuntimeUnavailableError: ONNX Runtime does.
     """
-    model = load_model(draft, external_data="none")
-    missing = sorted({node.domain for node in model.graph.node} - {o.domain for o in model.opset_import} - {"ai.onnx"})
+    model = read_model(draft)
+    missing = sorted({node.domain for node in model.graph} - {*model.opset_imports, *MAIN_DOMAINS})
     if missing:
         raise ModelError(f"{output} would use operators of {missing[0]!r} without importing it", "Please report this")
     options, why = session_needs(model)
@@ -77,9 +84,9 @@ def checked(draft: Path, output: Path, notes: Iterable[str]) -> Written:
     return Written(output, options, (*notes, *why))
 
 
-def warn_unknown_nodes(model: onnx.ModelProto, *lists: Iterable[str] | None) -> None:
-    """Say which of the nodes that a user named are not there: they used to be ignored without a word."""
-    known = {node.name for node in model.graph.node}
+def warn_unknown_nodes(model: ir.Model, *lists: Iterable[str] | None) -> None:
+    """Log a warning for each name that no node of the model has; the older functions ignored those silently."""
+    known = {node.name for node in model.graph}
     for name in dict.fromkeys(name for names in lists for name in names or ()):
         if name not in known:
             LOG.warning("no node is named %r; it is ignored", name)

@@ -7,22 +7,21 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
+import onnx_ir as ir
 
 from edgeq.atomic import output_file
-from edgeq.backends.quantizer import needs_external_data, one_line, quiet
+from edgeq.backends.quantizer import quantize_with_ranges, tensors_data
 from edgeq.calibrate.ranges import Range
-from edgeq.compat.calibration import as_ranges, as_tensors_data, ranges_of, read_cache, statistics_of
+from edgeq.compat.calibration import as_ranges, ranges_of, read_cache, statistics_of
 from edgeq.compat.calibrators import CalibraterBase
-from edgeq.compat.enums import member, quant_type
+from edgeq.compat.enums import member, name_of_member, quant_type
 from edgeq.compat.extra_options import check_options, writer_options
 from edgeq.compat.legacy_params import clamp_bounds, single_reader_clamps
 from edgeq.compat.source import LOG, ModelInput, Written, as_given, checked, warn_unknown_nodes
-from edgeq.errors import CalibrationError, ModelError, RuntimeUnavailableError, UsageError
+from edgeq.errors import RuntimeUnavailableError, UsageError
+from edgeq.graph.query import is_op, name_of
 from edgeq.model.int8_prediction import predict_int8
 from edgeq.model.int8_rules import int8_rules
-from edgeq.model.load import load_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import IntegerType
 
@@ -73,8 +72,7 @@ def quantize_static(
     output = Path(model_output)
     with tempfile.TemporaryDirectory(prefix="edgeq-static-") as folder, output_file(output, force=True) as draft:
         prepared = as_given(model_input, Path(folder))
-        model = load_model(prepared.path, external_data="none")
-        warn_unknown_nodes(model, nodes_to_quantize, nodes_to_exclude)
+        warn_unknown_nodes(prepared.model, nodes_to_quantize, nodes_to_exclude)
         cache = Path(calibration_cache_path) if calibration_cache_path is not None else None
         signed = types[0].name.startswith("QInt")
         ranges = _ranges(
@@ -88,13 +86,16 @@ def quantize_static(
             "activation_type": types[0],
             "weight_type": types[1],
             "nodes_to_quantize": list(nodes_to_quantize or []),
-            "use_external_data_format": use_external_data_format or needs_external_data(prepared.path),
+            "use_external_data_format": use_external_data_format,
+            "fix": "Keep the node in float with nodes_to_exclude, or choose other options",
+            "fix_ranges": "The cache does not cover this tensor: delete it",
             "extra_options": writer_options(options),
         }
-        kept = {*(nodes_to_exclude or ()), *clamps_that_must_stay(model, options.get("TensorQuantOverrides") or ())}
+        overridden = options.get("TensorQuantOverrides") or ()
+        kept = {*(nodes_to_exclude or ()), *clamps_that_must_stay(prepared.model, overridden)}
         notes = prepared.notes
         try:
-            write_static(prepared, draft, ranges, kept, arguments)
+            quantize_with_ranges(prepared, draft, ranges, float_nodes=kept, **arguments)
             return checked(draft, output, notes)
         except RuntimeUnavailableError:
             # Some nodes (a dilated AveragePool) cannot run between Q/DQ as onnxruntime's quantizer writes them.
@@ -103,59 +104,26 @@ def quantize_static(
             if not float_only:
                 raise
             LOG.warning("kept in float, for want of an integer form: %s", ", ".join(sorted(float_only)))
-            write_static(prepared, draft, ranges, kept | float_only, arguments)
+            quantize_with_ranges(prepared, draft, ranges, float_nodes=kept | float_only, **arguments)
             return checked(draft, output, notes)
 
 
-def write_static(
-    prepared: PreparedModel,
-    destination: Path,
-    ranges: Mapping[str, Range],
-    kept: Collection[str],
-    arguments: Mapping[str, Any],
-) -> None:
-    """onnxruntime's quantizer, fed with ranges instead of data. Raises ModelError or CalibrationError."""
-    from onnxruntime.quantization import CalibrationMethod, TensorsData, quantize_static, save_tensors_data
-
-    table = {name: (np.float32(r.low), np.float32(r.high)) for name, r in ranges.items()}
-    with tempfile.TemporaryDirectory(prefix="edgeq-ranges-") as folder:
-        cache = Path(folder) / "ranges.json"
-        # Whatever method derived them: as "MinMax", the two numbers are taken as they are.
-        save_tensors_data(TensorsData(CalibrationMethod.MinMax, table), cache)
-        try:
-            with quiet():
-                quantize_static(
-                    prepared.path,
-                    destination,
-                    None,
-                    nodes_to_exclude=sorted(kept),
-                    calibration_cache_path=cache,
-                    **arguments,
-                )
-        except (ValueError, RuntimeError, TypeError, NotImplementedError, KeyError) as error:
-            if "Quantization parameters are not specified" in str(error):
-                raise CalibrationError(
-                    f"{prepared.source}: {one_line(error)}", "The cache does not cover this tensor: delete it"
-                ) from error
-            raise ModelError(
-                f"{prepared.source}: onnxruntime's quantizer refuses it: {one_line(error)}",
-                "Keep the node in float with nodes_to_exclude, or choose other options",
-            ) from error
-
-
-def clamps_that_must_stay(model: onnx.ModelProto, overridden: Collection[str] = ()) -> frozenset[str]:
+def clamps_that_must_stay(model: ir.Model, overridden: Collection[str] = ()) -> frozenset[str]:
     """Relu and Clip nodes that onnxruntime's quantizer drops although the scale of their input does not do their work:
-    somebody else reads that input too, so it keeps its own range; the user has set the scale; or the interval of the
-    Clip leaves out zero, which every scale has in it."""
-    alone = {node.name for node in single_reader_clamps(model)}
-    constants = {t.name: t for t in model.graph.initializer}
+    another node reads that input too, so it keeps its own range; the user has set the scale; or the interval of the
+    Clip leaves out zero, which every scale has in it.
+
+    Args:
+        overridden: names of tensors whose scales the user has set.
+    """
+    alone = set(single_reader_clamps(model))
     kept = set()
-    for node in model.graph.node:
-        if node.op_type in ("Relu", "Clip"):
-            bounds = clamp_bounds(node, constants)
-            free = not {node.input[0], node.output[0]} & set(overridden)
-            if node.name not in alone or not free or bounds is None or not bounds[0] <= 0 <= bounds[1]:
-                kept.add(node.name)
+    for node in model.graph:
+        if is_op(node, "Relu", "Clip"):
+            bounds = clamp_bounds(node)
+            free = not {name_of(node.inputs[0]), name_of(node.outputs[0])} & set(overridden)
+            if node not in alone or not free or bounds is None or not bounds[0] <= 0 <= bounds[1]:
+                kept.add(str(node.name))
     return frozenset(kept)
 
 
@@ -180,7 +148,7 @@ def _ranges(
     if cache is not None:
         from onnxruntime.quantization import save_tensors_data
 
-        save_tensors_data(as_tensors_data(ranges, method), cache)
+        save_tensors_data(tensors_data(ranges, name_of_member(method)), cache)
     return ranges
 
 

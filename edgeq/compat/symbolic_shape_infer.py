@@ -13,7 +13,6 @@ import click
 
 from edgeq.compat._command import SETTINGS, PrintedProgress, one_line_errors
 from edgeq.compat.preprocess import preprocessed, symbolic_options, write
-from edgeq.graph.convert import from_proto
 
 
 @click.command("symbolic_shape_infer", context_settings=SETTINGS)
@@ -43,7 +42,7 @@ def run(
     from edgeq.model.shapes import SymbolicOptions, unknown_shapes
 
     with tempfile.TemporaryDirectory(prefix="edgeq-shapes-") as folder:
-        model, base = preprocessed(
+        model = preprocessed(
             source,
             Path(folder),
             symbolic=SymbolicOptions(int_max, auto_merge, guess_output_rank, verbose),
@@ -55,12 +54,11 @@ def run(
             write(
                 model,
                 output,
-                base=base,
                 location=(external_data_location or f"{output.name}.data") if all_tensors_to_one_file else None,
                 threshold=external_data_size_threshold if save_as_external_data else None,
                 inputs=[source],
             )
-        unknown = unknown_shapes(from_proto(model))
+        unknown = unknown_shapes(model)
     listed = f": {', '.join(unknown)}" if unknown else ""
     return f"{output or source}: {len(unknown)} tensors of unknown shape{listed}"
 

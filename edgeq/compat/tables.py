@@ -14,9 +14,8 @@ from edgeq.calibrate.table import write_tables
 from edgeq.compat.calibration import as_ranges, ranges_of, statistics_of
 from edgeq.compat.legacy_params import single_reader_clamps
 from edgeq.compat.source import ModelInput, as_given, warn_unknown_nodes
-from edgeq.model.load import load_model
-
-_LEVELS = 255
+from edgeq.graph.quant_params import dynamic_params
+from edgeq.graph.query import name_of
 
 
 def write_calibration_table(calibration_cache: Mapping[str, Any], dir: str | Path = ".") -> None:
@@ -59,24 +58,25 @@ def calibrate(
     del augmented_model_path
     with tempfile.TemporaryDirectory(prefix="edgeq-calibrate-") as folder:
         prepared = as_given(model_path, Path(folder))
-        model = load_model(prepared.path, external_data="none")
-        warn_unknown_nodes(model, black_nodes, white_nodes)
+        graph = prepared.model.graph
+        warn_unknown_nodes(prepared.model, black_nodes, white_nodes)
         ranges = ranges_of(statistics_of(prepared, data_reader), "MinMax", {})
-    for clamp in single_reader_clamps(model):
-        if clamp.output[0] in ranges:
-            ranges[clamp.input[0]] = ranges[clamp.output[0]]
+        clamps = single_reader_clamps(prepared.model)
+    for source, result in [(name_of(clamp.inputs[0]), name_of(clamp.outputs[0])) for clamp in clamps]:
+        if result in ranges:
+            ranges[source] = ranges[result]
     names = [
-        name
-        for node in model.graph.node
+        name_of(value)
+        for node in graph
         if (node.op_type in op_types or node.name in white_nodes) and node.name not in black_nodes
-        for name in (*node.input, *node.output)
+        for value in (*node.inputs, *node.outputs)
     ]
     return {name: _params(ranges[name]) for name in dict.fromkeys(names) if name in ranges}
 
 
 def _params(span: Range) -> list[Any]:
-    scale = np.float32((span.high - span.low) / _LEVELS) or np.float32(1)
-    return [np.uint8(np.clip(np.rint(-span.low / scale), 0, _LEVELS)), scale]
+    params = dynamic_params(np.asarray([span.low, span.high]))
+    return [np.uint8(params.zero_point), np.float32(params.scale)]
 
 
 def _is_range(value: Any) -> bool:
