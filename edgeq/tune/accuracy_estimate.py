@@ -48,6 +48,7 @@ class MetricEstimate:
         self.rows = 0
 
     def update(self, outputs: Outputs, sample: Sample) -> None:
+        """Add one row: a model's outputs, and the sample with its label."""
         if self.rows % self._block_rows == 0:
             self._blocks.append(self._task.start())
         self._whole.update(outputs, sample)
@@ -80,6 +81,7 @@ class Regret:
     fits: bool = True
 
     def update(self, reference: NDArray[Any], candidate: NDArray[Any]) -> None:
+        """Add rows of scores, [N, ...] of both models."""
         self.fits = self.fits and is_class_scores(reference) and reference.shape == candidate.shape
         if not self.fits:
             return
@@ -107,6 +109,7 @@ class Regret:
 
     @property
     def mean(self) -> float:
+        """Regret, a probability."""
         return self.sum / self.rows
 
     @property
@@ -135,6 +138,7 @@ class AgreementEstimate:
     regrets: dict[str, Regret] = field(default_factory=dict)
 
     def update(self, reference: Outputs, candidate: Outputs, sample: Sample) -> None:
+        """Add one row: outputs by name of both models, and the sample that they were computed from."""
         self.comparison.update(reference, candidate)
         self.shapes.update(array.shape for array in sample.inputs.values())
         for name, array in reference.items():
@@ -191,8 +195,8 @@ def assess(
         sign = 1 if task.higher_is_better else -1
         drop = sign * (reference.metrics[task.primary] - candidate.metrics[task.primary])
         error, factor = block_error(_differences(reference.blocks, candidate.blocks), least=1 / compared.count)
-        judged = task.primary == _TOP1 and not seen_only
-        expected, doubt = _combine(drop, error, regret) if judged else (drop, 0.0)
+        estimated = task.primary == _TOP1 and not seen_only
+        expected, doubt = _combine(drop, error, regret) if estimated else (drop, 0.0)
         low, high = (drop - factor * error, drop + factor * error) if error is not None else (-1.0, 1.0)
         known["metrics"] = candidate.metrics
         return Assessment(**known, drop=drop, low=low, high=high, expected=expected, doubt=doubt)

@@ -1,4 +1,4 @@
-"""The outcome in words."""
+"""The outcome of a search as text."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
                 f"on other samples {points(found.expected)} are to be expected, give or take {found.doubt:.2%}"
             )
     if not outcome.settled:
-        lines.append("the fastest candidates could not be told apart in the time that there was")
+        lines.append("the fastest candidates could not be distinguished in the time that there was")
     if outcome.out_of_time:
         lines.append("the budget ended the search; more time may find a better one")
     return tuple(lines)

@@ -1,4 +1,4 @@
-"""What tuning is asked for, and the time it may take."""
+"""The goal of a tuning run, and its deadline."""
 
 from __future__ import annotations
 

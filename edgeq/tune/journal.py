@@ -18,7 +18,6 @@ from edgeq.ownership import is_plain
 from edgeq.records import parse, plain
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.evaluator import Evaluator, Race, Runner
-from edgeq.tune.float_layers import Ranking
 from edgeq.tune.record import Assessment, Screening
 
 FORMAT = "edgeq-tuning-journal/1"
@@ -121,16 +120,14 @@ class JournaledEvaluator:
     def __init__(self, evaluator: Evaluator, journal: Journal) -> None:
         self._evaluator = evaluator
         self._journal = journal
-
-    @property
-    def total(self) -> int:
-        return self._evaluator.total
-
-    @property
-    def timed(self) -> bool:
-        return self._evaluator.timed
+        self.total = evaluator.total
+        self.timed = evaluator.timed
+        self.recoveries = evaluator.recoveries
+        self.rank = evaluator.rank
 
     def build(self, candidate: Candidate) -> Screening:
+        """See `Evaluator.build`; that a candidate cannot be built is remembered, too."""
+
         def measure() -> dict[str, Any]:
             try:
                 return {"found": plain(self._evaluator.build(candidate))}
@@ -143,6 +140,7 @@ class JournaledEvaluator:
         return parse(value["found"], Screening, self._journal.path)
 
     def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
+        """See `Evaluator.assess`; those that the journal lacks are assessed together."""
         keys = {candidate.name: f"assess {samples} {digest(candidate)}" for candidate in candidates}
         lacking = [candidate for candidate in candidates if keys[candidate.name] not in self._journal]
         for name, measured in self._evaluator.assess(lacking, samples).items() if lacking else ():
@@ -152,6 +150,7 @@ class JournaledEvaluator:
     def time(
         self, runners: Mapping[str, Runner], baseline: str, *, top: int | None, tie: float, seconds: float
     ) -> Race:
+        """See `Evaluator.time`; by the names of the runners, what they run, and `top`."""
         raced = {name: [candidate and digest(candidate), threads] for name, (candidate, threads) in runners.items()}
         key = "race " + _hash([raced, baseline, top])
         time = self._evaluator.time
@@ -159,18 +158,14 @@ class JournaledEvaluator:
         return parse(value, Race, self._journal.path)
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
+        """See `Evaluator.slow_layers`; by candidate and threads."""
         key = f"slow layers {candidate.threads} {float_threads} {digest(candidate)}"
         return tuple(self._journal.remember(key, lambda: list(self._evaluator.slow_layers(candidate, float_threads))))
 
     def memory(self, candidate: Candidate | None, threads: int) -> int:
+        """See `Evaluator.memory`; by candidate and threads."""
         key = f"memory {threads} {candidate and digest(candidate)}"
         return int(self._journal.remember(key, lambda: self._evaluator.memory(candidate, threads)))
-
-    def recoveries(self) -> tuple[tuple[str, ...], ...]:
-        return self._evaluator.recoveries()
-
-    def rank(self, candidate: Candidate, *, headroom: float, seconds: float) -> Ranking:
-        return self._evaluator.rank(candidate, headroom=headroom, seconds=seconds)
 
 
 def digest(candidate: Candidate) -> str:

@@ -79,22 +79,15 @@ class LocalEvaluator:
         self._job = job
         self._target = target
         self._workdir = workdir
-        self._timed = timed
+        self.timed = timed
         self._batched = batched
         self._progress = progress
         self._accuracy = AccuracyMeter(job, workdir, task=task, seen_only=not timed, memory=memory, progress=progress)
+        self.total = self._accuracy.total
         (workdir / "recover").mkdir()
         self._builder = CandidateBuilder(job, target, workdir / "recover", progress)
         self._built: dict[str, Built] = {}
         self._shares: dict[str, float] = {}
-
-    @property
-    def total(self) -> int:
-        return self._accuracy.total
-
-    @property
-    def timed(self) -> bool:
-        return self._timed
 
     def built(self, candidate: Candidate) -> Built:
         """The artifact of `candidate`, made at the first call."""
@@ -104,6 +97,7 @@ class LocalEvaluator:
         return self._built[candidate.name]
 
     def build(self, candidate: Candidate) -> Screening:
+        """See `Evaluator.build`. Outputs are compared on 8 samples; what runs in int8 is found once a structure."""
         start = time.perf_counter()
         artifact = self.built(candidate).artifact
         spent = time.perf_counter() - start
@@ -123,6 +117,7 @@ class LocalEvaluator:
         )
 
     def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
+        """See `Evaluator.assess`. What a candidate was assessed on before is not run again."""
         found = {}
         with self._progress.stage(f"accuracy on {samples} samples", samples * len(candidates)) as advance:
             for candidate in candidates:
@@ -133,6 +128,7 @@ class LocalEvaluator:
     def time(
         self, runners: Mapping[str, Runner], baseline: str, *, top: int | None, tie: float, seconds: float
     ) -> Race:
+        """See `Evaluator.time`. Small models run in several sessions each, in bursts that take turns."""
         batch, feed = self._feed()
         few = model_bytes(self._job.prepared.path) <= _SMALL
         ranking = rank_until_settled(
@@ -158,10 +154,12 @@ class LocalEvaluator:
         return Race(timings, ranking.order, ranking.settled, {"edges_ms": edges.tolist(), "counts": counts})
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
+        """See `Evaluator.slow_layers`; on the first sample."""
         artifact, feed = self.built(candidate).artifact, self._feed()[1]
         return slow_layers(self._job.prepared, artifact, feed, float_threads=float_threads, threads=candidate.threads)
 
     def memory(self, candidate: Candidate | None, threads: int) -> int:
+        """See `Evaluator.memory`; with the first sample, in a process of its own."""
         shapes = {name: list(array.shape) for name, array in self._accuracy.samples[0].inputs.items()}
         if candidate is None:
             return measure_memory(self._job.prepared.path, shapes=shapes, threads=threads).session_peak_bytes
@@ -180,11 +178,13 @@ class LocalEvaluator:
         return self._accuracy.float_metrics()
 
     def recoveries(self) -> tuple[tuple[str, ...], ...]:
-        return recovery_groups() if self._timed and self._job.calibration is not None else ()
+        """See `Evaluator.recoveries`. None in simulation, and none without calibration samples."""
+        return recovery_groups() if self.timed and self._job.calibration is not None else ()
 
     def rank(self, candidate: Candidate, *, headroom: float, seconds: float) -> Ranking:
-        # In simulation nothing is profiled; what is measured at run time has no tensors to rank.
-        if self._timed and candidate.scheme.mode == "static" and not candidate.builder and self._job.calibration:
+        """See `Evaluator.rank`. Static candidates are ranked by tensors and the runtime's profile; others by probing
+        groups of layers, in simulation every layer."""
+        if self.timed and candidate.scheme.mode == "static" and not candidate.builder and self._job.calibration:
             return rank_static(
                 self._builder.recoverer, self._job, candidate.scheme, candidate.recoveries, progress=self._progress
             )
@@ -198,7 +198,7 @@ class LocalEvaluator:
                 advance(1)
                 return self._noise_alone(candidate, nodes, macs)
 
-            if self._timed:
+            if self.timed:
                 return rank_by_probing(macs, noise, expired)
             return rank_by_probing(macs, noise, expired, groups=len(macs))
 

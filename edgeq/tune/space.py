@@ -102,7 +102,7 @@ def _sensible(scheme: Scheme, profile: Profile) -> bool:
 
 
 def _name(scheme: Scheme) -> str:
-    """What tells a scheme from the others of a run: "U8S8 per-channel, percentile 99.99"."""
+    """What distinguishes a scheme from the others of a run: "U8S8 per-channel, percentile 99.99"."""
     if scheme.mode == _DYNAMIC:
         return "dynamic per-channel" if scheme.per_channel else "dynamic per-tensor"
     parts = [scheme.pair, "per-channel" if scheme.per_channel else "per-tensor"]

@@ -25,7 +25,11 @@ Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 
 class ArrayStore:
-    """Dicts of arrays under integer keys."""
+    """Dicts of arrays under integer keys.
+
+    Args:
+        folder: is made; for what exceeds `memory` bytes.
+    """
 
     def __init__(self, folder: Path, memory: int) -> None:
         self._folder = folder
@@ -37,6 +41,7 @@ class ArrayStore:
         return key in self._held or self._file(key).exists()
 
     def put(self, key: int, arrays: Arrays) -> None:
+        """Keep the arrays, which must not be changed afterwards."""
         size = sum(array.nbytes for array in arrays.values())
         if size <= self._left:
             self._left -= size
@@ -48,6 +53,7 @@ class ArrayStore:
         np.savez(self._file(key), allow_pickle=False, names=np.array(names), **numbered)
 
     def get(self, key: int) -> Arrays:
+        """The arrays under `key`, which must be there."""
         if key in self._held:
             return self._held[key]
         with np.load(self._file(key), allow_pickle=False) as archive:
