@@ -5,7 +5,7 @@ from __future__ import annotations
 from edgeq.tune.explain import verdict
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.record import Outcome
-from edgeq.tune.search import Search
+from edgeq.tune.search import search
 from tests.tune.fakes import Clock, Fact, FakeEvaluator, profile
 from tests.tune.test_search import candidates
 
@@ -13,7 +13,7 @@ from tests.tune.test_search import candidates
 def outcome(facts: dict[str, Fact], goal: Goal) -> Outcome:
     clock = Clock()
     evaluator = FakeEvaluator(facts, clock=clock)
-    return Search(profile(), evaluator, goal, Deadline(goal.budget_s, clock)).run(candidates(*facts))
+    return search(candidates(*facts), profile(), evaluator, goal, Deadline(goal.budget_s, clock))
 
 
 def found(facts: dict[str, Fact], goal: Goal | None = None) -> str:
