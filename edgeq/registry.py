@@ -122,6 +122,14 @@ class Registry(Generic[T]):
         """Every registered name; nothing is imported."""
         return self.group.names()
 
+    def owner(self, name: str) -> str:
+        """Name and version of the distribution that registers `name`; "edgeq" for edgeq's own.
+
+        Raises:
+            EdgeqError: as `load`.
+        """
+        return self.group.place(name)[1] or "edgeq"
+
     def load(self, name: str) -> T:
         """The object registered as `name`.
 

@@ -91,11 +91,15 @@ class Backend(Protocol):
 
     Attributes:
         name: as profiles and targets have it.
+        title: what it builds for, a few words.
         adopts_quantized: whether it takes models that are quantized already (Q/DQ pairs), with their parameters.
     """
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def title(self) -> str: ...
 
     @property
     def adopts_quantized(self) -> bool: ...

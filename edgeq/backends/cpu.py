@@ -37,6 +37,7 @@ _REQUANTIZED_AT_LOAD = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 class CpuBackend:
     name = "cpu"
+    title = "ONNX Runtime's CPU execution provider"
     adopts_quantized = False
 
     def check(self, scheme: Scheme) -> None:

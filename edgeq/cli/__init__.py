@@ -33,6 +33,7 @@ COMMANDS = {
     "compare": "Compare two models or bundles: size, accuracy, speed, coverage.",
     "report": "Write a bundle's report: one HTML file that opens offline.",
     "preprocess": "List preprocessings, or show one's arithmetic.",
+    "extensions": "List calibration methods, decoders, steps, recoveries and backends, plug-ins' too.",
     "doctor": "Say what is installed and what works; with --gpu, run it.",
     "demo": "Run the main job on the embedded demo model.",
 }

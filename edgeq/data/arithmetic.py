@@ -13,28 +13,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from edgeq.data.state import Array, State
-from edgeq.data.step import Step, UnfitError, field_kind
+from edgeq.data.step import Step, field_kind, read_number
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec
 
 
 def _read_constant(value: Any) -> float | tuple[float, ...]:
     if isinstance(value, list | tuple) and value:
-        return tuple(_number(item) for item in value)
-    return _number(value)
-
-
-def _number(value: Any) -> float:
-    parts = value.split("/") if isinstance(value, str) else [value]
-    try:
-        if isinstance(value, bool) or len(parts) > 2:
-            raise ValueError
-        number = float(parts[0]) / float(parts[1]) if len(parts) == 2 else float(parts[0])
-    except (TypeError, ValueError, ZeroDivisionError):
-        raise UnfitError(value, "Give a number such as 0.5 or '1/255', or a list of them") from None
-    if not abs(number) < float("inf"):
-        raise UnfitError(value, "Give a finite number")
-    return number
+        return tuple(read_number(item) for item in value)
+    return read_number(value)
 
 
 @dataclass(frozen=True)

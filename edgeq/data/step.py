@@ -87,6 +87,28 @@ def field_kind(
     return {"kind": FieldKind(read, part, many)}
 
 
+def read_number(value: Any) -> float:
+    """A finite number, or a fraction in text such as "1/255".
+
+    Raises:
+        UnfitError: it is neither.
+    """
+    parts = value.split("/") if isinstance(value, str) else [value]
+    try:
+        if isinstance(value, bool) or len(parts) > 2:
+            raise ValueError
+        number = float(parts[0]) / float(parts[1]) if len(parts) == 2 else float(parts[0])
+    except (TypeError, ValueError, ZeroDivisionError):
+        raise UnfitError(value, "Give a number such as 0.5 or '1/255'") from None
+    if not abs(number) < float("inf"):
+        raise UnfitError(value, "Give a finite number")
+    return number
+
+
+NUMBER = field_kind(read_number)
+"""Metadata of a field that takes a finite number, or a fraction in text."""
+
+
 def one_of(*choices: str) -> dict[str, FieldKind]:
     """Metadata of a field that takes one of `choices`."""
 

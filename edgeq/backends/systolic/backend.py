@@ -37,6 +37,7 @@ class SystolicBackend:
     """
 
     name = "systolic"
+    title = "a systolic array: a static int8 program, with its simulator"
     simulated = True
     adopts_quantized = True
 

@@ -49,6 +49,7 @@ class TensorrtBackend:
     """
 
     name: str = "tensorrt"
+    title: str = "TensorRT, through ONNX Runtime"
     simulated: bool = True
     adopts_quantized: bool = False
     target: Target | None = None

@@ -1,0 +1,57 @@
+"""`edgeq extensions`: what is registered, with options and the package that each comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgeq.cli._common import Printer, common
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from edgeq.registry import Registry
+
+
+@click.command()
+@common
+def command(printer: Printer) -> None:
+    """List calibration methods with their options, decoders, preprocessing steps, recoveries and backends.
+
+    Those of installed plug-ins are among them, with the package that each comes from: docs/extending.md.
+    """
+    from edgeq.backends import REGISTRY as BACKENDS
+    from edgeq.calibrate.methods import REGISTRY as METHODS
+    from edgeq.data.steps import REGISTRY as STEPS
+    from edgeq.measure.decoders import REGISTRY as DECODERS
+    from edgeq.tune.recover.methods import REGISTRY as RECOVERIES
+
+    plain = {
+        "calibration_methods": _rows(METHODS, lambda method: {"title": method.title, "options": _options(method)}),
+        "decoders": _rows(DECODERS, lambda decoder: {"title": decoder.title}),
+        "preprocess_steps": _rows(STEPS, lambda step: {"title": step.help, "aliases": list(step.aliases)}),
+        "recoveries": _rows(RECOVERIES, lambda recovery: {"title": recovery.title, "stage": recovery.stage}),
+        "backends": _rows(BACKENDS, lambda backend: {"title": backend.title}),
+    }
+    printer.result(plain, lambda console: _draw(console, plain))
+
+
+def _rows(registry: Registry[Any], describe: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"name": name, **describe(found), "from": registry.owner(name)} for name, found in registry.items()]
+
+
+def _options(method: Any) -> list[dict[str, Any]]:
+    return [{"name": option.name, "default": option.default, "help": option.help} for option in method.options]
+
+
+def _draw(console: Console, plain: dict[str, list[dict[str, Any]]]) -> None:
+    for kind, rows in plain.items():
+        console.print(f"{kind.replace('_', ' ')}:", markup=False)
+        for row in rows:
+            origin = "" if row["from"] == "edgeq" else f" ({row['from']})"
+            console.print(f"  {row['name']:<26}{row['title']}{origin}", markup=False)
+            for option in row.get("options", ()):
+                text = f"{option['name']}={option['default']:g}: {option['help']}"
+                console.print(f"  {'':<26}{text}", markup=False)
