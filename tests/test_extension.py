@@ -24,6 +24,7 @@ from edgeq.errors import HardwareError, UsageError
 from edgeq.hardware.target import resolve
 from edgeq.measure.decoders import load_decoder
 from edgeq.model.int8_rules import int8_rules
+from edgeq.records import plain
 from edgeq.registry import BACKENDS, DECODERS, RECOVERIES, STEPS, data_folders
 from edgeq.tune.recover.methods import recoveries, recovery_groups
 from tests.graphs import proto
@@ -153,7 +154,7 @@ def test_the_command_line_lists_them_with_their_package(site: Path) -> None:
 
 
 def test_the_library_finds_them(plugin: Path) -> None:
-    assert parse_text("clip=0.1:1/2").steps[0].to_dict() == {"op": "clip", "low": 0.1, "high": 0.5}
+    assert plain(parse_text("clip=0.1:1/2").steps[0]) == {"op": "clip", "low": 0.1, "high": 0.5}
     assert "wider-ranges" in recoveries()
     assert "wider-ranges" in recovery_groups()[0]
     assert list(recoveries())[-1] == "bias-correction", "the stage decides before the order"
