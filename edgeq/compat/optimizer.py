@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from edgeq.backends.quantizer import one_line, quiet
 from edgeq.compat._command import SETTINGS, PrintedProgress, one_line_errors
 from edgeq.errors import CheckFailedError, DataError, ModelError, RuntimeUnavailableError, UsageError
-from edgeq.graph.convert import from_proto, to_proto
 from edgeq.progress import SILENT, Progress
 
 LEAST_SQNR_DB = 40.0
@@ -47,13 +46,13 @@ def optimize_model(input: str | Path | onnx.ModelProto, model_type: str = "bert"
         UsageError: an option that the installed onnxruntime does not know.
         RuntimeUnavailableError: the options need PyTorch.
     """
-    from edgeq.model.load import load_model, save_model
+    from edgeq.model.load import read_model, save_model
 
     with tempfile.TemporaryDirectory(prefix="edgeq-optimizer-") as folder:
         path = Path(folder) / "given.onnx"
         if isinstance(input, str | Path):
             path = Path(input)
-            load_model(path, external_data="none")
+            read_model(path)
         else:
             save_model(input, path)
         source, level = _prepared(path, model_type, options.get("opt_level"), Path(folder))
@@ -69,7 +68,8 @@ def _prepared(path: Path, model_type: str, level: int | None, folder: Path) -> t
     from onnxruntime.transformers.optimizer import MODEL_TYPES
 
     from edgeq.compat.preprocess import quant_pre_process
-    from edgeq.model.load import load_model, save_model
+    from edgeq.graph.convert import to_proto
+    from edgeq.model.load import read_model, save_model
     from edgeq.model.names import name_nodes
     from edgeq.tune.recover.fuse_attention import split_unsqueezes
 
@@ -84,12 +84,10 @@ def _prepared(path: Path, model_type: str, level: int | None, folder: Path) -> t
         basic = folder / "basic.onnx"
         quant_pre_process(path, basic, skip_symbolic_shape=True, skip_onnx_shape=True)
         path, level = basic, 0
-    model = load_model(path, external_data="none")
-    graph = from_proto(model)
-    name_nodes(graph)
-    model = to_proto(graph)
+    model = read_model(path)
+    name_nodes(model)
     if split_unsqueezes(model):
-        save_model(model, folder / "split.onnx", base=path.absolute().parent)
+        save_model(to_proto(model), folder / "split.onnx", base=path.absolute().parent)
         path = folder / "split.onnx"
     return path, level
 

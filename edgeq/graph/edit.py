@@ -52,6 +52,7 @@ class Editor:
         name: str,
         *,
         before: ir.Node | None = None,
+        after: ir.Node | None = None,
         like: ir.Value | None = None,
         dtype: ir.DataType | None = None,
         attributes: Mapping[str, Any] | None = None,
@@ -62,12 +63,12 @@ class Editor:
 
         Args:
             output: name of the output, where it is not the node's.
-            before: where to insert; None: at the end.
+            before, after: where to insert; neither: at the end.
             like: the output has this value's shape, and its type where `dtype` is not given.
             attributes: plain values, or `ir.Attr` as they are.
         """
         (made,) = self.nodes(
-            op_type, inputs, name, [output or name], before=before, attributes=attributes, domain=domain
+            op_type, inputs, name, [output or name], before=before, after=after, attributes=attributes, domain=domain
         )
         if like is not None:
             made.shape, made.type = like.shape, like.type
@@ -83,6 +84,7 @@ class Editor:
         outputs: Sequence[str],
         *,
         before: ir.Node | None = None,
+        after: ir.Node | None = None,
         attributes: Mapping[str, Any] | None = None,
         domain: str = "",
     ) -> Sequence[ir.Value]:
@@ -100,10 +102,12 @@ class Editor:
             outputs=[ir.Value(name=self.free_value_name(output)) for output in outputs],
             name=self.free_node_name(name),
         )
-        if before is None:
-            self.graph.append(made)
-        else:
+        if before is not None:
             self.graph.insert_before(before, made)
+        elif after is not None:
+            self.graph.insert_after(after, made)
+        else:
+            self.graph.append(made)
         return made.outputs
 
     def quantize(self, source: ir.Value, params: QuantParams, name: str, *, before: ir.Node | None = None) -> ir.Value:

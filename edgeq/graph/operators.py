@@ -55,6 +55,7 @@ class Operator:
         movement: of operators that compute nothing: "permutes" where every element appears once in the output,
             "selects" where some are left out, repeated or put beside a constant. Integers behind mean what those in
             front mean.
+        elementwise: each element of the output is computed from the elements at the same place of the activations.
     """
 
     op_type: str
@@ -68,6 +69,7 @@ class Operator:
     mac_rule: MacRule = ""
     mac_operands: tuple[int, ...] = (0, 1)
     movement: Movement = ""
+    elementwise: bool = False
 
     @property
     def quantized(self) -> bool:
@@ -88,6 +90,7 @@ def _integers(*places: tuple[int, int | None, int]) -> tuple[IntegerInput, ...]:
     return tuple(IntegerInput(*place) for place in places)
 
 
+_FUNCTION = Operator("", elementwise=True)
 _LAYER = Operator("", weights=(1,), bias=2)
 _CONV = replace(_LAYER, mac_rule="conv")
 _MATMUL = replace(_LAYER, bias=None, mac_rule="matmul")
@@ -109,7 +112,9 @@ OPERATORS: Mapping[str, Operator] = dict(
             Operator("", activations=(0, 1, 2), mac_rule="attention", mac_operands=(0, 1, 2)),
         ),
         *_rows("MatMulNBits", replace(_MATMUL, mac_rule="nbits", dynamic=False)),
-        *_rows("Add Mul Sub Div Max Min Pow", Operator("", activations=(0, 1))),
+        *_rows("Add Mul Sub Div Max Min Pow", Operator("", activations=(0, 1), elementwise=True)),
+        *_rows("Abs Celu Clip Elu Erf Exp Gelu HardSigmoid HardSwish LeakyRelu Log Mish Neg QuickGelu", _FUNCTION),
+        *_rows("Reciprocal Relu Selu Sigmoid Softplus Softsign Sqrt Swish Tanh ThresholdedRelu", _FUNCTION),
         *_rows("Where", Operator("", activations=(1, 2))),
         # Quantizing and back.
         *_rows("QuantizeLinear", Operator("", integer_output=(1, 2))),
@@ -176,9 +181,10 @@ OPERATORS: Mapping[str, Operator] = dict(
         *_rows("QMoE QEmbedLayerNormalization", Operator("", dynamic=True)),
         # Data movement.
         *_rows(
-            "Identity Reshape Flatten Squeeze Unsqueeze Transpose DepthToSpace SpaceToDepth",
+            "Reshape Flatten Squeeze Unsqueeze Transpose DepthToSpace SpaceToDepth",
             Operator("", movement="permutes"),
         ),
+        *_rows("Identity", Operator("", movement="permutes", elementwise=True)),
         *_rows("Expand Gather MaxPool Pad Resize Slice Split Tile", Operator("", movement="selects")),
     )
 )

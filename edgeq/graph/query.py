@@ -70,6 +70,11 @@ def only_reader(value: ir.Value) -> ir.Node | None:
     return reader if reader.graph is value.graph else None
 
 
+def read_count(value: ir.Value) -> int:
+    """How often a value is read: by each input of a node, those in bodies included, and as a graph output."""
+    return len(value.uses()) + value.is_graph_output()
+
+
 def readers(value: ir.Value) -> tuple[ir.Node, ...]:
     """The nodes of a value's own graph that read it, each once, in the order of the graph where bodies read it too: a
     node counts that has a body which does."""

@@ -1,8 +1,8 @@
 """Candidates for models made of matrix products: transformers, recurrent networks, multilayer perceptrons.
 
-What is tried, each where the model has what it is for: outliers smoothed before dynamic quantization, attention fused,
+Each is a candidate where the model has such layers: outliers smoothed before dynamic quantization, attention fused,
 recurrent layers left in float beside a written-out recurrence, static ranges for the products only, and weights in
-blocks. Measurement decides; nothing here does.
+blocks. The search measures them; nothing is decided here.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-import onnx
+import onnx_ir as ir
 
 from edgeq.backends import backend_named
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.data.samples import Samples
 from edgeq.errors import UsageError
-from edgeq.graph.convert import from_proto
+from edgeq.graph.query import is_constant, is_op
 from edgeq.hardware.target import Target
-from edgeq.model.load import load_model, model_digest, read_model
+from edgeq.model.load import model_digest, read_model
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
 from edgeq.pipeline.job import Built, Job
@@ -47,7 +47,7 @@ class SequenceBuilder:
     def candidates(self, job: Job, target: Target) -> tuple[Candidate, ...]:
         """See `edgeq.tune.builders.Builder`."""
         profile = target.profile.scheme
-        model = load_model(job.prepared.path, external_data="none")
+        model = job.prepared.model
         if target.backend != "cpu" or not profile.dynamic_weight_types or product_share(model) < LEAST_SHARE:
             return ()
         found = _variants(model, profile, sampled=job.calibration is not None)
@@ -67,23 +67,20 @@ class SequenceBuilder:
         return Built(target, backend_named(target.backend).build(prepared, ranges, scheme, destination), ranges)
 
 
-def product_share(model: onnx.ModelProto) -> float:
-    """Share of the multiply-accumulates in products with constant matrices and in recurrent layers."""
-    constants = {tensor.name for tensor in model.graph.initializer}
-    macs = node_macs(from_proto(model))
+def product_share(model: ir.Model) -> float:
+    """Share of the multiply-accumulates, 0 to 1, in products with constant matrices and in recurrent layers."""
+    macs = node_macs(model)
     ours = sum(
-        macs.get(node.name, 0)
-        for node in model.graph.node
-        if node.op_type in _RECURRENT or (node.op_type in _PRODUCTS and node.input[1] in constants)
+        macs.get(node.name or "", 0)
+        for node in model.graph
+        if is_op(node, *_RECURRENT) or (is_op(node, *_PRODUCTS) and is_constant(node.inputs[1]))
     )
     return ours / max(1, sum(macs.values()))
 
 
-def _variants(
-    model: onnx.ModelProto, profile: Scheme, *, sampled: bool
-) -> Iterator[tuple[str, Scheme, tuple[str, ...]]]:
+def _variants(model: ir.Model, profile: Scheme, *, sampled: bool) -> Iterator[tuple[str, Scheme, tuple[str, ...]]]:
     dynamic = profile.replace(mode="dynamic")
-    types = {node.op_type for node in model.graph.node}
+    types = {node.op_type for node in model.graph}
     groups = product_groups(model)
     if "GRU" in types and "GRU" in dynamic.dynamic_weight_types:
         remaining = {t: w for t, w in dynamic.dynamic_weight_types.items() if t != "GRU"}
@@ -102,11 +99,10 @@ def _variants(
             yield f"weight-only {bits} bits", scheme, ()
 
 
-def _products_only(model: onnx.ModelProto, profile: Scheme) -> Scheme:
+def _products_only(model: ir.Model, profile: Scheme) -> Scheme:
     """Static ranges for products with constant matrices; tables are stored as integers."""
-    constants = {tensor.name for tensor in model.graph.initializer}
     of_activations = [
-        node.name for node in model.graph.node if node.op_type in _PRODUCTS and node.input[1] not in constants
+        node.name or "" for node in model.graph if is_op(node, *_PRODUCTS) and not is_constant(node.inputs[1])
     ]
     return profile.replace(
         op_types=_PRODUCTS,
@@ -125,7 +121,7 @@ def _transformed(
         draft = folder.with_name(f"{folder.name}.draft")
         draft.mkdir(exist_ok=True)
         if recovery == _SMOOTH:
-            _, changed = smooth(
+            made, _ = smooth(
                 prepared,
                 samples,
                 draft / kept.name,
@@ -133,11 +129,9 @@ def _transformed(
                 exclude=scheme.exclude,
                 progress=progress,
             )
-            found = bool(changed)
         else:
-            _, count = fuse_attention(prepared, samples, draft / kept.name)
-            found = bool(count)
-        if not found:
+            made, _ = fuse_attention(prepared, samples, draft / kept.name)
+        if made is prepared:
             raise UsageError(f"{recovery} finds nothing to do in this model")
         draft.rename(folder)
     return dataclasses.replace(prepared, model=read_model(kept), path=kept, digest=model_digest(kept))

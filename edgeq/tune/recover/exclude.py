@@ -42,7 +42,7 @@ def rank_static(
     assert state.artifact is not None
     found = rank_layers(state.prepared, state.artifact, job.calibration, progress=progress)
     model = load_model(job.prepared.path, external_data="none")
-    units = find_units(model, {node.op_type for node in model.graph.node})
+    units = find_units(job.prepared.model)
     costs = measure_costs(
         units,
         model,

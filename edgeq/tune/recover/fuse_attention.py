@@ -1,24 +1,23 @@
 """Attention as one node, where onnxruntime's transformer optimizer recognises it, so that it can become QAttention.
 
-Which exports it recognises is its own business; whatever it makes is checked against the model on a sample.
+Which exports are recognised is up to that optimizer; its result is checked against the model on a sample.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
-import onnx
-from onnx import helper, numpy_helper
+import onnx_ir as ir
 
 from edgeq.backends.quantizer import quiet
 from edgeq.data.samples import Samples
 from edgeq.graph.convert import from_proto, to_proto
+from edgeq.graph.edit import Editor
+from edgeq.graph.query import MICROSOFT, constant, is_constant, is_op, node_input
 from edgeq.measure.accuracy import evaluate_sessions
-from edgeq.model.load import load_model, model_digest, read_model, save_model
 from edgeq.model.names import name_nodes
-from edgeq.model.prepare import PreparedModel
+from edgeq.model.prepare import PreparedModel, rewritten
 from edgeq.progress import Progress
 from edgeq.session import open_session
 from edgeq.tune.recover.base import Stage, State
@@ -26,9 +25,8 @@ from edgeq.tune.recover.base import Stage, State
 FAMILIES = ("bert", "gpt2", "vit")
 """Model families of the optimizer, in the order in which they are tried."""
 LEAST_SQNR_DB = 60.0
-"""A fused float model computes in another order, no more."""
+"""A fused float model computes in another order, and differs by rounding only."""
 _CHECKED = 2
-_ATTENTION, _DOMAIN = "Attention", "com.microsoft"
 
 
 class FuseAttention:
@@ -45,97 +43,86 @@ class FuseAttention:
         return state.replace(prepared=prepared).note(f"{count} attention layers fused")
 
 
-def may_have_attention(model: onnx.ModelProto) -> bool:
-    """Whether there is a product of two activations behind a Softmax: cheap to see, before anything is tried."""
-    constants = {tensor.name for tensor in model.graph.initializer}
-    weights = {node.output[0] for node in model.graph.node if node.op_type == "Softmax"}
+def may_have_attention(model: ir.Model) -> bool:
+    """Whether a product of two activations has a Softmax as its first factor: a quick check before anything is
+    tried."""
     return any(
-        node.op_type == "MatMul" and node.input[0] in weights and node.input[1] not in constants
-        for node in model.graph.node
+        is_op(node, "MatMul")
+        and node.inputs[0] is not None
+        and is_op(node.inputs[0].producer(), "Softmax")
+        and not is_constant(node.inputs[1])
+        for node in model.graph
     )
 
 
 def fuse_attention(prepared: PreparedModel, samples: Samples, destination: Path) -> tuple[PreparedModel, int]:
-    """Write the model with fused attention to `destination`; the prepared model it makes, and how many were fused.
+    """Write the model with fused attention to `destination`.
 
-    Nothing is written, and `prepared` comes back, where nothing is recognised or where the fused model computes
-    something else.
+    Returns:
+        (the prepared model with fused attention, how many were fused); `prepared` itself and 0, and nothing is written,
+        where nothing is recognised or where the fused model computes something else.
     """
     with quiet():
-        fused, count = _fused(prepared)
-    if fused is None or not count:
+        fused, count = _fused(prepared.model)
+    if fused is None:
         return prepared, 0
-    named = from_proto(fused)
-    name_nodes(named)
-    fused = to_proto(named)
-    if all(entry.domain != _DOMAIN for entry in fused.opset_import):
-        fused.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
-    save_model(fused, destination)
+    note = f"{count} attention layers fused by onnxruntime's transformer optimizer"
+    found = rewritten(prepared, fused, destination, note)
     sessions = {"plain": open_session(prepared.path), "fused": open_session(destination)}
     agreement = evaluate_sessions(sessions, samples, reference="plain", count=_CHECKED).agreement["fused"]
     if agreement.sqnr_db < LEAST_SQNR_DB or any(output.nonfinite or output.mismatched for output in agreement.outputs):
         destination.unlink()
         return prepared, 0
-    note = f"{count} attention layers fused by onnxruntime's transformer optimizer"
-    notes = (*prepared.notes, note)
-    return dataclasses.replace(
-        prepared, model=read_model(destination), path=destination, digest=model_digest(destination), notes=notes
-    ), count
+    return found, count
 
 
-def _fused(prepared: PreparedModel) -> tuple[onnx.ModelProto | None, int]:
+def _fused(model: ir.Model) -> tuple[ir.Model | None, int]:
+    """The form of the model with most fused attention layers and how many there are; None where there are none."""
     from onnxruntime.transformers.fusion_options import FusionOptions
     from onnxruntime.transformers.optimizer import optimize_model
 
-    best: tuple[onnx.ModelProto | None, int] = (None, 0)
+    best: tuple[ir.Model | None, int] = (None, 0)
     for family in FAMILIES:
         options = FusionOptions(family)
-        # Only attention: all other fusions, the runtime makes itself when it loads the quantized model.
+        # Only attention: all other fusions are made by the runtime when it loads the quantized model.
         for field in vars(options):
             if field.startswith("enable_"):
                 setattr(options, field, field in ("enable_attention", "enable_layer_norm", "enable_shape_inference"))
         # The default form of a mask is its length, which is wrong for padding on the left.
         options.use_raw_attention_mask(True)
-        model = load_model(prepared.path, external_data="all")
-        before = _count(model)
-        split_unsqueezes(model)
+        plain = ir.external_data.load_to_model(model.clone())
+        split_unsqueezes(plain)
         optimized = optimize_model(
-            model, model_type=family, num_heads=0, hidden_size=0, opt_level=0, optimization_options=options
+            to_proto(plain), model_type=family, num_heads=0, hidden_size=0, opt_level=0, optimization_options=options
         ).model
-        count = _count(optimized) - before
+        fused = from_proto(optimized)
+        name_nodes(fused)
+        count = _count(fused) - _count(model)
         if count > best[1]:
-            best = (optimized, count)
+            fused.opset_imports.setdefault(MICROSOFT, 1)
+            best = (fused, count)
     return best
 
 
-def _count(model: onnx.ModelProto) -> int:
-    return sum(node.op_type == _ATTENTION and node.domain == _DOMAIN for node in model.graph.node)
+def _count(model: ir.Model) -> int:
+    return sum(node.op_type == "Attention" and node.domain == MICROSOFT for node in model.graph)
 
 
-def split_unsqueezes(model: onnx.ModelProto) -> int:
-    """Make, in place, one node per axis of each Unsqueeze over several constant axes: the form in which the optimizer
-    knows an attention mask. Returns how many were split."""
-    graph = model.graph
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    nodes: list[onnx.NodeProto] = []
+def split_unsqueezes(model: ir.Model) -> int:
+    """Write each Unsqueeze over several constant axes as one node per axis, in place: the form in which the optimizer
+    recognises an attention mask. Returns how many were split."""
+    editor = Editor(model)
     count = 0
-    for node in graph.node:
-        axes: list[int] = []
-        if node.op_type == "Unsqueeze" and len(node.input) > 1 and node.input[1] in constants:
-            axes = numpy_helper.to_array(constants[node.input[1]]).reshape(-1).tolist()
-        if len(axes) < 2 or min(axes) < 0:
-            nodes.append(node)
+    for node in model.graph:
+        axes = constant(node_input(node, 1)) if is_op(node, "Unsqueeze") else None
+        if axes is None or axes.size < 2 or axes.min() < 0:
             continue
         count += 1
-        value = node.input[0]
-        for position, axis in enumerate(sorted(axes)):
-            last = position == len(axes) - 1
-            made = node.output[0] if last else f"{node.name}/axis{axis}"
-            name = f"{node.name}/axes{axis}"
-            graph.initializer.append(numpy_helper.from_array(np.array([axis], np.int64), name))
-            own = node.name if last else made
-            nodes.append(helper.make_node("Unsqueeze", [value, name], [made], name=own))
-            value = made
-    del graph.node[:]
-    graph.node.extend(nodes)
+        value = node.inputs[0]
+        *inner, outer = sorted(axes.reshape(-1).tolist())
+        for axis in inner:
+            inputs = [value, editor.constant(f"{node.name}/axes{axis}", np.array([axis], np.int64))]
+            value = editor.node("Unsqueeze", inputs, f"{node.name}/axis{axis}", before=node)
+        node.replace_input_with(0, value)
+        node.replace_input_with(1, editor.constant(f"{node.name}/axes{outer}", np.array([outer], np.int64)))
     return count

@@ -1,32 +1,30 @@
-"""Which gates are worth splitting, by simulation on values drawn from some samples.
+"""Which gates to split, by simulation on values drawn from some samples.
 
-The error of x = y g(y) in integers, as it is now and as it would be with y computed twice (`gates`), as the layers that
-read x weigh it. For the second form of y the range and the channels' factors are chosen here.
+Compared are the errors of x = y g(y) in integers as the model is and with y computed twice (`gates`), weighted by the
+layers that read x. The range and the channel factors of the second y are chosen here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-import onnx
 
 from edgeq.calibrate.range_method import Grid
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.statistics import ChannelExtrema, Statistics
 from edgeq.data.samples import Samples
+from edgeq.model.prepare import PreparedModel
 from edgeq.progress import Progress
 from edgeq.tune.recover.elementwise import Follower, Followers, Function
 from edgeq.tune.recover.gates import Gate
-from edgeq.tune.recover.grid import rounded
 from edgeq.tune.recover.layers import Floats
-from edgeq.tune.recover.nonlinear import range_behind
+from edgeq.tune.recover.nonlinear import params_over, range_behind
 from edgeq.tune.recover.sampled_values import channel_extrema, drawn_rows
 from edgeq.tune.recover.scaling import Weights
 
-# How far the range of y' reaches below zero for each unit above it: what is tried.
+# Candidates for the ratio of the range of y' below zero to that above.
 _BALANCES = (0.25, 0.5, 1.0, 2.0)
 _SMALLEST = 1e-3
 
@@ -36,7 +34,7 @@ class Plan:
     """What splitting a gate would do.
 
     Attributes:
-        now, then: expected squared error of x, as its readers weigh it, over the expected square.
+        now, then: expected squared error of x, weighted by its readers, over the expected square.
         factor: float64 [channels], k.
         value: range of y'.
     """
@@ -49,8 +47,7 @@ class Plan:
 
 
 def plan_gates(
-    model: onnx.ModelProto,
-    source: Path,
+    prepared: PreparedModel,
     gates: Sequence[Gate],
     samples: Samples,
     statistics: Statistics,
@@ -60,15 +57,19 @@ def plan_gates(
     """Simulate each gate as it is and split, on values of y drawn from some samples.
 
     Args:
-        model: with weights; `source` is its file.
-        statistics: of `model`.
+        gates: of the prepared model.
+        statistics: of the prepared model.
+        grid: the integers of activations.
+
+    Raises:
+        EdgeqError: ONNX Runtime refuses a sample.
     """
     # A Conv, or a Gemm of two axes: channels are the second axis.
     axes = {gate.layer.output: 1 for gate in gates}
-    extrema = channel_extrema(source, axes, samples, progress)
-    drawn = drawn_rows(model, source, axes, samples)
-    followers = Followers(model)
-    weights = Weights(model)
+    extrema = channel_extrema(prepared, axes, samples, progress)
+    drawn = drawn_rows(prepared, axes, samples)
+    followers = Followers(prepared.model)
+    weights = Weights(prepared.model)
     plans = []
     for gate in gates:
         product = followers.function(gate.follower)
@@ -85,7 +86,7 @@ def plan_gates(
 
 
 def worth_it(plans: Sequence[Plan], share: float) -> tuple[Plan, ...]:
-    """The plans to carry out: the greatest gain first, while it is more than `share` of the error that is left."""
+    """The plans with the greatest gains, while a gain is more than `share` of the sum of errors that is left."""
     left = sum(plan.now for plan in plans)
     chosen = []
     for plan in sorted(plans, key=lambda p: p.then - p.now):
@@ -104,9 +105,9 @@ def _simulate(
     x = y * g
     power = float(((x**2) @ weight).mean())
     span = Range(min(float(g.min()), 0.0), max(float(g.max()), 0.0))
-    rounded_gate = rounded(g, span, grid)
-    product = rounded(y, now, grid) * rounded(opening(rounded(y, now, grid)).reshape(y.shape), span, grid)
-    error_now = float(((rounded(product, _span(x), grid) - x) ** 2 @ weight).mean())
+    rounded_gate = _rounded(g, span, grid)
+    product = _rounded(y, now, grid) * _rounded(opening(_rounded(y, now, grid)).reshape(y.shape), span, grid)
+    error_now = float(((_rounded(product, _span(x), grid) - x) ** 2 @ weight).mean())
     above = np.maximum(extrema.maximum.astype(np.float64), 0.0)
     below = np.minimum(np.maximum(-extrema.minimum.astype(np.float64), 0.0), _closed_below(opening, extrema, span))
     best: Plan | None = None
@@ -118,13 +119,19 @@ def _simulate(
         high = float((above / factor).max())
         low = float(min(balance * high if gate.readers else np.inf, (below / factor).max()))
         value = Range(-low, high)
-        made = rounded(y / factor, value, grid) * rounded_gate
-        error = float((((rounded(made, _span(x / factor), grid) * factor - x) ** 2) @ weight).mean())
+        made = _rounded(y / factor, value, grid) * rounded_gate
+        error = float((((_rounded(made, _span(x / factor), grid) * factor - x) ** 2) @ weight).mean())
         plan = Plan(gate, _over(error_now, power), _over(error, power), factor, value)
         if best is None or plan.then < best.then:
             best = plan
     assert best is not None
     return best
+
+
+def _rounded(values: Floats, chosen: Range, grid: Grid) -> Floats:
+    """Values quantized over a range and dequantized; zeros for an empty range."""
+    params = params_over(chosen, grid)
+    return np.asarray(params.fake_quant(values) if params.scale else np.zeros(values.shape), np.float64)
 
 
 def _closed_below(opening: Function, extrema: ChannelExtrema, span: Range) -> float:

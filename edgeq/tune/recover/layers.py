@@ -1,4 +1,4 @@
-"""Layers with constant weights as what they are: a matrix times patches of their input, for each group of channels.
+"""Layers with constant weights as one matrix product: weights times patches of the input, for each group of channels.
 
 Conv, Gemm and MatMul all compute  y[g, m] = sum_k W[g, m, k] x[g, k] + b[g, m]  at every position, where x[g] is what
 one output position reads of the input: channels of the group times kernel for a Conv, one row for Gemm and MatMul.
@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
+
+from edgeq.graph.query import attributes, is_op, name_of, node_input
 
 Floats = NDArray[np.float64]
 
@@ -24,12 +26,12 @@ class Layer:
 
     Attributes:
         name, op_type: of the node.
-        source, output: the tensors that it reads and makes.
+        source, output: the tensors that it reads and computes.
         weight, bias: initializers; `bias` is "" where there is none.
         shape: of the weight.
         groups: 1 but for a grouped Conv.
         transposed: whether the weight is stored as [k, m] (MatMul, and Gemm without transB).
-        attributes: of the node.
+        attributes: of the node, as `edgeq.graph.query.attributes` gives them.
     """
 
     name: str
@@ -69,7 +71,7 @@ class Layer:
         return np.ascontiguousarray(flat.T) if self.transposed else flat.reshape(self.shape)
 
     def patches(self, values: NDArray[Any], limit: int, random: np.random.Generator) -> NDArray[np.float32]:
-        """What output positions read of an input tensor.
+        """The patches of an input tensor: what its output positions read of it.
 
         Args:
             values: the tensor `source`, batch included.
@@ -121,7 +123,7 @@ def conv_geometry(
     dims = len(kernel)
     strides = list(attributes.get("strides", [1] * dims))
     dilations = list(attributes.get("dilations", [1] * dims))
-    auto = attributes.get("auto_pad", b"NOTSET").decode()
+    auto = attributes.get("auto_pad", "NOTSET")
     if auto in ("SAME_UPPER", "SAME_LOWER"):
         pads = []
         for size, k, s, d in zip(sizes, kernel, strides, dilations, strict=True):
@@ -133,44 +135,49 @@ def conv_geometry(
     return strides, dilations, list(zip(flat[:dims], flat[dims:], strict=True))
 
 
-def find_layers(model: onnx.ModelProto) -> tuple[Layer, ...]:
+def find_layers(model: ir.Model) -> tuple[Layer, ...]:
     """The main graph's layers with constant float weights, in the order of the graph.
 
     Left out are a Gemm with transA, alpha, beta or a bias that differs from row to row, and a MatMul whose weight is
     not a matrix.
     """
-    constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    found = []
-    for node in model.graph.node:
-        if node.op_type not in ("Conv", "Gemm", "MatMul") or node.domain not in ("", "ai.onnx") or len(node.input) < 2:
-            continue
-        weight = constants.get(node.input[1])
-        if weight is None or weight.data_type != onnx.TensorProto.FLOAT or node.input[0] in constants:
-            continue
-        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        plain = not attributes.get("transA") and attributes.get("alpha", 1.0) == attributes.get("beta", 1.0) == 1.0
-        if not plain or (node.op_type != "Conv" and len(weight.dims) != 2):
-            continue
-        bias = node.input[2] if len(node.input) > 2 else ""
-        if bias and bias not in constants:
-            continue
-        layer = Layer(
-            node.name,
-            node.op_type,
-            node.input[0],
-            node.output[0],
-            node.input[1],
-            bias,
-            tuple(weight.dims),
-            attributes.get("group", 1),
-            node.op_type == "MatMul" or (node.op_type == "Gemm" and not attributes.get("transB")),
-            attributes,
-        )
-        if not bias or _per_output(constants[bias].dims, layer.outputs):
-            found.append(layer)
-    return tuple(found)
+    layers = (_layer(node) for node in model.graph if is_op(node, "Conv", "Gemm", "MatMul"))
+    return tuple(layer for layer in layers if layer is not None)
 
 
-def _per_output(dims: Sequence[int], outputs: int) -> bool:
-    """Whether a bias has one number for each output, or one for all."""
-    return math.prod(dims) == 1 or (math.prod(dims) == outputs and dims[-1] == outputs)
+def _layer(node: ir.Node) -> Layer | None:
+    source, weight, bias = (node_input(node, place) for place in range(3))
+    matrix = initializer(weight)
+    if source is None or source.is_initializer() or matrix is None or matrix.dtype != ir.DataType.FLOAT:
+        return None
+    options = attributes(node)
+    plain = not options.get("transA") and options.get("alpha", 1.0) == options.get("beta", 1.0) == 1.0
+    shape = tuple(matrix.shape.numpy())
+    if not plain or (node.op_type != "Conv" and len(shape) != 2):
+        return None
+    added = initializer(bias)
+    if bias is not None and added is None:
+        return None
+    layer = Layer(
+        node.name or "",
+        node.op_type,
+        name_of(source),
+        name_of(node.outputs[0]),
+        name_of(weight),
+        name_of(bias),
+        shape,
+        options.get("group", 1),
+        node.op_type == "MatMul" or (node.op_type == "Gemm" and not options.get("transB")),
+        options,
+    )
+    return layer if added is None or _per_output(added.shape.numpy(), layer.outputs) else None
+
+
+def initializer(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """The tensor of an initializer that nothing can override; None for any other value."""
+    return value.const_value if value is not None and value.is_initializer() and not value.is_graph_input() else None
+
+
+def _per_output(shape: Sequence[int], outputs: int) -> bool:
+    """Whether a bias of this shape has one number for each output, or one for all."""
+    return math.prod(shape) == 1 or (math.prod(shape) == outputs and shape[-1] == outputs)

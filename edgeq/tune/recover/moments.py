@@ -1,31 +1,28 @@
-"""First and second moments of what layers read, from one float pass over a few samples.
+"""First and second moments of the inputs of layers, from one float pass over a few samples.
 
-They are all that is needed to say what an error in the weights does to a layer's output: with dW the error, the output
-is off by dW x, on average dW E[x], with the covariance dW Cov[x] dW'.
+They determine what an error in the weights does to a layer's output: with dW the error, the output is off by dW x, on
+average dW E[x], with the covariance dW Cov[x] dW'.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
-from edgeq.calibrate.instrumented import InstrumentedModel
 from edgeq.data.samples import Samples
-from edgeq.graph.convert import from_proto
-from edgeq.model.load import load_model
+from edgeq.model.prepare import PreparedModel
 from edgeq.progress import SILENT, Progress
 from edgeq.tune.recover.layers import Floats, Layer
+from edgeq.tune.recover.sampled_values import spread, tensor_values
 
 MEMORY = 2**29
-"""Bytes that moments may take at once; more layers are seen to in several passes."""
+"""Bytes that moments may take at once; more layers take several passes."""
 LARGEST = 2**26
 """Entries of a layer's second moment (groups x taps^2). A layer with more is left out: half a gigabyte."""
 SAMPLES = 32
@@ -33,7 +30,7 @@ _PATCHES_PER_TAP = 4
 _FEWEST, _MOST = 512, 8192
 _STORED = 2**23
 _HELD = 2**20
-"""Bytes of patches of a layer that wait to be multiplied."""
+"""Bytes of patches of a layer that are collected before they are multiplied."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +49,7 @@ class Moments:
 
 
 def layer_moments(
-    model: Path,
+    prepared: PreparedModel,
     layers: Sequence[Layer],
     samples: Samples,
     *,
@@ -66,11 +63,14 @@ def layer_moments(
     Positions are drawn at random with a fixed seed, about four patches for each tap over all samples.
 
     Args:
-        model: the float model that the layers belong to.
+        prepared: the float model that the layers belong to.
         count: samples at most, spread over all there are.
         memory: bytes for the moments of one pass.
-        store: a folder where moments of this very model and samples are kept, unless they are very large; found there,
-            they are not computed again.
+        store: a folder where moments of this model on these samples are kept, unless they are very large; those found
+            there are not computed again.
+
+    Raises:
+        DataError: ONNX Runtime refuses a sample.
     """
     if store is not None:
         store.mkdir(exist_ok=True)
@@ -80,16 +80,16 @@ def layer_moments(
         layers = [layer for layer in layers if layer not in kept]
     if not layers:
         return
-    graph = load_model(model, external_data="none")
     fitting = [layer for layer in layers if layer.groups * layer.taps**2 <= LARGEST]
     partitions = list(_partitions(fitting, memory))
-    with progress.stage("moments of the layers' inputs", len(partitions) * min(count, len(samples))) as advance:
+    total = min(count, len(samples))
+    with progress.stage("moments of the layers' inputs", len(partitions) * total) as advance:
         for partition in partitions:
             sums = {layer.name: _Sums(layer) for layer in partition}
-            runs = _runs(graph, model, partition, samples, count)
-            for seen, total, values in runs:
+            sources = [layer.source for layer in partition]
+            for number, values in enumerate(tensor_values(prepared, sources, spread(samples, count))):
                 for layer in partition:
-                    random = np.random.default_rng([seen, layer.taps])
+                    random = np.random.default_rng([number, layer.taps])
                     sums[layer.name].add(values[layer.source], total, random)
                 advance(1)
             for layer in partition:
@@ -160,24 +160,3 @@ def _partitions(layers: Sequence[Layer], memory: int) -> Iterator[list[Layer]]:
         held += needed
     if partition:
         yield partition
-
-
-def _runs(
-    graph: onnx.ModelProto, path: Path, layers: Sequence[Layer], samples: Samples, count: int
-) -> Iterator[tuple[int, int, Mapping[str, NDArray[Any]]]]:
-    """(number, how many there will be, input tensors by name) for each sample."""
-    given = {i.name for i in graph.graph.input}
-    names = list(dict.fromkeys(layer.source for layer in layers if layer.source not in given))
-    session = InstrumentedModel(from_proto(graph, path.parent), names, keep_layout=names) if names else None
-    total = min(count, len(samples))
-    for number, sample in enumerate(spread(samples, count)):
-        values = dict(sample.inputs)
-        if session is not None:
-            values.update(zip(names, session.run(sample.inputs, sample.name), strict=True))
-        yield number, total, values
-
-
-def spread(samples: Samples, count: int) -> Iterator[Any]:
-    """At most `count` of the samples, at even distances."""
-    step = max(1, len(samples) // count)
-    return itertools.islice(iter(samples), 0, min(len(samples), step * count), step)

@@ -1,32 +1,41 @@
-"""Ranges for tensors that a non-linear function follows: the least error behind the function, not before it.
+"""Ranges of tensors before a non-linear function: the least error behind the function, not before it.
 
-A convolution in front of SiLU may reach from -139 to 23, and SiLU makes nothing of all that is below -8. Steps spent
+A convolution before SiLU may reach from -139 to 23, and SiLU maps all that is below -8 to nearly zero. Steps spent
 there are wasted. So the range is searched that minimises, over the histogram of the tensor,
 
     sum over bins  count * sum over ends (f(quantized centre) - f(centre))^2
 
-where f is whatever follows element by element (`elementwise`). Nothing is known of the names of activations.
+where f is whatever follows element by element (`elementwise`), under whatever operator names.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 
 from edgeq.calibrate.linear import linear_of
 from edgeq.calibrate.methods.mse import COARSE, REFINEMENTS
 from edgeq.calibrate.range_method import Grid
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.statistics import TensorStatistics
+from edgeq.graph.quant_params import QuantParams
 from edgeq.tune.recover.elementwise import Function
-from edgeq.tune.recover.grid import Floats, levels, steps
+from edgeq.tune.recover.layers import Floats
 
 _MOST_BINS = 1024
-"""Bins of the histogram that are looked at; the finest are joined until there are no more."""
+"""Bins of the histogram that are evaluated; the finest are joined until there are no more."""
+
+
+def params_over(chosen: Range, grid: Grid) -> QuantParams:
+    """Scale (float64) and zero point with which a range is mapped to the integers of a grid."""
+    signed = grid.least < 0
+    dtype = ir.DataType.INT8 if signed else ir.DataType.UINT8
+    return QuantParams.from_range(chosen.low, chosen.high, dtype, symmetric=grid.symmetric, narrow=signed)
 
 
 def range_behind(tensor: TensorStatistics, function: Function, grid: Grid) -> Range | None:
     """The range of `tensor` with the least expected squared error behind `function`; None where the function is not
-    finite (a logarithm, a reciprocal) and no error can be told.
+    finite (a logarithm, a reciprocal) and the error is undefined.
 
     Args:
         grid: the integers that the range is mapped to.
@@ -83,7 +92,9 @@ def _bins(tensor: TensorStatistics) -> tuple[Floats, Floats]:
 
 def _error(centres: Floats, counts: Floats, wanted: Floats, function: Function, chosen: Range, grid: Grid) -> float:
     """The summed squared error. The function is evaluated once for each integer, not for each bin."""
-    made = function(levels(chosen, grid))[:, steps(centres, chosen, grid)]
+    params = params_over(chosen, grid)
+    levels = params.dequantize(np.arange(params.low, params.high + 1))
+    made = function(levels)[:, params.quantize(centres).astype(np.intp) - params.low]
     if not np.isfinite(made).all():
         return np.inf
     return float(((made - wanted) ** 2 @ counts).sum())

@@ -1,58 +1,75 @@
-"""Values of tensors, channel by channel, from samples."""
+"""Values of tensors of a float model on some samples."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
-import onnx
+from numpy.typing import NDArray
 
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.instrumented import InstrumentedModel
 from edgeq.calibrate.statistics import ChannelExtrema
-from edgeq.data.samples import Samples
-from edgeq.graph.convert import from_proto
-from edgeq.model.load import read_model
+from edgeq.data.samples import Sample, Samples
+from edgeq.graph.query import name_of
+from edgeq.model.prepare import PreparedModel
 from edgeq.progress import Progress
 from edgeq.tune.recover.layers import Floats
-from edgeq.tune.recover.moments import spread
 
 _SAMPLES, _POSITIONS = 16, 256
 
 
+def spread(samples: Samples, count: int) -> Iterator[Any]:
+    """At most `count` of the samples, at even distances."""
+    step = max(1, len(samples) // count)
+    return itertools.islice(iter(samples), 0, min(len(samples), step * count), step)
+
+
+def tensor_values(
+    prepared: PreparedModel, tensors: Iterable[str], samples: Iterable[Sample]
+) -> Iterator[Mapping[str, NDArray[Any]]]:
+    """For each sample, the values of `tensors` and of the model's inputs by name.
+
+    Raises:
+        DataError: ONNX Runtime refuses a sample.
+    """
+    inputs = {name_of(value) for value in prepared.model.graph.inputs}
+    names = [name for name in dict.fromkeys(tensors) if name not in inputs]
+    model = InstrumentedModel(prepared.model, names, keep_layout=names) if names else None
+    for sample in samples:
+        values = dict(sample.inputs)
+        if model is not None:
+            values.update(zip(names, model.run(sample.inputs, sample.name), strict=True))
+        yield values
+
+
 def channel_extrema(
-    source: Path, axes: Mapping[str, int], samples: Samples, progress: Progress
+    prepared: PreparedModel, axes: Mapping[str, int], samples: Samples, progress: Progress
 ) -> Mapping[str, ChannelExtrema]:
     """Smallest and largest value of each channel of tensors, over all samples.
 
     Args:
-        axes: tensor → where its channels are among its axes.
+        axes: tensor → its channel axis.
     """
-    statistics = collect(read_model(source), samples, list(axes), channels=axes, progress=progress)
+    statistics = collect(prepared.model, samples, list(axes), channels=axes, progress=progress)
     found = {}
     for name, tensor in statistics.tensors.items():
-        assert tensor.channels is not None, "extrema were asked for"
+        assert tensor.channels is not None, "extrema were requested"
         found[name] = tensor.channels
     return found
 
 
-def drawn_rows(model: onnx.ModelProto, source: Path, axes: Mapping[str, int], samples: Samples) -> Mapping[str, Floats]:
-    """Tensor → float64 [rows, channels], from some positions of some samples.
+def drawn_rows(prepared: PreparedModel, axes: Mapping[str, int], samples: Samples) -> Mapping[str, Floats]:
+    """Tensor → float64 [rows, channels], from random positions of some samples, the same in each call.
 
     Args:
-        model: with its weights, or without those that are external; `source` is its file.
-        axes: tensor → where its channels are among its axes.
+        axes: tensor → its channel axis.
     """
-    given = {value.name for value in model.graph.input}
-    names = [name for name in axes if name not in given]
-    observed = InstrumentedModel(from_proto(model, source.parent), names, keep_layout=names) if names else None
     drawn: dict[str, list[Floats]] = {name: [] for name in axes}
-    for number, sample in enumerate(spread(samples, _SAMPLES)):
+    for number, values in enumerate(tensor_values(prepared, axes, spread(samples, _SAMPLES))):
         random = np.random.default_rng(number)
-        values = dict(sample.inputs)
-        if observed is not None:
-            values.update(zip(names, observed.run(sample.inputs, sample.name), strict=True))
         for name, axis in axes.items():
             table = np.moveaxis(values[name], axis, -1).reshape(-1, values[name].shape[axis])
             places = random.choice(len(table), min(len(table), _POSITIONS), replace=False)

@@ -1,64 +1,51 @@
-"""Scaling channels of a tensor and taking the scaling back in the weights of whoever reads it, in an ONNX graph.
+"""Scaling the channels of a tensor, undone in the weights of the layers that read it.
 
-If every channel c of a tensor is divided by k[c] where it is made and the weights that read channel c are multiplied
-by k[c], the network computes what it did. In integers it does not: one scale for a tensor suits channels of one size.
+If every channel c of a tensor is divided by k[c] by the layer that computes it and the weights that read channel c are
+multiplied by k[c], the network computes the same. In integers it does not: one scale for a tensor suits channels of one
+magnitude.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import numpy as np
-import onnx
-from numpy.typing import NDArray
-from onnx import numpy_helper
+import onnx_ir as ir
 
+from edgeq.graph.edit import set_constant
+from edgeq.graph.query import read_count
 from edgeq.tune.recover.layers import Floats, Layer
-from edgeq.tune.recover.uses import uses
 
 
 class Weights:
-    """The constants of a model, to be read and replaced in place."""
+    """The weights of a model's layers, read and changed in place: give it a model that may be edited."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self._model = model
-        self._constants = {tensor.name: tensor for tensor in model.graph.initializer}
-        self._uses = uses(model)
+    def __init__(self, model: ir.Model) -> None:
+        self._initializers = model.graph.initializers
 
-    def array(self, name: str) -> NDArray[Any]:
-        return numpy_helper.to_array(self._constants[name])
+    def array(self, name: str) -> Floats:
+        """The values of an initializer, as float64 of its shape."""
+        tensor = self._initializers[name].const_value
+        assert tensor is not None
+        return np.asarray(tensor.numpy(), np.float64)
 
     def alone(self, *names: str) -> bool:
-        """Whether each of these constants ("" for none) is read once only."""
-        return all(self._uses[name] <= 1 for name in names if name)
+        """Whether each of these initializers ("" for none) is read once only."""
+        return all(read_count(self._initializers[name]) <= 1 for name in names if name)
 
-    def replace(self, name: str, values: NDArray[Any]) -> None:
-        """Other values of the same type."""
-        old = self._constants[name]
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(old.data_type)
-        old.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(values, dtype), name))
-
-    def add(self, name: str, values: NDArray[Any]) -> str:
-        """A new constant, float32; the name that it got."""
-        while name in self._constants:
-            name += "_"
-        tensor = numpy_helper.from_array(np.ascontiguousarray(values, np.float32), name)
-        self._model.graph.initializer.append(tensor)
-        self._constants[name] = self._model.graph.initializer[-1]
-        self._uses[name] += 1
-        return name
+    def replace(self, name: str, values: Floats) -> None:
+        """Give an initializer other values; its element type stays."""
+        set_constant(self._initializers[name], values)
 
     def scaled_outputs(self, layer: Layer, factor: Floats) -> tuple[Floats, Floats | None]:
         """(weight, bias) of a layer with output channels multiplied by `factor` [outputs]."""
-        rows = layer.rows(self.array(layer.weight).astype(np.float64))
-        weight = layer.unrows(rows * factor.reshape(layer.groups, -1, 1))
+        weight = layer.unrows(self.rows(layer) * factor.reshape(layer.groups, -1, 1))
         # A Gemm may add one number to all outputs.
-        bias = self.array(layer.bias).astype(np.float64).ravel() * factor if layer.bias else None
+        bias = self.array(layer.bias).ravel() * factor if layer.bias else None
         return weight, bias
 
     def scale_inputs(self, layer: Layer, factor: Floats) -> None:
-        """Multiply what a layer makes of its input channels by `factor` [input channels]."""
+        """Multiply the weights that read each input channel by `factor` [input channels]."""
         self.replace(layer.weight, layer.unrows(self.rows(layer) * spread_over_taps(layer, factor)))
 
     def input_importance(self, layer: Layer) -> Floats:
@@ -67,8 +54,8 @@ class Weights:
         return np.asarray(squares.reshape(input_channels(layer), -1).sum(1), np.float64)
 
     def rows(self, layer: Layer) -> Floats:
-        """The weights as [groups, outputs per group, taps]."""
-        return np.asarray(layer.rows(self.array(layer.weight).astype(np.float64)), np.float64)
+        """The weights as float64 [groups, outputs per group, taps]."""
+        return np.asarray(layer.rows(self.array(layer.weight)), np.float64)
 
 
 def input_channels(layer: Layer) -> int:
@@ -82,12 +69,14 @@ def spread_over_taps(layer: Layer, factor: Floats) -> Floats:
     return np.asarray(np.repeat(factor, repeats).reshape(layer.groups, 1, layer.taps), np.float64)
 
 
-def only_layers(
-    nodes: Sequence[onnx.NodeProto], tensor: str, maker: Layer, layers: Mapping[str, Layer]
-) -> tuple[Layer, ...]:
-    """The layers that these nodes are, if all are layers that read `tensor` as their data, its channels on the axis on
-    which `maker` gives them; else none."""
-    found = [layers.get(node.name) for node in nodes]
+def only_layers(nodes: Iterable[ir.Node], tensor: str, maker: Layer, layers: Mapping[str, Layer]) -> tuple[Layer, ...]:
+    """The layers of these nodes, if each is a layer that reads `tensor` as its data, with the channels on the axis on
+    which `maker` computes them; else none.
+
+    Args:
+        layers: of the model, by name.
+    """
+    found = [layers.get(node.name or "") for node in nodes]
     same = [layer for layer in found if layer is not None and layer.source == tensor and _same_axis(layer, maker)]
     return tuple(same) if len(same) == len(found) else ()
 

@@ -1,11 +1,11 @@
-"""How much each unit's own error matters at the outputs, from a handful of samples and a few sessions.
+"""How much each unit's own error changes the outputs, from a few samples and a few sessions.
 
-`edgeq.measure.effects` has the method: every layer of the quantized model is fed the float model's tensors, so that its
-own error shows; the float model is run once for each unit with that unit's errors added where they arise. What the
-outputs change is the unit's noise in context.
+The method is that of `edgeq.measure.effects`: every layer of the quantized model is fed the float model's tensors, so
+that only its own error remains; the float model is run once for each unit with that unit's errors added where they
+arise. The change of the outputs is the unit's noise.
 
-Powers of independent errors add up, so the noise of the units on their own tells what is gained by keeping one in
-float. Leaving each layer out of quantization in turn would need a build and a session each.
+Powers of independent errors add up, so the noise of a unit is what keeping it in float gains. Leaving each layer out of
+quantization in turn would need a build and a session each.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from edgeq.backends import Artifact
 from edgeq.data.samples import Samples
-from edgeq.graph.convert import to_proto
 from edgeq.graph.index import GraphIndex
 from edgeq.measure.effects import group_effects
 from edgeq.measure.inference import Outputs
@@ -32,7 +31,7 @@ from edgeq.progress import SILENT, Progress
 from edgeq.tune.recover.units import Unit, find_units
 
 SAMPLES = 4
-# Outputs with at least so many rows are judged column by column: a column may be a coordinate or a score.
+# Outputs with at least so many rows are compared column by column: a column may be a coordinate or a score.
 _ROWS = 64
 
 
@@ -41,7 +40,7 @@ class LayerSensitivity:
     """One unit's share of the output noise.
 
     Attributes:
-        unit: what it is about; `unit.nodes` is what to exclude.
+        unit: of the float model; `unit.nodes` are the names to exclude.
         noise: power of the change at the outputs over the outputs' power, mean over outputs and their columns.
     """
 
@@ -50,7 +49,7 @@ class LayerSensitivity:
 
     @property
     def sqnr_db(self) -> float:
-        """Of the outputs, if nothing else were quantized."""
+        """SQNR of the outputs in dB, if nothing else were quantized."""
         return -10 * math.log10(self.noise) if self.noise > 0 else math.inf
 
 
@@ -67,7 +66,7 @@ def rank_layers(
 
     Args:
         prepared: the float model that `artifact` was made from, in whatever format.
-        count: samples to take, evenly spread.
+        count: samples to use, evenly spread.
         memory: bytes that fetched tensors may take at once.
 
     Raises:
@@ -76,7 +75,7 @@ def rank_layers(
     source, quantized = GraphIndex(prepared.model), GraphIndex(read_model(artifact.model))
     matches = floats_only(source, match_activations(source, quantized), artifact.settings())
     matched = {match.name for match in matches}
-    units = find_units(to_proto(source.model), {node.op_type for node in source.graph})
+    units = find_units(prepared.model)
     groups = {unit.name: [tensor for tensor in unit.tensors if tensor in matched] for unit in units}
     found = group_effects(
         source,
@@ -100,17 +99,18 @@ def rank_layers(
 
 @dataclass
 class Columns:
-    """Noise over signal of outputs, each column of a table by itself: a box weighs as much as a score."""
+    """Noise over signal of outputs, each column of a table by itself: a box counts as much as a score."""
 
     _noise: dict[str, list[NDArray[np.float64]]] = field(default_factory=dict)
     _signal: dict[str, list[NDArray[np.float64]]] = field(default_factory=dict)
 
     def update(self, reference: Outputs, candidate: Outputs) -> None:
+        """Add one sample's outputs; those that are not numbers are left out."""
         for name, plain in reference.items():
             if plain.dtype.kind not in "biuf":
                 continue
             signal, changed = np.asarray(plain, np.float64), np.asarray(candidate[name], np.float64)
-            # An output whose size depends on the values and that has changed its size is wholly wrong.
+            # An output whose size depends on the values and has changed counts as entirely wrong.
             with np.errstate(invalid="ignore"):
                 noise = changed - signal if changed.shape == signal.shape else signal
             finite = np.isfinite(noise) & np.isfinite(signal)
@@ -129,7 +129,7 @@ class Columns:
 
 
 def columns(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Power of an output, column by column where it has many rows: a column may be a coordinate or a score."""
+    """Sum of squares of an output, by column where it has many rows: a column may be a coordinate or a score."""
     squares = values**2
     if values.ndim > 1 and values.size // max(1, values.shape[-1]) >= _ROWS:
         return np.asarray(squares.reshape(-1, values.shape[-1]).sum(0))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
-import onnx
+import onnx_ir as ir
 
+from edgeq.graph.query import name_of
 from edgeq.tune.recover.elementwise import Followers
 from edgeq.tune.recover.layers import find_layers
 
@@ -18,8 +18,8 @@ class Unit:
     Attributes:
         name: of the first node, which is the layer if there is one.
         nodes: names.
-        tensors: what the nodes make, in order.
-        reads: tensors that come from outside, constants left out.
+        tensors: what the nodes compute, in order.
+        reads: tensors that other nodes compute, and graph inputs; no constants.
     """
 
     name: str
@@ -28,24 +28,22 @@ class Unit:
     reads: tuple[str, ...]
 
 
-def find_units(model: onnx.ModelProto, types: Collection[str]) -> tuple[Unit, ...]:
-    """Units of the main graph in its order, each with a node of one of `types`, the operators that are quantized."""
+def find_units(model: ir.Model) -> tuple[Unit, ...]:
+    """All nodes of the main graph in units, in the order of their first nodes."""
     followers = Followers(model)
-    constants = {tensor.name for tensor in model.graph.initializer}
-    claimed: dict[str, str] = {}
+    unit_of: dict[str | None, str] = {}
     for layer in find_layers(model):
-        claimed[layer.name] = layer.name
+        unit_of[layer.name] = layer.name
         for node in followers.of(layer.output).nodes:
-            claimed.setdefault(node.name, layer.name)
-    members: dict[str, list[onnx.NodeProto]] = {}
-    for node in model.graph.node:
-        members.setdefault(claimed.get(node.name, node.name), []).append(node)
-    found = []
-    for name, nodes in members.items():
-        if not any(node.op_type in types for node in nodes):
-            continue
-        made = tuple(tensor for node in nodes for tensor in node.output if tensor)
-        read = dict.fromkeys(tensor for node in nodes for tensor in node.input if tensor)
-        outside = tuple(tensor for tensor in read if tensor not in constants and tensor not in made)
-        found.append(Unit(name, tuple(node.name for node in nodes), made, outside))
-    return tuple(found)
+            unit_of.setdefault(node.name, layer.name)
+    members: dict[str, list[ir.Node]] = {}
+    for node in model.graph:
+        members.setdefault(unit_of.get(node.name, node.name or ""), []).append(node)
+    return tuple(_unit(name, nodes) for name, nodes in members.items())
+
+
+def _unit(name: str, nodes: list[ir.Node]) -> Unit:
+    tensors = [name_of(value) for node in nodes for value in node.outputs if value.name]
+    inputs = dict.fromkeys(value for node in nodes for value in node.inputs if value is not None)
+    reads = [name_of(value) for value in inputs if not value.is_initializer() and name_of(value) not in tensors]
+    return Unit(name, tuple(node.name or "" for node in nodes), tuple(tensors), tuple(reads))

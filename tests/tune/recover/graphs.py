@@ -1,4 +1,4 @@
-"""Random small graphs, with what strangers' models have: shared weights, several readers, tensors that are outputs too,
+"""Random small graphs, with what users' models have: shared weights, several readers, tensors that are outputs too,
 bodies that read from outside, layers without bias, grouped ones, of zero to three spatial axes."""
 
 from __future__ import annotations
@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from edgeq.graph.convert import to_proto
+from edgeq.graph.query import name_of
 from tests.tune.recover.nets import Net
 
 CHANNELS = 4
@@ -20,9 +23,7 @@ _OTHERS = ("relu", "leaky relu", "clip", "silu", "gelu", "hard swish", "square",
 
 
 @st.composite
-def nets(
-    draw: Any, *, axes: int | None = None, chain: tuple[str, ...] = ()
-) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+def nets(draw: Any, *, axes: int | None = None, chain: tuple[str, ...] = ()) -> tuple[ir.Model, dict[str, np.ndarray]]:
     """(model, inputs). All tensors have the shape of the input: [N, 4, 5 ...] with `axes` spatial axes.
 
     Args:
@@ -124,13 +125,13 @@ def _body(op_type: str, outer: str, name: str) -> onnx.GraphProto:
     return helper.make_graph([helper.make_node(op_type, [outer], [name], name=name)], name, [], [made])
 
 
-def tensors_of(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def tensors_of(model: ir.Model, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """All tensors of the main graph."""
-    from edgeq.graph.convert import from_proto, to_bytes
-    from edgeq.measure.instrument import with_outputs
     from edgeq.session import SessionSettings, open_session
 
-    names = [name for node in model.graph.node for name in node.output]
-    observed = with_outputs(from_proto(model), names)
-    session = open_session(to_bytes(observed), SessionSettings(optimization="none", intra_op_threads=1))
+    names = [name_of(value) for node in model.graph for value in node.outputs]
+    observed = to_proto(model)
+    present = {output.name for output in observed.graph.output}
+    observed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in present)
+    session = open_session(observed.SerializeToString(), SessionSettings(optimization="none", intra_op_threads=1))
     return {**feed, **dict(zip(names, session.run(names, feed), strict=True))}

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.calibrate.collect import collect
 from edgeq.data.samples import Sample
+from edgeq.graph.convert import from_proto, to_bytes
 from edgeq.hardware.target import Target, resolve
 from edgeq.model.load import model_digest, model_signature, read_model
 from edgeq.model.prepare import PreparedModel, prepare_model
@@ -73,7 +75,7 @@ class Net:
         gate = self.node("Sigmoid", [source], f"{name}_gate")
         return self.node("Mul", [source, gate], name)
 
-    def model(self, inputs: Mapping[str, Sequence[int]], outputs: Sequence[str]) -> onnx.ModelProto:
+    def model(self, inputs: Mapping[str, Sequence[int]], outputs: Sequence[str]) -> ir.Model:
         graph = helper.make_graph(
             self.nodes,
             "net",
@@ -82,7 +84,7 @@ class Net:
             self.weights,
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        return onnx.shape_inference.infer_shapes(model)
+        return from_proto(onnx.shape_inference.infer_shapes(model))
 
 
 @dataclass(frozen=True)
@@ -110,11 +112,17 @@ def few(count: int, shape: Sequence[int], *, name: str = "x", seed: int = 1, mea
     )
 
 
-def job_of(model: onnx.ModelProto, folder: Path, samples: FewSamples, *, prepare: bool = False) -> Job:
-    """A job whose model is taken as it is, or prepared as a user's is."""
+def prepared_of(model: ir.Model, folder: Path) -> PreparedModel:
+    """A prepared model that is taken as it is."""
     path = folder / "source.onnx"
-    path.write_bytes(model.SerializeToString())
-    prepared = PreparedModel(read_model(path), path, path, model_digest(path), model_signature(path), 17, ())
+    path.write_bytes(to_bytes(model))
+    return PreparedModel(read_model(path), path, path, model_digest(path), model_signature(path), 17, ())
+
+
+def job_of(model: ir.Model, folder: Path, samples: FewSamples, *, prepare: bool = False) -> Job:
+    """A job whose model is taken as it is, or prepared as a user's is."""
+    prepared = prepared_of(model, folder)
+    path = prepared.path
     if prepare:
         prepared = prepare_model(path, folder / "prepared")
     statistics = collect(prepared.model, samples, model_digest=prepared.digest)
@@ -125,15 +133,15 @@ def target() -> Target:
     return resolve("cpu-any")
 
 
-def run(model: onnx.ModelProto | Path, feed: Mapping[str, Any], **settings: Any) -> list[Any]:
+def run(model: ir.Model | Path, feed: Mapping[str, Any], **settings: Any) -> list[Any]:
     from edgeq.session import SessionSettings, open_session
 
-    source = model if isinstance(model, Path) else model.SerializeToString()
+    source = model if isinstance(model, Path) else to_bytes(model)
     settings.setdefault("intra_op_threads", 1)
     return list(open_session(source, SessionSettings(**settings)).run(None, dict(feed)))
 
 
-def noise_db(model: onnx.ModelProto | Path, other: Path, samples: FewSamples) -> float:
+def noise_db(model: ir.Model | Path, other: Path, samples: FewSamples) -> float:
     """SQNR of the first output over all samples."""
     pairs = [(run(model, sample.inputs)[0], run(other, sample.inputs)[0]) for sample in samples]
     return sqnr_db(np.stack([a for a, _ in pairs]), np.stack([b for _, b in pairs]))
@@ -144,7 +152,7 @@ def sqnr_db(reference: Any, other: Any) -> float:
     return float(10 * np.log10(np.square(np.asarray(reference, np.float64)).sum() / noise))
 
 
-def two_gates(channels: Callable[[int], Any] = lambda n: 1.0) -> onnx.ModelProto:
+def two_gates(channels: Callable[[int], Any] = lambda n: 1.0) -> ir.Model:
     """Conv, SiLU, Conv, SiLU, depthwise Conv, Conv: [1, 3, 12, 12] → [1, 4, 12, 12]."""
     net = Net()
     x = net.silu(net.conv("x", "first", 3, 8, channels=channels(8)), "first_act")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 import pytest
-from onnx import numpy_helper
 
 from edgeq.scheme import Scheme
 from edgeq.tune.recover.artifact import QuantizedFile
-from edgeq.tune.recover.layers import Layer, find_layers
+from edgeq.tune.recover.layers import find_layers
 from edgeq.tune.recover.run import Recoverer
+from edgeq.tune.recover.scaling import Weights
 from tests.tune.recover.nets import SCHEME, Net, few, job_of, run, target
 
 SCHEMES = {
@@ -45,16 +45,12 @@ def _net() -> Net:
     return net
 
 
-def _built(folder: Path, scheme: Scheme, net: Net | None = None) -> tuple[QuantizedFile, onnx.ModelProto, Path]:
+def _built(folder: Path, scheme: Scheme, net: Net | None = None) -> tuple[QuantizedFile, ir.Model, Path]:
     model = (net or _net()).model({"x": [1, 4, 6, 6]}, ["y"])
     job = job_of(model, folder, few(4, [1, 4, 6, 6]))
     state = Recoverer(job, target(), folder).state(scheme, [], folder / "q.onnx")
     assert state.artifact is not None
     return QuantizedFile.read(state.artifact.model), model, state.artifact.model
-
-
-def _weight(model: onnx.ModelProto, layer: Layer) -> np.ndarray:
-    return numpy_helper.to_array(next(t for t in model.graph.initializer if t.name == layer.weight))
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -63,12 +59,12 @@ def test_integers_stand_for_the_weights_and_biases(tmp_path: Path, name: str) ->
     found = file.integer_layers(find_layers(model))
     assert [f.layer.name for f in found] == ["grouped", "depthwise", "g_Gemm", "h_Gemm", "y_MatMul"]
     for integer in found:
-        rows = integer.layer.rows(_weight(model, integer.layer).astype(np.float64))
-        step = file.per_row(integer, integer.scale)
+        rows = Weights(model).rows(integer.layer)
+        step = integer.per_row(integer.params.scale)
         assert np.all(np.abs(rows - file.weight(integer) * step) <= 0.5001 * step)
-        assert bool(integer.bias) == bool(integer.layer.bias)
-        if integer.bias:
-            wanted = numpy_helper.to_array(next(t for t in model.graph.initializer if t.name == integer.layer.bias))
+        assert (integer.bias is not None) == bool(integer.layer.bias)
+        if integer.bias is not None:
+            wanted = Weights(model).array(integer.layer.bias)
             assert np.all(np.abs(file.bias(integer) - wanted) <= 0.5001 * integer.bias_scale)
         assert not integer.shared
 

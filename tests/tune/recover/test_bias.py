@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 import pytest
 
 from edgeq.progress import SILENT
@@ -13,14 +13,14 @@ from edgeq.tune.recover.artifact import QuantizedFile
 from edgeq.tune.recover.base import State
 from edgeq.tune.recover.elementwise import Followers
 from edgeq.tune.recover.layers import find_layers
-from edgeq.tune.recover.methods.bias_correction import BiasCorrection, _Look, shift_of, shrunk
+from edgeq.tune.recover.methods.bias_correction import BiasCorrection, _OutputView, shift_of, shrunk
 from edgeq.tune.recover.run import Recoverer
 from tests.tune.recover.nets import SCHEME, FewSamples, Net, few, job_of, noise_db, run, target, two_gates
 
 SHAPE = [1, 3, 10, 10]
 
 
-def _biased(folder: Path, model: onnx.ModelProto, samples: FewSamples, form: str) -> State:
+def _biased(folder: Path, model: ir.Model, samples: FewSamples, form: str) -> State:
     """A state whose integer weights are all rounded down, as rounding to zero would do to positive ones."""
     state = Recoverer(job_of(model, folder, samples), target(), folder).state(
         SCHEME.replace(format=form), [], folder / "plain.onnx"
@@ -33,7 +33,7 @@ def _biased(folder: Path, model: onnx.ModelProto, samples: FewSamples, form: str
     return state
 
 
-def _means(model: onnx.ModelProto, path: Path, samples: FewSamples) -> np.ndarray:
+def _means(model: ir.Model, path: Path, samples: FewSamples) -> np.ndarray:
     pairs = [(run(model, s.inputs)[0], run(path, s.inputs)[0]) for s in samples]
     return np.abs(np.mean([(b - a).mean((0, 2, 3)) for a, b in pairs], axis=0))
 
@@ -68,14 +68,14 @@ def test_the_last_layers_mean_is_the_float_models(tmp_path: Path) -> None:
     assert np.all(_means(model, better.artifact.model, samples) < 0.5 * (high - low) / 255)
 
 
-def _look(*nodes: tuple[str, list[str], str], limits: tuple[float, float] = (-np.inf, np.inf)) -> _Look:
+def _view(*nodes: tuple[str, list[str], str], limits: tuple[float, float] = (-np.inf, np.inf)) -> _OutputView:
     net = Net()
     net.conv("x", "c", 2, 2, 1)
     for op_type, inputs, output in nodes:
         net.node(op_type, inputs, output)
     model = net.model({"x": [1, 2, 3, 3]}, [nodes[-1][2] if nodes else "c_out"])
     followers = Followers(model)
-    return _Look(find_layers(model)[0], followers.function(followers.of("c_out")), limits)
+    return _OutputView(find_layers(model)[0], followers.function(followers.of("c_out")), limits)
 
 
 def _samples(count: int, shift: np.ndarray, spread: float = 1.0) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -93,30 +93,30 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_the_shift_is_what_was_added(function: str) -> None:
-    look = _look(*FUNCTIONS[function])
+    view = _view(*FUNCTIONS[function])
     shift = np.array([0.1, -0.05])
     floats, integers = _samples(4, shift)
-    wanted = np.stack([look.means(look.table(value)) for value in floats])
-    np.testing.assert_allclose(shift_of(look, wanted, integers), -shift, rtol=0.1)
+    wanted = np.stack([view.means(view.table(value)) for value in floats])
+    np.testing.assert_allclose(shift_of(view, wanted, integers), -shift, rtol=0.1)
 
 
 def test_what_is_clipped_away_counts_for_nothing() -> None:
-    look = _look(limits=(0.0, 6.0))
+    view = _view(limits=(0.0, 6.0))
     floats, integers = _samples(4, np.array([0.0, -0.5]))
     floats = [value - 10 for value in floats]
     integers = [value - 10 for value in integers]
-    wanted = np.stack([look.means(look.table(value)) for value in floats])
-    np.testing.assert_array_equal(shift_of(look, wanted, integers), 0)
+    wanted = np.stack([view.means(view.table(value)) for value in floats])
+    np.testing.assert_array_equal(shift_of(view, wanted, integers), 0)
 
 
 @pytest.mark.parametrize("op_type", ["Log", "Sqrt", "Reciprocal"])
 def test_functions_that_are_not_finite_shift_nothing(op_type: str) -> None:
-    look = _look((op_type, ["c_out"], "y"))
+    view = _view((op_type, ["c_out"], "y"))
     floats, integers = _samples(2, np.array([0.1, 0.1]))
     for value in (*floats, *integers):
         value[0, 0, 0, 0] = 0.0
-    wanted = np.stack([look.means(look.table(value)) for value in floats])
-    assert np.isfinite(shift_of(look, wanted, integers)).all()
+    wanted = np.stack([view.means(view.table(value)) for value in floats])
+    assert np.isfinite(shift_of(view, wanted, integers)).all()
 
 
 def test_chance_is_left_alone() -> None:
@@ -129,10 +129,10 @@ def test_chance_is_left_alone() -> None:
 
 
 def test_positions_are_the_same_in_tensors_of_one_shape_and_no_single_column() -> None:
-    look = _look()
+    view = _view()
     columns = np.broadcast_to(np.arange(512, dtype=np.float32), (1, 2, 512, 512))
-    table = look.table(columns)
-    np.testing.assert_array_equal(table, look.table(columns.copy()))
+    table = view.table(columns)
+    np.testing.assert_array_equal(table, view.table(columns.copy()))
     assert len(np.unique(table)) > 400
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgeq.graph.convert import to_proto
 from edgeq.tune.recover.costs import Costs, measure_costs, unit_of
 from edgeq.tune.recover.run import Recoverer
 from edgeq.tune.recover.units import find_units
@@ -76,10 +77,10 @@ def test_both_models_are_measured(tmp_path: Path, form: str) -> None:
     job = job_of(model, tmp_path, samples)
     state = Recoverer(job, target(), tmp_path).state(SCHEME.replace(format=form), [], tmp_path / "q.onnx")
     assert state.artifact is not None
-    units = find_units(model, {"Conv"})
+    units = find_units(model)
     feed = {name: np.asarray(value) for name, value in samples.samples[0].inputs.items()}
     made = measure_costs(
-        units, model, job.prepared.path, state.artifact.model, state.artifact.settings(threads=1), feed
+        units, to_proto(model), job.prepared.path, state.artifact.model, state.artifact.settings(threads=1), feed
     )
     names = [unit.name for unit in units]
     assert sorted(made.float_us) == sorted(made.int8_us) == sorted(names)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 from hypothesis import given, settings
 from onnx import helper
 
+from edgeq.graph.query import name_of, reads
 from edgeq.tune.recover.elementwise import Followers
 from tests.tune.recover.graphs import nets, tensors_of
 from tests.tune.recover.nets import Net
@@ -20,7 +20,7 @@ def test_the_function_is_what_the_model_makes(drawn: tuple) -> None:
     followers = Followers(model)
     for name, values in tensors.items():
         follower = followers.of(name)
-        found = followers.values(follower, values)
+        found = followers.function(follower)(values)
         assert len(found) == len(follower.ends)
         for end, made in zip(follower.ends, found, strict=True):
             np.testing.assert_allclose(made, tensors[end].ravel(), rtol=1e-4, atol=1e-5)
@@ -32,22 +32,13 @@ def test_all_that_others_read_is_an_end(drawn: tuple) -> None:
     """Without its ends, nothing of the rest of the model depends on the tensor: all nodes are followers."""
     model, _ = drawn
     followers = Followers(model)
-    for node in model.graph.node:
-        follower = followers.of(node.output[0])
-        inside = {id(n) for n in follower.nodes}
-        hidden = {node.output[0], *(n.output[0] for n in follower.nodes)} - set(follower.ends)
-        for other in model.graph.node:
-            if id(other) not in inside:
-                assert not hidden & _everything_named(other)
-        assert not hidden & {output.name for output in model.graph.output}
-
-
-def _everything_named(node: onnx.NodeProto) -> set[str]:
-    names = set(node.input)
-    for attribute in node.attribute:
-        for inner in attribute.g.node:
-            names |= _everything_named(inner)
-    return names
+    for node in model.graph:
+        follower = followers.of(name_of(node.outputs[0]))
+        hidden = {name_of(n.outputs[0]) for n in (node, *follower.nodes)} - set(follower.ends)
+        for other in model.graph:
+            if other not in follower.nodes:
+                assert not hidden & {name_of(value) for value in reads(other)}
+        assert not hidden & {output.name for output in model.graph.outputs}
 
 
 def _net(*nodes: tuple[str, list[str], str]) -> Followers:
@@ -71,7 +62,7 @@ def test_several_nodes_and_branches() -> None:
         ("Sigmoid", ["x"], "g"), ("Mul", ["g", "x"], "y"), ("Add", ["y", "half"], "w"), ("Add", ["y", "z"], "v")
     )
     found = followers.of("x")
-    assert [node.output[0] for node in found.nodes] == ["g", "y", "w"]
+    assert [node.outputs[0].name for node in found.nodes] == ["g", "y", "w"]
     assert found.ends == ("y",), "w is read by nobody"
 
 

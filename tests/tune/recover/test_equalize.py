@@ -6,11 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeq.model.load import load_model
+from edgeq.graph.edit import Editor, replace_value
+from edgeq.graph.index import GraphIndex
+from edgeq.graph.query import name_of
+from edgeq.model.load import read_model
 from edgeq.scheme import Scheme
 from edgeq.tune.recover.methods.cross_layer_equalization import (
     Channels,
@@ -42,7 +46,7 @@ def test_any_network_computes_what_it_did(drawn: tuple, seed: int) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * max(1.0, float(np.abs(a).max())))
 
 
-def _chain(*, scales: np.ndarray, between: str = "Relu", depthwise: bool = True) -> onnx.ModelProto:
+def _chain(*, scales: np.ndarray, between: str = "Relu", depthwise: bool = True) -> ir.Model:
     """Convolutions whose channels differ in size, as far as the next one takes it back."""
     net = Net()
     x = net.node(between, [net.conv("x", "first", 3, 8, 3, channels=scales)], "r", **_arguments(between))
@@ -71,7 +75,7 @@ def test_functions_that_do_not_commute_part_them(between: str) -> None:
     assert [pair.first.name for pair in find_pairs(_chain(scales=np.ones(8), between=between))] == ["depthwise"]
 
 
-def _clipped(low: float, high: float | None) -> onnx.ModelProto:
+def _clipped(low: float, high: float | None) -> ir.Model:
     """Conv with uneven channels, Clip, depthwise Conv, 1x1 Conv; without `high` the bound is computed."""
     net = Net()
     x = net.conv("x", "first", 3, 8, channels=uneven(8))
@@ -87,8 +91,8 @@ def _clipped(low: float, high: float | None) -> onnx.ModelProto:
 def test_no_channel_is_scaled_beyond_a_clip(tmp_path: Path) -> None:
     samples = few(6, SHAPE)
     job = job_of(_clipped(0.0, 6.0), tmp_path, samples)
-    model = load_model(job.prepared.path, external_data="all")
-    factors = equalize(model, job.prepared.path, find_pairs(model), samples, SCHEME)
+    model = job.prepared.model.clone()
+    factors = equalize(job.prepared, model, find_pairs(model), samples, SCHEME)
     assert factors["act"].min() < 0.5, "small channels grow"
     for sample in samples:
         before, after = run(job.prepared.path, sample.inputs)[0], run(model, sample.inputs)[0]
@@ -102,11 +106,10 @@ def test_other_clips_part_them(low: float, high: float | None) -> None:
 
 def test_other_readers_part_them() -> None:
     model = _chain(scales=np.ones(8))
-    model.graph.output.append(onnx.helper.make_tensor_value_info("r", 1, None))
+    model.graph.outputs.append(GraphIndex(model).values["r"])
     assert [pair.first.name for pair in find_pairs(model)] == ["depthwise"]
     model = _chain(scales=np.ones(8))
-    model.graph.node.append(onnx.helper.make_node("Neg", ["s"], ["n"], name="neg"))
-    model.graph.output.append(onnx.helper.make_tensor_value_info("n", 1, None))
+    model.graph.outputs.append(Editor(model).node("Neg", [GraphIndex(model).values["s"]], "n"))
     assert [pair.first.name for pair in find_pairs(model)] == ["first"]
 
 
@@ -119,11 +122,11 @@ def test_the_noise_is_what_is_measured(tmp_path: Path, scheme: Scheme, scales: n
     model, samples = _chain(scales=scales, depthwise=False), few(8, SHAPE)
     job = job_of(model, tmp_path, samples)
     (pair,) = find_pairs(model)
-    seen = observe(model, job.prepared.path, [pair], samples)
+    seen = observe(job.prepared, [pair], samples)
     noises = noise(Weights(model), pair, seen["x"], seen["r"], np.ones(8), scheme)
     state = Recoverer(job, target(), tmp_path).state(scheme, [], tmp_path / "q.onnx")
     assert state.artifact is not None
-    quantized = onnx.load(state.artifact.model)
+    quantized = read_model(state.artifact.model)
     _without_rounding(quantized, {"x", "last_out", "last_out_QuantizeLinear_Input"})
     errors = [run(quantized, s.inputs, optimization="none")[0] - run(model, s.inputs)[0] for s in samples]
     measured = float(np.mean([(e**2).sum(1).mean() for e in errors]))
@@ -131,20 +134,14 @@ def test_the_noise_is_what_is_measured(tmp_path: Path, scheme: Scheme, scales: n
     assert abs(10 * np.log10(noises / measured)) < 3.5
 
 
-def _without_rounding(model: onnx.ModelProto, tensors: set[str]) -> None:
-    """Take QuantizeLinear and DequantizeLinear of some tensors out of a QDQ model."""
-    graph = model.graph
-    gone = {n.output[0]: n.input[0] for n in graph.node if n.op_type == "QuantizeLinear" and n.input[0] in tensors}
-    back = {n.output[0]: gone[n.input[0]] for n in graph.node if n.op_type == "DequantizeLinear" and n.input[0] in gone}
-    kept = [n for n in graph.node if n.output[0] not in gone and n.output[0] not in back]
-    for node in kept:
-        for place, name in enumerate(node.input):
-            node.input[place] = back.get(name, name)
-    del graph.node[:]
-    graph.node.extend(kept)
-    for output in graph.output:
-        if output.name in back:
-            graph.node.append(onnx.helper.make_node("Identity", [back[output.name]], [output.name]))
+def _without_rounding(model: ir.Model, tensors: set[str]) -> None:
+    """Remove QuantizeLinear and DequantizeLinear of some tensors from a QDQ model."""
+    for node in model.graph:
+        quantizer = node.inputs[0].producer() if node.op_type == "DequantizeLinear" and node.inputs[0] else None
+        if quantizer is not None and name_of(quantizer.inputs[0]) in tensors:
+            output = node.outputs[0]
+            exact = Editor(model).node("Identity", [quantizer.inputs[0]], "exact", before=node)
+            replace_value(output, exact)
 
 
 @pytest.mark.parametrize(
@@ -169,22 +166,19 @@ def test_what_suits_is_left_alone(tmp_path: Path) -> None:
     model, samples = _chain(scales=np.ones(8)), few(4, SHAPE)
     job = job_of(model, tmp_path, samples)
     state = Recoverer(job, target(), tmp_path).state(SCHEME, ["cross-layer-equalization"], tmp_path / "q.onnx")
-    seen = observe(model, job.prepared.path, find_pairs(model), samples)
+    seen = observe(job.prepared, find_pairs(model), samples)
     gains = [best_factor(Weights(model), p, seen[p.first.source], seen[p.tensor], SCHEME) for p in find_pairs(model)]
     assert (state.prepared == job.prepared) is all(gain is None for gain in gains)
 
 
 def test_dead_channels_keep_their_scale() -> None:
     model = _chain(scales=np.array([1, 0, 4, 16, 1, 0.1, 1, 1]) + 1e-30, depthwise=False)
-    for tensor in model.graph.initializer:
-        if tensor.name == "first_b":
-            values = onnx.numpy_helper.to_array(tensor).copy()
-            values[1] = 0
-            tensor.CopyFrom(onnx.numpy_helper.from_array(values, "first_b"))
-        if tensor.name in ("first_w", "last_w"):
-            values = onnx.numpy_helper.to_array(tensor).copy()
-            values[(1,) if tensor.name == "first_w" else (slice(None), 1)] = 0
-            tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+    weights = Weights(model)
+    dead = {"first_b": np.s_[1], "first_w": np.s_[1], "last_w": np.s_[:, 1]}
+    for name, place in dead.items():
+        values = weights.array(name).copy()
+        values[place] = 0
+        weights.replace(name, values)
     (pair,) = find_pairs(model)
     random = np.random.default_rng(0)
     rows = np.maximum(random.normal(size=(99, 8)) * [1, 0, 4, 16, 1, 0.1, 1, 1], 0)

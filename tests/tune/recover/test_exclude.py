@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import onnx
+import onnx_ir as ir
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgeq.graph.convert import to_proto
 from edgeq.measure.kernels import kernel_times
 from edgeq.tune.float_layers import MacCosts, RankedLayer, affordable, select_float_layers
 from edgeq.tune.recover.costs import Costs
@@ -88,9 +89,9 @@ def test_what_is_kept_in_float_runs_in_float(tmp_path: Path, form: str, names: t
     assert {name: kinds[name] for name in convs} == {name: {"float"} if name in kept else {"int8"} for name in convs}
 
 
-def _kinds(model: onnx.ModelProto, path: Path, settings: object, feed: dict) -> dict[str, set[str]]:
+def _kinds(model: ir.Model, path: Path, settings: object, feed: dict) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
-    for kernel in kernel_times(path, settings, feed, model, runs=1):  # type: ignore[arg-type]
+    for kernel in kernel_times(path, settings, feed, to_proto(model), runs=1):  # type: ignore[arg-type]
         if "Conv" in kernel.op_type:
             found.setdefault(kernel.name.removesuffix("/value"), set()).add(kernel.kind)
     return found

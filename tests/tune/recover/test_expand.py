@@ -5,39 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
-from onnx import helper, numpy_helper
 
 from edgeq.data.samples import Sample
 from edgeq.errors import ModelError
+from edgeq.graph.index import GraphIndex
+from edgeq.model.load import read_model
 from edgeq.tune.recover.expand import PLAIN, expanded
 from edgeq.tune.recover.run import Recoverer
+from tests.graphs import model as text_model
 from tests.tune.recover.graphs import nets
 from tests.tune.recover.nets import SCHEME, FewSamples, Net, few, job_of, run, target
 
 
-def _written_out(model: onnx.ModelProto) -> onnx.ModelProto:
-    nodes, extra = expanded(model)
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    del made.graph.node[:]
-    made.graph.node.extend(nodes)
-    made.graph.initializer.extend(extra)
-    return made
-
-
 def _same(path: Path, feed: dict[str, np.ndarray]) -> set[str]:
-    model = onnx.load(path)
-    plain = _written_out(model)
-    assert not {n.op_type for n in plain.graph.node} & {"QLinearConv", "QLinearMatMul", "QGemm"}
+    model = read_model(path)
+    plain = expanded(model)
+    assert not {n.op_type for n in plain.graph} & {"QLinearConv", "QLinearMatMul", "QGemm"}
     for a, b in zip(run(model, feed, optimization="none"), run(plain, feed, optimization="none"), strict=True):
         # Sums in integers and in floats may fall on different sides of a half.
         step = np.abs(a).max() / 100
         assert np.mean(np.abs(a - b) > 1e-5 + 1e-6 * step) < 0.03
         np.testing.assert_allclose(a, b, atol=4 * step)
-    return {n.op_type for n in model.graph.node}
+    return {n.op_type for n in model.graph}
 
 
 @given(drawn=nets(chain=("layer", "layer")))
@@ -76,45 +67,28 @@ def test_all_three_forms(tmp_path: Path, per_channel: bool) -> None:
 
 
 def test_batched_weights_have_their_channels_last() -> None:
-    scales = np.array([0.1, 0.2, 0.4], np.float32)
-    constants = {
-        "xs": np.float32(0.1), "xz": np.uint8(3), "w": np.arange(24, dtype=np.int8).reshape(2, 4, 3), "ws": scales,
-        "wz": np.zeros(3, np.int8), "ys": np.float32(0.5), "yz": np.uint8(10),
-    }  # fmt: skip
-    node = helper.make_node("QLinearMatMul", ["x", "xs", "xz", "w", "ws", "wz", "ys", "yz"], ["y"], name="m")
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.UINT8, [2, 5, 4])],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.UINT8, None)],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    weights = np.arange(24).reshape(2, 4, 3)
+    model = text_model(f"""
+    net (uint8[2,5,4] x) => (uint8[2,5,3] y)
+    <float xs = {{0.1}}, uint8 xz = {{3}}, int8[2,4,3] w = {{{", ".join(map(str, weights.ravel()))}}},
+     float[3] ws = {{0.1, 0.2, 0.4}}, int8[3] wz = {{0, 0, 0}}, float ys = {{0.5}}, uint8 yz = {{10}}>
+    {{ [m] y = QLinearMatMul (x, xs, xz, w, ws, wz, ys, yz) }}""")
     x = np.random.default_rng(0).integers(0, 9, (2, 5, 4)).astype(np.uint8)
-    made = _written_out(model)
+    made = expanded(model)
     (value,) = run(made, {"x": x}, optimization="none")
-    exact = ((x.astype(np.float64) - 3) * 0.1) @ (constants["w"] * scales.astype(np.float64))
+    exact = ((x.astype(np.float64) - 3) * 0.1) @ (weights * np.array([0.1, 0.2, 0.4]))
     wanted = np.clip(np.rint(exact / 0.5) + 10, 0, 255)
     assert np.abs(value - wanted).max() <= 1
-    assert made.graph.node[-1].input[0] == "y" + PLAIN
+    assert "y" + PLAIN in GraphIndex(made).values
 
 
 def test_bias_counts_in_the_unit_of_a_scaled_product() -> None:
     """QGemm with alpha: ONNX Runtime adds the bias before it scales."""
-    constants = {
-        "as": np.float32(0.1), "az": np.uint8(0), "b": np.eye(2, dtype=np.int8), "bs": np.float32(0.5),
-        "bz": np.int8(0), "c": np.array([100, -50], np.int32),
-    }  # fmt: skip
-    node = helper.make_node("QGemm", ["a", "as", "az", "b", "bs", "bz", "c"], ["y"], domain="com.microsoft", alpha=2.0)
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [helper.make_tensor_value_info("a", onnx.TensorProto.UINT8, [1, 2])],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 2])],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    model = text_model("""
+    net (uint8[1,2] a) => (float[1,2] y)
+    <float as = {0.1}, uint8 az = {0}, int8[2,2] b = {1, 0, 0, 1}, float bs = {0.5}, int8 bz = {0},
+     int32[2] c = {100, -50}>
+    { [gemm] y = com.microsoft.QGemm <alpha = 2.0> (a, as, az, b, bs, bz, c) }""")
     feed = {"a": np.array([[10, 20]], np.uint8)}
     (wanted,) = run(model, feed)
-    np.testing.assert_allclose(run(_written_out(model), feed)[0], wanted, rtol=1e-6)
+    np.testing.assert_allclose(run(expanded(model), feed)[0], wanted, rtol=1e-6)

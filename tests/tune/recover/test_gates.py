@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import helper
 
+from edgeq.graph.convert import to_proto
+from edgeq.graph.index import GraphIndex
 from edgeq.tune.recover.gates import VALUE, Gate, find_gates, split_all
+from tests.graphs import model as text_model
 from tests.tune.recover.graphs import nets
 from tests.tune.recover.nets import Net, run, two_gates
 
@@ -30,7 +33,7 @@ def test_any_network_computes_what_it_did(drawn: tuple, seed: int) -> None:
     before = run(model, feed)
     random = np.random.default_rng(seed)
     split_all(model, [(gate, _factor(gate, random)) for gate in gates])
-    onnx.checker.check_model(model)
+    onnx.checker.check_model(to_proto(model))
     for a, b in zip(before, run(model, feed), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * max(1.0, float(np.abs(a).max())))
 
@@ -45,14 +48,14 @@ def test_split_networks_have_both_forms() -> None:
     # In whatever order they are given: a copy must be of the layer that an earlier gate has scaled.
     split_all(model, [(gate, np.geomspace(0.1, 10, 8)) for gate in reversed(gates)])
     np.testing.assert_allclose(run(model, x)[0], before, rtol=1e-3, atol=1e-4)
-    nodes = {node.name: node for node in model.graph.node}
-    assert nodes["first" + VALUE].input[0] == nodes["first"].input[0]
-    assert "first_out" + VALUE in nodes["first_act_Mul"].input
-    assert nodes["first_act_gate_Sigmoid"].input[0] == "first_out"
-    assert {v.name for v in model.graph.value_info} >= {"first_out" + VALUE}
+    index = GraphIndex(model)
+    assert index.nodes["first" + VALUE].inputs[0] is index.nodes["first"].inputs[0]
+    assert index.values["first_out" + VALUE] in index.nodes["first_act_Mul"].inputs
+    assert index.nodes["first_act_gate_Sigmoid"].inputs[0] is index.values["first_out"]
+    assert index.values["first_out" + VALUE].shape == index.values["first_out"].shape
 
 
-def _gated(*more: tuple[str, list[str], str], outputs: tuple[str, ...] = ("z",), bias: bool = True) -> onnx.ModelProto:
+def _gated(*more: tuple[str, list[str], str], outputs: tuple[str, ...] = ("z",), bias: bool = True) -> ir.Model:
     net = Net()
     net.conv("x", "c", 2, 2, 1, bias=bias)
     net.silu("c_out", "y")
@@ -76,17 +79,16 @@ def test_what_else_reads_the_inside_makes_it_no_gate(tensor: str) -> None:
 
 
 def test_a_body_that_reads_the_inside_makes_it_no_gate() -> None:
-    model = _gated()
-    body = helper.make_graph(
-        [helper.make_node("Neg", ["c_out"], ["n"])], "b", [], [helper.make_tensor_value_info("n", 1, None)]
-    )
-    model.graph.node.append(helper.make_node("If", ["c"], ["out"], name="if", then_branch=body, else_branch=body))
-    assert find_gates(model) == ()
+    text = "net (float[1,2,3,3] x, bool c) => (float[1,2,3,3] y, float[1,2,3,3] z) <float[2,2,1,1] w = {1, 2, 3, 4}> { "
+    text += "[conv] t = Conv (x, w) g = Sigmoid (t) y = Mul (t, g) z = If (c) <then_branch = one () => (float[1,2,3,3] "
+    text += "a) { a = Neg (READ) }, else_branch = two () => (float[1,2,3,3] b) { b = Neg (x) }> }"
+    assert [gate.layer.name for gate in find_gates(text_model(text.replace("READ", "x")))] == ["conv"]
+    assert find_gates(text_model(text.replace("READ", "t"))) == ()
 
 
 def test_shared_weights_make_it_no_gate() -> None:
     model = _gated()
-    next(node for node in model.graph.node if node.name == "reader").input[1] = "c_w"
+    GraphIndex(model).nodes["reader"].replace_input_with(1, model.graph.initializers["c_w"])
     assert find_gates(model) == ()
 
 
@@ -94,7 +96,7 @@ def test_a_layer_without_bias_is_split_too() -> None:
     model = _gated(bias=False)
     (gate,) = find_gates(model)
     split_all(model, [(gate, np.ones(2))])
-    assert len(next(node for node in model.graph.node if node.name == "c" + VALUE).input) == 2
+    assert len(GraphIndex(model).nodes["c" + VALUE].inputs) == 2
 
 
 def test_products_that_are_no_gates() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
 from edgeq.calibrate.ranges import Range
+from edgeq.graph.convert import to_proto
 from edgeq.measure.kernels import kernel_times
 from edgeq.tune.recover.methods.float_head import find_heads
 from edgeq.tune.recover.run import Recoverer
@@ -18,7 +19,7 @@ from tests.tune.recover.nets import SCHEME, Net, few, job_of, run, target
 SHAPE = [1, 3, 16, 16]
 
 
-def _head(*, wide: float = 200.0, after: str = "") -> onnx.ModelProto:
+def _head(*, wide: float = 200.0, after: str = "") -> ir.Model:
     """Two scales, each with boxes and scores: Concat, Reshape, Transpose, Concat, as detectors end."""
     net = Net()
     parts = []
@@ -43,7 +44,7 @@ TAIL = {
 } | {"all_Concat", "y_Transpose"}  # fmt: skip
 
 
-def _found(folder: Path, model: onnx.ModelProto) -> tuple[str, ...]:
+def _found(folder: Path, model: ir.Model) -> tuple[str, ...]:
     state = Recoverer(job_of(model, folder, few(2, SHAPE)), target(), folder).state(SCHEME, [], folder / "q.onnx")
     return find_heads(model, state.ranges)
 
@@ -115,7 +116,7 @@ def test_scores_gain_and_the_tail_runs_in_float(tmp_path: Path, form: str) -> No
         feed = dict(few(1, SHAPE, seed=2).samples[0].inputs)
         reference, made = run(model, feed)[0], run(built.artifact.model, feed, config=built.artifact.session_options)[0]
         errors[names] = np.sqrt(((made - reference)[..., 4:] ** 2).mean())
-        kernels = kernel_times(built.artifact.model, built.artifact.settings(threads=1), feed, model, runs=1)
+        kernels = kernel_times(built.artifact.model, built.artifact.settings(threads=1), feed, to_proto(model), runs=1)
         kinds = {kernel.op_type: kernel.kind for kernel in kernels if kernel.op_type.endswith("Concat")}
         assert kinds == ({"Concat": "float"} if names else dict.fromkeys(kinds, "int8"))
         convs = [kernel.kind for kernel in kernels if "Conv" in kernel.op_type]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import pytest
-from onnx import numpy_helper
 
 from edgeq.tune.recover.layers import find_layers
+from edgeq.tune.recover.scaling import Weights
 from tests.tune.recover.nets import Net, run
 
 CONVS = {
@@ -36,7 +35,7 @@ def test_patches_times_rows_is_the_convolution(kind: str) -> None:
     x = np.random.default_rng(0).normal(size=(2, 4, 9, 7)).astype(np.float32)
     (layer,) = find_layers(model)
     patches = layer.patches(x, 10**6, np.random.default_rng(0))
-    made = patches @ layer.rows(numpy_helper.to_array(model.graph.initializer[0])).transpose(0, 2, 1)
+    made = patches @ layer.rows(Weights(model).array("c_w")).transpose(0, 2, 1)
     (wanted,) = run(model, {"x": x})
     expected = wanted.transpose(0, 2, 3, 1).reshape(-1, layer.groups, 8 // layer.groups).transpose(1, 0, 2)
     np.testing.assert_allclose(made, expected, atol=1e-4)
@@ -83,7 +82,6 @@ def test_unrows_inverts_rows_of_grouped_convolutions() -> None:
     net = Net()
     net.conv("x", "c", 4, 8, groups=2)
     model = net.model({"x": [1, 4, 5, 5]}, ["c_out"])
-    weight = numpy_helper.to_array(next(t for t in model.graph.initializer if t.name == "c_w"))
+    weight = Weights(model).array("c_w")
     (layer,) = find_layers(model)
     np.testing.assert_array_equal(layer.unrows(layer.rows(weight)), weight)
-    assert isinstance(model, onnx.ModelProto)

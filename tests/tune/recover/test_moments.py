@@ -12,7 +12,7 @@ from edgeq.tune.recover.layers import Layer, find_layers
 from edgeq.tune.recover.methods.weight_rounding import damped
 from edgeq.tune.recover.moments import layer_moments, spread
 from tests.tune.recover.graphs import tensors_of
-from tests.tune.recover.nets import FewSamples, Net, few
+from tests.tune.recover.nets import FewSamples, Net, few, prepared_of
 
 
 def _net() -> Net:
@@ -36,11 +36,10 @@ def _patches(layer: Layer, all_tensors: list[dict[str, np.ndarray]]) -> np.ndarr
 @pytest.mark.parametrize("memory", [module.MEMORY, 1])
 def test_mean_and_covariance_are_those_of_all_patches(tmp_path: Path, memory: int) -> None:
     model = _net().model({"x": ["N", 2, 9, 9]}, ["g"])
-    path = tmp_path / "m.onnx"
-    path.write_bytes(model.SerializeToString())
+    prepared = prepared_of(model, tmp_path)
     samples = few(6, [2, 2, 9, 9], mean=2.0)
     every = [tensors_of(model, dict(sample.inputs)) for sample in samples]
-    found = list(layer_moments(path, find_layers(model), samples, memory=memory))
+    found = list(layer_moments(prepared, find_layers(model), samples, memory=memory))
     assert [layer.name for layer, _ in found] == ["first", "grouped", "g_Gemm"]
     for layer, moments in found:
         patches = _patches(layer, every)
@@ -57,13 +56,12 @@ def test_a_mean_far_from_zero_leaves_the_covariance_its_digits(tmp_path: Path) -
     net = Net()
     net.node("MatMul", ["x", net.constant("w", np.ones((3, 2)))], "y")
     model = net.model({"x": [50, 3]}, ["y"])
-    path = tmp_path / "m.onnx"
-    path.write_bytes(model.SerializeToString())
+    prepared = prepared_of(model, tmp_path)
     samples = few(8, [50, 3])
     shifted = FewSamples(
         tuple(type(s)(s.name, {"x": (s.inputs["x"] * 0.01 + 1000).astype(np.float32)}) for s in samples)
     )
-    ((_, moments),) = layer_moments(path, find_layers(model), shifted)
+    ((_, moments),) = layer_moments(prepared, find_layers(model), shifted)
     rows = np.concatenate([s.inputs["x"] for s in shifted]).astype(np.float64)
     np.testing.assert_allclose(moments.covariance[0], np.cov(rows.T, bias=True), rtol=1e-2, atol=1e-7)
     np.linalg.cholesky(damped(moments.covariance, 1e-6))
@@ -73,21 +71,20 @@ def test_few_positions_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "_FEWEST", 40)
     monkeypatch.setattr(module, "_PATCHES_PER_TAP", 1)
     model = _net().model({"x": ["N", 2, 9, 9]}, ["g"])
-    path = tmp_path / "m.onnx"
-    path.write_bytes(model.SerializeToString())
-    ((_, moments),) = layer_moments(path, find_layers(model)[:1], few(4, [1, 2, 9, 9]))
+    prepared = prepared_of(model, tmp_path)
+    ((_, moments),) = layer_moments(prepared, find_layers(model)[:1], few(4, [1, 2, 9, 9]))
     assert moments.count == 40
 
 
 def test_what_is_stored_is_not_computed_again(tmp_path: Path) -> None:
     model = _net().model({"x": ["N", 2, 9, 9]}, ["g"])
-    path = tmp_path / "m.onnx"
-    path.write_bytes(model.SerializeToString())
+    prepared = prepared_of(model, tmp_path)
     layers = find_layers(model)
     store = tmp_path / "store"
-    first = {layer.name: moments for layer, moments in layer_moments(path, layers, few(4, [1, 2, 9, 9]), store=store)}
-    path.write_bytes(b"no model")
-    again = {layer.name: moments for layer, moments in layer_moments(path, layers, few(4, [1, 2, 9, 9]), store=store)}
+    samples = few(4, [1, 2, 9, 9])
+    first = {layer.name: moments for layer, moments in layer_moments(prepared, layers, samples, store=store)}
+    prepared.path.write_bytes(b"no model")
+    again = {layer.name: moments for layer, moments in layer_moments(prepared, layers, samples, store=store)}
     assert list(again) == list(first) == ["first", "grouped", "g_Gemm"]
     for name, moments in again.items():
         np.testing.assert_array_equal(moments.mean, first[name].mean)
@@ -97,12 +94,11 @@ def test_what_is_stored_is_not_computed_again(tmp_path: Path) -> None:
 def test_layers_too_large_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LARGEST", 2 * 18 * 18)
     model = _net().model({"x": ["N", 2, 9, 9]}, ["g"])
-    path = tmp_path / "m.onnx"
-    path.write_bytes(model.SerializeToString())
+    prepared = prepared_of(model, tmp_path)
     layers = find_layers(model)
     assert [layer.groups * layer.taps**2 for layer in layers] == [18**2, 2 * 18**2, 16]
     monkeypatch.setattr(module, "LARGEST", 18**2)
-    assert [layer.name for layer, _ in layer_moments(path, layers, few(2, [1, 2, 9, 9]))] == ["first", "g_Gemm"]
+    assert [layer.name for layer, _ in layer_moments(prepared, layers, few(2, [1, 2, 9, 9]))] == ["first", "g_Gemm"]
 
 
 @pytest.mark.parametrize(("there", "wanted", "found"), [(5, 9, [0, 1, 2, 3, 4]), (9, 3, [0, 3, 6]), (7, 3, [0, 2, 4])])

@@ -12,19 +12,15 @@ from edgeq.calibrate.collect import collect
 from edgeq.calibrate.range_method import grid_of
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.statistics import TensorStatistics
-from edgeq.model.load import read_model
 from edgeq.tune.recover.elementwise import Followers, Function
-from edgeq.tune.recover.grid import rounded
-from edgeq.tune.recover.nonlinear import joined, range_behind
-from tests.tune.recover.nets import FewSamples, Net, few
+from edgeq.tune.recover.nonlinear import joined, params_over, range_behind
+from tests.tune.recover.nets import FewSamples, Net, few, prepared_of
 
 
 def _statistics(folder: Path, samples: FewSamples) -> tuple[TensorStatistics, np.ndarray]:
     net = Net()
     net.node("Identity", ["x"], "y")
-    path = folder / "m.onnx"
-    path.write_bytes(net.model({"x": [400]}, ["y"]).SerializeToString())
-    found = collect(read_model(path), samples, ["x"])
+    found = collect(prepared_of(net.model({"x": [400]}, ["y"]), folder).model, samples, ["x"])
     return found.tensors["x"], np.concatenate([sample.inputs["x"] for sample in samples]).astype(np.float64)
 
 
@@ -51,7 +47,7 @@ def test_no_range_of_many_is_better(tmp_path: Path, function: str, kind: str, sy
     wanted = behind(values)
 
     def error(chosen: Range) -> float:
-        return float(((behind(rounded(values, chosen, grid)) - wanted) ** 2).mean())
+        return float(((behind(params_over(chosen, grid).fake_quant(values)) - wanted) ** 2).mean())
 
     found = range_behind(tensor, behind, grid)
     assert found is not None

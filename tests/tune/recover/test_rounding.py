@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import numpy_helper
 
 from edgeq.progress import SILENT
 from edgeq.tune.recover.artifact import QuantizedFile
@@ -15,6 +14,7 @@ from edgeq.tune.recover.layers import find_layers
 from edgeq.tune.recover.methods.weight_rounding import damped, round_rows, weight_limits
 from edgeq.tune.recover.moments import layer_moments
 from edgeq.tune.recover.run import Recoverer
+from edgeq.tune.recover.scaling import Weights
 from tests.tune.recover.nets import SCHEME, few, job_of, noise_db, target, two_gates
 
 
@@ -106,14 +106,14 @@ def test_weights_and_not_only_biases_are_better(tmp_path: Path) -> None:
         artifact = recoverer.state(SCHEME, names, tmp_path / "q.onnx").artifact
         assert artifact is not None
         files.append(QuantizedFile.read(artifact.model))
-    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    floats = Weights(model)
     layers = find_layers(model)
     gains = []
-    for layer, moments in layer_moments(job.prepared.path, layers, samples):
+    for layer, moments in layer_moments(job.prepared, layers, samples):
         left = []
         for file in files:
             (integer,) = file.integer_layers([layer])
-            errors = layer.rows(weights[layer.weight]) - file.per_row(integer, integer.scale) * file.weight(integer)
+            errors = floats.rows(layer) - integer.per_row(integer.params.scale) * file.weight(integer)
             left.append(float(np.einsum("gmk,gkl,gml->", errors, moments.covariance, errors)))
         gains.append(10 * np.log10(left[0] / left[1]))
     assert len(gains) == 4

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import helper, numpy_helper
 
 from edgeq.backends import Artifact
+from edgeq.graph.convert import from_proto, to_proto
 from edgeq.tune.recover.layers import find_layers
 from edgeq.tune.recover.run import Recoverer
 from edgeq.tune.recover.sensitivity import Columns, LayerSensitivity, rank_layers
@@ -19,7 +21,7 @@ from tests.tune.recover.nets import SCHEME, FewSamples, Net, few, job_of, run, t
 SHAPE = [1, 3, 12, 12]
 
 
-def _chain() -> onnx.ModelProto:
+def _chain() -> ir.Model:
     net = Net()
     x = net.conv("x", "first", 3, 8, channels=uneven(8) / 4)
     x = net.conv(net.node("Relu", [x], "first_r"), "second", 8, 8, 3, groups=2, bias=False)
@@ -29,7 +31,7 @@ def _chain() -> onnx.ModelProto:
 
 
 def _ranked(
-    folder: Path, model: onnx.ModelProto, samples: FewSamples, form: str
+    folder: Path, model: ir.Model, samples: FewSamples, form: str
 ) -> tuple[dict[str, LayerSensitivity], Artifact]:
     job = job_of(model, folder, samples)
     state = Recoverer(job, target(), folder).state(SCHEME.replace(format=form), [], folder / "q.onnx")
@@ -39,14 +41,13 @@ def _ranked(
     }, state.artifact
 
 
-def _one_layer(model: onnx.ModelProto, quantized: onnx.ModelProto, unit: Unit) -> onnx.ModelProto:
+def _one_layer(model: ir.Model, quantized: onnx.ModelProto, unit: Unit) -> ir.Model:
     """The float model with the weights of one unit, and the rounding of what it makes, as in the QDQ model."""
     constants = {t.name: t for t in quantized.graph.initializer}
     held = {name: numpy_helper.to_array(t) for name, t in constants.items()}
     nodes = {node.name: node for node in quantized.graph.node}
     dequantizers = {n.output[0]: n for n in quantized.graph.node if n.op_type == "DequantizeLinear"}
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
+    made = to_proto(model)
     for layer in find_layers(model):
         if layer.name in unit.nodes:
             for place, name in ((1, layer.weight), (2, layer.bias)):
@@ -64,7 +65,7 @@ def _one_layer(model: onnx.ModelProto, quantized: onnx.ModelProto, unit: Unit) -
             tensor = node.input[0].removesuffix("_QuantizeLinear_Input")
             if tensor in unit.tensors:
                 _round(made.graph, tensor, [constants[name] for name in node.input[1:3]])
-    return made
+    return from_proto(made)
 
 
 def _round(graph: onnx.GraphProto, tensor: str, how: list[onnx.TensorProto]) -> None:
@@ -76,7 +77,7 @@ def _round(graph: onnx.GraphProto, tensor: str, how: list[onnx.TensorProto]) -> 
     graph.node.insert(place + 2, helper.make_node("DequantizeLinear", [f"{tensor}/q", *names], [tensor]))
 
 
-def _noise(model: onnx.ModelProto, other: onnx.ModelProto, samples: FewSamples) -> float:
+def _noise(model: ir.Model, other: ir.Model, samples: FewSamples) -> float:
     pairs = [(run(model, s.inputs)[0], run(other, s.inputs, optimization="none")[0]) for s in samples]
     # The last axis is 12 wide and there are 48 rows: too few to be judged by columns.
     return sum(float(((a - b) ** 2).sum()) for a, b in pairs) / sum(float((a**2).sum()) for a, _ in pairs)

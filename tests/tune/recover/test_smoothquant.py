@@ -67,7 +67,7 @@ def test_excluded_nodes_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_products_that_share_an_input_are_one_group(tmp_path: Path) -> None:
-    groups = {g.tensor: [name for name, _, _ in g.products] for g in product_groups(onnx.load(encoder(tmp_path).path))}
+    groups = {g.tensor: list(g.products) for g in product_groups(encoder(tmp_path).model)}
     assert groups["norm0"] == ["q.mm", "k.mm", "v.mm"]
     assert "q.t" not in groups, "a product of two activations has no weights to take the scale"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 
 from edgeq.calibrate.ranges import Range
@@ -17,7 +16,7 @@ from edgeq.tune.recover.layers import find_layers
 from edgeq.tune.recover.run import Recoverer
 from edgeq.tune.recover.sampled_values import channel_extrema, drawn_rows
 from tests.tune.recover.graphs import tensors_of
-from tests.tune.recover.nets import SCHEME, few, job_of, noise_db, run, target, two_gates, uneven
+from tests.tune.recover.nets import SCHEME, few, job_of, noise_db, prepared_of, run, target, two_gates, uneven
 
 SHAPE = [1, 3, 12, 12]
 
@@ -66,13 +65,12 @@ def test_what_is_worth_it() -> None:
 
 def test_draws_are_rows_of_the_tensors(tmp_path: Path) -> None:
     model, samples = two_gates(), few(3, [1, 3, 12, 12])
-    path = tmp_path / "m.onnx"
-    path.write_bytes(model.SerializeToString())
+    prepared = prepared_of(model, tmp_path)
     layers = find_layers(model)
     tensors = [tensors_of(model, dict(sample.inputs)) for sample in samples]
     axes = {layer.output: 1 for layer in layers} | {"x": 1}
-    extrema = channel_extrema(path, axes, samples, SILENT)
-    for name, rows in drawn_rows(onnx.load(path), path, axes, samples).items():
+    extrema = channel_extrema(prepared, axes, samples, SILENT)
+    for name, rows in drawn_rows(prepared, axes, samples).items():
         every = np.concatenate([t[name].transpose(0, 2, 3, 1).reshape(-1, t[name].shape[1]) for t in tensors])
         assert len(rows) == 3 * 144
         np.testing.assert_allclose(np.sort(rows, axis=0), np.sort(every, axis=0), atol=1e-5)

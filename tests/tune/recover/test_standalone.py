@@ -13,6 +13,7 @@ import edgeq
 from edgeq.cli import group
 from edgeq.cli.quantize import command
 from edgeq.errors import CheckFailedError, UsageError
+from edgeq.graph.convert import to_bytes
 from edgeq.pipeline.quantize import Quantized
 from edgeq.tune.recover import recoveries
 from tests.tune.recover.nets import few, two_gates, uneven
@@ -25,7 +26,7 @@ RECOVERIES = recoveries()
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Path:
-    (tmp_path / "m.onnx").write_bytes(two_gates(uneven).SerializeToString())
+    (tmp_path / "m.onnx").write_bytes(to_bytes(two_gates(uneven)))
     np.savez(tmp_path / "x.npz", x=np.concatenate([s.inputs["x"] for s in few(8, SHAPE)])[:, None])
     return tmp_path
 

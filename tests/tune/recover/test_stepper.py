@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
 
+from edgeq.graph.edit import set_constant
+from edgeq.graph.index import GraphIndex
+from edgeq.graph.query import name_of
 from edgeq.tune.recover.stepper import Stepper
 from tests.tune.recover.graphs import nets, tensors_of
 from tests.tune.recover.nets import Net
@@ -20,7 +22,7 @@ def test_pieces_are_the_whole(drawn: tuple, data: st.DataObject) -> None:
     feeds = [feed, {"x": feed["x"] * 2 + 1}]
     wanted = [tensors_of(model, f) for f in feeds]
     stepper = Stepper(model, feeds, threads=1)
-    names = [node.output[0] for node in model.graph.node]
+    names = [name_of(node.outputs[0]) for node in model.graph]
     for name in sorted(data.draw(st.lists(st.sampled_from(names), unique=True)), key=names.index):
         for values, whole in zip(stepper.advance(name), wanted, strict=True):
             np.testing.assert_allclose(values, whole[name], rtol=1e-5, atol=1e-5)
@@ -40,9 +42,7 @@ def test_changes_are_seen_behind_them_and_not_before() -> None:
     assert stepper.advance("y")[0] == [2.0]
     stepper.add("y", np.array([10.0], np.float32))
     for name, value in (("a", 100.0), ("b", 5.0)):
-        next(t for t in model.graph.initializer if t.name == name).CopyFrom(
-            numpy_helper.from_array(np.array([value], np.float32), name)
-        )
+        set_constant(model.graph.initializers[name], np.array([value]))
     assert stepper.advance("z")[0] == [60.0], "b as it is when the node runs; a too late"
     assert stepper.advance("w")[0] == [61.0]
 
@@ -60,7 +60,7 @@ def test_sequences_pass_from_piece_to_piece() -> None:
     net.node("Neg", ["x"], "n")
     net.node("ConcatFromSequence", ["parts"], "joined", axis=0)
     model = net.model({"x": [2, 2]}, ["n"])
-    model.graph.output.append(helper.make_tensor_value_info("joined", TensorProto.FLOAT, None))
+    model.graph.outputs.append(GraphIndex(model).values["joined"])
     x = np.arange(4, dtype=np.float32).reshape(2, 2)
     stepper = Stepper(model, [{"x": x}])
     stepper.advance("n")

@@ -1,19 +1,19 @@
-"""Bias correction in context: each layer's mean error, channel by channel, taken off where it arises.
+"""Bias correction in context: each layer's mean error, channel by channel, subtracted where it arises.
 
-Rounding and clipping shift the mean of what a layer gives, and the shifts add up from layer to layer. In the order of
-the graph, each layer of the quantized model is fed what the corrected layers before it give; the mean difference from
+Rounding and clipping shift the mean of a layer's output, and the shifts add up from layer to layer. In the order of the
+graph, each layer of the quantized model is fed the outputs of the corrected layers before it; the mean difference from
 the float model goes into its int32 bias (Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and
 Bias Correction", section 4.2, with data instead of their assumptions). All layers at once would correct what earlier
 corrections have corrected already, and diverge.
 
-What counts is the mean behind the activation function f that follows: most of what stands in front of a SiLU or of a
-detector's score may be far below zero, where an error means nothing, and its mean would drown what matters. With y the
-float output, z the quantized model's, both cut to the range that is left of them, the bias d is one Newton step:
+What counts is the mean behind the activation function f that follows: most values before a SiLU or before a detector's
+score may be far below zero, where errors have no effect, and would dominate the mean. With y the float output, z the
+quantized model's, both clipped to the range of its integers, the bias d is one Newton step:
 
     d = (mean f(y) - mean f(z)) / mean f'(z)
 
 A mean over few samples is uncertain. With v the variance of d over samples, over their number, d (1 - v / d^2), where
-positive, is what is corrected: noise is left alone (positive-part shrinkage of James and Stein).
+positive, is corrected: noise is left alone (positive-part shrinkage of James and Stein).
 """
 
 from __future__ import annotations
@@ -24,20 +24,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
-from edgeq.calibrate.instrumented import InstrumentedModel
 from edgeq.data.samples import Sample, Samples
-from edgeq.graph.convert import from_proto
-from edgeq.model.load import load_model
+from edgeq.graph.index import GraphIndex
+from edgeq.graph.query import name_of
+from edgeq.model.prepare import PreparedModel
 from edgeq.progress import Progress
 from edgeq.tune.recover.artifact import IntegerLayer, QuantizedFile
 from edgeq.tune.recover.base import Recovery, Stage, State
 from edgeq.tune.recover.elementwise import Followers, Function
-from edgeq.tune.recover.expand import expanded
+from edgeq.tune.recover.expand import PLAIN, expanded
 from edgeq.tune.recover.layers import Floats, Layer, find_layers
-from edgeq.tune.recover.moments import spread
+from edgeq.tune.recover.sampled_values import spread, tensor_values
 from edgeq.tune.recover.stepper import Stepper
 
 SAMPLES = 32
@@ -45,9 +44,9 @@ MEMORY = 2**29
 """Bytes that the activations of all samples may take at once; fewer samples are used where they would take more."""
 # Tensors of the largest size that are alive at once, on both sides of a branch and of Q/DQ nodes.
 _ALIVE = 4
-# Positions of a sample that are looked at.
+# Positions of a sample that are evaluated.
 _POSITIONS = 4096
-# Slopes of the activation below this are taken for none: such a channel is shut, and its bias means nothing.
+# Slopes of the activation function below this count as zero: the bias of such a channel has no effect.
 _FLAT = 0.02
 
 
@@ -66,13 +65,12 @@ class BiasCorrection(Recovery):
         EdgeqError: a model refuses a sample.
         """
         assert state.artifact is not None
-        source = state.prepared.path
-        graph = load_model(source, external_data="none")
         file = QuantizedFile.read(state.artifact.model)
-        integers = [found for found in file.integer_layers(find_layers(graph)) if found.bias and not found.shared]
+        layers = find_layers(state.prepared.model)
+        integers = [i for i in file.integer_layers(layers) if i.bias is not None and not i.shared]
         if not integers:
             return state.note(f"{self.name}: no layer has an int32 bias of its own")
-        shifts = correct(graph, source, file, integers, list(spread(samples, SAMPLES)), progress)
+        shifts = correct(state.prepared, file, integers, list(spread(samples, SAMPLES)), progress)
         path = workdir / state.artifact.model.name
         file.save(path)
         done = sum(bool(np.any(shift)) for shift in shifts.values())
@@ -82,8 +80,7 @@ class BiasCorrection(Recovery):
 
 
 def correct(
-    graph: onnx.ModelProto,
-    source: Path,
+    prepared: PreparedModel,
     file: QuantizedFile,
     integers: Sequence[IntegerLayer],
     samples: Sequence[Sample],
@@ -92,29 +89,33 @@ def correct(
     """Correct the biases of `integers` in `file`, in the order of the graph.
 
     Args:
-        graph: the float model at `source`; its larger weights need not be loaded.
+        prepared: the float model.
         samples: how many are used is bounded by `MEMORY`.
 
     Returns:
-        What was added to each layer's bias, float64 [outputs], by the layer's name.
+        The change of each layer's bias, float64 [outputs], by the layer's name.
+
+    Raises:
+        EdgeqError: a model refuses a sample.
     """
-    followers = Followers(graph)
-    looks = {
-        i.layer.name: _Look(i.layer, followers.function(followers.of(i.layer.output)), file.output_range(i))
+    followers = Followers(prepared.model)
+    views = {
+        i.layer.name: _OutputView(i.layer, followers.function(followers.of(i.layer.output)), file.output_range(i))
         for i in integers
     }
-    wanted, largest = _float_means(graph, source, looks, samples)
+    wanted, largest = _float_means(prepared, views, samples)
     count = int(np.clip(MEMORY // (_ALIVE * largest), 1, len(samples)))
-    nodes, extra = expanded(file.model)
-    made = {node.name: node.output[0] for node in nodes}
-    place = {node.name: index for index, node in enumerate(nodes)}
-    steps = Stepper(file.model, [sample.inputs for sample in samples[:count]], nodes=nodes, extra=extra)
+    plain = expanded(file.model)
+    tensors = GraphIndex(plain).values
+    order = GraphIndex(file.model).order
+    steps = Stepper(plain, [sample.inputs for sample in samples[:count]])
     shifts: dict[str, Floats] = {}
     with progress.stage("correcting biases", len(integers)) as advance:
-        for integer in sorted(integers, key=lambda i: place[i.node]):
-            layer, tensor = integer.layer, made[integer.node]
+        for integer in sorted(integers, key=lambda i: order[i.node.name or ""]):
+            layer, output = integer.layer, name_of(integer.node.outputs[0])
+            tensor = output + PLAIN if output + PLAIN in tensors else output
             values = steps.advance(tensor)
-            added = file.add_to_bias(integer, shift_of(looks[layer.name], wanted[layer.name][:count], values))
+            added = file.add_to_bias(integer, shift_of(views[layer.name], wanted[layer.name][:count], values))
             shape = [1, -1] + [1] * (len(layer.shape) - 2) if layer.op_type == "Conv" else [-1]
             steps.add(tensor, added.astype(np.float32).reshape(shape))
             shifts[layer.name] = added
@@ -123,8 +124,8 @@ def correct(
 
 
 @dataclass(frozen=True, eq=False)
-class _Look:
-    """How the output of a layer is looked at: some positions, cut to its integer range, behind its activation."""
+class _OutputView:
+    """What is compared of a layer's output: some positions, clipped to its integer range, behind its activation."""
 
     layer: Layer
     function: Function
@@ -141,12 +142,12 @@ class _Look:
         return np.asarray(np.clip(table, low, high), np.float32)
 
     def means(self, table: NDArray[np.float32]) -> Floats:
-        """float64 [ends, channels]: the mean behind the activation."""
+        """float64 [ends, channels]: the mean behind the activation function."""
         with np.errstate(invalid="ignore"):
             return np.asarray(self.function(table).reshape(-1, *table.shape).mean(1), np.float64)
 
 
-def shift_of(look: _Look, wanted: Floats, values: Sequence[NDArray[Any]]) -> Floats:
+def shift_of(view: _OutputView, wanted: Floats, values: Sequence[NDArray[Any]]) -> Floats:
     """The bias to add, float64 [channels]; 0 where what follows is not finite (a logarithm, a reciprocal).
 
     Args:
@@ -155,11 +156,11 @@ def shift_of(look: _Look, wanted: Floats, values: Sequence[NDArray[Any]]) -> Flo
     """
     differences, slopes = [], []
     for target, value in zip(wanted, values, strict=True):
-        table = look.table(value)
+        table = view.table(value)
         step = np.float32(max(1e-3, 1e-2 * float(np.abs(table).mean())))
         with np.errstate(invalid="ignore"):
-            differences.append(target - look.means(table))
-            slopes.append((look.means(table + step) - look.means(table - step)) / (2 * float(step)))
+            differences.append(target - view.means(table))
+            slopes.append((view.means(table + step) - view.means(table - step)) / (2 * float(step)))
     difference, slope = np.stack(differences), np.mean(slopes, axis=0)
     usable = np.isfinite(difference).all((0, 1)) & np.isfinite(slope).all(0)
     difference, slope = (np.where(usable, values, 0.0) for values in (difference, slope))
@@ -168,7 +169,7 @@ def shift_of(look: _Look, wanted: Floats, values: Sequence[NDArray[Any]]) -> Flo
 
 
 def shrunk(differences: Floats) -> Floats:
-    """The mean of differences [samples, channels] over samples, less what may be chance."""
+    """float64 [channels]: the mean of differences [samples, channels] over samples, shrunk by its uncertainty."""
     count = len(differences)
     mean = differences.mean(0)
     if count < 2:
@@ -179,16 +180,15 @@ def shrunk(differences: Floats) -> Floats:
 
 
 def _float_means(
-    graph: onnx.ModelProto, source: Path, looks: Mapping[str, _Look], samples: Sequence[Sample]
+    prepared: PreparedModel, views: Mapping[str, _OutputView], samples: Sequence[Sample]
 ) -> tuple[Mapping[str, Floats], int]:
     """(means [samples, ends, channels] of each layer in the float model, bytes of the largest output)."""
-    names = [look.layer.output for look in looks.values()]
-    model = InstrumentedModel(from_proto(graph, source.parent), names, keep_layout=names)
-    collected: dict[str, list[Floats]] = {name: [] for name in looks}
+    collected: dict[str, list[Floats]] = {name: [] for name in views}
     largest = 1
-    for sample in samples:
-        for look, value in zip(looks.values(), model.run(sample.inputs, sample.name), strict=True):
-            collected[look.layer.name].append(look.means(look.table(value)))
+    for values in tensor_values(prepared, [view.layer.output for view in views.values()], samples):
+        for name, view in views.items():
+            value = values[view.layer.output]
+            collected[name].append(view.means(view.table(value)))
             largest = max(largest, value.nbytes)
     return {name: np.stack(rows) for name, rows in collected.items()}, largest
 

@@ -1,12 +1,12 @@
 """Cross-layer equalization: channels between two layers scaled so that integers suit both layers and the tensor.
 
 Between layers A and B, with nothing between them but what commutes with positive factors (Relu, pooling, a Clip from 0
-whose bound no scaled channel reaches), channel c may be divided by k[c] where A makes it and multiplied by k[c] where B
-reads it (Nagel et al. 2019, "Data-Free Quantization
-Through Weight Equalization and Bias Correction", section 4.1). They choose k for the weights alone. With one scale for
-each output channel A's weights bear any k, and it is the tensor that wants its channels alike. So several k are tried,
-powers of what the channels of A's weights, of the tensor and of B's weights reach, and the one is taken with the
-least noise at B's output, all errors taken for independent; x is the tensor, u what A reads, step that of x / k:
+whose bound no scaled channel reaches), channel c may be divided by k[c] in the weights of A and multiplied by k[c] in
+those of B (Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction", section 4.1).
+They choose k for the weights alone. With one scale for each output channel, k costs A's weights nothing, and the tensor
+is best with channels of one magnitude. So several k are tried, powers of the largest magnitudes of the channels of A's
+weights, of the tensor and of B's weights, and the one with the least noise at B's output is chosen, all errors taken as
+independent; x is the tensor, u the input of A, step that of x / k:
 
     of the tensor       sum_c  |B[:, c]|^2  min((step k[c])^2 / 12, E[x_c^2])
     of B's weights      sum_mc  e_mc^2  E[x_c^2] / k[c]^2              e: the rounding errors of B k
@@ -17,15 +17,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import onnx
-from onnx import numpy_helper
+import onnx_ir as ir
 
 from edgeq.data.samples import Samples
-from edgeq.model.load import load_model, model_digest, read_model, save_model
+from edgeq.graph.index import GraphIndex
+from edgeq.graph.query import constant, is_op, name_of, node_input, only_reader, readers
+from edgeq.model.prepare import PreparedModel, rewritten
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
 from edgeq.tune.recover.base import Recovery, Stage, State
@@ -33,10 +34,9 @@ from edgeq.tune.recover.layers import Floats, Layer, find_layers
 from edgeq.tune.recover.methods.weight_rounding import weight_limits
 from edgeq.tune.recover.sampled_values import channel_extrema, drawn_rows
 from edgeq.tune.recover.scaling import Weights, input_channels, only_layers, spread_over_taps
-from edgeq.tune.recover.uses import readers
 
 _COMMUTING = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LeakyRelu", "MaxPool", "Relu"})
-# (of A's weights, of the tensor): the powers that k takes of what channels reach; of B's weights the rest to -1.
+# Exponents of the channels' magnitudes in k: (of A's weights, of the tensor); that of B's weights makes the sum 1.
 _POWERS = ((0.5, 0.0), (0.0, 0.5), (0.0, 0.75), (0.0, 1.0))
 _SWEEPS = 2
 _LEAST_GAIN = 10 ** (-1 / 10)
@@ -61,18 +61,16 @@ class CrossLayerEqualization(Recovery):
         EdgeqError: the model refuses a sample.
         """
         del progress
-        source = state.prepared.path
-        model = load_model(source, external_data="all")
         kept = set(state.scheme.exclude)
-        pairs = [p for p in find_pairs(model) if not kept.issuperset((p.first.name, *(r.name for r in p.readers)))]
+        found = find_pairs(state.prepared.model)
+        pairs = [p for p in found if not kept.issuperset((p.first.name, *(r.name for r in p.readers)))]
         if not pairs:
-            return state.note(f"{self.name}: no layer hands its channels to other layers alone")
-        factors = equalize(model, source, pairs, samples, state.scheme)
+            return state.note(f"{self.name}: no layer's output is read by layers alone")
+        model = state.prepared.model.clone()
+        factors = equalize(state.prepared, model, pairs, samples, state.scheme)
         if not factors:
             return state.note(f"{self.name}: none of {len(pairs)} pairs of layers gains")
-        path = workdir / "equalized.onnx"
-        save_model(model, path)
-        prepared = replace(state.prepared, model=read_model(path), path=path, digest=model_digest(path))
+        prepared = rewritten(state.prepared, model, workdir / "equalized.onnx")
         scaled = [pair for pair in pairs if pair.tensor in factors]
         changed = {layer.name for pair in scaled for layer in (pair.first, *pair.readers)}
         names = ", ".join(pair.first.name for pair in scaled)
@@ -83,9 +81,13 @@ class CrossLayerEqualization(Recovery):
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """Layers whose channels can be scaled: `first` makes them, `readers` read them, from `tensor`.
+    """Layers between which channels can be scaled.
 
-    `bound` is what a Clip between them cuts off, infinity without one.
+    Attributes:
+        first: the layer that computes the channels.
+        tensor: the tensor that is read, behind what commutes with factors.
+        readers: the layers that read it.
+        bound: the upper bound of a Clip between them; infinity without one.
     """
 
     first: Layer
@@ -96,51 +98,52 @@ class Pair:
 
 @dataclass(frozen=True, eq=False)
 class Channels:
-    """Of a tensor, float64 [channels] each: how far it reaches below and above zero, and the mean square."""
+    """Of each channel of a tensor, float64 [channels]: the largest magnitudes below and above zero, and the mean
+    square."""
 
     below: Floats
     above: Floats
     power: Floats
 
     def over(self, factor: Floats) -> Channels:
+        """Those of the tensor divided by `factor` [channels]."""
         return Channels(self.below / factor, self.above / factor, self.power / factor**2)
 
 
-def find_pairs(model: onnx.ModelProto) -> tuple[Pair, ...]:
+def find_pairs(model: ir.Model) -> tuple[Pair, ...]:
     """All pairs of the main graph, in its order."""
     layers = {layer.name: layer for layer in find_layers(model)}
-    weights, reading = Weights(model), readers(model)
-    constants = {constant.name: constant for constant in model.graph.initializer}
-    outputs = {output.name for output in model.graph.output}
+    weights, values = Weights(model), GraphIndex(model).values
     found = []
     for first in layers.values():
-        tensor, bound = first.output, math.inf
-        while tensor not in outputs and len(reading.get(tensor, ())) == 1:
-            (node,) = reading[tensor]
-            cut = math.inf if node.op_type in _COMMUTING else _clipped_above(node, constants)
-            if cut is None or len(node.output) > 1:
+        tensor, bound = values[first.output], math.inf
+        while (node := only_reader(tensor)) is not None and len(node.outputs) == 1:
+            cut = math.inf if is_op(node, *_COMMUTING) else _clipped_above(node)
+            if cut is None:
                 break
-            tensor, bound = node.output[0], min(bound, cut)
-        behind = () if tensor in outputs else only_layers(reading.get(tensor, ()), tensor, first, layers)
+            tensor, bound = node.outputs[0], min(bound, cut)
+        name = name_of(tensor)
+        behind = () if tensor.is_graph_output() else only_layers(readers(tensor), name, first, layers)
         if behind and weights.alone(first.weight, first.bias, *(reader.weight for reader in behind)):
-            found.append(Pair(first, tensor, behind, bound))
+            found.append(Pair(first, name, behind, bound))
     return tuple(found)
 
 
 def equalize(
-    model: onnx.ModelProto, source: Path, pairs: Sequence[Pair], samples: Samples, scheme: Scheme
+    prepared: PreparedModel, model: ir.Model, pairs: Sequence[Pair], samples: Samples, scheme: Scheme
 ) -> dict[str, Floats]:
     """Scale the channels of `pairs` in `model`, in place, where there is something to gain.
 
     Args:
-        model: with weights; `source` is its file, as it is now.
+        prepared: the model as it was.
+        model: a clone of the prepared model.
 
     Returns:
-        By what each tensor was divided, float64 [channels]; tensors that stayed are not there.
+        The factors that tensors were divided by, float64 [channels], by name; tensors that stayed are not there.
     """
-    seen = observe(model, source, pairs, samples)
+    seen = observe(prepared, pairs, samples)
     clipped = {pair.tensor: pair.first.channel_axis for pair in pairs if math.isfinite(pair.bound)}
-    reached = channel_extrema(source, clipped, samples, SILENT) if clipped else {}
+    reached = channel_extrema(prepared, clipped, samples, SILENT) if clipped else {}
     weights = Weights(model)
     total: dict[str, Floats] = {}
     for _ in range(_SWEEPS):
@@ -167,13 +170,13 @@ def scale_pair(weights: Weights, pair: Pair, factor: Floats) -> None:
         weights.scale_inputs(reader, factor)
 
 
-def observe(model: onnx.ModelProto, source: Path, pairs: Sequence[Pair], samples: Samples) -> Mapping[str, Channels]:
-    """Of the tensors of `pairs` and those that the first layers read, by name."""
+def observe(prepared: PreparedModel, pairs: Sequence[Pair], samples: Samples) -> Mapping[str, Channels]:
+    """Channels of the tensors of `pairs` and of those that the first layers read, by name, on some samples."""
     axes = {pair.first.source: pair.first.channel_axis for pair in pairs}
     axes |= {pair.tensor: pair.first.channel_axis for pair in pairs}
     return {
         name: Channels(np.maximum(-rows.min(0), 0.0), np.maximum(rows.max(0), 0.0), (rows**2).mean(0))
-        for name, rows in drawn_rows(model, source, axes, samples).items()
+        for name, rows in drawn_rows(prepared, axes, samples).items()
     }
 
 
@@ -229,12 +232,12 @@ def _rounding_errors(rows: Floats, per_channel: bool, levels: int) -> Floats:
     return np.asarray(np.rint(rows / steps) * steps - rows, np.float64)
 
 
-def _clipped_above(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> float | None:
+def _clipped_above(node: ir.Node) -> float | None:
     """The constant upper bound of a Clip from 0; None for any other node."""
-    if node.op_type != "Clip" or node.domain or len(node.input) < 3 or not constants.keys() >= set(node.input[1:]):
+    if not is_op(node, "Clip"):
         return None
-    low, high = (float(numpy_helper.to_array(constants[name]).item()) for name in node.input[1:])
-    return high if low == 0 < high else None
+    low, high = (constant(node_input(node, place)) for place in (1, 2))
+    return float(high.item()) if low is not None and high is not None and low.item() == 0 < high.item() else None
 
 
 def _reach(layer: Layer, weights: Weights) -> Floats:

@@ -1,4 +1,4 @@
-"""The recovery that chooses ranges by what stands behind a tensor."""
+"""The recovery that chooses the range of a tensor for the least error behind the activation function that follows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from edgeq.calibrate.range_method import grid_of
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
-from edgeq.model.load import load_model
 from edgeq.progress import Progress
 from edgeq.tune.recover.base import Recovery, Stage, State
 from edgeq.tune.recover.elementwise import Followers
@@ -17,7 +16,7 @@ from edgeq.tune.recover.nonlinear import range_behind
 
 @dataclass(frozen=True)
 class NonlinearRanges(Recovery):
-    """Ranges of tensors in front of an activation function, for the least error behind it."""
+    """Ranges of tensors before an activation function, for the least error behind it."""
 
     name: str = "nonlinear-ranges"
     title: str = "ranges before activation functions that spend no steps on what the function flattens"
@@ -27,7 +26,7 @@ class NonlinearRanges(Recovery):
 
     def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
         del samples, workdir
-        followers = Followers(load_model(state.prepared.path, external_data="none"))
+        followers = Followers(state.prepared.model)
         grid = grid_of(state.scheme.activation_type, state.scheme.activation_symmetric)
         chosen: dict[str, Range] = {}
         with progress.stage("ranges before activation functions", len(state.ranges)) as advance:

@@ -1,42 +1,42 @@
-"""SmoothQuant: outlier channels of a product's input made smaller, and the rows of its matrix that read them larger.
+"""SmoothQuant: outlier channels of a product's input divided, and the rows of its matrix that read them multiplied.
 
-X W = (X / k) (k W) for any positive k per input channel. Activations get one scale for a whole tensor, so a channel
-ten times as large as the others leaves those a tenth of the levels; weights have a scale per output and bear it better.
+X W = (X / k) (k W) for any positive k per input channel. Activations have one scale for a whole tensor, so a channel
+ten times as large as the others leaves those a tenth of the levels; weights have a scale per output, and outliers cost
+them less.
 
     k[c] = max |X[:, c]| ** alpha / max |W[c, :]| ** (1 - alpha)        (Xiao et al. 2023, equation 4)
 
-Alpha is chosen per input by what it does to the product: the product of quantized factors against the exact one, on
-rows of real activations. The division goes into a LayerNormalization where that feeds nothing else, else into a Mul of
-its own.
+Alpha is chosen per input for the least error of the product of quantized factors, on rows of real activations. The
+division goes into a LayerNormalization where that feeds nothing else, else into a Mul of its own.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
 
-from edgeq.calibrate.instrumented import InstrumentedModel
 from edgeq.data.samples import Samples
-from edgeq.graph.convert import from_proto
-from edgeq.model.load import load_model, model_digest, read_model, save_model
-from edgeq.model.prepare import PreparedModel
+from edgeq.graph.edit import Editor, set_constant
+from edgeq.graph.index import GraphIndex
+from edgeq.graph.query import MICROSOFT, constant, is_op, name_of, node_input, read_count, readers
+from edgeq.model.prepare import PreparedModel, rewritten
 from edgeq.progress import SILENT, Progress
 from edgeq.tune.recover.base import Recovery, Stage, State
+from edgeq.tune.recover.layers import initializer
+from edgeq.tune.recover.sampled_values import tensor_values
 
 ALPHAS = (0.5, 0.65, 0.8, 0.95)
 LEAST_GAIN_DB = 1.0
-"""Below this a Mul more is not worth its time."""
+"""Below this another Mul is not worth its time."""
 MOST_SAMPLES = 64
 ROWS = 256
-"""Rows of each input that alpha is judged on, from all samples alike."""
+"""Rows of each input on which alpha is chosen, equally many of each sample."""
 _COLUMNS = 512
 Floats = NDArray[np.float32]
 
@@ -61,8 +61,8 @@ class SmoothQuant(Recovery):
         )
         if not changed:
             return state.note(f"{self.name}: no product of constant matrices gains by it")
-        groups = product_groups(load_model(state.prepared.path, external_data="none"))
-        nodes = {name for group in groups if group.tensor in changed for name, *_ in group.products}
+        groups = product_groups(state.prepared.model)
+        nodes = {name for group in groups if group.tensor in changed for name in group.products}
         return state.replace(prepared=prepared, changed=state.changed | nodes).note(
             f"{self.name}: {len(changed)} inputs of matrix products scaled"
         )
@@ -73,17 +73,17 @@ class Group:
     """Products that read one tensor: they share its scaling.
 
     Attributes:
-        tensor: what they read, [..., channels].
-        products: (node name, weight name, whether the weight is [outputs, channels]).
+        tensor: name of what they read, [..., channels].
+        products: names of the nodes.
     """
 
     tensor: str
-    products: tuple[tuple[str, str, bool], ...]
+    products: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Observed:
-    """Of one tensor: the largest magnitude per channel, and rows [rows, channels] to try things on."""
+    """Of one tensor: the largest magnitude per channel, and rows [rows, channels] to evaluate factors on."""
 
     largest: Floats
     rows: Floats
@@ -98,78 +98,74 @@ def smooth(
     exclude: Collection[str] = (),
     progress: Progress = SILENT,
 ) -> tuple[PreparedModel, tuple[str, ...]]:
-    """Write the smoothed model, which computes what `prepared` does; the prepared model it makes, and the tensors
-    that were smoothed. Nothing is written where no product gains.
+    """Write the smoothed model, which computes what `prepared` does.
 
     Args:
         symmetric: whether activations will be quantized around zero.
         exclude: names of nodes that stay in float and are left alone.
+
+    Returns:
+        (the smoothed prepared model, names of the tensors that were smoothed); `prepared` itself and no names where no
+        product gains, and nothing is written then.
+
+    Raises:
+        DataError: ONNX Runtime refuses a sample.
     """
-    model = load_model(prepared.path, external_data="all")
-    groups = product_groups(model, exclude)
+    groups = product_groups(prepared.model, exclude)
     if not groups:
         return prepared, ()
-    seen = observe(model, prepared.path, groups, samples, progress)
-    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    seen = observe(prepared, groups, samples, progress)
+    nodes = GraphIndex(prepared.model).nodes
     factors: dict[str, Floats] = {}
     with progress.stage("Smoothing", len(groups)) as advance:
         for group in groups:
-            matrix = np.concatenate([_matrix(weights, weight, flip) for _, weight, flip in group.products], axis=1)
+            matrix = np.concatenate([_matrix(nodes[name]) for name in group.products], axis=1)
             factor = best_factor(seen[group.tensor], matrix, symmetric=symmetric)
             if factor is not None:
                 factors[group.tensor] = factor
             advance(1)
     if not factors:
         return prepared, ()
+    model = prepared.model.clone()
     rescale(model, [g for g in groups if g.tensor in factors], factors)
-    save_model(model, destination)
-    smoothed = dataclasses.replace(
-        prepared,
-        model=read_model(destination),
-        path=destination,
-        digest=model_digest(destination),
-        notes=(*prepared.notes, f"SmoothQuant on {len(factors)} inputs of matrix products"),
-    )
-    return smoothed, tuple(factors)
+    note = f"SmoothQuant on {len(factors)} inputs of matrix products"
+    return rewritten(prepared, model, destination, note), tuple(factors)
 
 
-def product_groups(model: onnx.ModelProto, exclude: Collection[str] = ()) -> tuple[Group, ...]:
-    """MatMul, Gemm and fused Attention nodes of the main graph with a constant matrix, by the computed tensor that they
-    multiply."""
-    constants = {t.name: t for t in model.graph.initializer if t.data_type == onnx.TensorProto.FLOAT}
-    found: dict[str, list[tuple[str, str, bool]]] = {}
-    for node in model.graph.node:
-        fused = node.op_type == "Attention" and node.domain == "com.microsoft"
-        if not (fused or node.op_type in ("MatMul", "Gemm")) or node.name in exclude:
+def product_groups(model: ir.Model, exclude: Collection[str] = ()) -> tuple[Group, ...]:
+    """MatMul, Gemm and fused Attention nodes of the main graph with a constant matrix, grouped by the computed tensor
+    that they multiply.
+
+    Args:
+        exclude: names of nodes that are left out.
+    """
+    found: dict[str, list[str]] = {}
+    for node in model.graph:
+        fused = node.op_type == "Attention" and node.domain == MICROSOFT
+        if not (fused or is_op(node, "MatMul", "Gemm")) or node.name in exclude:
             continue
-        x, weight = node.input[:2]
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        matrix = weight in constants and len(constants[weight].dims) == 2
-        if matrix and x not in constants and not attributes.get("transA", 0):
-            found.setdefault(x, []).append((node.name, weight, bool(attributes.get("transB", 0))))
+        x, weight = node.inputs[0], initializer(node.inputs[1])
+        matrix = weight is not None and weight.dtype == ir.DataType.FLOAT and len(weight.shape) == 2
+        if matrix and initializer(x) is None and not node.attributes.get_int("transA", 0):
+            found.setdefault(name_of(x), []).append(node.name or "")
     return tuple(Group(tensor, tuple(products)) for tensor, products in found.items())
 
 
 def observe(
-    model: onnx.ModelProto, path: Path, groups: Sequence[Group], samples: Samples, progress: Progress
+    prepared: PreparedModel, groups: Sequence[Group], samples: Samples, progress: Progress
 ) -> dict[str, Observed]:
-    """What the groups' tensors held over at most `MOST_SAMPLES` samples, spread over all of them."""
-    inputs = {value.name for value in model.graph.input}
+    """The values of the groups' tensors over at most `MOST_SAMPLES` samples, spread over all of them."""
     names = [group.tensor for group in groups]
-    fetched = [name for name in names if name not in inputs]
-    session = InstrumentedModel(from_proto(model, path.parent), fetched, keep_layout=fetched)
     stride = max(1, len(samples) // MOST_SAMPLES)
     chosen = range(0, len(samples), stride)[:MOST_SAMPLES]
     each = -(-ROWS // len(chosen))
     largest: dict[str, Floats] = {}
     rows: dict[str, list[Floats]] = {name: [] for name in names}
-    with progress.stage("Looking at the inputs of matrix products", len(chosen)) as advance:
-        for index, sample in enumerate(samples):
-            if index not in chosen:
-                continue
-            values = dict(zip(fetched, session.run(sample.inputs, sample.name), strict=True)) if fetched else {}
+    taken = (sample for index, sample in enumerate(samples) if index in chosen)
+    with progress.stage("Observing the inputs of matrix products", len(chosen)) as advance:
+        for values in tensor_values(prepared, names, taken):
             for name in names:
-                table = np.asarray(values.get(name, sample.inputs.get(name)), np.float32)
+                table = np.asarray(values[name], np.float32)
                 table = table.reshape(-1, table.shape[-1])
                 peak = np.abs(table).max(axis=0, initial=0)
                 largest[name] = np.maximum(largest[name], peak) if name in largest else peak
@@ -179,7 +175,12 @@ def observe(
 
 
 def best_factor(seen: Observed, matrix: Floats, *, symmetric: bool) -> Floats | None:
-    """k per channel that makes the product [rows, outputs] most exact; None where none gains `LEAST_GAIN_DB`."""
+    """k, float32 [channels], with the least error of the product; None where none gains `LEAST_GAIN_DB`.
+
+    Args:
+        matrix: [channels, outputs].
+        symmetric: whether activations will be quantized around zero.
+    """
     columns = matrix[:, :: max(1, matrix.shape[1] // _COLUMNS)]
     exact = seen.rows @ columns
     plain = _noise(seen.rows, columns, exact, symmetric)
@@ -212,94 +213,63 @@ def _noise(rows: Floats, matrix: Floats, exact: Floats, symmetric: bool) -> floa
     return float(np.einsum("ij,ij->", error, error))
 
 
-def rescale(model: onnx.ModelProto, groups: Sequence[Group], factors: Mapping[str, Floats]) -> None:
-    """Divide each group's tensor by its factor and multiply its matrices, in place."""
-    graph = model.graph
-    editor = _Editor(graph)
+def rescale(model: ir.Model, groups: Sequence[Group], factors: Mapping[str, Floats]) -> None:
+    """Divide each group's tensor by its factor and multiply its matrices, in place.
+
+    Args:
+        factors: by tensor, float32 [channels].
+    """
+    index, editor = GraphIndex(model), Editor(model)
     for group in groups:
-        k = factors[group.tensor]
-        nodes = {name: editor.nodes[name] for name, _, _ in group.products}
-        normalization = editor.makers.get(group.tensor)
-        if normalization is not None and editor.only_feeds(normalization, nodes):
+        k, x = factors[group.tensor], index.values[group.tensor]
+        nodes = [index.nodes[name] for name in group.products]
+        normalization = x.producer()
+        if normalization is not None and _only_feeds(normalization, nodes):
             for place in (1, 2):
-                if len(normalization.input) > place and normalization.input[place]:
-                    name = normalization.input[place]
-                    normalization.input[place] = editor.changed(name, editor.array(name) / k)
+                weights = constant(node_input(normalization, place))
+                if weights is not None:
+                    _change(editor, normalization, place, weights / k)
         else:
-            smoothed, inverse = f"{group.tensor}/smoothed", f"{group.tensor}/smoothing"
-            graph.initializer.append(numpy_helper.from_array(1 / k, inverse))
-            first = next(i for i, node in enumerate(graph.node) if node.name in nodes)
-            graph.node.insert(first, helper.make_node("Mul", [group.tensor, inverse], [smoothed], name=smoothed))
-            editor.describe_as(group.tensor, smoothed)
-            for node in graph.node:
-                if node.name in nodes:
-                    node.input[0] = smoothed
-        for name, weight, flip in group.products:
-            scaled = editor.array(weight) * (k[None, :] if flip else k[:, None])
-            node = next(node for node in graph.node if node.name == name)
-            node.input[1] = editor.changed(weight, scaled)
-    editor.drop_unused()
+            inverse = editor.constant(f"{group.tensor}/smoothing", 1 / k)
+            smoothed = editor.node("Mul", [x, inverse], f"{group.tensor}/smoothed", before=nodes[0], like=x)
+            for node in nodes:
+                node.replace_input_with(0, smoothed)
+        for node in nodes:
+            weights = constant(node.inputs[1])
+            assert weights is not None
+            _change(editor, node, 1, weights * (k[None, :] if _is_transposed(node) else k[:, None]))
 
 
-class _Editor:
-    """Constants changed in place where one node reads them, else as copies."""
-
-    def __init__(self, graph: onnx.GraphProto) -> None:
-        self._graph = graph
-        self._constants = {tensor.name: tensor for tensor in graph.initializer}
-        self._uses: dict[str, list[str]] = {}
-        for node in graph.node:
-            for name in node.input:
-                self._uses.setdefault(name, []).append(node.name)
-        self._outputs = {output.name for output in graph.output}
-        self.nodes = {node.name: node for node in graph.node}
-        self.makers = {name: node for node in graph.node for name in node.output}
-
-    def array(self, name: str) -> NDArray[Any]:
-        return numpy_helper.to_array(self._constants[name])
-
-    def only_feeds(self, node: onnx.NodeProto, readers: Collection[str]) -> bool:
-        """Whether `node` is a LayerNormalization over the last axis with constants, read by nobody but `readers`."""
-        output = node.output[0]
-        axis = next((a.i for a in node.attribute if a.name == "axis"), -1)
-        constant = all(name in self._constants for name in node.input[1:] if name)
-        alone = output not in self._outputs and set(self._uses.get(output, ())) <= set(readers)
-        return node.op_type == "LayerNormalization" and axis == -1 and constant and alone
-
-    def changed(self, name: str, values: NDArray[Any]) -> str:
-        """The name under which a constant has these values for one of its readers."""
-        tensor = numpy_helper.from_array(np.ascontiguousarray(values, np.float32), name)
-        if len(self._uses[name]) == 1:
-            self._constants[name].CopyFrom(tensor)
-            return name
-        self._uses[name].pop()
-        number = 1
-        while f"{name}/scaled{number}" in self._constants:
-            number += 1
-        tensor.name = f"{name}/scaled{number}"
-        self._graph.initializer.append(tensor)
-        self._constants[tensor.name] = tensor
-        return tensor.name
-
-    def describe_as(self, tensor: str, new: str) -> None:
-        for value in [*self._graph.value_info, *self._graph.input, *self._graph.output]:
-            if value.name == tensor:
-                self._graph.value_info.add().CopyFrom(value)
-                self._graph.value_info[-1].name = new
-                return
-
-    def drop_unused(self) -> None:
-        used = {name for node in self._graph.node for name in node.input} | self._outputs
-        kept = [tensor for tensor in self._graph.initializer if tensor.name in used]
-        if len(kept) < len(self._graph.initializer):
-            del self._graph.initializer[:]
-            self._graph.initializer.extend(kept)
+def _only_feeds(node: ir.Node, wanted: Collection[ir.Node]) -> bool:
+    """Whether `node` is a LayerNormalization over the last axis with constants that no node but `wanted` reads."""
+    output = node.outputs[0]
+    constants = all(value is None or initializer(value) is not None for value in node.inputs[1:])
+    alone = not output.is_graph_output() and set(readers(output)) <= set(wanted)
+    last_axis = node.attributes.get_int("axis", -1) == -1
+    return node.op_type == "LayerNormalization" and last_axis and constants and alone
 
 
-def _matrix(weights: Mapping[str, onnx.TensorProto], name: str, flip: bool) -> Floats:
-    """[channels, outputs]"""
-    values: Floats = numpy_helper.to_array(weights[name])
-    return values.T if flip else values
+def _change(editor: Editor, node: ir.Node, place: int, values: NDArray[Any]) -> None:
+    """Give a node other weights (float32): in place where it reads them alone, else as a copy."""
+    weights = node.inputs[place]
+    assert weights is not None
+    if read_count(weights) == 1:
+        set_constant(weights, values)
+    else:
+        copy = editor.constant(f"{weights.name}/scaled", np.asarray(values, np.float32))
+        node.replace_input_with(place, copy)
+
+
+def _is_transposed(node: ir.Node) -> bool:
+    """Whether a product's matrix is stored as [outputs, channels]."""
+    return bool(node.attributes.get_int("transB", 0))
+
+
+def _matrix(node: ir.Node) -> Floats:
+    """The matrix of a product as [channels, outputs]."""
+    values = constant(node.inputs[1])
+    assert values is not None
+    return values.T if _is_transposed(node) else values
 
 
 RECOVERY = SmoothQuant()

@@ -1,25 +1,25 @@
-"""Convolutions in front of a gate, x = y g(y) as in SiLU and GELU, computed twice: once for each of its two readers.
+"""Convolutions before a gate, x = y g(y) as in SiLU and GELU, computed twice: once for each of the two readers of y.
 
-In integers, y has one scale for both. The gate g wants y near zero, finely; the product wants all of y, and x then has
-one scale for channels that may differ a hundredfold. No range serves both. But two convolutions cost little in
-integers, and then each has its own scale:
+In integers, y has one scale for both. The gate g needs small steps near zero; the product needs the whole range of y,
+and x then has one scale for channels that may differ a hundredfold. No range serves both. But two convolutions cost
+little in integers, and then each has its own scale:
 
     y  = W u + b          →  g(y)         its range is where g changes
     y' = (W u + b) / k    →  x' = y' g(y)     per channel k, so that all channels fill the range;
-                                              who reads x' has its weights multiplied by k
+                                              the layers that read x' have their weights multiplied by k
 
-In floats the network computes what it did. Which gates are worth it is decided by simulation on samples of y: the error
-of x as it is now and as it would be, as the layers that read x weigh it, against the sum over all gates.
+In floats the network computes the same. Which gates are split is decided by simulation on samples of y: the error of x
+with and without the split, weighted by the layers that read x, against the sum over all gates.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgeq.calibrate.range_method import grid_of
 from edgeq.data.samples import Samples
-from edgeq.model.load import load_model, model_digest, read_model, save_model
+from edgeq.model.prepare import rewritten
 from edgeq.progress import Progress
 from edgeq.tune.recover.base import Recovery, Stage, State
 from edgeq.tune.recover.gate_plans import plan_gates, worth_it
@@ -45,20 +45,17 @@ class SplitGates(Recovery):
         """Raises:
         EdgeqError: the model refuses a sample.
         """
-        source = state.prepared.path
-        model = load_model(source, external_data="all")
-        gates = [gate for gate in find_gates(model) if gate.layer.name not in state.scheme.exclude]
+        gates = [gate for gate in find_gates(state.prepared.model) if gate.layer.name not in state.scheme.exclude]
         if not gates:
             return state.note(f"{self.name}: no layer is followed by a product with a function of itself")
         grid = grid_of(state.scheme.activation_type, state.scheme.activation_symmetric)
-        plans = plan_gates(model, source, gates, samples, state.statistics, grid, progress)
+        plans = plan_gates(state.prepared, gates, samples, state.statistics, grid, progress)
         chosen = worth_it(plans, self.share)
         if not chosen:
             return state.note(f"{self.name}: none of {len(gates)} gates stands out")
+        model = state.prepared.model.clone()
         split_all(model, [(plan.gate, plan.factor) for plan in chosen])
-        path = workdir / "split.onnx"
-        save_model(model, path)
-        prepared = replace(state.prepared, model=read_model(path), path=path, digest=model_digest(path))
+        prepared = rewritten(state.prepared, model, workdir / "split.onnx")
         ranges = {plan.gate.layer.output + VALUE: plan.value for plan in chosen}
         names = ", ".join(plan.gate.layer.name for plan in chosen)
         changed = {plan.gate.layer.name for plan in chosen}

@@ -1,12 +1,12 @@
-"""Weights rounded again, so that a layer's output is nearest, not each weight.
+"""Weights rounded again, for the least error of a layer's output instead of each weight's.
 
 Rounding each weight to the nearest integer is best only where inputs are uncorrelated. In general the output is off by
 dW x, with the expected square sum_m dW[m] H dW[m]' where H is the second moment of x. Columns are rounded one after
-the other, and each one's error is taken up by those that are still to come: with H^-1 = U'U, U upper triangular, the
+the other, and each one's error is compensated by the columns that follow: with H^-1 = U'U, U upper triangular, the
 error e of column i is spread as w[j] -= e U[i, j] / U[i, i] for j > i (Frantar and Alistarh 2022, "Optimal Brain
 Compression"; Frantar et al. 2022, "GPTQ"). A sweep of coordinate descent follows.
 
-A layer with a bias needs no more than the covariance for H: the mean of the error, dW E[x], goes into the bias. The
+For a layer with a bias, H is the covariance alone: the mean of the error, dW E[x], goes into the bias. The
 rounding of the input adds step^2 / 12 to the diagonal of H, since it is an error of its own in each tap.
 """
 
@@ -16,17 +16,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
-from onnx import numpy_helper
 
 from edgeq.data.samples import Samples
-from edgeq.model.load import load_model
 from edgeq.progress import Progress
 from edgeq.tune.recover.artifact import IntegerLayer, QuantizedFile
 from edgeq.tune.recover.base import Recovery, Stage, State
 from edgeq.tune.recover.layers import Floats, find_layers
 from edgeq.tune.recover.moments import Moments, layer_moments
+from edgeq.tune.recover.scaling import Weights
 
 _BLOCK = 64
 _DAMPING = 1e-3
@@ -48,17 +46,16 @@ class WeightRounding(Recovery):
         EdgeqError: as `layer_moments`.
         """
         assert state.artifact is not None
-        source = state.prepared.path
-        graph = load_model(source, external_data="all")
-        weights = {tensor.name: tensor for tensor in graph.graph.initializer}
+        floats = Weights(state.prepared.model)
         file = QuantizedFile.read(state.artifact.model)
-        integers = {found.layer.name: found for found in file.integer_layers(find_layers(graph)) if not found.shared}
+        found = file.integer_layers(find_layers(state.prepared.model))
+        integers = {integer.layer.name: integer for integer in found if not integer.shared}
         limits = weight_limits(state.scheme.weight_type, state.scheme.reduce_range)
         gains = []
-        layers = [found.layer for found in integers.values()]
+        layers = [integer.layer for integer in integers.values()]
         store = workdir.parent / f"moments-{state.prepared.digest}"
-        for layer, moments in layer_moments(source, layers, samples, store=store, progress=progress):
-            gains.append(round_layer(file, integers[layer.name], weights[layer.weight], weights, moments, limits))
+        for layer, moments in layer_moments(state.prepared, layers, samples, store=store, progress=progress):
+            gains.append(round_layer(file, integers[layer.name], floats, moments, limits))
         if not gains:
             return state.note(f"{self.name}: no layer has integer weights of its own")
         path = workdir / state.artifact.model.name
@@ -73,37 +70,35 @@ class WeightRounding(Recovery):
 def round_layer(
     file: QuantizedFile,
     integer: IntegerLayer,
-    weight: onnx.TensorProto,
-    constants: dict[str, onnx.TensorProto],
+    floats: Weights,
     moments: Moments,
     limits: tuple[int, int],
 ) -> float:
     """Round one layer of `file` anew and put the mean of the remaining error into its bias, in place.
 
     Args:
-        weight: the float weights.
-        constants: of the float model, to read its bias from.
-        limits: smallest and largest integer of the weight type, before the zero point is taken off.
+        floats: of the float model.
+        limits: smallest and largest integer of the weight type, before the zero point is subtracted.
 
     Returns:
-        How many decibels the expected squared error of the output is smaller than it was.
+        By how many decibels the expected squared error of the output falls.
     """
     layer = integer.layer
-    rows = layer.rows(numpy_helper.to_array(weight).astype(np.float64))
-    scale = file.per_row(integer, integer.scale)
-    zero = file.per_row(integer, integer.zero_point)
+    rows = floats.rows(layer)
+    scale = integer.per_row(integer.params.scale)
+    zero = integer.per_row(integer.params.zero_point)
     old = file.weight(integer)
     mean = moments.mean[:, None, :]
-    shape = moments.covariance if integer.bias else moments.covariance + mean.transpose(0, 2, 1) * mean
+    shape = moments.covariance if integer.bias is not None else moments.covariance + mean.transpose(0, 2, 1) * mean
     metric = damped(shape, integer.input_scale)
     new = round_rows(rows / scale, metric, limits[0] - zero, limits[1] - zero)
     before, after = (_squared(rows - scale * q, metric) for q in (old, new))
     chosen = np.where((after < before)[:, :, None], new, old)
     file.set_weight(integer, chosen)
     remaining = ((rows - scale * chosen) * mean).sum(2).ravel()
-    if integer.bias:
+    if integer.bias is not None:
         # From the float bias, not on top of what the file has: applying this twice changes nothing.
-        wanted = numpy_helper.to_array(constants[layer.bias]).astype(np.float64).ravel() if layer.bias else 0.0
+        wanted = floats.array(layer.bias).ravel() if layer.bias else 0.0
         file.add_to_bias(integer, wanted + remaining - file.bias(integer))
         lost = _squared(rows - scale * old, metric) + (((rows - scale * old) * mean).sum(2)) ** 2
     else:
@@ -179,7 +174,11 @@ def damped(moment: Floats, step: float) -> Floats:
 
 
 def weight_limits(weight_type: str, reduce_range: bool) -> tuple[int, int]:
-    """Smallest and largest integer that ONNX Runtime's quantizer uses for weights."""
+    """Smallest and largest integer that ONNX Runtime's quantizer uses for weights of "int8" or "uint8".
+
+    Args:
+        reduce_range: whether weights have 7 bits.
+    """
     if weight_type == "int8":
         return (-64, 64) if reduce_range else (-127, 127)
     return (0, 127) if reduce_range else (0, 255)
