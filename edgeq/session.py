@@ -1,4 +1,4 @@
-"""The one door to ONNX Runtime: settings as a value, sessions opened from it, failures as edgeq errors."""
+"""Sessions of ONNX Runtime: settings as a value, sessions opened with them, failures as edgeq errors."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _options(ort: Any, settings: SessionSettings) -> Any:
 
 
 def _check_space(model: Path | bytes, written: Path | None) -> None:
-    """onnxruntime calls a graph that it could not write an invalid one: tell a full disk apart."""
+    """Raise OSError where the disk is full: onnxruntime reports a graph that it could not write as invalid."""
     if written is None or not written.parent.is_dir():
         return
     size = len(model) if isinstance(model, bytes) else model.stat().st_size if model.is_file() else 0

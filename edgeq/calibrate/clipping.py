@@ -1,4 +1,4 @@
-"""What a range cuts off: the share of a tensor's power that lies in what clipping takes away."""
+"""What a range cuts off: the share of a tensor's power that clipping removes."""
 
 from __future__ import annotations
 

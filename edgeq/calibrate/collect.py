@@ -27,16 +27,24 @@ MOST_WORKERS = 4
 
 
 class SampleLike(Protocol):
+    """One sample of the data."""
+
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What messages call it: a file, or its number."""
+
     @property
-    def inputs(self) -> Mapping[str, NDArray[Any]]: ...
+    def inputs(self) -> Mapping[str, NDArray[Any]]:
+        """Input name → array, of the types and shapes of the model's inputs."""
 
 
 class SamplesLike(Protocol):
+    """Data that can be gone through several times, in the same order."""
+
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[SampleLike]: ...
-    def digest(self) -> str: ...
+    def digest(self) -> str:
+        """Identifies the data: the same samples in the same order have the same digest."""
 
 
 Checkpoint = Callable[[Statistics], None]

@@ -253,5 +253,5 @@ def _parse_array(content: bytes, kind: np.dtype[Any]) -> NDArray[Any]:
         raise ValueError(f"an array is {dtype} with {len(shape)} dimensions")
     array = np.frombuffer(content, kind, offset=stream.tell())
     if array.size != shape[0]:
-        raise ValueError(f"an array says that it has {shape[0]} entries and has {array.size}")
+        raise ValueError(f"an array of {shape[0]} entries has {array.size}")
     return array

@@ -56,9 +56,11 @@ class Histogram:
 
     @property
     def total(self) -> int:
+        """How many values were counted."""
         return int(self.counts.sum())
 
     def merge(self, other: Histogram) -> Histogram:
+        """The histogram of the values of both; exact, since counts are integers."""
         if not (self.keys.size and other.keys.size):
             return self if self.keys.size else other
         return _collect(np.concatenate([self.keys, other.keys]), np.concatenate([self.counts, other.counts]))

@@ -164,7 +164,7 @@ def _with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:
 
 
 def _external_folder(model: ir.Model) -> dict[str, str]:
-    """The session setting that says where external weights lie; nothing where there are none."""
+    """The session setting for the folder of external weights; empty where there are none."""
     for graph in model.graphs():
         for value in graph.initializers.values():
             if isinstance(value.const_value, ir.ExternalTensor):

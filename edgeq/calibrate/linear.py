@@ -26,6 +26,7 @@ class Linear:
     width: float
 
     def centres(self) -> Float64s:
+        """float64[2 × BINS]: the value in the middle of each bin."""
         return (np.arange(2 * BINS, dtype=np.float64) - BINS + 0.5) * self.width
 
 

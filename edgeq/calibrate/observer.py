@@ -132,7 +132,7 @@ class Observer:
 
 
 def dtype_name(values: NDArray[Any]) -> str:
-    """ "float16" or "float32"; numpy takes ten times as long to say so."""
+    """ "float16" or "float32"; numpy's own names take ten times as long."""
     return "float16" if values.dtype == np.float16 else "float32"
 
 

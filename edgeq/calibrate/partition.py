@@ -27,7 +27,7 @@ def partition_tensors(
     memory: int | None,
     workers: int,
 ) -> tuple[list[tuple[str, ...]], int]:
-    """Waves of tensor names, and how many samples may run at once.
+    """Partitions of the tensor names, one a pass, and how many samples may run at once.
 
     Tensors of one pass are neighbours in the graph and have seen the same number of samples; those that have seen all
     are in none. Fewer samples at once come

@@ -59,7 +59,7 @@ def calibrate_to(
     mine = force or start is not None
 
     def save(partial: Statistics) -> None:
-        # The first time nothing may be replaced without being asked to, after that only what was saved before.
+        # The first save replaces nothing without `force`, later ones replace what was saved before.
         nonlocal mine
         save_statistics(partial, directory, force=mine)
         mine = True

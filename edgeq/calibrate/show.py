@@ -1,4 +1,4 @@
-"""What a statistics directory or a table says, as plain values for the command line and for plots."""
+"""The content of a statistics directory or a table as plain values, for the command line and for plots."""
 
 from __future__ import annotations
 

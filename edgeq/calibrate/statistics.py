@@ -34,6 +34,11 @@ class ChannelExtrema:
         return hash((self.axis, self.minimum.tobytes(), self.maximum.tobytes()))
 
     def merge(self, other: ChannelExtrema) -> ChannelExtrema:
+        """The extrema of both parts together.
+
+        Raises:
+            CalibrationError: they have different axes or numbers of channels.
+        """
         if self.axis != other.axis or self.minimum.shape != other.minimum.shape:
             raise CalibrationError("the number of channels differs between samples", "Collect it per tensor")
         return ChannelExtrema(
@@ -54,7 +59,7 @@ class TensorStatistics:
         minimum_sum, maximum_sum: sums over samples of the extrema of each sample, in units of 2^-149.
         histogram: every element, or of a tensor that is very large in one sample an evenly spread part, each counted
             for as many as it stands for.
-        channels: extrema per channel where they were asked for.
+        channels: extrema per channel where they were collected.
     """
 
     dtype: str = "float32"
@@ -69,6 +74,11 @@ class TensorStatistics:
     channels: ChannelExtrema | None = None
 
     def merge(self, other: TensorStatistics) -> TensorStatistics:
+        """The statistics of both parts together; sums and counts are exact, so the order of merging does not matter.
+
+        Raises:
+            CalibrationError: their element types differ, or only one has extrema per channel.
+        """
         if self.dtype != other.dtype:
             raise CalibrationError(f"one part has {self.dtype}, the other {other.dtype}")
         if (self.channels is None) != (other.channels is None) and self.nonempty and other.nonempty:

@@ -44,7 +44,7 @@ def table_of(ranges: Mapping[str, Range], tensors: Collection[str] | None = None
         tensors: names that the table must cover; None means those of `ranges`.
 
     Raises:
-        CalibrationError: a tensor is missing, or its range is not finite or so large that float32 has no room for it.
+        CalibrationError: a tensor is missing, or its range is not finite or exceeds float32.
     """
     missing = sorted(set(tensors or ()) - set(ranges))
     if missing:
@@ -95,7 +95,7 @@ def write_tables(directory: Path, ranges: Mapping[str, Range], *, tensors: Colle
 
 
 def read_tables(directory: Path) -> Table:
-    """Read the three tables and check that they say the same."""
+    """Read the three tables and check that they have the same ranges."""
     table = read_flatbuffers(directory / FLATBUFFERS)
     for name, other in ((JSON, read_json(directory / JSON)), (CACHE, read_cache(directory / CACHE))):
         if other != table:
@@ -104,7 +104,7 @@ def read_tables(directory: Path) -> Table:
 
 
 def read_table(path: Path) -> Table:
-    """Read any of the four files, told apart by content."""
+    """Read any of the four files; the content decides which it is."""
     content = _read(path)
     if content.startswith(b"TRT-"):
         return read_native(path)
@@ -131,6 +131,11 @@ def check_table(path: Path) -> None:
 
 
 def read_flatbuffers(path: Path) -> Table:
+    """Read a table in ONNX Runtime's flatbuffers form.
+
+    Raises:
+        CalibrationError: it is damaged, or of another form.
+    """
     try:
         pairs = decode_table(_read(path))
     except (ValueError, IndexError, struct.error, UnicodeDecodeError) as error:
@@ -142,6 +147,11 @@ def read_flatbuffers(path: Path) -> Table:
 
 
 def read_json(path: Path) -> Table:
+    """Read a table in ONNX Runtime's JSON form: tensor name → the largest magnitude as text.
+
+    Raises:
+        CalibrationError: it is damaged, or of another form.
+    """
     try:
         pairs = json.loads(_read(path), object_pairs_hook=list)
     except ValueError as error:
@@ -152,6 +162,11 @@ def read_json(path: Path) -> Table:
 
 
 def read_cache(path: Path) -> Table:
+    """Read a table in ONNX Runtime's text form: a line "name value" for each tensor.
+
+    Raises:
+        CalibrationError: it is damaged, or of another form.
+    """
     lines = [line.rsplit(" ", 1) for line in _text(path).splitlines()]
     if any(len(line) != 2 for line in lines):
         raise CalibrationError(f"{path} has a line that is not 'name value'", "Write it again")

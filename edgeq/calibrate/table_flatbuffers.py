@@ -65,9 +65,11 @@ class _View:
         self._content = content
 
     def unsigned(self, at: int) -> int:
+        """The little-endian uint32 at byte `at`."""
         return int(struct.unpack_from("<I", self._content, self._inside(at, 4))[0])
 
     def follow(self, at: int) -> int:
+        """Where the offset at byte `at` leads to, counted from there."""
         return self._inside(at + self.unsigned(at), 4)
 
     def field(self, table: int, slot: int) -> int | None:
@@ -82,6 +84,7 @@ class _View:
         return self.follow(table + offset) if offset else None
 
     def string(self, at: int) -> str:
+        """The text at byte `at`: its length in bytes as uint32, then UTF-8."""
         length = self.unsigned(at)
         self._inside(at + 4, length)
         return self._content[at + 4 : at + 4 + length].decode()

@@ -54,7 +54,7 @@ def quantizable_tensors(model: ir.Model) -> tuple[str, ...]:
 
     Not among them: weights and what is computed from weights alone; a convolution's output that only a
     BatchNormalization reads, since every backend folds that away. A tensor whose type cannot be inferred is listed;
-    `collect` drops it when ONNX Runtime says that it is no float.
+    `collect` drops it where ONNX Runtime infers that it is no float.
     """
     constants = GraphIndex(model).computed_constants
     types = element_types(model)
@@ -69,7 +69,7 @@ def quantizable_tensors(model: ir.Model) -> tuple[str, ...]:
 
 
 def plan(model: ir.Model, wanted: Collection[str], whole: Collection[str] = ()) -> Plan:
-    """Find the cheapest way to the statistics of `wanted`.
+    """Plan how to get the statistics of `wanted` with the fewest fetched tensors.
 
     A Relu or Clip output follows from its input when that is wanted too; so do rearranged tensors and Concat.
 

@@ -13,7 +13,7 @@ def from_proto(proto: onnx.ModelProto, base: Path | None = None) -> ir.Model:
     """The in-memory model of a checked protobuf. Weights are not copied.
 
     Args:
-        base: folder that the locations of external weights are relative to; they are read when they are asked for.
+        base: folder that the locations of external weights are relative to; they are read when their values are.
     """
     model = ir.serde.deserialize_model(proto)
     if base is not None:

@@ -22,7 +22,7 @@ Movement = Literal["", "permutes", "selects"]
 
 @dataclass(frozen=True)
 class IntegerInput:
-    """An input that holds integers, and the inputs that say what they mean.
+    """An input that holds integers, and the inputs that give their scale and zero point.
 
     Attributes:
         value: place of the integers.
@@ -51,7 +51,7 @@ class Operator:
         float_form: for an integer operator, the one that computes the same on floats.
         dynamic: takes floats, and measures their range itself when it runs.
         mac_rule: how its multiply-accumulates are counted, see `edgeq.model.macs`; "" where it multiplies no matrices.
-        mac_operands: places of the operands that the rule looks at; () for all inputs.
+        mac_operands: places of the operands whose shapes the rule uses; () for all inputs.
         movement: of operators that compute nothing: "permutes" where every element appears once in the output,
             "selects" where some are left out, repeated or put beside a constant. Integers behind mean what those in
             front mean.
@@ -200,7 +200,7 @@ PERMUTATIONS = frozenset(op_type for op_type, row in OPERATORS.items() if row.mo
 
 
 def operator_of(node: ir.Node) -> Operator:
-    """The row of a node; for an operator without one, a row that says nothing but that its first input is data."""
+    """The row of a node; for an operator without one, a row in which just the first input is known to be data."""
     found = _BY_DOMAIN.get((node.domain, node.op_type)) or OPERATORS.get(node.op_type)
     return found or Operator(node.op_type)
 

@@ -1,7 +1,7 @@
-"""What passes, builders and measurements ask of a graph: constants, readers, sizes, bodies.
+"""Queries of a graph for passes, builders and measurements: constants, readers, sizes, bodies.
 
 Most questions are onnx_ir's own (`Value.producer()`, `Value.uses()`, `Value.is_graph_output()`); a use inside the body
-of an If, Loop or Scan counts there like any other. Here is what it has no word for.
+of an If, Loop or Scan counts there like any other. This module has what it lacks.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def every_node(model: ir.Model) -> Iterator[ir.Node]:
 
 
 def bodies(node: ir.Node) -> Iterator[ir.Graph]:
-    """The graphs directly inside a node: those of If, Loop, Scan and their kin."""
+    """The graphs directly inside a node: those of If, Loop, Scan and SequenceMap."""
     for attribute in node.attributes.values():
         if attribute.type is ir.AttributeType.GRAPH:
             yield attribute.as_graph()

@@ -24,7 +24,7 @@ _SHORT: dict[ir.DataType | None, str] = {
     ir.DataType.INT4: "s4",
 }
 # Operator → the inputs whose types, one after the other, name its kernel: the first of each group that is constant
-# tells (a zero point has the type of what it belongs to), else a computed one is unsigned, as DynamicQuantizeLinear is.
+# decides (a zero point has the type of what it belongs to), else it is unsigned, as DynamicQuantizeLinear's is.
 _TYPED_BY: dict[str, tuple[tuple[int, ...], ...]] = {
     "QLinearConv": ((2,), (3, 5)),
     "QLinearMatMul": ((2,), (3, 5)),
@@ -72,6 +72,7 @@ class Compatibility:
         return self.requirements[0].since
 
     def runs_on(self, version: str) -> bool:
+        """Whether a release such as "1.24.1" is no older than `minimum`; patch releases count as their minor one."""
         return _key(version) >= _key(self.minimum)
 
     def explain(self, version: str) -> str:

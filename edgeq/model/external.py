@@ -52,7 +52,7 @@ def save_external(
 
 
 def _own_name(tensor: str, taken: set[str]) -> str:
-    """A file name that looks like the tensor's and is nobody else's, where case does not count either."""
+    """A file name made of the tensor's, unique among `taken`, also on file systems that ignore case."""
     stem = "".join(c if c in _SAFE else "_" for c in tensor).strip(".")[:100] or "weight"
     name, number = stem, 1
     while name.lower() in taken:

@@ -1,4 +1,4 @@
-"""What a file that is not an ONNX model most likely is, so that the refusal can say how to get one."""
+"""What a file that is not an ONNX model most likely is, for an error message with a fix."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class ModelReport:
 
     Attributes:
         path, files, file_bytes, digest: the model file; it and its external data; their bytes; SHA-256.
-        ir_version, opsets, producer: as the model says. The main operator set is "ai.onnx".
+        ir_version, opsets, producer: as the model has them. The main operator set is "ai.onnx".
         parameters, parameter_bytes: elements and bytes of all initializers.
         macs: multiply-accumulates of one inference, symbolic sizes taken as 1.
         operators: by type, the most work first.
@@ -138,7 +138,7 @@ def inspect_model(path: Path, targets: Sequence[tuple[str, str]] = (), *, progre
     preparation: tuple[str, ...] = ()
     predictions: tuple[TargetPrediction, ...] = ()
     if quantized and rules:
-        notes.append("quantized already: a forecast needs the float32 model that it was made from")
+        notes.append("quantized already: a prediction needs the float32 model that it was made from")
     elif rules:
         with tempfile.TemporaryDirectory() as workdir:
             prepared = prepare_model(path, Path(workdir), progress=progress)

@@ -55,7 +55,7 @@ class SlowFusion:
 
 @dataclass(frozen=True)
 class NodeContext:
-    """What the conditions may look at besides the node.
+    """What conditions depend on besides the node.
 
     Attributes:
         constants: names of tensors with fixed values.
@@ -207,7 +207,7 @@ def _not_vector(node: ir.Node, context: NodeContext) -> str:
     a, b = (known_sizes(value) or () for value in node.inputs[:2])
     columns = b[-2] if _integer(node, "transB") and len(b) > 1 else b[-1] if len(b) > 1 else 0
     rows = a[-1] if _integer(node, "transA") and len(a) > 1 else a[-2] if len(a) > 1 else 0
-    # A row count that is the batch says nothing about the layer: only a result with one column is surely a vector.
+    # A row count that is the batch is no property of the layer: only a result with one column is surely a vector.
     if columns == 1 or (rows == 1 and len(a) > 2):
         return "it multiplies a matrix with a vector, which is bound by memory"
     return ""
@@ -248,7 +248,7 @@ CONDITIONS: dict[str, Condition] = {
     "not-vector": _not_vector,
     "equal-shapes": _equal_shapes,
 }
-"""Name → check of a node: "" when the condition holds (or nothing is known against it), else what speaks against it."""
+"""Name → check of a node: "" when the condition holds (or nothing is known against it), else what contradicts it."""
 
 
 def _least_channels(bound: int) -> Condition:

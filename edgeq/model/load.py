@@ -1,4 +1,4 @@
-"""Models from files and into files. What a stranger's file says is checked before anything is allocated for it."""
+"""Models from files and into files. Files are untrusted: sizes are checked before memory is allocated for them."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ ExternalData = Literal["small", "all", "none"]
 
 
 def load_model(path: Path, *, external_data: ExternalData = "small") -> onnx.ModelProto:
-    """Read a model and check that it is one: parsed, its tensors as long as they say, its external data inside its
-    folder, its graph acyclic (nodes are put in order if they are not) and valid for onnx's checker.
+    """Read a model and check that it is one: parsed, its tensors as long as their shapes need, its external data inside
+    its folder, its graph acyclic (nodes are put in order if they are not) and valid for onnx's checker.
 
     Args:
         external_data: "small" reads external data in when there is little of it, so that most callers need not know
@@ -76,7 +76,7 @@ def load_model(path: Path, *, external_data: ExternalData = "small") -> onnx.Mod
 
 
 def read_model(path: Path) -> ir.Model:
-    """`load_model` as the in-memory model of `edgeq.graph`; external data is read when a weight is asked for.
+    """`load_model` as the in-memory model of `edgeq.graph`; external data is read when the values of a weight are.
 
     Raises:
         ModelError: as `load_model`.
@@ -167,7 +167,7 @@ def is_quantized(model: ir.Model) -> bool:
 
 
 def _external_tensors(path: Path) -> list[onnx.TensorProto]:
-    """What a file says of its external tensors; their data are neither here nor read."""
+    """The external tensors of a file, without their data, which is not read."""
     try:
         found = read_onnx(path, str(path)).external
     except BundleError:  # no model, which the parser reports better, or one that the walk finds too unusual
@@ -252,7 +252,11 @@ def _text_is_text(message: Any) -> bool:
 
 
 def check_valid(model: onnx.ModelProto, path: Path) -> None:
-    """Hold a model against the rules of the ONNX format, without its larger weights. ModelError where it breaks one."""
+    """Check a model against the rules of the ONNX format, without its larger weights.
+
+    Raises:
+        ModelError: it breaks one.
+    """
     bare = proto_skeleton(model)
     # The checker wants a shape on every input and output; ONNX Runtime does not, and many exporters leave it out.
     for value in [*bare.graph.input, *bare.graph.output]:

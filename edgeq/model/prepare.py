@@ -1,4 +1,4 @@
-"""From a stranger's model to one that every backend can start from."""
+"""From an untrusted model file to one that every backend can start from."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PreparedModel:
         digest: `edgeq.model.load.model_digest` of `path`; the same source gives the same digest.
         signature: inputs and outputs, named and typed as the source's; shapes may be better known than there.
         opset: version of the main operator set.
-        notes: what was changed and what is worth knowing, in plain words.
+        notes: what was changed and what is worth knowing, as sentences.
     """
 
     model: ir.Model = field(compare=False, repr=False)

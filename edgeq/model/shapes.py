@@ -1,4 +1,4 @@
-"""Shapes of every tensor: symbolic inference, onnx's own where that gives up, and bounds on what they may say."""
+"""Shapes of every tensor: symbolic inference, onnx's own where that gives up, and an upper bound on sizes."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class SymbolicOptions:
 def infer_shapes(
     model: ir.Model, symbolic: SymbolicOptions | None = SymbolicOptions()
 ) -> tuple[dict[str, ir.Value], str]:
-    """Tensor name → a value with the type and shape of that tensor of the main graph; what the model itself says counts
-    where inference knows less.
+    """Tensor name → a value with the type and shape of that tensor of the main graph; the model's own
+    count where inference knows less.
 
     Weights may be external: they are not read.
 
@@ -87,7 +87,7 @@ def unknown_shapes(model: ir.Model) -> tuple[str, ...]:
 
 
 def element_types(model: ir.Model) -> dict[str, ir.DataType]:
-    """Tensor name → element type, for the tensors of the main graph whose type the model says or onnx can infer;
+    """Tensor name → element type, for the tensors of the main graph whose type the model has or onnx can infer;
     UNDEFINED for sequences, maps and other values that are no tensors."""
     values = GraphIndex(model).values
     known = {name: value for name, value in values.items() if value.type is not None}
@@ -142,7 +142,7 @@ def _symbolic(bare: onnx.ModelProto, options: SymbolicOptions) -> onnx.ModelProt
 
 
 def _knowledge(value: onnx.ValueInfoProto) -> tuple[bool, int]:
-    """How much a value's shape says: (rank known, sizes known)."""
+    """How much is known of a value's shape: (whether the rank is, how many sizes are)."""
     if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
         return False, 0
     return True, sum(d.HasField("dim_value") for d in value.type.tensor_type.shape.dim)

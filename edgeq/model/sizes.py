@@ -16,8 +16,8 @@ _FLOAT_BYTES = 4
 
 
 def tensor_sizes(model: ir.Model, inputs: Mapping[str, NDArray[Any]]) -> dict[str, int]:
-    """Tensor name → bytes when the model runs on `inputs`, four to an element; without those whose shape inference
-    cannot tell."""
+    """Tensor name → bytes when the model runs on `inputs`, four to an element; without those that cannot be
+    inferred."""
     bare = skeleton(model)
     del bare.graph.value_info[:]
     for value in bare.graph.input:

@@ -1,4 +1,4 @@
-"""Tensors as ONNX stores them: where they are in a model, how large they say they are, and whether that is true."""
+"""Tensors as ONNX stores them: where they are in a model, how large they should be, and whether they are."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def iter_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     yield from _graphs_of_nodes(graph.node)
 
 
-def iter_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+def _iter_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """Every node of a model: main graph, subgraphs and model-local functions."""
     for graph in iter_graphs(model.graph):
         yield from graph.node
@@ -80,7 +80,7 @@ def iter_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Every tensor of a model: initializers, tensor attributes and the parts of sparse tensors, wherever nested."""
     for graph in _all_graphs(model):
         yield from graph.initializer
-    for node in iter_nodes(model):
+    for node in _iter_nodes(model):
         for attribute in node.attribute:
             if attribute.HasField("t"):
                 yield attribute.t
@@ -90,9 +90,10 @@ def iter_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def iter_sparse_tensors(model: onnx.ModelProto) -> Iterator[onnx.SparseTensorProto]:
+    """Every sparse tensor of a model: initializers and attributes, wherever nested."""
     for graph in _all_graphs(model):
         yield from graph.sparse_initializer
-    for node in iter_nodes(model):
+    for node in _iter_nodes(model):
         for attribute in node.attribute:
             if attribute.HasField("sparse_tensor"):
                 yield attribute.sparse_tensor
@@ -100,10 +101,11 @@ def iter_sparse_tensors(model: onnx.ModelProto) -> Iterator[onnx.SparseTensorPro
 
 
 def is_external(tensor: onnx.TensorProto) -> bool:
+    """Whether the data of a tensor is in another file."""
     return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
 
 
-def element_count(tensor: onnx.TensorProto) -> int:
+def _element_count(tensor: onnx.TensorProto) -> int:
     return math.prod(tensor.dims)
 
 
@@ -112,7 +114,7 @@ def tensor_bytes(tensor: onnx.TensorProto) -> int:
     if tensor.data_type == onnx.TensorProto.STRING:
         return sum(len(s) for s in tensor.string_data)
     bits = _bits(tensor.data_type)
-    return (element_count(tensor) * (bits or 0) + 7) // 8
+    return (_element_count(tensor) * (bits or 0) + 7) // 8
 
 
 def weight_bytes(model: ir.Model) -> int:
@@ -144,7 +146,7 @@ def check_tensor(tensor: onnx.TensorProto, path: Path) -> None:
 
 
 def check_sparse_tensor(sparse: onnx.SparseTensorProto, path: Path) -> None:
-    """Refuse a sparse tensor that says to be larger than any dense one may be: runtimes make it dense."""
+    """Refuse a sparse tensor of more than `MAX_ELEMENTS` elements: runtimes make it dense."""
     if any(d < 0 for d in sparse.dims) or math.prod(sparse.dims) > MAX_ELEMENTS:
         raise ModelError(
             f"{path}: sparse tensor {sparse.values.name!r} has the shape {list(sparse.dims)}", "Export dense weights"
@@ -152,7 +154,7 @@ def check_sparse_tensor(sparse: onnx.SparseTensorProto, path: Path) -> None:
 
 
 def external_span(tensor: onnx.TensorProto, model_path: Path) -> ExternalSpan:
-    """Check one external tensor and say where its bytes lie. Nothing of the data is read.
+    """Check one external tensor and give the place of its bytes, which are not read.
 
     Raises:
         ModelError: the location is absolute, leaves the model's folder (also through a symbolic link), is missing or
@@ -209,7 +211,7 @@ def _number(text: str, field: str, where: str) -> int:
 
 def _announced_and_held(tensor: onnx.TensorProto) -> tuple[int, int]:
     """(expected, present): bytes for raw data, elements of the typed field otherwise."""
-    elements = element_count(tensor)
+    elements = _element_count(tensor)
     data_type = tensor.data_type
     if data_type == onnx.TensorProto.STRING:
         return elements, len(tensor.string_data)

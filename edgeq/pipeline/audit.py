@@ -41,7 +41,7 @@ def audit_saturation(
     Args:
         path: a quantized model, or a bundle.
         data: samples to simulate it on.
-        reference: the float model, to tell what saturation costs against it; needs `data`.
+        reference: the float model, to measure the loss by saturation against it; needs `data`.
         variant: of a bundle; None takes the one for this machine.
         config: session options that the model file is run with; a bundle's variant brings its own.
 

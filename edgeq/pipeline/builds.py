@@ -58,7 +58,7 @@ class Builds:
         """The proof of what `build` gave for `scheme`.
 
         Args:
-            native: whether this machine's kernels are the target's, so that timing them says something.
+            native: whether this machine's kernels are the target's, so that timings are those of the target.
         """
         timed = self._timed and native
         key = (artifact_key(built.target, scheme), timed)

@@ -55,14 +55,14 @@ class Diagnosis:
     checks: tuple[Check, ...]
 
     def check(self, *, gpu: bool) -> None:
-        """Raise CheckFailedError where something failed, or where GPU checks were asked for and did not run."""
+        """Raise CheckFailedError where something failed, or where required GPU checks did not run."""
         bad = [c for c in self.checks if c.status == "failed" or (gpu and c.status == "not run")]
         if bad:
             raise CheckFailedError(f"{bad[0].name}: {bad[0].detail}", "See the checks above")
 
 
 def doctor(*, gpu: bool = False, progress: Progress = SILENT) -> Diagnosis:
-    """Look at this machine.
+    """Check this machine.
 
     Args:
         gpu: also build, run and time the demo model on the GPU. Takes minutes: TensorRT builds an engine.
@@ -152,7 +152,7 @@ def _on_gpu(machine: Machine, progress: Progress) -> Iterator[Check]:
 
 
 def _run(variant: Variant, clock: Callable[[], float] = time.perf_counter) -> Check:
-    """Open a variant, compare it with what the simulation said, and time it."""
+    """Open a variant, compare it with the simulation, and time it."""
     name = f"run {variant.name}"
     try:
         start = clock()

@@ -71,7 +71,7 @@ def emit_c(
     """Write a C bundle for the program at `source`.
 
     Args:
-        source: a .program.npz, or the int8 model beside which it lies.
+        source: a .program.npz, or the int8 model beside it.
         data: samples; the first `images` become the bundle's, quantized.
         output: a folder of its own.
 
@@ -95,7 +95,7 @@ def emit_c(
     )
     inputs = first_inputs(program, samples, images)
     if any(len(values) < images for values in inputs.values()):
-        raise DataError(f"{data.source} holds fewer than {images} samples", "Give more, or ask for fewer --images")
+        raise DataError(f"{data.source} holds fewer than {images} samples", "Give more, or fewer --images")
     with output_directory(output, force=force, check=C_FOLDER.check) as draft:
         bundle = write_c_bundle(program, inputs, draft, generation=generation, params_header=params_header)
         write_marker(draft, _KIND, {name: sha256(draft / name) for name in bundle.files})

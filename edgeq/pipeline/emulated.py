@@ -64,7 +64,7 @@ def check_built(
 
 
 def checks_of(found: EmulatedCheck) -> tuple[Check, ...]:
-    """What a check on the target's kernels says, for the list of what was checked on whose word."""
+    """The result of a check on the target's kernels, for the list of checks."""
     kind = _KINDS[found.where]
     if kind == "none":
         return (Check("kernels", kind, found.how, found.reason),)
@@ -83,7 +83,7 @@ def _count(job: Job, built: Built, machine: Machine) -> int:
 
 
 def verify_request(bundle: Path, variant: str | None, options: Mapping[str, Any]) -> VerifyRequest:
-    """What `edgeq verify --on` is asked, from its flat options."""
+    """The request of `edgeq verify --on`, from its flat options."""
     named = {name: options[name] for name in ("annotations", "decoder", "class_offset")}
     same = {name: options[name] for name in ("on", "data", "count", "preprocess", "labels", "task")}
     drop = share("--max-drop", options["max_drop"])
@@ -93,7 +93,7 @@ def verify_request(bundle: Path, variant: str | None, options: Mapping[str, Any]
 
 
 def refuse_without_target(options: Mapping[str, Any]) -> None:
-    """Options that say how to compare a target with this machine make no sense without one.
+    """Refuse options for comparing a target with this machine where no target is named.
 
     Raises:
         UsageError: one is given.
@@ -101,4 +101,4 @@ def refuse_without_target(options: Mapping[str, Any]) -> None:
     given = next((name for name, value in options.items() if value not in (None, ())), None)
     if given is not None:
         option = {"count": "--samples"}.get(given, f"--{given.replace('_', '-')}")
-        raise UsageError(f"{option} says how to check on another target's kernels", "Name the target with --on")
+        raise UsageError(f"{option} is for checks on another target's kernels", "Name the target with --on")

@@ -102,7 +102,7 @@ def open_job(
 
     Raises:
         UsageError: samples are needed and were not given; `exclude` names a node that is not there.
-        ModelError: there is nothing in the model that samples could say something about.
+        ModelError: the model has no input, or no float tensor to quantize.
         CalibrationError: `statistics` belong to another model.
     """
     if data is None and validation is None:
@@ -139,7 +139,7 @@ def open_job(
 
 @dataclass(frozen=True)
 class Derived:
-    """What statistics say under a scheme: ranges; and for backends that want to know, what was seen, unclipped, and
+    """What follows from statistics under a scheme: ranges; and for backends that need it, the unclipped ranges, and
     the share of each tensor's power that its range cuts off."""
 
     ranges: Mapping[str, Range] = field(default_factory=dict)
@@ -161,7 +161,7 @@ def build_derived(job: Job, target: Target, scheme: Scheme, derived: Derived, de
 
 
 def derive(job: Job, target: Target, scheme: Scheme) -> Derived:
-    """What the job's statistics say under `scheme`; nothing where it is not static."""
+    """What follows from the job's statistics under `scheme`; nothing where it is not static."""
     if scheme.mode != "static":
         return Derived()
     assert job.statistics is not None

@@ -107,7 +107,7 @@ def _dynamic(options: Mapping[str, Any]) -> dict[str, Any]:
     if options["weight_type"] is None:
         return {"mode": "dynamic"}
     if not options["op_types"]:
-        raise UsageError("dynamic weight types are per operator type", "Say which with --op-type")
+        raise UsageError("dynamic weight types are per operator type", "Name it with --op-type")
     return {"mode": "dynamic", "dynamic_weight_types": dict.fromkeys(options["op_types"], options["weight_type"])}
 
 

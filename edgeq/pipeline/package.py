@@ -195,7 +195,7 @@ def _variant(
 def _emulated(
     variant: PackagedVariant, builds: Builds, machine: Machine, selftest: int, progress: Progress
 ) -> PackagedVariant:
-    """`variant` with what the target's own kernels say of it.
+    """`variant` with the result of the check on the target's own kernels.
 
     Raises:
         CheckFailedError: it fails there.

@@ -26,7 +26,7 @@ FLOAT, INT8, PLAIN = "float32", "int8", "int8, unoptimised"
 
 # Samples for comparing the optimised with the unoptimised graph: that one runs on reference kernels, which are slow.
 _OPTIMISER_SAMPLES = 8
-# Decibels that the runtime's optimiser may cost before it is said: fusing changes roundings, not more.
+# Decibels lost by the runtime's optimiser above which a warning is given: fusing changes roundings, not more.
 _OPTIMISER_LOSS_DB = 3.0
 _TIMED_SECONDS = 1.5
 # A model of seconds is timed this often, not for minutes: the fewest pairs that a 95 % interval of their median needs.
@@ -34,7 +34,7 @@ _TIMED_RUNS = 6
 _WARM_UP = WarmUp(window=3, max_s=2.0)
 # Below this, a tenth of the output's power is quantization noise.
 _POOR_SQNR_DB = 10.0
-# Accuracy lost, as a fraction, from which on it is said; what is too much is for --max-drop to say.
+# Accuracy lost, as a fraction, from which on a warning is given; --max-drop sets what is refused.
 _POOR_DROP = 0.05
 
 
@@ -112,7 +112,7 @@ class Proof:
             reason = f"; the largest left in float is {worst.name} ({worst.reason})" if worst is not None else ""
             raise CheckFailedError(
                 f"{self.coverage.int8_mac_share:.1%} of the multiply-accumulates run in int8, less than the "
-                f"{require_coverage:.1%} asked for{reason}",
+                f"{require_coverage:.1%} required{reason}",
                 "Lower --require-coverage, or see `edgeq inspect -v` for what could run in int8",
             )
 

@@ -1,4 +1,4 @@
-"""Why a node of the float model runs in float, by what was asked for and what the backend can."""
+"""Why a node of the float model runs in float, by the scheme and the backend's rules."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from edgeq.session import SessionSettings
 
 @dataclass(frozen=True)
 class Output:
-    """What a session says of one output."""
+    """Name, type and shape of one output, as an onnxruntime session gives them."""
 
     name: str
 
@@ -33,9 +33,11 @@ class ProgramSession:
         self._simulator = ArraySimulator(load_program(program))
 
     def get_outputs(self) -> Sequence[Output]:
+        """The outputs of the program, in order, as `InferenceSession.get_outputs` gives those of a model."""
         return [Output(name) for name in self._simulator.program.outputs]
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Sequence[Any]:
+        """Simulate one sample; `output_names` as `InferenceSession.run` takes them, None for all outputs."""
         found = self._simulator.run(input_feed).tensors
         return [found[name] for name in output_names or self._simulator.program.outputs]
 

@@ -1,4 +1,4 @@
-"""Which checks of a variant hold for its target, and on whose word."""
+"""Which checks of a variant hold for its target, and how each was made."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TABLE = "targets/onnxruntime/versions.toml"
 
 
 def artifact_checks(built: Built, proof: Proof, machine: Machine, decision: Decision | None) -> tuple[Check, ...]:
-    """What edgeq can say by itself: checks made here, and the model of saturating kernels."""
+    """The checks that need no target: those made here, and the model of saturating kernels."""
     target = built.target
     found = {
         "load": "",

@@ -46,11 +46,11 @@ class PackagedVariant:
     """One variant: what was built, its proof, whether that was taken on the target's own kernels, and its size.
 
     Attributes:
-        threads: those that suit it, which the runner takes where it is told none; 0 leaves it to the runtime.
+        threads: those that suit it, the runner's default; 0 leaves it to the runtime.
         checks: what was checked on whose kernels, one of each name.
         decision: what was done about saturating kernels, and why; None where there was nothing to decide.
         compatibility: what it needs of onnxruntime; None where that is not looked up.
-        emulated: the check on the target's own kernels, where this machine's are others; None where none was asked for.
+        emulated: the check on the target's own kernels, where this machine's are others; None where none was made.
     """
 
     built: Built
@@ -288,7 +288,7 @@ def _selftest(
 ) -> tuple[tuple[SelfTestCase, ...], dict[str, float]]:
     """The vectors, made of what this machine answers, and what each output may differ by on the device.
 
-    The answers are the target's own where it could be asked. Where it could not, they are this machine's, and the
+    The outputs are the target's own where they could be computed there. Else they are this machine's, and the
     target's may differ by as much as quantization itself changed them: roundings differ between architectures, and a
     network spreads them as it spreads those.
     """

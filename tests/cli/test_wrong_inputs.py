@@ -139,7 +139,7 @@ def test_what_the_runtime_refuses_to_run_is_one_line(workspace: Workspace, capfd
         (("--method", "median"), USAGE, "'median' is not one of"),
         (("--activation-type", "int8", "--weight-type", "uint8"), USAGE, "int8 activations with uint8 weights"),
         (("--dynamic", "--method", "mse"), USAGE, "--method and --dynamic exclude each other"),
-        (("--dynamic", "--weight-type", "uint8"), USAGE, "Say which with --op-type"),
+        (("--dynamic", "--weight-type", "uint8"), USAGE, "Name it with --op-type"),
         (("--dynamic", "--op-type", "Conv"), USAGE, "no weight type for dynamic Conv. Name one with --weight-type"),
         (("--count", "0"), USAGE, "'--count': 0 is not in the range x>=1. See `edgeq "),
         (("--calibration", "absent"), CalibrationError.exit_code, "absent holds no calibration statistics"),

@@ -109,7 +109,7 @@ def test_the_command(bundle: Path, data: Path, bare: None) -> None:
     assert "passed, natively" in CliRunner().invoke(group, words).stdout
     ran = CliRunner().invoke(group, ["verify", str(bundle), "--samples", "4"])
     assert ran.exit_code == 2
-    assert "--samples says how to check on another target's kernels. Name the target with --on" in ran.stderr
+    assert "--samples is for checks on another target's kernels. Name the target with --on" in ran.stderr
 
 
 def test_status_says_what_is_missing(bare: None) -> None:

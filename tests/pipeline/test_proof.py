@@ -88,7 +88,7 @@ def test_the_drop_is_in_the_primary_metric() -> None:
     ("bars", "problem"),
     [
         ({"max_drop": 0.01}, "accuracy falls by 0.0200, more than the 0.01 allowed"),
-        ({"require_coverage": 0.5}, "40.0% .* less than the 50.0% asked for; the largest left in float is conv"),
+        ({"require_coverage": 0.5}, "40.0% .* less than the 50.0% required; the largest left in float is conv"),
     ],
 )
 def test_bars_that_are_not_met(bars: dict[str, float], problem: str) -> None:
