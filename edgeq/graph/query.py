@@ -75,6 +75,11 @@ def read_count(value: ir.Value) -> int:
     return len(value.uses()) + value.is_graph_output()
 
 
+def consumers(value: ir.Value) -> list[tuple[ir.Node, int]]:
+    """The nodes of a value's own graph that read it as an input, each with the place of that input."""
+    return [(use.node, use.idx) for use in value.uses() if use.node.graph is value.graph]
+
+
 def readers(value: ir.Value) -> tuple[ir.Node, ...]:
     """The nodes of a value's own graph that read it, each once, in the order of the graph where bodies read it too: a
     node counts that has a body which does."""

@@ -1,8 +1,8 @@
 """Which arithmetic really runs on integers, read off ONNX Runtime's own profile of the optimised graph.
 
-Counting Q/DQ nodes in a file says what was asked for. What runs is decided at load, when the optimiser fuses some of
+Counting Q/DQ nodes in a file shows what was requested. What runs is decided at load, when the optimiser fuses some of
 them into integer kernels and leaves the rest in float, so one inference is run under the profiler and every kernel that
-ran is judged by its name and the dtype of what went in.
+ran is classified by its name and the dtype of its inputs.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 
-from edgeq.graph.convert import from_proto
+from edgeq.graph.query import consumers, name_of
 from edgeq.measure.profile import KernelRun, TypedShape, profile
 from edgeq.model.macs import node_macs
-from edgeq.model.skeleton import proto_skeleton
 from edgeq.records import NOT_WRITTEN, Count, Share, written
 from edgeq.session import SessionSettings
 
@@ -28,7 +27,7 @@ Kind = Literal["int8", "float", "conversion", "other"]
 
 # Kernels that take float and convert to integers inside.
 _DYNAMIC_INTEGER = re.compile(r"^(DynamicQuantize(MatMul|LSTM)|MatMulNBits)$")
-# Control flow multiplies nothing itself: the kernels of its body are judged one by one.
+# Control flow multiplies nothing itself: the kernels of its body count one by one.
 _CONTROL = frozenset({"If", "Loop", "Scan"})
 _CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 _MOVES_DATA = frozenset({"Shape", "ReorderInput", "ReorderOutput", "MemcpyToHost", "MemcpyFromHost"})
@@ -124,21 +123,21 @@ def measure_coverage(
     model: Path,
     settings: SessionSettings,
     feed: Mapping[str, np.ndarray],
-    source: onnx.ModelProto,
+    source: ir.Model,
     explain: Explain,
 ) -> Coverage:
-    """Run `model` once under the profiler and judge every kernel.
+    """Run `model` once under the profiler and classify every kernel.
 
     Args:
         model: the artifact.
         settings: the session settings that ship with it.
         feed: one sample.
-        source: the float model that the artifact was made from, with shapes; weights need not be loaded.
+        source: the float model that the artifact was made from, by whose nodes kernels are named and counted.
         explain: gives the reason for a node that ran in float.
     """
     profiled = profile(model, settings, feed)
-    macs = {name: count for name, count in node_macs(from_proto(_sized(source, feed))).items() if count}
-    nodes = judge(profiled.kernels, profiled.weights, macs, aliases(source, macs))
+    macs = {name: count for name, count in node_macs(_sized(source, feed)).items() if count}
+    nodes = classify(profiled.kernels, profiled.weights, macs, aliases(source, macs))
     float_nodes = tuple(
         FloatNode(n.source, n.op_type, n.macs, explain(n.source, n.op_type)) for n in nodes if n.kind == "float"
     )
@@ -150,27 +149,23 @@ def measure_coverage(
     )
 
 
-def aliases(source: onnx.ModelProto, macs: Mapping[str, int]) -> dict[str, str]:
+def aliases(source: ir.Model, macs: Mapping[str, int]) -> dict[str, str]:
     """Names under which ONNX Runtime may run a source node → that node's name.
 
     Fusions name the fused kernel after the node, its output tensor, or the activation that it swallowed.
     """
-    graph = source.graph
-    consumers: dict[str, list[onnx.NodeProto]] = {}
-    for node in graph.node:
-        for tensor in node.input:
-            consumers.setdefault(tensor, []).append(node)
     known: dict[str, str] = {}
-    for node in graph.node:
-        if node.name in macs:
-            known[node.output[0]] = node.name
-            following = consumers.get(node.output[0], [])
+    for node in source.graph:
+        name = node.name or ""
+        if name in macs:
+            known[name_of(node.outputs[0])] = name
+            following = [reader for reader, _ in consumers(node.outputs[0])]
             if len(following) == 1 and following[0].name not in macs:
-                known[following[0].name] = known[following[0].output[0]] = node.name
-    return known | {node.name: node.name for node in graph.node if node.name in macs}
+                known[following[0].name or ""] = known[name_of(following[0].outputs[0])] = name
+    return known | {node.name: node.name for node in source.graph if node.name and node.name in macs}
 
 
-def judge(
+def classify(
     kernels: Sequence[KernelRun],
     weights: Mapping[str, tuple[int, ...]],
     macs: Mapping[str, int],
@@ -216,7 +211,7 @@ def _kind(op_type: str, inputs: list[TypedShape], outputs: list[TypedShape]) -> 
         return "conversion"
     if op_type in _MOVES_DATA | _CONTROL or not inputs:
         return "other"
-    # QLinearConcat takes its scales first; there the output tells.
+    # QLinearConcat takes its scales first; there the output decides.
     if _DYNAMIC_INTEGER.match(op_type) or {d for d, _ in (inputs[0], *outputs[:1])} & {"int8", "uint8"}:
         return "int8"
     computed_in_float = inputs[0][0] in ("float", "float16", "double") or any(d == "float" for d, _ in outputs)
@@ -242,14 +237,13 @@ def _macs_from_shapes(
     return 0
 
 
-def _sized(source: onnx.ModelProto, feed: Mapping[str, np.ndarray]) -> onnx.ModelProto:
-    """A copy without weights, its inputs of the sizes of `feed`: what is symbolic in `source` is known in a run."""
-    sized = proto_skeleton(source)
-    for value in sized.graph.input:
-        if value.name in feed:
-            shape = value.type.tensor_type.shape
-            del shape.dim[:]
-            for size in feed[value.name].shape:
-                shape.dim.add().dim_value = size
-    del sized.graph.value_info[:]
+def _sized(source: ir.Model, feed: Mapping[str, np.ndarray]) -> ir.Model:
+    """A copy whose inputs have the sizes of `feed`: what is symbolic in `source` is known in a run."""
+    sized = source.clone()
+    for value in sized.graph.inputs:
+        if value.name and value.name in feed:
+            value.shape = ir.Shape(feed[value.name].shape)
+    for node in sized.graph:
+        for output in node.outputs:
+            output.shape = output.shape if output.is_graph_output() else None
     return sized

@@ -16,8 +16,8 @@ import onnx_ir as ir
 
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.quant_params import QuantParams
-from edgeq.graph.query import name_of
-from edgeq.measure.match_weights import NODE_SUFFIX, consumers
+from edgeq.graph.query import consumers, name_of
+from edgeq.measure.match_weights import NODE_SUFFIX
 from edgeq.measure.quantization import activation_params
 from edgeq.model.shapes import element_types
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.operators import OPERATORS, channel_axis, operator_of
 from edgeq.graph.quant_params import QuantParams
-from edgeq.graph.query import constant, constant_tensor, is_constant, name_of, node_input
+from edgeq.graph.query import constant, constant_tensor, consumers, is_constant, name_of, node_input
 from edgeq.measure.agreement import OutputComparison, decibels
 from edgeq.measure.quantization import integer_uses
 
@@ -179,11 +179,6 @@ def _quantized_weights(graph: GraphIndex) -> Iterator[tuple[ir.Value, ir.Node, i
                 continue
             node, place = readers[0]
         yield weight, node, place, use.params
-
-
-def consumers(value: ir.Value) -> list[tuple[ir.Node, int]]:
-    """The nodes of a value's own graph that read it as an input, and at which place."""
-    return [(use.node, use.idx) for use in value.uses() if use.node.graph is value.graph]
 
 
 def _float_name(float_graph: GraphIndex, quantized: ir.Value, node: ir.Node, place: int) -> str | None:

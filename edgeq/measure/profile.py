@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ import onnx
 
 from edgeq.session import SessionSettings, open_session
 
+RUNS = 20
+"""Runs that count where kernels are timed."""
+_WARM_UP = 5
 _SUFFIX = "_kernel_time"
 TypedShape = tuple[str, list[int]]
 
@@ -65,6 +69,29 @@ def profile(model: Path, settings: SessionSettings, feed: Mapping[str, Any], *, 
             session.run(None, dict(feed))
         events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
         return Profile(kernel_runs(events), _weight_shapes(optimized))
+
+
+def timed_profile(model: Path, settings: SessionSettings, feed: Mapping[str, Any], *, runs: int = RUNS) -> Profile:
+    """`profile` with each kernel once, at its `typical` time over `runs` runs behind a warm-up."""
+    found = profile(model, settings, feed, runs=_WARM_UP + runs)
+    return replace(found, kernels=typical(found.kernels, _WARM_UP + runs))
+
+
+def typical(kernels: Sequence[KernelRun], runs: int) -> tuple[KernelRun, ...]:
+    """Each kernel of `runs` runs once, in execution order, with the median of its times behind the warm-up.
+
+    The median, because it is the time of an ordinary run: a mean takes in interrupts of the system, and the shortest of
+    some runs favours kernels whose time varies, such as conversions that are bound by memory. A kernel in a loop, which
+    runs several times a run, has their sum, as a mean over all runs.
+    """
+    first: dict[str, KernelRun] = {}
+    times: dict[str, list[float]] = {}
+    for kernel in kernels:
+        first.setdefault(kernel.name, kernel)
+        times.setdefault(kernel.name, []).append(kernel.us)
+    once = {name: len(taken) == runs and runs > _WARM_UP for name, taken in times.items()}
+    us = {n: statistics.median(taken[_WARM_UP:]) if once[n] else sum(taken) / runs for n, taken in times.items()}
+    return tuple(replace(kernel, us=us[name]) for name, kernel in first.items())
 
 
 def kernel_runs(events: Iterable[Mapping[str, Any]]) -> tuple[KernelRun, ...]:

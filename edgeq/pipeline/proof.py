@@ -13,7 +13,6 @@ from edgeq_device.ranking import Ratio, ratio
 from edgeq.backends import Artifact
 from edgeq.data.samples import Samples
 from edgeq.errors import CheckFailedError
-from edgeq.graph.convert import to_proto
 from edgeq.measure.accuracy import Accuracy, evaluate_sessions
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.coverage import Coverage, Explain, measure_coverage
@@ -156,7 +155,7 @@ def prove(
         INT8: open_session(artifact.proof_model, settings),
     }
     first = next(iter(samples))
-    source = to_proto(prepared.model)
+    source = prepared.model
     coverage = artifact.coverage or measure_coverage(artifact.model, settings, first.inputs, source, explain)
     evaluation = evaluate_sessions(sessions, samples, task=task, reference=FLOAT, settings=opened, progress=progress)
     agreement = evaluation.agreement[INT8]

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import onnx
 from edgeq_device.arrays import read_arrays
 from edgeq_device.bench_bundle import bundle_variants
 from edgeq_device.bench_settings import BenchSettings
@@ -25,7 +24,7 @@ from edgeq.hardware.detect import detect_machine
 from edgeq.measure.bench import bench
 from edgeq.measure.kernels import kernel_times
 from edgeq.measure.loaded_model import is_bundle, variant_settings
-from edgeq.model.load import load_model
+from edgeq.model.load import read_model
 from edgeq.ownership import is_plain
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
@@ -196,7 +195,7 @@ def _kernels(variants: list[Variant]) -> dict[str, Any]:
     feed = read_arrays(cases[0].inputs)
     first = variants[0].model
     assert first is not None  # select() gives only what onnxruntime runs
-    source = onnx.shape_inference.infer_shapes(load_model(first, external_data="none"))
+    source = read_model(first)
     found = {}
     for variant in variants:
         if variant.model is not None:

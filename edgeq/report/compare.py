@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import onnx
 from edgeq_device.bench_settings import BenchSettings
 from edgeq_device.feeds import random_feeds
 
@@ -22,7 +21,7 @@ from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.latency import Measurement, bench_model, measure_models
 from edgeq.measure.loaded_model import LoadedModel, open_model
 from edgeq.measure.task import TaskOptions, make_task
-from edgeq.model.load import load_model, model_digest, model_files
+from edgeq.model.load import model_digest, model_files
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
 from edgeq.report.compare_text import comparison_rows, sentences
@@ -242,12 +241,10 @@ def _side(
     try:
         size = sum(file.stat().st_size for file in model_files(loaded.model))
         digest = model_digest(loaded.model)
-        source = load_model(loaded.model, external_data="none")
         first = next(iter(samples)).inputs if samples is not None and evaluation is not None else None
         feed = first or random_feeds(loaded.session, count=1)[0]
         # A quantized graph stands in for its float model: MACs come from its own nodes and shapes.
-        inferred = onnx.shape_inference.infer_shapes(source)
-        coverage = plain(measure_coverage(loaded.model, loaded.settings, feed, inferred, lambda name, op: ""))
+        coverage = plain(measure_coverage(loaded.model, loaded.settings, feed, loaded.graph, lambda name, op: ""))
     except EdgeqError as error:
         notes.append(f"{key}: {error}")
     accuracy = evaluation.accuracy.get(key) if evaluation is not None else None

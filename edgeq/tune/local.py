@@ -23,7 +23,6 @@ from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.inference import Session
 from edgeq.measure.task import Task
 from edgeq.model.int8_rules import int8_rules, quantizable_operators
-from edgeq.model.load import load_model
 from edgeq.model.macs import node_macs
 from edgeq.pipeline.builds import model_bytes
 from edgeq.pipeline.job import Built, Job
@@ -248,7 +247,7 @@ class LocalEvaluator:
     def _int8_mac_share(self, artifact: Artifact) -> float:
         if artifact.coverage is not None:
             return artifact.coverage.int8_mac_share
-        source = load_model(self._job.prepared.path, external_data="none")
+        source = self._job.prepared.model
         feed = self._accuracy.samples[0].inputs
         return measure_coverage(
             artifact.model, artifact.settings(), feed, source, lambda name, op_type: ""

@@ -7,7 +7,6 @@ from typing import Any
 
 from edgeq.backends import Artifact
 from edgeq.measure.kernels import KernelTime, kernel_times
-from edgeq.model.load import load_model
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
 from edgeq.session import SessionSettings
@@ -25,10 +24,9 @@ def slow_layers(
         feed: one query's inputs.
         float_threads, threads: that the float model and the artifact run with.
     """
-    source = load_model(prepared.path, external_data="none")
     settings = SessionSettings(intra_op_threads=float_threads)
-    in_float = _by_layer(kernel_times(prepared.path, settings, feed, source))
-    in_int8 = _by_layer(kernel_times(artifact.model, artifact.settings(threads=threads), feed, source))
+    in_float = _by_layer(kernel_times(prepared.path, settings, feed, prepared.model))
+    in_int8 = _by_layer(kernel_times(artifact.model, artifact.settings(threads=threads), feed, prepared.model))
     macs = node_macs(prepared.model)
     layers = [node.name for node in prepared.model.graph if node.name and macs.get(node.name)]
     return slower_in_integers(layers, in_float, in_int8)

@@ -16,7 +16,6 @@ from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.data.samples import Samples, open_samples
 from edgeq.measure.coverage import Coverage, measure_coverage
-from edgeq.model.load import load_model
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.scheme import Scheme
 from edgeq.session import SessionSettings, open_session
@@ -113,7 +112,7 @@ class Bench:
 
     def coverage(self, artifact: Artifact, settings: SessionSettings | None = None) -> Coverage:
         feed = next(iter(self.samples)).inputs
-        source = load_model(self.prepared.path)
+        source = self.prepared.model
         return measure_coverage(
             artifact.model, settings or artifact.settings(), feed, source, lambda name, op_type: "because"
         )

@@ -80,7 +80,7 @@ def test_coverage_names_source_nodes_and_reasons(tmp_path: Path) -> None:
     model = prepared(mlp(), tmp_path)
     artifact = CpuBackend().build(model, {}, DYNAMIC.replace(exclude=("first",)), tmp_path / "q.onnx")
     explain = explainer(model, Built(resolve("cpu-any"), artifact))
-    found = measure_coverage(artifact.model, artifact.settings(), rows(4), onnx.load(model.path), explain)
+    found = measure_coverage(artifact.model, artifact.settings(), rows(4), model.model, explain)
     assert found.int8_macs == 4 * 96 * 32, "of the batch that ran"
     assert found.float_macs == 4 * 64 * 96
     reasons = {node.name: node.reason for node in found.float_nodes}
@@ -120,7 +120,7 @@ def test_recurrent_layers(tmp_path: Path, kind: str, kernel: str) -> None:
     session = open_session(artifact.model, artifact.settings())
     assert sqnr_db(run(model.path, data)["y"], session.run(None, data)[0]) > 28
     explain = explainer(model, Built(resolve("cpu-any"), artifact))
-    found = measure_coverage(artifact.model, artifact.settings(), data, onnx.load(model.path), explain)
+    found = measure_coverage(artifact.model, artifact.settings(), data, model.model, explain)
     macs = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind] * hidden * 2 * hidden * 6 * 2
     assert found.int8_macs + found.float_macs == macs
     assert found.int8_mac_share == (0 if kind == "RNN" else 1)

@@ -1,4 +1,4 @@
-"""Coverage is judged from what ran: synthetic profiles for the rules, a real session for the whole."""
+"""Coverage is read off what ran: synthetic profiles for the rules, a real session for the whole."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from edgeq.graph.convert import from_proto
-from edgeq.measure.coverage import aliases, judge, measure_coverage
+from edgeq.measure.coverage import aliases, classify, measure_coverage
 from edgeq.measure.profile import kernel_runs
 from edgeq.model.macs import node_macs
 from edgeq.records import plain
@@ -49,7 +49,7 @@ FLOAT_IMAGE = ("float", [1, 16, 8, 8])
 )
 def test_kind(op_type: str, first: Shaped, kind: str) -> None:
     dtype = "int64" if first[0] == "int64" else "float"
-    (run,) = judge(kernel_runs([event("n", op_type, [first], (dtype, first[1]))]), {}, {}, {})
+    (run,) = classify(kernel_runs([event("n", op_type, [first], (dtype, first[1]))]), {}, {}, {})
     assert run.kind == kind
 
 
@@ -57,13 +57,13 @@ def test_a_concat_takes_its_scales_first() -> None:
     concat = event(
         "n", "QLinearConcat", [("float", []), ("uint8", []), IMAGE, ("float", []), ("uint8", []), IMAGE], IMAGE
     )
-    assert judge(kernel_runs([concat]), {}, {}, {})[0].kind == "int8"
+    assert classify(kernel_runs([concat]), {}, {}, {})[0].kind == "int8"
 
 
 def test_only_kernels_count() -> None:
     other = {"cat": "Session", "name": "session_initialization", "args": {}}
     before = {"cat": "Node", "name": "n_fence_before", "args": {"op_name": "Conv"}}
-    assert judge(kernel_runs([other, before]), {}, {}, {}) == ()
+    assert classify(kernel_runs([other, before]), {}, {}, {}) == ()
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,12 @@ def test_only_kernels_count() -> None:
 def test_renamed_nodes_are_recognised(name: str) -> None:
     macs, known = {"conv": 1000}, {"conv": "conv", "y": "conv", "relu": "conv"}
     weights = {name: (16, 16, 3, 3)}
-    (run,) = judge(kernel_runs([event(name, "Conv", [FLOAT_IMAGE], FLOAT_IMAGE)]), weights, macs, known)
+    (run,) = classify(kernel_runs([event(name, "Conv", [FLOAT_IMAGE], FLOAT_IMAGE)]), weights, macs, known)
     assert (run.source, run.macs) == ("conv", 1000)
 
 
 def test_an_activation_that_runs_by_itself_is_not_the_node_before_it() -> None:
-    (run,) = judge(
+    (run,) = classify(
         kernel_runs([event("relu", "Relu", [FLOAT_IMAGE], FLOAT_IMAGE)]), {}, {"conv": 1000}, {"relu": "conv"}
     )
     assert (run.source, run.macs) == ("relu", 0)
@@ -88,7 +88,7 @@ def test_the_scaling_behind_a_dynamic_node_is_not_the_node() -> None:
         event("conv_quant", "ConvInteger", [IMAGE], ("int32", [1, 16, 8, 8])),
         event("conv_quant_scales_mul", "Mul", [FLOAT_IMAGE], FLOAT_IMAGE),
     ]
-    conv, scaling = judge(kernel_runs(ran), {"conv_quant": (16, 16, 3, 3)}, {"conv": 1000}, {"conv": "conv"})
+    conv, scaling = classify(kernel_runs(ran), {"conv_quant": (16, 16, 3, 3)}, {"conv": 1000}, {"conv": "conv"})
     assert (conv.source, conv.macs, conv.kind) == ("conv", 1000, "int8")
     assert (scaling.source, scaling.macs) == ("conv_quant_scales_mul", 0)
 
@@ -96,7 +96,7 @@ def test_the_scaling_behind_a_dynamic_node_is_not_the_node() -> None:
 def test_macs_from_shapes_where_the_name_is_lost() -> None:
     conv = event("fused_1", "QLinearConv", [IMAGE], ("uint8", [1, 8, 8, 32]))
     matmul = event("fused_2", "MatMulIntegerToFloat", [("uint8", [2, 5, 64])], ("float", [2, 5, 10]))
-    runs = judge(kernel_runs([conv, matmul]), {"fused_1": (32, 16, 3, 3)}, {}, {})
+    runs = classify(kernel_runs([conv, matmul]), {"fused_1": (32, 16, 3, 3)}, {}, {})
     assert [run.macs for run in runs] == [8 * 8 * 32 * 16 * 9, 2 * 5 * 10 * 64]
 
 
@@ -145,7 +145,7 @@ def float_source() -> onnx.ModelProto:
 def test_a_real_session(tmp_path: Path) -> None:
     feed = {"x": np.ones((1, 4, 6, 6), np.float32)}
     found = measure_coverage(
-        model(tmp_path), SessionSettings(), feed, float_source(), lambda name, op_type: f"{op_type} because"
+        model(tmp_path), SessionSettings(), feed, from_proto(float_source()), lambda name, op_type: f"{op_type} because"
     )
     assert found.int8_macs == 8 * 4 * 4 * 4 * 9
     assert found.float_macs == 0
@@ -158,14 +158,18 @@ def test_a_real_session(tmp_path: Path) -> None:
 def test_an_unfused_graph_is_float(tmp_path: Path) -> None:
     feed = {"x": np.ones((1, 4, 6, 6), np.float32)}
     found = measure_coverage(
-        model(tmp_path), SessionSettings(optimization="none"), feed, float_source(), lambda name, op_type: "why"
+        model(tmp_path),
+        SessionSettings(optimization="none"),
+        feed,
+        from_proto(float_source()),
+        lambda name, op_type: "why",
     )
     assert found.int8_mac_share == 0.0
     assert found.float_macs == 8 * 4 * 4 * 4 * 9
 
 
 def test_aliases() -> None:
-    source = float_source()
-    macs = {name: count for name, count in node_macs(from_proto(source)).items() if count}
+    source = from_proto(float_source())
+    macs = {name: count for name, count in node_macs(source).items() if count}
     assert list(macs) == ["conv"]
     assert aliases(source, macs) == {"conv": "conv", "c": "conv", "exp": "conv", "y": "conv"}

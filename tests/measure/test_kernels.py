@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 
 from edgeq import demo
-from edgeq.measure.kernels import kernel_times, times_of
-from edgeq.measure.profile import kernel_runs
+from edgeq.measure.kernels import kernel_times
+from edgeq.measure.profile import kernel_runs, typical
+from edgeq.model.load import read_model
 from edgeq.records import plain
 from edgeq.session import SessionSettings
 
@@ -25,27 +25,27 @@ def event(name: str, op: str, microseconds: float, dtype: str = "float") -> dict
 def test_the_median_after_the_warm_up() -> None:
     durations = [900, 800, 700, 600, 500, 10, 20, 30]
     events = [event("relu", "Relu", d) for d in durations] + [{"cat": "Session", "name": "model_run", "dur": 9}]
-    (found,) = times_of(kernel_runs(events), {}, {}, {}, runs=8)
-    assert (found.name, found.op_type, found.kind, found.us) == ("relu", "Relu", "float", 20)
+    (found,) = typical(kernel_runs(events), runs=8)
+    assert (found.name, found.op_type, found.us) == ("relu", "Relu", 20)
 
 
 def test_a_kernel_in_a_loop_gets_its_sum() -> None:
     events = [event("add", "Add", 5) for _ in range(24)]
-    (found,) = times_of(kernel_runs(events), {}, {}, {}, runs=8)
+    (found,) = typical(kernel_runs(events), runs=8)
     assert found.us == pytest.approx(15)
 
 
 def test_order_is_that_of_execution() -> None:
     events = [event(name, "Relu", 1) for _ in range(6) for name in ("b", "a")]
-    assert [k.name for k in times_of(kernel_runs(events), {}, {}, {}, runs=6)] == ["b", "a"]
+    assert [k.name for k in typical(kernel_runs(events), runs=6)] == ["b", "a"]
 
 
 def test_a_real_model() -> None:
-    source = onnx.shape_inference.infer_shapes(onnx.load(demo.MODEL))
-    (given,) = source.graph.input
-    feed = {given.name: np.zeros([d.dim_value or 1 for d in given.type.tensor_type.shape.dim], np.float32)}
+    source = read_model(Path(demo.MODEL))
+    (given,) = source.graph.inputs
+    feed = {given.name: np.zeros([d if isinstance(d, int) else 1 for d in given.shape], np.float32)}
     found = kernel_times(Path(demo.MODEL), SessionSettings(intra_op_threads=1), feed, source, runs=3)
-    nodes = {node.name for node in source.graph.node}
+    nodes = {node.name for node in source.graph}
     convolutions = [k for k in found if "Conv" in k.op_type]
     assert convolutions
     assert {k.name for k in convolutions} <= nodes

@@ -16,11 +16,11 @@ from typing import Any
 
 import onnx
 
-from edgeq.measure.profile import KernelRun, profile
+from edgeq.measure.profile import KernelRun, timed_profile
 from edgeq.session import SessionSettings
 from edgeq.tune.recover.units import Unit
 
-RUNS = 5
+_RUNS = 5
 _CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
 # Microseconds an element where the profile has no conversion to go by.
 _CONVERSION_US = 1e-4
@@ -95,8 +95,8 @@ def measure_costs(
         for tensor in unit.reads:
             readers.setdefault(tensor, []).append(unit.name)
     threads = settings.intra_op_threads
-    floats = _fastest(float_model, SessionSettings(intra_op_threads=threads), feed)
-    integers = _fastest(int8_model, settings, feed)
+    floats = timed_profile(float_model, SessionSettings(intra_op_threads=threads), feed, runs=_RUNS).kernels
+    integers = timed_profile(int8_model, settings, feed, runs=_RUNS).kernels
     each = _conversion_us(integers)
     sizes = _elements(model)
     handed = [tensor for tensor in makers if tensor in readers]
@@ -118,16 +118,6 @@ def unit_of(kernel: str, names: Mapping[str, str]) -> str | None:
             return known
         end -= 1
     return None
-
-
-def _fastest(model: Path, settings: SessionSettings, feed: Mapping[str, Any]) -> list[KernelRun]:
-    """Each kernel's shortest run of `RUNS`, in execution order."""
-    kernels: dict[str, KernelRun] = {}
-    for kernel in profile(model, settings, feed, runs=RUNS).kernels:
-        before = kernels.setdefault(kernel.name, kernel)
-        if kernel.us < before.us:
-            kernels[kernel.name] = kernel
-    return list(kernels.values())
 
 
 def _by_unit(kernels: Sequence[KernelRun], names: Mapping[str, str]) -> dict[str, float]:

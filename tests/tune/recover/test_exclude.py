@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.graph.convert import to_proto
 from edgeq.measure.kernels import kernel_times
 from edgeq.tune.float_layers import MacCosts, RankedLayer, affordable, select_float_layers
 from edgeq.tune.recover.costs import Costs
@@ -91,7 +90,7 @@ def test_what_is_kept_in_float_runs_in_float(tmp_path: Path, form: str, names: t
 
 def _kinds(model: ir.Model, path: Path, settings: object, feed: dict) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
-    for kernel in kernel_times(path, settings, feed, to_proto(model), runs=1):  # type: ignore[arg-type]
+    for kernel in kernel_times(path, settings, feed, model, runs=1):  # type: ignore[arg-type]
         if "Conv" in kernel.op_type:
             found.setdefault(kernel.name.removesuffix("/value"), set()).add(kernel.kind)
     return found

@@ -10,7 +10,6 @@ import pytest
 from onnx import numpy_helper
 
 from edgeq.calibrate.ranges import Range
-from edgeq.graph.convert import to_proto
 from edgeq.measure.kernels import kernel_times
 from edgeq.tune.recover.methods.float_head import find_heads
 from edgeq.tune.recover.run import Recoverer
@@ -116,7 +115,7 @@ def test_scores_gain_and_the_tail_runs_in_float(tmp_path: Path, form: str) -> No
         feed = dict(few(1, SHAPE, seed=2).samples[0].inputs)
         reference, made = run(model, feed)[0], run(built.artifact.model, feed, config=built.artifact.session_options)[0]
         errors[names] = np.sqrt(((made - reference)[..., 4:] ** 2).mean())
-        kernels = kernel_times(built.artifact.model, built.artifact.settings(threads=1), feed, to_proto(model), runs=1)
+        kernels = kernel_times(built.artifact.model, built.artifact.settings(threads=1), feed, model, runs=1)
         kinds = {kernel.op_type: kernel.kind for kernel in kernels if kernel.op_type.endswith("Concat")}
         assert kinds == ({"Concat": "float"} if names else dict.fromkeys(kinds, "int8"))
         convs = [kernel.kind for kernel in kernels if "Conv" in kernel.op_type]
