@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -14,49 +15,51 @@ from edgeq_device.arrays import write_npz
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from edgeq.backends.systolic import program as ir
 from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.program import Pool, Program, Step, Tensor, Tile
 from edgeq.errors import BundleError
 from edgeq.ownership import is_plain
+from edgeq.records import parse, plain
 
 FORMAT = 1
 MAX_BYTES = 2**31
-_STEPS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (
-        ir.Quantize,
-        ir.Dequantize,
-        ir.Conv,
-        ir.Fc,
-        ir.ResidualAdd,
-        ir.MaxPool,
-        ir.AveragePool,
-        ir.Clamp,
-        ir.Concat,
-        ir.Rearrange,
-        ir.Float,
-    )
-}
+_STEPS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Step)}
 _MAIN = "program"
 _DAMAGED = "The file is damaged or was made by another version; build it again"
+
+
+@dataclass(frozen=True)
+class _Document:
+    """Everything of a program but its arrays.
+
+    Attributes:
+        steps: `kind` and the fields of each step; {"array": name} in place of an array or of bytes.
+    """
+
+    format: int
+    name: str
+    array: ArrayConfig
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    tensors: tuple[Tensor, ...]
+    steps: tuple[dict[str, Any], ...]
+    notes: tuple[str, ...]
 
 
 def save_program(program: Program, path: Path) -> None:
     """Write `program`; the same program gives the same bytes."""
     arrays: dict[str, NDArray[Any]] = {}
-    steps = [_plain_step(step, number, arrays) for number, step in enumerate(program.steps)]
-    document = {
-        "format": FORMAT,
-        "name": program.name,
-        "array": dataclasses.asdict(program.array),
-        "inputs": program.inputs,
-        "outputs": program.outputs,
-        "tensors": [dataclasses.asdict(tensor) for tensor in program.tensors.values()],
-        "steps": steps,
-        "notes": program.notes,
-    }
-    text = json.dumps(document, ensure_ascii=False, allow_nan=False).encode("utf-8")
+    document = _Document(
+        FORMAT,
+        program.name,
+        program.array,
+        program.inputs,
+        program.outputs,
+        tuple(program.tensors.values()),
+        tuple(_plain_step(step, number, arrays) for number, step in enumerate(program.steps)),
+        program.notes,
+    )
+    text = json.dumps(plain(document), ensure_ascii=False, allow_nan=False).encode("utf-8")
     arrays[_MAIN] = np.frombuffer(text, np.uint8)
     with path.open("wb") as stream:
         write_npz(stream, dict(sorted(arrays.items())))
@@ -104,22 +107,22 @@ def load_program(path: Path) -> Program:
         document = json.loads(arrays.pop(_MAIN).tobytes().decode("utf-8"))
         if document["format"] != FORMAT:
             raise BundleError(f"{path} is a program of format {document['format']!r}, not {FORMAT}", _DAMAGED)
-        tensors = [_tensor(entry) for entry in document["tensors"]]
+        found = parse(document, _Document, path, BundleError)
         return Program(
-            document["name"],
-            ArrayConfig(**document["array"]),
-            tuple(document["inputs"]),
-            tuple(document["outputs"]),
-            {tensor.name: tensor for tensor in tensors},
-            tuple(_step(entry, arrays) for entry in document["steps"]),
-            tuple(document["notes"]),
+            found.name,
+            found.array,
+            found.inputs,
+            found.outputs,
+            {tensor.name: tensor for tensor in found.tensors},
+            tuple(_step(entry, arrays) for entry in found.steps),
+            found.notes,
         )
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise BundleError(f"{path} holds no program ({type(error).__name__}: {error})", _DAMAGED) from error
 
 
 def _plain_step(step: Step, number: int, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
-    plain: dict[str, Any] = {"kind": type(step).__name__}
+    found: dict[str, Any] = {"kind": type(step).__name__}
     for field in dataclasses.fields(step):
         value = getattr(step, field.name)
         if isinstance(value, bytes):
@@ -127,19 +130,19 @@ def _plain_step(step: Step, number: int, arrays: dict[str, NDArray[Any]]) -> dic
         if isinstance(value, np.ndarray):
             key = f"{number:05d}.{field.name}"
             arrays[key] = value
-            plain[field.name] = {"array": key}
+            found[field.name] = {"array": key}
         elif field.name == "tiles":
-            plain[field.name] = [dataclasses.astuple(tile) for tile in value]
+            found[field.name] = [dataclasses.astuple(tile) for tile in value]
         elif isinstance(value, Pool):
-            plain[field.name] = dataclasses.astuple(value)
+            found[field.name] = dataclasses.astuple(value)
         else:
-            plain[field.name] = dict(value) if field.name == "reasons" else value
-    return plain
+            found[field.name] = dict(value) if field.name == "reasons" else value
+    return found
 
 
-def _step(plain: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Step:
+def _step(entry: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Step:
     values: dict[str, Any] = {}
-    for name, value in plain.items():
+    for name, value in entry.items():
         if name == "kind":
             continue
         if isinstance(value, dict) and set(value) == {"array"}:
@@ -152,11 +155,5 @@ def _step(plain: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Step:
             values[name] = Pool(*value) if value is not None else None
         else:
             values[name] = tuple(value) if isinstance(value, list) else value
-    step: Step = _STEPS[plain["kind"]](**values)
+    step: Step = _STEPS[entry["kind"]](**values)
     return step
-
-
-def _tensor(entry: dict[str, Any]) -> Tensor:
-    channels = entry.pop("channels")
-    shape = tuple(entry.pop("shape"))
-    return Tensor(shape=shape, channels=None if channels is None else tuple(channels), **entry)
