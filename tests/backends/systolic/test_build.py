@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
-from onnx import helper
 
 from edgeq.backends.systolic.array import ArrayConfig, array_config
 from edgeq.backends.systolic.network import AddLayer, ClampLayer, ConvLayer, Network
 from edgeq.backends.systolic.program import Clamp, Conv, Dequantize, Fc, Float, MaxPool, Program, Quantize, ResidualAdd
 from edgeq.errors import HardwareError, ModelError
+from tests import graphs
 from tests.backends.systolic.graphs import GraphBuilder, network_of, program_of
 
 
@@ -46,15 +47,13 @@ def test_activations_become_part_of_layers_before_scales_are_chosen() -> None:
 @pytest.mark.parametrize("opset", [9, 13, 17])
 def test_relu6_cuts_at_six_at_every_opset(opset: int) -> None:
     b = builder()
-    made = b.conv("input", 8)
-    if opset < 11:
-        six = b.node("Clip", [made], b.shapes[made], min=0.0, max=0.05)
-    else:
-        six = b.node("Clip", [made, b.constant(0.0), b.constant(0.05)], b.shapes[made])
-    inputs = [helper.make_tensor_value_info("input", 1, ["N", 4, 9, 9])]
-    outputs = [helper.make_tensor_value_info(six, 1, ["N", *b.shapes[six][1:]])]
-    graph = helper.make_graph(b.nodes, "clip", inputs, outputs, b.constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    clip = "Clip <min = 0.0, max = 0.05> (a)" if opset < 11 else "Clip (a, low, high)"
+    text = f"""g (float[N, 4, 9, 9] input) => (float[N, 8, 7, 7] y) <float low = {{0}}, float high = {{0.05}}> {{
+        [conv] a = Conv (input, weights)
+        [clip] y = {clip}
+    }}"""
+    model = graphs.proto(text, opset=opset)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(b.weights(8, 4, 3, 3), "weights"))
     found = program_of(model, b.samples())
     conv = next(step for step in found.steps if isinstance(step, Conv))
     assert conv.relu
@@ -190,11 +189,13 @@ def test_sizes_have_to_be_fixed() -> None:
 def test_shapes_that_a_model_computes_are_known() -> None:
     b = builder()
     made = b.conv("input", 4)
-    shape = helper.make_node("Shape", [made], ["shape"], name="shape")
-    first = helper.make_node("Gather", ["shape", b.constant(0, np.int64)], ["batch"], name="gather")
-    one = helper.make_node("Unsqueeze", ["batch", b.constant([0], np.int64)], ["one"], name="unsqueeze")
-    both = helper.make_node("Concat", ["one", b.constant([-1], np.int64)], ["both"], name="concat", axis=0)
-    b.nodes += [shape, first, one, both]
+    for node in (
+        f"[shape] shape = Shape ({made})",
+        f"[gather] batch = Gather (shape, {b.constant(0, np.int64)})",
+        f"[unsqueeze] one = Unsqueeze (batch, {b.constant([0], np.int64)})",
+        f"[concat] both = Concat <axis = 0> (one, {b.constant([-1], np.int64)})",
+    ):
+        b.nodes.append(onnx.parser.parse_node(node))
     flat = b.node("Reshape", [made, "both"], (1, int(np.prod(b.shapes[made]))))
     found = program(b, b.gemm(flat, 3))
     assert kinds(found) == ["Quantize", "Conv", "Rearrange", "Fc", "Dequantize"]

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.dialect import dialect_model, write_dialect
@@ -17,53 +17,46 @@ from edgeq.backends.systolic.program import Conv, Program
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.errors import ModelError
 from edgeq.graph.convert import from_proto, to_proto
-from edgeq.graph.edit import set_constant
-from edgeq.graph.query import attributes
+from edgeq.graph.edit import Editor, set_constant
+from edgeq.graph.index import GraphIndex
+from edgeq.graph.query import attributes, constant, is_op
 from tests import graphs
 from tests.backends.systolic.graphs import GraphBuilder, program_of, random_graph, run_all, signature_of
 
 KNOWN = {"QLinearConv", "QLinearRelu", "QLinearAdd", "QuantizeLinear", "DequantizeLinear"}
 
 
-def standard(model: onnx.ModelProto) -> onnx.ModelProto:
+def standard(model: ir.Model) -> onnx.ModelProto:
     """The dialect as stock ONNX Runtime can run it: the runtime's own operators by what the array does for them."""
-    constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
-    plain = onnx.ModelProto()
-    plain.CopyFrom(model)
-    nodes = []
-    new: list[onnx.TensorProto] = [numpy_helper.from_array(np.array(v, np.float32), f"test/{v}") for v in (-128, 127)]
-    for node in model.graph.node:
+    plain = model.clone()
+    editor = Editor(plain)
+    low, high = (editor.constant(f"test/{v}", np.array(v, np.float32)) for v in (-128, 127))
+
+    def add(op_type: str, *inputs: ir.Value | None, **attributes: int) -> ir.Value:
+        return editor.node(op_type, inputs, "test", before=node, attributes=attributes)
+
+    for node in list(plain.graph):
         if node.op_type == "QLinearRelu":
-            nodes.append(helper.make_node("Clip", [node.input[0], "int8/0"], list(node.output)))
+            made = add("Clip", node.inputs[0], plain.graph.initializers["int8/0"])
         elif node.op_type == "QLinearAdd":
-            scales = [np.float32(constants[node.input[place]]) for place in (1, 4, 6)]
+            left, right, total = (constant(node.inputs[place]) for place in (1, 4, 6))
             parts = []
-            for side, (place, scale) in enumerate(((0, scales[0]), (3, scales[1]))):
-                own = f"{node.name}/test{side}"
-                new.append(numpy_helper.from_array(np.array(scale / scales[2], np.float32), f"{own}/factor"))
-                nodes += [
-                    helper.make_node("Cast", [node.input[place]], [f"{own}/float"], to=1),
-                    helper.make_node("Mul", [f"{own}/float", f"{own}/factor"], [f"{own}/scaled"]),
-                    helper.make_node("Round", [f"{own}/scaled"], [f"{own}/rounded"]),
-                    helper.make_node("Clip", [f"{own}/rounded", "test/-128", "test/127"], [f"{own}/cut"]),
-                ]
-                parts.append(f"{own}/cut")
-            nodes += [
-                helper.make_node("Add", parts, [f"{node.name}/test"]),
-                helper.make_node("Clip", [f"{node.name}/test", "test/-128", "test/127"], [f"{node.name}/sat"]),
-                helper.make_node("Cast", [f"{node.name}/sat"], list(node.output), to=onnx.TensorProto.INT8),
-            ]
+            for source, scale in ((node.inputs[0], left), (node.inputs[3], right)):
+                factor = editor.constant("factor", np.asarray(scale / total, np.float32))
+                parts.append(add("Clip", add("Round", add("Mul", add("Cast", source, to=1), factor)), low, high))
+            made = add("Cast", add("Clip", add("Add", *parts), low, high), to=int(ir.DataType.INT8))
         else:
-            nodes.append(node)
-    del plain.graph.node[:]
-    plain.graph.node.extend(nodes)
-    plain.graph.initializer.extend(new)
-    del plain.opset_import[1:]
-    return plain
+            continue
+        output = node.outputs[0]
+        output.replace_all_uses_with(made, replace_graph_outputs=True)
+        plain.graph.remove(node)
+        made.name, output.name = output.name, None
+    del plain.graph.opset_imports["com.microsoft"]
+    return to_proto(plain)
 
 
-def differing(program: Program, model: onnx.ModelProto, samples: np.ndarray) -> dict[str, int]:
-    made = {name for node in model.graph.node for name in node.output}
+def differing(program: Program, model: ir.Model, samples: np.ndarray) -> dict[str, int]:
+    made = GraphIndex(model).values
     names = [name for name, tensor in program.tensors.items() if tensor.scale is not None and name in made]
     simulated = simulate(program, {program.inputs[0]: samples}, keep=names).tensors
     found = run_all(standard(model), samples, names, optimized=False)
@@ -74,9 +67,9 @@ def differing(program: Program, model: onnx.ModelProto, samples: np.ndarray) -> 
 def check(seed: int) -> None:
     model, samples = random_graph(seed)
     program = program_of(model, samples, ArrayConfig(dim=4))
-    dialect = to_proto(dialect_model(program, signature_of(model)))
+    dialect = dialect_model(program, signature_of(model))
     assert dialect.ir_version <= 7
-    assert {o.domain: o.version for o in dialect.opset_import} == {"": 13, "com.microsoft": 1}
+    assert dialect.opset_imports == {"": 13, "com.microsoft": 1}
     # No runtime but its own knows QLinearRelu; everything else has to be valid ONNX.
     onnx.checker.check_model(standard(dialect))
     assert differing(program, dialect, samples) == {}
@@ -101,8 +94,8 @@ def test_tiles_become_convolutions_with_scalar_scales() -> None:
     program = program_of(model, samples)
     convolutions = [step for step in program.steps if isinstance(step, Conv)]
     assert [len(step.tiles) for step in convolutions] == [3, 3, 3]
-    dialect = to_proto(dialect_model(program, signature_of(model)))
-    counts = {kind: sum(n.op_type == kind for n in dialect.graph.node) for kind in (*KNOWN, "Slice", "Concat")}
+    dialect = dialect_model(program, signature_of(model))
+    counts = {kind: sum(n.op_type == kind for n in dialect.graph) for kind in (*KNOWN, "Slice", "Concat")}
     assert counts["QLinearConv"] == 9
     assert counts["QLinearRelu"] == 6
     assert counts["Slice"] == 3
@@ -129,10 +122,9 @@ def test_only_pooling_that_the_array_does_rightly_is_left_to_be_fused(
     made = b.node("Relu", [made], b.shapes[made]) if relu else made
     model, samples = b.model(b.pool("MaxPool", made, kernel, (2, 2), pads)), b.samples()
     program = program_of(model, samples)
-    dialect = to_proto(dialect_model(program, signature_of(model)))
-    pool = next(node for node in dialect.graph.node if node.op_type == "MaxPool")
-    maker = next(node.op_type for node in dialect.graph.node if pool.input[0] in node.output)
-    assert (maker == "DequantizeLinear") == (kind == "float")
+    dialect = dialect_model(program, signature_of(model))
+    pool = next(node for node in dialect.graph if node.op_type == "MaxPool")
+    assert is_op(pool.inputs[0].producer(), "DequantizeLinear") == (kind == "float")
     assert differing(program, dialect, samples) == {}
 
 
@@ -198,20 +190,19 @@ def test_bodies_in_float_take_the_form_of_opset_13() -> None:
         assert attributes(inner) == {"axes": (2, 3)}
 
 
-def test_a_part_that_the_dialect_lacks_is_said(tmp_path: Path) -> None:
-    b = GraphBuilder(np.random.default_rng(2))
-    made = b.conv("input", 4)
-    shape = b.shapes[made]
-    scale = b.constant(np.ones(shape[-1]))
-    model = b.model(made)
-    model.graph.node.append(helper.make_node("LayerNormalization", [made, scale], ["normal"], name="normal"))
-    model.graph.initializer.append(b.constants[-1])
-    model.graph.output[0].name = "normal"
-    model.opset_import[0].version = 17
-    program = program_of(model, b.samples())
-    assert "LayerNormalization 'normal' is not in opset 13" in write_dialect(
-        program, signature_of(model), tmp_path / "d.onnx"
-    )
+def test_a_part_that_the_dialect_lacks_is_named(tmp_path: Path) -> None:
+    text = """g (float[1, 4, 9, 9] input) => (float[1, 4, 9, 9] y) {
+        [conv] a = Conv (input, weights)
+        [normal] y = LayerNormalization (a, scale)
+    }"""
+    model = graphs.proto(text)
+    random = np.random.default_rng(2)
+    weights, scale = random.standard_normal((4, 4, 1, 1)), np.ones(9)
+    for name, values in (("weights", weights), ("scale", scale)):
+        model.graph.initializer.append(numpy_helper.from_array(values.astype(np.float32), name))
+    program = program_of(model, random.standard_normal((1, 4, 9, 9)).astype(np.float32))
+    problem = write_dialect(program, signature_of(model), tmp_path / "d.onnx")
+    assert "LayerNormalization 'normal' is not in opset 13" in problem
     assert not (tmp_path / "d.onnx").exists()
 
 
@@ -229,6 +220,6 @@ def test_constants_that_only_a_body_reads_are_in_the_file() -> None:
     model.graph.initializer.append(numpy_helper.from_array(weights, "weights"))
     samples = np.random.default_rng(1).standard_normal((1, 4, 9, 9)).astype(np.float32)
     program = program_of(model, samples)
-    dialect = to_proto(dialect_model(program, signature_of(model)))
+    dialect = dialect_model(program, signature_of(model))
     found = run_all(standard(dialect), samples, ["y"], optimized=False)["y"]
     np.testing.assert_allclose(found, simulate(program, {"input": samples}).tensors["y"], rtol=1e-5)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.emit_c.bundle import CBundle, write_c_bundle
@@ -24,6 +23,7 @@ from tests.backends.systolic.emit_c.programs import (
     program_of,
     random_program,
 )
+from tests.graphs import proto
 
 STRICT = "CFLAGS=-O0 -Wall -Wextra -Werror"
 
@@ -217,20 +217,23 @@ def test_the_compiler_refuses_another_array_too(tmp_path: Path, change: tuple[st
         done("make", "-s", "host", where=bundle.directory)
 
 
-def chain(folder: Path, middle: str, **attributes: Any) -> tuple[Program, Arrays]:
-    """Conv, something that has no integer form, Conv, Softmax."""
+def save(path: Path, text: str, weights: np.ndarray) -> None:
+    """Write a model whose one weight is called w."""
+    model = proto(text, opset=13)
+    model.graph.initializer.append(numpy_helper.from_array(weights.astype(np.float32), "w"))
+    onnx.save(model, path)
+
+
+def chain(folder: Path, middle: str) -> tuple[Program, Arrays]:
+    """Conv, another operator, Conv, Softmax."""
     random = np.random.default_rng(0)
-    w = numpy_helper.from_array(random.normal(0, 0.4, (3, 3, 3, 3)).astype(np.float32), "w")
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["a"], "first", pads=[1] * 4),
-        helper.make_node(middle, ["a"], ["b"], "middle", **attributes),
-        helper.make_node("Conv", ["b", "w"], ["c"], "second"),
-        helper.make_node("Softmax", ["c"], ["y"], "soft", axis=1),
-    ]
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3, n, n]) for name, n in (("x", 6), ("y", 4))]
-    graph = helper.make_graph(nodes, "g", values[:1], values[1:], [w])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    onnx.save(model, folder / "m.onnx")
+    text = f"""g (float[1, 3, 6, 6] x) => (float[1, 3, 4, 4] y) {{
+        [first] a = Conv <pads = [1, 1, 1, 1]> (x, w)
+        [middle] b = {middle} (a)
+        [second] c = Conv (b, w)
+        [soft] y = Softmax <axis = 1> (c)
+    }}"""
+    save(folder / "m.onnx", text, random.normal(0, 0.4, (3, 3, 3, 3)))
     return program_of(
         folder / "m.onnx", [{"x": random.normal(0, 1, (1, 3, 6, 6)).astype(np.float32)} for _ in range(2)]
     )
@@ -254,11 +257,8 @@ def test_float_steps_between_integers_are_refused(tmp_path: Path) -> None:
 def test_a_network_without_convolutions(tmp_path: Path) -> None:
     need("gcc", "make")
     random = np.random.default_rng(0)
-    w = numpy_helper.from_array(random.normal(0, 0.4, (6, 5)).astype(np.float32), "w")
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, n]) for name, n in (("x", 6), ("y", 5))]
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", values[:1], values[1:], [w])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    onnx.save(model, tmp_path / "m.onnx")
+    text = "g (float[1, 6] x) => (float[1, 5] y) { y = MatMul (x, w) }"
+    save(tmp_path / "m.onnx", text, random.normal(0, 0.4, (6, 5)))
     samples = random.normal(0, 1, (3, 1, 6)).astype(np.float32)
     program, inputs = program_of(tmp_path / "m.onnx", [{"x": sample} for sample in samples])
     bundle = write_c_bundle(program, inputs, tmp_path / "c")
