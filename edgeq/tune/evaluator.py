@@ -73,7 +73,7 @@ class Evaluator(Protocol):
     def memory(self, candidate: Candidate | None, threads: int) -> int:
         """Peak memory of a session, bytes."""
 
-    def recoveries(self) -> tuple[tuple[str, ...], ...]:
+    def recovery_groups(self) -> tuple[tuple[str, ...], ...]:
         """Names of accuracy recoveries, in groups that are tried together, cheapest first."""
 
     def rank(self, candidate: Candidate, *, headroom: float, seconds: float) -> Ranking:

@@ -122,7 +122,7 @@ class JournaledEvaluator:
         self._journal = journal
         self.total = evaluator.total
         self.timed = evaluator.timed
-        self.recoveries = evaluator.recoveries
+        self.recovery_groups = evaluator.recovery_groups
         self.rank = evaluator.rank
 
     def build(self, candidate: Candidate) -> Screening:

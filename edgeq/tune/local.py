@@ -176,8 +176,8 @@ class LocalEvaluator:
         """float32's metrics over all validation samples; empty without a task."""
         return self._accuracy.float_metrics()
 
-    def recoveries(self) -> tuple[tuple[str, ...], ...]:
-        """See `Evaluator.recoveries`. None in simulation, and none without calibration samples."""
+    def recovery_groups(self) -> tuple[tuple[str, ...], ...]:
+        """See `Evaluator.recovery_groups`. None in simulation, and none without calibration samples."""
         return recovery_groups() if self.timed and self._job.calibration is not None else ()
 
     def rank(self, candidate: Candidate, *, headroom: float, seconds: float) -> Ranking:

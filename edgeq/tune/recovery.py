@@ -37,7 +37,7 @@ def _apply_recoveries(
 ) -> Trial:
     """The best of `base` with recoveries: group after group, each together, or where that does harm one by one; then
     without those that do harm now that the others are there, and without those that cost speed and are not needed."""
-    groups = evaluator.recoveries()
+    groups = evaluator.recovery_groups()
     if base.candidate.scheme.mode != "static" or base.candidate.builder or not groups:
         return base
     best, max_drop = base, table.goal.max_drop

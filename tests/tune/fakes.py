@@ -98,7 +98,7 @@ class FakeEvaluator:
     def memory(self, candidate: Candidate | None, threads: int) -> int:
         return 1000 if candidate is None else self.fact(candidate.name).bytes * 2
 
-    def recoveries(self) -> tuple[tuple[str, ...], ...]:
+    def recovery_groups(self) -> tuple[tuple[str, ...], ...]:
         return (self.methods, *((name,) for name in self.costly)) if self.methods else ()
 
     def rank(self, candidate: Candidate, *, headroom: float, seconds: float) -> Ranking:

@@ -100,7 +100,7 @@ def test_an_unknown_recovery_is_an_error_and_not_a_crash(evaluator: LocalEvaluat
 
 
 def test_recoveries_build(evaluator: LocalEvaluator, first: Candidate) -> None:
-    names = evaluator.recoveries()[0]
+    names = evaluator.recovery_groups()[0]
     assert names
     plain = evaluator.build(first)
     recovered = evaluator.build(first.replace(name="recovered", recoveries=names))
@@ -132,7 +132,7 @@ def test_what_is_simulated_has_no_clock_and_is_ranked_layer_by_layer(job: Job, n
     target = resolve(name)
     evaluator = LocalEvaluator(job, target, tmp_path, task=make_task("classification"), timed=False)
     assert not evaluator.timed
-    assert evaluator.recoveries() == ()
+    assert evaluator.recovery_groups() == ()
     candidate = kernel_candidates(target.profile)[0]
     built = evaluator.built(candidate).artifact
     assert evaluator.build(candidate).int8_mac_share == pytest.approx(

@@ -1,4 +1,4 @@
-"""What a recovery is: a function from a state of the work to a better one."""
+"""The interface of a recovery: a function from the state of a build to a better one."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Stage = Literal["model", "ranges", "artifact"]
 
 @dataclass(frozen=True)
 class State:
-    """Everything that a recovery may look at and replace.
+    """Everything that a recovery may read and replace.
 
     Attributes:
         prepared: the float model that is quantized. A "model" recovery puts an equivalent one in its place.
         statistics: of `prepared`, on the calibration samples.
         ranges: by tensor; before ranges are derived, only those that a model recovery has fixed.
         scheme: how it is quantized. A "ranges" recovery may add to `exclude`.
-        changed: names of the layers that "model" recoveries changed and would better have left alone in float.
+        changed: names of the layers that "model" recoveries changed, in vain where they stay in float.
         artifact: what was built; None before.
-        notes: what was done, one sentence each.
+        notes: one sentence for each change.
     """
 
     prepared: PreparedModel
@@ -47,12 +47,12 @@ class State:
         return dataclasses.replace(self, **changes)
 
     def note(self, *texts: str) -> State:
-        """A copy with notes more."""
+        """A copy with further notes."""
         return self.replace(notes=(*self.notes, *texts))
 
 
 class Recovery(ABC):
-    """One method.
+    """One method of accuracy recovery.
 
     Attributes:
         name: as users and candidates name it.

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from edgeq.graph.query import attributes, is_op, name_of, node_input
@@ -90,26 +91,17 @@ class Layer:
     def _windows(self, values: NDArray[Any], limit: int, random: np.random.Generator) -> NDArray[np.float32]:
         kernel = self.shape[2:]
         strides, dilations, pads = conv_geometry(self.attributes, kernel, values.shape[2:])
-        reach = [d * (k - 1) + 1 for k, d in zip(kernel, dilations, strict=True)]
-        padded = [size + before + after for size, (before, after) in zip(values.shape[2:], pads, strict=True)]
-        sizes = [(p - r) // s + 1 for p, r, s in zip(padded, reach, strides, strict=True)]
-        batch, channels = values.shape[:2]
-        total = batch * math.prod(sizes)
+        reach = tuple(d * (k - 1) + 1 for k, d in zip(kernel, dilations, strict=True))
+        padded = np.pad(values, [(0, 0), (0, 0), *pads])
+        windows = sliding_window_view(padded, reach, tuple(range(2, values.ndim)))
+        every: tuple[Any, ...] = tuple(slice(None, None, step) for step in (*strides, *dilations))
+        windows = windows[(..., *every)]
+        windows = np.moveaxis(windows, 1, len(kernel) + 1)  # [batch, positions..., channels, kernel...]
+        positions = windows.shape[: len(kernel) + 1]
+        total = math.prod(positions)
         chosen = np.arange(total) if total <= limit else random.choice(total, limit, replace=False)
-        image, *places = np.unravel_index(chosen, (batch, *sizes))
-        values = np.pad(values, [(0, 0), (0, 0), *pads])
-        index = []
-        for axis, place in enumerate(places):
-            offsets = np.arange(kernel[axis]) * dilations[axis]
-            grid = place[:, None] * strides[axis] + offsets
-            index.append(grid.reshape(len(chosen), *(kernel[axis] if a == axis else 1 for a in range(len(kernel)))))
-        image = image.reshape(-1, *[1] * len(kernel))
-        # Advanced indices around a slice put the slice last: [positions, kernel..., channels].
-        where: tuple[Any, ...] = (image, slice(None), *index)
-        taken = np.moveaxis(values[where], -1, 1)
-        grouped = taken.reshape(len(chosen), self.groups, self.taps)
-        assert channels * math.prod(kernel) == self.groups * self.taps
-        return np.ascontiguousarray(grouped.transpose(1, 0, 2), np.float32)
+        taken = windows[np.unravel_index(chosen, positions)].reshape(len(chosen), self.groups, self.taps)
+        return np.ascontiguousarray(taken.transpose(1, 0, 2), np.float32)
 
 
 def conv_geometry(

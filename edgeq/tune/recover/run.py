@@ -45,7 +45,11 @@ class Recoverer:
         return Built(self._target, replace(final.artifact, model=destination, notes=notes), final.ranges)
 
     def state(self, scheme: Scheme, names: Sequence[str], destination: Path, *, progress: Progress = SILENT) -> State:
-        """The state at the end of all stages. Its artifact may lie in the work folder, not at `destination`."""
+        """The state at the end of all stages. Its artifact may be in the work folder, not at `destination`.
+
+        Raises:
+            UsageError: as `recover`.
+        """
         samples = self._check(scheme, names)
         state = self._with_model(scheme, names, samples, progress)
         derived = derive_ranges(
@@ -90,9 +94,9 @@ class Recoverer:
         return state.note(*(f"{weak}: {name} does the same, and more" for weak, name in stronger.items()))
 
     def _made(self, start: State, wanted: Sequence[str], samples: Samples, progress: Progress) -> State:
-        # What model recoveries look at.
-        looked = ("activation_type", "activation_symmetric", "weight_type", "per_channel", "reduce_range", "exclude")
-        key = (wanted, *(getattr(start.scheme, name) for name in looked))
+        # What model recoveries depend on.
+        fields = ("activation_type", "activation_symmetric", "weight_type", "per_channel", "reduce_range", "exclude")
+        key = (wanted, *(getattr(start.scheme, name) for name in fields))
         if key not in self._models:
             state = self._apply("model", wanted, start, samples, progress)
             if state.prepared != start.prepared:
