@@ -1,4 +1,4 @@
-"""What can be added to edgeq without changing it: calibration methods, decoders, steps, recoveries, backends.
+"""What can be added to edgeq without changing it: calibration methods, tasks, decoders, steps, recoveries, backends.
 
 A `Group` knows the names of one kind without importing anything: edgeq's own are the modules of one package (the file
 `moving_average.py` is "moving-average"), a plug-in's are entry points of the group. A `Registry` imports the object
@@ -38,6 +38,7 @@ class Group:
         attribute: name of the object in such a module.
         own: edgeq's own as name → "module:attribute", where they are not the modules of one package.
         error: what an unknown name raises.
+        also: what can be given instead of a name, for messages.
     """
 
     title: str
@@ -46,6 +47,7 @@ class Group:
     attribute: str = ""
     own: Mapping[str, str] = field(default_factory=dict, hash=False)
     error: type[EdgeqError] = UsageError
+    also: str = ""
 
     def names(self) -> tuple[str, ...]:
         """Every registered name: edgeq's own, then those of plug-ins, each part in alphabetical order."""
@@ -69,7 +71,9 @@ class Group:
         found = [(builtin, "")] if builtin else []
         found += [(point.value, distribution(point)) for point in self.plugins() if point.name == name]
         if not found:
-            raise self.error(f"unknown {self.title} {name!r}", suggest(name, self.names()))
+            fix = suggest(name, self.names())
+            also = f", or {self.also}" if self.also and fix.startswith("Known") else ""
+            raise self.error(f"unknown {self.title} {name!r}", fix + also)
         if len(found) > 1:
             owners = [owner or "edgeq" for _, owner in found]
             raise UsageError(
@@ -85,7 +89,8 @@ class Group:
 
 
 METHODS = Group("calibration method", "edgeq.calibration_methods", "edgeq.calibrate.methods", "METHOD")
-DECODERS = Group("decoder", "edgeq.decoders", "edgeq.measure.decoders", "DECODER")
+DECODERS = Group("decoder", "edgeq.decoders", "edgeq.measure.decoders", "DECODER", also="path.py:function")
+TASKS = Group("task", "edgeq.tasks", "edgeq.measure.tasks", "TASK", also="path.py:factory")
 STEPS = Group("preprocessing step", "edgeq.preprocess_steps", "edgeq.data.steps", "STEP", error=DataError)
 RECOVERIES = Group("recovery", "edgeq.recoveries", "edgeq.tune.recover.methods", "RECOVERY")
 BACKENDS = Group(

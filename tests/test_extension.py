@@ -25,7 +25,7 @@ from edgeq.hardware.target import resolve
 from edgeq.measure.decoders import load_decoder
 from edgeq.model.int8_rules import int8_rules
 from edgeq.records import plain
-from edgeq.registry import BACKENDS, DECODERS, RECOVERIES, STEPS, data_folders
+from edgeq.registry import BACKENDS, DECODERS, RECOVERIES, STEPS, TASKS, data_folders
 from edgeq.tune.recover.methods import recoveries, recovery_groups
 from tests.graphs import proto
 
@@ -105,7 +105,7 @@ def net(tmp_path: Path) -> Path:
 
 def test_the_page_has_one_file_for_each() -> None:
     names = {path.rpartition("/")[2] for path in files_of_the_page()}
-    python = {"scaled.py", "corners.py", "clip.py", "wider.py", "backend.py"}
+    python = {"scaled.py", "loudness.py", "corners.py", "clip.py", "wider.py", "backend.py"}
     assert names == {"pyproject.toml", "example.toml", "example-board.toml", *python}
 
 
@@ -138,11 +138,19 @@ def test_eval_with_its_decoder(site: Path, tmp_path: Path) -> None:
     assert found["metrics"]["mAP50-95"] == pytest.approx(1.0)
 
 
+def test_eval_with_its_task(site: Path, net: Path, tmp_path: Path) -> None:
+    options = ("--task", "loudness", "--preprocess", "key=x,divide=255,layout=NCHW")
+    found = edgeq(site, "eval", net, "--data", tmp_path / "data.npz", *options)
+    assert found["primary"] == "mean"
+    assert found["metrics"]["mean"] > 0
+
+
 def test_the_command_line_lists_them_with_their_package(site: Path) -> None:
     listed = edgeq(site, "extensions")
     mine = {kind: [row["name"] for row in rows if row["from"] == "edgeq-example 1.0"] for kind, rows in listed.items()}
     assert mine == {
         "calibration_methods": ["scaled"],
+        "tasks": ["loudness"],
         "decoders": ["corners"],
         "preprocess_steps": ["clip"],
         "recoveries": ["wider-ranges"],
@@ -166,7 +174,7 @@ def test_the_library_finds_them(plugin: Path) -> None:
 
 
 def test_without_the_package_nothing_is_known_of_it() -> None:
-    for group in (METHODS.group, DECODERS, STEPS, RECOVERIES, BACKENDS):
+    for group in (METHODS.group, TASKS, DECODERS, STEPS, RECOVERIES, BACKENDS):
         assert group.plugins() == ()
     with pytest.raises(HardwareError, match="unknown backend 'example'"):
         backend_named("example")

@@ -8,12 +8,13 @@ from typing import Any, TypeVar
 
 import click
 
-from edgeq.registry import DECODERS, METHODS
+from edgeq.registry import DECODERS, METHODS, TASKS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 # The package that reads a file reports what cannot be read, with its own exit code.
 PATH = click.Path(path_type=Path, readable=False)
+TASK_NAMES = f"{', '.join(TASKS.names())}, or your own: path.py:factory"
 DECODER = click.option("--decoder", help=f"Detection: {', '.join(DECODERS.names())}, or your own: path.py:function.")
 _INTEGER = click.Choice(["int8", "uint8"])
 
@@ -26,9 +27,7 @@ _DATA = (
     click.option("--preprocess", help="Preprocessing: a name, a .toml file, steps, or path.py:function."),
     click.option("--count", type=click.IntRange(min=1), help="At most so many calibration samples."),
     click.option("--labels", help="Where the --val labels are, if not with the data."),
-    click.option(
-        "--task", help="What to measure on --val: classification, detection, anomaly, similarity, or path.py:factory."
-    ),
+    click.option("--task", help=f"What to measure on --val: {TASK_NAMES}."),
     click.option("--annotations", type=PATH, help="Detection: COCO instances file."),
     DECODER,
     click.option("--class-offset", type=int, help="Classification: scores in front of class 0 (background: 1)."),

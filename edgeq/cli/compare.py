@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import DECODER, PATH
+from edgeq.cli._options import DECODER, PATH, TASK_NAMES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.argument("a", type=PATH)
 @click.argument("b", type=PATH)
 @click.option("--data", help="Samples that both are run on: a folder, .npz, .npy, .pb ...")
-@click.option("--task", help="What to measure against labels: classification, detection, anomaly, path.py:factory.")
+@click.option("--task", help=f"What to measure against labels: {TASK_NAMES}.")
 @click.option("--preprocess", help="Preprocessing: a name, a .toml file, or steps. A bundle knows its own.")
 @click.option("--labels", help="Where labels come from, if not with the data.")
 @click.option("--annotations", type=PATH, help="Detection: COCO instances file.")

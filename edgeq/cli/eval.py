@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import DECODER, PATH
+from edgeq.cli._options import DECODER, PATH, TASK_NAMES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command("eval")
 @click.argument("model", type=PATH, metavar="MODEL|BUNDLE")
 @click.option("--data", required=True, help="Samples: a folder, .npz, .npy, .pb ...")
-@click.option("--task", help="classification, detection, anomaly, similarity, or your own: path.py:factory.")
+@click.option("--task", help=f"What to measure: {TASK_NAMES}.")
 @click.option("--reference", type=PATH, help="Another model or bundle to run on the same samples and compare with.")
 @click.option("--preprocess", help="Preprocessing: a name, a .toml file, or steps. A bundle knows its own.")
 @click.option("--try-preprocess", is_flag=True, help="Measure under every known preprocessing: which one fits?")

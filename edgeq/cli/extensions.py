@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.command()
 @common
 def command(printer: Printer) -> None:
-    """List calibration methods with their options, decoders, preprocessing steps, recoveries and backends.
+    """List calibration methods with their options, tasks, decoders, preprocessing steps, recoveries and backends.
 
     Those of installed plug-ins are among them, with the package that each comes from: docs/extending.md.
     """
@@ -26,10 +26,12 @@ def command(printer: Printer) -> None:
     from edgeq.calibrate.methods import REGISTRY as METHODS
     from edgeq.data.steps import REGISTRY as STEPS
     from edgeq.measure.decoders import REGISTRY as DECODERS
+    from edgeq.measure.task import REGISTRY as TASKS
     from edgeq.tune.recover.methods import REGISTRY as RECOVERIES
 
     plain = {
         "calibration_methods": _rows(METHODS, lambda method: {"title": method.title, "options": _options(method)}),
+        "tasks": _rows(TASKS, lambda task: {"title": task.title, "takes": sorted(task.takes)}),
         "decoders": _rows(DECODERS, lambda decoder: {"title": decoder.title}),
         "preprocess_steps": _rows(STEPS, lambda step: {"title": step.help, "aliases": list(step.aliases)}),
         "recoveries": _rows(RECOVERIES, lambda recovery: {"title": recovery.title, "stage": recovery.stage}),

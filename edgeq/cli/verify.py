@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import DECODER, PATH
+from edgeq.cli._options import DECODER, PATH, TASK_NAMES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @click.option("--samples", "count", type=click.IntRange(min=1), metavar="N", help="At most so many of them.")
 @click.option("--preprocess", help="Preprocessing, if not the bundle's own.")
 @click.option("--labels", help="Where labels come from, if not with the data.")
-@click.option("--task", help="Measure accuracy too: classification, detection, anomaly, similarity or path.py:factory.")
+@click.option("--task", help=f"Measure accuracy too: {TASK_NAMES}.")
 @click.option("--annotations", type=PATH, help="Detection: COCO instances file.")
 @DECODER
 @click.option("--class-offset", type=int, help="Classification: scores in front of class 0 (background: 1).")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from edgeq.errors import UsageError
 from edgeq.measure.inference import Outputs
 from edgeq.measure.plugin import is_plugin, load_plugin
+from edgeq.registry import TASKS, Registry
 
 if TYPE_CHECKING:
     from edgeq.data.samples import Sample
@@ -46,7 +45,8 @@ class Task(Protocol):
     @property
     def higher_is_better(self) -> bool: ...
 
-    def start(self) -> Meter: ...
+    def start(self) -> Meter:
+        """A fresh meter, for one model over all samples."""
 
 
 @dataclass(frozen=True)
@@ -76,41 +76,26 @@ class TaskOptions:
 
 @dataclass(frozen=True)
 class TaskKind:
-    """A shipped task: where its factory is (imported when chosen), the options it takes, and what it measures."""
+    """A registered task.
 
-    factory: str
-    takes: frozenset[str]
+    Attributes:
+        name: as on the command line.
+        title: what it measures.
+        make: from options to the task.
+        takes: names of the options that it takes.
+    """
+
+    name: str
     title: str
+    make: Callable[[TaskOptions], Task]
+    takes: frozenset[str]
 
 
-TASKS: Mapping[str, TaskKind] = MappingProxyType(
-    {
-        "classification": TaskKind(
-            "edgeq.measure.tasks.classification:classification",
-            frozenset({"class_offset", "output"}),
-            "top-1 and top-5 of class scores, or of one sigmoid score",
-        ),
-        "detection": TaskKind(
-            "edgeq.measure.tasks.detection:detection",
-            frozenset({"annotations", "decoder", "confidence", "iou"}),
-            "COCO mean average precision of boxes",
-        ),
-        "anomaly": TaskKind(
-            "edgeq.measure.tasks.anomaly:anomaly",
-            frozenset({"output"}),
-            "ROC AUC of an autoencoder's reconstruction error",
-        ),
-        "similarity": TaskKind(
-            "edgeq.measure.tasks.similarity:similarity",
-            frozenset({"output"}),
-            "rank correlation of the cosine of two embeddings with a score",
-        ),
-    }
-)
+REGISTRY: Registry[TaskKind] = Registry(TASKS, lambda found: isinstance(found, TaskKind), "edgeq.measure.task.TaskKind")
 
 
 def make_task(name: str, options: TaskOptions | None = None) -> Task:
-    """The task of a name in `TASKS`, or what a user's factory "path.py:factory" makes of the options.
+    """The registered task of that name, or what a user's factory "path.py:factory" makes of the options.
 
     Raises:
         UsageError: unknown name, an option that the task does not take, or a factory that cannot be loaded.
@@ -124,13 +109,9 @@ def make_task(name: str, options: TaskOptions | None = None) -> Task:
                 f"what {name} returns has no {missing[0]!r}", "Return an object as edgeq.measure.task.Task"
             )
         return task
-    if name not in TASKS:
-        raise UsageError(f"unknown task {name!r}", f"Known: {', '.join(TASKS)}, or path.py:factory")
-    kind = TASKS[name]
+    kind = REGISTRY.load(name)
     foreign = sorted(set(options.given()) - kind.takes)
     if foreign:
         option = "--" + foreign[0].replace("_", "-")
         raise UsageError(f"{option} has no meaning for {name}", f"Leave {option} out, or choose another task")
-    module, _, attribute = kind.factory.partition(":")
-    made: Task = getattr(importlib.import_module(module), attribute)(options)
-    return made
+    return kind.make(options)

@@ -5,18 +5,19 @@ from pathlib import Path
 import pytest
 
 from edgeq.errors import UsageError
-from edgeq.measure.task import TASKS, TaskOptions, make_task
+from edgeq.measure.task import TaskOptions, make_task
 from edgeq.measure.tasks.classification import Classification
+from edgeq.registry import TASKS
 
 
 def test_shipped_tasks_are_made_by_name() -> None:
-    assert sorted(TASKS) == ["anomaly", "classification", "detection", "similarity"]
+    assert list(TASKS.names()) == ["anomaly", "classification", "detection", "similarity"]
     assert make_task("anomaly").primary == "auc"
     assert make_task("classification", TaskOptions(class_offset=1)) == Classification(class_offset=1)
 
 
 def test_unknown_names_list_the_known() -> None:
-    with pytest.raises(UsageError, match="classification, detection, anomaly"):
+    with pytest.raises(UsageError, match=r"anomaly, classification, detection, similarity, or path\.py:factory"):
         make_task("segmentation")
 
 

@@ -13,7 +13,7 @@ from edgeq.data.sample import Sample
 from edgeq.errors import DataError
 from edgeq.measure.inference import Outputs
 from edgeq.measure.labels import integer_labels, only_input, pick_output
-from edgeq.measure.task import TaskOptions
+from edgeq.measure.task import TaskKind, TaskOptions
 
 
 @dataclass(frozen=True)
@@ -84,3 +84,11 @@ def roc_auc(scores: NDArray[Any], labels: NDArray[Any]) -> float:
     p = int(positives.sum())
     n = len(labels) - p
     return float((mean_rank[positives].sum() - p * (p + 1) / 2) / (p * n))
+
+
+TASK = TaskKind(
+    "anomaly",
+    "ROC AUC of an autoencoder's reconstruction error",
+    anomaly,
+    frozenset({"output"}),
+)

@@ -13,7 +13,7 @@ from edgeq.data.sample import Sample
 from edgeq.errors import DataError, UsageError
 from edgeq.measure.inference import Outputs
 from edgeq.measure.labels import integer_labels, pick_output
-from edgeq.measure.task import TaskOptions
+from edgeq.measure.task import TaskKind, TaskOptions
 
 
 @dataclass(frozen=True)
@@ -106,3 +106,11 @@ def _scores(output: NDArray[Any], rows: int, sample: Sample) -> NDArray[Any]:
             "Classification takes [rows, classes]; choose the output with --output, or another task",
         )
     return batch.reshape(rows, -1)
+
+
+TASK = TaskKind(
+    "classification",
+    "top-1 and top-5 of class scores, or of one sigmoid score",
+    classification,
+    frozenset({"class_offset", "output"}),
+)

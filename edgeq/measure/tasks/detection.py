@@ -15,7 +15,7 @@ from edgeq.measure.coco import CocoAnnotations, Image, load_annotations, load_pa
 from edgeq.measure.decoders import Decode, load_decoder
 from edgeq.measure.inference import Outputs
 from edgeq.measure.labels import only_input
-from edgeq.measure.task import TaskOptions
+from edgeq.measure.task import TaskKind, TaskOptions
 from edgeq.registry import DECODERS
 
 
@@ -137,3 +137,11 @@ def _placed(boxes: Floats, sample: Sample, image: Image, size: tuple[int, int]) 
             "Read image files with a --preprocess that resizes or letterboxes",
         )
     return boxes
+
+
+TASK = TaskKind(
+    "detection",
+    "COCO mean average precision of boxes",
+    detection,
+    frozenset({"annotations", "decoder", "confidence", "iou"}),
+)

@@ -13,7 +13,7 @@ from edgeq.data.sample import Sample
 from edgeq.errors import DataError
 from edgeq.measure.inference import Outputs
 from edgeq.measure.labels import pick_output
-from edgeq.measure.task import TaskOptions
+from edgeq.measure.task import TaskKind, TaskOptions
 
 _MASK = "mask"
 
@@ -105,3 +105,11 @@ def _scores(sample: Sample) -> NDArray[np.float64]:
     if label.dtype.kind not in "iuf" or not np.isfinite(label.astype(np.float64)).all():
         raise DataError(f"{sample.name}: label {sample.label!r} is no score", "Give a number for each pair")
     return label.astype(np.float64)
+
+
+TASK = TaskKind(
+    "similarity",
+    "rank correlation of the cosine of two embeddings with a score",
+    similarity,
+    frozenset({"output"}),
+)
