@@ -64,7 +64,7 @@ def find_reference(
     if whole and all(names) and len(set(names)) == len(names):
         return Reference(given, path, prepared=False)
     try:
-        made = prepare_model(path, workdir, progress=progress)
+        made = prepare_model(path, workdir, loaded=given.model, progress=progress)
     except ModelError as error:
         return Reference(given, path, prepared=False, notes=(f"the float model is taken as it is: {error.problem}",))
     prepared = GraphIndex(made.model)

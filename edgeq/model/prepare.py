@@ -65,6 +65,7 @@ def prepare_model(
     source: Path,
     workdir: Path,
     *,
+    loaded: ir.Model | None = None,
     simplify: bool = True,
     progress: Progress = SILENT,
     inline_limit: int = INLINE_LIMIT,
@@ -77,6 +78,7 @@ def prepare_model(
     Results are those of the source to float32's accuracy. Names of tensors and nodes that survive are kept.
 
     Args:
+        loaded: `source` as `read_model` gave it, where it has been read before; it is not changed.
         simplify: False keeps every node that some output depends on: nothing is removed, folded or optimised.
         inline_limit: bytes of weights above which the prepared model keeps them in external data.
 
@@ -86,7 +88,7 @@ def prepare_model(
     """
     notes: list[str] = []
     with progress.stage("Preparing the model", total=4) as advance:
-        model = _loaded(source, notes)
+        model = _named(loaded.clone() if loaded is not None else _loaded(source), source, notes)
         external = weight_bytes(model) > inline_limit
         advance(1)
         _rewrite(model, notes, simplify)
@@ -120,13 +122,16 @@ def rewritten(prepared: PreparedModel, model: ir.Model, path: Path, *notes: str)
     return replace(prepared, model=model, path=path, digest=model_digest(path), notes=(*prepared.notes, *notes))
 
 
-def _loaded(source: Path, notes: list[str]) -> ir.Model:
-    """The checked model with functions inlined, opset raised and nodes named."""
-    from onnx_ir.passes.common import InlinePass
-
+def _loaded(source: Path) -> ir.Model:
     proto = load_model(source, external_data="none")
     signature_of(proto, source)
-    model = from_proto(proto, source.parent)
+    return from_proto(proto, source.parent)
+
+
+def _named(model: ir.Model, source: Path, notes: list[str]) -> ir.Model:
+    """The model with functions inlined, opset raised and nodes named."""
+    from onnx_ir.passes.common import InlinePass
+
     if is_quantized(model):
         raise ModelError(
             f"{source} is quantized already",

@@ -13,12 +13,14 @@ import pytest
 from edgeq.data.samples import open_samples
 from edgeq.errors import DataError
 from edgeq.graph.convert import from_proto, to_bytes
+from edgeq.graph.index import GraphIndex
 from edgeq.graph.quant_params import dynamic_params
 from edgeq.measure.activation_observer import ActivationComparison
 from edgeq.measure.compare_activations import compare_activations
 from edgeq.measure.layers import collect_activations, compare_layers, match_activations, with_outputs
 from edgeq.records import plain
 from edgeq.session import SessionSettings, open_session
+from tests.graphs import proto
 from tests.measure.fakes import FakeSample, FakeSamples
 from tests.measure.quantized_models import SCHEMES, STATIC, Quantized, float_model, read_graph
 
@@ -193,21 +195,13 @@ def test_plain_values(quantized: Quantized) -> None:
     }  # fmt: skip
 
 
-def test_infinities_in_an_activation(tmp_path: Path) -> None:
+def test_infinities_in_an_activation() -> None:
     # A mask of minus infinity, as attention has it, is left out of the sums and does not stop the rest.
-    helper = onnx.helper
-    graph = helper.make_graph(
-        [
-            helper.make_node("Add", ["x", "mask"], ["masked"], "mask"),
-            helper.make_node("Exp", ["masked"], ["y"], "exp"),
-        ],
-        "g",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 2])],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 2])],
-        [helper.make_tensor("mask", onnx.TensorProto.FLOAT, [1, 2], [0.0, -math.inf])],
+    net = proto(
+        "net (float[1,2] x) => (float[1,2] y) <float[1,2] mask = {0, 0}> { masked = Add(x, mask) y = Exp(masked) }"
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
-    model = read_graph(tmp_path / "m.onnx")
+    net.graph.initializer[0].float_data[1] = -math.inf  # which the text form does not have
+    model = GraphIndex(from_proto(net))
     matches = [dataclasses.replace(m, dynamic=True) for m in match_activations(model, model)]
     samples = FakeSamples([FakeSample("s", {"x": np.array([[1.0, 2.0]], np.float32)})])
     found = {a.name: a for a in compare_activations(model, model, matches, samples)}

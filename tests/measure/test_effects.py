@@ -3,13 +3,14 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 
-from edgeq.graph.convert import from_proto, to_bytes
+from edgeq.graph.convert import to_bytes
 from edgeq.measure.agreement import compare_sessions
 from edgeq.measure.effects import disturbance_name, output_effects, with_disturbances
 from edgeq.measure.layers import match_activations
 from edgeq.session import SessionSettings, open_session
+from tests.graphs import model
 from tests.measure.fakes import FakeSample, FakeSamples
 from tests.measure.quantized_models import Quantized, read_graph
 
@@ -17,21 +18,8 @@ NONE = SessionSettings(optimization="none")
 
 
 def test_no_disturbance_changes_nothing_and_one_is_followed() -> None:
-    model = helper.make_model(
-        helper.make_graph(
-            [
-                helper.make_node("Add", ["x", "x"], ["a"], "twice"),
-                helper.make_node("Mul", ["a", "a"], ["y"], "square"),
-                helper.make_node("Neg", ["y"], ["z"], "negate"),
-            ],
-            "g",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])],
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("y", "z")],
-        ),
-        opset_imports=[helper.make_opsetid("", 17)],
-        ir_version=8,
-    )
-    session = open_session(to_bytes(with_disturbances(from_proto(model), ["x", "a", "y"])), NONE)
+    net = model("net (float[2] x) => (float[2] y, float[2] z) { a = Add(x, x) y = Mul(a, a) z = Neg(y) }")
+    session = open_session(to_bytes(with_disturbances(net, ["x", "a", "y"])), NONE)
     assert [output.name for output in session.get_outputs()] == ["y/disturbance/added", "z"]
 
     def run(**disturbances: list[float]) -> list[list[float]]:

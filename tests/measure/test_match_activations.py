@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
-from edgeq.graph.convert import from_proto
 from edgeq.graph.index import GraphIndex
 from edgeq.measure.match_activations import ActivationMatch, match_activations
+from tests.graphs import model
 from tests.measure.quantized_models import Quantized, read_graph
 
 FOLDED = ["x", "stem_act", "dw_act", "pw_out", "sum", "pooled", "features", "logits"]
@@ -61,61 +58,43 @@ def test_dynamic_scales_are_told_from_floats(quantized: Quantized) -> None:
     assert all(match.params is None for match in found.values())
 
 
-def small(nodes: list[onnx.NodeProto], constants: dict[str, np.ndarray]) -> GraphIndex:
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 2])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 2])],
-        [numpy_helper.from_array(value, name) for name, value in constants.items()],
-    )
-    return GraphIndex(from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])))
+REFERENCE = "net (float[N,2] x) => (float[N,2] y) { [neg] a = Neg(x) [relu] b = Relu(a) [abs] y = Abs(b) }"
 
 
-REFERENCE = [
-    helper.make_node("Neg", ["x"], ["a"], "neg"),
-    helper.make_node("Relu", ["a"], ["b"], "relu"),
-    helper.make_node("Abs", ["b"], ["y"], "abs"),
-]
+def graph_of(body: str) -> GraphIndex:
+    return GraphIndex(model(body))
 
 
 def test_a_relu_in_another_name_is_not_folded() -> None:
     # The range of `a` goes below zero, and something else computes the Relu: nothing stands for `b`.
-    graph = small(
-        [
-            helper.make_node("Neg", ["x"], ["a"], "neg"),
-            helper.make_node("QuantizeLinear", ["a", "s", "z"], ["q"]),
-            helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
-            helper.make_node("Max", ["d", "zero"], ["m"], "max"),
-            helper.make_node("Abs", ["m"], ["y"], "abs"),
-        ],
-        {"s": np.float32(0.1), "z": np.uint8(128), "zero": np.float32(0)},
-    )
-    assert [match.name for match in match_activations(small(REFERENCE, {}), graph)] == ["x", "a", "y"]
+    graph = graph_of("""net (float[N,2] x) => (float[N,2] y) <float s = {0.1}, uint8 z = {128}, float zero = {0}> {
+        [neg] a = Neg(x)
+        q = QuantizeLinear(a, s, z)
+        d = DequantizeLinear(q, s, z)
+        [max] m = Max(d, zero)
+        [abs] y = Abs(m)
+    }""")
+    assert [match.name for match in match_activations(graph_of(REFERENCE), graph)] == ["x", "a", "y"]
 
 
 def test_renamed_tensors_are_matched_by_the_node_that_makes_them() -> None:
-    graph = small(
-        [
-            helper.make_node("Neg", ["x"], ["t1"], "neg"),
-            helper.make_node("Relu", ["t1"], ["t2"], "relu"),
-            helper.make_node("QuantizeLinear", ["t2", "s", "z"], ["q"]),
-            helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
-            helper.make_node("Abs", ["d"], ["y"], "abs"),
-        ],
-        {"s": np.float32(0.1), "z": np.uint8(0)},
-    )
-    found = {match.name: match for match in match_activations(small(REFERENCE, {}), graph)}
+    graph = graph_of("""net (float[N,2] x) => (float[N,2] y) <float s = {0.1}, uint8 z = {0}> {
+        [neg] t1 = Neg(x)
+        [relu] t2 = Relu(t1)
+        q = QuantizeLinear(t2, s, z)
+        d = DequantizeLinear(q, s, z)
+        [abs] y = Abs(d)
+    }""")
+    found = {match.name: match for match in match_activations(graph_of(REFERENCE), graph)}
     assert {name: match.computed for name, match in found.items()} == {"x": "x", "a": "t1", "b": "t2", "y": "y"}
     assert found["b"].params is not None
     assert found["a"].params is None
 
 
 def test_integers_and_constants_are_no_activations() -> None:
-    nodes = [
-        helper.make_node("Shape", ["x"], ["shape"], "shape"),
-        helper.make_node("Neg", ["c"], ["negated"], "constant"),
-        helper.make_node("Add", ["x", "negated"], ["y"], "add"),
-    ]
-    both = small(nodes, {"c": np.float32(1)})
+    both = graph_of("""net (float[N,2] x) => (float[N,2] y) <float c = {1}> {
+        [shape] shape = Shape(x)
+        [constant] negated = Neg(c)
+        [add] y = Add(x, negated)
+    }""")
     assert [match.name for match in match_activations(both, both)] == ["x", "y"]

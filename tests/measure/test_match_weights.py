@@ -9,6 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.graph.convert import from_proto
 from edgeq.graph.index import GraphIndex
+from edgeq.measure.instrument import instrumented_session
 from edgeq.measure.match_weights import (
     WeightComparison,
     compare_weights,
@@ -16,6 +17,7 @@ from edgeq.measure.match_weights import (
     dequantized,
     match_weights,
 )
+from edgeq.session import SessionSettings
 from tests.measure.quantized_models import SCHEMES, STATIC, WEIGHTS, Quantized, float_model, quantize_all, read_graph
 
 
@@ -168,3 +170,21 @@ def test_external_data_is_read_where_it_lies(quantized: Quantized, tmp_path: Pat
     outside = read_graph(tmp_path / "m.onnx")
     graph = read_graph(quantized.models["u8s8"])
     assert compared(outside, graph) == compared(read_graph(quantized.prepared.path), graph)
+
+
+def test_weights_that_are_listed_as_inputs_are_weights(quantized: Quantized, tmp_path: Path) -> None:
+    listed = []
+    for path in (quantized.prepared.path, quantized.models["u8s8"]):
+        old = onnx.load(path)
+        old.ir_version = 3
+        old.graph.input.extend(
+            helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in old.graph.initializer
+        )
+        onnx.save(old, tmp_path / path.name)
+        listed.append(read_graph(tmp_path / path.name))
+    reference, graph = listed
+    assert graph.inputs == ("x",)
+    assert compared(reference, graph) == compared(
+        read_graph(quantized.prepared.path), read_graph(quantized.models["u8s8"])
+    )
+    instrumented_session(graph.model, optimization="none", settings=SessionSettings())

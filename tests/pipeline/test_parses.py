@@ -48,6 +48,14 @@ def test_source_and_prepared_model_are_parsed_once(tmp_path: Path, parsed: Parse
     assert not [path for path in parsed if path.name == PREPARED_NAME], "it is in memory from when it is made"
 
 
+def test_debug_parses_both_models_once(tmp_path: Path, parsed: Parsed) -> None:
+    int8 = tmp_path / "int8.onnx"
+    edgeq.quantize(demo.MODEL, demo.CALIBRATION, int8, timed=False)
+    parsed.clear()
+    assert edgeq.debug(demo.MODEL, int8, demo.CALIBRATION, count=2).prepared, "the demo has to be prepared to match"
+    assert (parsed[demo.MODEL], parsed[int8]) == (1, 1)
+
+
 def test_parsing_is_noticed(parsed: Parsed) -> None:
     load.load_model(demo.MODEL)
     load.model_files(demo.MODEL)
