@@ -19,7 +19,6 @@ from edgeq.backends.weight_only import write_weight_only
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import ModelError, UsageError
-from edgeq.graph.convert import to_proto
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.query import is_op, name_of, node_input
 from edgeq.model.int8_prediction import predict_int8, stacked_products
@@ -87,7 +86,7 @@ class CpuBackend:
             raise ModelError(f"{prepared.source}: nothing in it was quantized", _why_nothing(prepared, scheme))
         session_options, why = session_needs(built, scheme.session_options)
         if guard_float_layers(built, float_compute_nodes(built)) or changes:
-            save_model(to_proto(built), destination, base=destination.parent)
+            save_model(built, destination)
         notes.extend(why)
         return Artifact(
             model=destination,

@@ -12,7 +12,6 @@ import onnx_ir as ir
 from edgeq.backends.quantizer import needs_external_data, quant_type, refusals
 from edgeq.backends.recurrent import IntegerWeights, expand_grus
 from edgeq.errors import UsageError
-from edgeq.graph.convert import to_proto
 from edgeq.model.load import save_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import IntegerType, Scheme
@@ -59,7 +58,7 @@ def write_dynamic(prepared: PreparedModel, scheme: Scheme, destination: Path) ->
             quantize_types(prepared, source, target, op_types, weight_type, scheme)
             source = target
     if not by_type:
-        save_model(to_proto(prepared.model), destination, base=prepared.path.parent)
+        save_model(prepared.model, destination)
 
 
 def expand_recurrence(model: ir.Model, scheme: Scheme) -> tuple[str, ...]:

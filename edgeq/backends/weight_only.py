@@ -14,7 +14,7 @@ import onnx_ir as ir
 from edgeq.backends.dynamic import quantize_types
 from edgeq.backends.quantizer import quiet
 from edgeq.errors import ModelError
-from edgeq.graph.convert import to_proto
+from edgeq.graph.convert import from_proto, to_proto
 from edgeq.graph.edit import Editor, drop_unused_initializers, replace_value
 from edgeq.graph.query import constant, is_op, node_input
 from edgeq.model.load import save_model
@@ -41,7 +41,7 @@ def write_weight_only(prepared: PreparedModel, scheme: Scheme, destination: Path
     blocked = _in_blocks(proto, scheme) if "MatMul" in wanted or "Gemm" in wanted else proto
     if not any(node.op_type == "MatMulNBits" for node in blocked.graph.node):
         raise ModelError(f"{prepared.source}: it has no product with a constant matrix", "Choose another scheme")
-    save_model(blocked, destination)
+    save_model(from_proto(blocked), destination)
     if "Gather" in wanted:
         quantize_types(prepared, destination, destination, ["Gather"], "int8", scheme)
     return (f"MatMulNBits of {scheme.weight_bits} bits needs onnxruntime {_SINCE[scheme.weight_bits]} or later",)

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.errors import DataError
-from edgeq.graph.convert import to_bytes
+from edgeq.graph.convert import external_folder, to_bytes
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.query import is_op, name_of, node_input
 from edgeq.model.tensors import weight_bytes
@@ -55,7 +55,9 @@ class InstrumentedModel:
     ) -> None:
         self.names = tuple(names)
         self._fetched = list(names)
-        settings = SessionSettings(config=_external_folder(model), intra_op_threads=threads)
+        weights = external_folder(model)
+        config = {_EXTERNAL_FOLDER: str(weights)} if weights is not None else {}
+        settings = SessionSettings(config=config, intra_op_threads=threads)
         content = to_bytes(_with_outputs(model, names))
         if weight_bytes(model) > _LARGEST or not any(node.op_type == "Conv" for node in model.graph):
             self._session = open_session(content, settings)
@@ -161,12 +163,3 @@ def _with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:
     values = GraphIndex(more).values
     more.graph.outputs.extend(values[name] for name in names if not values[name].is_graph_output())
     return more
-
-
-def _external_folder(model: ir.Model) -> dict[str, str]:
-    """The session setting for the folder of external weights; empty where there are none."""
-    for graph in model.graphs():
-        for value in graph.initializers.values():
-            if isinstance(value.const_value, ir.ExternalTensor):
-                return {_EXTERNAL_FOLDER: str(Path(value.const_value.base_dir).resolve())}
-    return {}

@@ -122,7 +122,7 @@ def quantize_model(
             names=names,
         )
         draft = Path(folder) / "quantized.onnx"
-        save_model(quantized, draft)
+        save_model(from_proto(quantized), draft)
         checked(draft, Path("the quantized model"), ())
     return quantized
 

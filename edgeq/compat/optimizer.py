@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from edgeq.backends.quantizer import one_line, quiet
 from edgeq.compat._command import SETTINGS, PrintedProgress, one_line_errors
 from edgeq.errors import CheckFailedError, DataError, ModelError, RuntimeUnavailableError, UsageError
+from edgeq.graph.convert import from_proto
 from edgeq.progress import SILENT, Progress
 
 LEAST_SQNR_DB = 40.0
@@ -54,7 +55,7 @@ def optimize_model(input: str | Path | onnx.ModelProto, model_type: str = "bert"
             path = Path(input)
             read_model(path)
         else:
-            save_model(input, path)
+            save_model(from_proto(input), path)
         source, level = _prepared(path, model_type, options.get("opt_level"), Path(folder))
         with _failures(path), quiet():
             from onnxruntime.transformers.optimizer import optimize_model as theirs
@@ -68,7 +69,6 @@ def _prepared(path: Path, model_type: str, level: int | None, folder: Path) -> t
     from onnxruntime.transformers.optimizer import MODEL_TYPES
 
     from edgeq.compat.preprocess import quant_pre_process
-    from edgeq.graph.convert import to_proto
     from edgeq.model.load import read_model, save_model
     from edgeq.model.names import name_nodes
     from edgeq.tune.recover.fuse_attention import split_unsqueezes
@@ -87,7 +87,7 @@ def _prepared(path: Path, model_type: str, level: int | None, folder: Path) -> t
     model = read_model(path)
     name_nodes(model)
     if split_unsqueezes(model):
-        save_model(to_proto(model), folder / "split.onnx", base=path.absolute().parent)
+        save_model(model, folder / "split.onnx")
         path = folder / "split.onnx"
     return path, level
 

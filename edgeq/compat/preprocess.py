@@ -16,7 +16,7 @@ import click
 
 from edgeq.compat._command import SETTINGS, PrintedProgress, one_line_errors, switch
 from edgeq.errors import ModelError, UsageError
-from edgeq.graph.convert import external_folder, to_proto
+from edgeq.graph.convert import external_folder, from_proto, to_proto
 from edgeq.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def quant_pre_process(
             path = Path(source)
         else:
             path = Path(folder) / "model.onnx"
-            save_model(source, path, inline_limit=INLINE_LIMIT)
+            save_model(from_proto(source), path, inline_limit=INLINE_LIMIT)
         model = preprocessed(
             path,
             Path(folder),
@@ -158,7 +158,7 @@ def write(model: ir.Model, output: Path, *, location: str | None, threshold: int
     base = external_folder(model)
     with output_file(output, force=True) as draft:
         if threshold is None:
-            save_model(to_proto(model), draft, base=base)
+            save_model(model, draft)
         else:
             save_external(to_proto(model), draft, base=base or draft.parent, location=location, threshold=threshold)
         for file in draft.parent.iterdir():
@@ -193,7 +193,7 @@ def _optimized(model: ir.Model, source: Path, workdir: Path, progress: Progress)
     from edgeq.model.clean import tidy
     from edgeq.model.load import INLINE_LIMIT, save_model
     from edgeq.model.optimize import optimize_basic, settle
-    from edgeq.model.tensors import iter_tensors, tensor_bytes
+    from edgeq.model.tensors import weight_bytes
     from edgeq.model.widen import widen_half
 
     tidy(model)
@@ -201,10 +201,8 @@ def _optimized(model: ir.Model, source: Path, workdir: Path, progress: Progress)
     if widened:
         progress.note(f"16-bit floats widened to float32 ({widened} weights): that is what int8 is made from")
     raw, optimized = workdir / "raw.onnx", workdir / "optimized.onnx"
-    written = to_proto(model)
-    save_model(written, raw, base=external_folder(model))
-    external = sum(tensor_bytes(tensor) for tensor in iter_tensors(written)) > INLINE_LIMIT
-    optimize_basic(raw, optimized, source=source, external=external)
+    save_model(model, raw)
+    optimize_basic(raw, optimized, source=source, external=weight_bytes(model) > INLINE_LIMIT)
     result = ir.load(optimized)
     settle(result, model)
     return result

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from edgeq.backends.cpu import session_needs
 from edgeq.errors import ModelError
+from edgeq.graph.convert import from_proto
 from edgeq.graph.query import MAIN_DOMAINS
 from edgeq.model.load import read_model, save_model
 from edgeq.model.prepare import PreparedModel, prepare_model
@@ -58,7 +59,7 @@ def as_file(model: ModelInput, folder: Path) -> Path:
         return Path(model)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "model.onnx"
-    save_model(model, path)
+    save_model(from_proto(model), path)
     return path
 
 

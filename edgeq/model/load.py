@@ -13,7 +13,7 @@ from edgeq_device.errors import BundleError
 from edgeq_device.onnxfile import read_onnx
 
 from edgeq.errors import ModelError, OutputError
-from edgeq.graph.convert import from_proto
+from edgeq.graph.convert import from_proto, to_bytes
 from edgeq.graph.operators import is_quantized_operator
 from edgeq.graph.query import every_node
 from edgeq.model.functions import check_functions
@@ -29,7 +29,8 @@ from edgeq.model.tensors import (
     iter_graphs,
     iter_sparse_tensors,
     iter_tensors,
-    tensor_bytes,
+    weight_bytes,
+    weight_tensors,
 )
 from edgeq.signature import Dimension, Signature, TensorSpec
 
@@ -137,28 +138,27 @@ def model_digest(path: Path) -> str:
     return whole.hexdigest()
 
 
-def save_model(
-    model: onnx.ModelProto, path: Path, *, base: Path | None = None, inline_limit: int = INLINE_LIMIT
-) -> None:
+def save_model(model: ir.Model, path: Path, *, inline_limit: int = INLINE_LIMIT) -> None:
     """Write a model: one file if its tensors have at most `inline_limit` bytes, else weights in `<name>.data` beside.
 
     The same model gives the same bytes. Use it inside `edgeq.atomic.output_file`, which moves both files into place.
 
-    Args:
-        base: folder that external tensors of `model` are relative to; needed when it has any.
+    Raises:
+        OutputError: the model has external tensors in a folder that is not known.
     """
-    external = any(is_external(t) for t in iter_tensors(model))
-    if external and base is None:
+    external = [tensor for tensor in weight_tensors(model) if isinstance(tensor, ir.ExternalTensor)]
+    if any(not tensor.base_dir for tensor in external):
         raise OutputError(
             f"{path} cannot be written: the model refers to external data in an unknown folder",
             "Load the model with its external data",
         )
-    if sum(tensor_bytes(t) for t in iter_tensors(model)) <= inline_limit:
-        if base is not None and external:
-            model = _inlined(model, base)
-        path.write_bytes(model.SerializeToString(deterministic=True))
+    if weight_bytes(model) > inline_limit:
+        ir.save(model, path, external_data=f"{path.name}.data", size_threshold_bytes=1024)
         return
-    ir.save(from_proto(model, base), path, external_data=f"{path.name}.data", size_threshold_bytes=1024)
+    if external:
+        model = model.clone()
+        ir.external_data.load_to_model(model)
+    path.write_bytes(to_bytes(model))
 
 
 def is_quantized(model: ir.Model) -> bool:
@@ -306,12 +306,3 @@ def _read_in(tensor: onnx.TensorProto, path: Path) -> None:
         tensor.raw_data = file.read(span.length)
     tensor.ClearField("data_location")
     tensor.ClearField("external_data")
-
-
-def _inlined(model: onnx.ModelProto, base: Path) -> onnx.ModelProto:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    for tensor in iter_tensors(copy):
-        if is_external(tensor):
-            _read_in(tensor, base / "model")
-    return copy

@@ -96,7 +96,7 @@ def prepare_model(
         workdir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".prepare.", dir=workdir) as scratch:
             raw, optimized = Path(scratch) / "raw.onnx", Path(scratch) / "optimized.onnx"
-            save_model(to_proto(model), raw, base=source.parent, inline_limit=inline_limit)
+            save_model(model, raw, inline_limit=inline_limit)
             if simplify:
                 optimize_basic(raw, optimized, source=source, external=external)
             advance(1)
@@ -104,13 +104,12 @@ def prepare_model(
             notes.extend(_difference(model, finished))
             path = workdir / PREPARED_NAME
             (workdir / f"{PREPARED_NAME}.data").unlink(missing_ok=True)
-            written = to_proto(finished)
-            save_model(written, path, base=Path(scratch), inline_limit=inline_limit)
+            save_model(finished, path, inline_limit=inline_limit)
         advance(1)
     large = len(model_files(path)) > 1
     if large:
         notes.append(f"weights kept in external data ({PREPARED_NAME}.data)")
-    signature = signature_of(written, path)
+    signature = signature_of(to_proto(finished), path)
     # The external data of `finished` was in the scratch folder.
     held = read_model(path) if large else finished
     return PreparedModel(held, path, source, model_digest(path), signature, opset_of(finished), tuple(notes))
@@ -118,7 +117,7 @@ def prepare_model(
 
 def rewritten(prepared: PreparedModel, model: ir.Model, path: Path, *notes: str) -> PreparedModel:
     """`prepared` with another model in its place, which is written to `path`. `model` is not to be changed after it."""
-    save_model(to_proto(model), path, base=prepared.path.parent)
+    save_model(model, path)
     return replace(prepared, model=model, path=path, digest=model_digest(path), notes=(*prepared.notes, *notes))
 
 

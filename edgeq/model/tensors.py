@@ -119,10 +119,15 @@ def tensor_bytes(tensor: onnx.TensorProto) -> int:
 
 def weight_bytes(model: ir.Model) -> int:
     """Bytes of all initializers and of the tensors in attributes, those of bodies included."""
-    weights = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
+    return sum(int(tensor.nbytes) for tensor in weight_tensors(model))
+
+
+def weight_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
+    """All initializers and the tensors in attributes, those of bodies and functions included."""
+    for graph in model.graphs():
+        yield from (value.const_value for value in graph.initializers.values() if value.const_value is not None)
     for node in every_node(model):
-        weights += [a.as_tensor() for a in node.attributes.values() if a.type is ir.AttributeType.TENSOR]
-    return sum(int(tensor.nbytes) for tensor in weights if tensor is not None)
+        yield from (a.as_tensor() for a in node.attributes.values() if a.type is ir.AttributeType.TENSOR)
 
 
 def check_tensor(tensor: onnx.TensorProto, path: Path) -> None:

@@ -115,10 +115,9 @@ def retarget(
         graph.graph.sort()
         after = read_form(graph)
         name_nodes(graph)
-        proto = to_proto(graph)
-        check_valid(proto, output)
+        check_valid(to_proto(graph), output)
         session_options, why = session_needs(graph)
-        save_model(proto, draft)
+        save_model(graph, draft)
         comparison = compare(model, draft, same_operators=format is None and before.format == "QDQ")
         if comparison is None:
             kept.append("not compared on noise: the model does not run on made-up inputs")

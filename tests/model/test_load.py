@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -332,7 +333,7 @@ class TestSignature:
 
 class TestSave:
     def test_one_file_below_the_limit(self, tmp_path: Path) -> None:
-        save_model(small_cnn(), tmp_path / "m.onnx")
+        save_model(from_proto(small_cnn()), tmp_path / "m.onnx")
         assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
 
     def test_external_data_above_it_and_the_same_bytes_each_time(self, tmp_path: Path) -> None:
@@ -348,7 +349,7 @@ class TestSave:
         for folder in ("a", "b"):
             (tmp_path / folder).mkdir()
             path = tmp_path / folder / "m.onnx"
-            save_model(proto, path, inline_limit=1000)
+            save_model(from_proto(proto), path, inline_limit=1000)
             assert [f.name for f in model_files(path)] == ["m.onnx", "m.onnx.data"]
             digests.append(model_digest(path))
         assert digests[0] == digests[1]
@@ -359,8 +360,11 @@ class TestSave:
         (tmp_path / "weights.bin").write_bytes(rand(4, 4).tobytes())
         proto = load_model(external(tmp_path), external_data="none")
         with pytest.raises(OutputError, match="unknown folder"):
-            save_model(proto, tmp_path / "copy.onnx")
-        save_model(proto, tmp_path / "copy.onnx", base=tmp_path)
+            save_model(from_proto(proto), tmp_path / "copy.onnx")
+        referring = from_proto(proto, tmp_path)
+        save_model(referring, tmp_path / "copy.onnx")
+        kept = [value.const_value for value in referring.graph.initializers.values()]
+        assert [type(tensor) for tensor in kept] == [ir.ExternalTensor], "the model that was given is left as it was"
         assert model_files(tmp_path / "copy.onnx") == (tmp_path / "copy.onnx",)
         assert np.array_equal(run(tmp_path / "copy.onnx", {"x": np.eye(4)[:1].astype(np.float32)})[0][0], rand(4, 4)[0])
 

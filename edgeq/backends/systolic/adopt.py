@@ -19,7 +19,6 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from edgeq.calibrate.ranges import Range
 from edgeq.errors import ModelError
-from edgeq.graph.convert import to_proto
 from edgeq.graph.edit import Editor, replace_value
 from edgeq.graph.operators import DATA_MOVEMENT, is_quantized_operator
 from edgeq.graph.quant_params import QuantParams, params_of
@@ -76,7 +75,7 @@ def adopt(source: Path, destination: Path) -> Adoption:
         _bypass(editor, node, origin)
         found[origin] = params
     RemoveUnusedNodesPass()(model)
-    save_model(to_proto(model), destination, base=source.parent)
+    save_model(model, destination)
     steps = {value.name or "": params for value, params in found.items()}
     return Adoption(destination, {name: _covered(params) for name, params in steps.items()}, _notes(steps))
 

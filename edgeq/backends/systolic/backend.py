@@ -19,7 +19,6 @@ from edgeq.backends.systolic.save import save_program
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import ModelError, UsageError
-from edgeq.graph.convert import to_proto
 from edgeq.hardware.target import Target
 from edgeq.model.load import save_model
 from edgeq.model.macs import node_macs
@@ -88,7 +87,7 @@ class SystolicBackend:
         macs = node_macs(prepared.model)
         notes = [place(program, macs).sentence(), *program.notes]
         program = replace(program, notes=tuple(notes))
-        save_model(to_proto(host_reference_model(program, prepared.signature)), destination)
+        save_model(host_reference_model(program, prepared.signature), destination)
         files = {f"{destination.stem}.program.npz": destination.with_name(f"{destination.stem}.program.npz")}
         save_program(program, next(iter(files.values())))
         dialect = destination.with_name(f"{destination.stem}.dialect.onnx")

@@ -26,7 +26,6 @@ from edgeq.backends.systolic.graph_writer import GraphWriter
 from edgeq.backends.systolic.program import Clamp, Conv, Fc, MaxPool, Pads, Program, Rearrange, ResidualAdd, Tile
 from edgeq.backends.systolic.windows import Windows
 from edgeq.errors import ModelError
-from edgeq.graph.convert import to_proto
 from edgeq.graph.query import MICROSOFT
 from edgeq.model.load import save_model
 from edgeq.signature import Signature
@@ -47,7 +46,7 @@ def write_dialect(program: Program, signature: Signature, path: Path) -> str:
         model = dialect_model(program, signature)
     except ModelError as error:
         return error.problem
-    save_model(to_proto(model), path)
+    save_model(model, path)
     return ""
 
 

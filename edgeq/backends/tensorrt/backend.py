@@ -133,7 +133,7 @@ class TensorrtBackend:
             )
         _save(model, destination, prepared)
         simulated_path = place / "simulation.onnx"
-        save_model(simulation(model), simulated_path)
+        save_model(from_proto(simulation(model)), simulated_path)
         provider_options = options.explicit_options(scheme.rest)
         options.check_options(options.TENSORRT, provider_options)
         return Artifact(
@@ -158,7 +158,7 @@ class TensorrtBackend:
         model = load_model(prepared.path, external_data="all")
         tables = place / "tables"
         notes = implicit.write_implicit(model, ranges, tables, self._tensorrt)
-        save_model(model, destination)
+        save_model(from_proto(model), destination)
         provider_options = options.table_options(FLATBUFFERS)
         options.check_options(options.TENSORRT, provider_options)
         return Artifact(
@@ -189,7 +189,7 @@ class TensorrtBackend:
             in_float32 = cast_float_nodes(model, scheme.rest, self._seen({}), facts())
             path, simulated_path = place / "cuda.onnx", place / "cuda-simulation.onnx"
             _save(model, path, prepared)
-            save_model(simulation(model), simulated_path)
+            save_model(from_proto(simulation(model)), simulated_path)
             artifact = Artifact(
                 model=path,
                 scheme=float32.replace(rest=scheme.rest),
@@ -252,7 +252,7 @@ def _raised(prepared: PreparedModel, float_type: str) -> onnx.ModelProto:
 
 
 def _save(model: onnx.ModelProto, path: Path, prepared: PreparedModel) -> None:
-    save_model(model, path)
+    save_model(from_proto(model), path)
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except Exception as error:  # C++ raises ValidationError, InferenceError and others

@@ -15,7 +15,6 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.graph.convert import to_proto
 from edgeq.graph.edit import set_constant
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.operators import operator_of
@@ -57,15 +56,10 @@ class IntegerLayer:
 
 
 class QuantizedFile:
-    """A quantized model in memory, edited in place. Nothing is written before `save`.
+    """A quantized model in memory, edited in place. Nothing is written before `save`."""
 
-    Args:
-        folder: that external data of the model is in.
-    """
-
-    def __init__(self, model: ir.Model, folder: Path | None = None) -> None:
+    def __init__(self, model: ir.Model) -> None:
         self.model = model
-        self._folder = folder
         self._nodes = GraphIndex(model).nodes
 
     @classmethod
@@ -75,11 +69,11 @@ class QuantizedFile:
         Raises:
             ModelError: as `edgeq.model.load.read_model`.
         """
-        return cls(read_model(path), path.parent)
+        return cls(read_model(path))
 
     def save(self, path: Path) -> None:
         """Write the model to `path`."""
-        save_model(to_proto(self.model), path, base=self._folder)
+        save_model(self.model, path)
 
     def integer_layers(self, layers: Sequence[Layer]) -> tuple[IntegerLayer, ...]:
         """Those of `layers` that are in integers here, in the same order."""
