@@ -38,7 +38,7 @@ from edgeq.tune.local import LocalEvaluator
 from edgeq.tune.record import Outcome
 from edgeq.tune.recover.methods import recovery_groups
 from edgeq.tune.search import search
-from edgeq.tune.simulated import shortfall, simulated_record, summary
+from edgeq.tune.simulated import bundle_note, shortfall, simulated_record
 from edgeq.tune.space import kernel_candidates, method_candidates, thread_counts
 
 # Share of a model's multiply-accumulates from which on quantizing activations at run time is worth a try.
@@ -219,7 +219,7 @@ def tune(
         size, native = model_bytes(built.artifact.model), runs_natively(chosen, machine)
         checks = artifact_checks(built, proof, machine, None)
         named = "" if timed else f" -t {chosen.name}"
-        notes = () if timed else (f"tuned in simulation: {summary(record)['chosen']}",)
+        notes = () if timed else (bundle_note(record),)
         bundle_variants(
             job,
             {variant_name(chosen): PackagedVariant(built, proof, native, size, winner.threads, checks)},

@@ -35,6 +35,13 @@ def shortfall(target: Target, goal: Goal, outcome: Outcome) -> str:
     return f"no form for {target.name} could be built: {reasons[0]}"
 
 
+def bundle_note(record: Mapping[str, Any]) -> str:
+    """What the notes of a bundle say of the chosen form of a record."""
+    chosen = record["chosen"]
+    kept = len(chosen["kept_in_float"])
+    return f"tuned in simulation: calibration by {chosen['method']}, {kept} layers kept in float"
+
+
 def summary(record: Mapping[str, Any]) -> dict[str, str]:
     """The chosen form of a record, as text by title; empty where nothing was chosen."""
     chosen = record["chosen"]

@@ -56,6 +56,7 @@ def test_a_bundle_for_elsewhere(labelled: Path, tmp_path: Path, target: str) -> 
     assert record["chosen"]["loss"] == pytest.approx(result.proof.drop)
     assert record["chosen"]["int8_mac_share"] == pytest.approx(result.proof.coverage.int8_mac_share, abs=1e-6)
     assert not out.with_name("bundle.tuning").exists()
+    assert "tuned in simulation: calibration by" in (out / "report.json").read_text("utf-8")
     run = [sys.executable, str(out / "edgeq_run.py"), "info", "--json"]
     report = json.loads(subprocess.run(run, capture_output=True, check=True, text=True).stdout)
     by_name = {variant["variant"]: variant for variant in report["variants"]}
