@@ -14,9 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import onnx
+import onnx_ir as ir
 
 from edgeq.measure.profile import KernelRun, timed_profile
+from edgeq.model.prepare import PreparedModel
 from edgeq.session import SessionSettings
 from edgeq.tune.recover.units import Unit
 
@@ -74,17 +75,17 @@ class Costs:
 
 def measure_costs(
     units: Sequence[Unit],
-    model: onnx.ModelProto,
-    float_model: Path,
+    prepared: PreparedModel,
     int8_model: Path,
     settings: SessionSettings,
     feed: Mapping[str, Any],
 ) -> Costs:
-    """Run both models under the runtime's profiler.
+    """Run the float and the quantized model under the runtime's profiler.
 
     Args:
-        units: of the float model, which `model` is, with shapes.
-        settings: of the quantized model.
+        units: of the float model, which is `prepared`.
+        settings: of the quantized model; its threads count for both.
+        feed: one sample.
     """
     names: dict[str, str] = {}
     makers: dict[str, str] = {}
@@ -95,10 +96,10 @@ def measure_costs(
         for tensor in unit.reads:
             readers.setdefault(tensor, []).append(unit.name)
     threads = settings.intra_op_threads
-    floats = timed_profile(float_model, SessionSettings(intra_op_threads=threads), feed, runs=_RUNS).kernels
+    floats = timed_profile(prepared.path, SessionSettings(intra_op_threads=threads), feed, runs=_RUNS).kernels
     integers = timed_profile(int8_model, settings, feed, runs=_RUNS).kernels
     each = _conversion_us(integers)
-    sizes = _elements(model)
+    sizes = _elements(prepared.model)
     handed = [tensor for tensor in makers if tensor in readers]
     return Costs(
         _by_unit(floats, names),
@@ -135,9 +136,11 @@ def _conversion_us(kernels: Sequence[KernelRun]) -> float:
     return sum(kernel.us for kernel in found) / elements if elements else _CONVERSION_US
 
 
-def _elements(model: onnx.ModelProto) -> dict[str, int]:
-    """Elements of each tensor, sizes that are not known counted as 1."""
-    values = [*model.graph.value_info, *model.graph.input, *model.graph.output]
+def _elements(model: ir.Model) -> dict[str, int]:
+    """Elements of each tensor of the main graph with a shape, sizes that are not known counted as 1."""
+    values = [output for node in model.graph for output in node.outputs]
     return {
-        value.name: math.prod(max(1, dim.dim_value) for dim in value.type.tensor_type.shape.dim) for value in values
+        value.name: math.prod(max(1, size) if isinstance(size, int) else 1 for size in value.shape)
+        for value in values
+        if value.name and value.shape is not None
     }

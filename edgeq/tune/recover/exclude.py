@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from edgeq.model.load import load_model
 from edgeq.pipeline.job import Job
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
@@ -41,12 +40,10 @@ def rank_static(
     state = recoverer.state(scheme, names, recoverer.place() / "ranked.onnx", progress=progress)
     assert state.artifact is not None
     found = rank_layers(state.prepared, state.artifact, job.calibration, progress=progress)
-    model = load_model(job.prepared.path, external_data="none")
     units = find_units(job.prepared.model)
     costs = measure_costs(
         units,
-        model,
-        job.prepared.path,
+        job.prepared,
         state.artifact.model,
         replace(state.artifact.settings(), intra_op_threads=1),
         dict(next(iter(job.calibration)).inputs),

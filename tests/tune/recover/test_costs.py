@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.graph.convert import to_proto
 from edgeq.tune.recover.costs import Costs, measure_costs, unit_of
 from edgeq.tune.recover.run import Recoverer
 from edgeq.tune.recover.units import find_units
@@ -79,12 +78,11 @@ def test_both_models_are_measured(tmp_path: Path, form: str) -> None:
     assert state.artifact is not None
     units = find_units(model)
     feed = {name: np.asarray(value) for name, value in samples.samples[0].inputs.items()}
-    made = measure_costs(
-        units, to_proto(model), job.prepared.path, state.artifact.model, state.artifact.settings(threads=1), feed
-    )
+    made = measure_costs(units, job.prepared, state.artifact.model, state.artifact.settings(threads=1), feed)
     names = [unit.name for unit in units]
     assert sorted(made.float_us) == sorted(made.int8_us) == sorted(names)
     assert all(us > 0 for us in (*made.float_us.values(), *made.int8_us.values()))
     assert set(made.conversion_us) == {"first_act", "second_act", "depthwise_act"}
+    assert all(us > 0 for us in made.conversion_us.values())
     assert made.conversion_us["first_act"] == pytest.approx(made.conversion_us["second_act"])
     assert made.span == pytest.approx(sum(made.float_us.values()) - sum(made.int8_us.values()))
