@@ -21,7 +21,6 @@ place; what is parsed must be its own record.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import re
 import tomllib
@@ -48,7 +47,7 @@ from edgeq_device.errors import DeviceError
 from edgeq_device.plainjson import MAX_BYTES, parse_json
 from msgspec import inspect
 
-from edgeq.errors import EdgeqError
+from edgeq.errors import EdgeqError, suggest
 
 T = TypeVar("T")
 
@@ -224,6 +223,15 @@ def salvage(data: Any, kind: Any) -> Any:
         raise
 
 
+def readable(data: Any, kind: type[T]) -> T | None:
+    """What `salvage` gives; None where nothing can be read."""
+    try:
+        found: T = salvage(data, kind)
+    except ValueError:
+        return None
+    return found
+
+
 def _salvaged(items: Iterable[tuple[str, Any, Any]]) -> Iterator[tuple[str, Any]]:
     for name, value, kind in items:
         try:
@@ -280,16 +288,6 @@ def toml_table(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]:
         raise error(f"{path} is not TOML: {problem}", "Correct it there") from problem
     except RecursionError as problem:
         raise error(f"{path} is nested too deeply", fix) from problem
-
-
-def suggest(given: str, known: Iterable[str]) -> str:
-    """ "Did you mean …?" for near misses and parts of names, else the list of what is known."""
-    names = sorted(set(known))
-    near = [name for name in names if len(given) > 2 and given.lower() in name]
-    near = near or difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.6)
-    if near:
-        return f"Did you mean {' or '.join(near)}?"
-    return f"Known: {', '.join(names)}"
 
 
 def _decode(kind: type, value: Any) -> Any:

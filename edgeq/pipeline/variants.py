@@ -30,10 +30,10 @@ from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.saturation_mitigation import Decision
 from edgeq.progress import SILENT, Progress
-from edgeq.records import plain
+from edgeq.records import plain, rounded
 from edgeq.report.histograms import quantized_tensors, worst_tensors
 from edgeq.report.layers import layer_record
-from edgeq.report.record import DEVICE_COMMANDS, TUNING, make_record, report_files, rounded
+from edgeq.report.record import DEVICE_COMMANDS, DIGITS, TUNING, make_record, report_files
 from edgeq.session import open_session
 
 # Two architectures round differently: up to 1.6 % of an output's largest value was seen between x86 and ARM on the same
@@ -221,7 +221,7 @@ def _variant(
             "coverage": {"int8_mac_share": round(proof.coverage.int8_mac_share, 4)},
             "accuracy": _accuracy(proof),
             "checks": [plain(check) for check in variant.checks],
-            **({"saturation": rounded(plain(variant.decision))} if variant.decision else {}),
+            **({"saturation": rounded(plain(variant.decision), DIGITS)} if variant.decision else {}),
             **({"threads": variant.threads} if variant.threads else {}),
             **({"files": sorted(artifact.files)} if artifact.files else {}),
         },

@@ -32,6 +32,7 @@ from edgeq.report.data import ReportData
 from edgeq.report.page import render
 from edgeq.report.read import read_report
 from edgeq.report.record import RECORD, TUNING
+from edgeq.report.timing import INT8
 from edgeq.report.verdict import Verdict, verdict_of
 
 # The last line of a page: by the hash of all before, a page that someone wrote into is told from one that is as edgeq
@@ -200,7 +201,7 @@ def _kernels(variants: list[Variant]) -> dict[str, Any]:
     for variant in variants:
         if variant.model is not None:
             times = kernel_times(variant.model, variant_settings(variant), feed, source)
-            found["float32" if variant.component == FLOAT else "int8"] = [plain(t) for t in times]
+            found["float32" if variant.component == FLOAT else "int8"] = plain(times)
     return found
 
 
@@ -219,12 +220,19 @@ def _variant(variant: Variant, bundle: Bundle) -> dict[str, Any]:
         "session_options": {k: v for k, v in variant.session_options.items() if not _is_path(k)},
         "bytes": _bytes_of(variant, bundle),
         "coverage": info.get("coverage"),
-        "accuracy": accuracy,
+        "accuracy": _accuracy(accuracy),
         "sqnr_db": accuracy.get("sqnr_db"),
         "top1_agreement": accuracy.get("top1_agreement"),
         "samples": accuracy.get("samples"),
         "held_out": accuracy.get("held_out"),
     }
+
+
+def _accuracy(short: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest's metrics by model in the form of `edgeq.measure.accuracy.Accuracy`; the first metric decides."""
+    bodies = {name: _body(short.get(name)) for name in (FLOAT, INT8)}
+    rest = {"task": "", "count": short.get("samples") or 0, "higher_is_better": True}
+    return {name: {"metrics": m, "primary": next(iter(m)), **rest} for name, m in bodies.items() if m}
 
 
 def _is_path(key: str) -> bool:

@@ -1,8 +1,10 @@
-"""The tensors that lose most to their ranges, as plain values for the report."""
+"""The tensors that lose most to their ranges: what the report draws of them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,10 +19,49 @@ from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
 from edgeq.graph.query import is_constant, name_of
 from edgeq.measure.agreement import decibels
+from edgeq.records import Amount, Finite, Share
 from edgeq.scheme import Scheme
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A range and the method that gave it. `sqnr_db` is what it leaves of the tensor, quantized alone."""
+
+    method: str
+    low: Finite
+    high: Finite
+    sqnr_db: Finite | None = None
+
+
+@dataclass(frozen=True)
+class TensorHistogram:
+    """What calibration saw of one tensor.
+
+    Attributes:
+        edges: of the bins, rising, one more than there are counts.
+        zeros: share of values that are exactly zero; they are not in `counts`.
+        clipped: share of values outside the range in use.
+        chosen: method of the range in use.
+    """
+
+    tensor: str
+    edges: tuple[Finite, ...]
+    counts: tuple[Amount, ...]
+    zeros: Share = 0.0
+    clipped: Share | None = None
+    chosen: str = ""
+    thresholds: tuple[Threshold, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.edges) != len(self.counts) + 1 or not self.counts or len(self.counts) > _MOST_BINS:
+            raise ValueError(f"a histogram with {len(self.edges)} edges and {len(self.counts)} counts")
+        if not all(a < b for a, b in pairwise(self.edges)):
+            raise ValueError("a histogram whose edges do not rise")
+
 
 TENSORS = 8
 BINS = 80
+_MOST_BINS = 512
 
 
 def worst_tensors(
@@ -30,7 +71,7 @@ def worst_tensors(
     *,
     among: Collection[str] | None = None,
     count: int = TENSORS,
-) -> list[dict[str, Any]]:
+) -> list[TensorHistogram]:
     """Histograms of the tensors that keep least of themselves under `ranges`, with what other methods would choose.
 
     The SQNR is of the tensor alone, rounded to the scheme's integers, computed from its histogram.
@@ -96,7 +137,7 @@ def sqnr_of(histogram: Histogram, kept: Range, grid: Grid) -> float | None:
 
 def _described(
     name: str, tensor: TensorStatistics, thresholds: Mapping[str, Range], method: str, grid: Grid
-) -> dict[str, Any]:
+) -> TensorHistogram:
     centres, counts, zeros = _values(tensor.histogram)
     # The histogram's outermost bins reach a little further than what was seen.
     centres = np.clip(centres, tensor.minimum, tensor.maximum)
@@ -104,18 +145,17 @@ def _described(
     drawn, _ = np.histogram(centres, edges, weights=counts)
     used = thresholds[method]
     outside = float(counts[(centres < used.low) | (centres > used.high)].sum())
-    return {
-        "tensor": name,
-        "edges": [float(e) for e in edges],
-        "counts": [int(n) for n in drawn],
-        "zeros": zeros / max(1, tensor.count),
-        "clipped": outside / max(1, tensor.count),
-        "chosen": method,
-        "thresholds": [
-            {"method": m, "low": r.low, "high": r.high, "sqnr_db": sqnr_of(tensor.histogram, r, grid)}
-            for m, r in thresholds.items()
-        ],
-    }
+    return TensorHistogram(
+        tensor=name,
+        edges=tuple(float(e) for e in edges),
+        counts=tuple(int(n) for n in drawn),
+        zeros=zeros / max(1, tensor.count),
+        clipped=outside / max(1, tensor.count),
+        chosen=method,
+        thresholds=tuple(
+            Threshold(m, r.low, r.high, sqnr_of(tensor.histogram, r, grid)) for m, r in thresholds.items()
+        ),
+    )
 
 
 def _values(histogram: Histogram) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]:

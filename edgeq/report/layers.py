@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +11,55 @@ from edgeq.errors import EdgeqError
 from edgeq.graph.index import GraphIndex
 from edgeq.measure.agreement import compare_sessions
 from edgeq.measure.error_attribution import attribute_error
+from edgeq.measure.error_sources import ErrorSource
 from edgeq.measure.layers import compare_layers
 from edgeq.model.load import read_model
 from edgeq.progress import SILENT, Progress
-from edgeq.records import plain
+from edgeq.records import Finite, Share, parse, plain
 from edgeq.session import SessionSettings, open_session
 
 SAMPLES = 4
 """Sums over all elements of a tensor are telling after a few."""
 _ERROR_SOURCES = 10
-_KEPT = ("name", "node", "op_type", "kind", "saturated")
-_FIGURES = ("sqnr_db", "cosine")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """How an activation follows the float model's. `sqnr_db` is None where both are equal."""
+
+    sqnr_db: Finite | None = None
+    cosine: Finite | None = None
+
+
+@dataclass(frozen=True)
+class Saturated:
+    """Shares of values at the two ends of the integer range."""
+
+    low: Share = 0.0
+    high: Share = 0.0
+
+
+@dataclass(frozen=True)
+class Activation:
+    """What the report draws of one activation; see `edgeq.measure.activation_observer.ActivationComparison`."""
+
+    name: str
+    node: str = ""
+    op_type: str = ""
+    kind: str = ""
+    saturated: Saturated | None = None
+    accumulated: Figures = Figures()
+    layer: Figures = Figures()
+
+
+@dataclass(frozen=True)
+class LayersRecord:
+    """Activations in execution order and the layers that cost accuracy, or why there are none."""
+
+    count: int = 0
+    activations: tuple[Activation, ...] = ()
+    culprits: tuple[ErrorSource, ...] = ()
+    error: str = ""
 
 
 def layer_record(
@@ -55,11 +93,6 @@ def layer_record(
         return {"error": str(error)}
     return {
         "count": found.count,
-        "activations": [_cut(plain(activation)) for activation in found.activations],
-        "culprits": [plain(error_source) for error_source in error_sources],
+        "activations": [plain(parse(plain(a), Activation, "the comparison of layers")) for a in found.activations],
+        "culprits": plain(error_sources),
     }
-
-
-def _cut(plain: dict[str, Any]) -> dict[str, Any]:
-    figures = {which: {key: plain[which][key] for key in _FIGURES} for which in ("accumulated", "layer")}
-    return {**{key: plain[key] for key in _KEPT}, **figures}

@@ -1,81 +1,83 @@
-"""From plain values, which may come from a stranger's bundle, to what the report draws. Keys: docs/report.md."""
+"""From a record, which may come from an untrusted bundle, to what the report draws. Keys: docs/report.md."""
 
 from __future__ import annotations
 
-import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from edgeq.report.data import FLOAT, INT8, Metric, OutputAgreement, Pairs, ReportData, Variant
-from edgeq.report.plain import listed, mapping, number, pairs, positive, rows, string, strings, whole
-from edgeq.report.read_layers import read_coverage, read_histograms, read_layers
-from edgeq.report.read_timing import read_bench, read_finalists, read_speed
-from edgeq.report.read_tuning import read_tuning
+from edgeq.measure.accuracy import Accuracy
+from edgeq.records import readable
+from edgeq.report.data import Metric, ReportData, ReportRecord, Variant, VariantRecord
+from edgeq.report.facts import Pairs, pairs, string
+from edgeq.report.layer_rows import layer_rows
+from edgeq.report.numbers import size
+from edgeq.report.timing import FLOAT, INT8, bench_timing, finalists_timing, speed_timing
+from edgeq.report.tuning import tuning_of
+from edgeq.report.tuning_record import ModelRecord, TuningRecord
 
 _MOST_VARIANTS = 40
+_MOST_HISTOGRAMS = 24
 _MACHINE = ("cpu_name", "cpu", "board", "architecture", "cores", "threads", "memory_bytes", "os", "system", "governors")
 
 
-def read_report(record: Mapping[str, Any]) -> ReportData:
-    """Whatever of `record` makes sense. Nothing in it is an error: what cannot be used is left out."""
-    tuning = mapping(record.get("tuning"))
-    chosen = string(tuning.get("chosen"))
-    variants = tuple(
-        read_variant(string(name), mapping(body))
-        for name, body in list(mapping(record.get("variants")).items())[:_MOST_VARIANTS]
-    )
-    timing = read_bench(record.get("bench")) or read_finalists(tuning, chosen)
-    model = mapping(record.get("model")) or mapping(tuning.get("model"))
-    identity = {**mapping(record.get("identity")), "float32 model, sha256": model.get("sha256")}
+def read_report(plain: Mapping[str, Any]) -> ReportData:
+    """Whatever of a record makes sense. Nothing in it is an error: what cannot be used is left out."""
+    record = readable(plain, ReportRecord) or ReportRecord()
+    tuning = record.tuning or TuningRecord()
+    timing = (bench_timing(record.bench) if record.bench else None) or finalists_timing(tuning)
+    model = record.model or tuning.model or ModelRecord()
+    identity = {**record.identity, "float32 model, sha256": model.sha256 or ""}
+    variants = list(record.variants.items())[:_MOST_VARIANTS]
     return ReportData(
-        name=string(record.get("name")) or string(model.get("name")) or "model",
-        variants=variants,
-        float_bytes=positive(model.get("bytes")),
-        tuning=read_tuning(tuning),
+        name=record.name or model.name or "model",
+        variants=tuple(_variant(name, body) for name, body in variants),
+        float_bytes=model.bytes,
+        tuning=tuning_of(tuning),
         timing=timing,
-        machine=_machine(mapping(record.get("machine")) or mapping(tuning.get("machine")))
-        or (timing.machine if timing else ()),
-        versions=pairs(mapping(record.get("versions")) or tuning.get("versions"), 20)
-        or (timing.versions if timing else ()),
-        identity=tuple((k, v) for k, v in pairs(identity, 20) if v),
-        commands=strings(record.get("commands"), 20),
-        notes=strings(record.get("notes"), 40),
+        machine=_machine(record.machine or tuning.machine) or (timing.machine if timing else ()),
+        versions=pairs(record.versions or tuning.versions, 20) or (timing.versions if timing else ()),
+        identity=pairs(identity, 20),
+        commands=record.commands[:20],
+        notes=record.notes[:40],
     )
 
 
-def read_variant(name: str, plain: Mapping[str, Any]) -> Variant:
-    """One entry of `variants`: what `edgeq package --json` says of a variant, and `layers`, `kernels`, `histograms`."""
-    scheme = mapping(plain.get("scheme"))
-    agreement = mapping(plain.get("agreement"))
-    outputs = tuple(_output(row) for row in rows(agreement.get("outputs"), 50))
-    layers, conversion = read_layers(plain.get("layers"), plain.get("kernels"))
-    sqnr = [o.sqnr_db for o in outputs if o.sqnr_db is not None]
-    top1 = [o.top1 for o in outputs if o.top1 is not None]
+def _variant(name: str, record: VariantRecord) -> Variant:
+    layers, conversion = layer_rows(record.layers, record.kernels)
+    outputs = record.agreement.outputs[:50] if record.agreement else ()
+    sqnr = [output.sqnr_db for output in outputs if math.isfinite(output.sqnr_db)]
+    top1 = [output.top1 for output in outputs if output.top1 is not None]
     facts = {
-        key: plain.get(key) for key in ("target", "profile", "provider", "min_onnxruntime", "checked", "16-bit sums")
+        "target": record.target,
+        "profile": record.profile,
+        "provider": record.provider,
+        "min_onnxruntime": record.min_onnxruntime,
+        "checked": record.checked,
+        "16-bit sums": record.saturation.why if record.saturation else "",
     }
-    native = plain.get("native")
+    excluded = record.scheme.get("exclude")
     return Variant(
         name=name,
-        title=string(plain.get("title")),
-        bytes=positive(plain.get("bytes")),
-        native=native if isinstance(native, bool) else None,
+        title=record.title,
+        bytes=record.bytes,
+        native=record.native,
         facts=pairs(facts, 10),
-        scheme=_scheme(scheme),
-        session_options=pairs(plain.get("session_options"), 30),
-        excluded=strings(scheme.get("exclude"), 500),
-        coverage=read_coverage(plain.get("coverage")),
-        metrics=_metrics(mapping(plain.get("accuracy"))),
+        scheme=_scheme(record.scheme),
+        session_options=pairs(record.session_options, 30),
+        excluded=tuple(string(node) for node in excluded[:500]) if isinstance(excluded, list | tuple) else (),
+        coverage=record.coverage,
+        metrics=_metrics(record.accuracy),
         outputs=outputs,
-        sqnr_db=min(sqnr) if sqnr else number(plain.get("sqnr_db")),
-        top1=min(top1) if top1 else number(plain.get("top1_agreement")),
-        samples=whole(plain.get("samples")),
-        held_out=plain.get("held_out") if isinstance(plain.get("held_out"), bool) else None,
-        timing=read_speed(plain.get("speed")),
+        sqnr_db=min(sqnr) if sqnr else record.sqnr_db,
+        top1=min(top1) if top1 else record.top1_agreement,
+        samples=record.samples,
+        held_out=record.held_out,
+        timing=speed_timing(record.speed) if record.speed else None,
         layers=layers,
         conversion_us=conversion,
-        histograms=read_histograms(plain.get("histograms")),
-        warnings=strings(plain.get("warnings"), 20),
+        histograms=record.histograms[:_MOST_HISTOGRAMS],
+        warnings=record.warnings[:20],
     )
 
 
@@ -84,42 +86,32 @@ def _scheme(scheme: Mapping[str, Any]) -> Pairs:
     return tuple((k.replace("_", " "), v) for k, v in pairs(scheme, 30) if k not in ("exclude", unused))
 
 
-def _metrics(accuracy: Mapping[str, Any]) -> tuple[Metric, ...]:
-    """`accuracy` by model: `edgeq eval`'s form, or plain metrics as a bundle's own record has them."""
-    bodies = {name: mapping(accuracy.get(name)) for name in (FLOAT, INT8)}
-    values = {name: mapping(body.get("metrics")) or body for name, body in bodies.items()}
-    primary = string(bodies[INT8].get("primary")) or string(bodies[FLOAT].get("primary"))
-    higher = bodies[INT8].get("higher_is_better") is not False
-    names = dict.fromkeys([*values[INT8], *values[FLOAT]])
-    found = [
-        Metric(string(n)[:100], number(values[FLOAT].get(n)), number(values[INT8].get(n))) for n in list(names)[:20]
-    ]
-    known = [m for m in found if (m.float32, m.int8) != (None, None)]
-    if primary not in {m.name for m in known} and known:
-        primary = known[0].name
+def _metrics(accuracy: Mapping[str, Accuracy]) -> tuple[Metric, ...]:
+    before, after = accuracy.get(FLOAT), accuracy.get(INT8)
+    known = after or before
+    if known is None:
+        return ()
+    values = [found.metrics if found else {} for found in (before, after)]
+    names = list(dict.fromkeys([*values[1], *values[0]]))[:20]
+    primary = known.primary if known.primary in names else names[0] if names else ""
     return tuple(
-        dataclasses.replace(m, primary=m.name == primary, higher_is_better=higher or m.name != primary) for m in known
-    )
-
-
-def _output(row: Mapping[str, Any]) -> OutputAgreement:
-    return OutputAgreement(
-        name=string(row.get("name")),
-        sqnr_db=number(row.get("sqnr_db")),
-        cosine=number(row.get("cosine")),
-        max_abs_error=number(row.get("max_abs_error")),
-        top1=number(row.get("top1")),
-        equal=row.get("equal") is True,
+        Metric(
+            name[:100],
+            values[0].get(name),
+            values[1].get(name),
+            name == primary,
+            known.higher_is_better or name != primary,
+        )
+        for name in names
     )
 
 
 def _machine(plain: Mapping[str, Any]) -> Pairs:
-    from edgeq.report.numbers import size
-
     known = {key: plain.get(key) for key in _MACHINE}
-    memory = positive(known["memory_bytes"])
-    known["memory_bytes"] = size(memory) if memory else None
+    memory = known["memory_bytes"]
+    known["memory_bytes"] = size(memory) if isinstance(memory, int) and 0 < memory < 1 << 64 else None
     found = [(key.replace("_bytes", "").replace("_", " "), value) for key, value in pairs(known, 20)]
-    for gpu in listed(plain.get("gpus"))[:8]:
-        found.append(("gpu", string(mapping(gpu).get("name"))))
+    gpus = plain.get("gpus")
+    for gpu in gpus[:8] if isinstance(gpus, list | tuple) else ():
+        found.append(("gpu", string(gpu.get("name")) if isinstance(gpu, Mapping) else ""))
     return tuple((key, value) for key, value in found if value and value != "0")

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgeq.bundle.plan import tool_versions
+from edgeq.records import plain, rounded
 from edgeq.report.page import render
 from edgeq.report.read import read_report
 
 SCHEMA = "edgeq.report/1"
 RECORD, PAGE, TUNING = "report.json", "report.html", "tuning.json"
 DEVICE_COMMANDS = ("edgeq report BUNDLE --bench", "edgeq verify BUNDLE", "python edgeq_run.py bench   # on the device")
-_DIGITS = 5
+DIGITS = 5
 
 
 def make_record(
@@ -54,8 +55,8 @@ def report_files(record: Mapping[str, Any], tuning: Mapping[str, Any] | None = N
     Numbers are rounded, so that the last bit of a sum does not change the bundle. The tuning record has a file of its
     own, which is not among these.
     """
-    kept = rounded(record)
-    shown = kept if tuning is None else {**kept, "tuning": rounded(tuning)}
+    kept = rounded(plain(record), DIGITS)
+    shown = kept if tuning is None else {**kept, "tuning": rounded(plain(tuning), DIGITS)}
     return {
         RECORD: (json.dumps(kept, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode("utf-8"),
         PAGE: page_of(shown),
@@ -65,15 +66,3 @@ def report_files(record: Mapping[str, Any], tuning: Mapping[str, Any] | None = N
 def page_of(record: Mapping[str, Any]) -> bytes:
     """The HTML page of a record, which may come from anywhere."""
     return render(read_report(record)).encode("utf-8")
-
-
-def rounded(value: Any, digits: int = _DIGITS) -> Any:
-    """`value` with its floats cut to significant digits; those that JSON does not have become None."""
-    if isinstance(value, float):
-        shown = float(f"{value:.{digits - 1}e}")
-        return shown if abs(shown) < float("inf") else None
-    if isinstance(value, Mapping):
-        return {str(key): rounded(item, digits) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [rounded(item, digits) for item in value]
-    return value

@@ -1,12 +1,18 @@
-"""What every chart draws: frame, axes with ticks, text that does not run into other text."""
+"""What every chart draws: elements, frame, axes with ticks, text that does not run into other text.
+
+The charts are drawn here and not by a plotting library: they take their colours from the page's style (light, dark and
+print), carry labels for screen readers and `data-` attributes for the script, and stay a few kilobytes each.
+"""
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from edgeq.report.markup import Markup, join, shorten, tag
+from markupsafe import Markup
+
+from edgeq.report.names import escaped, shorten
 from edgeq.report.scale import Scale, tick_labels
 
 EM = 12.0
@@ -54,6 +60,29 @@ def fitted(text: str, width: float, em: float = EM) -> str:
         limit -= max(1, limit // 12)
         shown = shorten(text, limit)
     return shown
+
+
+def join(children: Iterable[str | None]) -> Markup:
+    """Children one after another, plain strings among them escaped, None left out."""
+    return Markup().join(escaped(child) for child in children if child is not None)
+
+
+def tag(name: str, /, *children: str | None, **attributes: str | int | float | None) -> Markup:
+    """An SVG element. `class_` is class, and `stroke_width` stroke-width; None leaves an attribute out; floats are
+    written with at most two decimals."""
+    written = Markup().join(
+        Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), escaped(_number(value)))
+        for key, value in attributes.items()
+        if value is not None
+    )
+    return Markup("<{0}{1}>{2}</{0}>").format(name, written, join(children))
+
+
+def _number(value: str | int | float) -> str:
+    if isinstance(value, float):
+        shown = f"{value:.2f}".rstrip("0").rstrip(".")
+        return "0" if shown == "-0" else shown
+    return str(value)
 
 
 def label(x: float, y: float, text: str, *, anchor: str = "start", class_: str = "tick") -> Markup:
@@ -137,8 +166,3 @@ def place_label(
         if box.inside(frame) and not any(box.overlaps(other) for other in taken):
             return px, py, anchor, box
     return None
-
-
-def both(wide: Markup, narrow: Markup) -> Markup:
-    """Two drawings of one chart, of which the style shows the one that fits."""
-    return join([tag("div", wide, class_="wide"), tag("div", narrow, class_="narrow")])

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from edgeq.report.data import Latency, Metric, ReportData, Timing, Tuning, Variant
+from edgeq.report.data import Metric, ReportData, Variant
 from edgeq.report.numbers import decibels, difference, metric, metric_name, milliseconds, share, size, times
+from edgeq.report.timing import Latency, Timing
+from edgeq.report.tuning import Tuning
 
 Tone = Literal["good", "bad", "neutral"]
 _SMALL_LOSS = 0.01
@@ -202,7 +204,7 @@ def _size_text(data: ReportData, variant: Variant | None) -> str:
 def _coverage(variant: Variant | None) -> Figure | None:
     if variant is None or variant.coverage is None:
         return None
-    return Figure("In int8", share(variant.coverage.share), "of the multiply-accumulates, as they really run")
+    return Figure("In int8", share(variant.coverage.int8_mac_share), "of the multiply-accumulates, as they really run")
 
 
 def _listed(parts: list[str]) -> str:

@@ -13,9 +13,9 @@ from edgeq.measure.rows import rows
 from edgeq.measure.task import Task
 from edgeq.pipeline.job import Job
 from edgeq.progress import SILENT, Progress
+from edgeq.report.tuning_record import Assessment
 from edgeq.session import open_session
 from edgeq.tune.accuracy_estimate import AgreementEstimate, Measured, MetricEstimate, assess
-from edgeq.tune.record import Assessment
 from edgeq.tune.recover.sensitivity import Columns
 from edgeq.tune.store import MEMORY, ArrayStore, SampleStore
 

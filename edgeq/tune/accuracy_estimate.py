@@ -28,7 +28,7 @@ from edgeq.errors import DataError
 from edgeq.measure.agreement import Comparison, is_class_scores
 from edgeq.measure.inference import Outputs
 from edgeq.measure.task import Meter, Task
-from edgeq.tune.record import Assessment
+from edgeq.report.tuning_record import Assessment
 
 _FEWEST_BLOCKS = 4
 _TOP1 = "top1"

@@ -16,9 +16,10 @@ from edgeq.model.load import model_digest
 from edgeq.pipeline.builds import model_bytes
 from edgeq.pipeline.job import Job
 from edgeq.records import plain
+from edgeq.report.tuning_record import SCHEMA
 from edgeq.tune.explain import needed, verdict
 from edgeq.tune.goal import Goal
-from edgeq.tune.record import SCHEMA, Outcome
+from edgeq.tune.record import Outcome
 
 
 def settings_of(job: Job, target: Target, machine: Machine, task: Task | None, goal: Goal) -> dict[str, Any]:

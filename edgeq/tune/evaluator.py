@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from edgeq.report.tuning_record import Assessment, Screening, Timing
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.float_layers import Ranking
-from edgeq.tune.record import Assessment, Screening, Timing
 
 FLOAT = "float32"
 Runner = tuple[Candidate | None, int]

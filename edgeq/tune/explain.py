@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from edgeq.report.tuning_record import Assessment, Timing
 from edgeq.tune.goal import Goal
-from edgeq.tune.record import Assessment, Outcome, Timing, Trial
+from edgeq.tune.record import Outcome, Trial
 
 
 def points(loss: float) -> str:

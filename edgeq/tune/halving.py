@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgeq.progress import Progress
+from edgeq.report.tuning_record import Stage
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.evaluator import Evaluator
 from edgeq.tune.explain import hopeless, less_accurate, points
 from edgeq.tune.goal import Deadline
-from edgeq.tune.record import Stage, Trial
+from edgeq.tune.record import Trial
 from edgeq.tune.screening import build
 from edgeq.tune.trials import TrialTable, accuracy_key, structure_of
 

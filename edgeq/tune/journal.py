@@ -16,9 +16,9 @@ from typing import Any
 from edgeq.errors import EdgeqError, OutputError
 from edgeq.ownership import is_plain
 from edgeq.records import parse, plain
+from edgeq.report.tuning_record import Assessment, Screening
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.evaluator import Evaluator, Race, Runner
-from edgeq.tune.record import Assessment, Screening
 
 FORMAT = "edgeq-tuning-journal/1"
 _MOST_BYTES = 1 << 28

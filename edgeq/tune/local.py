@@ -28,6 +28,7 @@ from edgeq.pipeline.builds import model_bytes
 from edgeq.pipeline.job import Built, Job
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
+from edgeq.report.tuning_record import Assessment, Screening, Timing
 from edgeq.session import SessionSettings, open_session
 from edgeq.tune.accuracy import AccuracyMeter
 from edgeq.tune.builders import CandidateBuilder
@@ -35,7 +36,6 @@ from edgeq.tune.candidate import Candidate
 from edgeq.tune.evaluator import Race, Runner
 from edgeq.tune.float_layers import MacCosts, Ranking, rank_by_probing
 from edgeq.tune.goal import Deadline
-from edgeq.tune.record import Assessment, Screening, Timing
 from edgeq.tune.recover.exclude import rank_static
 from edgeq.tune.recover.methods import recovery_groups
 from edgeq.tune.slow_layers import slow_layers

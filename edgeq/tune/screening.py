@@ -7,10 +7,11 @@ from collections.abc import Iterable
 
 from edgeq.errors import EdgeqError
 from edgeq.hardware.profile import Profile
+from edgeq.report.tuning_record import Stage
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.evaluator import Evaluator
 from edgeq.tune.goal import Deadline
-from edgeq.tune.record import Stage, Trial
+from edgeq.tune.record import Trial
 from edgeq.tune.space import method_candidates
 from edgeq.tune.trials import TrialTable, structure_of
 

@@ -20,12 +20,13 @@ from contextlib import contextmanager
 
 from edgeq.hardware.profile import Profile
 from edgeq.progress import SILENT, Progress
+from edgeq.report.tuning_record import StageTime
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.decision import decide
 from edgeq.tune.evaluator import Evaluator
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.halving import halve
-from edgeq.tune.record import Outcome, StageTime
+from edgeq.tune.record import Outcome
 from edgeq.tune.recovery import recover_accuracy
 from edgeq.tune.screening import build_all, build_methods
 from edgeq.tune.timing import time_kernels

@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgeq.report.tuning_record import Timing
 from edgeq.tune.evaluator import FLOAT, Evaluator, Race, Runner
 from edgeq.tune.explain import share, times
 from edgeq.tune.goal import Deadline
-from edgeq.tune.record import Timing, Trial
+from edgeq.tune.record import Trial
 from edgeq.tune.screening import build
 from edgeq.tune.space import in_float
 from edgeq.tune.trials import TIE, TrialTable, p50_of, structure_of

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from edgeq.report.tuning_record import Stage, Timing
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.goal import Goal
-from edgeq.tune.record import Stage, Timing, Trial
+from edgeq.tune.record import Trial
 
 TIE = 0.01
 """Speeds that differ by less, as a share, are equal: the more accurate one wins then."""

@@ -60,6 +60,22 @@ def bench_report(base: float = 2.0, other: float = 0.8) -> dict[str, Any]:
     }
 
 
+def assessment(drop: float, **changes: Any) -> dict[str, Any]:
+    figures = {"samples": 500, "complete": True, "basis": "labels", "drop": drop, "low": drop, "high": drop}
+    return {**figures, "expected": drop, "metrics": {}, **changes}
+
+
+def accuracy(metrics: dict[str, float], **changes: Any) -> dict[str, Any]:
+    primary = next(iter(metrics))
+    known = {"metrics": metrics, "count": 500, "task": "classification", "primary": primary, "higher_is_better": True}
+    return {**known, **changes}
+
+
+def output(sqnr_db: float | None, **changes: Any) -> dict[str, Any]:
+    known = {"name": "scores", "elements": 5000, "sqnr_db": sqnr_db, "cosine": 0.9996, "max_abs_error": 0.3}
+    return {**known, "top1": 0.982, "nonfinite": 0, "mismatched": 0, **changes}
+
+
 def candidate(name: str, top1: float, ms: float, status: str = "qualified", **changes: Any) -> dict[str, Any]:
     return {
         "name": name,
@@ -70,8 +86,8 @@ def candidate(name: str, top1: float, ms: float, status: str = "qualified", **ch
         "status": status,
         "reason": "",
         "pareto": False,
-        "screening": {"bytes": 5e5, "int8_mac_share": 0.97},
-        "accuracy": {"complete": True, "metrics": {"top1": top1}, "drop": 0.5678 - top1},
+        "screening": {"bytes": 500_000, "structure": "s", "content": "c", "int8_mac_share": 0.97, "sqnr_db": 30.0},
+        "accuracy": assessment(0.5678 - top1, metrics={"top1": top1}),
         "timing": {"latency": figures(ms), "speedup": {"estimate": 2.0 / ms}},
         **changes,
     }
@@ -113,6 +129,11 @@ def layer(name: str, own: float, so_far: float) -> dict[str, Any]:
     }
 
 
+def culprit(node: str, reason: str) -> dict[str, Any]:
+    known = {"name": f"{node}_out", "node": node, "op_type": "Conv", "output_sqnr_db": 30.0, "share": 0.4}
+    return {**known, "cause": "range", "reason": reason, "exclude": [node]}
+
+
 def histogram(tensor: str = "t") -> dict[str, Any]:
     edges = [-4 + 0.1 * i for i in range(101)]
     return {
@@ -152,31 +173,37 @@ def variant(layers: int = 30) -> dict[str, Any]:
         "native": True,
         "coverage": {
             "int8_mac_share": 0.97,
-            "int8_macs": 97e6,
-            "float_macs": 3e6,
+            "int8_macs": 97_000_000,
+            "float_macs": 3_000_000,
             "operators": [
-                {"op_type": "QLinearConv", "int8_macs": 97e6, "float_macs": 0, "int8_kernels": 29, "float_kernels": 0},
-                {"op_type": "Conv", "int8_macs": 0, "float_macs": 3e6, "int8_kernels": 0, "float_kernels": 1},
+                {
+                    "op_type": "QLinearConv",
+                    "int8_macs": 97_000_000,
+                    "float_macs": 0,
+                    "int8_kernels": 29,
+                    "float_kernels": 0,
+                },
+                {"op_type": "Conv", "int8_macs": 0, "float_macs": 3_000_000, "int8_kernels": 0, "float_kernels": 1},
             ],
             "float_nodes": [
-                {"name": "block.1/Conv", "op_type": "Conv", "macs": 3e6, "reason": "kept in float on request"},
+                {"name": "block.1/Conv", "op_type": "Conv", "macs": 3_000_000, "reason": "kept in float on request"},
                 {"name": "softmax", "op_type": "Softmax", "macs": 0, "reason": "no int8 kernel"},
             ],
         },
         "agreement": {
             "count": 500,
-            "outputs": [{"name": "scores", "sqnr_db": 31.5, "cosine": 0.9996, "max_abs_error": 0.3, "top1": 0.982}],
+            "outputs": [output(31.5)],
         },
         "accuracy": {
-            "float32": {"primary": "top1", "higher_is_better": True, "metrics": {"top1": 0.5678, "top5": 0.8}},
-            "int8": {"primary": "top1", "higher_is_better": True, "metrics": {"top1": 0.566, "top5": 0.799}},
+            "float32": accuracy({"top1": 0.5678, "top5": 0.8}),
+            "int8": accuracy({"top1": 0.566, "top5": 0.799}),
         },
         "samples": 500,
         "held_out": True,
         "warnings": ["accuracy was measured on few samples"],
         "layers": {
             "activations": [layer(n, 40 - 0.5 * i, 38 - 0.8 * i) for i, n in enumerate(names)],
-            "culprits": [{"name": "block.2/Conv_out", "reason": "its range is wide", "exclude": ["block.2/Conv"]}],
+            "culprits": [culprit("block.2/Conv", "its range is wide")],
         },
         "kernels": kernels(names),
         "histograms": [histogram(f"tensor{i}") for i in range(4)],
@@ -192,7 +219,7 @@ def record(**changes: Any) -> dict[str, Any]:
         "variants": {"int8": variant()},
         "tuning": tuning(),
         "bench": bench_report(),
-        "machine": {"cpu_name": "A CPU", "cores": 8, "memory_bytes": 16e9, "gpus": [{"name": "A GPU"}]},
+        "machine": {"cpu_name": "A CPU", "cores": 8, "memory_bytes": 16_000_000_000, "gpus": [{"name": "A GPU"}]},
         "versions": {"edgeq": "0.1.0", "onnxruntime": "1.31.1"},
         "identity": {"manifest, sha256": "cd" * 32},
         "commands": ["edgeq verify BUNDLE"],

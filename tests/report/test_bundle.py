@@ -104,7 +104,7 @@ def test_a_tuning_record_is_drawn(copy: Path, tmp_path: Path) -> None:
     replace_file(copy, "tuning.json", json.dumps(samples.tuning()).encode())
     done = report_bundle(copy, tmp_path / "r.html")
     assert done.data.tuning is not None
-    assert "What could be had" in done.page.read_text("utf-8")
+    assert "Accuracy against latency" in done.page.read_text("utf-8")
 
 
 @pytest.mark.parametrize("content", [b"[]", b"{", b'{"a": NaN}', b"\xff", b'{"x":' + b"[" * 100 + b"]" * 100 + b"}"])

@@ -8,19 +8,25 @@ from xml.etree import ElementTree
 
 import pytest
 
+from edgeq.records import salvage
 from edgeq.report.charts.histogram import histogram_chart
 from edgeq.report.charts.latency import latency_chart
 from edgeq.report.charts.pareto import pareto
 from edgeq.report.charts.profile import layer_profile
-from edgeq.report.data import Candidate, Latency, Layer, TensorHistogram, Timing, Tuning
-from edgeq.report.read_layers import read_histograms
-from edgeq.report.read_timing import read_bench
-from edgeq.report.read_tuning import read_tuning
+from edgeq.report.histograms import TensorHistogram
+from edgeq.report.layer_rows import Layer
 from edgeq.report.svg import EM, Box, text_width
+from edgeq.report.timing import BenchReport, Latency, LatencyFigures, Timing, bench_timing
+from edgeq.report.tuning import Candidate, Tuning, tuning_of
+from edgeq.report.tuning_record import TuningRecord
 
 from . import samples
 
 WIDTHS = [350.0, 880.0]
+
+
+def latency(name: str, p50: float, p90: float, p99: float | None = None) -> Latency:
+    return Latency(name, LatencyFigures(p50_ms=p50, p90_ms=p90, p99_ms=p99))
 
 
 def parsed(drawn: str) -> ElementTree.Element:
@@ -46,7 +52,7 @@ def text_boxes(root: ElementTree.Element, name: str) -> list[Box]:
 
 @pytest.fixture
 def tuning() -> Tuning:
-    found = read_tuning(samples.tuning())
+    found = tuning_of(salvage(samples.tuning(), TuningRecord))
     assert found is not None
     return found
 
@@ -104,7 +110,7 @@ def test_one_candidate_is_no_plot() -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_latency_rows(width: float) -> None:
-    timing = read_bench(samples.bench_report())
+    timing = bench_timing(salvage(samples.bench_report(), BenchReport))
     assert timing is not None
     root = parsed(latency_chart(timing, width))
     assert len(by_class(root, "area")) == 2
@@ -117,7 +123,7 @@ def test_latency_rows(width: float) -> None:
 
 
 def test_percentiles_at_one_place_do_not_overlap() -> None:
-    timing = Timing((Latency("a", 1.0, 1.001, 1.002), Latency("b", 99.0, 99.1, 99.2)))
+    timing = Timing((latency("a", 1.0, 1.001, 1.002), latency("b", 99.0, 99.1, 99.2)))
     root = parsed(latency_chart(timing, 350))
     boxes = text_boxes(root, "tick")
     assert sum("p50" in (e.text or "") for e in by_class(root, "tick")) == 2
@@ -125,14 +131,14 @@ def test_percentiles_at_one_place_do_not_overlap() -> None:
 
 
 def test_latency_without_histograms_still_shows_percentiles() -> None:
-    root = parsed(latency_chart(Timing((Latency("a", 2.0, 2.5, None),)), 880))
+    root = parsed(latency_chart(Timing((latency("a", 2.0, 2.5),)), 880))
     assert not by_class(root, "area")
     assert len(by_class(root, "quantile")) == 2
     assert latency_chart(Timing(()), 880) == ""
 
 
 def test_histogram_draws_each_threshold_and_shades_what_is_clipped() -> None:
-    (tensor,) = read_histograms([samples.histogram()])
+    tensor = salvage(samples.histogram(), TensorHistogram)
     root = parsed(histogram_chart(tensor, 360))
     assert len(by_class(root, "range")) == 9
     assert len(by_class(root, "threshold")) == 2

@@ -40,28 +40,28 @@ def statistics() -> Statistics:
 def test_the_worst_come_first_and_once(statistics: Statistics) -> None:
     scheme = Scheme()
     found = worst_tensors(statistics, derive_ranges(statistics), scheme, count=3)
-    assert [f["tensor"] for f in found] == ["wide", "narrow", "rectified"]
+    assert [f.tensor for f in found] == ["wide", "narrow", "rectified"]
     wide = found[0]
-    assert wide["chosen"] == "minmax"
-    assert len(wide["counts"]) == BINS
-    assert len(wide["edges"]) == BINS + 1
-    assert sum(wide["counts"]) == 20_000
-    by_method = {t["method"]: t for t in wide["thresholds"]}
-    assert by_method["mse"]["sqnr_db"] >= by_method["minmax"]["sqnr_db"]
-    assert wide["clipped"] == 0
-    assert found[2]["zeros"] == pytest.approx(0.5, abs=0.02)
+    assert wide.chosen == "minmax"
+    assert len(wide.counts) == BINS
+    assert len(wide.edges) == BINS + 1
+    assert sum(wide.counts) == 20_000
+    by_method = {t.method: t for t in wide.thresholds}
+    assert by_method["mse"].sqnr_db >= by_method["minmax"].sqnr_db
+    assert wide.clipped == 0
+    assert found[2].zeros == pytest.approx(0.5, abs=0.02)
 
 
 def test_only_what_is_quantized(statistics: Statistics) -> None:
     found = worst_tensors(statistics, derive_ranges(statistics), Scheme(), among={"narrow"})
-    assert [f["tensor"] for f in found] == ["narrow"]
+    assert [f.tensor for f in found] == ["narrow"]
 
 
 def test_clipping_is_counted(statistics: Statistics) -> None:
     scheme = Scheme(method="percentile", method_options={"percentile": 99.0})
     ranges = derive_ranges(statistics, "percentile", options={"percentile": 99.0})
     found = worst_tensors(statistics, ranges, scheme, among={"narrow"})
-    assert found[0]["clipped"] == pytest.approx(0.01, abs=0.003)
+    assert found[0].clipped == pytest.approx(0.01, abs=0.003)
 
 
 def test_sqnr_is_that_of_rounding() -> None:

@@ -16,7 +16,6 @@ import pytest
 import edgeq.report
 from edgeq.report.page import render
 from edgeq.report.read import read_report
-from edgeq.report.record import rounded
 
 from . import samples
 
@@ -176,7 +175,3 @@ def test_text_and_marks_stand_out(scheme: str) -> None:
         assert contrast(colours["base"], colours[ground]) >= 3
     for area in ("other-area", "bad-area"):
         assert contrast(colours[area], colours["page"]) >= 2.5, area
-
-
-def test_rounding_keeps_five_digits() -> None:
-    assert rounded({"a": [1.23456789, float("inf"), 3, "x", True, None]}) == {"a": [1.2346, None, 3, "x", True, None]}

@@ -9,14 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeq.report.data import ReportData
+from edgeq.measure.coverage import Coverage
+from edgeq.records import salvage
+from edgeq.report.data import ReportData, VariantRecord
+from edgeq.report.histograms import TensorHistogram
+from edgeq.report.layer_rows import layer_rows
 from edgeq.report.page import render
 from edgeq.report.read import read_report
-from edgeq.report.read_layers import read_coverage, read_histograms, read_layers
-from edgeq.report.read_timing import read_bench
-from edgeq.report.read_tuning import MOST_CANDIDATES, read_tuning
+from edgeq.report.timing import BenchReport, bench_timing
+from edgeq.report.tuning import MOST_CANDIDATES, Tuning, tuning_of
+from edgeq.report.tuning_record import TuningRecord
 
 from . import samples
+
+
+def read_tuning(plain: dict[str, Any]) -> Tuning | None:
+    return tuning_of(salvage(plain, TuningRecord))
+
 
 JSON = st.recursive(
     st.none()
@@ -95,7 +104,9 @@ def test_the_bundles_own_short_form_is_read() -> None:
     record = {
         "variants": {
             "v": {
-                "accuracy": {"samples": 9, "sqnr_db": 37.0, "float32": {"top1": 0.5}, "int8": {"top1": 0.6}},
+                "accuracy": {
+                    name: samples.accuracy({"top1": value}) for name, value in (("float32", 0.5), ("int8", 0.6))
+                },
                 "coverage": {"int8_mac_share": 0.5},
                 "sqnr_db": 37.0,
             }
@@ -131,8 +142,8 @@ def test_tuning_by_agreement() -> None:
     metric = {"name": "top-1 agreement", "higher_is_better": True}
     plain = {**samples.tuning(), "metric": metric, "float32": {"accuracy": {}}}
     plain["candidates"] = [
-        {"name": "a", "status": "chosen", "accuracy": {"drop": 0.02, "metrics": {}}, "timing": None},
-        {"name": "b", "status": "short", "accuracy": {"drop": 0.3, "metrics": {}}, "timing": None},
+        {"name": "a", "status": "chosen", "accuracy": samples.assessment(0.02), "timing": None},
+        {"name": "b", "status": "short", "accuracy": samples.assessment(0.3), "timing": None},
     ]
     tuning = read_tuning(plain)
     assert tuning is not None
@@ -141,7 +152,7 @@ def test_tuning_by_agreement() -> None:
 
 def test_a_part_of_the_samples_is_compared_by_its_loss() -> None:
     plain = samples.tuning()
-    part = {"complete": False, "metrics": {"top1": 0.9}, "drop": 0.01}
+    part = samples.assessment(0.01, complete=False, metrics={"top1": 0.9})
     plain["candidates"] = [samples.candidate("a", 0.5, 1.0, accuracy=part)]
     tuning = read_tuning(plain)
     assert tuning is not None
@@ -160,19 +171,22 @@ def test_the_chosen_candidate_survives_any_limit() -> None:
 
 
 def test_times_without_errors_keep_the_kernels_order() -> None:
-    layers, conversion = read_layers(None, samples.kernels(["b", "a"]))
+    kernels = salvage({"kernels": samples.kernels(["b", "a"])}, VariantRecord).kernels
+    layers, conversion = layer_rows(None, kernels)
     assert [layer.name for layer in layers] == ["b", "a"]
     assert conversion == 9.0
     assert all(layer.sqnr_db is None for layer in layers)
 
 
 def test_what_contradicts_itself_is_left_out() -> None:
-    assert read_coverage({"int8_mac_share": 1.2}) is None
+    assert salvage({"coverage": "x", "bytes": 5}, VariantRecord).coverage is None
+    assert salvage({"int8_mac_share": 1.2, "int8_macs": 1}, Coverage).int8_mac_share == 1
     wrong = samples.histogram()
     wrong["edges"][3] = 99.0
-    assert read_histograms([wrong, {"edges": [0, 1], "counts": [-1]}, {"edges": [0], "counts": []}]) == ()
+    bad = [wrong, {"tensor": "t", "edges": [0, 1], "counts": [-1]}, {"tensor": "t", "edges": [0], "counts": []}]
+    assert salvage(bad, tuple[TensorHistogram, ...]) == ()
     bench = samples.bench_report()
     bench["scenarios"]["single-stream"]["histogram_edges_ms"][5] = 0.0
-    timing = read_bench(bench)
+    timing = bench_timing(salvage(bench, BenchReport))
     assert timing is not None
     assert timing.edges_ms == ()

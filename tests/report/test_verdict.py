@@ -59,8 +59,8 @@ def test_a_difference_within_the_error_is_none() -> None:
 @pytest.mark.parametrize(("int8", "tone"), [(0.5678, "good"), (0.57, "good"), (0.5650, "good"), (0.50, "bad")])
 def test_accuracy_is_judged(int8: float, tone: str) -> None:
     accuracy = {
-        "float32": {"primary": "top1", "metrics": {"top1": 0.5678}},
-        "int8": {"primary": "top1", "metrics": {"top1": int8}},
+        "float32": samples.accuracy({"top1": 0.5678}),
+        "int8": samples.accuracy({"top1": int8}),
     }
     found = verdict(variants=only(accuracy=accuracy))
     assert next(f for f in found.figures if f.label == "top-1").tone == tone
@@ -70,8 +70,8 @@ def test_what_was_asked_for_decides() -> None:
     asked = samples.tuning()
     asked["goal"]["max_drop"] = 0.1
     accuracy = {
-        "float32": {"primary": "top1", "metrics": {"top1": 0.5678}},
-        "int8": {"primary": "top1", "metrics": {"top1": 0.50}},
+        "float32": samples.accuracy({"top1": 0.5678}),
+        "int8": samples.accuracy({"top1": 0.50}),
     }
     assert verdict(variants=only(accuracy=accuracy), tuning=asked).status == "Goal met"
     assert verdict(variants=only(accuracy=accuracy)).status == "Look closer"
@@ -79,8 +79,8 @@ def test_what_was_asked_for_decides() -> None:
 
 def test_lower_is_better() -> None:
     accuracy = {
-        "float32": {"primary": "error", "higher_is_better": False, "metrics": {"error": 1.0}},
-        "int8": {"primary": "error", "higher_is_better": False, "metrics": {"error": 1.5}},
+        "float32": samples.accuracy({"error": 1.0}, higher_is_better=False),
+        "int8": samples.accuracy({"error": 1.5}, higher_is_better=False),
     }
     found = verdict(variants=only(accuracy=accuracy))
     assert "loses" in found.sentence
@@ -90,7 +90,7 @@ def test_lower_is_better() -> None:
 def test_without_labels_agreement_speaks() -> None:
     found = verdict(tuning=None, variants=only(accuracy={}))
     assert "top answer in 98.2 %" in plain(found.sentence)
-    poor = {"outputs": [{"name": "y", "sqnr_db": 5.9}]}
+    poor = {"outputs": [samples.output(5.9, top1=None)]}
     found = verdict(tuning=None, bench=None, variants=only(accuracy={}, agreement=poor))
     assert found.tone == "bad"
     assert "5.9 dB" in plain(found.sentence)

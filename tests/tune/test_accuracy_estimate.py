@@ -11,8 +11,8 @@ from edgeq.data.samples import Sample
 from edgeq.measure.inference import Outputs
 from edgeq.measure.tasks.anomaly import Anomaly
 from edgeq.measure.tasks.classification import Classification
+from edgeq.report.tuning_record import Assessment
 from edgeq.tune.accuracy_estimate import AgreementEstimate, Measured, MetricEstimate, assess, block_error, probabilities
-from edgeq.tune.record import Assessment
 
 RANDOM = np.random.default_rng(0)
 Pairs = list[tuple[np.ndarray, np.ndarray]]

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from edgeq.report.tuning_record import Assessment
 from edgeq.scheme import Scheme
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.goal import Deadline, Goal
-from edgeq.tune.record import Assessment, Outcome
+from edgeq.tune.record import Outcome
 from edgeq.tune.search import search
 from tests.tune.fakes import Clock, Fact, FakeEvaluator, profile
 

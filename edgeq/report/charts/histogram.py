@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
-from edgeq.report.data import TensorHistogram
-from edgeq.report.markup import Markup, join, tag
+from markupsafe import Markup
+
+from edgeq.report.histograms import TensorHistogram
+from edgeq.report.names import shorten
 from edgeq.report.numbers import decibels, significant
 from edgeq.report.scale import Scale
-from edgeq.report.svg import EM, figure, fitted, label, text_width, x_axis
+from edgeq.report.svg import EM, figure, fitted, join, label, tag, text_width, x_axis
 
 _PLOT = 96.0
 _STRIP = 17.0
@@ -33,7 +35,8 @@ def histogram_chart(tensor: TensorHistogram, width: float) -> Markup:
     return figure(
         width,
         height,
-        f"Histogram of {tensor.name} from {significant(tensor.edges[0])} to {significant(tensor.edges[-1])}. {ranges}",
+        f"Histogram of {shorten(tensor.tensor, 200)} from {significant(tensor.edges[0])} to "
+        f"{significant(tensor.edges[-1])}. {ranges}",
         x_axis(xs, base, 8.0, "", most=6),
         tag("path", d=_bars(tensor, xs, base), class_="area base"),
         _chosen(tensor, xs, base),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgeq.report.data import Latency, Timing
-from edgeq.report.markup import Markup, join, tag
+from markupsafe import Markup
+
 from edgeq.report.numbers import milliseconds
 from edgeq.report.scale import Scale, scale_for
-from edgeq.report.svg import EM, Box, figure, fitted, label, text_width, x_axis
+from edgeq.report.svg import EM, Box, figure, fitted, join, label, tag, text_width, x_axis
+from edgeq.report.timing import Latency, Timing
 
 ROW = 112.0
 _TOP = 8.0
@@ -20,7 +21,12 @@ def latency_chart(timing: Timing, width: float) -> Markup:
     models = timing.models[:8]
     if not models:
         return Markup()
-    ends = [v for m in models for v in (m.least, m.p50, m.p90, m.p99) if v is not None and v > 0]
+    ends = [
+        v
+        for m in models
+        for v in (m.figures.min_ms, m.p50, m.figures.p90_ms, m.figures.p99_ms)
+        if v is not None and v > 0
+    ]
     ends += [e for e in _occupied(timing) if e > 0]
     if not ends:
         return Markup()
@@ -60,7 +66,11 @@ def _row(model: Latency, timing: Timing, xs: Scale, base: float, width: float) -
     if len(timing.edges_ms) == len(model.counts) + 1 and any(model.counts):
         parts.append(tag("path", d=_outline(timing.edges_ms, model.counts, xs, base, top), class_=f"area {kind}"))
     parts.append(tag("line", x1=xs.start, x2=xs.end, y1=base, y2=base, class_="axis"))
-    quantiles = [(name, value) for name, value in (("p50", model.p50), ("p90", model.p90), ("p99", model.p99)) if value]
+    quantiles = [
+        (name, value)
+        for name, value in (("p50", model.p50), ("p90", model.figures.p90_ms), ("p99", model.figures.p99_ms))
+        if value
+    ]
     taken: list[Box] = []
     # The median's label is always there, the tail's next; those that would touch one before them are left out.
     for name, value in sorted(quantiles, key=lambda q: ("p50", "p99", "p90").index(q[0])):

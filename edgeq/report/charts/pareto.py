@@ -5,11 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgeq.report.data import Candidate, Tuning
-from edgeq.report.markup import Markup, join, tag
+from markupsafe import Markup
+
 from edgeq.report.numbers import is_share, metric, metric_name, milliseconds
 from edgeq.report.scale import Scale, scale_for
-from edgeq.report.svg import EM, Box, axis_width, figure, fitted, label, place_label, text_width, x_axis, y_axis
+from edgeq.report.svg import (
+    EM,
+    Box,
+    axis_width,
+    figure,
+    fitted,
+    join,
+    label,
+    place_label,
+    tag,
+    text_width,
+    x_axis,
+    y_axis,
+)
+from edgeq.report.tuning import Candidate, Tuning
 
 SHAPES = {
     "chosen": "M0,-9L9,0L0,9L-9,0Z",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgeq.report.data import Layer, measured_alone
-from edgeq.report.markup import Markup, join, tag
+from markupsafe import Markup
+
+from edgeq.report.layer_rows import Layer, measured_alone
 from edgeq.report.scale import Scale, scale_for
-from edgeq.report.svg import axis_width, figure, label, y_axis
+from edgeq.report.svg import axis_width, figure, join, label, tag, y_axis
 
 _PANEL = 120.0
 _GAP = 44.0

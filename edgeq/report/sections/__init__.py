@@ -1,1 +1,0 @@
-"""The report's sections: functions from data to markup, empty where there is nothing to show."""

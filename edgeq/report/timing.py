@@ -1,0 +1,204 @@
+"""Latencies that the report draws: of `edgeq bench`, of a build's proof, or of the finalists of a tuning run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from edgeq.records import Amount, Finite, Positive, readable
+from edgeq.report.facts import Pairs, pairs
+from edgeq.report.numbers import significant
+from edgeq.report.tuning_record import TuningRecord
+
+FLOAT, INT8 = "float32", "int8"
+_MOST_MODELS = 16
+_MOST_BINS = 400
+
+
+@dataclass(frozen=True)
+class LatencyFigures:
+    """What `edgeq_device` says of a distribution of latencies: milliseconds, and model samples a second."""
+
+    p50_ms: Positive
+    count: Amount | None = None
+    min_ms: Positive | None = None
+    p90_ms: Positive | None = None
+    p99_ms: Positive | None = None
+    mean_ms: Positive | None = None
+    cv: Amount | None = None
+    samples_per_s: Positive | None = None
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times faster than the baseline, with its confidence interval."""
+
+    estimate: Positive
+    low: Finite | None = None
+    high: Finite | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether the interval leaves 1 out, so that a difference may be claimed."""
+        if self.low is None or self.high is None:
+            return self.estimate != 1
+        return self.low > 1 or self.high < 1
+
+
+@dataclass(frozen=True)
+class Speed:
+    """A proof's `speed`: the latency of each model, and int8's ratio to float32."""
+
+    latency: Mapping[str, LatencyFigures]
+    ratio: Ratio | None = None
+
+
+@dataclass(frozen=True)
+class BenchEntry:
+    """One model in one scenario. `histogram` counts queries per bin of the scenario's edges."""
+
+    latency: LatencyFigures
+    histogram: tuple[Amount, ...] = ()
+
+
+@dataclass(frozen=True)
+class BenchScenario:
+    """Latencies measured side by side, and ratios against the baseline."""
+
+    models: Mapping[str, BenchEntry]
+    ratios: Mapping[str, Ratio] = field(default_factory=dict)
+    histogram_edges_ms: tuple[Finite, ...] = ()
+
+
+@dataclass(frozen=True)
+class BenchModel:
+    """What is known of a model beside its latency. `memory` holds `process_peak_bytes`."""
+
+    memory: Mapping[str, Amount] | None = None
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """How was measured; see `edgeq_device.bench_settings`."""
+
+    min_duration_s: Positive | None = None
+    threads: int | None = None
+    pin: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """`edgeq bench --json` (docs/bench.md), as far as it is drawn."""
+
+    scenarios: Mapping[str, BenchScenario] = field(default_factory=dict)
+    models: Mapping[str, BenchModel] = field(default_factory=dict)
+    baseline: str = FLOAT
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, Any] = field(default_factory=dict)
+    settings: BenchSettings = BenchSettings()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Latency:
+    """One model's latencies as drawn.
+
+    Attributes:
+        counts: queries per bin of the timing's `edges_ms`; empty where there is no histogram.
+        peak_bytes: of the process; None where not known.
+    """
+
+    name: str
+    figures: LatencyFigures
+    peak_bytes: float | None = None
+    counts: tuple[float, ...] = ()
+
+    @property
+    def p50(self) -> float:
+        """Median in milliseconds."""
+        return self.figures.p50_ms
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Latencies measured side by side.
+
+    Attributes:
+        scenario: such as "single-stream".
+        edges_ms: of the histograms' bins, one more than there are bins.
+        ratios: by model name, against the baseline.
+    """
+
+    models: tuple[Latency, ...]
+    scenario: str = ""
+    baseline: str = FLOAT
+    edges_ms: tuple[float, ...] = ()
+    ratios: Mapping[str, Ratio] = field(default_factory=dict)
+    machine: Pairs = ()
+    versions: Pairs = ()
+    settings: Pairs = ()
+    notes: tuple[str, ...] = ()
+
+
+def bench_timing(report: BenchReport) -> Timing | None:
+    """Of several scenarios the first that has latencies."""
+    for name, scenario in report.scenarios.items():
+        if scenario.models:
+            models = []
+            for model, entry in list(scenario.models.items())[:_MOST_MODELS]:
+                memory = (report.models.get(model) or BenchModel()).memory or {}
+                peak = memory.get("process_peak_bytes") or None
+                models.append(Latency(model, entry.latency, peak, entry.histogram[:_MOST_BINS]))
+            return Timing(
+                models=tuple(models),
+                scenario=name,
+                baseline=report.baseline,
+                edges_ms=_edges(scenario.histogram_edges_ms),
+                ratios=scenario.ratios,
+                machine=pairs(report.machine, 12),
+                versions=pairs(report.versions, 12),
+                settings=_settings(report.settings),
+                notes=report.notes[:12],
+            )
+    return None
+
+
+def speed_timing(speed: Speed) -> Timing | None:
+    """None where there is no latency."""
+    models = tuple(Latency(name, figures) for name, figures in list(speed.latency.items())[:_MOST_MODELS])
+    others = [model.name for model in models if model.name != FLOAT]
+    ratios = {others[0]: speed.ratio} if speed.ratio is not None and others else {}
+    return Timing(models, ratios=ratios) if models else None
+
+
+def finalists_timing(record: TuningRecord) -> Timing | None:
+    """float32 and the chosen candidate of a tuning run."""
+    counts = record.histograms.counts
+    models, ratios = [], {}
+    chosen = [trial for trial in record.candidates if record.chosen and trial.name == record.chosen]
+    for name, timing in ((FLOAT, record.float32.timing), *((trial.name, trial.timing) for trial in chosen)):
+        figures = readable(timing.latency, LatencyFigures) if timing is not None else None
+        if timing is None or figures is None:
+            continue
+        models.append(Latency(name, figures, None, counts.get(name, ())))
+        ratio = readable(timing.speedup, Ratio)
+        if ratio is not None:
+            ratios[name] = ratio
+    return Timing(tuple(models), edges_ms=_edges(record.histograms.edges_ms), ratios=ratios) if models else None
+
+
+def _settings(settings: BenchSettings) -> Pairs:
+    seconds, threads = settings.min_duration_s, settings.threads
+    found = (
+        ("measured for", f"{significant(seconds)} s a model at least" if seconds else ""),
+        ("threads", "" if threads is None else str(threads) if threads else "as many as onnxruntime chooses"),
+        ("pinned to cores", ", ".join(str(core) for core in settings.pin[:64])),
+    )
+    return tuple((key, value) for key, value in found if value)
+
+
+def _edges(edges: tuple[float, ...]) -> tuple[float, ...]:
+    """`edges` where they rise from above zero, else none."""
+    return edges[: _MOST_BINS + 1] if all(0 < a < b for a, b in pairwise(edges)) else ()

@@ -1,0 +1,182 @@
+"""The record of a tuning run, as `edgeq tune` writes it and the report reads it. Keys: docs/tune.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from edgeq.records import Amount, Finite, NullIsInfinite, Positive, Share
+
+SCHEMA = "edgeq.tuning/1"
+
+Stage = Literal["space", "recovery", "exclusion", "threads"]
+Status = Literal["chosen", "qualified", "short", "eliminated"]
+Basis = Literal["labels", "agreement"]
+
+
+@dataclass(frozen=True)
+class Screening:
+    """What the cheap filters found of a candidate that was built.
+
+    Attributes:
+        bytes: on disk, external data included.
+        structure: hash of the graph without the values of scales and weights: the same structure, the same speed.
+        content: hash of the file: the same content, the same model.
+        int8_mac_share: of the multiply-accumulates, after the runtime's optimisation.
+        sqnr_db: of the worst output against float32 on a few samples; infinity where all is equal.
+        build_s: seconds that building took.
+    """
+
+    bytes: int
+    structure: str
+    content: str
+    int8_mac_share: Share
+    sqnr_db: NullIsInfinite
+    build_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """Accuracy of a candidate against float32 on the first `samples` of the validation samples.
+
+    Attributes:
+        samples: how many it rests on; rows of gathered batches counted singly.
+        complete: whether that is all of them.
+        basis: "labels", or "agreement" where there are none.
+        drop: what the basis measures: the loss in the task's primary metric; without labels see docs/tune.md.
+        low, high: 95 % confidence interval of `drop`.
+        expected: the best estimate of the loss on samples not seen; equal to `drop` where nothing better is known.
+        doubt: standard error of `expected`; 0 where nothing better than `drop` is known.
+        metrics: the task's, by name; empty without labels.
+        disagreement: share of rows whose top-1 differs from float32's: no loss of top-1 can be larger. None where the
+            outputs are no class scores.
+        sqnr_db, cosine: of the worst output.
+    """
+
+    samples: int
+    complete: bool
+    basis: Basis
+    drop: float
+    low: float
+    high: float
+    expected: float
+    doubt: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    disagreement: float | None = None
+    sqnr_db: NullIsInfinite = math.inf
+    cosine: float = 1.0
+
+    @property
+    def loss(self) -> float:
+        """What is held against the bar: the worse of what was measured and what is to be expected, doubt included."""
+        return max(self.drop, self.expected + self.doubt)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Latency of one structure with one number of threads, in milliseconds, and its ratio to float32's best.
+
+    Attributes:
+        latency: count, min_ms, p50_ms, p90_ms, p99_ms, p999_ms, max_ms, mean_ms, cv, samples_per_s.
+        speedup: how many times faster than float32: estimate, low, high, confidence, pairs. None for float32 itself.
+    """
+
+    latency: Mapping[str, float]
+    speedup: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """What one stage took."""
+
+    name: str
+    seconds: float
+    entered: int
+    left: int
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """One candidate: how it was made, and what became known of it. See `edgeq.tune.record.Trial`."""
+
+    name: str
+    scheme: Mapping[str, Any] = field(default_factory=dict)
+    recoveries: tuple[str, ...] = ()
+    threads: int = 0
+    builder: str = ""
+    stage: str = ""
+    parent: str = ""
+    status: str = ""
+    reason: str = ""
+    pareto: bool = False
+    screening: Screening | None = None
+    accuracy: Assessment | None = None
+    timing: Timing | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """The float32 model: its name, digest and size in bytes."""
+
+    name: str = ""
+    sha256: str | None = None
+    bytes: Positive | None = None
+
+
+@dataclass(frozen=True)
+class MetricRecord:
+    """What accuracy was measured in."""
+
+    name: str = "accuracy"
+    higher_is_better: bool = True
+
+
+@dataclass(frozen=True)
+class GoalRecord:
+    """What the run was to find; `max_drop` is a fraction of the metric's own scale."""
+
+    objective: str = ""
+    max_drop: Finite | None = None
+    budget_s: Amount | None = None
+
+
+@dataclass(frozen=True)
+class FloatRecord:
+    """float32's figures, with the threads that suit it best."""
+
+    accuracy: Mapping[str, Finite] = field(default_factory=dict)
+    timing: Timing | None = None
+    threads: int = 0
+    bytes: Positive | None = None
+
+
+@dataclass(frozen=True)
+class HistogramsRecord:
+    """Latencies of the finalists and float32: queries per bin."""
+
+    edges_ms: tuple[Finite, ...] = ()
+    counts: Mapping[str, tuple[Amount, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TuningRecord:
+    """All of it. `chosen` is None where nothing qualified, "" where the record does not say."""
+
+    schema: str = SCHEMA
+    model: ModelRecord = ModelRecord()
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, Any] = field(default_factory=dict)
+    goal: GoalRecord = GoalRecord()
+    metric: MetricRecord = MetricRecord()
+    elapsed_s: Amount | None = None
+    verdict: tuple[str, ...] = ()
+    needed: tuple[str, ...] = ()
+    float32: FloatRecord = FloatRecord()
+    chosen: str | None = ""
+    candidates: tuple[TrialRecord, ...] = ()
+    settled: bool | None = None
+    out_of_time: bool = False
+    histograms: HistogramsRecord = HistogramsRecord()

@@ -1,0 +1,290 @@
+"""What the templates list: rows of tables, in the order and number in which they are drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from edgeq.measure.agreement import OutputAgreement
+from edgeq.measure.coverage import Coverage, FloatNode, OperatorCoverage
+from edgeq.report.charts.latency import series
+from edgeq.report.charts.pareto import NAMES
+from edgeq.report.data import ReportData, Variant
+from edgeq.report.histograms import TensorHistogram
+from edgeq.report.layer_rows import Layer, measured_alone
+from edgeq.report.names import isolated, shorten
+from edgeq.report.numbers import (
+    count,
+    decibels,
+    difference,
+    metric,
+    metric_name,
+    milliseconds,
+    share,
+    significant,
+    size,
+)
+from edgeq.report.timing import Latency, Timing
+from edgeq.report.tuning import Candidate, Tuning
+from edgeq.report.verdict import compared, timing_of
+
+Row = Sequence[str]
+Table = tuple[Row, list[Row]]
+"""Heads and rows."""
+
+DASH = "–"
+_SHOWN_LAYERS, _TABLE_LAYERS = 12, 1000
+_LOW_DB = 15.0
+"""A layer's SQNR under this is pointed out: a tenth of its output's amplitude and more is noise."""
+_SHOWN_OPERATORS, _SHOWN_REASONS, _TABLE_NODES = 10, 20, 500
+_RANK = {"chosen": 0, "float32": 1, "front": 2, "behind": 3, "short": 4, "slow": 5, "dropped": 6}
+
+
+def or_dash(value: float | None, shown: Callable[..., str], *before: str) -> str:
+    """`shown(*before, value)`, a dash where there is no value."""
+    return DASH if value is None else shown(*before, value)
+
+
+def known_columns(heads: Row, rows: list[Row], always: int = 1) -> Table:
+    """Without the columns that hold nothing but dashes, but for the first `always`."""
+    kept = [i for i in range(len(heads)) if i < always or any(row[i] != DASH for row in rows)]
+    return [heads[i] for i in kept], [[row[i] for i in kept] for row in rows]
+
+
+def ordered_candidates(tuning: Tuning) -> list[Candidate]:
+    """The chosen one first, then float32, the front and the rest, each by latency."""
+    return sorted(tuning.candidates, key=lambda c: (_RANK.get(c.status, 9), c.latency_ms or math.inf, c.name))
+
+
+def statuses_drawn(tuning: Tuning, chart: str) -> list[tuple[str, str]]:
+    """The legend: statuses whose marks are in `chart`, with their names."""
+    present = {c.status if c.status in NAMES else "short" for c in tuning.candidates}
+    return [(status, name) for status, name in NAMES.items() if status in present or f"mark {status}" in chart]
+
+
+def candidate_figures(candidate: Candidate, tuning: Tuning) -> str:
+    """Latency, accuracy, size and coverage, as far as they are known."""
+    texts = [
+        milliseconds(candidate.latency_ms) if candidate.latency_ms else "",
+        f"{metric_name(tuning.metric)} {metric(tuning.metric, candidate.accuracy)}"
+        if candidate.accuracy is not None
+        else "",
+        size(candidate.bytes) if candidate.bytes else "",
+        f"{share(candidate.coverage)} in int8" if candidate.coverage is not None else "",
+    ]
+    return ", ".join(text for text in texts if text)
+
+
+def variant_rows(data: ReportData) -> list[Row]:
+    """One row a variant: name, target, median, accuracy, SQNR, coverage, size, where it was checked."""
+    return [_variant_row(data, variant) for variant in data.variants]
+
+
+def _variant_row(data: ReportData, variant: Variant) -> Row:
+    primary = variant.primary
+    pair = compared(timing_of(data, variant), variant)
+    return [
+        isolated(variant.name, 40),
+        isolated(variant.title or DASH, 60),
+        milliseconds(pair[1].p50) if pair else DASH,
+        metric(primary.name, primary.int8) if primary and primary.int8 is not None else DASH,
+        or_dash(variant.sqnr_db, decibels),
+        share(variant.coverage.int8_mac_share) if variant.coverage else DASH,
+        or_dash(variant.bytes, size),
+        {True: "on its own kernels", False: "on others' kernels", None: DASH}[variant.native],
+    ]
+
+
+def latency_table(timing: Timing) -> Table:
+    """One row a model."""
+    heads = ["model", "p50", "p90", "p99", "mean", "variation", "samples/s", "peak memory", "queries"]
+    return known_columns(heads, [_latency_row(model, timing) for model in timing.models])
+
+
+def _latency_row(model: Latency, timing: Timing) -> Row:
+    f = model.figures
+    key = Markup('<span class="key {}">{}</span>').format(series(model.name, timing), isolated(model.name, 60))
+    return [
+        key,
+        milliseconds(f.p50_ms),
+        or_dash(f.p90_ms, milliseconds),
+        or_dash(f.p99_ms, milliseconds),
+        or_dash(f.mean_ms, milliseconds),
+        or_dash(f.cv, share),
+        or_dash(f.samples_per_s, count),
+        or_dash(model.peak_bytes, size),
+        or_dash(f.count, "{:.0f}".format),
+    ]
+
+
+def metric_rows(variant: Variant) -> list[Row]:
+    """One row a metric."""
+    return [
+        [
+            isolated(metric_name(m.name), 60),
+            or_dash(m.float32, metric, m.name),
+            or_dash(m.int8, metric, m.name),
+            or_dash(m.gain, difference, m.name),
+        ]
+        for m in variant.metrics
+    ]
+
+
+def output_table(variant: Variant) -> Table:
+    """One row an output."""
+    heads = ("output", "SQNR", "cosine", "largest error", "same top answer")
+    return known_columns(heads, [_output_row(output) for output in variant.outputs[:24]])
+
+
+def _output_row(output: OutputAgreement) -> Row:
+    name, top1 = isolated(output.name, 80), or_dash(output.top1, share)
+    if output.equal:
+        return [name, "equal", "1", "0", top1]
+    finite = math.isfinite(output.sqnr_db)
+    sqnr = decibels(output.sqnr_db) if finite else DASH
+    return [name, sqnr, f"{output.cosine:.6f}", significant(output.max_abs_error), top1]
+
+
+@dataclass(frozen=True)
+class LayersView:
+    """The layers that are drawn as bars, and how.
+
+    Attributes:
+        top: the best SQNR of all layers, dB, which is the full length; slowest: the longest time, microseconds.
+        alone: whether errors are of each layer alone.
+        folded: the summary of the table of all layers; "" where the bars show all.
+    """
+
+    lead: str
+    title: str
+    heads: tuple[str, ...]
+    worst: tuple[Layer, ...]
+    by_error: bool
+    timed: bool
+    alone: bool
+    top: float
+    slowest: float
+    conversions: str
+    folded: str
+    low_db: float = _LOW_DB
+
+
+def layers_view(variant: Variant) -> LayersView | None:
+    """The worst layers where errors are known, else the slowest; None without layers."""
+    layers = variant.layers
+    if not layers:
+        return None
+    alone = measured_alone(layers)
+    errors = [db for layer in layers if (db := layer.error_db(alone=alone)) is not None]
+    times = [us for layer in layers for us in (layer.float_us, layer.int8_us) if us is not None]
+
+    def by_error(layer: Layer) -> tuple[bool, float]:
+        error = layer.error_db(alone=alone)
+        return (not layer.error_source, error if error is not None else math.inf)
+
+    def by_time(layer: Layer) -> float:
+        return -(layer.int8_us or layer.float_us or 0.0)
+
+    worst = tuple(sorted(layers, key=by_error if errors else by_time)[:_SHOWN_LAYERS])
+    shown = "All layers" if len(worst) == len(layers) else f"{len(worst)} of {len(layers)} layers"
+    every = f"All {len(layers)} layers in execution order"
+    first = f"The first {_TABLE_LAYERS} of {len(layers)} layers"
+    sqnr = "SQNR of this layer alone" if alone else "SQNR of its output"
+    return LayersView(
+        lead=_lead(bool(errors), alone),
+        title=f"{shown}, {'the lowest SQNR first' if errors else 'the slowest first'}",
+        heads=("layer", *([sqnr] if errors else []), *(["time, float32 and int8"] if times else [])),
+        worst=worst,
+        by_error=bool(errors),
+        timed=bool(times),
+        alone=alone,
+        top=max([0.0, *errors]),
+        slowest=max(times, default=0.0) or 1.0,
+        conversions=_conversions(variant),
+        folded="" if len(layers) == len(worst) else every if len(layers) <= _TABLE_LAYERS else first,
+    )
+
+
+def _lead(by_error: bool, alone: bool) -> str:
+    if not by_error:
+        return "The time that each layer takes."
+    if alone:
+        return (
+            "How much of each layer's output is signal, compared with float32's. Dots: the error that arises in the "
+            "layer itself. Line: all errors so far."
+        )
+    return "How much of each layer's output is signal, compared with float32's, with all errors so far."
+
+
+def _conversions(variant: Variant) -> str:
+    total = sum(layer.int8_us or 0.0 for layer in variant.layers)
+    if not variant.conversion_us or not total:
+        return ""
+    part = variant.conversion_us / (total + variant.conversion_us)
+    shown = f"{significant(variant.conversion_us)} µs, {share(part)} of the int8 model's kernel time"
+    return f"Converting between float and int8 takes {shown}."
+
+
+def layer_table(variant: Variant) -> Table:
+    """One row a layer, in execution order."""
+    heads = ("layer", "operator", "alone dB", "SQNR dB", "cosine", "clipped", "float32 µs", "int8 µs")
+    rows: list[Row] = [
+        (
+            isolated(layer.name, 80),
+            shorten(layer.op_type, 40) or DASH,
+            or_dash(layer.own_db, "{:.1f}".format),
+            or_dash(layer.sqnr_db, "{:.1f}".format),
+            or_dash(layer.cosine, "{:.5f}".format),
+            or_dash(layer.saturated, share),
+            or_dash(layer.float_us, significant),
+            or_dash(layer.int8_us, significant),
+        )
+        for layer in variant.layers[:_TABLE_LAYERS]
+    ]
+    return known_columns(heads, rows, always=2)
+
+
+def operators_drawn(coverage: Coverage) -> tuple[float, list[OperatorCoverage]]:
+    """All MACs (at least 1), and the operators that have any; all operators where none has."""
+    total = sum(o.int8_macs + o.float_macs for o in coverage.operators) or 1
+    with_macs = [o for o in coverage.operators if o.int8_macs + o.float_macs > 0]
+    return total, (with_macs or list(coverage.operators))[:_SHOWN_OPERATORS]
+
+
+def reason_rows(coverage: Coverage) -> list[Row]:
+    """Nodes in float, grouped by why."""
+    groups: dict[str, list[FloatNode]] = {}
+    for node in coverage.float_nodes:
+        groups.setdefault(node.reason or "no reason recorded", []).append(node)
+    ordered = sorted(groups.items(), key=lambda item: (-sum(n.macs for n in item[1]), -len(item[1]), item[0]))
+    return [
+        [
+            isolated(reason, 300, "why"),
+            ", ".join(shorten(name, 40) for name in sorted({n.op_type for n in group})[:6]),
+            str(len(group)),
+            count(sum(n.macs for n in group)),
+        ]
+        for reason, group in ordered[:_SHOWN_REASONS]
+    ]
+
+
+def float_node_rows(coverage: Coverage) -> tuple[str, list[Row]]:
+    """A title, and the nodes in float with the most MACs."""
+    nodes = sorted(coverage.float_nodes, key=lambda node: -node.macs)
+    shown = nodes[:_TABLE_NODES]
+    more = f" (the {len(shown)} largest of {len(nodes)})" if len(nodes) > len(shown) else ""
+    rows: list[Row] = [
+        [isolated(n.name, 80), shorten(n.op_type, 40), isolated(n.reason, 200, "why"), count(n.macs)] for n in shown
+    ]
+    return f"Nodes in float: {len(shown)}{more}", rows
+
+
+def histogram_texts(tensor: TensorHistogram) -> list[str]:
+    """What the histogram does not show: zeros, and what is clipped."""
+    texts = [f"{share(tensor.zeros)} are exactly zero, not drawn"] if tensor.zeros >= 0.0005 else []
+    if tensor.clipped is not None:
+        texts.append(f"{share(tensor.clipped, 3)} clipped" if tensor.clipped else "nothing clipped")
+    return texts
