@@ -11,6 +11,7 @@ from edgeq.backends.systolic.program import Program
 from edgeq.backends.systolic.reference_model import host_reference_model
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.graph.convert import to_proto
+from tests import graphs
 from tests.backends.systolic.graphs import program_of, random_graph, run_all, signature_of
 
 CONFIGS = (ArrayConfig(dim=4), ArrayConfig(dim=16), ArrayConfig(dim=8, output_scale="shift"))
@@ -47,3 +48,20 @@ def test_random_graphs_give_the_same_integers(seed: int) -> None:
 def test_two_hundred_random_graphs_give_the_same_integers() -> None:
     for seed in range(24, 200):
         check(seed)
+
+
+def test_operators_of_the_runtime_stay_in_float() -> None:
+    text = """g (float[1, 4, 5, 5] input) => (float[1, 4, 5, 5] y) {
+        [conv] a = Conv (input, weights)
+        [gelu] b = com.microsoft.Gelu (a)
+        [last] y = Conv (b, weights)
+    }"""
+    model = graphs.proto(text)
+    random = np.random.default_rng(0)
+    weights = random.standard_normal((4, 4, 1, 1)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "weights"))
+    samples = random.standard_normal((1, 4, 5, 5)).astype(np.float32)
+    program = program_of(model, samples)
+    reference = to_proto(host_reference_model(program, signature_of(model)))
+    assert {entry.domain: entry.version for entry in reference.opset_import} == {"": 17, "com.microsoft": 1}
+    assert differing(program, reference, samples) == {}
