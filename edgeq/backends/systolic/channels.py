@@ -76,7 +76,7 @@ class _Ties:
         elif isinstance(layer, Concat):
             for name in (*layer.inputs, layer.output):
                 if layer.axis == 1:
-                    self._fix(name, f"{layer.name} joins its channels with others")
+                    self._fix(name, f"{layer.name} concatenates its channels with others")
                 else:
                     self._tie(name, layer.output)
         elif isinstance(layer, MoveLayer):
@@ -118,7 +118,7 @@ class _Ties:
     def _add_fc(self, layer: FcLayer) -> None:
         self._writers.append((layer.output, layer))
         if len(self._network.shapes[layer.output]) != 2:
-            self._fix(layer.output, f"{layer.name} makes rows")
+            self._fix(layer.output, f"{layer.name} outputs rows")
         source, repeat = self._flat.get(layer.input, (layer.input, 1))
         if len(self._network.shapes[layer.input]) != 2:
             self._fix(layer.input, f"{layer.name} reads rows")
@@ -140,7 +140,7 @@ class _Ties:
             self._flat[layer.output] = (layer.input, math.prod(before[2:]))
         else:
             for name in (layer.input, layer.output):
-                self._fix(name, f"{layer.name} moves its channels")
+                self._fix(name, f"{layer.name} rearranges its channels")
 
     def _fix(self, name: str, reason: str) -> None:
         self._fixed.setdefault(name, reason)

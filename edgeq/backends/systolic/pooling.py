@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from edgeq.backends.systolic.network import ConvLayer, Layer
 from edgeq.backends.systolic.program import MaxPool, Pool
+from edgeq.backends.systolic.windows import Windows
 
 # Window, stride and padding have two bits in the hardware's instruction, output sizes eight.
 _FIELD = 3
@@ -17,16 +18,8 @@ def direct(layer: ConvLayer, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     Other layers become im2col and a product, with the same results."""
     _, _, rows, columns = shapes[layer.input]
     _, _, out_rows, out_columns = shapes[layer.output]
-    return (
-        layer.groups == 1
-        and rows == columns
-        and out_rows == out_columns
-        and layer.weights.shape[2] == layer.weights.shape[3]
-        and layer.strides[0] == layer.strides[1]
-        and len(set(layer.pads)) == 1
-        and layer.dilations == (1, 1)
-        and layer.pads[0] < layer.weights.shape[2]
-    )
+    windows = Windows((layer.weights.shape[2], layer.weights.shape[3]), layer.strides, layer.dilations, layer.pads)
+    return layer.groups == 1 and rows == columns and out_rows == out_columns and windows.regular
 
 
 def fusable(layer: ConvLayer, following: Layer, shapes: Mapping[str, tuple[int, ...]]) -> Pool | None:
@@ -34,10 +27,7 @@ def fusable(layer: ConvLayer, following: Layer, shapes: Mapping[str, tuple[int, 
     if not isinstance(following, MaxPool) or not direct(layer, shapes):
         return None
     kernel, strides, pads = following.kernel, following.strides, following.pads
-    square = kernel[0] == kernel[1] and strides[0] == strides[1] and len(set(pads)) == 1
-    if not square or following.dilations != (1, 1):
-        return None
-    if max(kernel[0], strides[0], pads[0]) > _FIELD or pads[0] >= kernel[0]:
+    if not Windows(kernel, strides, following.dilations, pads).regular or max(kernel[0], strides[0], pads[0]) > _FIELD:
         return None
     if max(shapes[following.output][2:]) > _SIDE or max(shapes[layer.output][2:]) > _SIDE:
         return None

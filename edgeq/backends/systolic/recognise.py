@@ -101,7 +101,7 @@ def _add(node: ir.Node) -> Found:
 
 def _max_pool(node: ir.Node) -> Found:
     if len(node.outputs) > 1 and node.outputs[1].name:
-        return "it also gives the places of the maxima"
+        return "it also outputs the indices of the maxima"
     shape, pooled = _shape(node.inputs[0]), _shape(node.outputs[0])
     if len(shape) != 4:
         return _not_2d(shape)
@@ -118,9 +118,9 @@ def _average_pool(node: ir.Node) -> Found:
     if windows.dilations != (1, 1):
         return f"it has dilations {list(windows.dilations)}"
     if any(windows.pads) and not node.attributes.get_int("count_include_pad", 0):
-        return "windows at the border average fewer values, so that one multiplier does not do"
+        return "windows at the border average fewer values, so that one multiplier does not suffice"
     if _reaching(windows, shape, pooled) != windows.pads:
-        return "with ceil_mode, its last windows average fewer values, so that one multiplier does not do"
+        return "with ceil_mode, its last windows average fewer values, so that one multiplier does not suffice"
     return (AverageLayer(*_names(node), windows.kernel, windows.strides, windows.pads),)
 
 

@@ -47,6 +47,13 @@ class Windows:
             before[axis] = total - after[axis]
         return cls(kernel, strides, dilations, (before[0], before[1], after[0], after[1]))
 
+    @property
+    def regular(self) -> bool:
+        """Whether the array's convolution calls take them: square, equal strides, no dilation, four equal pads smaller
+        than the kernel."""
+        square = self.kernel[0] == self.kernel[1] and self.strides[0] == self.strides[1] and len(set(self.pads)) == 1
+        return square and self.dilations == (1, 1) and self.pads[0] < self.kernel[0]
+
     def rounded_up(self, shape: tuple[int, ...]) -> Pair:
         """Rows and columns behind a pooling with ceil_mode; no window starts beyond the input and the padding before
         it."""

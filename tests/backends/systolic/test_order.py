@@ -53,7 +53,7 @@ def test_orders_that_are_seen_from_outside_stay() -> None:
     fixed = {name: group.fixed for name, group in groups.items()}
     assert fixed["input"] == "it is an input or output of the model"
     assert fixed[first] == ""
-    assert "joins its channels" in fixed["conv1_out"]
+    assert "concatenates its channels" in fixed["conv1_out"]
     assert fixed["conv4_out"] == "a part in float reads or makes it"
 
 

@@ -9,6 +9,7 @@ from edgeq.backends.systolic.emit_c import text
 from edgeq.backends.systolic.emit_c.builder import Builder, Generation
 from edgeq.backends.systolic.emit_c.scales import output_scale, tile_array
 from edgeq.backends.systolic.program import Conv
+from edgeq.backends.systolic.windows import Windows
 
 Constants = dict[str, str | int | bool]
 
@@ -97,17 +98,14 @@ def emit_conv(builder: Builder, step: Conv) -> None:
 def is_direct(step: Conv, size: tuple[int, int], generation: Generation) -> bool:
     """Whether the convolution calls can do it; else it goes by patches and a product, with the same integers.
 
-    They want square kernels, equal strides, four equal pads smaller than the kernel and no dilation; those of 2021 also
-    square images, and know neither slices of channels nor groups (their depthwise call was wrong).
+    They need regular windows; those of 2021 also square images, and support neither slices of channels nor groups
+    (their depthwise call was wrong).
     """
-    kernel_rows, kernel_cols = step.weights.shape[2:]
-    regular = kernel_rows == kernel_cols and step.strides[0] == step.strides[1] and len(set(step.pads)) == 1
-    if not regular or step.dilations != (1, 1) or step.pads[0] >= kernel_rows:
-        return False
+    windows = Windows((step.weights.shape[2], step.weights.shape[3]), step.strides, step.dilations, step.pads)
     if generation == "2021":
         square = size[0] == size[1] and step.conv_shape[2] == step.conv_shape[3]
-        return square and step.groups == 1 and len(step.tiles) == 1
-    return True
+        return windows.regular and square and step.groups == 1 and len(step.tiles) == 1
+    return windows.regular
 
 
 def _as_depthwise(step: Conv) -> bool:

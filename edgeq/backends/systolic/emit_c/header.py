@@ -81,7 +81,7 @@ def read_header(path: Path, array: ArrayConfig) -> tuple[str, ArrayConfig, tuple
     )
     notes = tuple(
         f"{path.name} has {getattr(held, name)} {name.replace('_', ' ')}, the target {getattr(array, name)}; "
-        "the header's hold"
+        "the header's count is used"
         for name in ("scratchpad_rows", "accumulator_rows")
         if getattr(held, name) != getattr(array, name)
     )

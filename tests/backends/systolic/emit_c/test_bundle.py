@@ -165,7 +165,7 @@ def test_a_chips_own_header(tmp_path: Path) -> None:
     header.write_text(HEADER)
     bundle = write_c_bundle(program, inputs, tmp_path / "c", params_header=header)
     assert (bundle.directory / "portable/include/gemmini_params.h").read_text() == HEADER
-    assert bundle.notes == ("gemmini_params.h has 64 accumulator rows, the target 32; the header's hold",)
+    assert bundle.notes == ("gemmini_params.h has 64 accumulator rows, the target 32; the header's count is used",)
     done("make", "-s", "check", STRICT, where=bundle.directory)
     done("./net-host", "os", "check", where=bundle.directory)
 
