@@ -174,6 +174,20 @@ def replace_value(old: ir.Value, new: ir.Value, *, keep_name: bool = False) -> N
     old.replace_all_uses_with(new, replace_graph_outputs=True)
 
 
+def insert_behind(value: ir.Value, first: ir.Value, last: ir.Value, name: str) -> None:
+    """Let `last`, which is computed from `value`, stand wherever `value` stood, under its name, type and shape.
+
+    Args:
+        first: output of the node that reads `value` and leads to `last`; it goes on reading `value`.
+        name: of `value` from then on.
+    """
+    replace_value(value, last, keep_name=True)
+    reader = first.producer()
+    assert reader is not None
+    reader.replace_input_with(reader.inputs.index(last), value)
+    value.name, value.type, value.shape = name, None, None
+
+
 def drop_unused_initializers(graph: ir.Graph) -> None:
     """Remove the initializers that no node reads and that are neither inputs nor outputs of the graph."""
     for name, value in tuple(graph.initializers.items()):

@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgeq.graph.convert import from_proto, to_bytes, to_proto
-from edgeq.graph.edit import Editor, drop_unused_initializers, replace_value, set_constant
+from edgeq.graph.edit import Editor, drop_unused_initializers, insert_behind, replace_value, set_constant
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.quant_params import QuantParams
 from edgeq.graph.query import constant
@@ -65,6 +65,17 @@ def test_a_value_takes_over_the_name_between_nodes_too() -> None:
     assert [(node.name, node.outputs[0].name) for node in net.graph] == [("negated", "h"), ("last", "y")]
     drop_unused_initializers(net.graph)
     assert not net.graph.initializers
+
+
+def test_nodes_are_inserted_behind_a_value() -> None:
+    net = model("net (float[2] x) => (float[2] h, float[2] y) { [first] h = Neg(x) [last] y = Abs(h) }")
+    index = GraphIndex(net)
+    editor, value = Editor(net), index.values["h"]
+    one = editor.node("Exp", [value], "one", before=index.nodes["last"])
+    two = editor.node("Log", [one], "two", before=index.nodes["last"])
+    insert_behind(value, one, two, "inner")
+    assert [node.inputs[0].name for node in net.graph] == ["x", "inner", "one", "h"]
+    assert [output.name for output in net.graph.outputs] == ["h", "y"]
 
 
 def test_a_node_with_several_outputs() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 
 from edgeq.backends.base import Alternative, Artifact, check_names
 from edgeq.backends.tensorrt import implicit, options
@@ -16,18 +17,18 @@ from edgeq.backends.tensorrt.check import Placement, check_placement
 from edgeq.backends.tensorrt.explicit import insert_pairs
 from edgeq.backends.tensorrt.facts import Facts, HalfType, facts
 from edgeq.backends.tensorrt.half_precision import cast_float_nodes
-from edgeq.backends.tensorrt.placement import plan_placement, shared_ranges, weighted_operators
+from edgeq.backends.tensorrt.placement import plan_placement, weighted_operators
 from edgeq.backends.tensorrt.simulate import SETTINGS, simulation
+from edgeq.calibrate.groups import share_ranges
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.table import FLATBUFFERS
 from edgeq.data.samples import Samples
 from edgeq.errors import EdgeqError, HardwareError, ModelError, UsageError
-from edgeq.graph.convert import from_proto, to_proto
 from edgeq.hardware.document import version_key
 from edgeq.hardware.target import Target
 from edgeq.measure.coverage import Coverage, FloatNode, NodeRun
 from edgeq.model.int8_rules import int8_rules
-from edgeq.model.load import load_model, save_model
+from edgeq.model.load import save_model
 from edgeq.model.macs import node_macs
 from edgeq.model.names import name_nodes
 from edgeq.model.opset import raise_opset
@@ -106,7 +107,6 @@ class TensorrtBackend:
         self, prepared: PreparedModel, ranges: Mapping[str, Range], scheme: Scheme, destination: Path, place: Path
     ) -> Artifact:
         known = facts()
-        source = load_model(prepared.path, external_data="none")
         model = _raised(prepared, scheme.rest)
         plan = plan_placement(
             model,
@@ -122,10 +122,10 @@ class TensorrtBackend:
                 f"{prepared.source}: nothing in it was quantized: {first[0]}: {first[1]}",
                 "Deploy the float model, or exclude fewer nodes",
             )
-        ranges = shared_ranges(model, plan, ranges)
+        ranges = {**ranges, **share_ranges(model, {name: ranges[name] for name in plan.activations if name in ranges})}
         insert_pairs(model, plan, ranges, per_channel=scheme.per_channel, float_type=scheme.rest)
         in_float32 = {} if scheme.rest == "float32" else cast_float_nodes(model, scheme.rest, self._seen(ranges), known)
-        placement = check_placement(model, source, {**in_float32, **plan.reasons})
+        placement = check_placement(model, prepared.model, {**in_float32, **plan.reasons})
         if placement.findings:
             raise ModelError(
                 f"{prepared.source}: a Q/DQ pair is misplaced: {placement.findings[0]}",
@@ -133,7 +133,7 @@ class TensorrtBackend:
             )
         _save(model, destination, prepared)
         simulated_path = place / "simulation.onnx"
-        save_model(from_proto(simulation(model)), simulated_path)
+        save_model(simulation(model), simulated_path)
         provider_options = options.explicit_options(scheme.rest)
         options.check_options(options.TENSORRT, provider_options)
         return Artifact(
@@ -155,10 +155,10 @@ class TensorrtBackend:
         self, prepared: PreparedModel, ranges: Mapping[str, Range], scheme: Scheme, destination: Path, place: Path
     ) -> Artifact:
         known = facts()
-        model = load_model(prepared.path, external_data="all")
+        model = prepared.model.clone()
         tables = place / "tables"
         notes = implicit.write_implicit(model, ranges, tables, self._tensorrt)
-        save_model(from_proto(model), destination)
+        save_model(model, destination)
         provider_options = options.table_options(FLATBUFFERS)
         options.check_options(options.TENSORRT, provider_options)
         return Artifact(
@@ -189,7 +189,7 @@ class TensorrtBackend:
             in_float32 = cast_float_nodes(model, scheme.rest, self._seen({}), facts())
             path, simulated_path = place / "cuda.onnx", place / "cuda-simulation.onnx"
             _save(model, path, prepared)
-            save_model(from_proto(simulation(model)), simulated_path)
+            save_model(simulation(model), simulated_path)
             artifact = Artifact(
                 model=path,
                 scheme=float32.replace(rest=scheme.rest),
@@ -237,10 +237,11 @@ def _requirements(float_type: str) -> Facts | HalfType:
     return facts().halves.get(float_type, facts())
 
 
-def _raised(prepared: PreparedModel, float_type: str) -> onnx.ModelProto:
+def _raised(prepared: PreparedModel, float_type: str) -> ir.Model:
+    """A copy of the prepared model with the opset and IR version that a file with that type needs."""
     requirements = _requirements(float_type)
     raised = raise_opset(
-        from_proto(load_model(prepared.path, external_data="all")),
+        prepared.model.clone(),
         prepared.source,
         lowest=requirements.opset,
         to=requirements.opset,
@@ -248,11 +249,11 @@ def _raised(prepared: PreparedModel, float_type: str) -> onnx.ModelProto:
     )
     raised.ir_version = max(raised.ir_version, requirements.ir_version)
     name_nodes(raised)
-    return to_proto(raised)
+    return raised
 
 
-def _save(model: onnx.ModelProto, path: Path, prepared: PreparedModel) -> None:
-    save_model(from_proto(model), path)
+def _save(model: ir.Model, path: Path, prepared: PreparedModel) -> None:
+    save_model(model, path)
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except Exception as error:  # C++ raises ValidationError, InferenceError and others
@@ -272,9 +273,9 @@ def _notes(placement: Placement, in_float32: Mapping[str, str]) -> tuple[str, ..
     return tuple(notes)
 
 
-def _unknown_coverage(model: onnx.ModelProto) -> Coverage:
-    macs = {name: count for name, count in node_macs(from_proto(model)).items() if count}
-    types = {node.name: node.op_type for node in model.graph.node}
+def _unknown_coverage(model: ir.Model) -> Coverage:
+    macs = {name: count for name, count in node_macs(model).items() if count}
+    types = {str(node.name): node.op_type for node in model.graph.all_nodes()}
     reason = "TensorRT chooses when it builds the engine"
     return Coverage(
         0,

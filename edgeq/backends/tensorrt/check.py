@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import TensorProto, numpy_helper
+import onnx_ir as ir
 
-from edgeq.backends.tensorrt.explicit import channel_axis
+from edgeq.backends.tensorrt.explicit import weight_axis
 from edgeq.backends.tensorrt.placement import ADD
-from edgeq.backends.tensorrt.wiring import Wiring, wire
-from edgeq.graph.convert import from_proto
+from edgeq.graph.query import constant, is_op, name_of, node_input, only_reader
 from edgeq.measure.coverage import Coverage, FloatNode, NodeRun
 from edgeq.model.macs import node_macs
 from edgeq.model.shapes import element_types
 
-_Q, _DQ = "QuantizeLinear", "DequantizeLinear"
-_PRECISION: dict[int, str] = {TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16", TensorProto.FLOAT: "fp32"}
+_DQ = "DequantizeLinear"
+_PRECISION = {ir.DataType.FLOAT16: "fp16", ir.DataType.BFLOAT16: "bf16", ir.DataType.FLOAT: "fp32"}
+_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "Sigmoid", "BatchNormalization")
 _BIAS = 2
 
 
@@ -90,11 +90,11 @@ class Placement:
         }
 
 
-def check_placement(model: onnx.ModelProto, source: onnx.ModelProto, reasons: Mapping[str, str]) -> Placement:
-    """Read `model`, a file with explicit quantization.
+def check_placement(model: ir.Model, source: ir.Model, reasons: Mapping[str, str]) -> Placement:
+    """Read `model`, with explicit quantization.
 
     Args:
-        source: the float model that it was made from, for MACs; weights need not be loaded.
+        source: the float model that it was made from, for MACs.
         reasons: node → why it is not in int8 or not in 16 bits, for the report.
     """
     reader = _Reader(model, source, reasons)
@@ -103,113 +103,123 @@ def check_placement(model: onnx.ModelProto, source: onnx.ModelProto, reasons: Ma
 
 
 class _Reader:
-    def __init__(self, model: onnx.ModelProto, source: onnx.ModelProto, reasons: Mapping[str, str]) -> None:
+    def __init__(self, model: ir.Model, source: ir.Model, reasons: Mapping[str, str]) -> None:
         self.findings: list[str] = []
         self._model, self._reasons = model, reasons
-        self._wiring: Wiring = wire(model)
-        self._types = element_types(from_proto(model))
-        self._macs = node_macs(from_proto(source))
-        self._own = {node.name for node in source.graph.node}
-        self._restored = {n.output[0]: n for n in model.graph.node if n.op_type == _DQ}
-        self._layers = {n.name: n for n in model.graph.node if self._is_int8_layer(n)}
+        self._types = element_types(model)
+        self._macs = node_macs(source)
+        self._own = {node.name for node in source.graph}
+        self._order = {node: position for position, node in enumerate(model.graph)}
+        self._layers = {node for node in model.graph if self._is_int8_layer(node)}
         self._fused = self._fusions()
 
-    def _is_int8_layer(self, node: onnx.NodeProto) -> bool:
-        multiplies = self._macs.get(node.name, 0) > 0 or node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul")
-        return multiplies and len(node.input) > 1 and all(name in self._restored for name in node.input[:2])
+    def _is_int8_layer(self, node: ir.Node) -> bool:
+        multiplies = self._macs.get(str(node.name), 0) > 0 or node.op_type in _PRODUCTS
+        return multiplies and len(node.inputs) > 1 and all(_is_restored(value) for value in node.inputs[:2])
 
-    def _fusions(self) -> dict[str, str]:
+    def _fusions(self) -> dict[ir.Node, ir.Node]:
         """Node → the int8 layer that it is fused into: a residual Add, then an activation, each the only reader."""
-        fused: dict[str, str] = {}
-        for layer in self._layers.values():
-            behind = self._wiring.only_reader(layer.output[0])
-            if behind is not None and behind.op_type == ADD and self._skips(behind, layer.output[0]):
-                fused[behind.name] = layer.name
-                behind = self._wiring.only_reader(behind.output[0])
-            if behind is not None and behind.op_type in ("Relu", "Clip", "LeakyRelu", "Sigmoid", "BatchNormalization"):
-                fused[behind.name] = layer.name
+        fused: dict[ir.Node, ir.Node] = {}
+        for layer in sorted(self._layers, key=lambda node: self._order[node]):
+            behind = only_reader(layer.outputs[0])
+            if behind is not None and behind.op_type == ADD and self._skips(behind, layer.outputs[0]):
+                fused[behind] = layer
+                behind = only_reader(behind.outputs[0])
+            if behind is not None and behind.op_type in _ACTIVATIONS:
+                fused[behind] = layer
         return fused
 
-    def _skips(self, add: onnx.NodeProto, main: str) -> bool:
-        return any(name in self._restored for name in add.input if name != main)
+    def _skips(self, add: ir.Node, main: ir.Value) -> bool:
+        return any(_is_restored(value) for value in add.inputs if value is not main)
 
     # Pairs.
 
     def pairs(self) -> tuple[Pair, ...]:
+        """The pairs in the order of the graph, each with what it serves; broken rules go to `findings`."""
         found: dict[tuple[str, bool], list[str]] = {}
-        for output, node in self._restored.items():
-            maker = self._wiring.makers.get(node.input[0])
-            weight = maker is None
-            tensor = node.input[0] if maker is None else maker.input[0]
-            self._check_scale(node, weight)
-            serves = found.setdefault((tensor, weight), [])
-            for place in self._wiring.readers.get(output, ()):
-                serves.append(self._serves(place.node, place.place, tensor))
-            if not self._wiring.readers.get(output):
+        for node in self._model.graph:
+            if node.op_type != _DQ:
+                continue
+            integers = node.inputs[0]
+            maker = integers.producer() if integers is not None else None
+            tensor = name_of(integers if maker is None else maker.inputs[0])
+            self._check_scale(node, maker is None)
+            serves = found.setdefault((tensor, maker is None), [])
+            readers = self._readers(node.outputs[0])
+            serves.extend(self._serves(reader, place, tensor) for reader, place in readers)
+            if not readers:
                 self.findings.append(f"the pair on {tensor!r} has no reader")
         return tuple(Pair(tensor, weight, tuple(serves)) for (tensor, weight), serves in found.items())
 
-    def _serves(self, node: onnx.NodeProto, place: int, tensor: str) -> str:
-        if node.name in self._layers and place < _BIAS:
+    def _readers(self, value: ir.Value) -> list[tuple[ir.Node, int]]:
+        """The nodes of the main graph that read a value, and at which input, in order."""
+        uses = [use for use in value.uses() if use.node in self._order]
+        return [(use.node, use.idx) for use in sorted(uses, key=lambda use: (self._order[use.node], use.idx))]
+
+    def _serves(self, node: ir.Node, place: int, tensor: str) -> str:
+        if node in self._layers and place < _BIAS:
             return f"{node.op_type} {node.name}: int8 operand {place}"
-        if node.name in self._layers:
+        if node in self._layers:
             self.findings.append(f"{node.op_type} {node.name}: its bias {tensor!r} is quantized")
             return f"{node.op_type} {node.name}: bias, which should be float"
-        if node.op_type == ADD and node.name in self._fused:
-            return f"{ADD} {node.name}: skip branch, fused into {self._fused[node.name]}"
+        if node.op_type == ADD and node in self._fused:
+            return f"{ADD} {node.name}: skip branch, fused into {self._fused[node].name}"
         if node.op_type == ADD:
             self.findings.append(f"Add {node.name} reads the pair on {tensor!r} and fuses into no int8 layer")
         else:
             self.findings.append(f"{node.op_type} {node.name} reads the pair on {tensor!r}, which serves no fusion")
         return f"{node.op_type} {node.name}: nothing"
 
-    def _check_scale(self, node: onnx.NodeProto, weight: bool) -> None:
-        held = self._wiring.initializers
-        scale, zero = (held.get(name) for name in node.input[1:3])
+    def _check_scale(self, node: ir.Node, weight: bool) -> None:
+        scale, zero = (constant(node_input(node, place)) for place in (1, 2))
         if scale is None or zero is None:
             self.findings.append(f"{node.name}: its scale or zero point is not constant")
             return
-        if np.any(numpy_helper.to_array(zero)):
+        if np.any(zero):
             self.findings.append(f"{node.name}: its zero point is not 0")
-        if zero.data_type != TensorProto.INT8:
+        if zero.dtype != np.int8:
             self.findings.append(f"{node.name}: its integers are not int8")
-        if not weight and len(scale.dims):
+        if not weight and scale.ndim:
             self.findings.append(f"{node.name}: an activation has a scale a channel")
-        if not np.all(numpy_helper.to_array(scale).astype(np.float64) > 0):
+        if not np.all(scale.astype(np.float64) > 0):
             self.findings.append(f"{node.name}: its scale is not above 0")
-        if weight and len(scale.dims):
-            axis = next((int(a.i) for a in node.attribute if a.name == "axis"), 1)
-            rank = len(held[node.input[0]].dims)
-            for place in self._wiring.readers.get(node.output[0], ()):
-                if channel_axis(place.node, rank) != axis:
+        integers = constant(node.inputs[0])
+        if weight and scale.ndim and integers is not None:
+            axis = node.attributes.get_int("axis", 1)
+            for reader, _ in self._readers(node.outputs[0]):
+                if weight_axis(reader, integers.ndim) != axis:
                     self.findings.append(f"{node.name}: its scales lie along axis {axis}, not along the outputs")
 
     # Nodes.
 
     def node_types(self) -> tuple[NodeType, ...]:
+        """The nodes of the float model with float data; broken rules go to `findings`."""
         found = []
-        for node in self._model.graph.node:
+        for node in self._model.graph:
             if node.name not in self._own:
                 continue
             precision = self._precision(node)
             if precision:
-                reason = self._reason(node, precision)
-                fused = self._fused.get(node.name, "")
-                found.append(NodeType(node.name, node.op_type, precision, self._macs.get(node.name, 0), reason, fused))
-            if node.op_type == ADD and all(name in self._restored for name in node.input):
+                name, layer = str(node.name), self._fused.get(node)
+                reason, into = self._reason(node, precision), str(layer.name) if layer is not None else ""
+                found.append(NodeType(name, node.op_type, precision, self._macs.get(name, 0), reason, into))
+            if node.op_type == ADD and all(_is_restored(value) for value in node.inputs):
                 self.findings.append(f"Add {node.name}: both branches are quantized")
         return tuple(found)
 
-    def _precision(self, node: onnx.NodeProto) -> str:
-        if node.name in self._layers or node.name in self._fused:
+    def _precision(self, node: ir.Node) -> str:
+        if node in self._layers or node in self._fused:
             return "int8"
-        made = next((self._types[name] for name in node.output if self._types.get(name) in _PRECISION), 0)
-        read = next((self._types[name] for name in node.input if self._types.get(name) in _PRECISION), 0)
-        return _PRECISION.get(made or read, "") if made else ""
+        kinds = (self._types.get(name_of(value), ir.DataType.UNDEFINED) for value in node.outputs)
+        return next((_PRECISION[kind] for kind in kinds if kind in _PRECISION), "")
 
-    def _reason(self, node: onnx.NodeProto, precision: str) -> str:
-        if node.name in self._layers:
+    def _reason(self, node: ir.Node, precision: str) -> str:
+        if node in self._layers:
             return "both operands are int8"
-        if node.name in self._fused:
-            return f"fused into {self._fused[node.name]}"
-        return self._reasons.get(node.name, f"computes in {precision} beside the int8 layers")
+        if node in self._fused:
+            return f"fused into {self._fused[node].name}"
+        return self._reasons.get(str(node.name), f"computes in {precision} beside the int8 layers")
+
+
+def _is_restored(value: ir.Value | None) -> bool:
+    return value is not None and is_op(value.producer(), _DQ)

@@ -1,8 +1,8 @@
 """Q/DQ pairs written into a graph: symmetric int8, zero point 0, weights as integers with a scale a channel.
 
 Formulas: scale = largest magnitude / 127; q = round to nearest even(x / scale), kept in -127..127 for weights. Scales
-are rounded up to a value that the 16-bit type of the rest holds, because the file says them in that type, and weights
-are rounded by that value.
+are rounded up to a value that the 16-bit type of the rest of the graph holds, because the file has them in that type,
+and weights are rounded by that value.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
 
 from edgeq.backends.tensorrt.placement import Plan
 from edgeq.calibrate.ranges import Range
 from edgeq.errors import CalibrationError
-from edgeq.model.tensors import iter_graphs
+from edgeq.graph.edit import Editor, drop_unused_initializers
+from edgeq.graph.operators import channel_axis
+from edgeq.graph.quant_params import QuantParams
+from edgeq.graph.query import constant
 from edgeq.scheme import FloatType
 
 LEVELS = 127
@@ -41,37 +43,24 @@ def stored_scale(magnitude: NDArray[np.floating] | float, float_type: FloatType 
     return np.asarray(np.where(short, up, scale), np.float32)
 
 
-def quantize_weight(
-    weight: NDArray[np.float32], axis: int | None, float_type: FloatType = "float32"
-) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Integers and scales, one scale for each index of `axis`, or one in all."""
-    values = np.asarray(weight, np.float64)
-    if axis is None:
-        scale = stored_scale(np.max(np.abs(values), initial=0.0), float_type)
-        steps = values / scale
-    else:
-        others = tuple(i for i in range(values.ndim) if i != axis)
-        scale = stored_scale(np.max(np.abs(values), axis=others, initial=0.0), float_type)
-        shape = [1] * values.ndim
-        shape[axis] = -1
-        steps = values / scale.astype(np.float64).reshape(shape)
-    return np.clip(np.rint(steps), -LEVELS, LEVELS).astype(np.int8), scale
+def weight_params(weight: NDArray[np.float32], axis: int | None, float_type: FloatType = "float32") -> QuantParams:
+    """Symmetric parameters with one scale for each index of `axis`, or one in all; float64, of values that `float_type`
+    holds."""
+    others = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
+    magnitude = np.max(np.abs(np.asarray(weight, np.float64)), axis=others, initial=0.0)
+    scale = stored_scale(magnitude, float_type).astype(np.float64)
+    return QuantParams(scale, np.zeros(scale.shape, np.int64), ir.DataType.INT8, axis=axis or 0, narrow=True)
 
 
-def channel_axis(node: onnx.NodeProto, rank: int) -> int | None:
+def weight_axis(node: ir.Node, rank: int) -> int | None:
     """The axis of a weight, input 1 of `node`, along which its outputs lie; None where there is none to scale by."""
-    if node.op_type == "ConvTranspose":
-        return 1
-    if node.op_type == "Gemm":
-        transposed = next((a.i for a in node.attribute if a.name == "transB"), 0)
-        return 0 if transposed else 1
-    if node.op_type == "MatMul":
-        return rank - 1 if rank == 2 else None
-    return 0
+    if node.op_type == "MatMul" and rank != 2:
+        return None
+    return channel_axis(node) % rank
 
 
 def insert_pairs(
-    model: onnx.ModelProto, plan: Plan, ranges: Mapping[str, Range], *, per_channel: bool, float_type: FloatType
+    model: ir.Model, plan: Plan, ranges: Mapping[str, Range], *, per_channel: bool, float_type: FloatType
 ) -> None:
     """Write the pairs of `plan` into `model`, in place. Tensors that several layers read in int8 share one pair.
 
@@ -82,79 +71,53 @@ def insert_pairs(
     if missing is not None:
         raise CalibrationError(f"tensor {missing!r} has no range", "The calibration is not of this model: run it again")
     writer = _Writer(model, ranges, per_channel, float_type)
-    wanted: dict[str, dict[int, str]] = {}
+    nodes = {node.name: node for node in model.graph}
     for edge in plan.edges:
-        wanted.setdefault(edge.node, {})[edge.place] = edge.tensor
-    for node in list(model.graph.node):
-        for place, tensor in wanted.get(node.name, {}).items():
-            constant = tensor in plan.weights
-            node.input[place] = writer.weight(node, place, tensor) if constant else writer.activation(tensor)
-        writer.nodes.append(node)
-    writer.finish()
+        node = nodes[edge.node]
+        write = writer.weight if edge.tensor in plan.weights else writer.activation
+        node.replace_input_with(edge.place, write(node, edge.place, edge.tensor))
+    drop_unused_initializers(model.graph)
 
 
 class _Writer:
-    def __init__(
-        self, model: onnx.ModelProto, ranges: Mapping[str, Range], per_channel: bool, float_type: FloatType
-    ) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-        self._model, self._ranges, self._per_channel, self._float_type = model, ranges, per_channel, float_type
-        self._weights = {tensor.name: tensor for tensor in model.graph.initializer}
-        self._made: dict[tuple[str, int | None], str] = {}
+    def __init__(self, model: ir.Model, ranges: Mapping[str, Range], per_channel: bool, float_type: FloatType) -> None:
+        self._editor = Editor(model)
+        self._ranges, self._per_channel, self._float_type = ranges, per_channel, float_type
+        self._made: dict[tuple[str, int | None], ir.Value] = {}
 
-    def activation(self, tensor: str) -> str:
-        key = (tensor, None)
-        if key not in self._made:
-            scale = stored_scale(self._ranges[tensor].bound, self._float_type)
-            parameters = self._parameters(tensor, scale, np.zeros((), np.int8))
-            whole, back = tensor + QUANTIZED, tensor + RESTORED
-            self.nodes.append(
-                helper.make_node("QuantizeLinear", [tensor, *parameters], [whole], f"{tensor}_QuantizeLinear")
-            )
-            self.nodes.append(
-                helper.make_node("DequantizeLinear", [whole, *parameters], [back], f"{tensor}_DequantizeLinear")
-            )
-            self._made[key] = back
-        return self._made[key]
+    def activation(self, node: ir.Node, place: int, tensor: str) -> ir.Value:
+        """The tensor behind its pair, which is made at the first call, in front of `node`."""
+        if (tensor, None) not in self._made:
+            parameters = self._parameters(tensor, stored_scale(self._ranges[tensor].bound, self._float_type))
+            value = node.inputs[place]
+            for op_type, output in (("QuantizeLinear", QUANTIZED), ("DequantizeLinear", RESTORED)):
+                self._made[tensor, None] = value = self._editor.node(
+                    op_type, [value, *parameters], f"{tensor}_{op_type}", output=tensor + output, before=node
+                )
+        return self._made[tensor, None]
 
-    def weight(self, node: onnx.NodeProto, place: int, tensor: str) -> str:
-        values = numpy_helper.to_array(self._weights[tensor])
-        axis = channel_axis(node, values.ndim) if self._per_channel and place == 1 else None
+    def weight(self, node: ir.Node, place: int, tensor: str) -> ir.Value:
+        """The weight restored from its integers, which are made at the first call, in front of `node`."""
+        values = constant(node.inputs[place])
+        assert values is not None, "the plan knows it as a constant"
+        axis = weight_axis(node, values.ndim) if self._per_channel and place == 1 else None
         key = (tensor, -1 if axis is None else axis)
         if key not in self._made:
-            integers, scale = quantize_weight(values, axis, self._float_type)
+            params = weight_params(values, axis, self._float_type)
             # Two layers may read one weight along different axes.
             name = tensor if all(tensor != known for known, _ in self._made) else f"{tensor}_along_{axis}"
-            parameters = self._parameters(name, scale, np.zeros(scale.shape, np.int8))
-            self._model.graph.initializer.append(numpy_helper.from_array(integers, f"{name}_quantized"))
-            restore = helper.make_node(
+            parameters = self._parameters(name, params.scale.astype(np.float32))
+            integers = self._editor.constant(f"{name}_quantized", params.quantize(values))
+            self._made[key] = self._editor.node(
                 "DequantizeLinear",
-                [f"{name}_quantized", *parameters],
-                [name + RESTORED],
+                [integers, *parameters],
                 f"{name}_DequantizeLinear",
+                output=name + RESTORED,
+                before=node,
+                attributes={} if axis is None else {"axis": axis},
             )
-            if axis is not None:
-                restore.attribute.append(helper.make_attribute("axis", axis))
-            self.nodes.append(restore)
-            self._made[key] = name + RESTORED
         return self._made[key]
 
-    def _parameters(self, name: str, scale: NDArray[np.float32], zero: NDArray[np.int8]) -> tuple[str, str]:
-        self._model.graph.initializer.append(numpy_helper.from_array(scale, f"{name}_scale"))
-        self._model.graph.initializer.append(numpy_helper.from_array(zero, f"{name}_zero_point"))
-        return f"{name}_scale", f"{name}_zero_point"
-
-    def finish(self) -> None:
-        graph = self._model.graph
-        del graph.node[:]
-        graph.node.extend(self.nodes)
-        drop_unused(self._model)
-
-
-def drop_unused(model: onnx.ModelProto) -> None:
-    """Remove initializers that nothing reads, in place."""
-    read = {name for graph in iter_graphs(model.graph) for node in graph.node for name in node.input}
-    read |= {output.name for graph in iter_graphs(model.graph) for output in graph.output}
-    kept = [tensor for tensor in model.graph.initializer if tensor.name in read]
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(kept)
+    def _parameters(self, name: str, scale: NDArray[Any]) -> tuple[ir.Value, ir.Value]:
+        zero = np.zeros(scale.shape, np.int8)
+        return self._editor.constant(f"{name}_scale", scale), self._editor.constant(f"{name}_zero_point", zero)

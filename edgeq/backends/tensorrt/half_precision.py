@@ -9,23 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
-from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+import onnx_ir as ir
 
-from edgeq.backends.tensorrt.explicit import RESTORED, drop_unused
+from edgeq.backends.tensorrt.explicit import RESTORED
 from edgeq.backends.tensorrt.facts import Facts
 from edgeq.backends.tensorrt.placement import ADD
-from edgeq.backends.tensorrt.wiring import has_body, wire
 from edgeq.calibrate.ranges import Range
-from edgeq.graph.convert import from_proto
+from edgeq.graph.edit import Editor, drop_unused_initializers, insert_behind
+from edgeq.graph.index import GraphIndex
+from edgeq.graph.query import MAIN_DOMAINS, bodies, constant, is_op, name_of, opset_of
 from edgeq.model.shapes import element_types
 
-_FLOAT = TensorProto.FLOAT
-_TYPES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
+_FLOAT = ir.DataType.FLOAT
+_TYPES = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
 _SPELLED = {"float16": "tensor(float16)", "bfloat16": "tensor(bfloat16)"}
 _NUMPY: Mapping[str, type] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 _Q, _DQ, _CAST = "QuantizeLinear", "DequantizeLinear", "Cast"
@@ -42,7 +43,7 @@ class Slots:
     outputs: tuple[bool, ...]
 
 
-def cast_float_nodes(model: onnx.ModelProto, half: str, observed: Mapping[str, Range], facts: Facts) -> dict[str, str]:
+def cast_float_nodes(model: ir.Model, half: str, observed: Mapping[str, Range], facts: Facts) -> dict[str, str]:
     """Cast `model` in place.
 
     Args:
@@ -54,66 +55,66 @@ def cast_float_nodes(model: onnx.ModelProto, half: str, observed: Mapping[str, R
     """
     caster = _Caster(model, half, observed, facts)
     reasons = caster.decide()
-    caster.rewrite({node.name for node in model.graph.node} - set(reasons))
+    caster.rewrite({str(node.name) for node in model.graph} - set(reasons))
     return reasons
 
 
 class _Caster:
-    def __init__(self, model: onnx.ModelProto, half: str, observed: Mapping[str, Range], facts: Facts) -> None:
+    def __init__(self, model: ir.Model, half: str, observed: Mapping[str, Range], facts: Facts) -> None:
         self._model, self._half, self._facts = model, half, facts
         self._limit = facts.halves[half].limit
         self._observed = observed
-        self._types = element_types(from_proto(model))
-        self._wiring = wire(model)
-        self._opset = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
-        self._slots = {node.name: self._slots_of(node) for node in model.graph.node}
+        self._types = element_types(model)
+        self._captured = GraphIndex(model).captured
+        self._opset = opset_of(model)
+        self._slots = {node: self._slots_of(node) for node in model.graph}
+        self._editor = Editor(model)
 
     # What computes in which type.
 
     def decide(self) -> dict[str, str]:
+        """Node name → why it stays in float32."""
         reasons = {}
-        for node in self._model.graph.node:
-            floats = any(self._is_float(name) for name in (*node.input, *node.output))
+        for node in self._model.graph:
+            floats = any(self._is_float(value) for value in (*node.inputs, *node.outputs))
             if floats and node.op_type not in (_Q, _DQ):
                 reason = self._why_not(node)
                 if reason:
-                    reasons[node.name] = reason
-        for node in self._model.graph.node:
+                    reasons[str(node.name)] = reason
+        for node in self._model.graph:
             self._keep_together(node, reasons)
         return reasons
 
-    def _keep_together(self, add: onnx.NodeProto, reasons: dict[str, str]) -> None:
+    def _keep_together(self, add: ir.Node, reasons: dict[str, str]) -> None:
         """A residual Add and the layer that it fuses into have one type: a Cast between them would part them."""
-        makers = [self._wiring.makers.get(name) for name in add.input]
-        if add.op_type != ADD or sum(m is not None and m.op_type == _DQ for m in makers) != 1:
+        makers = [value.producer() for value in add.inputs if value is not None]
+        if add.op_type != ADD or sum(is_op(maker, _DQ) for maker in makers) != 1:
             return
-        pair = [add, *(m for m in makers if m is not None and m.op_type != _DQ)]
-        reason = next((reasons[node.name] for node in pair if node.name in reasons), None)
+        pair = [str(node.name) for node in (add, *makers) if node is not None and not is_op(node, _DQ)]
+        reason = next((reasons[name] for name in pair if name in reasons), None)
         if reason is not None:
-            for node in pair:
-                reasons.setdefault(node.name, reason)
+            for name in pair:
+                reasons.setdefault(name, reason)
 
-    def _why_not(self, node: onnx.NodeProto) -> str:
-        slots = self._slots[node.name]
-        if has_body(node):
+    def _why_not(self, node: ir.Node) -> str:
+        slots = self._slots[node]
+        if _has_body(node):
             return "stays in fp32: its body is left as it is"
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain not in MAIN_DOMAINS:
             return f"stays in fp32: {node.domain}.{node.op_type} is not a standard operator"
         if node.op_type in self._facts.float32_operators:
             return self._facts.float32_operators[node.op_type]
         if not any(slots.outputs) and not any(slots.inputs):
             return f"stays in fp32: {node.op_type} takes nothing else here"
-        for name in (*self._halved(node.input, slots.inputs), *self._halved(node.output, slots.outputs)):
-            if name in self._wiring.captured:
+        places = [*zip(node.inputs, slots.inputs, strict=True), *zip(node.outputs, slots.outputs, strict=True)]
+        for value in (value for value, allowed in places if allowed and value is not None and self._is_float(value)):
+            name = name_of(value)
+            if name in self._captured:
                 return f"stays in fp32: the body of a loop or branch reads {name!r}"
-            constant = name in self._wiring.initializers
-            reason = self._constant_problem(name) if constant else self._range_problem(name)
+            reason = self._constant_problem(value) if value.is_initializer() else self._range_problem(name)
             if reason:
                 return reason
         return ""
-
-    def _halved(self, names: object, allowed: tuple[bool, ...]) -> list[str]:
-        return [n for n, ok in zip(names, allowed, strict=True) if n and ok and self._is_float(n)]  # type: ignore[call-overload]
 
     def _range_problem(self, name: str) -> str:
         source = name.removesuffix(RESTORED)
@@ -126,27 +127,28 @@ class _Caster:
             return f"stays in fp32: tensor {source!r} reaches {span.bound:.4g}, over {self._limit:.4g} for {self._half}"
         return ""
 
-    def _constant_problem(self, name: str) -> str:
-        values = np.abs(numpy_helper.to_array(self._wiring.initializers[name]))
+    def _constant_problem(self, value: ir.Value) -> str:
+        held = constant(value)
+        assert held is not None
+        values = np.abs(held)
         finite = values[np.isfinite(values)]  # masks of attention are full of infinities, which 16 bits have too
         largest = float(np.max(finite, initial=0.0))
         if largest > 2 * self._limit:
-            return f"stays in fp32: constant {name!r} reaches {largest:.4g}, over what {self._half} holds"
+            return f"stays in fp32: constant {value.name!r} reaches {largest:.4g}, over what {self._half} holds"
         if values.size == 1 and largest > 0 and not np.any(values.astype(_NUMPY[self._half])):
-            return f"stays in fp32: constant {name!r} is {largest:.4g}, which is 0 in {self._half}"
+            return f"stays in fp32: constant {value.name!r} is {largest:.4g}, which is 0 in {self._half}"
         return ""
 
-    def _slots_of(self, node: onnx.NodeProto) -> Slots:
-        none = Slots((False,) * len(node.input), (False,) * len(node.output))
-        if node.domain not in ("", "ai.onnx") or has_body(node):
-            return none
+    def _slots_of(self, node: ir.Node) -> Slots:
+        if node.domain not in MAIN_DOMAINS or _has_body(node):
+            return Slots((False,) * len(node.inputs), (False,) * len(node.outputs))
         schema = onnx.defs.get_schema(node.op_type, self._opset, "")
-        fixed = any(a.name in _TYPED_BY_ATTRIBUTE for a in node.attribute)
-        inputs = tuple(self._takes(schema.inputs, place) for place in range(len(node.input)))
-        floats = any(ok and self._is_float(name) for ok, name in zip(inputs, node.input, strict=True))
+        fixed = not _TYPED_BY_ATTRIBUTE.isdisjoint(node.attributes)
+        inputs = tuple(self._takes(schema.inputs, place) for place in range(len(node.inputs)))
+        floats = any(ok and self._is_float(value) for ok, value in zip(inputs, node.inputs, strict=True))
         outputs = tuple(
-            floats and not fixed and self._takes(schema.outputs, place) and self._is_float(name)
-            for place, name in enumerate(node.output)
+            floats and not fixed and self._takes(schema.outputs, place) and self._is_float(value)
+            for place, value in enumerate(node.outputs)
         )
         return Slots(inputs, outputs)
 
@@ -154,95 +156,111 @@ class _Caster:
         listed = list(parameters)  # type: ignore[call-overload]
         return bool(listed) and _SPELLED[self._half] in listed[min(place, len(listed) - 1)].types
 
-    def _is_float(self, name: str) -> bool:
-        return bool(name) and (name in self._wiring.initializers or name in self._types) and self._type(name) == _FLOAT
-
-    def _type(self, name: str) -> int:
-        held = self._wiring.initializers.get(name)
-        return int(held.data_type) if held is not None else self._types.get(name, 0)
+    def _is_float(self, value: ir.Value | None) -> bool:
+        if value is None:
+            return False
+        held = value.const_value if value.is_initializer() else None
+        return (held.dtype if held is not None else self._types.get(name_of(value))) == _FLOAT
 
     # The graph in those types.
 
     def rewrite(self, halved: set[str]) -> None:
+        """Give the nodes of these names 16-bit operands and results, with a Cast wherever the type changes."""
         graph = self._model.graph
-        self._made: dict[str, int] = {i.name: _FLOAT for i in graph.input if self._type(i.name) == _FLOAT}
-        self._nodes: list[onnx.NodeProto] = []
-        self._copies: dict[tuple[str, int], str] = {}
-        restored: dict[str, onnx.NodeProto] = {}
-        for node in list(graph.node):
+        self._made = {value: _FLOAT for value in graph.inputs if self._is_float(value)}
+        self._copies: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
+        self._scales: dict[ir.Value, Any] = {}
+        restored: dict[ir.Value, ir.Node] = {}
+        nodes = tuple(graph)
+        for node, following in zip(nodes, [*nodes[1:], None], strict=True):
             if node.op_type == _DQ:
-                restored[node.output[0]] = node  # written in front of its readers, in the type that each needs
+                restored[node.outputs[0]] = node  # moved in front of its readers, in the type that each needs
                 continue
-            small = node.name in halved
-            slots = self._slots[node.name]
-            for place, name in enumerate(node.input):
-                if name in restored:
-                    kind = _TYPES[self._half] if small and slots.inputs[place] else _FLOAT
-                    node.input[place] = self._restore(restored[name], kind)
-                elif self._is_float(name) and node.op_type not in _INDIFFERENT:
-                    kind = _TYPES[self._half] if small and slots.inputs[place] else _FLOAT
-                    node.input[place] = self._as(name, kind)
+            small, slots = node.name in halved, self._slots[node]
+            for place, value in enumerate(node.inputs):
+                if value is None:
+                    continue
+                kind = _TYPES[self._half] if small and slots.inputs[place] else _FLOAT
+                if value in restored:
+                    node.replace_input_with(place, self._restore(restored[value], kind, node))
+                elif self._is_float(value) and node.op_type not in _INDIFFERENT:
+                    node.replace_input_with(place, self._as(value, kind, node))
             if node.op_type == _Q:
                 self._type_scale(node)
-            self._nodes.append(node)
-            for place, name in enumerate(node.output):
-                if self._is_float(name):
-                    self._made[name] = _TYPES[self._half] if small and slots.outputs[place] else _FLOAT
-            self._restore_outputs(node)
-        del graph.node[:]
-        graph.node.extend(self._nodes)
-        for value in graph.value_info:
-            if value.name in self._made:
-                value.type.tensor_type.elem_type = self._made[value.name]
-        drop_unused(self._model)
+            for place, output in enumerate(node.outputs):
+                if self._is_float(output):
+                    self._set_type(output, _TYPES[self._half] if small and slots.outputs[place] else _FLOAT)
+                    self._restore_output(output, following)
+        drop_unused_initializers(graph)
 
-    def _as(self, name: str, kind: int) -> str:
-        """The name under which `name` is there in type `kind`; a Cast or a converted constant is made if need be."""
-        if name in self._wiring.initializers:
-            return name if kind == _FLOAT else self._constant(name, kind)
-        if self._made.get(name, _FLOAT) == kind:
-            return name
-        key = (name, kind)
-        if key not in self._copies:
-            copy = f"{name}_to_{'fp32' if kind == _FLOAT else self._half}"
-            self._nodes.append(helper.make_node(_CAST, [name], [copy], f"{copy}_Cast", to=kind))
-            self._copies[key] = copy
-        return self._copies[key]
+    def _set_type(self, value: ir.Value, kind: ir.DataType) -> None:
+        self._made[value] = kind
+        if value.type is not None and not value.is_graph_output():
+            value.type = ir.TensorType(kind)
 
-    def _constant(self, name: str, kind: int) -> str:
-        key = (name, kind)
-        if key not in self._copies:
-            copy = f"{name}_{self._half}"
-            values: NDArray[np.floating] = numpy_helper.to_array(self._wiring.initializers[name])
-            self._model.graph.initializer.append(numpy_helper.from_array(values.astype(_NUMPY[self._half]), copy))
-            self._copies[key] = copy
-        return self._copies[key]
+    def _as(self, value: ir.Value, kind: ir.DataType, before: ir.Node) -> ir.Value:
+        """`value` in type `kind`: itself, or a converted constant or the output of a Cast, which are made once."""
+        constant_value = value.is_initializer()
+        if kind == (_FLOAT if constant_value else self._made.get(value, _FLOAT)):
+            return value
+        if (value, kind) not in self._copies:
+            name = f"{value.name}_{self._half}"
+            if constant_value:
+                held = constant(value)
+                assert held is not None
+                copy = self._editor.constant(name, held.astype(_NUMPY[self._half]))
+            else:
+                copy = self._cast(value, f"{value.name}_to_{'fp32' if kind == _FLOAT else self._half}", kind, before)
+            self._copies[value, kind] = copy
+        return self._copies[value, kind]
 
-    def _type_scale(self, node: onnx.NodeProto) -> None:
+    def _cast(self, value: ir.Value, name: str, kind: ir.DataType, before: ir.Node | None) -> ir.Value:
+        return self._editor.node(_CAST, [value], f"{name}_Cast", output=name, before=before, attributes={"to": kind})
+
+    def _type_scale(self, node: ir.Node) -> None:
         """A QuantizeLinear's scale has the type of what it reads."""
-        node.input[1] = self._as(node.input[1], self._made.get(node.input[0], _FLOAT))
+        data, scale = node.inputs[:2]
+        assert data is not None
+        assert scale is not None
+        node.replace_input_with(1, self._as(scale, self._made.get(data, _FLOAT), node))
 
-    def _restore(self, node: onnx.NodeProto, kind: int) -> str:
-        """The DequantizeLinear in type `kind`: its scale decides it."""
-        key = (node.output[0], kind)
-        if key not in self._copies:
-            again = onnx.NodeProto()
-            again.CopyFrom(node)
-            again.input[1] = self._as(node.input[1], kind)
-            if any(name == node.output[0] for name, _ in self._copies):
-                again.name, again.output[0] = f"{node.name}_again", f"{node.output[0]}_again"
-            self._nodes.append(again)
-            self._made[again.output[0]] = kind
-            self._copies[key] = again.output[0]
-        return self._copies[key]
+    def _restore(self, node: ir.Node, kind: ir.DataType, before: ir.Node) -> ir.Value:
+        """The DequantizeLinear in type `kind`, in front of the first node that reads it so: its scale decides the
+        type."""
+        original = node.outputs[0]
+        if (original, kind) not in self._copies:
+            self._scales.setdefault(original, node.inputs[1])
+            scale = self._as(self._scales[original], kind, before)
+            if any(value is original for value, _ in self._copies):
+                made = self._editor.node(
+                    _DQ,
+                    [node.inputs[0], scale, *node.inputs[2:]],
+                    f"{node.name}_again",
+                    output=f"{original.name}_again",
+                    before=before,
+                    attributes=node.attributes,
+                )
+            else:
+                made = original
+                node.replace_input_with(1, scale)
+                self._model.graph.remove(node)
+                self._model.graph.insert_before(before, node)
+            self._set_type(made, kind)
+            self._copies[original, kind] = made
+        return self._copies[original, kind]
 
-    def _restore_outputs(self, node: onnx.NodeProto) -> None:
-        """Outputs of the graph stay in float32, under their names."""
-        for place, name in enumerate(node.output):
-            if name in self._wiring.outputs and self._made.get(name, _FLOAT) != _FLOAT:
-                inner = f"{name}_{self._half}"
-                node.output[place] = inner
-                kind = self._made.pop(name)
-                self._made[name], self._made[inner] = _FLOAT, kind
-                self._copies[name, kind] = inner
-                self._nodes.append(helper.make_node(_CAST, [inner], [name], f"{name}_Cast", to=_FLOAT))
+    def _restore_output(self, value: ir.Value, before: ir.Node | None) -> None:
+        """An output of the graph stays in float32, under its name."""
+        if value.is_graph_output() and self._made[value] != _FLOAT:
+            name = str(value.name)
+            wide = self._cast(value, f"{name}_wide", _FLOAT, before)
+            insert_behind(value, wide, wide, f"{name}_{self._half}")
+            producer = wide.producer()
+            assert producer is not None
+            producer.name = f"{name}_Cast"
+            self._made[wide] = _FLOAT
+            self._copies[wide, self._made[value]] = value
+
+
+def _has_body(node: ir.Node) -> bool:
+    return next(bodies(node), None) is not None

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import onnx
 import onnx_ir as ir
 
 from edgeq.backends.tensorrt.facts import facts
@@ -16,9 +15,8 @@ from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.table import CACHE, FLATBUFFERS, JSON, write_native, write_tables
 from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.errors import CalibrationError, HardwareError, ModelError
-from edgeq.graph.convert import from_proto
 from edgeq.model.load import is_quantized
-from edgeq.model.shapes import infer_shapes
+from edgeq.model.shapes import write_shapes
 
 NATIVE = "calibration.tensorrt"
 """TensorRT's own form of the table, for trtexec and for builders that are not ONNX Runtime's."""
@@ -42,30 +40,26 @@ def check_version(tensorrt: str, where: str) -> None:
         raise HardwareError(f"{where} has TensorRT {tensorrt}: {known.table_reason}", known.table_fix)
 
 
-def write_implicit(model: onnx.ModelProto, ranges: Mapping[str, Range], folder: Path, tensorrt: str) -> tuple[str, ...]:
+def write_implicit(model: ir.Model, ranges: Mapping[str, Range], folder: Path, tensorrt: str) -> tuple[str, ...]:
     """Write the tables of `model` into `folder`, complete or not at all, and give `model` all shapes that can be known.
 
     Raises:
         ModelError: `model` has Q/DQ.
         CalibrationError: a float tensor has no range, or a name that a table cannot carry.
     """
-    float_model = from_proto(model)
-    if is_quantized(float_model):
+    if is_quantized(model):
         raise ModelError(
             "the model holds QuantizeLinear or DequantizeLinear, and TensorRT takes those or a table, not both",
             "Leave --format QDQ, or give the float32 model",
         )
-    tensors = quantizable_tensors(float_model)
+    tensors = quantizable_tensors(model)
     missing = [name for name in tensors if name not in ranges]
     if missing:
         raise CalibrationError(
             f"tensor {missing[0]!r} has no range ({len(missing)} such in all), and TensorRT needs one for each",
             "Calibrate this model again, without a choice of tensors",
         )
-    shapes, problem = infer_shapes(float_model)
-    del model.graph.value_info[:]
-    made = {output for node in model.graph.node for output in node.output} - {o.name for o in model.graph.output}
-    model.graph.value_info.extend(ir.serde.serialize_value(shapes[name]) for name in sorted(made & shapes.keys()))
+    problem = write_shapes(model)
     wanted = {name: ranges[name] for name in tensors}
     write_tables(folder, wanted, tensors=tensors)
     write_native(folder / NATIVE, wanted, version=native_version(tensorrt))

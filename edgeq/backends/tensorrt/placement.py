@@ -4,7 +4,8 @@
   TensorRT fuses the pair in front into the layer, and what follows (BatchNormalization, an activation) behind it.
 - A residual Add is fused into the layer that makes one of its operands, if that layer's result goes nowhere else. The
   other operand, the skip branch, is then quantized, so that the fused layer reads it as int8.
-- Tensors that operators only move about (Concat, MaxPool ...) have one scale, so that Q and DQ can be moved past them.
+- Tensors that data-movement operators connect (Concat, MaxPool ...) have one scale, so that Q and DQ can be moved past
+  those.
 - Nothing else is quantized, nor a tensor whose range cuts off so much that int8 would lose it.
 """
 
@@ -13,14 +14,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-import onnx
-from onnx import TensorProto
+import onnx_ir as ir
 
-from edgeq.backends.tensorrt.wiring import Wiring, wire
-from edgeq.calibrate.groups import scale_groups
-from edgeq.calibrate.ranges import Range
-from edgeq.graph.convert import from_proto
 from edgeq.graph.index import GraphIndex
+from edgeq.graph.query import is_op, name_of, only_reader
 from edgeq.model.int8_rules import DEFAULT, NodeContext, Rule, explain_float, known_sizes
 from edgeq.model.shapes import element_types
 
@@ -63,7 +60,7 @@ def weighted_operators(rules: Mapping[str, Rule]) -> frozenset[str]:
 
 
 def plan_placement(
-    model: onnx.ModelProto,
+    model: ir.Model,
     rules: Mapping[str, Rule],
     *,
     exclude: Collection[str] = (),
@@ -81,40 +78,38 @@ def plan_placement(
         most_cut: how much of it may be.
     """
     lost = {name: share for name, share in (cut or {}).items() if share > most_cut}
-    wiring = wire(model)
-    float_model = from_proto(model)
-    types = element_types(float_model)
-    index = GraphIndex(float_model)
+    types = element_types(model)
+    index = GraphIndex(model)
     context = NodeContext(index.computed_constants)
     weighted = weighted_operators(rules)
     edges: list[Edge] = []
     reasons: dict[str, str] = {}
-    layers: set[str] = set()
-    depth = _depths(model)
-    for node in model.graph.node:
+    layers: set[ir.Node] = set()
+    for node in model.graph:
         if node.op_type not in weighted:
             continue
-        reason = explain_float(index.nodes[node.name], rules, context, excluded=exclude)
+        name, operands = str(node.name), [name_of(value) for value in node.inputs[:2]]
+        reason = explain_float(node, rules, context, excluded=exclude)
         if not reason and op_types is not None and node.op_type not in op_types:
             reason = f"{node.op_type} is not among the operator types that the scheme quantizes"
-        if not reason and any(types.get(name, TensorProto.FLOAT) != TensorProto.FLOAT for name in node.input[:2]):
+        if not reason and any(types.get(tensor, ir.DataType.FLOAT) != ir.DataType.FLOAT for tensor in operands):
             reason = "its operands are not float32"
         if not reason:
-            reason = next((_too_wide(name, lost[name]) for name in node.input[:2] if name in lost), "")
+            reason = next((_too_wide(tensor, lost[tensor]) for tensor in operands if tensor in lost), "")
         if reason:
-            reasons[node.name] = reason
+            reasons[name] = reason
             continue
-        layers.add(node.name)
-        why = f"{node.op_type} {node.name} reads it in int8"
-        edges.extend(Edge(node.name, place, name, why) for place, name in enumerate(node.input[:2]))
-    for node in model.graph.node:
-        wanted = node.op_type == ADD and rules.get(ADD, rules[DEFAULT]).int8
-        if wanted and (op_types is None or ADD in op_types) and node.name not in exclude:
-            edge = _skip_branch(node, wiring, layers, depth, index)
+        layers.add(node)
+        why = f"{node.op_type} {name} reads it in int8"
+        edges.extend(Edge(name, place, tensor, why) for place, tensor in enumerate(operands))
+    depth = _depths(model)
+    if rules.get(ADD, rules[DEFAULT]).int8 and (op_types is None or ADD in op_types):
+        for node in model.graph:
+            edge = _skip_branch(node, layers, depth, index) if node.name not in exclude else None
             if edge is not None and edge.tensor not in lost:
                 edges.append(edge)
-    weights = frozenset(e.tensor for e in edges if e.tensor in wiring.initializers)
-    return Plan(tuple(sorted(edges, key=lambda e: (wiring.order[e.node], e.place))), weights, reasons)
+    weights = frozenset(e.tensor for e in edges if e.tensor in model.graph.initializers)
+    return Plan(tuple(sorted(edges, key=lambda e: (index.order[e.node], e.place))), weights, reasons)
 
 
 def _too_wide(tensor: str, share: float) -> str:
@@ -122,51 +117,32 @@ def _too_wide(tensor: str, share: float) -> str:
 
 
 def _skip_branch(
-    node: onnx.NodeProto,
-    wiring: Wiring,
-    layers: Collection[str],
-    depth: Mapping[str, int],
-    index: GraphIndex,
+    node: ir.Node, layers: Collection[ir.Node], depth: Mapping[ir.Value, int], index: GraphIndex
 ) -> Edge | None:
     """The operand of a residual Add that is quantized, or None where the Add fuses into no int8 layer."""
-    names = list(node.input)
-    if len(set(names)) != 2 or any(name in index.computed_constants for name in names):
+    values = [value for value in node.inputs if value is not None]
+    if not is_op(node, ADD) or len(set(values)) != 2:
         return None
-    shapes = [known_sizes(index.values.get(name)) for name in names]
-    if shapes[0] != shapes[1]:
+    if any(name_of(value) in index.computed_constants for value in values):
         return None
-    makers = [wiring.makers.get(name) for name in names]
-    mains = [
-        place
-        for place, maker in enumerate(makers)
-        if maker is not None and maker.name in layers and wiring.only_reader(names[place]) is node
-    ]
+    if known_sizes(values[0]) != known_sizes(values[1]):
+        return None
+    makers = [value.producer() for value in values]
+    mains = [place for place in (0, 1) if makers[place] in layers and only_reader(values[place]) is node]
     if not mains:
         return None
     # Of two branches that end in a layer, the shorter one is the skip.
-    main = max(mains, key=lambda place: depth[names[place]])
+    main = max(mains, key=lambda place: depth[values[place]])
     layer = makers[main]
     assert layer is not None
     why = f"skip branch of Add {node.name}, which fuses into {layer.op_type} {layer.name}"
-    return Edge(node.name, 1 - main, names[1 - main], why)
+    return Edge(str(node.name), 1 - main, name_of(values[1 - main]), why)
 
 
-def shared_ranges(model: onnx.ModelProto, plan: Plan, ranges: Mapping[str, Range]) -> dict[str, Range]:
-    """`ranges` with one range for the quantized tensors of each group that operators only move about."""
-    shared = dict(ranges)
-    quantized = set(plan.activations)
-    for group in scale_groups(from_proto(model)):
-        members = [name for name in group if name in quantized and name in ranges]
-        if len(members) > 1:
-            whole = Range(min(ranges[n].low for n in members), max(ranges[n].high for n in members))
-            shared.update(dict.fromkeys(members, whole))
-    return shared
-
-
-def _depths(model: onnx.ModelProto) -> dict[str, int]:
+def _depths(model: ir.Model) -> dict[ir.Value, int]:
     """Tensor → nodes on the longest way to it."""
-    depth: dict[str, int] = {}
-    for node in model.graph.node:
-        below = 1 + max((depth.get(name, 0) for name in node.input), default=0)
-        depth.update(dict.fromkeys(node.output, below))
+    depth: dict[ir.Value, int] = {}
+    for node in model.graph:
+        below = 1 + max((depth.get(value, 0) for value in node.inputs if value is not None), default=0)
+        depth.update(dict.fromkeys(node.outputs, below))
     return depth

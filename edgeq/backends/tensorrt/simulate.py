@@ -10,18 +10,18 @@ multiplied and summed in float32.
 from __future__ import annotations
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper, numpy_helper
+import onnx_ir as ir
 
-from edgeq.graph.convert import from_proto
+from edgeq.graph.edit import Editor, insert_behind, replace_value
 from edgeq.graph.operators import DATA_MOVEMENT
+from edgeq.graph.query import name_of
 from edgeq.model.shapes import element_types
 from edgeq.session import SessionSettings
 
 SETTINGS = SessionSettings(optimization="none")
 """As written: the optimiser would quantize weights that were left in float and fuse Q/DQ in its own way."""
-_HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-# Their results are among what they read, so there is nothing to round.
+_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+# Their results are among the values that they read, so there is nothing to round.
 _EXACT = DATA_MOVEMENT | {
     "Concat",
     "Relu",
@@ -36,44 +36,44 @@ _EXACT = DATA_MOVEMENT | {
 }
 
 
-def simulation(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The simulation of `model`, whose weights must be loaded. Signature and tensor names are the same."""
-    simulated = onnx.ModelProto()
-    simulated.CopyFrom(model)
-    graph = simulated.graph
-    types = element_types(from_proto(model))
-    for tensor in graph.initializer:
-        if tensor.data_type in _HALVES:
-            values = numpy_helper.to_array(tensor).astype(np.float32)
-            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
-    nodes: list[onnx.NodeProto] = []
-    for node in graph.node:
-        kinds = [int(types.get(name, 0)) for name in node.output]
+def simulation(model: ir.Model) -> ir.Model:
+    """A model with the signature and tensor names of `model`, which computes in float32 what that computes."""
+    simulated = model.clone()
+    graph, editor = simulated.graph, Editor(simulated)
+    types = element_types(model)
+    for value in graph.initializers.values():
+        tensor = value.const_value
+        if tensor is not None and tensor.dtype in _HALVES:
+            value.const_value = ir.tensor(tensor.numpy().astype(np.float32), name=value.name)
+            value.type = ir.TensorType(ir.DataType.FLOAT)
+    nodes = tuple(graph)
+    for node, following in zip(nodes, [*nodes[1:], None], strict=True):
+        kinds = [types.get(value.name or "", ir.DataType.UNDEFINED) for value in node.outputs]
         if node.op_type == "Cast" and kinds[0] in _HALVES:
-            nodes.extend(_rounding(node.input[0], node.output[0], kinds[0]))
-        elif node.op_type == "Cast" and kinds[0] == TensorProto.FLOAT and int(types.get(node.input[0], 0)) in _HALVES:
-            nodes.append(helper.make_node("Identity", list(node.input), list(node.output), node.name))
-        else:
-            nodes.append(node)
-            for place, kind in enumerate(kinds):
-                if kind in _HALVES and node.op_type not in _EXACT:
-                    name = node.output[place]
-                    node.output[place] = f"{name}_unrounded"
-                    nodes.extend(_rounding(node.output[place], name, kind))
-    copied = [onnx.NodeProto() for _ in nodes]
-    for copy, node in zip(copied, nodes, strict=True):
-        copy.CopyFrom(node)
-    del graph.node[:]
-    graph.node.extend(copied)
-    for value in graph.value_info:
-        if value.type.tensor_type.elem_type in _HALVES:
-            value.type.tensor_type.elem_type = TensorProto.FLOAT
+            _, rounded = _rounding(editor, node.inputs[0], str(node.outputs[0].name), kinds[0], node)
+            replace_value(node.outputs[0], rounded, keep_name=True)
+            graph.remove(node, safe=True)
+        elif node.op_type == "Cast" and kinds[0] == ir.DataType.FLOAT and types.get(name_of(node.inputs[0])) in _HALVES:
+            node.op_type = "Identity"
+            node.attributes.clear()
+        elif node.op_type not in _EXACT:
+            for value, kind in zip(node.outputs, kinds, strict=True):
+                if kind in _HALVES:
+                    name = str(value.name)
+                    insert_behind(value, *_rounding(editor, value, name, kind, following), f"{name}_unrounded")
+    for node in graph:
+        for value in node.outputs:
+            if value.dtype in _HALVES:
+                value.type = ir.TensorType(ir.DataType.FLOAT)
     return simulated
 
 
-def _rounding(read: str, made: str, kind: int) -> list[onnx.NodeProto]:
-    between = f"{made}_16_bits"
-    return [
-        helper.make_node("Cast", [read], [between], f"{made}_to_16_bits", to=kind),
-        helper.make_node("Cast", [between], [made], f"{made}_from_16_bits", to=TensorProto.FLOAT),
-    ]
+def _rounding(
+    editor: Editor, source: ir.Value | None, name: str, kind: ir.DataType, before: ir.Node | None
+) -> tuple[ir.Value, ir.Value]:
+    """A Cast to the 16-bit type and one back, of tensor `name`: their outputs."""
+    down = editor.node(
+        "Cast", [source], f"{name}_to_16_bits", output=f"{name}_16_bits", before=before, attributes={"to": kind}
+    )
+    to = {"to": ir.DataType.FLOAT}
+    return down, editor.node("Cast", [down], f"{name}_from_16_bits", before=before, attributes=to)

@@ -10,7 +10,8 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from edgeq.backends.tensorrt.check import check_placement
+from edgeq.backends.tensorrt.check import Placement, check_placement
+from edgeq.graph.convert import from_proto
 
 from .nets import bench, residual
 
@@ -20,6 +21,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[onnx.ModelProto, on
     """A good file in float32, and its source."""
     small = bench(tmp_path_factory.mktemp("check"), residual())
     return onnx.load(small.build(rest="float32").model), onnx.load(small.prepared.path)
+
+
+def checked(model: onnx.ModelProto, source: onnx.ModelProto, reasons: dict[str, str] | None = None) -> Placement:
+    return check_placement(from_proto(model), from_proto(source), reasons or {})
 
 
 def copied(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -91,23 +96,23 @@ def test_a_broken_rule_is_found(
     files: tuple[onnx.ModelProto, onnx.ModelProto], spoil: Callable[[onnx.ModelProto], None], finding: str
 ) -> None:
     good, source = files
-    assert check_placement(good, source, {}).findings == ()
+    assert checked(good, source).findings == ()
     bad = copied(good)
     spoil(bad)
-    assert any(finding in found for found in check_placement(bad, source, {}).findings)
+    assert any(finding in found for found in checked(bad, source).findings)
 
 
 def test_a_layer_with_one_float_operand_is_not_int8(files: tuple[onnx.ModelProto, onnx.ModelProto]) -> None:
     good, source = files
     half = copied(good)
     node_named(half, "stem").input[0] = "x"
-    found = {n.name: n for n in check_placement(half, source, {"stem": "as a test"}).nodes}
+    found = {n.name: n for n in checked(half, source, {"stem": "as a test"}).nodes}
     assert (found["stem"].precision, found["stem"].reason) == ("fp32", "as a test")
 
 
 def test_macs_by_precision(files: tuple[onnx.ModelProto, onnx.ModelProto], tmp_path: Path) -> None:
     good, source = files
-    placement = check_placement(good, source, {})
+    placement = checked(good, source)
     layer = 16 * 16 * 9 * 64
     assert placement.macs() == {"int8": 6 * layer + 5 * 16, "fp32": 0}
     assert placement.coverage().int8_mac_share == 1.0

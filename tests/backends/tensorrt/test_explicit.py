@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
+import onnx_ir as ir
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from onnx import helper
 
-from edgeq.backends.tensorrt.explicit import channel_axis, quantize_weight, stored_scale
+from edgeq.backends.tensorrt.explicit import stored_scale, weight_axis, weight_params
 
 MAGNITUDES = st.floats(0, 1e4, width=32)
 
@@ -28,17 +28,19 @@ def test_a_range_of_nothing_has_a_scale() -> None:
 
 @given(arrays(np.float32, (3, 4), elements=st.floats(-100, 100, width=32)))
 def test_weights_come_back_to_half_a_step(weight: np.ndarray) -> None:
-    integers, scale = quantize_weight(weight, 0, "float16")
+    params = weight_params(weight, 0, "float16")
+    integers, scale = params.quantize(weight), params.scale
     assert integers.dtype == np.int8
     assert integers.min() >= -127
-    error = np.abs(integers * scale[:, None].astype(np.float64) - weight)
+    error = np.abs(integers * scale[:, None] - weight)
     assert np.all(error <= scale[:, None] * 0.5001 + 1e-12)
 
 
 def test_one_scale_in_all_without_an_axis() -> None:
-    integers, scale = quantize_weight(np.array([[1.0, -2.0]], np.float32), None)
-    assert scale.shape == ()
-    assert integers.tolist() == [[64, -127]]
+    weight = np.array([[1.0, -2.0]], np.float32)
+    params = weight_params(weight, None)
+    assert params.scale.shape == ()
+    assert params.quantize(weight).tolist() == [[64, -127]]
 
 
 @pytest.mark.parametrize(
@@ -53,4 +55,5 @@ def test_one_scale_in_all_without_an_axis() -> None:
     ],
 )
 def test_outputs_lie_along(op_type: str, attributes: dict[str, int], rank: int, axis: int | None) -> None:
-    assert channel_axis(helper.make_node(op_type, ["x", "w"], ["y"], **attributes), rank) == axis
+    node = ir.node(op_type, [ir.val("x"), ir.val("w")], attributes=attributes)
+    assert weight_axis(node, rank) == axis

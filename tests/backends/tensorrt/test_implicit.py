@@ -14,6 +14,7 @@ from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.errors import CalibrationError, HardwareError, ModelError, UsageError
 from edgeq.graph.convert import from_proto
 from edgeq.hardware.target import Target, resolve
+from edgeq.model.load import read_model
 
 from .nets import Bench, bench, residual
 
@@ -64,7 +65,7 @@ def test_options_name_the_table_and_devices_are_held_to_old_tensorrt(small: Benc
 
 
 def test_negative_tensors_and_outliers_by_their_absolute_maximum(small: Bench, tmp_path: Path) -> None:
-    model = onnx.load(small.prepared.path)
+    model = small.prepared.model.clone()
     ranges = dict(small.observed)
     ranges["c1"] = Range(-27.8, 0.0)
     ranges["c2"] = Range(-1.0, 3e4)
@@ -77,12 +78,12 @@ def test_negative_tensors_and_outliers_by_their_absolute_maximum(small: Bench, t
 def test_an_incomplete_table_is_refused(small: Bench, tmp_path: Path) -> None:
     ranges = {name: span for name, span in small.observed.items() if name != "c1"}
     with pytest.raises(CalibrationError, match=r"'c1' has no range \(1 such"):
-        write_implicit(onnx.load(small.prepared.path), ranges, tmp_path, "10.3")
+        write_implicit(small.prepared.model.clone(), ranges, tmp_path, "10.3")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_model_with_pairs_is_refused(small: Bench, tmp_path: Path) -> None:
-    model = onnx.load(small.build().model)
+    model = read_model(small.build().model)
     with pytest.raises(ModelError, match="those or a table, not both"):
         write_implicit(model, small.observed, tmp_path, "10.3")
 

@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from edgeq.backends.tensorrt.simulate import SETTINGS, simulation
+from edgeq.graph.convert import from_proto, to_proto
 from edgeq.session import SessionSettings, open_session
 
 from .nets import CHANNELS, SAME, bench, model, node, random, residual
@@ -35,7 +36,7 @@ def test_onnxruntimes_cpu_kernels_do_not_compute_in_float16() -> None:
 @pytest.mark.parametrize("level", ["none", "basic", "all"])
 def test_the_twin_rounds_and_overflows_like_float16(level: str) -> None:
     x = np.array([1.2345, 200, 65.5, -66], np.float32)
-    twin = simulation(half_chain())
+    twin = to_proto(simulation(from_proto(half_chain())))
     got = open_session(twin.SerializeToString(), SessionSettings(optimization=level)).run(None, {"x": x})[0]  # type: ignore[arg-type]
     with np.errstate(over="ignore"):
         wanted = ((x.astype(np.float16) * np.float16(1000)) * np.float16(0.001)).astype(np.float32)
@@ -86,7 +87,7 @@ def test_a_cast_to_float_becomes_nothing() -> None:
         node("Cast", ["x"], ["h"], name="down", to=TensorProto.FLOAT16),
         node("Cast", ["h"], ["y"], name="up", to=TensorProto.FLOAT),
     ]
-    twin = simulation(model(nodes, {}, shape=[2], opset=19))
+    twin = to_proto(simulation(from_proto(model(nodes, {}, shape=[2], opset=19))))
     assert [n.op_type for n in twin.graph.node] == ["Cast", "Cast", "Identity"]
     x = np.array([0.1, 1e9], np.float32)
     got = open_session(twin.SerializeToString(), SETTINGS).run(None, {"x": x})[0]
