@@ -36,6 +36,11 @@ class Arithmetic(Step):
         """The result, elementwise; both have one floating dtype, `constant` broadcasts against `array`."""
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
+        """The result in the dtype of the array; integers become float32 first.
+
+        Raises:
+            DataError: as many constants as the channel axis does not have.
+        """
         array = floating(state.array)
         constant = np.asarray(self.value, array.dtype)
         if constant.ndim:
@@ -43,6 +48,7 @@ class Arithmetic(Step):
         return replace(state, array=np.asarray(self.compute(array, constant), array.dtype))
 
     def describe(self) -> str:
+        """The operation with its constants in full precision."""
         if isinstance(self.value, tuple):
             return f"x = x {self.sign} [{', '.join(map(repr, self.value))}], one a channel"
         return f"x = x {self.sign} {self.value!r}"

@@ -50,6 +50,7 @@ class ArrayFiles:
 
     @property
     def rows(self) -> Rows:
+        """ "one" where every record is one row of the batch, "exact" where none is, "unknown" where files differ."""
         if all(entry.plan.one_row for entry in self.entries):
             return "one"
         return "unknown" if any(entry.plan.one_row for entry in self.entries) else "exact"
@@ -58,10 +59,12 @@ class ArrayFiles:
         return sum(entry.plan.count for entry in self.entries)
 
     def read(self, indices: range) -> Iterator[Record]:
+        """The records of `indices`, one slice of one file in memory at a time."""
         for number, local, _ in spans([entry.plan.count for entry in self.entries], indices):
             yield from _read_entry(self.entries[number], local)
 
     def update(self, digest: Hash, indices: range) -> None:
+        """Hash name and bytes of each file that `indices` touch, and the part of it that they take."""
         for number, local, _ in spans([entry.plan.count for entry in self.entries], indices):
             path = self.entries[number].path
             update_with_file(digest, path, path.relative_to(self.root).as_posix())

@@ -44,7 +44,7 @@ _DAMAGE = (
 
 @dataclass(frozen=True)
 class Header:
-    """What a stored array says of itself. `start`: bytes before its values."""
+    """The header of a stored array. `start`: bytes before its values."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -53,14 +53,18 @@ class Header:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all values."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 class Slices(Protocol):
     """The slices of one array along its first axis."""
 
-    def take(self, index: int) -> Array: ...
-    def whole(self) -> Array: ...
+    def take(self, index: int) -> Array:
+        """Slice `index` of the first axis, a copy."""
+
+    def whole(self) -> Array:
+        """All values."""
 
 
 @contextmanager
@@ -130,7 +134,7 @@ class ArrayFile:
         return flat.reshape(header.shape, order="F" if header.fortran else "C")
 
     def read_bytes(self, key: str, start: int, stop: int) -> bytes:
-        """Values `start` to `stop` of a one-axis uint8 array. Cheapest when asked for in rising order."""
+        """Values `start` to `stop` of a one-axis uint8 array. Cheapest in rising order."""
         if key not in self._open:
             self._open[key] = self._stack.enter_context(self._stream(key))
         stream = self._open[key]
@@ -196,6 +200,7 @@ class _Streamed:
         self.stream, self.header, self.where = stream, header, where
 
     def take(self, index: int) -> Array:
+        """Slice `index` of the first axis, a copy."""
         shape, dtype = self.header.shape[1:], self.header.dtype
         size = math.prod(shape) * dtype.itemsize
         with damage(self.where):
@@ -208,6 +213,7 @@ class _Streamed:
         return array if dtype.isnative else array.astype(dtype.newbyteorder("="))
 
     def whole(self) -> Array:
+        """All values."""
         if self.header.nbytes > MAX_SAMPLE_BYTES:
             raise DataError(f"{self.where} takes {self.header.nbytes} bytes", "Store samples in smaller files")
         flat = replace(self.header, shape=(1, math.prod(self.header.shape)))
@@ -219,9 +225,11 @@ class _Loaded:
         self.array = array
 
     def take(self, index: int) -> Array:
+        """Slice `index` of the first axis, a copy."""
         return np.array(self.array[index])
 
     def whole(self) -> Array:
+        """All values."""
         return self.array
 
 

@@ -217,6 +217,7 @@ def first_input(signature: Signature, wanted: str | None) -> str:
 
 
 def specs_by_name(signature: Signature) -> dict[str, TensorSpec]:
+    """The inputs of a signature by name."""
     return {spec.name: spec for spec in signature.inputs}
 
 

@@ -55,6 +55,7 @@ def decode(stream: IO[bytes] | Path, where: str) -> Picture:
 
 
 def decode_bytes(data: bytes, where: str) -> Picture:
+    """An encoded image as uint8 [H, W, 3], red first; `where` names it in messages. See `decode`."""
     return decode(io.BytesIO(data), where)
 
 
@@ -81,6 +82,7 @@ class ImageFiles:
         return len(self.files)
 
     def read(self, indices: range) -> Iterator[Record]:
+        """Decode the images of `indices`, one at a time; the context has the file, its class folder and its path."""
         for index in indices:
             path = self.files[index]
             relative = path.relative_to(self.root)
@@ -92,6 +94,7 @@ class ImageFiles:
             yield Record(str(path), {self.target: decode(path, str(path))}, label, context)
 
     def update(self, digest: Hash, indices: range) -> None:
+        """Hash path below the folder and bytes of each image."""
         for index in indices:
             update_with_file(digest, self.files[index], self.files[index].relative_to(self.root).as_posix())
 

@@ -159,6 +159,7 @@ def _by_position(values: Sequence[Any], count: int, where: str) -> LabelOf:
 
 def _by_name(table: Mapping[str, Any], where: str) -> LabelOf:
     def label_of(index: int, record: Record) -> Any:
+        """The label listed for the path, the file name, or the file name without suffix."""
         file, path = str(record.context.get("file", record.name)), str(record.context.get("path", ""))
         for name in (path, file, PurePosixPath(file).stem):
             if name in table:
@@ -171,11 +172,12 @@ def _by_name(table: Mapping[str, Any], where: str) -> LabelOf:
 def _by_pattern(pattern: str) -> LabelOf:
     if pattern.count("{label}") != 1 or len(pattern) > 200:
         raise DataError(f"labels = 'name:{pattern}'", "Write {label} once where the label stands, as name:{label}_*")
-    # Only * and {label}: no regular expression from a stranger's sidecar is ever run.
+    # Only * and {label}: a regular expression of an untrusted file is never run.
     before, after = ("".join(".*?" if c == "*" else re.escape(c) for c in part) for part in pattern.split("{label}"))
     compiled = re.compile(f"{before}(.+?){after}", re.DOTALL)
 
     def label_of(index: int, record: Record) -> Any:
+        """What stands in place of {label} in the file name."""
         file = str(record.context.get("file", record.name))
         match = compiled.fullmatch(PurePosixPath(file).stem) or compiled.fullmatch(file)
         if match is None:

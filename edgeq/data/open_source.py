@@ -86,7 +86,7 @@ def _cases(source: str | Path, named: Preprocess | None) -> Found | None:
     """A folder of test_data_set_N, or one that holds input_0.pb itself."""
     path = Path(source)
     if path.is_dir():
-        os.scandir(path).close()  # a folder that may not be listed is told apart from an empty one
+        os.scandir(path).close()  # distinguishes a folder that may not be listed from an empty one
     if not path.is_dir() or (named is not None and named.reads != "array"):
         return None
     from edgeq.data.protobufs import find_cases

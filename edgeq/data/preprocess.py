@@ -50,11 +50,11 @@ class Preprocess:
     """One preprocessing. Call it with a raw item; `to_dict` is what bundles and digests keep.
 
     Attributes:
-        name: how it was asked for.
+        name: as it was given to `load_preprocess`.
         spec: the declarative form, or None for a user's function.
         function: the user's function, or None.
         reads: what the function takes: "array" (arrays, images as uint8 [H, W, 3] RGB), "path" or "text".
-        identity: what identifies the function across runs: where it stands and the hash of its source file.
+        identity: what identifies the function across runs: its file and name, and the hash of its source file.
     """
 
     name: str
@@ -175,6 +175,7 @@ def register(
     options = parse_source(source or {})
 
     def decorate(function: UserFunction) -> UserFunction:
+        """Register `function`, and give it back unchanged."""
         _REGISTERED[name] = Preprocess(
             name, options, title, function=function, reads=reads, identity=_identity(function)
         )
@@ -184,7 +185,7 @@ def register(
 
 
 def names() -> dict[str, str]:
-    """Every preprocessing that can be asked for by name → its title."""
+    """Every preprocessing that has a name → its title."""
     shipped = {name: str(spec["title"]) for name, spec in BUILTIN.items()}
     return {**shipped, **{name: entry.title for name, entry in sorted(_REGISTERED.items())}}
 
@@ -220,7 +221,7 @@ def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -
 
 
 def choices() -> str:
-    """The sentence that tells what can be asked for."""
+    """What `--preprocess` takes, one sentence for messages."""
     return (
         f"Pass --preprocess with one of {', '.join(names())}, a .toml file, file.py:function, "
         "or steps such as 'resize=short:256,crop=224,divide=255'"

@@ -65,12 +65,14 @@ class Cases:
 
     @property
     def rows(self) -> Rows:
+        """ "unknown": a test case is a complete sample of any batch size."""
         return "unknown"
 
     def __len__(self) -> int:
         return len(self.cases)
 
     def read(self, indices: range) -> Iterator[Record]:
+        """The tensors of each test case, by input name."""
         inputs = [spec.name for spec in self.signature.inputs]
         for index in indices:
             files = self.cases[index]
@@ -81,6 +83,7 @@ class Cases:
             yield Record(str(folder), raw, None, {"file": folder.name})
 
     def update(self, digest: Hash, indices: range) -> None:
+        """Hash path and bytes of every file of the test cases."""
         for index in indices:
             for path in self.cases[index]:
                 update_with_file(digest, path, path.relative_to(self.root).as_posix())
@@ -123,12 +126,14 @@ class Stacked:
 
     @property
     def rows(self) -> Rows:
+        """ "one" where each slice is one row of the batch, else "exact"."""
         return "one" if self.plan.one_row else "exact"
 
     def __len__(self) -> int:
         return self.plan.count
 
     def read(self, indices: range) -> Iterator[Record]:
+        """Slices of the first axis, with or without that axis as the plan has it."""
         for index in indices:
             if self.plan.kind == "rows":
                 value = self.array[index : index + 1]
@@ -137,6 +142,7 @@ class Stacked:
             yield Record(f"{self.path}[{index}]", {self.target: value}, None, {"file": self.path.name, "index": index})
 
     def update(self, digest: Hash, indices: range) -> None:
+        """Hash the file, and which slices of it are taken."""
         update_with_file(digest, self.path, self.path.name)
         digest.update(repr(indices).encode())
 

@@ -39,6 +39,7 @@ class PythonItems:
         return self.count
 
     def read(self, indices: range) -> Iterator[Record]:
+        """The items of `indices`, from a fresh iterator each time."""
         for index, item in enumerate(self.again()):
             if index >= indices.stop:
                 return
@@ -47,6 +48,7 @@ class PythonItems:
                 yield Record(f"item {index}", raw, label, {"index": index})
 
     def update(self, digest: Hash, indices: range) -> None:
+        """Hash names, dtypes, shapes and bytes of every item of `indices`."""
         for record in self.read(indices):
             for name, value in sorted(record.raw.items()):
                 if isinstance(value, np.ndarray):
@@ -125,6 +127,11 @@ class _Spool:
         weakref.finalize(self, self.file.close)
 
     def add(self, inputs: Mapping[str, Any], label: Any, where: str) -> None:
+        """Write one item's arrays to the temporary file; texts and the label stay in memory.
+
+        Raises:
+            DataError: an array of Python objects.
+        """
         arrays, texts = [], {}
         for name, value in inputs.items():
             if isinstance(value, str):
@@ -137,6 +144,7 @@ class _Spool:
         self.kept.append((arrays, texts, label))
 
     def again(self) -> Iterator[Any]:
+        """The items that were added, in their order, arrays read back from the file."""
         for arrays, texts, label in self.kept:
             inputs: dict[str, Any] = dict(texts)
             for name, position in arrays:

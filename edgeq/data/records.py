@@ -54,7 +54,7 @@ class Source(Protocol):
     Attributes:
         rows: how records fill the batch axis.
         prepared: whether the records are model inputs already.
-        notes: what a person should know about how the data was read.
+        notes: how the data was read, where that was a choice; a sentence each.
     """
 
     @property
@@ -65,7 +65,7 @@ class Source(Protocol):
     def notes(self) -> tuple[str, ...]: ...
     def __len__(self) -> int: ...
     def read(self, indices: range) -> Iterator[Record]:
-        """The records of `indices` (rising), each loaded when it is asked for."""
+        """The records of `indices` (rising), each loaded when the iterator reaches it."""
 
     def update(self, digest: Hash, indices: range) -> None:
         """Feed the contents behind `indices` to `digest`."""
@@ -99,4 +99,5 @@ def update_with_file(digest: Hash, path: Path, name: str) -> None:
 
 
 def new_hash() -> Any:
+    """A SHA-256 to update."""
     return hashlib.sha256()

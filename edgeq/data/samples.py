@@ -35,14 +35,16 @@ __all__ = ["Sample", "Samples", "SourceSamples", "open_samples"]
 
 @runtime_checkable
 class Samples(Protocol):
-    """Samples that can be iterated again and again, each loaded when it is asked for.
+    """Samples that can be iterated any number of times, each loaded when the iterator reaches it.
 
     Attributes:
         source: where they come from, for people.
     """
 
     @property
-    def source(self) -> str: ...
+    def source(self) -> str:
+        """Where the samples come from, for people."""
+
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Sample]: ...
     def digest(self) -> str:
@@ -54,7 +56,7 @@ class SourceSamples:
     """Samples made from a reader's records.
 
     Attributes:
-        notes: what was decided and found while opening; the command line says them.
+        notes: what was decided and found while opening; the command line prints them.
         preprocess: None where the data are model inputs already.
     """
 
@@ -66,10 +68,12 @@ class SourceSamples:
 
     @property
     def preprocess(self) -> Preprocess | None:
+        """How raw items become model inputs; None where the data are model inputs already."""
         return self.opened.preprocess
 
     @property
     def notes(self) -> tuple[str, ...]:
+        """What was decided and found while opening, a sentence each."""
         return self.opened.notes
 
     def __len__(self) -> int:
@@ -92,6 +96,7 @@ class SourceSamples:
         return samples if size is None else rebatch(samples, size)
 
     def digest(self) -> str:
+        """SHA-256 (hex) over the files behind the chosen samples, the choice, and the preprocessing."""
         digest = new_hash()
         self.opened.records.update(digest, self.selection)
         steps = plain(self.preprocess) if self.preprocess is not None else {}
@@ -154,6 +159,7 @@ class Subset:
 
     @property
     def source(self) -> str:
+        """Where the samples come from, for people."""
         return self.samples.source
 
     def __len__(self) -> int:
@@ -164,6 +170,7 @@ class Subset:
         return itertools.islice(iter(self.samples), part.start, part.stop, part.step)
 
     def digest(self) -> str:
+        """SHA-256 (hex) over the digest of all samples and the choice among them."""
         digest = new_hash()
         digest.update(f"{self.samples.digest()} {self.selection!r}".encode())
         return str(digest.hexdigest())
@@ -192,7 +199,7 @@ def open_samples(
         labels: see `edgeq.data.labels`.
         count, start, stride: use every `stride`-th record from `start`, at most `count`.
         model: the model file, beside which `preprocess.toml` is looked for.
-        progress: told what was found and decided.
+        progress: receives a note of what was found and decided.
 
     Raises:
         DataError: missing, unreadable or unfit data; the message names the file and the fix.

@@ -58,6 +58,11 @@ class SourceOptions:
 
 
 def parse_source(value: Mapping[str, Any]) -> SourceOptions:
+    """Source options of a [source] table.
+
+    Raises:
+        DataError: an unknown field, or a value that it does not take.
+    """
     names = {f.name for f in fields(SourceOptions)}
     for key in value:
         if key not in names:

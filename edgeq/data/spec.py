@@ -55,7 +55,7 @@ def parse_spec(value: Mapping[str, Any], where: str) -> Spec:
         if isinstance(steps, str):
             text = parse_text(steps, where)
             if plain(text.source):
-                raise DataError("source options stand inside steps", "Put them in the [source] table")
+                raise DataError("source options are among the steps", "Put them in the [source] table")
             return Spec(text.steps, title, options)
         if not isinstance(steps, list | tuple):
             raise DataError("steps is neither a list nor text", SEE_LIST)

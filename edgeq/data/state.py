@@ -38,6 +38,7 @@ class Geometry:
     offset: tuple[float, float] = (0.0, 0.0)
 
     def scaled(self, x: float, y: float) -> Geometry:
+        """The geometry after the image was scaled by `x` and `y`."""
         return Geometry(
             self.original,
             (self.scale[0] * x, self.scale[1] * y),
@@ -45,6 +46,7 @@ class Geometry:
         )
 
     def moved(self, x: float, y: float) -> Geometry:
+        """The geometry after the image was moved by `x` and `y` pixels of the input."""
         return Geometry(self.original, self.scale, (self.offset[0] + x, self.offset[1] + y))
 
     def context(self) -> dict[str, Any]:
@@ -83,7 +85,7 @@ class State:
 
 
 def model_axes(spec: TensorSpec | None, axes: str) -> str:
-    """The axes a model input wants, read from its shape: channels are where the size is 1 or 3, else first.
+    """The axes of a model input, read from its shape: channels are where the size is 1 or 3, else first.
 
     Args:
         spec: the input.
@@ -102,7 +104,7 @@ def model_axes(spec: TensorSpec | None, axes: str) -> str:
 
 
 def assumed_axes(shape: tuple[int, ...], spec: TensorSpec | None) -> str:
-    """The axes of a raw array that nobody declared: those of the model where the shape is the model's own (with or
+    """The axes of a raw array without declared ones: those of the model where the shape is the model's own (with or
     without its batch axis); else HWC for three axes, HW for two, and no meaning for any other number."""
     guess = {2: "HW", 3: "HWC"}.get(len(shape), "")
     if spec is None or spec.shape is None:

@@ -1,7 +1,7 @@
 """What a preprocessing step is, and how its fields are read from a table (TOML, JSON) or from one line of text.
 
 A step is a frozen dataclass: its fields are its options, their defaults those of the dataclass. How a field is read
-and what it takes stands in the field's metadata, made by `one_of`, `whole_number` or `field_kind`.
+and what it takes is the field's metadata, made by `one_of`, `whole_number` or `field_kind`.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def from_table(step: type[Step], op: str, given: Mapping[str, Any]) -> Step:
 
 
 def table_of_text(step: type[Step], op: str, parts: Sequence[str]) -> dict[str, Any]:
-    """The table (without `op`) of the text form "op=part:part"; each part says by itself which field it is for.
+    """The table (without `op`) of the text form "op=part:part"; each part is matched with the field that takes it.
 
     Raises:
         DataError: a part that no field takes, or two for one field.
@@ -168,7 +168,7 @@ def table_of_text(step: type[Step], op: str, parts: Sequence[str]) -> dict[str, 
     for part in parts:
         values = {f.name: _kind(f).part(part) for f in known}
         if len(known) == 1 and values[known[0].name] is None:
-            values = {known[0].name: part}  # its reader says what it takes
+            values = {known[0].name: part}  # its reader raises what it takes
         fitting = [name for name, value in values.items() if value is not None]
         name = next((name for name in fitting if name not in found), None)
         if name is None:

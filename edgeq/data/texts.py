@@ -32,6 +32,7 @@ class TextFile:
         return len(self.lines)
 
     def read(self, indices: range) -> Iterator[Record]:
+        """The lines (or rows of a .csv) of `indices`, with their labels from the label column."""
         for index in indices:
             line = self.lines[index]
             name = f"{self.path}:{index + 1}"
@@ -43,6 +44,7 @@ class TextFile:
             yield Record(name, {self.target: line}, label, {"file": self.path.name, "index": index})
 
     def update(self, digest: Hash, indices: range) -> None:
+        """Hash the chosen lines."""
         for index in indices:
             digest.update(f"{self.lines[index]!r}\n".encode())
 
@@ -83,11 +85,13 @@ class Paths:
         return len(self.files)
 
     def read(self, indices: range) -> Iterator[Record]:
+        """The paths of `indices`; the function reads the files itself."""
         for index in indices:
             path = self.files[index]
             relative = path.relative_to(self.root).as_posix()
             yield Record(str(path), {self.target: path}, None, {"file": path.name, "path": relative})
 
     def update(self, digest: Hash, indices: range) -> None:
+        """Hash path below the folder and bytes of each file."""
         for index in indices:
             update_with_file(digest, self.files[index], self.files[index].relative_to(self.root).as_posix())

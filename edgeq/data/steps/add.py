@@ -19,6 +19,7 @@ class Add(Arithmetic):
     sign: ClassVar[str] = "+"
 
     def compute(self, array: Array, constant: Array) -> Array:
+        """array + constant"""
         return array + constant
 
 

@@ -21,11 +21,13 @@ class Center(Step):
     help: ClassVar[str] = "x - mean(x) of the item itself"
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
+        """x - mean(x) in the dtype of x; integers become float32 first."""
         array = floating(state.array)
         mean = np.asarray(array.mean(dtype=np.float64)).astype(array.dtype)
         return replace(state, array=np.asarray(array - mean, array.dtype))
 
     def describe(self) -> str:
+        """The subtraction, and what the mean is over."""
         return "x = x - mean(x), the mean over all elements of this item"
 
 

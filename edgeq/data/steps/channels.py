@@ -23,6 +23,11 @@ class Channels(Step):
     order: str = field(metadata=one_of("RGB", "BGR", "L"))
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
+        """The channels in the wanted order; an image that has it already is unchanged.
+
+        Raises:
+            DataError: the item is no image of three channels.
+        """
         if self.order == "L":
             if "C" not in state.axes:
                 return state
@@ -37,6 +42,7 @@ class Channels(Step):
         return replace(state, array=np.flip(state.array, axis), channels=self.order)
 
     def describe(self) -> str:
+        """The order, or the integer arithmetic of grey."""
         return {
             "RGB": "channels in order red, green, blue",
             "BGR": "channels in order blue, green, red",

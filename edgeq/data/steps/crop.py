@@ -22,6 +22,11 @@ class Crop(Step):
     rounding: str = field(default="floor", metadata=ROUNDING)
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
+        """The centre of the image; unchanged where the model does not fix the size that is wanted.
+
+        Raises:
+            DataError: no image, or one smaller than the crop.
+        """
         size = target_size(self.size, spec)
         if size is None:
             return state
@@ -36,6 +41,7 @@ class Crop(Step):
         return replace(state, array=state.array[tuple(cut)], geometry=geometry.moved(-left, -top))
 
     def describe(self) -> str:
+        """The size, and how an odd margin is divided."""
         target = describe_size(self.size, "the model's size")
         return f"the centre {target} is kept; left = {self.rounding}((w - W) / 2), top = {self.rounding}((h - H) / 2)"
 

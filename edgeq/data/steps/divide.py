@@ -24,6 +24,7 @@ class Divide(Arithmetic):
             raise DataError("divide: it divides by 0", "Correct the constant")
 
     def compute(self, array: Array, constant: Array) -> Array:
+        """array / constant"""
         return array / constant
 
 

@@ -19,9 +19,11 @@ class Dtype(Step):
     dtype: str = field(metadata=one_of("float16", "float32", "float64"))
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
+        """The values as that dtype."""
         return replace(state, array=state.array.astype(self.dtype))
 
     def describe(self) -> str:
+        """The conversion."""
         return f"x = {self.dtype}(x)"
 
 

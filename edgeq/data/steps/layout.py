@@ -28,6 +28,11 @@ class Layout(Step):
     axes: str = field(metadata=field_kind(_read_axes))
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
+        """The axes transposed; missing ones are inserted with size 1.
+
+        Raises:
+            DataError: the axes of the item are not declared, or the layout lacks one of them.
+        """
         have, want = state.axes, self.axes
         if want == "model":
             want = model_axes(spec, have.replace("N", ""))
@@ -45,6 +50,7 @@ class Layout(Step):
         return replace(state, array=np.expand_dims(array, missing), axes=want)
 
     def describe(self) -> str:
+        """The order of the axes, and what becomes of a missing one."""
         if self.axes == "model":
             return "axes ordered as the model's input (channels where its size is 1 or 3), a batch axis of 1 added"
         return f"axes ordered {self.axes}; an axis that is missing is added with size 1"

@@ -55,6 +55,11 @@ class Letterbox(Step):
     rounding: str = field(default="floor", metadata=ROUNDING)
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
+        """uint8 of exactly the size, the image inside it.
+
+        Raises:
+            DataError: no image, pad values that do not fit its channels, or no fixed model size where that is wanted.
+        """
         size = target_size(self.size, spec)
         if size is None:
             raise DataError("letterbox = 'model' needs a model input of fixed height and width", "Give a size")
@@ -71,6 +76,7 @@ class Letterbox(Step):
         return replace(resized, array=from_hwc(canvas, resized.axes), geometry=geometry.moved(left, top))
 
     def describe(self) -> str:
+        """Scale, rounding, filter, position and pad value."""
         target = describe_size(self.size)
         pad = self.value[0] if len(self.value) == 1 else list(self.value)
         place = "at the top left" if self.position == "top-left" else "in the centre, left = (W - w') // 2, top alike"

@@ -29,6 +29,11 @@ class Reshape(Step):
     shape: tuple[int, ...] = field(metadata=field_kind(_read_shape, many=True))
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
+        """The values in that shape; the axes have no declared meaning after it.
+
+        Raises:
+            DataError: another number of values.
+        """
         try:
             array = state.array.reshape(self.shape)
         except ValueError as error:
@@ -38,6 +43,7 @@ class Reshape(Step):
         return replace(state, array=array, axes="")
 
     def describe(self) -> str:
+        """The call of numpy's reshape."""
         return f"x = x.reshape({', '.join(map(str, self.shape))})"
 
 

@@ -41,6 +41,11 @@ class Resize(Step):
             raise DataError(f"resize by the {self.rule} side needs a number of pixels", "Give size = 256 or the like")
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
+        """The image in its new size; unchanged where it has that size, or where the model does not fix the wanted one.
+
+        Raises:
+            DataError: no uint8 image of 1 or 3 channels, or a size below one pixel.
+        """
         size = target_size(self.size, spec)
         if size is None:
             return state
@@ -68,6 +73,7 @@ class Resize(Step):
         return scale, scale, (sides[0], sides[1])
 
     def describe(self) -> str:
+        """How the new size is computed, and the filter."""
         target = describe_size(self.size)
         side = self.size if isinstance(self.size, str) else self.size[0]
         how = {

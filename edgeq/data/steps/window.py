@@ -24,6 +24,11 @@ class Window(Step):
     step: int = field(default=1, metadata=whole_number(1))
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
+        """[windows, frames × the other sizes], axes "NF".
+
+        Raises:
+            DataError: fewer frames than one window has.
+        """
         array = state.array
         if array.ndim == 0 or array.shape[0] < self.frames:
             raise DataError(
@@ -34,6 +39,7 @@ class Window(Step):
         return State(rows, "NF")
 
     def describe(self) -> str:
+        """Which slices each row of the batch holds."""
         return (
             f"row i of the batch = x[{self.step}*i : {self.step}*i + {self.frames}] flattened, "
             f"i = 0 .. (frames - {self.frames}) // {self.step}"

@@ -30,6 +30,7 @@ class Anomaly:
     higher_is_better: bool = True
 
     def start(self) -> AnomalyMeter:
+        """A meter of ROC AUC."""
         return AnomalyMeter(self)
 
 
@@ -45,6 +46,12 @@ class AnomalyMeter:
         self._labels: list[int] = []
 
     def update(self, outputs: Outputs, sample: Sample) -> None:
+        """Add the mean squared reconstruction error of a sample, or of each of its rows.
+
+        Raises:
+            DataError: a label other than 0 and 1, an output of another shape than the input, or labels that fit neither
+                the sample nor its rows.
+        """
         labels = integer_labels(sample)
         if not np.isin(labels, (0, 1)).all():
             raise DataError(f"{sample.name}: label {sample.label!r}", "Anomaly labels are 0 (normal) and 1 (anomalous)")
@@ -63,6 +70,11 @@ class AnomalyMeter:
         self._labels += labels.tolist()
 
     def result(self) -> Mapping[str, float]:
+        """ "auc", from 0 to 1.
+
+        Raises:
+            DataError: all samples have the same label.
+        """
         scores, labels = np.array(self._scores), np.array(self._labels)
         if len(set(self._labels)) < 2:
             raise DataError(

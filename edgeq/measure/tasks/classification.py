@@ -38,6 +38,7 @@ class Classification:
             raise UsageError(f"class offset is {self.class_offset}", "It counts scores to skip: 0 or more")
 
     def start(self) -> ClassificationMeter:
+        """A meter of top-1 and top-5."""
         return ClassificationMeter(self)
 
 
@@ -55,6 +56,12 @@ class ClassificationMeter:
         self._classes = 0
 
     def update(self, outputs: Outputs, sample: Sample) -> None:
+        """Count the rows whose label is the best, or among the five best, of the scores [rows, classes].
+
+        Raises:
+            DataError: scores of another shape, or a label without a score.
+            UsageError: the class offset leaves no class.
+        """
         labels = integer_labels(sample)
         scores = _scores(pick_output(outputs, self._task.output, sample), len(labels), sample)
         scores = scores[:, self._task.class_offset :]
@@ -77,6 +84,7 @@ class ClassificationMeter:
         self._top5 += int((rank < 5).sum())
 
     def result(self) -> Mapping[str, float]:
+        """ "top1" and, with more than five classes, "top5": shares of rows, from 0 to 1."""
         metrics = {"top1": self._top1 / self._rows}
         if self._classes > 5:
             metrics["top5"] = self._top5 / self._rows

@@ -29,7 +29,8 @@ class Detection:
     Attributes:
         annotations: the truth.
         decoder: the model's head.
-        confidence: candidates that score at most this are dropped. Low, because average precision wants the tail.
+        confidence: candidates that score at most this are dropped. Low, as average precision counts
+            low-scored boxes too.
         iou: overlap above which the lower-scored of two boxes of a class is dropped.
         limit: detections kept an image; COCO counts 100.
     """
@@ -49,6 +50,7 @@ class Detection:
                 raise UsageError(f"--{option} is {value}", "It lies between 0 and 1")
 
     def start(self) -> DetectionMeter:
+        """A meter of mean average precision."""
         return DetectionMeter(self)
 
 
@@ -73,6 +75,11 @@ class DetectionMeter:
         self._seen: set[int] = set()
 
     def update(self, outputs: Outputs, sample: Sample) -> None:
+        """Decode and suppress the boxes of one image, in pixels of the original.
+
+        Raises:
+            DataError: an image that the annotations lack or that comes twice, or a class that they lack.
+        """
         image = self._image(sample)
         size = input_size(sample)
         candidates = self._task.decoder(outputs, size)
@@ -88,6 +95,7 @@ class DetectionMeter:
         self._found.append((image, Detections(boxes, kept.scores, kept.classes)))
 
     def result(self) -> Mapping[str, float]:
+        """COCO's metrics, "mAP50-95" among them, from 0 to 1."""
         return mean_average_precision(self._task.annotations, self._found, self._package)
 
     def _image(self, sample: Sample) -> Image:

@@ -32,6 +32,7 @@ class Similarity:
     higher_is_better: bool = True
 
     def start(self) -> SimilarityMeter:
+        """A meter of rank correlation."""
         return SimilarityMeter(self)
 
 
@@ -47,6 +48,11 @@ class SimilarityMeter:
         self._scores: list[float] = []
 
     def update(self, outputs: Outputs, sample: Sample) -> None:
+        """Add the cosine of each pair of embeddings and its score.
+
+        Raises:
+            DataError: an output that is no embedding, a label that is no number, or not two rows a score.
+        """
         embedded = embeddings(pick_output(outputs, self._task.output, sample), sample)
         scores = _scores(sample)
         if len(embedded) != 2 * len(scores):
@@ -59,6 +65,11 @@ class SimilarityMeter:
         self._scores += scores.tolist()
 
     def result(self) -> Mapping[str, float]:
+        """ "spearman" and "pearson", from -1 to 1.
+
+        Raises:
+            DataError: all pairs have the same score.
+        """
         found, wanted = np.array(self._cosines), np.array(self._scores)
         if len(set(self._scores)) < 2:
             raise DataError(f"all {len(wanted)} pairs have the same score", "Correlation needs different ones")
