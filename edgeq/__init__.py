@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from edgeq.bundle.verify import verify_bundle as verify
-    from edgeq.calibrate.collect import collect as calibrate
+    from edgeq.calibrate.run import calibrate
     from edgeq.data.preprocess import register as register_preprocess
     from edgeq.data.samples import Sample, Samples, open_samples
     from edgeq.errors import EdgeqError

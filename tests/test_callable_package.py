@@ -9,12 +9,12 @@ import sys
 import pytest
 
 import edgeq
-from edgeq.calibrate.collect import collect
+from edgeq.calibrate.run import calibrate
 from edgeq.tune.run import tune
 
 
 def test_the_public_name_is_the_function_and_the_package() -> None:
-    assert inspect.signature(edgeq.calibrate) == inspect.signature(collect)
+    assert inspect.signature(edgeq.calibrate) == inspect.signature(calibrate)
     assert inspect.signature(edgeq.tune) == inspect.signature(tune)
     assert inspect.unwrap(edgeq.tune) is tune
 
@@ -31,5 +31,5 @@ def test_it_is_callable_before_and_after_its_modules_are_imported(name: str) -> 
 
 
 def test_a_call_arrives() -> None:
-    with pytest.raises(TypeError, match="collect"):
+    with pytest.raises(TypeError, match=r"calibrate\(\)"):
         edgeq.calibrate()  # type: ignore[call-arg]

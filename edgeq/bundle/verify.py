@@ -12,7 +12,7 @@ from edgeq.device import device_errors
 from edgeq.progress import SILENT, Progress
 
 
-def verify_bundle(path: Path, *, variant: str | None = None, progress: Progress = SILENT) -> Report:
+def verify_bundle(path: str | Path, *, variant: str | None = None, progress: Progress = SILENT) -> Report:
     """Open the bundle at `path` with every check, then load and self-test what can run here.
 
     The report lists all variants; `check_report` turns a bad one into an error.
@@ -21,6 +21,7 @@ def verify_bundle(path: Path, *, variant: str | None = None, progress: Progress 
         BundleError: the bundle is damaged, was changed, or has no variant of that name.
         RuntimeUnavailableError: onnxruntime is missing.
     """
+    path = Path(path)
     with progress.stage(f"verifying {path}"), opened(path) as bundle:
         return verify(bundle, read_device(), variant)
 

@@ -1,7 +1,7 @@
-"""Calibration: `edgeq.calibrate(...)` is `edgeq.calibrate.collect.collect`."""
+"""Calibration: `edgeq.calibrate(...)` is `edgeq.calibrate.run.calibrate`."""
 
 from __future__ import annotations
 
 from edgeq.callable_package import make_callable
 
-make_callable(__name__, "edgeq.calibrate.collect:collect")
+make_callable(__name__, "edgeq.calibrate.run:calibrate")

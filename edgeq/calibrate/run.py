@@ -1,4 +1,4 @@
-"""`edgeq calibrate` as functions: collect into a directory with checkpoints, merge directories."""
+"""`edgeq.calibrate`: statistics of a user's model, with checkpoints; and merging the statistics of several machines."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.progress import SILENT, Progress
 
 
-def calibrate_to(
-    model: Path,
+def calibrate(
+    model: str | Path,
     data: Any,
-    directory: Path,
+    output: str | Path | None = None,
     *,
     preprocess: Any = None,
     count: int | None = None,
@@ -39,32 +39,36 @@ def calibrate_to(
     checkpoint_seconds: float = 30.0,
     progress: Progress = SILENT,
 ) -> Statistics:
-    """Prepare a model as `quantize` does, run it over samples and write the statistics to `directory`.
-
-    They are saved now and then and when interrupted, so that nothing is lost.
+    """Prepare a float32 model as `quantize` does and run it once over samples: extrema and histogram of each tensor.
 
     Args:
+        model: an .onnx file.
         data, preprocess, count, first, stride: as `edgeq.data.samples.open_samples` takes them.
-        resume: continue what an interrupted run left in `directory`; the result has the same bytes as an uninterrupted
+        output: directory for the statistics, which `quantize`, `package` and `tune` take instead of samples. They are
+            saved there now and then and when interrupted, so that nothing is lost. None keeps them in memory.
+        resume: continue what an interrupted run left in `output`; the result has the same bytes as an uninterrupted
             one. Without anything there, start.
-        force: replace what is in `directory`.
+        force: replace the statistics that are in `output`.
         skip: names of tensors not to record.
         memory, workers, every_element: see `collect`.
 
     Raises:
-        CalibrationError: a value is NaN or infinite; what is in `directory` belongs to other data or another model.
+        CalibrationError: a value is NaN or infinite; what is in `output` belongs to other data or another model.
     """
-    start = load_statistics(directory) if resume and directory.exists() else None
-    check_directory(directory, force=force or start is not None)
+    model, directory = Path(model), Path(output) if output is not None else None
+    start = load_statistics(directory) if resume and directory is not None and directory.exists() else None
     mine = force or start is not None
 
     def save(partial: Statistics) -> None:
         # The first save replaces nothing without `force`, later ones replace what was saved before.
         nonlocal mine
-        save_statistics(partial, directory, force=mine)
-        mine = True
+        if directory is not None:
+            save_statistics(partial, directory, force=mine)
+            mine = True
 
-    check_apart(directory, [*model_files(model), *_existing(data)])
+    if directory is not None:
+        check_directory(directory, force=mine)
+        check_apart(directory, [*model_files(model), *_existing(data)])
     with tempfile.TemporaryDirectory(prefix="edgeq-calibrate-") as folder:
         prepared = prepare_model(model, Path(folder), progress=progress)
         samples = open_samples(

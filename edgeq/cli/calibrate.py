@@ -57,10 +57,10 @@ def command() -> None:
 @common
 def collect(printer: Printer, model: Path, data: str, output: Path, memory: str | None, **options: Any) -> None:
     """Run MODEL once over samples and write the statistics. This is what `edgeq calibrate MODEL` does."""
-    from edgeq.calibrate.run import calibrate_to, parse_bytes
+    from edgeq.calibrate.run import calibrate, parse_bytes
 
     limit = parse_bytes(memory) if memory is not None else None
-    statistics = calibrate_to(model, data, output, memory=limit, progress=printer.progress(), **options)
+    statistics = calibrate(model, data, output, memory=limit, progress=printer.progress(), **options)
     printer.result(_plain(statistics, output), lambda console: _draw_written(console, statistics, output))
 
 

@@ -185,7 +185,7 @@ def open_samples(
     count: int | None = None,
     start: int = 0,
     stride: int = 1,
-    model: Path | None = None,
+    model: str | Path | None = None,
     progress: Progress = SILENT,
 ) -> Samples:
     """Open data as samples of a model. Nothing but headers and names is read yet.
@@ -211,7 +211,7 @@ def open_samples(
         )
     if isinstance(source, Samples):
         return _subset(source, start, stride, count)
-    opened = open_source(source, signature, preprocess, model)
+    opened = open_source(source, signature, preprocess, Path(model) if model is not None else None)
     total = len(opened.records)
     if total == 0:
         raise DataError(f"{opened.name} holds no samples", "Give at least one")

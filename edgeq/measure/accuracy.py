@@ -139,13 +139,18 @@ def evaluate(
     progress: Progress = SILENT,
     count: int | None = None,
 ) -> Accuracy:
-    """Accuracy of a model file, a bundle, a serialized model or an open session. Errors as `evaluate_sessions`.
+    """Accuracy of a model file, a bundle, a serialized model or an open session.
 
     Args:
         model: a bundle runs with the options that it carries; for an open session `settings` only records how it was
             opened.
         samples: what `edgeq.open_samples` gives, labelled.
         task: a task, or the name of one that needs no options.
+
+    Raises:
+        UsageError: an unknown task.
+        ModelError, BundleError, RuntimeUnavailableError: the model cannot be opened.
+        DataError, CheckFailedError: as `evaluate_sessions`.
     """
     chosen = make_task(task) if isinstance(task, str) else task
     with ExitStack() as stack:

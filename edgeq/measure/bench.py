@@ -43,9 +43,9 @@ class BenchData:
 
 
 def bench(
-    path: Path,
+    path: str | Path,
     *,
-    against: Path | None = None,
+    against: str | Path | None = None,
     variant: str | None = None,
     data: BenchData | None = None,
     settings: BenchSettings | None = None,
@@ -61,6 +61,8 @@ def bench(
     Raises:
         UsageError, DataError, ModelError, BundleError, RuntimeUnavailableError: as the message says.
     """
+    path = Path(path)
+    against = Path(against) if against is not None else None
     settings, data = settings or BenchSettings(), data or BenchData()
     if is_bundle(path):
         if against is not None:

@@ -66,13 +66,13 @@ class Packaged:
 
 
 def package(
-    model: Path,
+    model: str | Path,
     data: Data | Any | None,
-    output: Path,
+    output: str | Path,
     *,
     targets: Sequence[str | Path] = ("this-machine",),
     validation: Data | Any | None = None,
-    statistics: Path | None = None,
+    statistics: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     task: Task | None = None,
     max_drop: float | None = None,
@@ -102,6 +102,8 @@ def package(
             written then.
         EdgeqError: as the stages have it.
     """
+    model, output = Path(model), Path(output)
+    statistics = Path(statistics) if statistics is not None else None
     data, validation = as_data(data), as_data(validation)
     if split and output.suffix == SUFFIX:
         raise UsageError(f"{output} is one bundle", f"Name a folder: --split writes NAME{SUFFIX} into it")

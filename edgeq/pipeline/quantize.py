@@ -69,13 +69,13 @@ class Quantized:
 
 
 def quantize(
-    model: Path,
+    model: str | Path,
     data: Data | Any | None,
-    output: Path,
+    output: str | Path,
     *,
     target: str | Path = "auto",
     validation: Data | Any | None = None,
-    statistics: Path | None = None,
+    statistics: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     task: Task | None = None,
     max_drop: float | None = None,
@@ -104,6 +104,8 @@ def quantize(
         CheckFailedError: a bar is not met; nothing is written then.
         EdgeqError: as the stages have it.
     """
+    model, output = Path(model), Path(output)
+    statistics = Path(statistics) if statistics is not None else None
     data, validation = samples = as_data(data), as_data(validation)
     check_output(output, kind="file", force=force, model=model, samples=samples, statistics=statistics)
     machine = detect_machine()

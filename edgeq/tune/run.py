@@ -130,12 +130,12 @@ def plan(
 
 
 def tune(
-    model: Path,
+    model: str | Path,
     data: Data | Any | None,
-    output: Path,
+    output: str | Path,
     *,
     validation: Data | Any | None = None,
-    statistics: Path | None = None,
+    statistics: str | Path | None = None,
     target: str | Path = "auto",
     task: Task | None = None,
     goal: Goal | None = None,
@@ -165,6 +165,8 @@ def tune(
         OutputError: `output` is taken; or a journal is there without `resume`, or with it belongs to something else.
         EdgeqError: as the stages have it.
     """
+    model, output = Path(model), Path(output)
+    statistics = Path(statistics) if statistics is not None else None
     goal = goal or Goal()
     deadline = Deadline(goal.budget_s)
     data, validation = as_data(data), as_data(validation)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from edgeq.calibrate.run import calibrate_to, merge_to, parse_bytes
+from edgeq.calibrate.run import calibrate, merge_to, parse_bytes
 from edgeq.cli.calibrate import command
 from edgeq.errors import CalibrationError, DataError, OutputError, UsageError
 
@@ -43,7 +43,7 @@ def test_the_command_writes_the_same_bytes_each_time(model: Path, data: Path, tm
 
 
 def test_shards_merge_to_the_whole_and_show(model: Path, data: Path, tmp_path: Path) -> None:
-    whole = calibrate_to(model, data, tmp_path / "whole")
+    whole = calibrate(model, data, tmp_path / "whole")
     for i in range(2):
         assert run(model, "--data", data, "-o", tmp_path / f"s{i}", "--start", i, "--stride", 2).exit_code == 0
     result = run("merge", tmp_path / "s1", tmp_path / "s0", "-o", tmp_path / "merged")
@@ -62,7 +62,7 @@ def test_interrupted_and_resumed_gives_the_same_bytes(
 ) -> None:
     from edgeq.data.samples import SourceSamples
 
-    calibrate_to(model, data, tmp_path / "whole")
+    calibrate(model, data, tmp_path / "whole")
     real = SourceSamples.__iter__
 
     def interrupted(self: SourceSamples):  # type: ignore[no-untyped-def]
@@ -85,13 +85,13 @@ def test_interrupted_and_resumed_gives_the_same_bytes(
 
 
 def test_resume_refuses_other_data_and_other_models(model: Path, data: Path, tmp_path: Path) -> None:
-    calibrate_to(model, data, tmp_path / "CAL", count=3)
+    calibrate(model, data, tmp_path / "CAL", count=3)
     before = content(tmp_path / "CAL")
     with pytest.raises(CalibrationError, match="other data"):
-        calibrate_to(model, data, tmp_path / "CAL", resume=True)
+        calibrate(model, data, tmp_path / "CAL", resume=True)
     other = small_cnn(tmp_path / "other.onnx", channels=16)
     with pytest.raises(CalibrationError, match="another model"):
-        calibrate_to(other, data, tmp_path / "CAL", count=3, resume=True)
+        calibrate(other, data, tmp_path / "CAL", count=3, resume=True)
     assert content(tmp_path / "CAL") == before
 
 
@@ -107,15 +107,15 @@ def test_bad_values_leave_nothing_behind(model: Path, tmp_path: Path) -> None:
 
 
 def test_skipped_tensors_are_not_recorded(model: Path, data: Path, tmp_path: Path) -> None:
-    statistics = calibrate_to(model, data, tmp_path / "CAL", skip=["y"], memory=100_000)
+    statistics = calibrate(model, data, tmp_path / "CAL", skip=["y"], memory=100_000)
     assert "y" not in statistics.tensors
     assert "x" in statistics.tensors
     with pytest.raises(UsageError, match="'nowhere'"):
-        calibrate_to(model, data, tmp_path / "other", skip=["nowhere"])
+        calibrate(model, data, tmp_path / "other", skip=["nowhere"])
 
 
 def test_merging_needs_parts_that_belong_together(model: Path, data: Path, tmp_path: Path) -> None:
-    calibrate_to(model, data, tmp_path / "a")
+    calibrate(model, data, tmp_path / "a")
     with pytest.raises(UsageError, match="two parts"):
         merge_to([tmp_path / "a"], tmp_path / "out")
     with pytest.raises(CalibrationError, match="same data"):
@@ -141,10 +141,10 @@ def test_force_replaces_statistics_and_nothing_else(model: Path, data: Path, tmp
     other.mkdir()
     (other / "one.jpg").write_bytes(b"dear to somebody")
     with pytest.raises(OutputError, match="is no calibration"):
-        calibrate_to(model, data, other, force=True)
+        calibrate(model, data, other, force=True)
     assert (other / "one.jpg").read_bytes() == b"dear to somebody"
-    calibrate_to(model, data, tmp_path / "cal")
-    calibrate_to(model, data, tmp_path / "cal", force=True)
+    calibrate(model, data, tmp_path / "cal")
+    calibrate(model, data, tmp_path / "cal", force=True)
     with pytest.raises(OutputError, match="the input"):
         merge_to([tmp_path / "cal", tmp_path / "cal"], tmp_path / "cal", force=True)
 
@@ -158,5 +158,5 @@ def test_a_model_without_float_activations_is_refused(data: Path, tmp_path: Path
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "i.onnx")
     np.save(tmp_path / "i.npy", np.ones((1,), np.int64))
     with pytest.raises(CalibrationError, match="has no float activation"):
-        calibrate_to(tmp_path / "i.onnx", tmp_path / "i.npy", tmp_path / "cal")
+        calibrate(tmp_path / "i.onnx", tmp_path / "i.npy", tmp_path / "cal")
     assert not (tmp_path / "cal").exists()

@@ -149,10 +149,10 @@ def test_inputs_in_the_tuning_folder_survive(workspace: Workspace, options: tupl
     says = "holds the input out.tuning/x.npz"
     shutil.copy(workspace.path / "x.npz", workspace.path / "out.tuning")
     workspace.refused(OUTPUT, "tune", "net.onnx", "--data", "out.tuning/x.npz", "-o", "out", *options, says=says)
-    from edgeq.calibrate.run import calibrate_to
+    from edgeq.calibrate.run import calibrate
 
     shutil.rmtree(workspace.path / "out.tuning")
-    calibrate_to(workspace.path / "net.onnx", workspace.path / "x.npz", workspace.path / "out.tuning" / "statistics")
+    calibrate(workspace.path / "net.onnx", workspace.path / "x.npz", workspace.path / "out.tuning" / "statistics")
     kept = workspace.contents()
     with pytest.raises(OutputError, match=r"holds the input out\.tuning/statistics"):
         edgeq.tune(Path("net.onnx"), None, Path("out"), statistics=Path("out.tuning/statistics"))

@@ -10,7 +10,7 @@ import pytest
 
 import edgeq
 from compat.networks import Reader, images, residual
-from edgeq.calibrate.run import calibrate_to
+from edgeq.calibrate.run import calibrate
 from edgeq.model.load import model_signature
 from edgeq.records import plain
 
@@ -31,7 +31,7 @@ def test_quantize_and_package(model: Path, tmp_path: Path) -> None:
 
 
 def test_calibrate_and_samples(model: Path, tmp_path: Path) -> None:
-    statistics = calibrate_to(model, Reader(), tmp_path / "statistics")
+    statistics = calibrate(model, Reader(), tmp_path / "statistics")
     assert statistics.samples == len(images())
     samples = edgeq.open_samples(Reader(), model_signature(model))
     for sample, wanted in zip(samples, images(), strict=True):

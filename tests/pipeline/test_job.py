@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from edgeq.calibrate.files import save_statistics
-from edgeq.calibrate.run import calibrate_to
+from edgeq.calibrate.run import calibrate
 from edgeq.errors import CalibrationError, ModelError, UsageError
 from edgeq.hardware.target import resolve
 from edgeq.model.prepare import prepare_model
@@ -62,7 +62,7 @@ def test_nothing_static_means_no_pass(place: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_statistics_instead_of_a_pass(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    collected = calibrate_to(NET, "calib.npz", place / "stats")
+    collected = calibrate(NET, "calib.npz", place / "stats")
     monkeypatch.setattr(job_module, "collect", no_pass)
     job = open_job(NET, None, VAL, place / "work", statistics=place / "stats")
     assert job.statistics == collected
@@ -71,13 +71,13 @@ def test_statistics_instead_of_a_pass(place: Path, monkeypatch: pytest.MonkeyPat
 
 def test_statistics_of_another_model_are_refused(place: Path) -> None:
     (place / "other.onnx").write_bytes(mixed().SerializeToString())
-    calibrate_to(place / "other.onnx", "calib.npz", place / "stats")
+    calibrate(place / "other.onnx", "calib.npz", place / "stats")
     with pytest.raises(CalibrationError, match="stats"):
         open_job(NET, None, VAL, place / "work", statistics=place / "stats")
 
 
 def test_unfinished_statistics_are_refused(place: Path) -> None:
-    whole = calibrate_to(NET, "calib.npz", place / "stats")
+    whole = calibrate(NET, "calib.npz", place / "stats")
     save_statistics(dataclasses.replace(whole, total=whole.samples + 1), place / "stats", force=True)
     with pytest.raises(CalibrationError, match="stats is unfinished") as caught:
         open_job(NET, None, VAL, place / "work", statistics=place / "stats")
