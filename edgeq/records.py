@@ -339,13 +339,15 @@ def _explained(message: str, data: Any, kind: type, where: object, error: type[E
     if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
         return error(f"{where}: {'.'.join((*place, missing[1]))} is missing", "Add it")
     expected = re.match(r"Expected `([^`]*)`(.*?)(?:, got `\w+`)?$", problem)
+    known, description = _type_at(inspect.type_info(kind), place)
     if expected is None:
-        known = _literals(inspect.type_info(kind), place)
         fix = f"It can be {', '.join(known)}" if known else problem
         return error(f"{where}: {name} is {_short(value)}", fix)
     words = _WORDS.get(expected[1].removesuffix(" | null"), f"`{expected[1]}`")
     if words == "a table" and place:
         words = f"a table: [{name}]"
+    if description:
+        return error(f"{where}: {name} is {_short(value)}", f"Make it {description}")
     return error(f"{where}: {name} is {_short(value)}", f"Make it {words}{expected[2]}")
 
 
@@ -369,20 +371,26 @@ def _found(steps: list[str], data: Any, got: str | None) -> tuple[Place, Any]:
     return next((t for t in tried if got and type(t[1]) is names.get(got)), tried[0])
 
 
-def _literals(info: inspect.Type, place: Place) -> list[str]:
-    """The values that a literal at `place` can have; none where there is no literal."""
-    for step in place:
-        if isinstance(info, inspect.UnionType):
-            wanted = inspect.DataclassType | inspect.DictType | inspect.CollectionType
-            info = next((t for t in info.types if isinstance(t, wanted)), info)
-        if isinstance(info, inspect.DataclassType):
+def _type_at(info: inspect.Type, place: Place) -> tuple[list[str], str]:
+    """Of the type at `place`: the values that it can have where they are listed, and its description; "" for none."""
+    description = ""
+    for step in (*place, None):
+        description = ""
+        while isinstance(info, inspect.Metadata | inspect.UnionType):
+            if isinstance(info, inspect.Metadata):
+                description = (info.extra_json_schema or {}).get("description", "")
+                info = info.type
+            else:
+                info = next((t for t in info.types if not isinstance(t, inspect.NoneType)), info.types[0])
+        if isinstance(info, inspect.DataclassType) and step is not None:
             info = next(field.type for field in info.fields if field.encode_name == step)
-        elif isinstance(info, inspect.DictType):
+        elif isinstance(info, inspect.DictType) and step is not None:
             info = info.value_type
-        elif isinstance(info, inspect.CollectionType):
+        elif isinstance(info, inspect.TupleType) and step is not None:
+            info = info.item_types[int(step)]
+        elif isinstance(info, inspect.CollectionType) and step is not None:
             info = info.item_type
-    kinds = info.types if isinstance(info, inspect.UnionType) else (info,)
-    return [str(value) for kind in kinds if isinstance(kind, inspect.LiteralType) for value in kind.values]
+    return [str(value) for value in info.values] if isinstance(info, inspect.LiteralType) else [], description
 
 
 def _short(value: object) -> str:

@@ -6,36 +6,71 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import platformdirs
+from msgspec import Meta
 
 from edgeq.errors import HardwareError, UsageError
 from edgeq.hardware import document as doc
+from edgeq.records import parse
 from edgeq.resources import shipped
 
-_HEX_PAIRS = doc.Kind(
-    "a list of pairs of hexadecimal texts",
-    lambda v: isinstance(v, list) and all(isinstance(p, list) and len(p) == 2 and _are_hex(p) for p in v),
-)
-_TABLES = doc.Kind("a list of tables", lambda v: isinstance(v, list) and all(isinstance(x, dict) for x in v))
-_SCHEMA: doc.Schema = {
-    "title": doc.TEXT,
-    "architecture": doc.TEXT,
-    "elf_machine": doc.INTEGER,
-    "qemu": {
-        "program": doc.TEXT,
-        "honest_cpuinfo": doc.VERSION,
-        **dict.fromkeys(("packages", "missing", "refused"), doc.TEXTS),
-    },
-    "sysroot": {
-        "interpreter": doc.TEXT,
-        **dict.fromkeys(("packages", "python_packages", "wheels", "wheel_platforms", "leave_out"), doc.TEXTS),
-    },
-    "pins": {"packages": {"*": doc.TEXT}, "wheels": {"*": doc.TEXT}},
-    "kernels": _TABLES,
-}
-_KERNELS: doc.Schema = {"name": doc.TEXT, "feature": doc.TEXT, "patterns": _HEX_PAIRS}
+Hex = Annotated[str, Meta(pattern="^[0-9a-f]+$", description="hexadecimal digits")]
+Texts = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class KernelsTable:
+    """[[kernels]]: pairs of mask and value, in hexadecimal digits."""
+
+    name: doc.Text
+    feature: doc.Text
+    patterns: tuple[tuple[Hex, Hex], ...]
+
+
+@dataclass(frozen=True)
+class QemuTable:
+    """[qemu]; see `Emulator`."""
+
+    program: doc.Text
+    honest_cpuinfo: doc.Version
+    packages: Texts
+    missing: Texts
+    refused: Texts
+
+
+@dataclass(frozen=True)
+class SysrootTable:
+    """[sysroot]; see `Recipe`."""
+
+    interpreter: doc.Text
+    packages: Texts
+    python_packages: Texts
+    wheels: Texts
+    wheel_platforms: Texts
+    leave_out: Texts
+
+
+@dataclass(frozen=True)
+class Pins:
+    """[pins]: versions by name."""
+
+    packages: Mapping[str, doc.Text] = field(default_factory=dict)
+    wheels: Mapping[str, doc.Text] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EmulatorFile:
+    """targets/emulators/*.toml."""
+
+    title: doc.Text
+    architecture: doc.Text
+    elf_machine: int
+    qemu: QemuTable
+    sysroot: SysrootTable | None = None
+    pins: Pins = Pins()
+    kernels: tuple[KernelsTable, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,7 +146,7 @@ def load_emulators() -> dict[str, Emulator]:
     Raises:
         HardwareError: a file that is not as it should be.
     """
-    documents = doc.read_folder(shipped("targets") / "emulators", _SCHEMA)
+    documents = doc.read_folder(shipped("targets") / "emulators", EmulatorFile)
     return {name: _emulator(document) for name, document in documents.items()}
 
 
@@ -132,40 +167,34 @@ def home() -> Path:
     return platformdirs.user_cache_path("edgeq") / "emulate"
 
 
-def _are_hex(pair: list[Any]) -> bool:
-    return all(isinstance(text, str) and set(text) <= set("0123456789abcdef") and text for text in pair)
-
-
 def _emulator(document: doc.Document) -> Emulator:
-    content, qemu = document.content, document.content["qemu"]
-    kernels = []
-    for table in content.get("kernels", ()):
-        doc.check(table, _KERNELS, document.file, "kernels")
-        pairs = tuple((int(mask, 16), int(value, 16)) for mask, value in table["patterns"])
-        kernels.append(Kernels(table["name"], table["feature"], pairs))
-    try:
-        return Emulator(
-            name=document.name,
-            title=content["title"],
-            architecture=content["architecture"],
-            elf_machine=content["elf_machine"],
-            program=qemu["program"],
-            packages=tuple(qemu["packages"]),
-            honest_cpuinfo=doc.version_key(qemu["honest_cpuinfo"]),
-            missing=tuple(qemu["missing"]),
-            refused=tuple(qemu["refused"]),
-            recipe=_recipe(content["sysroot"], content.get("pins", {})) if "sysroot" in content else None,
-            kernels=tuple(kernels),
-        )
-    except KeyError as error:
-        raise HardwareError(f"{document.file}: {error.args[0]} is missing", "Add it") from error
+    file = parse(document.content, EmulatorFile, document.file, HardwareError)
+    return Emulator(
+        name=document.name,
+        title=file.title,
+        architecture=file.architecture,
+        elf_machine=file.elf_machine,
+        program=file.qemu.program,
+        packages=file.qemu.packages,
+        honest_cpuinfo=doc.version_key(file.qemu.honest_cpuinfo),
+        missing=file.qemu.missing,
+        refused=file.qemu.refused,
+        recipe=_recipe(file.sysroot, file.pins) if file.sysroot else None,
+        kernels=tuple(
+            Kernels(table.name, table.feature, tuple((int(mask, 16), int(value, 16)) for mask, value in table.patterns))
+            for table in file.kernels
+        ),
+    )
 
 
-def _recipe(content: Mapping[str, Any], pins: Mapping[str, Any]) -> Recipe:
-    lists = ("packages", "python_packages", "wheels", "wheel_platforms", "leave_out")
+def _recipe(table: SysrootTable, pins: Pins) -> Recipe:
     return Recipe(
-        **{key: tuple(content[key]) for key in lists},
-        interpreter=content["interpreter"],
-        pinned_packages=pins.get("packages", {}),
-        pinned_wheels=pins.get("wheels", {}),
+        packages=table.packages,
+        interpreter=table.interpreter,
+        python_packages=table.python_packages,
+        wheels=table.wheels,
+        wheel_platforms=table.wheel_platforms,
+        leave_out=table.leave_out,
+        pinned_packages=pins.packages,
+        pinned_wheels=pins.wheels,
     )

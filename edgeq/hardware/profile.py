@@ -166,7 +166,7 @@ def load_profiles(folders: Sequence[Path] | None = None) -> dict[str, Profile]:
     Raises:
         HardwareError: a file that is not a good profile, or two that could tie.
     """
-    documents = schema.layered(folders or schema.default_folders("profiles"), schema.PROFILE)
+    documents = schema.layered(folders or schema.default_folders("profiles"), schema.ProfileFile)
     profiles = [build_profile(schema.inherit(document, documents)) for document in documents.values()]
     _refuse_ties(profiles)
     return {profile.name: profile for profile in sorted(profiles, key=lambda p: (p.rank, p.name))}

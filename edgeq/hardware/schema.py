@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any, get_type_hints
 
 import platformdirs
 from edgeq_device.options import session_problem
+from msgspec import Meta
 
 from edgeq.errors import HardwareError, suggest
 from edgeq.hardware import document as doc
@@ -16,62 +19,128 @@ from edgeq.registry import data_folders
 from edgeq.resources import shipped
 from edgeq.scheme import Scheme
 
-_SCHEME_FIELDS = tuple(f.name for f in dataclasses.fields(Scheme))
-_SCHEME_KINDS: doc.Schema = {
-    **dict.fromkeys(("mode", "format", "activation_type", "weight_type", "method", "rest"), doc.TEXT),
-    **dict.fromkeys(
-        ("activation_symmetric", "weight_symmetric", "per_channel", "reduce_range", "fit_pairs"), doc.BOOLEAN
-    ),
-    **dict.fromkeys(("op_types", "exclude", "stored_types"), doc.TEXTS),
-    **dict.fromkeys(("weight_bits", "block_size"), doc.INTEGER),
-    "method_options": {"*": doc.NUMBER},
-    "session_options": {"*": doc.TEXT},
-}
-_REASONS: doc.Schema = dict.fromkeys((*_SCHEME_FIELDS, "dynamic", "requires", "min_onnxruntime"), doc.TEXT)
-_EMULATE: doc.Schema = {
-    "qemu": {"arch": doc.TEXT, "cpu": doc.TEXT, "min_version": doc.VERSION},
-    "mask": doc.TEXTS,
-    "simulator": doc.TEXT,
-    "note": doc.TEXT,
-}
-_CHOICES: doc.Schema = {
-    "title": doc.TEXT,
-    "extends": doc.TEXT,
-    "backend": doc.TEXT,
-    "min_onnxruntime": doc.VERSION,
-    "scheme": _SCHEME_KINDS,
-    "dynamic": {"*": doc.TEXT},
-    "why": _REASONS,
-    "source": _REASONS,
-    "hazards": {
-        "saturates_int16": doc.TEXTS,
-        "remedy_cost": {"*": doc.NUMBER},
-        "slower_than_float": doc.TEXTS,
-        "notes": {"*": doc.TEXT},
-    },
-    "search": {**dict.fromkeys(_SCHEME_FIELDS, doc.VALUES), "session_options": {"*": doc.VALUES}},
-    "emulate": _EMULATE,
-}
-PROFILE: doc.Schema = {
-    **_CHOICES,
-    "architecture": doc.TEXT,
-    "requires": doc.TEXTS,
-    "requires_runtimes": doc.TEXTS,
-    "min_compute_capability": doc.VERSION,
-    "rank": doc.INTEGER,
-}
-TARGET: doc.Schema = {
-    **_CHOICES,
-    "architecture": doc.TEXT,
-    "features": doc.TEXTS,
-    "runtime": dict.fromkeys(("onnxruntime", "tensorrt", "cuda", "python"), doc.VERSION),
-    "device": {"cores": doc.INTEGER, "memory_mib": doc.INTEGER, "compute_capability": doc.VERSION},
-    "systolic": {
-        **dict.fromkeys(("dim", "scratchpad_kib", "scratchpad_banks", "scratchpad_bank_rows"), doc.INTEGER),
-        **dict.fromkeys(("accumulator_kib", "accumulator_rows", "max_bytes"), doc.INTEGER),
-        **dict.fromkeys(("element_type", "accumulator_type", "scale_type", "dataflow"), doc.TEXT),
-    },
-}
+Values = Annotated[tuple[Any, ...], Meta(min_length=1, description="a list of values")]
+_HINTS = get_type_hints(Scheme, include_extras=True)
+_SCHEME = tuple(name for name in _HINTS if name != "dynamic_weight_types")
+
+
+def _table(name: str, fields: Mapping[str, Any]) -> Any:
+    """A record type with these fields, all of them optional."""
+    return dataclasses.make_dataclass(name, [(key, kind, None) for key, kind in fields.items()], frozen=True)
+
+
+# These follow the fields of a scheme, which is the one place that lists them.
+_SchemeTable = _table("SchemeTable", {name: _HINTS[name] for name in _SCHEME})
+_Reasons = _table("Reasons", dict.fromkeys((*_HINTS, "dynamic", "requires", "min_onnxruntime"), doc.Text))
+_Search = _table("Search", {**dict.fromkeys(_HINTS, Values), "session_options": Mapping[str, Values]})
+
+
+@dataclass(frozen=True)
+class Qemu:
+    """How qemu runs what the profile describes."""
+
+    arch: doc.Text | None = None
+    cpu: doc.Text | None = None
+    min_version: doc.Version | None = None
+
+
+@dataclass(frozen=True)
+class Emulate:
+    """[emulate]: how to run the kernels elsewhere."""
+
+    qemu: Qemu | None = None
+    mask: tuple[str, ...] = ()
+    simulator: doc.Text | None = None
+    note: doc.Text | None = None
+
+
+@dataclass(frozen=True)
+class Hazards:
+    """[hazards]: what kernels of this hardware do wrong or slowly; see `edgeq.hardware.profile.Profile`."""
+
+    saturates_int16: tuple[str, ...] = ()
+    remedy_cost: Mapping[str, int | float] | None = None
+    slower_than_float: tuple[str, ...] = ()
+    notes: Mapping[str, doc.Text] | None = None
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What profiles and targets both may say."""
+
+    title: doc.Text | None = None
+    extends: doc.Text | None = None
+    backend: doc.Text | None = None
+    architecture: doc.Text | None = None
+    min_onnxruntime: doc.Version | None = None
+    scheme: _SchemeTable | None = None  # type: ignore[valid-type]
+    dynamic: Mapping[str, doc.Text] | None = None
+    why: _Reasons | None = None  # type: ignore[valid-type]
+    source: _Reasons | None = None  # type: ignore[valid-type]
+    hazards: Hazards | None = None
+    search: _Search | None = None  # type: ignore[valid-type]
+    emulate: Emulate | None = None
+
+
+@dataclass(frozen=True)
+class ProfileFile(Choices):
+    """profiles/*.toml."""
+
+    requires: tuple[str, ...] = ()
+    requires_runtimes: tuple[str, ...] = ()
+    min_compute_capability: doc.Version | None = None
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """[runtime]: versions that the place has."""
+
+    onnxruntime: doc.Version | None = None
+    tensorrt: doc.Version | None = None
+    cuda: doc.Version | None = None
+    python: doc.Version | None = None
+
+
+@dataclass(frozen=True)
+class Device:
+    """[device]: cores, memory in MiB, and the GPU's compute capability."""
+
+    cores: int | None = None
+    memory_mib: int | None = None
+    compute_capability: doc.Version | None = None
+
+
+@dataclass(frozen=True)
+class Systolic:
+    """[systolic]: the array's size in processing elements, its memories in KiB or rows, its number types."""
+
+    dim: int | None = None
+    scratchpad_kib: int | None = None
+    scratchpad_banks: int | None = None
+    scratchpad_bank_rows: int | None = None
+    accumulator_kib: int | None = None
+    accumulator_rows: int | None = None
+    max_bytes: int | None = None
+    element_type: doc.Text | None = None
+    accumulator_type: doc.Text | None = None
+    scale_type: doc.Text | None = None
+    dataflow: doc.Text | None = None
+
+
+@dataclass(frozen=True)
+class TargetFile(Choices):
+    """targets/*.toml."""
+
+    features: tuple[str, ...] = ()
+    runtime: Runtime | None = None
+    device: Device | None = None
+    systolic: Systolic | None = None
+
+
+@dataclass(frozen=True)
+class EitherFile(TargetFile, ProfileFile):
+    """A file of which it is not yet known whether it is a profile or a target."""
 
 
 def config_folder(name: str) -> Path:
@@ -84,12 +153,12 @@ def default_folders(name: str) -> tuple[Path, ...]:
     return shipped(name), *data_folders(name), config_folder(name)
 
 
-def layered(folders: Sequence[Path], schema: doc.Schema) -> dict[str, Document]:
+def layered(folders: Sequence[Path], kind: type) -> dict[str, Document]:
     """The documents of all folders by name, later folders over earlier ones.
 
     An override without a reason of its own does not keep the reason that it overrides.
     """
-    first, *later = (doc.read_folder(folder, schema) for folder in folders)
+    first, *later = (doc.read_folder(folder, kind) for folder in folders)
     for document in [*first.values(), *(document for layer in later for document in layer.values())]:
         check_session_options(document)
     own = [{name: explain_override(document) for name, document in layer.items()} for layer in later]

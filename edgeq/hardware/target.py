@@ -121,18 +121,18 @@ def runs_natively(target: Target, machine: Machine) -> bool:
 
 
 def _profile_documents(folders: Sequence[Path] | None) -> dict[str, Document]:
-    return schema.layered(folders or schema.default_folders("profiles"), schema.PROFILE)
+    return schema.layered(folders or schema.default_folders("profiles"), schema.ProfileFile)
 
 
 def _target_documents(folders: Sequence[Path] | None) -> dict[str, Document]:
-    return schema.layered(folders or schema.default_folders("targets"), schema.TARGET)
+    return schema.layered(folders or schema.default_folders("targets"), schema.TargetFile)
 
 
 def _resolve_file(path: Path, profiles: Mapping[str, Document], machine: Machine | None) -> Target:
     """A user's own file: a profile if it says one of the things that only profiles say, else a target."""
-    either = doc.read(path, {**schema.PROFILE, **schema.TARGET})
-    is_profile = not either.content.keys() <= schema.TARGET.keys()
-    document = schema.explain_override(doc.read(path, schema.PROFILE if is_profile else schema.TARGET))
+    either = doc.read(path, schema.EitherFile)
+    is_profile = not either.content.keys() <= {field.name for field in dataclasses.fields(schema.TargetFile)}
+    document = schema.explain_override(doc.read(path, schema.ProfileFile if is_profile else schema.TargetFile))
     if is_profile:
         return _of_profile(build_profile(schema.inherit(document, profiles)))
     return _build(document, profiles, machine)

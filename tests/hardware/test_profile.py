@@ -190,11 +190,15 @@ def test_a_users_profile_is_merged_over_the_shipped_one(tmp_path: Path) -> None:
         ),
         ("rank = true\n", r"base.toml: rank is True. Make it a whole number"),
         ("[scheme]\nper_channel = 'yes'\n", r"base.toml: scheme.per_channel is 'yes'. Make it true or false"),
+        ("min_onnxruntime = 'new'\n", r"base.toml: min_onnxruntime is 'new'. Make it a version such as \"1.20\""),
+        ("[why]\nper_channel = ' '\n", r"base.toml: why.per_channel is ' '. Make it text"),
+        ("[search]\nmethod = []\n", r"base.toml: search.method is \[\]. Make it a list of values"),
+        ("[emulate.qemu]\nmin_version = 8\n", r"base.toml: emulate.qemu.min_version is 8. Make it"),
         ("scheme = 3\n", r"base.toml: scheme is 3. Make it a table: \[scheme\]"),
         ("title = 'x'\n", r"base.toml: architecture is missing"),
         (
             BASE.replace('"int8"', '"int4"'),
-            r"base.toml: \[scheme\]: weight_type is 'int4'. It can be int8, uint8",
+            r"base.toml: scheme.weight_type is 'int4'. It can be int8, uint8",
         ),
         (
             BASE + "[search]\nmethod = ['minmax', 'guess']\n",
