@@ -138,3 +138,12 @@ def test_a_replaced_value_hands_on_its_name_where_it_is_to_stay() -> None:
     made.graph.remove(identity, safe=True)
     assert [value.name for value in reader.inputs] == ["b"]
     assert made.graph[0].outputs[0].name == "b"
+
+
+def test_nodes_are_inserted_before_or_after_others() -> None:
+    net = model(NET)
+    index, editor = GraphIndex(net), Editor(net)
+    editor.node("Neg", [index.values["h"]], "behind", after=index.nodes["first"])
+    editor.node("Neg", [index.values["x"]], "ahead", before=index.nodes["first"])
+    editor.node("Neg", [index.values["h"]], "end")
+    assert [node.name for node in net.graph] == ["ahead", "first", "behind", "last", "end"]

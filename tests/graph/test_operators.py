@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import pytest
 
+from edgeq.graph.convert import to_bytes
 from edgeq.graph.operators import (
     DATA_MOVEMENT,
     OPERATORS,
@@ -13,6 +15,7 @@ from edgeq.graph.operators import (
     operator_of,
 )
 from edgeq.graph.query import node_input
+from edgeq.session import SessionSettings, open_session
 from tests.graphs import model
 
 _NAMES = {  # what ONNX calls the inputs that the table speaks of
@@ -86,3 +89,19 @@ def test_attention_differs_by_domain() -> None:
 def test_the_axis_of_a_scale_per_channel(node: str, axis: int) -> None:
     (made,) = model(f"net (float[A,B] x, float[C,D] w) => (float[E,F] y) {{ y = {node} }}").graph
     assert channel_axis(made) == axis
+
+
+@pytest.mark.parametrize("op_type", sorted(name for name, row in OPERATORS.items() if row.elementwise))
+def test_elementwise_operators_keep_the_place_of_each_element(op_type: str) -> None:
+    if not onnx.defs.has(op_type):
+        pytest.skip("an operator of ONNX Runtime")
+    inputs = ["x", "y"] if len(OPERATORS[op_type].activations) > 1 else ["x"]
+    net = model(
+        f"net (float[2,3] x, float[2,3] y) => (float[2,3] z) {{ z = {op_type} ({', '.join(inputs)}) }}", opset=24
+    )
+    session = open_session(to_bytes(net), SessionSettings(optimization="none"))
+    random = np.random.default_rng(0)
+    feed = {name: random.uniform(0.5, 0.9, (2, 3)).astype(np.float32) for name in ("x", "y")}
+    (plain,) = session.run(None, feed)
+    (turned,) = session.run(None, {name: value[::-1, ::-1].copy() for name, value in feed.items()})
+    np.testing.assert_allclose(turned, plain[::-1, ::-1], rtol=1e-5)

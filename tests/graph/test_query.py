@@ -3,7 +3,18 @@ from __future__ import annotations
 import numpy as np
 
 from edgeq.graph.index import GraphIndex
-from edgeq.graph.query import captured, constant, is_constant, name_of, node_input, only_reader, readers, reads, sizes
+from edgeq.graph.query import (
+    captured,
+    constant,
+    is_constant,
+    name_of,
+    node_input,
+    only_reader,
+    read_count,
+    readers,
+    reads,
+    sizes,
+)
 from tests.graphs import model
 
 BRANCHES = """
@@ -78,3 +89,11 @@ def test_an_input_that_is_left_out_has_no_value() -> None:
     clip = index.nodes["clip"]
     assert [name_of(node_input(clip, place)) for place in range(4)] == ["x", "", "m", ""]
     assert node_input(clip, None) is None
+
+
+def test_reads_are_counted_by_input_and_as_output() -> None:
+    index = GraphIndex(model(BRANCHES))
+    assert read_count(index.values["h"]) == 2, "one in each body"
+    assert read_count(index.values["y"]) == 1, "a graph output"
+    twice = GraphIndex(model("net (float[2] x) => (float[2] y) { y = Add(x, x) }"))
+    assert read_count(twice.values["x"]) == 2

@@ -115,6 +115,7 @@ class _Sums:
         self._second = np.zeros((layer.groups, layer.taps, layer.taps))
 
     def add(self, values: NDArray[Any], samples: int, random: np.random.Generator) -> None:
+        """Add patches of one of `samples` values of the layer's input, drawn by `random`."""
         wanted = min(max(_PATCHES_PER_TAP * self._layer.taps, _FEWEST), _MOST)
         self._held.append(self._layer.patches(values, -(-wanted // samples), random))
         if sum(patches.nbytes for patches in self._held) > _HELD:
@@ -132,6 +133,7 @@ class _Sums:
             self._second += patches.transpose(0, 2, 1) @ patches
 
     def moments(self) -> Moments:
+        """Of all patches so far; there must be some."""
         self._multiply()
         assert self._origin is not None, "no sample was added"
         mean = self._first / self._count

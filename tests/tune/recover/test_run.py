@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from edgeq.errors import UsageError
+from edgeq.graph.convert import to_bytes
+from edgeq.model.load import read_model
 from edgeq.tune.recover import Recoverer, recover, recoveries
 from edgeq.tune.recover.methods import recovery_groups
 from tests.tune.recover.nets import SCHEME, few, job_of, noise_db, target, two_gates, uneven
@@ -88,3 +90,12 @@ def test_what_cannot_be(tmp_path: Path) -> None:
         recover(job, target(), SCHEME.replace(mode="dynamic"), ("bias-correction",), tmp_path / "q.onnx")
     with pytest.raises(UsageError, match="samples"):
         recover(dataclasses.replace(job, calibration=None), target(), SCHEME, ("bias-correction",), tmp_path / "q.onnx")
+
+
+@pytest.mark.parametrize("name", [name for name, recovery in RECOVERIES.items() if recovery.stage == "model"])
+def test_the_model_in_memory_is_that_of_the_file(tmp_path: Path, name: str) -> None:
+    job = job_of(two_gates(uneven), tmp_path, few(4, SHAPE))
+    before = to_bytes(job.prepared.model)
+    state = Recoverer(job, target(), tmp_path).state(SCHEME, [name], tmp_path / "q.onnx")
+    assert to_bytes(state.prepared.model) == to_bytes(read_model(state.prepared.path))
+    assert to_bytes(job.prepared.model) == before == to_bytes(read_model(job.prepared.path))

@@ -43,6 +43,7 @@ class FloatHead(Recovery):
     order = 50
 
     def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
+        """See `Recovery.apply`."""
         del samples, workdir, progress
         found = find_heads(state.prepared.model, state.ranges)
         new = sorted(set(found) - set(state.scheme.exclude))

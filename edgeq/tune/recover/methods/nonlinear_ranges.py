@@ -25,6 +25,7 @@ class NonlinearRanges(Recovery):
     order = 60
 
     def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
+        """See `Recovery.apply`."""
         del samples, workdir
         followers = Followers(state.prepared.model)
         grid = grid_of(state.scheme.activation_type, state.scheme.activation_symmetric)
