@@ -36,6 +36,7 @@ class Package:
 
     @property
     def label(self) -> str:
+        """ "name=version", as apt takes it."""
         return f"{self.name}={self.version}"
 
 
@@ -185,5 +186,6 @@ def unpack_programs(deb: Path, folder: Path, names: Collection[str]) -> list[Pat
 
 
 def file_sha256(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file's content."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

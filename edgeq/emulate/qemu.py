@@ -34,6 +34,7 @@ class Qemu:
 
     @property
     def key(self) -> tuple[int, ...]:
+        """The version as numbers, to compare."""
         return version_key(self.version)
 
 

@@ -100,13 +100,13 @@ class ActivationObserver:
         for name in ("accumulated", "layer", "inputs", "rounding"):
             setattr(self, name, OutputComparison(self.match.name))
 
-    def update(self, exact: NDArray[Any], whole: NDArray[Any], alone: NDArray[Any], excused: NDArray[Any]) -> None:
+    def update(self, exact: NDArray[Any], whole: NDArray[Any], alone: NDArray[Any], from_rounded: NDArray[Any]) -> None:
         """Add one sample: the float tensor; the quantized model's and its layer's alone, as their readers get them; and
         what the float layer makes of rounded inputs."""
         match = self.match
         self.accumulated.update(exact, whole)
         self.layer.update(exact, alone)
-        self.inputs.update(exact, excused)
+        self.inputs.update(exact, from_rounded)
         if match.params is not None or match.dynamic:
             self.rounding.update(exact, as_read(match, exact))
         self.elements += exact.size

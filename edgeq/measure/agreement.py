@@ -126,6 +126,7 @@ class OutputComparison:
             self.equal_rows += int((reference.reshape(rows).argmax(1) == candidate.reshape(rows).argmax(1)).sum())
 
     def result(self) -> OutputAgreement:
+        """The figures of all samples so far."""
         return OutputAgreement(
             name=self.name,
             elements=self.elements,
@@ -146,6 +147,7 @@ class Comparison:
     count: int = 0
 
     def update(self, reference: Outputs, candidate: Outputs) -> None:
+        """Add one sample: outputs by name. What is no array of numbers in both is left out."""
         self.count += 1
         for name, array in reference.items():
             other = candidate.get(name)
@@ -153,6 +155,7 @@ class Comparison:
                 self.outputs.setdefault(name, OutputComparison(name)).update(array, other)
 
     def result(self) -> Agreement:
+        """The figures of all outputs and samples so far."""
         return Agreement(tuple(output.result() for output in self.outputs.values()), self.count)
 
 

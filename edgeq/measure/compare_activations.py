@@ -91,7 +91,7 @@ class _Observer:
             match = observer.match
             seen = as_read(match, real(whole[match.computed]))
             observer.update(
-                real(found.exact[match.name]), seen, real(found.alone[match.name]), real(found.excused[match.name])
+                real(found.exact[match.name]), seen, real(found.alone[match.name]), real(found.from_rounded[match.name])
             )
 
     def results(self) -> Iterator[ActivationComparison]:

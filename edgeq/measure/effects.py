@@ -124,16 +124,16 @@ def group_effects(
     outputs = dict(zip((o.name for o in session.get_outputs()), float_graph.outputs, strict=True))
     types = {value.name: _TYPES.get(value.type, np.float32) for value in session.get_inputs()}
     disturbances = {m.name: (disturbance_name(m.name), exact_disturbance_name(m.name)) for m in chosen}
-    calm = {name: np.zeros((), types[name]) for pairs in disturbances.values() for name in pairs if name in types}
+    zeros = {name: np.zeros((), types[name]) for pairs in disturbances.values() for name in pairs if name in types}
 
     def outputs_of(sample: Sample, disturbance: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        fed = dataclasses.replace(sample, inputs={**sample.inputs, **calm, **disturbance})
+        fed = dataclasses.replace(sample, inputs={**sample.inputs, **zeros, **disturbance})
         return {outputs[name]: values for name, values in infer(session, fed, model="the float model").items()}
 
     def errors(layers: LayerArrays, tensor: str) -> dict[str, NDArray[Any]]:
-        excused, made = layers.excused[tensor], (layers.alone[tensor], layers.raw[tensor])
+        from_rounded, made = layers.from_rounded[tensor], (layers.alone[tensor], layers.raw[tensor])
         return {
-            name: _finite_difference(values, excused).astype(types[name])
+            name: _finite_difference(values, from_rounded).astype(types[name])
             for name, values in zip(disturbances[tensor], made, strict=True)
             if name in types
         }

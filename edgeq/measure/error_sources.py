@@ -152,8 +152,8 @@ def _noise(activation: ActivationComparison) -> LayerNoise:
 def _traced(
     activations: Sequence[ActivationComparison], noise: Mapping[str, LayerNoise], outputs: frozenset[str]
 ) -> dict[str, float]:
-    """The outputs' noise traced back: a layer keeps the share of its accumulated noise that is its own, and hands the
-    rest on to the tensors it reads, in proportion to theirs."""
+    """The outputs' noise traced back: a layer keeps the share of its accumulated noise that is its own; the
+    rest is attributed to the tensors it reads, in proportion to theirs."""
     accumulated = {a.name: _ratio(a.accumulated) for a in activations}
     read = {name for a in activations for name in a.reads}
     attributed = {a.name: accumulated[a.name] if a.name in outputs or a.name not in read else 0.0 for a in activations}
@@ -169,7 +169,7 @@ def _traced(
 
 
 def _share(effect: Agreement, outputs: Agreement) -> float:
-    """Of the noise in the output that suffers most."""
+    """Of the noise in the output with the largest share."""
     whole = {output.name: _ratio(output) for output in outputs.outputs}
     parts = [(_ratio(output), whole.get(output.name, 0.0)) for output in effect.outputs]
     return max((min(1.0, part / total) for part, total in parts if total > 0), default=0.0)

@@ -73,13 +73,13 @@ class LayerArrays:
         exact: the float model's tensor.
         raw: what the quantized layer makes of the float model's tensors: floats before they are quantized, or integers.
         alone: the same as its readers get it.
-        excused: what the float layer makes of the same tensors rounded as the quantized model rounds them.
+        from_rounded: what the float layer makes of the same tensors rounded as the quantized model rounds them.
     """
 
     exact: Mapping[str, NDArray[Any]]
     raw: Mapping[str, NDArray[Any]]
     alone: Mapping[str, NDArray[Any]]
-    excused: Mapping[str, NDArray[Any]]
+    from_rounded: Mapping[str, NDArray[Any]]
 
 
 class LayerRuns:
@@ -91,9 +91,9 @@ class LayerRuns:
         self._layers = pair.session(pair.layers, [m.computed for m in made])
         self._float_layers = pair.session(pair.float_layers, [m.name for m in made])
         self._given = _fed(self._layers, pair.given)
-        self._given_twins = _fed(self._float_layers, pair.given_counterparts)
-        self._exact_twins = _fed(self._float_layers, pair.exact_counterparts)
-        fed = [*self._given.values(), *self._given_twins.values(), *self._exact_twins.values()]
+        self._given_counterparts = _fed(self._float_layers, pair.given_counterparts)
+        self._exact_counterparts = _fed(self._float_layers, pair.exact_counterparts)
+        fed = [*self._given.values(), *self._given_counterparts.values(), *self._exact_counterparts.values()]
         read = [*made, *(match for match, _ in fed)]
         self._float = pair.session(pair.float_graph, list(dict.fromkeys(m.name for m in read if not m.is_input)))
 
@@ -108,19 +108,28 @@ class LayerRuns:
         alone = {**sample.inputs, **_run(self._layers, _with(sample, fed), "a layer of the quantized model")}
         rounded = {
             name: as_read(match, exact[match.name]).astype(kind, copy=False)
-            for name, (match, kind) in self._given_twins.items()
-        } | {name: exact[match.name].astype(kind, copy=False) for name, (match, kind) in self._exact_twins.items()}
-        excused = {**sample.inputs, **_run(self._float_layers, _with(sample, rounded), "a layer of the float model")}
+            for name, (match, kind) in self._given_counterparts.items()
+        } | {
+            name: exact[match.name].astype(kind, copy=False) for name, (match, kind) in self._exact_counterparts.items()
+        }
+        from_rounded = {
+            **sample.inputs,
+            **_run(self._float_layers, _with(sample, rounded), "a layer of the float model"),
+        }
         raw = {m.name: alone[m.computed] for m in self._partition}
         return LayerArrays(
-            exact=exact, raw=raw, alone={m.name: as_read(m, raw[m.name]) for m in self._partition}, excused=excused
+            exact=exact,
+            raw=raw,
+            alone={m.name: as_read(m, raw[m.name]) for m in self._partition},
+            from_rounded=from_rounded,
         )
 
 
 def partition_layers(
     graph: GraphIndex, matches: Sequence[ActivationMatch], first: Sample, memory: int
 ) -> Iterator[list[ActivationMatch]]:
-    """Waves of matches, neighbours together as long as they fit; an unknown size is taken for the largest."""
+    """Matches in parts that run together, neighbours in one as long as they fit into `memory` bytes; an unknown size
+    counts as the largest."""
     sizes = tensor_sizes(graph.model, first.inputs)
     largest = max((sizes[m.name] for m in matches if m.name in sizes), default=0)
     partition: list[ActivationMatch] = []

@@ -1,7 +1,7 @@
 """Which preprocessing a model was trained with, by its accuracy on labelled data under each candidate.
 
 Measured on the float model: a wrong preprocessing costs more than any quantization, and calibration on wrongly prepared
-samples spoils the ranges without a message.
+samples gives wrong ranges without a message.
 """
 
 from __future__ import annotations

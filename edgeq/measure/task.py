@@ -28,22 +28,22 @@ class Meter(Protocol):
 
 
 class Task(Protocol):
-    """A kind of accuracy. A value: `start` gives a fresh meter, so that several models can share one pass.
-
-    Attributes:
-        name: as on the command line.
-        primary: the metric that decides.
-        higher_is_better: of the primary metric.
-    """
+    """A kind of accuracy. A value: `start` gives a fresh meter, so that several models can share one pass."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """As on the command line."""
+        ...
 
     @property
-    def primary(self) -> str: ...
+    def primary(self) -> str:
+        """The metric that decides."""
+        ...
 
     @property
-    def higher_is_better(self) -> bool: ...
+    def higher_is_better(self) -> bool:
+        """Of the primary metric."""
+        ...
 
     def start(self) -> Meter:
         """A fresh meter, for one model over all samples."""

@@ -1,8 +1,8 @@
 """int8 to uint8 and back, exactly: 128 more in every integer and in its zero point stand for the same number.
 
-Integers that operators hand on (Reshape, MaxPool, Concat, Clip …) form a group, which is shifted as one. A group that
-reaches an input or output of the model, or an operator that is not known to hand its input on, keeps its type, and a
-QuantizeLinear and a DequantizeLinear at its edge change over, which is exact too.
+Integers that operators pass on unchanged (Reshape, MaxPool, Concat, Clip …) form a group, which is shifted as one. A
+group that reaches an input or output of the model, or an operator that is not known to do so, keeps its type, and a
+QuantizeLinear and a DequantizeLinear at its edge convert, which is exact too.
 """
 
 from __future__ import annotations
