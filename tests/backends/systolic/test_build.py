@@ -10,9 +10,10 @@ import pytest
 from edgeq.backends.systolic.array import ArrayConfig, array_config
 from edgeq.backends.systolic.network import AddLayer, ClampLayer, ConvLayer, Network
 from edgeq.backends.systolic.program import Clamp, Conv, Dequantize, Fc, Float, MaxPool, Program, Quantize, ResidualAdd
+from edgeq.backends.systolic.simulate import simulate
 from edgeq.errors import HardwareError, ModelError
 from tests import graphs
-from tests.backends.systolic.graphs import GraphBuilder, network_of, program_of
+from tests.backends.systolic.graphs import GraphBuilder, network_of, program_of, run_all
 
 
 def builder(*shape: int) -> GraphBuilder:
@@ -101,6 +102,22 @@ def test_rounded_up_pooling_gets_padding_instead() -> None:
     found = program(b, b.pool("MaxPool", b.conv("input", 4), (2, 2), (2, 2), ceil=True))
     pool = next(step for step in found.steps if isinstance(step, MaxPool))
     assert pool.pads == (0, 0, 1, 1)
+
+
+def test_rounded_up_pooling_with_automatic_padding_keeps_its_size() -> None:
+    b = builder()
+    text = """g (float[N, 4, 9, 9] input) => (float[N, 4, 5, 5] y) {
+        [conv] a = Conv (input, weights)
+        [pool] y = MaxPool <auto_pad = "SAME_UPPER", ceil_mode = 1, kernel_shape = [3, 2], strides = [2, 2]> (a)
+    }"""
+    model = graphs.proto(text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(b.weights(4, 4, 1, 1), "weights"))
+    samples = b.samples()
+    found = program_of(model, samples)
+    pool = next(step for step in found.steps if isinstance(step, MaxPool))
+    assert (pool.pads, found.tensors[pool.output].shape) == ((1, 0, 1, 1), (1, 4, 5, 5))
+    exact = run_all(model, samples, ["y"])["y"]
+    np.testing.assert_allclose(simulate(found, {"input": samples}).tensors["y"], exact, atol=0.05 * np.abs(exact).max())
 
 
 def test_a_relu_behind_pooling_moves_in_front_of_it() -> None:
