@@ -136,7 +136,8 @@ class Simulator:
     def _float(self, step: Float, values: Mapping[str, Array]) -> dict[str, Array]:
         """Sample by sample: a float part may hold the batch of 1 in its constants."""
         session = self._sessions[step.name]
-        count = len(values[step.inputs[0]])
+        # A part may read nothing but constants.
+        count = len(values[step.inputs[0]] if step.inputs else next(iter(values.values())))
         rows = [
             session.run(list(step.outputs), {name: values[name][i : i + 1] for name in step.inputs})
             for i in range(count)

@@ -218,6 +218,22 @@ def test_shapes_that_a_model_computes_are_known() -> None:
     assert kinds(found) == ["Quantize", "Conv", "Rearrange", "Fc", "Dequantize"]
 
 
+def test_shapes_may_be_outputs() -> None:
+    b = builder()
+    text = """g (float[1, 4, 9, 9] input) => (float[1, 4, 9, 9] y, int64[4] shape, int64[4] twice) <int64[1] two = {2}> {
+        [conv] y = Conv (input, weights)
+        [shape] shape = Shape (y)
+        [second] other = Shape (y)
+        [product] twice = Mul (other, two)
+    }"""
+    model = graphs.proto(text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(b.weights(4, 4, 1, 1), "weights"))
+    samples = b.samples(1)
+    found = simulate(program_of(model, samples), {"input": samples}).tensors
+    assert found["shape"].tolist() == [1, 4, 9, 9]
+    assert found["twice"].tolist() == [2, 8, 18, 18]
+
+
 def test_layers_of_a_network_are_typed() -> None:
     b = builder()
     left = b.conv("input", 4)
