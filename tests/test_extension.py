@@ -25,7 +25,7 @@ from edgeq.hardware.target import resolve
 from edgeq.measure.decoders import load_decoder
 from edgeq.model.int8_rules import int8_rules
 from edgeq.records import plain
-from edgeq.registry import BACKENDS, DECODERS, RECOVERIES, STEPS, TASKS, data_folders
+from edgeq.registry import BACKENDS, DECODERS, RECOVERIES, STEPS, TASKS, Group, data_folders
 from edgeq.tune.recover.methods import recoveries, recovery_groups
 from tests.graphs import proto
 
@@ -218,3 +218,22 @@ def test_names_that_clash_are_an_error_that_names_both(tmp_path: Path, monkeypat
         data_folders("targets")
     with pytest.raises(UsageError, match="Did you mean entropy"):
         derive_ranges(None, "entrpy")  # type: ignore[arg-type]
+
+
+def test_names_are_known_without_importing_anything_heavy() -> None:
+    groups = "METHODS, TASKS, DECODERS, STEPS, RECOVERIES, BACKENDS"
+    heavy = "{'numpy', 'onnx', 'onnxruntime', 'onnx_ir', 'PIL', 'rich'}"
+    code = f"from edgeq.registry import {groups}; import sys\nassert all(g.names() for g in ({groups}))\n"
+    code += f"assert not {heavy} & set(sys.modules), {heavy} & set(sys.modules)"
+    path = os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "targets" / "runtime")))
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("page", "group"),
+    [("calibrate.md", METHODS.group), ("eval.md", TASKS), ("eval.md", DECODERS), ("recover.md", RECOVERIES)],
+)
+def test_the_pages_document_every_registered_name(page: str, group: Group) -> None:
+    text = (REPOSITORY / "docs" / page).read_text("utf-8")
+    rows = {name for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE) for name in re.findall(r"`([\w-]+)`", row)}
+    assert set(group.names()) <= rows
