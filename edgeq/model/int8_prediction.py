@@ -14,7 +14,8 @@ import onnx_ir as ir
 
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.query import name_of
-from edgeq.model.int8_rules import DEFAULT, NodeContext, Rule, explain_float
+from edgeq.model.int8_conditions import NodeContext
+from edgeq.model.int8_rules import DEFAULT, Rule, explain_float
 from edgeq.model.macs import node_macs
 
 Verdict = Literal["int8", "float", "other"]

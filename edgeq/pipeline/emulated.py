@@ -16,8 +16,8 @@ from edgeq.measure.task import Task, TaskOptions
 from edgeq.model.macs import node_macs
 from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.options import share
+from edgeq.pipeline.selftest import selftest_cases
 from edgeq.pipeline.simulators import SIMULATORS
-from edgeq.pipeline.variants import selftest_cases
 from edgeq.progress import SILENT, Progress
 
 _KINDS: Mapping[str, CheckKind] = {NATIVE: "native", EMULATED: "emulated", MODELLED: "modelled", NOT_RUN: "none"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from edgeq.backends import Alternative, Artifact
+from edgeq.backends import Alternative
 from edgeq.bundle.weights import share_weights
 from edgeq.bundle.write import BundleSpec, SelfTestCase, VariantSpec, write_bundle
 from edgeq.calibrate.ranges import derive_ranges
@@ -29,16 +28,12 @@ from edgeq.pipeline.builds import model_bytes
 from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.saturation_mitigation import Decision
+from edgeq.pipeline.selftest import expected_outputs, selftest_cases, tolerance
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain, rounded
 from edgeq.report.histograms import quantized_tensors, worst_tensors
 from edgeq.report.layers import layer_record
 from edgeq.report.record import DEVICE_COMMANDS, DIGITS, TUNING, make_record, report_files
-from edgeq.session import open_session
-
-# Two architectures round differently: up to 1.6 % of an output's largest value was seen between x86 and ARM on the same
-# integers (requantization and QLinearAdd). A wrong kernel, one that saturates, is off by far more.
-_SELFTEST_TOLERANCE = 0.025
 
 
 @dataclass(frozen=True)
@@ -198,7 +193,7 @@ def _variant(
 ) -> VariantSpec:
     built, proof = variant.built, variant.proof
     target, artifact = built.target, built.artifact
-    cases, allowed = _selftest(variant, job, cases)
+    cases, allowed = expected_outputs(cases, variant.emulated, job.prepared.path, native=variant.native)
     return VariantSpec(
         name=name,
         model=model,
@@ -271,51 +266,6 @@ def _accuracy(proof: Proof) -> dict[str, Any]:
     for name, accuracy in proof.accuracy.items():
         record[name] = {metric: round(value, 4) for metric, value in accuracy.metrics.items()}
     return record
-
-
-def selftest_cases(artifact: Artifact, samples: Samples, count: int) -> tuple[SelfTestCase, ...]:
-    """The first `count` samples with what the artifact makes of them here."""
-    session = open_session(artifact.proof_model, artifact.proof_settings())
-    names = [output.name for output in session.get_outputs()]
-    return tuple(
-        SelfTestCase(dict(sample.inputs), dict(zip(names, session.run(None, dict(sample.inputs)), strict=True)))
-        for sample in itertools.islice(samples, count)
-    )
-
-
-def _selftest(
-    variant: PackagedVariant, job: Job, cases: tuple[SelfTestCase, ...]
-) -> tuple[tuple[SelfTestCase, ...], dict[str, float]]:
-    """The vectors, made of what this machine answers, and what each output may differ by on the device.
-
-    The outputs are the target's own where they could be computed there. Else they are this machine's, and the
-    target's may differ by as much as quantization itself changed them: roundings differ between architectures, and a
-    network spreads them as it spreads those.
-    """
-    check = variant.emulated
-    if check is not None and check.answers:
-        cases = tuple(SelfTestCase(c.inputs, answer) for c, answer in zip(cases, check.answers, strict=True))
-    allowed = tolerance(cases)
-    if variant.native or (check is not None and check.answers):
-        return cases, allowed
-    session = open_session(job.prepared.path)
-    for case in cases:
-        names = list(case.outputs)
-        for name, value in zip(names, session.run(names, dict(case.inputs)), strict=True):
-            if value.dtype.kind == "f":
-                changed = float(np.max(np.abs(value - case.outputs[name]), initial=0.0))
-                allowed[name] = max(allowed[name], changed)
-    return cases, allowed
-
-
-def tolerance(cases: Sequence[SelfTestCase]) -> dict[str, float]:
-    """Per output, the absolute difference that rounding alone may make."""
-    largest: dict[str, float] = {}
-    for case in cases:
-        for name, value in case.outputs.items():
-            magnitude = float(np.max(np.abs(value), initial=0.0)) if value.dtype.kind == "f" else 0.0
-            largest[name] = max(largest.get(name, 0.0), magnitude)
-    return {name: _SELFTEST_TOLERANCE * magnitude for name, magnitude in largest.items()}
 
 
 def _tables(job: Job, folder: Path) -> Path | None:

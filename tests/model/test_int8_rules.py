@@ -7,10 +7,9 @@ import onnx_ir as ir
 import pytest
 
 from edgeq.errors import HardwareError
+from edgeq.model.int8_conditions import CONDITIONS, NodeContext
 from edgeq.model.int8_rules import (
-    CONDITIONS,
     DEFAULT,
-    NodeContext,
     backends,
     explain_float,
     int8_rules,

@@ -34,14 +34,16 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> Parsed:
 
         return call
 
-    monkeypatch.setattr(load, "_parse", counting(load._parse, lambda content, path: path))
+    monkeypatch.setattr(load, "parse_model", counting(load.parse_model, lambda path: path))
     for module, names in {onnx: ("load", "load_model", "load_model_from_string"), ir: ("load",)}.items():
         for name in names:
             monkeypatch.setattr(module, name, counting(getattr(module, name), lambda first, *_: str(first)[:200]))
     return counted
 
 
-@pytest.mark.parametrize("options", [{}, {"overrides": {"format": "QOperator", "method": "entropy"}}])
+@pytest.mark.parametrize(
+    "options", [{}, {"overrides": {"format": "QOperator", "method": "entropy"}}, {"target": "x86-64-avx2"}]
+)
 def test_source_and_prepared_model_are_parsed_once(tmp_path: Path, parsed: Parsed, options: dict[str, Any]) -> None:
     edgeq.quantize(demo.MODEL, demo.CALIBRATION, tmp_path / "int8.onnx", timed=False, **options)
     assert parsed[demo.MODEL] == 1

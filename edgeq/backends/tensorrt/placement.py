@@ -18,7 +18,8 @@ import onnx_ir as ir
 
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.query import is_op, name_of, only_reader
-from edgeq.model.int8_rules import DEFAULT, NodeContext, Rule, explain_float, known_sizes
+from edgeq.model.int8_conditions import NodeContext, known_sizes
+from edgeq.model.int8_rules import DEFAULT, Rule, explain_float
 from edgeq.model.shapes import element_types
 
 ADD = "Add"
