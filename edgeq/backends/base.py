@@ -87,22 +87,19 @@ class Alternative:
 
 @runtime_checkable
 class Backend(Protocol):
-    """What builds artifacts for one kind of hardware or runtime.
-
-    Attributes:
-        name: as profiles and targets have it.
-        title: what it builds for, a few words.
-        adopts_quantized: whether it takes models that are quantized already (Q/DQ pairs), with their parameters.
-    """
+    """What builds artifacts for one kind of hardware or runtime."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """As profiles and targets have it."""
 
     @property
-    def title(self) -> str: ...
+    def title(self) -> str:
+        """What it builds for, in a few words."""
 
     @property
-    def adopts_quantized(self) -> bool: ...
+    def adopts_quantized(self) -> bool:
+        """Whether it takes models that are quantized already (Q/DQ pairs), with their parameters."""
 
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that no model could be built with, before any work is done.

@@ -35,6 +35,8 @@ _REQUANTIZED_AT_LOAD = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 class CpuBackend:
+    """For ONNX Runtime's kernels on CPUs of any architecture: static, dynamic and weight-only quantization."""
+
     name = "cpu"
     title = "ONNX Runtime's CPU execution provider"
     adopts_quantized = False

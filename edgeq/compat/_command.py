@@ -24,10 +24,12 @@ class PrintedProgress:
 
     @contextmanager
     def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
+        """Nothing is printed about the steps of a stage."""
         del title, total
         yield lambda steps: None
 
     def note(self, text: str) -> None:
+        """Print a note as a line on stderr."""
         click.echo(text, err=True)
 
 
@@ -57,7 +59,8 @@ def one_line_errors(function: F) -> F:
 
 
 def images_or_arrays(dataset: str, for_images: str) -> str | None:
-    """`for_images` where a data set is images and says nothing itself; None, which takes what it says, else."""
+    """The preprocessing `for_images` where a data set is images without a record of theirs; else None, which takes
+    that record or leaves arrays as they are."""
     from edgeq.data.files import find_files
     from edgeq.data.preprocess import find_sidecar
 

@@ -8,7 +8,6 @@ own `quantize`. Imported, it stands for `onnxruntime.quantization.calibrate`.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +16,13 @@ import click
 
 from edgeq import compat
 from edgeq.callable_package import make_callable
-from edgeq.errors import EdgeqError, ModelError, UsageError
+from edgeq.compat._command import one_line_errors
+from edgeq.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     from edgeq.pipeline.job import Data
 
 _ARRAY = "gemmini"
-INTERRUPTED = 130
 _PREPROCESS = {name: name for name in ("mxnet", "caffe", "caffe2", "rcnn", "preprocess_method1", "preprocess_method2")}
 _PREPROCESS |= {"method1": "preprocess_method1", "method2": "preprocess_method2", "None": "none", "none": "none"}
 _MODES = {"int8": "int8", "int": "int8", "uint8": "uint8"}
@@ -55,16 +54,10 @@ _TRUE = ("true", "1", "yes")
 @click.option("--white_nodes", help="The only nodes to quantize, separated by commas.")
 @click.option("--augmented_model_path", help="Not needed any more; accepted and not written.")
 @click.option("--force_fusions", help="Fusions are always done; accepted.")
+@one_line_errors
 def command(**options: Any) -> None:
     """Calibrate and quantize a model as the older calibrate.py did."""
-    try:
-        click.echo(run(**options))
-    except EdgeqError as error:
-        click.echo(f"edgeq: {error}", err=True)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        click.echo("edgeq: interrupted; nothing half-written was left behind", err=True)
-        sys.exit(INTERRUPTED)
+    click.echo(run(**options))
 
 
 def run(

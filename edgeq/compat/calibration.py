@@ -12,7 +12,7 @@ import onnx_ir as ir
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Statistics
-from edgeq.compat.enums import name_of_member
+from edgeq.compat.enums import METHODS, name_of_member
 from edgeq.data.samples import open_samples
 from edgeq.errors import CalibrationError, UsageError
 from edgeq.model.prepare import PreparedModel
@@ -20,12 +20,11 @@ from edgeq.model.shapes import element_types
 from edgeq.scheme import IntegerType
 
 LEAST_FOR_ENTROPY = 1 << 14
-"""Values from which on their distribution says something; tensors that had fewer keep all of their range. Documented
-examples calibrate with a handful of samples."""
+"""Values from which on their distribution is known well enough; tensors that had fewer keep all of their range.
+Documented examples calibrate with a handful of samples."""
 PERCENTILE = 99.999
 """The documentation's default of CalibPercentile."""
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
-_METHODS: Mapping[str, str] = {"MinMax": "minmax", "Entropy": "entropy", "Percentile": "percentile"}
 
 
 def statistics_of(prepared: PreparedModel, reader: Any, *, stride: int | None = None) -> Statistics:
@@ -58,9 +57,9 @@ def ranges_of(
         UsageError: a method without 8-bit ranges, or a percentile that is none.
     """
     name = name_of_member(method)
-    if name not in _METHODS:
-        raise UsageError(f"calibration method {name} gives no ranges of integers", f"It can be {', '.join(_METHODS)}")
-    chosen = _METHODS[name]
+    if name not in METHODS:
+        raise UsageError(f"calibration method {name} gives no ranges of integers", f"It can be {', '.join(METHODS)}")
+    chosen = METHODS[name]
     if chosen == "minmax" and options.get("CalibMovingAverage"):
         chosen = "moving-average"
     symmetric = bool(options.get("CalibTensorRangeSymmetric"))

@@ -119,7 +119,7 @@ CalibratorBase = CalibraterBase
 
 
 class EdgeqCalibrater(CalibraterBase):
-    """A built-in calibrator: collects once, derives ranges by any method, as often as asked."""
+    """A built-in calibrator: collects once, then derives ranges by any method, any number of times."""
 
     def __init__(
         self,
@@ -153,9 +153,11 @@ class EdgeqCalibrater(CalibraterBase):
             self._statistics = self._statistics.merge(more)
 
     def compute_data(self) -> Any:
+        """Ranges by tensor, as onnxruntime's `TensorsData`. Raises CalibrationError where nothing was collected."""
         return tensors_data(self._ranges(), name_of_member(self.method))
 
     def compute_range(self) -> dict[str, tuple[float, float]]:
+        """Ranges by tensor, as pairs. Raises CalibrationError where nothing was collected."""
         return {name: (r.low, r.high) for name, r in self._ranges().items()}
 
     def _ranges(self) -> dict[str, Range]:

@@ -39,7 +39,7 @@ _STATIC = (
 
 
 def quantize(*arguments: Any, **options: Any) -> Written | onnx.ModelProto:
-    """Either of the two, told apart by what is given.
+    """Either of the two, chosen by the arguments.
 
     `quantize(model_input, model_output, quant_config)`: StaticQuantConfig, DynamicQuantConfig, what get_qdq_config or
     get_qnn_qdq_config gives, or a configuration of MatMulNBitsQuantizer.
@@ -59,7 +59,7 @@ def quantize(*arguments: Any, **options: Any) -> Written | onnx.ModelProto:
 
 
 def quantize_with_config(model_input: ModelInput, model_output: str | Path, quant_config: Any) -> Written:
-    """Quantize a file as a configuration object of onnxruntime says.
+    """Quantize a file by a configuration object of onnxruntime.
 
     Raises:
         UsageError: the object is no configuration. Else as quantize_static and quantize_dynamic.

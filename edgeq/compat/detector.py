@@ -6,7 +6,7 @@ the mean average precision of the model on annotated images.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.compat._command import SETTINGS, one_line_errors
+from edgeq.compat.enums import METHODS
 from edgeq.compat.readers import DataReader, YoloDataReader
 from edgeq.errors import UsageError
 from edgeq.registry import DECODERS
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from edgeq.calibrate.statistics import Statistics
     from edgeq.data.samples import Sample
 
-METHODS: Mapping[str, str] = {"MinMax": "minmax", "Entropy": "entropy", "Percentile": "percentile"}
 TABLES = "calibration.flatbuffers, calibration.json and calibration.cache"
 
 

@@ -34,7 +34,7 @@ def quantize_dynamic(
 
     Args:
         weight_type: QuantType or its name.
-        activation_type: of the documentation of 2020 to 2022; the runtime knows QUInt8 only.
+        activation_type: of the documentation of 2020 to 2022; the runtime has QUInt8 only.
         optimize_model: of the documentation of 2021 to 2022; accepted.
 
     Raises:
@@ -48,7 +48,7 @@ def quantize_dynamic(
         raise UsageError("dynamic quantization measures activations as uint8", "Make activation_type QuantType.QUInt8")
     options = check_options(extra_options)
     for name in sorted(CALIBRATION & set(options)):
-        LOG.warning("extra option %r says nothing to dynamic quantization", name)
+        LOG.warning("extra option %r has no effect on dynamic quantization", name)
     chosen = quant_type(weight_type)
     output = Path(model_output)
     with tempfile.TemporaryDirectory(prefix="edgeq-dynamic-") as folder, output_file(output, force=True) as draft:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from edgeq.errors import UsageError
+
+METHODS: Mapping[str, str] = {"MinMax": "minmax", "Entropy": "entropy", "Percentile": "percentile"}
+"""CalibrationMethod that gives ranges of integers → edgeq's method."""
 
 
 def member(enumeration: str, value: Any) -> Any:

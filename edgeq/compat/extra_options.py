@@ -55,7 +55,7 @@ def check_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
     Unknown keys are ignored, as they always were, but no longer in silence.
 
     Raises:
-        UsageError: SmoothQuant is asked for.
+        UsageError: SmoothQuant is set, which no release of its dependency has.
     """
     options = dict(given or {})
     if options.get("SmoothQuant"):

@@ -43,7 +43,7 @@ def _imagenet(*arithmetic: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Dataset:
-    """What the benchmark knows of a data set: the task, and how images become inputs (None: the user says)."""
+    """The benchmark's settings for a data set: the task, and how images become inputs (None: the user gives it)."""
 
     task: str
     preprocess: Mapping[str, Any] | None = None

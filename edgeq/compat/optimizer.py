@@ -64,7 +64,7 @@ def optimize_model(input: str | Path | onnx.ModelProto, model_type: str = "bert"
 
 
 def _prepared(path: Path, model_type: str, level: int | None, folder: Path) -> tuple[Path, int | None]:
-    """The model to give to onnxruntime's optimizer, and the level to ask for: its masks in the form that it knows, and
+    """The model to give to onnxruntime's optimizer, and its level: masks in the form that it recognises, and
     the basic level done where it would want PyTorch."""
     from onnxruntime.transformers.optimizer import MODEL_TYPES
 
@@ -109,7 +109,7 @@ def check_same(before: Path, after: Path, *, least_sqnr_db: float = LEAST_SQNR_D
     """Hold an optimised model's answer to a made-up input against the answer of the model that it was made from.
 
     Models are not comparable where their inputs differ (`--input_int32`) or the original does not take made-up values;
-    then it is only said.
+    then a note says so.
 
     Raises:
         ModelError: the optimised model does not load.

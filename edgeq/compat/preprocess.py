@@ -55,7 +55,7 @@ def quant_pre_process(
         output_model_path: replaced if it exists, with its data files.
         skip_optimization, skip_onnx_shape, skip_symbolic_shape: leave out a step.
         auto_merge, int_max, guess_output_rank, verbose: see `edgeq.model.shapes.SymbolicOptions`.
-        save_as_external_data: weights beside the model; a model too large for one file is saved so without being asked.
+        save_as_external_data: weights beside the model; a model too large for one file is always saved so.
         all_tensors_to_one_file: in one file, else in one each.
         external_data_location: name of that one file; "<output>.data" if not given.
         external_data_size_threshold: bytes from which on a weight goes there.

@@ -37,7 +37,7 @@ def quantize_qat(
         weight_type: None leaves weights in the type that training gave them.
         per_channel, reduce_range: were decided in training; accepted.
         op_types_to_quantize, nodes_to_quantize, nodes_to_exclude: which operators to rewrite; None or empty: all.
-        use_external_data_format: large models keep their weights beside the file, asked or not.
+        use_external_data_format: accepted: large models always keep their weights beside the file.
 
     Raises:
         ModelError: the model has no Q and DQ nodes with constant scales, or is damaged.

@@ -1,6 +1,6 @@
 """ONNX Runtime's `quantization.qdq_loss_debug`: the same functions, the same dictionaries.
 
-Weights are matched in every quantized format, not by name in QDQ models alone. `edgeq debug` says more: which layers
+Weights are matched in every quantized format, not by name in QDQ models alone. `edgeq debug` finds more: which layers
 lose the accuracy, and why (docs/debug.md).
 """
 
@@ -41,12 +41,12 @@ def modify_model_output_intermediate_tensors(
 ) -> None:
     """Write a model that also gives the float tensors that its nodes read and make, flattened, for debugging.
 
-    Tensors of the main graph; constants are left out, and tensors of which no inference can tell the type.
+    Tensors of the main graph; constants are left out, and tensors whose type cannot be inferred.
 
     Args:
         output_model_path: replaced if it exists.
         op_types_for_saving: the operator types whose inputs and outputs to give; None takes all.
-        save_as_external_data: keep weights in a file beside the model; a large model does without being asked.
+        save_as_external_data: keep weights in a file beside the model; large models always do.
     """
     from edgeq.compat.preprocess import write
     from edgeq.model.load import read_model
@@ -193,7 +193,7 @@ def _add_outputs(model: ir.Model, tensors: Mapping[ir.Value, ir.DataType]) -> No
     from edgeq.compat.preprocess import IR_WITH_CONSTANTS
     from edgeq.graph.edit import Editor
 
-    # The format's oldest version, 3, wants every initializer among the inputs.
+    # The format's oldest version, 3, requires every initializer among the inputs.
     model.ir_version = max(model.ir_version, IR_WITH_CONSTANTS)
     editor = Editor(model)
     shape = editor.constant(_SHAPE, np.array([-1], np.int64))

@@ -4,7 +4,7 @@ An object with `get_next` is what the older calibrators take. The same reader gi
 image to an evaluator (`edgeq.compat.evaluators`), which `get_next` cannot.
 
 The examples loaded `stride` images at a time into memory and the next ones when those were used up. Here each is read
-when it is asked for: `stride` is accepted and changes nothing.
+when it is needed: `stride` is accepted and changes nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class DataReader:
         batch_size: samples stacked along the first axis, which the model must leave free; the last batch is shorter.
 
     Raises:
-        UsageError, DataError, ModelError: as the message says.
+        UsageError: a batch or a range of samples that makes no sense.
+        DataError, ModelError: the data set or the model cannot be read.
     """
 
     def __init__(

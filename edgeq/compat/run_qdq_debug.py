@@ -1,7 +1,7 @@
 """python -m edgeq.compat.run_qdq_debug: the debugging command of ONNX Runtime's examples (run_qdq_debug.py).
 
 Prints how well each weight and each activation of the quantized model stands for the float model's, in dB.
-`edgeq debug` says which of them cost the accuracy, and why.
+`edgeq debug` finds which of them cost the accuracy, and why.
 """
 
 from __future__ import annotations

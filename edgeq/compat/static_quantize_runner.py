@@ -1,7 +1,7 @@
 """python -m edgeq.compat.static_quantize_runner: the static quantization command of ONNX Runtime, 2025 on.
 
 The samples are the test_data_set_N folders beside the model. The options are read with argparse, as they always were:
-several take lists of words (`--nodes_to_exclude conv1 conv2`).
+several take lists of names (`--nodes_to_exclude conv1 conv2`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from edgeq.errors import EdgeqError, UsageError
+from edgeq.compat._command import one_line_errors
+from edgeq.errors import UsageError
 
-INTERRUPTED = 130
 _INTEGERS = {f"q{sign.lower()}{bits}": f"Q{sign}{bits}" for sign in ("Int", "UInt") for bits in (4, 8, 16)}
 _METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile", "distribution": "Distribution"}
 _FORMATS = {"qdq": "QDQ", "qoperator": "QOperator"}
@@ -121,15 +121,10 @@ def _overrides(path: Path | None) -> dict[str, Any]:
         ) from error
 
 
+@one_line_errors
 def main() -> None:
-    try:
-        print(run(sys.argv[1:]))
-    except EdgeqError as error:
-        print(f"edgeq: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("edgeq: interrupted; nothing half-written was left behind", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+    """The command: quantize as the arguments of the process say, and print where the result is."""
+    print(run(sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """python -m edgeq.compat.symbolic_shape_infer: ONNX Runtime's `tools.symbolic_shape_infer`, with its options.
 
-The inference is ONNX Runtime's. Where it gives up, what onnx's own inference finds is written, and said.
+The inference is ONNX Runtime's. Where it gives up, what onnx's own inference finds is written, with a note.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edgeq.compat.preprocess import preprocessed, symbolic_options, write
 
 @click.command("symbolic_shape_infer", context_settings=SETTINGS)
 @click.option("--input", "source", type=click.Path(path_type=Path), required=True, help="Model.")
-@click.option("--output", type=click.Path(path_type=Path), help="Result; without it, only what is not known is said.")
+@click.option("--output", type=click.Path(path_type=Path), help="Result; without it, only unknown shapes are printed.")
 @symbolic_options
 @one_line_errors
 def command(**options: Any) -> None:

@@ -44,7 +44,7 @@ _CUDA_RANK, _FLOAT_RANK = 100, 0
 @dataclass(frozen=True)
 class TensorrtBackend:
     """Attributes:
-    target: what it builds for; None knows of no TensorRT version and no GPU.
+    target: what it builds for; None: no TensorRT version and no GPU is known.
     observed: what calibration saw, by tensor, unclipped: what 16-bit types are held against.
     cut: share of each tensor's power that its range cuts off.
     """
@@ -66,7 +66,7 @@ class TensorrtBackend:
         if scheme.mode != "static":
             raise UsageError(f"TensorRT has no {scheme.mode} int8: its scales are fixed in the engine", "Leave it out")
         if scheme.format == "QOperator":
-            raise UsageError("TensorRT knows no QLinear operators", "Make --format QDQ")
+            raise UsageError("TensorRT has no QLinear operators", "Make --format QDQ")
         if scheme.activation_type != "int8" or scheme.weight_type != "int8":
             raise UsageError("TensorRT's integers are signed", "Make --activation-type and --weight-type int8")
         if not (scheme.activation_symmetric and scheme.weight_symmetric):

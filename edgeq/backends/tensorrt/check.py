@@ -64,7 +64,7 @@ class Placement:
         return {name: found[name] for name in ("int8", "fp16", "bf16", "fp32") if name in found}
 
     def coverage(self) -> Coverage:
-        """The same as `measure_coverage` tells of a CPU: what is in int8, and each other node with its reason."""
+        """What is in int8, and each other node with its reason, as `measure_coverage` has it for a CPU."""
         runs = tuple(
             NodeRun(n.name, n.name, n.op_type, "int8" if n.precision == "int8" else "float", n.macs) for n in self.nodes
         )

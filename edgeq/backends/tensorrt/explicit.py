@@ -99,7 +99,7 @@ class _Writer:
     def weight(self, node: ir.Node, place: int, tensor: str) -> ir.Value:
         """The weight restored from its integers, which are made at the first call, in front of `node`."""
         values = constant(node.inputs[place])
-        assert values is not None, "the plan knows it as a constant"
+        assert values is not None, "the plan has it among its weights"
         axis = weight_axis(node, values.ndim) if self._per_channel and place == 1 else None
         key = (tensor, -1 if axis is None else axis)
         if key not in self._made:

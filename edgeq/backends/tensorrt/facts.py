@@ -1,4 +1,4 @@
-"""What is known of TensorRT beside its int8 rules: `targets/backends/tensorrt.toml`, read once."""
+"""Versions, types and options of TensorRT, beside its int8 rules: `targets/backends/tensorrt.toml`, read once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Facts:
     halves: 16-bit types by name.
     float32_operators: operator type → why it is not computed in 16 bits.
     table_min_tensorrt, table_below_tensorrt: who takes calibration tables.
-    table_reason, table_fix: what is said to others.
+    table_reason, table_fix: message and fix for targets that take none.
     options: execution provider → names of options that it is known to take.
     """
 

@@ -13,7 +13,7 @@ from edgeq.session import onnxruntime
 
 TENSORRT, CUDA, CPU = "TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"
 _LIBRARIES = {TENSORRT: "onnxruntime_providers_tensorrt", CUDA: "onnxruntime_providers_cuda"}
-_WORD = re.compile(rb"[a-z][a-z0-9_]{3,60}")
+_NAME = re.compile(rb"[a-z][a-z0-9_]{3,60}")
 
 
 def known_options(provider: str) -> tuple[frozenset[str], str]:
@@ -26,9 +26,9 @@ def known_options(provider: str) -> tuple[frozenset[str], str]:
     library = _library(provider)
     if library is None:
         return recorded, "the record of targets/backends/tensorrt.toml: no onnxruntime-gpu is installed here"
-    words = {word.decode() for word in _WORD.findall(library.read_bytes())}
-    own = {word for word in words if word.startswith("trt_")} if provider == TENSORRT else set()
-    return (recorded & words) | own, f"{library.name} of the installed onnxruntime {onnxruntime().__version__}"
+    names = {name.decode() for name in _NAME.findall(library.read_bytes())}
+    own = {name for name in names if name.startswith("trt_")} if provider == TENSORRT else set()
+    return (recorded & names) | own, f"{library.name} of the installed onnxruntime {onnxruntime().__version__}"
 
 
 def check_options(provider: str, options: Mapping[str, str]) -> None:
@@ -46,8 +46,8 @@ def check_options(provider: str, options: Mapping[str, str]) -> None:
 
 
 def explicit_options(float_type: str) -> dict[str, str]:
-    """For a file with Q/DQ. TensorRT up to 10 wants the types allowed by flags; 11 goes by the file, and edgeq's runner
-    leaves the flags out there. Where engines are kept is the runner's to say."""
+    """For a file with Q/DQ. TensorRT up to 10 needs flags that allow the types; 11 takes them from the file, and
+    edgeq's runner leaves the flags out there. The runner chooses where engines are kept."""
     half = {"float16": {"trt_fp16_enable": "1"}, "bfloat16": {"trt_bf16_enable": "1"}}.get(float_type, {})
     return {**half, "trt_int8_enable": "1", "trt_engine_cache_enable": "1", "trt_timing_cache_enable": "1"}
 

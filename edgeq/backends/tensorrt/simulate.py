@@ -2,9 +2,9 @@
 
 The graph itself cannot be run for that: ONNX Runtime's CPU provider has hardly any 16-bit kernels, computes such nodes
 in float32 and drops the roundings between them (seen in 1.31.1: 200 times 1000 times 0.001 is infinite in float16, and
-it says 200). So every tensor of a 16-bit type becomes a float32 tensor that is rounded to that type where it is made:
-by a pair of Cast nodes, which no optimisation level removes. Q/DQ pairs stay what they are: integers times their scale,
-multiplied and summed in float32.
+its result is 200). So every tensor of a 16-bit type becomes a float32 tensor that is rounded to that type where it is
+made: by a pair of Cast nodes, which no optimisation level removes. Q/DQ pairs stay what they are: integers times their
+scale, multiplied and summed in float32.
 """
 
 from __future__ import annotations
