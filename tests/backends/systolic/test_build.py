@@ -220,7 +220,8 @@ def test_shapes_that_a_model_computes_are_known() -> None:
 
 def test_shapes_may_be_outputs() -> None:
     b = builder()
-    text = """g (float[1, 4, 9, 9] input) => (float[1, 4, 9, 9] y, int64[4] shape, int64[4] twice) <int64[1] two = {2}> {
+    text = """g (float[1, 4, 9, 9] input) => (float[1, 4, 9, 9] y, int64[4] shape, int64[4] twice)
+        <int64[1] two = {2}> {
         [conv] y = Conv (input, weights)
         [shape] shape = Shape (y)
         [second] other = Shape (y)
