@@ -1,4 +1,7 @@
-"""Histograms with the thresholds of each method, as text and as SVG."""
+"""Histograms with the thresholds of each method, as text and as SVG.
+
+The SVG is drawn here: a plotting library would be an install of tens of megabytes before `--svg` works, for one figure.
+"""
 
 from __future__ import annotations
 

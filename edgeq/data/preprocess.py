@@ -47,7 +47,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Preprocess:
-    """One preprocessing. Call it with a raw item; `to_dict` is what bundles and digests keep.
+    """One preprocessing. Call it with a raw item; `edgeq.records.plain` gives what bundles and digests keep.
 
     Attributes:
         name: as it was given to `load_preprocess`.
@@ -195,7 +195,7 @@ def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -
 
     Args:
         value: a name ("caffe"), a .toml file, "file.py:function", steps as text ("resize=256,crop=224,divide=255"),
-            or plain data (as `Preprocess.to_dict` gives it).
+            or plain data (as `edgeq.records.plain` gives it).
 
     Raises:
         DataError: unknown name (with the names there are), unreadable file, unknown step or field.

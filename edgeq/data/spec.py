@@ -3,7 +3,7 @@
 Text:   "resize=short:256:bilinear,crop=224,divide=255,mean=[0.485,0.456,0.406],layout=NCHW"
 TOML:   steps = [{op = "resize", size = 256, rule = "short"}, {op = "crop", size = 224}, ...]   (or the text)
         [source] key = "X", label = "Y", layout = "HWC"
-Both become the same values; `Spec.to_dict` writes them out in full, defaults included.
+Both become the same values; `edgeq.records.plain` writes them out in full, defaults included.
 """
 
 from __future__ import annotations

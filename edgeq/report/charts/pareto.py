@@ -1,4 +1,4 @@
-"""Latency against accuracy, a mark a candidate: what could be had, and what was taken."""
+"""Latency against accuracy, a mark a candidate: every candidate that was measured, and the chosen one."""
 
 from __future__ import annotations
 
