@@ -6,29 +6,38 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import onnx_ir as ir
+from numpy.typing import ArrayLike
+
 from edgeq.calibrate.statistics import TensorStatistics
 from edgeq.errors import UsageError
+from edgeq.graph.quant_params import QuantParams
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The integers that values are rounded to, from `least` to `most`, zero points included."""
+    """The integers that activations are rounded to: of type `dtype`, around a fixed zero point where `symmetric`."""
 
-    least: int
-    most: int
+    dtype: ir.DataType
     symmetric: bool
+
+    def params(self, low: ArrayLike, high: ArrayLike) -> QuantParams:
+        """Scale (float64) and zero point with which the range low..high, or each of several, is quantized."""
+        narrow = self.dtype is ir.DataType.INT8
+        return QuantParams.from_range(low, high, self.dtype, symmetric=self.symmetric, narrow=narrow)
 
     @property
     def levels(self) -> int:
         """How many integers there are."""
-        return self.most - self.least + 1
+        params = self.params(0.0, 0.0)
+        return params.high - params.low + 1
 
 
 def grid_of(activation_type: str, symmetric: bool) -> Grid:
     """The integers of an activation type. Where they are not symmetric, only their number matters."""
     if symmetric and activation_type == "int8":
-        return Grid(-127, 127, True)
-    return Grid(0, 255, symmetric)
+        return Grid(ir.DataType.INT8, True)
+    return Grid(ir.DataType.UINT8, symmetric)
 
 
 @dataclass(frozen=True)

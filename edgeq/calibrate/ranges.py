@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edgeq.calibrate.methods import REGISTRY
 from edgeq.calibrate.range_method import Grid, RangeMethod, grid_of
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
@@ -65,23 +62,6 @@ def derive_ranges(
     distinct = {same[name]: tensor for name, tensor in tensors.items()}
     found = {key: _range(tensor, chosen, levels, settings) for key, tensor in distinct.items()}
     return {name: found[same[name]] for name in tensors}
-
-
-def channel_ranges(
-    statistics: Statistics, name: str, *, symmetric: bool = False
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """(low, high), float32[channels] each, by minmax, of a tensor that was collected per channel. Zero is inside."""
-    channels = statistics.tensors[name].channels
-    if channels is None:
-        raise CalibrationError(
-            f"tensor {name!r} was not collected per channel", "Name its channel axis when collecting"
-        )
-    zero = np.float32(0)
-    low, high = np.minimum(channels.minimum, zero), np.maximum(channels.maximum, zero)
-    if symmetric:
-        high = np.maximum(-low, high)
-        low = -high
-    return low, high
 
 
 def _range(tensor: TensorStatistics, method: RangeMethod, grid: Grid, options: Mapping[str, float]) -> Range:

@@ -216,11 +216,6 @@ def first_input(signature: Signature, wanted: str | None) -> str:
     return wanted or (names[0] if len(names) == 1 else "")
 
 
-def specs_by_name(signature: Signature) -> dict[str, TensorSpec]:
-    """The inputs of a signature by name."""
-    return {spec.name: spec for spec in signature.inputs}
-
-
 def rows_of(inputs: Mapping[str, Any]) -> int:
     """The size of the first axis that all inputs share.
 

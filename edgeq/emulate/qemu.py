@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -156,8 +155,3 @@ def _version(program: Path) -> str | None:
         return None
     found = re.search(r"version (\d+(?:\.\d+)*)", output)
     return found.group(1) if found else None
-
-
-def digest_of(qemu: Qemu) -> str:
-    """A short name for what a proof made with this qemu rests on."""
-    return hashlib.sha256(f"{qemu.program}{qemu.version}{qemu.source}".encode()).hexdigest()[:16]

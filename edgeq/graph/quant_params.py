@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from edgeq.graph.query import constant, constant_tensor, is_constant, node_input
 
@@ -52,23 +52,25 @@ class QuantParams:
 
     @classmethod
     def from_range(
-        cls, low: float, high: float, dtype: ir.DataType, *, symmetric: bool = False, narrow: bool = False
+        cls, low: ArrayLike, high: ArrayLike, dtype: ir.DataType, *, symmetric: bool = False, narrow: bool = False
     ) -> QuantParams:
-        """The scalar parameters (float64) under which low..high, widened to hold 0, just fits, as ONNX Runtime's
+        """The parameters (scale float64) under which low..high, widened to hold 0, just fits, as ONNX Runtime's
         quantizer has them. The scale of an empty range is 0: nothing can be quantized with it.
 
         Args:
+            low, high: numbers, or one range per channel: arrays [channels].
             symmetric: the zero point is the middle of the integers, and the range is widened to ±max(|low|, |high|).
         """
-        low, high = min(low, 0.0), max(high, 0.0)
+        low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
         if symmetric:
-            low, high = -max(-low, high), max(-low, high)
+            high = np.maximum(-low, high)
+            low = -high
         least, most = LIMITS[dtype]
         least += narrow
         scale = (high - low) / (most - least)
-        middle = np.rint((least + most) / 2)
-        zero = middle if symmetric or not scale else np.clip(np.rint(least - low / scale), least, most)
-        return cls(np.asarray(scale, np.float64), np.asarray(int(zero), np.int64), dtype, narrow=narrow)
+        fitted = np.clip(np.rint(least - low / np.where(scale, scale, 1.0)), least, most)
+        zero = np.where(symmetric | (scale == 0), np.rint((least + most) / 2), fitted)
+        return cls(np.asarray(scale, np.float64), zero.astype(np.int64), dtype, narrow=narrow)
 
     @property
     def low(self) -> int:

@@ -27,11 +27,6 @@ class Gpu:
     memory_bytes: int | None = None
     driver: str = ""
 
-    @property
-    def sm(self) -> str:
-        """The compute capability as compilers spell it: "sm_75"."""
-        return "sm_{}{}".format(*self.compute_capability)
-
 
 @dataclass(frozen=True)
 class Machine:

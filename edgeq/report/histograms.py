@@ -131,7 +131,7 @@ def sqnr_of(histogram: Histogram, kept: Range, grid: Grid) -> float | None:
         return None
     linear = linear_of(histogram)
     signal = float(linear.counts @ linear.centres() ** 2)
-    noise = float(squared_errors(moments_of(linear), np.array([kept.low]), np.array([kept.high]), grid)[0])
+    noise = float(squared_errors(moments_of(linear), grid.params([kept.low], [kept.high]))[0])
     return decibels(signal, max(noise, signal * 1e-12)) if signal > 0 else None
 
 

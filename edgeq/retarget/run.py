@@ -129,16 +129,6 @@ def retarget(
     return Retargeted(output, before, after, tuple(changes), (*kept, *why), comparison, session_options)
 
 
-def inspect_quantized(model: str | os.PathLike[str]) -> Form:
-    """Recognise and validate a quantized model.
-
-    Raises:
-        ModelError: it is not one, or its scales make no sense.
-    """
-    graph, _ = _opened(Path(model))
-    return read_form(graph)
-
-
 def _opened(path: Path) -> tuple[ir.Model, list[str]]:
     changes: list[str] = []
     graph = from_proto(load_model(path, external_data="all"))

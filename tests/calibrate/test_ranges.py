@@ -1,25 +1,21 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
-from edgeq.calibrate.collect import collect
 from edgeq.calibrate.histogram import histogram_of
 from edgeq.calibrate.linear import BINS, Linear, linear_of
 from edgeq.calibrate.methods.entropy import FLOOR, divergences, entropy_range, windows
 from edgeq.calibrate.methods.mse import moments_of, mse_range, squared_errors
 from edgeq.calibrate.methods.percentile import percentile_range
 from edgeq.calibrate.observer import Observer
-from edgeq.calibrate.range_method import Grid
-from edgeq.calibrate.ranges import Range, channel_ranges, derive_ranges
+from edgeq.calibrate.range_method import Grid, grid_of
+from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
 from edgeq.errors import CalibrationError, UsageError
-from edgeq.model.load import read_model
-
-from .models import ListSamples, images, small_cnn
 
 _RANDOM = np.random.default_rng(3)
 DATA = {
@@ -172,16 +168,17 @@ def test_entropy_cuts_outliers_that_minmax_keeps() -> None:
 def plain_error(linear: Linear, low: float, high: float, grid: Grid) -> float:
     """Quantize every bin's centre as ONNX's QuantizeLinear does, dequantize, and sum the squared errors."""
     x = linear.centres()
+    least, most = (-127, 127) if grid.dtype is ir.DataType.INT8 else (0, 255)
     if grid.symmetric:
-        scale, zero = 2 * high / (grid.most - grid.least), np.rint((grid.least + grid.most) / 2)
+        scale, zero = 2 * high / (most - least), np.rint((least + most) / 2)
     else:
-        scale = (high - low) / (grid.most - grid.least)
-        zero = np.clip(np.rint(grid.least - low / scale), grid.least, grid.most)
-    q = np.clip(np.rint(x / scale) + zero, grid.least, grid.most)
+        scale = (high - low) / (most - least)
+        zero = np.clip(np.rint(least - low / scale), least, most)
+    q = np.clip(np.rint(x / scale) + zero, least, most)
     return float((linear.counts * (x - (q - zero) * scale) ** 2).sum())
 
 
-GRIDS = [Grid(0, 255, False), Grid(-127, 127, True), Grid(0, 255, True)]
+GRIDS = [grid_of("uint8", False), grid_of("int8", True), grid_of("uint8", True)]
 
 
 @pytest.mark.parametrize("name", ["normal", "heavy", "one-sided", "bimodal", "negative", "constant", "lopsided"])
@@ -194,7 +191,7 @@ def test_mse_equals_the_plain_reference(name: str, grid: Grid) -> None:
         low = -high
     shares = _RANDOM.uniform(0.05, 1, (50, 2))
     lows, highs = low * shares[:, 0], high * shares[:, 0 if grid.symmetric else 1]
-    fast = squared_errors(moments_of(linear), lows, highs, grid)
+    fast = squared_errors(moments_of(linear), grid.params(lows, highs))
     plain = np.array([plain_error(linear, a, b, grid) for a, b in zip(lows, highs, strict=True)])
     np.testing.assert_allclose(fast, plain, rtol=1e-6, atol=1e-9 * plain.max())
     best = plain_error(linear, *mse_range(linear, float(values.min()), float(values.max()), grid), grid)
@@ -246,14 +243,3 @@ def test_unfinished_tensors_are_refused() -> None:
     mixed = {"a": EVERYTHING.tensors["normal"], "b": TensorStatistics()}
     with pytest.raises(CalibrationError, match="'a' are unfinished"):
         derive_ranges(Statistics("m", "d", 0, mixed, 5))
-
-
-def test_channel_ranges(tmp_path: Path) -> None:
-    statistics = collect(read_model(small_cnn(tmp_path / "m.onnx")), ListSamples(images(2)), channels={"clip1": 1})
-    low, high = channel_ranges(statistics, "clip1")
-    assert low.shape == high.shape == (32,)
-    assert (low == 0).all()
-    low, high = channel_ranges(statistics, "clip1", symmetric=True)
-    assert np.array_equal(low, -high)
-    with pytest.raises(CalibrationError, match="per channel"):
-        channel_ranges(statistics, "conv1")

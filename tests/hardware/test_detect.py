@@ -75,7 +75,6 @@ def _nvml(**overrides: object) -> SimpleNamespace:
 def test_gpus_through_nvml() -> None:
     gpus, notes = nvidia.query_nvml(_nvml())
     assert gpus == (Gpu("Tesla T4", (7, 5), 15 << 30, "560.35"), Gpu("Orin (nvgpu)", (8, 7), None, "560.35"))
-    assert [gpu.sm for gpu in gpus] == ["sm_75", "sm_87"]
     assert notes == ()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgeq.calibrate.histogram import histogram_of
-from edgeq.calibrate.range_method import Grid
+from edgeq.calibrate.range_method import grid_of
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
 from edgeq.report.histograms import BINS, quantized_tensors, sqnr_of, worst_tensors
@@ -70,8 +70,8 @@ def test_sqnr_is_that_of_rounding() -> None:
     step = 2.0 / 255
     rounded = np.rint(values / step) * step
     true = 10 * np.log10(np.sum(values**2.0) / np.sum((values - rounded) ** 2.0))
-    assert sqnr_of(histogram_of(values), kept, Grid(0, 255, False)) == pytest.approx(true, abs=0.5)
-    assert sqnr_of(histogram_of(values), Range(0.0, 0.0), Grid(0, 255, False)) is None
+    assert sqnr_of(histogram_of(values), kept, grid_of("uint8", False)) == pytest.approx(true, abs=0.5)
+    assert sqnr_of(histogram_of(values), Range(0.0, 0.0), grid_of("uint8", False)) is None
 
 
 def test_tensors_before_quantize_nodes() -> None:

@@ -15,7 +15,7 @@ from edgeq.cli import group
 from edgeq.errors import ModelError, OutputError, UsageError
 from edgeq.records import plain
 from edgeq.retarget.compare import compare_outputs
-from edgeq.retarget.run import inspect_quantized, retarget
+from edgeq.retarget.run import retarget
 from retarget.networks import (
     CHANNELS,
     Net,
@@ -57,12 +57,12 @@ def test_types_change_exactly(make: Callable[[], onnx.ModelProto], activation: s
 def test_there_and_back(make: Callable[[], onnx.ModelProto], tmp_path: Path) -> None:
     given = make()
     path = saved(given, tmp_path)
-    retarget(path, tmp_path / "u8.onnx", activation_type="uint8")
-    integer = retarget(tmp_path / "u8.onnx", tmp_path / "integer.onnx", format="QOperator")
+    u8 = retarget(path, tmp_path / "u8.onnx", activation_type="uint8")
+    integer = retarget(u8.output, tmp_path / "integer.onnx", format="QOperator")
     back = retarget(integer.output, tmp_path / "back.onnx", format="QDQ")
     assert integer.after.format == "QOperator"
     assert back.after.format == "QDQ"
-    assert back.after.pair == inspect_quantized(tmp_path / "u8.onnx").pair
+    assert back.after.pair == u8.after.pair
     assert "QLinearConv" in kinds(integer.output)
     assert "QLinearConv" not in kinds(back.output)
     assert compare_outputs(path, back.output) is not None
@@ -166,14 +166,14 @@ def test_scales_that_mean_nothing_are_refused(tmp_path: Path) -> None:
         net = Net()
         net.add("Relu", [net.pair("x", scale, np.int8(0))], "y")
         with pytest.raises(ModelError, match=problem):
-            inspect_quantized(saved(net.model(), tmp_path))
+            retarget(saved(net.model(), tmp_path), tmp_path / "new.onnx", format="QOperator")
     net = Net()
     net.weight("w", random(CHANNELS, 3, 3, 3), axis=1)
     net.constants["w_s"] = np.ones(5, np.float32)
     net.constants["w_z"] = np.zeros(5, np.int8)
     net.add("Conv", [net.pair("x", 0.1, np.int8(0)), "w_dq"], "y")
     with pytest.raises(ModelError, match="5 scales along an axis of 3"):
-        inspect_quantized(saved(net.model(), tmp_path))
+        retarget(saved(net.model(), tmp_path), tmp_path / "new.onnx", format="QOperator")
 
 
 def test_what_is_not_quantized_is_told_apart(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from edgeq.calibrate.histogram import Float64s
 from edgeq.calibrate.linear import BINS, Linear, linear_of
 from edgeq.calibrate.range_method import Grid, RangeMethod
 from edgeq.calibrate.statistics import TensorStatistics
+from edgeq.graph.quant_params import QuantParams
 
 COARSE = 2.0 ** (-np.arange(13) / 2.0)
 """Shares of the extremes that are tried first; the best is then refined by ever smaller factors."""
@@ -63,19 +64,13 @@ def moments_of(linear: Linear) -> Moments:
     return Moments(_running(linear.counts), _running(weighted), _running(weighted * centres), linear.width)
 
 
-def squared_errors(moments: Moments, low: Float64s, high: Float64s, grid: Grid) -> Float64s:
-    """The summed squared error of the bins' centres for each range low..high, all at once.
+def squared_errors(moments: Moments, params: QuantParams) -> Float64s:
+    """The summed squared error of the bins' centres, quantized with each of several scales, all at once.
 
     Every level's values lie between two midpoints, so running sums of counts, first and second moments give the error
-    in O(levels) for each range. Scale and zero point are those of ONNX's QuantizeLinear.
+    in O(levels) for each scale.
     """
-    if grid.symmetric:
-        scale = 2.0 * high / (grid.most - grid.least)
-        zero_point = np.full(high.shape, np.rint((grid.least + grid.most) / 2))
-    else:
-        scale = (high - low) / (grid.most - grid.least)
-        zero_point = np.clip(np.rint(grid.least - low / scale), grid.least, grid.most)
-    levels = (np.arange(grid.least, grid.most + 1) - zero_point[:, None]) * scale[:, None]
+    levels = (np.arange(params.low, params.high + 1) - params.zero_point[:, None]) * params.scale[:, None]
     midpoints = (levels[:, :-1] + levels[:, 1:]) / 2
     inner = np.ceil(midpoints / moments.width - 0.5).clip(-BINS, BINS).astype(np.int64) + BINS
     count, moment = (_between(sums, inner) for sums in (moments.zeroth, moments.first))
@@ -84,10 +79,7 @@ def squared_errors(moments: Moments, low: Float64s, high: Float64s, grid: Grid) 
 
 
 def _least(moments: Moments, share: Float64s, low: float, high: float, grid: Grid) -> tuple[tuple[float, float], float]:
-    if grid.symmetric:
-        errors = squared_errors(moments, low * share[:, 0], high * share[:, 0], grid)
-    else:
-        errors = squared_errors(moments, low * share[:, 0], high * share[:, 1], grid)
+    errors = squared_errors(moments, grid.params(low * share[:, 0], high * share[:, 0 if grid.symmetric else 1]))
     place = int(np.argmin(errors))
     return (float(share[place, 0]), float(share[place, 1])), float(errors[place])
 

@@ -132,13 +132,6 @@ class SimulatedSession:
         return [outputs[name] for name in output_names or outputs]
 
 
-def simulate_model(
-    model: Path, inputs: Arrays, *, settings: SessionSettings | None = None, saturating: bool = True
-) -> ModelRun:
-    """One run of `Simulation`."""
-    return Simulation(model, settings, saturating=saturating).run(inputs)
-
-
 def optimised_graph(model: Path, settings: SessionSettings) -> GraphIndex:
     """The graph that ONNX Runtime makes of `model` before it runs it.
 

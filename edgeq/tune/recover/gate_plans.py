@@ -20,7 +20,7 @@ from edgeq.progress import Progress
 from edgeq.tune.recover.elementwise import Follower, Followers, Function
 from edgeq.tune.recover.gates import Gate
 from edgeq.tune.recover.layers import Floats
-from edgeq.tune.recover.nonlinear import params_over, range_behind
+from edgeq.tune.recover.nonlinear import range_behind
 from edgeq.tune.recover.sampled_values import channel_extrema, drawn_rows
 from edgeq.tune.recover.scaling import Weights
 
@@ -130,7 +130,7 @@ def _simulate(
 
 def _rounded(values: Floats, chosen: Range, grid: Grid) -> Floats:
     """Values quantized over a range and dequantized; zeros for an empty range."""
-    params = params_over(chosen, grid)
+    params = grid.params(chosen.low, chosen.high)
     return np.asarray(params.fake_quant(values) if params.scale else np.zeros(values.shape), np.float64)
 
 

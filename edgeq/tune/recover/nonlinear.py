@@ -11,26 +11,17 @@ where f is whatever follows element by element (`elementwise`), under whatever o
 from __future__ import annotations
 
 import numpy as np
-import onnx_ir as ir
 
 from edgeq.calibrate.linear import linear_of
 from edgeq.calibrate.methods.mse import COARSE, REFINEMENTS
 from edgeq.calibrate.range_method import Grid
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.statistics import TensorStatistics
-from edgeq.graph.quant_params import QuantParams
 from edgeq.tune.recover.elementwise import Function
 from edgeq.tune.recover.layers import Floats
 
 _MOST_BINS = 1024
 """Bins of the histogram that are evaluated; the finest are joined until there are no more."""
-
-
-def params_over(chosen: Range, grid: Grid) -> QuantParams:
-    """Scale (float64) and zero point with which a range is mapped to the integers of a grid."""
-    signed = grid.least < 0
-    dtype = ir.DataType.INT8 if signed else ir.DataType.UINT8
-    return QuantParams.from_range(chosen.low, chosen.high, dtype, symmetric=grid.symmetric, narrow=signed)
 
 
 def range_behind(tensor: TensorStatistics, function: Function, grid: Grid) -> Range | None:
@@ -92,7 +83,7 @@ def _bins(tensor: TensorStatistics) -> tuple[Floats, Floats]:
 
 def _error(centres: Floats, counts: Floats, wanted: Floats, function: Function, chosen: Range, grid: Grid) -> float:
     """The summed squared error. The function is evaluated once for each integer, not for each bin."""
-    params = params_over(chosen, grid)
+    params = grid.params(chosen.low, chosen.high)
     levels = params.dequantize(np.arange(params.low, params.high + 1))
     made = function(levels)[:, params.quantize(centres).astype(np.intp) - params.low]
     if not np.isfinite(made).all():

@@ -9,7 +9,7 @@ import pytest
 
 from edgeq.backends import Artifact
 from edgeq.emulate.saturation.audit import audit, sample_count
-from edgeq.emulate.saturation.simulate import Simulation, simulate_model
+from edgeq.emulate.saturation.simulate import Simulation
 from edgeq.errors import UsageError
 from edgeq.graph.convert import to_bytes
 from edgeq.hardware.detect import detect_machine
@@ -69,8 +69,9 @@ def test_layers_that_can_saturate_are_found(net: Bench) -> None:
 def test_mitigations_are_safe_whatever_the_input(net: Bench, scheme: dict[str, object]) -> None:
     artifact = net.build(**scheme)
     assert audit(artifact.model, artifact.settings(), samples=net.samples).safe
-    (run,) = simulate_model(artifact.model, next(iter(net.samples)).inputs).outputs.values()
-    (exact,) = simulate_model(artifact.model, next(iter(net.samples)).inputs, saturating=False).outputs.values()
+    inputs = next(iter(net.samples)).inputs
+    (run,) = Simulation(artifact.model).run(inputs).outputs.values()
+    (exact,) = Simulation(artifact.model, saturating=False).run(inputs).outputs.values()
     np.testing.assert_array_equal(run, exact)
 
 
@@ -127,5 +128,5 @@ def test_every_layer_equals_the_emulated_cpu(net: Bench, tmp_path: Path) -> None
         np.testing.assert_array_equal(
             found[f"net:{layer.node.outputs[0].name}"], run.layers[layer.name].output, layer.name
         )
-    exact = simulate_model(artifact.model, sample.inputs, saturating=False)
+    exact = Simulation(artifact.model, saturating=False).run(sample.inputs)
     assert not all(np.array_equal(run.layers[name].output, exact.layers[name].output) for name in run.layers)

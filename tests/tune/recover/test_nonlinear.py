@@ -13,7 +13,7 @@ from edgeq.calibrate.range_method import grid_of
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.statistics import TensorStatistics
 from edgeq.tune.recover.elementwise import Followers, Function
-from edgeq.tune.recover.nonlinear import joined, params_over, range_behind
+from edgeq.tune.recover.nonlinear import joined, range_behind
 from tests.tune.recover.nets import FewSamples, Net, few, prepared_of
 
 
@@ -47,7 +47,7 @@ def test_no_range_of_many_is_better(tmp_path: Path, function: str, kind: str, sy
     wanted = behind(values)
 
     def error(chosen: Range) -> float:
-        return float(((behind(params_over(chosen, grid).fake_quant(values)) - wanted) ** 2).mean())
+        return float(((behind(grid.params(chosen.low, chosen.high).fake_quant(values)) - wanted) ** 2).mean())
 
     found = range_behind(tensor, behind, grid)
     assert found is not None
