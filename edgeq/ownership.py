@@ -22,7 +22,6 @@ MARKER = ".edgeq"
 """The file in a folder that says which kind of folder it is, written before anything else."""
 SCHEMA = 1
 _MOST_BYTES = 1 << 24
-_CHUNK = 1 << 20
 
 Judge = Callable[[str], bool]
 """Whether edgeq wrote the file at a relative POSIX path; a directory without content has a slash at its end."""
@@ -171,11 +170,13 @@ def as_listed(folder: Path, files: Mapping[str, str], name: str) -> bool:
 
 
 def sha256(path: Path) -> str:
-    digest = hashlib.sha256()
+    """The hash of a file's content in lower-case hex.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     with path.open("rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def shown(name: str | Path) -> str:

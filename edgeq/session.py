@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edgeq_device.options import ignore_options_in_models
-from edgeq_device.spinning import BRIEF_SPIN
+from edgeq_device.session_options import BRIEF_SPIN, session_options
 
 from edgeq.errors import RuntimeUnavailableError
 from edgeq.records import NOT_WRITTEN
@@ -82,22 +82,14 @@ def open_session(model: Path | bytes, settings: SessionSettings | None = None, *
 
 
 def _options(ort: Any, settings: SessionSettings) -> Any:
-    options = ort.SessionOptions()
+    config = {**BRIEF_SPIN, **settings.config}
+    options = session_options(ort, config=config, threads=settings.intra_op_threads, optimization=settings.optimization)
     options.log_severity_level = 4  # what it logs as an error it also raises, and that becomes one line
-    options.graph_optimization_level = {
-        "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
-        "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-        "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
-        "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
-    }[settings.optimization]
-    options.intra_op_num_threads = settings.intra_op_threads
     if settings.save_optimized_to is not None:
         options.optimized_model_filepath = os.fspath(settings.save_optimized_to)
     if settings.profile_prefix is not None:
         options.enable_profiling = True
         options.profile_file_prefix = os.fspath(settings.profile_prefix)
-    for key, value in sorted({**BRIEF_SPIN, **settings.config}.items()):
-        options.add_session_config_entry(key, value)
     return options
 
 

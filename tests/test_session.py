@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from edgeq_device.spinning import BRIEF_SPIN
+from edgeq_device.session_options import BRIEF_SPIN
 from onnx import TensorProto, helper
 
 from edgeq import demo

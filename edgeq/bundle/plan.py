@@ -23,12 +23,12 @@ from edgeq.bundle.sharing import ModelFiles, Placement, StoredFile, share
 from edgeq.bundle.spec import CALIBRATION_FILES, Arrays, BundleSpec, VariantSpec
 from edgeq.errors import BundleError, CalibrationError, DataError
 from edgeq.model.load import model_files
+from edgeq.ownership import sha256
 from edgeq.resources import shipped
 
 Content = bytes | Path
 FILES = "files"
 """Folder of what travels with variants beside their models."""
-_CHUNK = 1024 * 1024
 
 
 def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
@@ -91,8 +91,8 @@ def _read_model(path: Path) -> ModelFiles:
     first, *external = model_files(path)
     base = first.parent
     return ModelFiles(
-        StoredFile(first, _sha256(first)),
-        {file.relative_to(base).as_posix(): StoredFile(file, _sha256(file)) for file in sorted(external)},
+        StoredFile(first, sha256(first)),
+        {file.relative_to(base).as_posix(): StoredFile(file, sha256(file)) for file in sorted(external)},
     )
 
 
@@ -165,7 +165,7 @@ def _manifest(
         if isinstance(content, bytes):
             records[path] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
         else:
-            records[path] = {"sha256": digests.get(path) or _sha256(content), "size": content.stat().st_size}
+            records[path] = {"sha256": digests.get(path) or sha256(content), "size": content.stat().st_size}
     edgeq = {"bundle_schema": BUNDLE_SCHEMA, "tools": tool_versions(), **spec.metadata, "files": records}
     manifest = {
         "schema_version": SCHEMA_VERSION,
@@ -193,11 +193,3 @@ def _json(value: Mapping[str, Any], where: str) -> bytes:
         return (json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode("utf-8")
     except (TypeError, ValueError) as error:
         raise BundleError(f"{where} cannot be written as JSON ({error})") from error
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()

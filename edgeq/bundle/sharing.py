@@ -35,6 +35,7 @@ class ModelFiles:
 
     @property
     def together(self) -> dict[str, StoredFile]:
+        """The model under its name in a bundle and its external data, by path relative to the model."""
         return {MODEL_FILE: self.model, **self.external}
 
 

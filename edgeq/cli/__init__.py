@@ -41,9 +41,11 @@ COMMANDS = {
 
 class _LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """The commands in the order of `COMMANDS`; click would sort them."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the module of `cmd_name` and return its command; None where there is none of that name."""
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"edgeq.cli.{cmd_name.replace('-', '_')}")
@@ -52,6 +54,7 @@ class _LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands' short help from `COMMANDS`, so that `edgeq --help` imports none of them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 

@@ -1,4 +1,4 @@
-"""What every command shares: options, the human or JSON face, and errors turned into one line and an exit code."""
+"""What every command shares: options, output for people or as JSON, and errors as one line and an exit code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,7 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Printer:
-    """How this call talks: JSON or human on stdout, progress and notes on stderr."""
+    """Where output goes: the result on stdout, as JSON or for people; progress and notes on stderr."""
 
     as_json: bool
     quiet: bool
@@ -47,7 +47,17 @@ class Printer:
                 raise
             raise OutputError(f"standard output cannot be written: {error.strerror}", "Send it elsewhere") from error
 
+    def lines(self, record: Any, lines: Iterable[str]) -> None:
+        """Print a command's result as `result` does; for people it is plain text, one line each."""
+
+        def draw(console: Console) -> None:
+            for line in lines:
+                console.print(line, markup=False)
+
+        self.result(record, draw)
+
     def console(self) -> Console:
+        """A rich console on stdout that raises on a broken pipe; lines are not wrapped where stdout is no terminal."""
         from rich.console import Console
 
         class Piped(Console):
@@ -69,6 +79,7 @@ class _StderrProgress:
 
     @contextmanager
     def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
+        """See `Progress.stage`: a bar with speed and remaining time on a terminal, else nothing."""
         if not sys.stderr.isatty():
             yield lambda steps: None
             return
@@ -87,7 +98,7 @@ class _StderrProgress:
             yield lambda steps: bar.advance(task, steps)
 
     def note(self, text: str) -> None:
-        """Once each: calibration and validation data often have the same things said of them."""
+        """Print `text` on stderr once: notes on calibration and validation data are often the same."""
         if text not in self._printed:
             self._printed.add(text)
             click.echo(text, err=True)

@@ -21,6 +21,7 @@ class _CollectByDefault(click.Group):
     """A group whose first argument may be left out: `calibrate MODEL` is `calibrate collect MODEL`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put `collect` before arguments that begin with neither a subcommand nor a request for help."""
         if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
             args = ["collect", *args]
         return super().parse_args(ctx, args)

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from edgeq.cli._common import Printer, common
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 @click.command()
@@ -24,9 +19,4 @@ def command(printer: Printer) -> None:
     machine = detect_machine()
     match = match_profile(machine, profiles)
     lines = show.machine_lines(machine, match, profiles, every_feature=printer.verbose)
-
-    def human(console: Console) -> None:
-        for line in lines:
-            console.print(line, markup=False)
-
-    printer.result({"machine": machine, "match": match}, human)
+    printer.lines({"machine": machine, "match": match}, lines)

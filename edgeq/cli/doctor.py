@@ -9,8 +9,6 @@ import click
 from edgeq.cli._common import Printer, common
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from edgeq.pipeline.doctor import Diagnosis
 
 
@@ -27,11 +25,10 @@ def command(printer: Printer, gpu: bool) -> None:
     from edgeq.pipeline.doctor import doctor
 
     found = doctor(gpu=gpu, progress=printer.progress())
-    printer.result(found, lambda console: _draw(console, found))
+    printer.lines(found, _lines(found))
     found.check(gpu=gpu)
 
 
-def _draw(console: Console, found: Diagnosis) -> None:
+def _lines(found: Diagnosis) -> list[str]:
     width = max(len(check.name) for check in found.checks)
-    for check in found.checks:
-        console.print(f"{check.status:8} {check.name:{width}}  {check.detail}", markup=False)
+    return [f"{check.status:8} {check.name:{width}}  {check.detail}" for check in found.checks]

@@ -11,8 +11,6 @@ from edgeq.cli._common import Printer, common
 from edgeq.cli._options import PATH
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from edgeq.pipeline.emit_c import Emitted
 
 
@@ -45,12 +43,12 @@ def command(printer: Printer, program: Path, output: Path, **options: Any) -> No
 
     data = Data(options.pop("data"), options.pop("preprocess"))
     result = emit_c(program, data, output, progress=printer.progress(), **options)
-    printer.result(result, lambda console: _draw(console, result))
+    printer.lines(result, _lines(result))
 
 
-def _draw(console: Console, result: Emitted) -> None:
-    layers = len(result.bundle.layers)
-    console.print(f"{result.output}: {layers} layers, DIM {result.program.array.dim}", markup=False)
-    for note in result.bundle.notes:
-        console.print(f"note: {note}", markup=False)
-    console.print(f"check it: make -C {result.output} check", markup=False)
+def _lines(result: Emitted) -> list[str]:
+    return [
+        f"{result.output}: {len(result.bundle.layers)} layers, DIM {result.program.array.dim}",
+        *(f"note: {note}" for note in result.bundle.notes),
+        f"check it: make -C {result.output} check",
+    ]

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from edgeq.cli._common import Printer, common
 from edgeq.cli._options import PATH
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 @click.group("emulate")
@@ -40,7 +36,7 @@ def setup(
     result = make(
         machine, sysroot=sysroot, onnxruntime=onnxruntime, sources=sources, force=force, progress=printer.progress()
     )
-    printer.result(result, lambda console: _draw(console, result.lines()))
+    printer.lines(result, result.lines())
 
 
 @command.command()
@@ -51,9 +47,4 @@ def status(printer: Printer) -> None:
     from edgeq.pipeline.simulators import SIMULATORS
 
     result = look(SIMULATORS)
-    printer.result(result, lambda console: _draw(console, result.lines(verbose=printer.verbose)))
-
-
-def _draw(console: Console, lines: list[str]) -> None:
-    for line in lines:
-        console.print(line, markup=False)
+    printer.lines(result, result.lines(verbose=printer.verbose))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,8 +10,6 @@ import click
 from edgeq.cli._common import Printer, common
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from edgeq.registry import Registry
 
 
@@ -37,7 +35,7 @@ def command(printer: Printer) -> None:
         "recoveries": _rows(RECOVERIES, lambda recovery: {"title": recovery.title, "stage": recovery.stage}),
         "backends": _rows(BACKENDS, lambda backend: {"title": backend.title}),
     }
-    printer.result(plain, lambda console: _draw(console, plain))
+    printer.lines(plain, _lines(plain))
 
 
 def _rows(registry: Registry[Any], describe: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
@@ -48,12 +46,11 @@ def _options(method: Any) -> list[dict[str, Any]]:
     return [{"name": option.name, "default": option.default, "help": option.help} for option in method.options]
 
 
-def _draw(console: Console, plain: dict[str, list[dict[str, Any]]]) -> None:
+def _lines(plain: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
     for kind, rows in plain.items():
-        console.print(f"{kind.replace('_', ' ')}:", markup=False)
+        yield f"{kind.replace('_', ' ')}:"
         for row in rows:
             origin = "" if row["from"] == "edgeq" else f" ({row['from']})"
-            console.print(f"  {row['name']:<26}{row['title']}{origin}", markup=False)
+            yield f"  {row['name']:<26}{row['title']}{origin}"
             for option in row.get("options", ()):
-                text = f"{option['name']}={option['default']:g}: {option['help']}"
-                console.print(f"  {'':<26}{text}", markup=False)
+                yield f"  {'':<26}{option['name']}={option['default']:g}: {option['help']}"

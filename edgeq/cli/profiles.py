@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from edgeq.cli._common import Printer, common
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 @click.command()
@@ -27,9 +22,4 @@ def command(printer: Printer, action: str, name: str | None, why: bool) -> None:
         plain, lines = show.profile_list(profiles)
     else:
         plain, lines = show.profile_page(show.pick("profile", name, profiles), why=why or printer.verbose)
-
-    def human(console: Console) -> None:
-        for line in lines:
-            console.print(line, markup=False)
-
-    printer.result(plain, human)
+    printer.lines(plain, lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from edgeq.cli._common import Printer, common
 from edgeq.cli._options import PATH
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from edgeq.retarget.run import Retargeted
 
 _INTEGER = click.Choice(["int8", "uint8"])
 
@@ -56,20 +57,16 @@ def command(
         weight_type=weight_type,
         force=force,
     )
+    printer.lines(result, _lines(model, result))
 
-    def human(console: Console) -> None:
-        before, after = result.before, result.after
-        forms = [f"{form.format} {form.pair}" for form in (before, after)]
-        console.print(f"{model}: {forms[0]} → {result.output}: {forms[1]}", markup=False)
-        for line in result.changes or ("nothing had to be changed",):
-            console.print(f"  {line}", markup=False)
-        for line in result.kept:
-            console.print(f"note: {line}", markup=False)
-        if result.comparison is not None:
-            off = f"within {result.comparison.largest:.2%} of the largest, from rounding in one step instead of two"
-            same = "the same to the last bit" if result.comparison.identical else off
-            console.print(f"outputs on noise: {same}", markup=False)
-        for key, value in result.session_options.items():
-            console.print(f"run it with the session option {key}={value}", markup=False)
 
-    printer.result(result, human)
+def _lines(model: Path, result: Retargeted) -> Iterator[str]:
+    before, after = (f"{form.format} {form.pair}" for form in (result.before, result.after))
+    yield f"{model}: {before} → {result.output}: {after}"
+    yield from (f"  {line}" for line in result.changes or ("nothing had to be changed",))
+    yield from (f"note: {line}" for line in result.kept)
+    if result.comparison is not None:
+        off = f"within {result.comparison.largest:.2%} of the largest, from rounding in one step instead of two"
+        yield f"outputs on noise: {'the same to the last bit' if result.comparison.identical else off}"
+    for key, value in result.session_options.items():
+        yield f"run it with the session option {key}={value}"

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from edgeq.cli._common import Printer, common
 from edgeq.cli._options import DECODER, PATH, TASK_NAMES
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 @click.command()
@@ -46,7 +43,7 @@ def command(bundle: Path, variant: str | None, printer: Printer, **options: Any)
         from edgeq.pipeline.simulators import SIMULATORS
 
         found = verify_on(verify_request(bundle, variant, options), simulators=SIMULATORS, progress=printer.progress())
-        printer.result(found, lambda console: _draw(console, summary(found.checks)))
+        printer.lines(found, summary(found.checks))
         found.check()
         return
 
@@ -57,10 +54,5 @@ def command(bundle: Path, variant: str | None, printer: Printer, **options: Any)
 
     refuse_without_target(options)
     report = verify_bundle(bundle, variant=variant, progress=printer.progress())
-    printer.result(report, lambda console: _draw(console, report_lines(report)))
+    printer.lines(report, report_lines(report))
     check_report(report)
-
-
-def _draw(console: Console, lines: list[str]) -> None:
-    for line in lines:
-        console.print(line, markup=False)

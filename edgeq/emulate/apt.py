@@ -6,7 +6,6 @@ come from, and whose signatures count, is what the system's own sources define.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shutil
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path, PurePosixPath
 
 from edgeq.emulate.commands import find, run
 from edgeq.errors import RuntimeUnavailableError
+from edgeq.ownership import sha256
 
 _FIX = "On a system without apt, unpack a root file system yourself and name it with --sysroot"
 _ONLINE = "Check the network and the system's package sources, or name a root file system with --sysroot"
@@ -120,11 +120,11 @@ class Apt:
             RuntimeUnavailableError: one cannot be fetched, or is not what the index promised.
         """
         places = {package: folder / f"{package.name}.deb" for package in packages}
-        missing = [p for p, place in places.items() if not place.is_file() or file_sha256(place) != p.sha256]
+        missing = [p for p, place in places.items() if not place.is_file() or sha256(place) != p.sha256]
         with tempfile.TemporaryDirectory(dir=folder, prefix="fetching-") as work:
             if missing:
                 self._apt("apt-get", "download", "-qq", *(package.label for package in missing), cwd=Path(work))
-            fetched = {file_sha256(file): file for file in Path(work).glob("*.deb")}
+            fetched = {sha256(file): file for file in Path(work).glob("*.deb")}
             for package in missing:
                 if package.sha256 not in fetched:
                     raise RuntimeUnavailableError(f"{package.label} is not what the package index promised", _ONLINE)
@@ -183,9 +183,3 @@ def unpack_programs(deb: Path, folder: Path, names: Collection[str]) -> list[Pat
         except (tarfile.TarError, EOFError) as error:
             raise RuntimeUnavailableError(f"{deb} cannot be unpacked", "Remove it and run again") from error
     return taken
-
-
-def file_sha256(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file's content."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

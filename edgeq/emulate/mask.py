@@ -18,11 +18,11 @@ from pathlib import Path
 from edgeq_device.children import import_path
 from edgeq_device.cpuid import FEATURES, bit_of
 
-from edgeq.emulate.apt import file_sha256
 from edgeq.emulate.commands import find, run, which
 from edgeq.emulate.emulator import home
 from edgeq.emulate.guest import Command, guest_environment
 from edgeq.errors import RuntimeUnavailableError
+from edgeq.ownership import sha256
 from edgeq.progress import SILENT, Progress
 
 FOLDER = "masked"
@@ -73,7 +73,7 @@ def _masked_runtime(progress: Progress) -> Path:
     binding = next((source / "capi").glob("onnxruntime_pybind11_state*.so"), None)
     if binding is None:
         raise RuntimeUnavailableError(f"{source} holds no onnxruntime_pybind11_state", "Install onnxruntime again")
-    parts = f"{file_sha256(binding)[:16]}-{file_sha256(_SHIM)[:8]}"
+    parts = f"{sha256(binding)[:16]}-{sha256(_SHIM)[:8]}"
     folder = home() / FOLDER / parts
     if folder.is_dir():
         return folder

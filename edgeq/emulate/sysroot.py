@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeq.emulate.apt import Apt, Package, file_sha256, unpack
+from edgeq.emulate.apt import Apt, Package, unpack
 from edgeq.emulate.emulator import Emulator, Recipe, home
 from edgeq.emulate.wheels import download_wheels
 from edgeq.errors import OutputError, RuntimeUnavailableError, UsageError
-from edgeq.ownership import MARKER, Judge, Ownership, is_marker, read_object, write_marker
+from edgeq.ownership import MARKER, Judge, Ownership, is_marker, read_object, sha256, write_marker
 from edgeq.progress import SILENT, Progress
 
 LOCK = "lock.json"
@@ -128,7 +128,7 @@ def build_sysroot(
     lock = {
         "root": str(place / "root"),
         "packages": [{"name": p.name, "version": p.version, "sha256": p.sha256} for p in packages],
-        "wheels": [{"name": wheel.name, "sha256": file_sha256(wheel)} for wheel in wheels],
+        "wheels": [{"name": wheel.name, "sha256": sha256(wheel)} for wheel in wheels],
         "notes": notes,
         "bytes": _bytes_under(root),
     }

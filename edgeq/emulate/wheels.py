@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from edgeq.emulate.apt import file_sha256
 from edgeq.emulate.commands import run
 from edgeq.errors import RuntimeUnavailableError
+from edgeq.ownership import sha256
 
 _FIX = "Check the network and pip's configuration (pip config list)"
 
@@ -42,7 +42,7 @@ def download_wheels(
         _download(pip, line, tag, python, platforms, folder)
     wheels = sorted(folder.glob("*.whl"))
     for wheel in wheels:
-        if pins.get(wheel.name, file_sha256(wheel)) != file_sha256(wheel):
+        if pins.get(wheel.name, sha256(wheel)) != sha256(wheel):
             raise RuntimeUnavailableError(f"{wheel.name} is not the one that edgeq was tested with", f"Remove {wheel}")
     return wheels
 

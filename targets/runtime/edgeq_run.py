@@ -40,9 +40,11 @@ class _Source(SourceFileLoader):
     archive = None
 
     def path_stats(self, path):
+        """Raise OSError, by which Python's loader takes the source and looks for no compiled file."""
         raise OSError("no compiled file is looked for")
 
     def get_data(self, path):
+        """The bytes of the file at `path`, from the folder or out of the zip; OSError where it is not there."""
         return super().get_data(path) if self.archive is None else self.archive.get_data(path)
 
 
@@ -57,6 +59,7 @@ class _Finder:
         self._archive = None if root.is_dir() else zipimporter(str(root))
 
     def find_spec(self, name, path=None, target=None):
+        """The import spec of `edgeq_device` or a module of it; None for every other name, which Python finds itself."""
         package, _, module = name.partition(".")
         if package != PACKAGE:
             return None

@@ -18,7 +18,7 @@ import pytest
 from edgeq_device.errors import BundleError
 from edgeq_device.options import Rule, provider_problem, rules, session_problem
 from edgeq_device.package import open_bundle
-from edgeq_device.spinning import BRIEF_SPIN
+from edgeq_device.session_options import BRIEF_SPIN
 from edgeq_device.variants import EXTERNAL_FOLDER
 from onnx import helper
 

@@ -54,6 +54,7 @@ CASES: dict[str, list[tuple[str, ...]]] = {
     "compare": [("net.onnx", "bundle", *DATA, "--duration", "0.01")],
     "report": [("bundle", "--bench")],
     "preprocess": [("list",)],
+    "extensions": [()],
     "doctor": [()],
     "demo": [("-o", "demo")],
 }

@@ -44,7 +44,7 @@ def test_the_child_speaks_json(models: dict[str, Path]) -> None:
         "providers": ["CPUExecutionProvider"],
         "provider_options": {},
         "config": {},
-        "level": "ORT_ENABLE_ALL",
+        "optimization": "all",
         "threads": 1,
     }
     child = subprocess.run(

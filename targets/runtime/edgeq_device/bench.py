@@ -137,9 +137,17 @@ class _Bench:
         self.monitor: Optional[Monitor] = None
 
     def warm(self, runners: Mapping[str, Runner]) -> Dict[str, WarmedUp]:
+        """Warm each runner up until its latency is stable or its time is over; runs and seconds by runner."""
         return {name: warm_up(run, self.settings.warm_up, clock=self.clock) for name, run in runners.items()}
 
     def scenario(self, scenario: Scenario, notes: List[str]) -> Report:
+        """Measure every model in one scenario; its figures as JSON values, latencies in milliseconds.
+
+        Problems that do not stop the measurement are appended to `notes`.
+
+        Raises:
+            UsageError: a model does not run in batches of the size asked for.
+        """
         batch = self.settings.batch if scenario.name in ("offline", "multi-stream") else 1
         per_query = batch if scenario is OFFLINE else scenario.samples_per_query
         runners = self._runners(per_query, batch)

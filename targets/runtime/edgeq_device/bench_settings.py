@@ -68,6 +68,7 @@ class BenchSettings:
                 raise UsageError(f"the {name} cannot be {value}", "Give a positive number")
 
     def to_dict(self) -> Dict[str, Any]:
+        """Plain JSON values: durations in seconds, the latency bound in milliseconds, the rate in queries a second."""
         return {
             "scenarios": list(self.scenarios),
             "min_duration_s": self.min_duration_s,

@@ -28,15 +28,19 @@ class BoundSession:
         self._bindings: Dict[Key, Tuple[Any, Dict[str, Any]]] = {}
 
     def get_inputs(self) -> Any:
+        """The inputs of the wrapped session: `name`, `type` and `shape` each."""
         return self._session.get_inputs()
 
     def get_outputs(self) -> Any:
+        """The outputs of the wrapped session: `name`, `type` and `shape` each."""
         return self._session.get_outputs()
 
     def get_providers(self) -> Any:
+        """The execution providers that really started, by ONNX Runtime's names."""
         return self._session.get_providers()
 
     def end_profiling(self) -> Any:
+        """Close ONNX Runtime's profile and return the path of its file."""
         return self._session.end_profiling()
 
     def run(self, names: Optional[Sequence[str]], feeds: Mapping[str, Any], run_options: Any = None) -> List[Any]:

@@ -76,6 +76,11 @@ def list_archive(archive: zipfile.ZipFile, where: str) -> Dict[str, zipfile.ZipI
 
 
 def read_manifest(stream: IO[bytes], where: str) -> bytes:
+    """The bytes of the manifest, at most `MAX_BYTES`.
+
+    Raises:
+        BundleError: it is larger.
+    """
     data = stream.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise BundleError(f"{where}: {MANIFEST} is larger than {MAX_BYTES} bytes")

@@ -61,34 +61,42 @@ class Distribution:
 
     @property
     def count(self) -> int:
+        """The number of latencies: queries, not model samples."""
         return int(self.samples_ms.size)
 
     @property
     def p50(self) -> float:
+        """The median latency in milliseconds, by `percentile`: observed, not interpolated."""
         return percentile(self._ordered, 0.5)
 
     @property
     def p90(self) -> float:
+        """The latency in milliseconds that 90 % of the queries do not exceed."""
         return percentile(self._ordered, 0.9)
 
     @property
     def p99(self) -> float:
+        """The latency in milliseconds that 99 % of the queries do not exceed."""
         return percentile(self._ordered, 0.99)
 
     @property
     def p999(self) -> float:
+        """The latency in milliseconds that 99.9 % of the queries do not exceed."""
         return percentile(self._ordered, 0.999)
 
     @property
     def mean(self) -> float:
+        """Arithmetic mean of the latencies in milliseconds."""
         return float(self.samples_ms.mean())
 
     @property
     def minimum(self) -> float:
+        """The shortest latency in milliseconds."""
         return float(self._ordered[0])
 
     @property
     def maximum(self) -> float:
+        """The longest latency in milliseconds."""
         return float(self._ordered[-1])
 
     @property

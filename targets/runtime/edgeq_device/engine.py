@@ -123,6 +123,7 @@ def trtexec_line(variant: Variant, tensorrt: str, shapes: Dict[str, Tuple[int, .
 
 
 def is_tensorrt(variant: Variant) -> bool:
+    """Whether ONNX Runtime runs `variant` with TensorRT, which needs an engine."""
     return variant.ep == PROVIDER
 
 

@@ -102,6 +102,7 @@ class CpuTimes:
 
 
 def read_cpu_times(root: Path = ROOT) -> Optional[CpuTimes]:
+    """Clock ticks of all cores since the start of the system, from /proc/stat; None where it is not there."""
     match = re.match(r"cpu +([0-9 ]+)\n", read_text(root / "proc/stat") or "")
     if not match:
         return None
@@ -127,6 +128,7 @@ def read_memory(root: Path = ROOT) -> Tuple[Optional[int], Optional[int]]:
 
 
 def cpu_name(root: Path = ROOT) -> str:
+    """The processor's name as /proc/cpuinfo states it, else what Python's `platform` reports."""
     info = read_text(root / "proc/cpuinfo") or ""
     match = re.search(r"^(?:model name|Model|Hardware|cpu model)\s*:\s*(.+)$", info, re.M)
     return match.group(1).strip() if match else platform.processor() or platform.machine()

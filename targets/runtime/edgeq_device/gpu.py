@@ -24,6 +24,7 @@ class Gpu:
     driver: str = ""
 
     def to_dict(self) -> Dict[str, Any]:
+        """Plain JSON values; the compute capability as "8.7", the memory in bytes."""
         return {
             "name": self.name,
             "compute_capability": "{}.{}".format(*self.compute_capability),

@@ -114,10 +114,12 @@ class Recorder:
 
     @property
     def count(self) -> int:
+        """The number of recorded runs."""
         return len(self._samples)
 
     @property
     def rounds(self) -> int:
+        """The number of turns taken."""
         return len(self._starts)
 
     def turn(self) -> None:
@@ -142,6 +144,7 @@ class Recorder:
         self.busy_s += now - begin
 
     def distribution(self, samples_per_query: int = 1) -> Distribution:
+        """What was recorded so far: latencies in milliseconds, a round a turn, throughput over the recorded time."""
         return Distribution(
             np.array(self._samples, np.float64) * 1e3,
             np.array(self._starts, np.int64),

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Sequence
 
@@ -15,12 +15,6 @@ from edgeq_device.environment import ROOT, read_memory
 from edgeq_device.errors import RuntimeUnavailableError
 
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
-_LEVELS = {
-    "none": "ORT_DISABLE_ALL",
-    "basic": "ORT_ENABLE_BASIC",
-    "extended": "ORT_ENABLE_EXTENDED",
-    "all": "ORT_ENABLE_ALL",
-}
 
 
 @dataclass(frozen=True)
@@ -38,11 +32,8 @@ class MemoryUse:
     process_peak_bytes: int
 
     def to_dict(self) -> Dict[str, int]:
-        return {
-            "load_bytes": self.load_bytes,
-            "session_peak_bytes": self.session_peak_bytes,
-            "process_peak_bytes": self.process_peak_bytes,
-        }
+        """The figures in bytes under their own names."""
+        return asdict(self)
 
 
 def measure_memory(
@@ -74,7 +65,7 @@ def measure_memory(
         "providers": list(providers),
         "provider_options": dict(provider_options or {}),
         "config": dict(config or {}),
-        "level": _LEVELS[optimization],
+        "optimization": optimization,
         "threads": threads,
     }
     try:
@@ -92,7 +83,7 @@ def measure_memory(
         last = (child.stderr.strip().splitlines() or ["no message"])[-1]
         raise RuntimeUnavailableError(f"the memory of {model} could not be measured: {last}")
     answer = json.loads(child.stdout.strip().splitlines()[-1])
-    return MemoryUse(answer["load_bytes"], answer["session_peak_bytes"], answer["process_peak_bytes"])
+    return MemoryUse(**answer)
 
 
 def _measure_here(order: Mapping[str, Any]) -> Dict[str, int]:
@@ -100,14 +91,12 @@ def _measure_here(order: Mapping[str, Any]) -> Dict[str, int]:
 
     from edgeq_device.feeds import random_feeds
     from edgeq_device.options import ignore_options_in_models
+    from edgeq_device.session_options import session_options
 
     ignore_options_in_models()
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = order["threads"]
-    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, order["level"])
-    for key, value in order["config"].items():
-        options.add_session_config_entry(key, value)
+    options = session_options(
+        onnxruntime, config=order["config"], threads=order["threads"], optimization=order["optimization"]
+    )
     first, _ = read_memory(ROOT)
     provider_options = [order["provider_options"]] + [{}] * (len(order["providers"]) - 1)
     # onnxruntime takes the folder of external weights from that option only for a model given as bytes.

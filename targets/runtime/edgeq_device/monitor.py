@@ -46,6 +46,7 @@ class Monitor:
         self._read()
 
     def sample(self) -> None:
+        """Read clocks and temperatures, unless the last reading is less than half a second old."""
         if self._clock() - self._last >= self._interval_s:
             self._read()
 

@@ -138,6 +138,11 @@ class _Walk:
         self.has_context = False
 
     def message(self, kind: str, at: int, end: int, depth: int) -> None:
+        """Check the protobuf message of type `kind` in bytes `at` to `end`, and those inside it, at nesting `depth`.
+
+        Raises:
+            BundleError: nested too deeply, malformed, or with a field that may not be there.
+        """
         if depth > MAX_DEPTH:
             raise self._wrong(f"messages nest deeper than {MAX_DEPTH}")
         inside, singular = _INSIDE[kind], _SINGULAR.get(kind, frozenset())

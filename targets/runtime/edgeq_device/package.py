@@ -51,6 +51,7 @@ class Bundle:
     _cleanup: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
 
     def close(self) -> None:
+        """Remove the temporary directory of a bundle that was opened from a zip; safe to call twice."""
         self._cleanup()
 
     def __enter__(self) -> Bundle:

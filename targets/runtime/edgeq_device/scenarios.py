@@ -198,6 +198,7 @@ def estimate_max_rate(service_s: np.ndarray, latency_bound_ms: float, seed: int 
     before = total - service
 
     def p99_ms(rate: float) -> float:
+        """99th percentile of the simulated latencies, in milliseconds, at `rate` queries a second."""
         arrival = gaps / rate
         completion = total + np.maximum.accumulate(arrival - before)
         return float(np.sort(completion - arrival)[int(0.99 * queries)]) * 1e3

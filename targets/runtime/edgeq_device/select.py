@@ -46,6 +46,7 @@ class Verdict:
 
     @property
     def fits(self) -> bool:
+        """Whether nothing that the variant requires is lacking."""
         return not self.reasons
 
 

@@ -29,6 +29,7 @@ class OutputCheck:
 
     @property
     def passed(self) -> bool:
+        """Whether shape and dtype agree and the error is within the tolerance."""
         return not self.problem and self.max_error <= self.tolerance
 
 
@@ -41,6 +42,7 @@ class SelfTest:
 
     @property
     def passed(self) -> bool:
+        """Whether there is at least one case and every output of it passed."""
         return self.cases > 0 and all(check.passed for check in self.outputs)
 
 

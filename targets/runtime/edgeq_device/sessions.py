@@ -15,7 +15,7 @@ from edgeq_device.gpu import read_gpus
 from edgeq_device.gpu_sessions import GPU_PROVIDERS, open_on_gpu
 from edgeq_device.options import check_names, ignore_options_in_models
 from edgeq_device.select import CPU, Device, parse_version
-from edgeq_device.spinning import BRIEF_SPIN
+from edgeq_device.session_options import BRIEF_SPIN, LEVELS, session_options
 from edgeq_device.tensorrt import read_tensorrt
 from edgeq_device.variants import EXTERNAL_FOLDER, Variant
 
@@ -23,13 +23,6 @@ from edgeq_device.variants import EXTERNAL_FOLDER, Variant
 _FOLDER_FROM_BYTES = (1, 21)
 
 _MOST_THREADS = 1024
-
-_LEVELS = {
-    "none": "ORT_DISABLE_ALL",
-    "basic": "ORT_ENABLE_BASIC",
-    "extended": "ORT_ENABLE_EXTENDED",
-    "all": "ORT_ENABLE_ALL",
-}
 
 
 def onnxruntime() -> ModuleType:
@@ -84,15 +77,11 @@ def open_session(variant: Variant, threads: int = 0) -> Any:
     check_names(variant.session_options, variant.ep, variant.provider_options)
     ignore_options_in_models()
     ort = onnxruntime()
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = threads or _best_threads(variant)
     level = variant.info.get("optimization", "all")
-    if level not in _LEVELS:
-        raise BundleError(f"variant {variant.name}: optimization is {level!r}; it can be {', '.join(_LEVELS)}")
-    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, _LEVELS[level])
-    for key, value in sorted({**BRIEF_SPIN, **variant.session_options}.items()):
-        options.add_session_config_entry(key, value)
+    if level not in LEVELS:
+        raise BundleError(f"variant {variant.name}: optimization is {level!r}; it can be {', '.join(LEVELS)}")
+    config = {**BRIEF_SPIN, **variant.session_options}
+    options = session_options(ort, config=config, threads=threads or _best_threads(variant), optimization=level)
     if variant.ep in GPU_PROVIDERS:
         return open_on_gpu(variant, ort, lambda providers: _open(variant, ort, options, providers))
     first = (variant.ep, dict(variant.provider_options))

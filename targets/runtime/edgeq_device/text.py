@@ -53,6 +53,7 @@ def _describe_variant(verdict: Verdict) -> Dict[str, Any]:
 
 
 def info_lines(bundle: Bundle, device: Device, choice: Optional[Choice]) -> List[str]:
+    """What `info` prints: size, hash and device, then a line for each variant with the verdict on it."""
     size = sum(record.size for record in bundle.files.values())
     lines = [
         f"{bundle.name or bundle.source}: {len(bundle.files)} files, {size / 1e6:.2f} MB, all hashes right",
@@ -80,6 +81,7 @@ def _variant_line(verdict: Verdict, choice: Optional[Choice]) -> str:
 
 
 def report_lines(report: Report) -> List[str]:
+    """What `verify` prints: the status of each variant, and of each output its error and tolerance (absolute)."""
     lines = [f"{report.bundle.source}: {len(report.bundle.files)} files, all hashes right"]
     for entry in report.variants:
         lines.append(f"  {_name(entry.variant)}: {entry.status}" + (f" ({entry.reason})" if entry.reason else ""))

@@ -60,6 +60,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
+        """Whether no variant failed and at least one was loaded or passed its self-test."""
         statuses = [report.status for report in self.variants]
         return FAILED not in statuses and (PASSED in statuses or LOADED in statuses)
 
@@ -76,6 +77,7 @@ class Report:
             raise BundleError(f"{self.bundle.source}: no variant runs on this device ({why})")
 
     def to_dict(self) -> Dict[str, Any]:
+        """What `verify --json` prints: plain JSON values, one entry a variant."""
         return {
             "bundle": str(self.bundle.source),
             "name": self.bundle.name,
