@@ -10,7 +10,7 @@
     ├── RuntimeUnavailableError  8   onnxruntime (or an extra) is missing, or refuses the artifact
     ├── CalibrationError         9   statistics or a table: incomplete, non-finite, of another model
     ├── CheckFailedError        10   a proof that did not hold: self-test, accuracy, coverage, speed
-    └── GoalNotMetError         11   tuning ended and nothing meets what was asked
+    └── GoalNotMetError         11   tuning ended and nothing meets the goal
 
     Interrupted by Ctrl-C is 130, as shells have it.
 

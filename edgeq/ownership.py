@@ -1,6 +1,6 @@
 """Whose a folder's content is: only what edgeq wrote, by its content, is ever replaced or removed.
 
-Each kind of folder that edgeq writes has an `Ownership`, which is asked about every file in a folder before that folder
+Each kind of folder that edgeq writes has an `Ownership`, which decides on every file in a folder before that folder
 is replaced. Whatever it does not recognise is named and kept. Folders without a format of their own carry a marker.
 """
 
@@ -29,7 +29,7 @@ Judge = Callable[[str], bool]
 
 @dataclass(frozen=True)
 class Ownership:
-    """How one kind of folder is told from all others.
+    """How one kind of folder is distinguished from all others.
 
     Attributes:
         title: what messages call it, without an article: "bundle".

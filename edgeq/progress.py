@@ -1,4 +1,4 @@
-"""How long work tells that it is alive. Library code takes a `Progress`; the command line draws it."""
+"""Progress of long work. Library code takes a `Progress`; the command line draws it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ class Silent:
 
     @contextmanager
     def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
+        """Open a stage that shows nothing; see `Progress.stage`."""
         yield lambda steps: None
 
     def note(self, text: str) -> None:
+        """Drop `text`."""
         del text
 
 

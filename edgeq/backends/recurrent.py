@@ -39,7 +39,7 @@ class IntegerWeights:
 
     Attributes:
         per_channel: one scale per output, else one per matrix.
-        limit: the largest integer; 63 leaves room where kernels add two products in 16 bits.
+        limit: the largest integer; 63 leaves one bit where kernels add two products in 16 bits.
     """
 
     per_channel: bool

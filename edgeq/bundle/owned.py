@@ -24,6 +24,7 @@ def _judge(folder: Path) -> Judge | None:
     digests = {name: record.sha256 for name, record in records.items()}
 
     def judge(name: str) -> bool:
+        """Whether `name` has the hash that the manifest states, or is what Python compiled from such a module."""
         compiled = _COMPILED.fullmatch(name)
         if compiled is not None:
             return f"{compiled['folder']}{compiled['module']}.py" in digests

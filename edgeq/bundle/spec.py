@@ -55,7 +55,7 @@ class VariantSpec:
         info: becomes executor_info.edgeq. The runner reads `architecture` ("x86_64", "arm64", "any"),
             `required_features` (list), `rank` (int, the highest that fits wins), `min_onnxruntime` ("1.17") and
             `optimization` ("none", "basic", "extended", "all") and `threads` (those that suit it best, taken where the
-            runner is told none); the rest is for people.
+            caller names none); the rest is for people.
         selftest: vectors; `tolerance` is the absolute difference allowed for each of their outputs.
         files: what else the target needs (a file for its own runtime), by relative path; in the bundle it lies under
             files/NAME. The runner on the device takes no notice of it.

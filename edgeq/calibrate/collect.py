@@ -98,6 +98,7 @@ def collect(
     partitions, workers = partition_tensors(model, names, state, samples, total, memory, workers)
 
     def snapshot() -> Statistics:
+        """The statistics as they are now; samples that every tensor has been through count as done."""
         done = min((t.samples for t in state.values()), default=total)
         return Statistics(model_digest, data_digest, done, state, total)
 

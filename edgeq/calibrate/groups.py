@@ -25,6 +25,7 @@ def scale_groups(model: ir.Model, op_types: Collection[str] = SHARING) -> tuple[
     parent: dict[str, str] = {}
 
     def root(name: str) -> str:
+        """The representative of a tensor's group; paths to it are shortened on the way."""
         parent.setdefault(name, name)
         while parent[name] != name:
             parent[name] = parent[parent[name]]

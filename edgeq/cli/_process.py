@@ -30,7 +30,7 @@ INTERRUPTED = 128 + signal.SIGINT
 READER_GONE = 128 + 13  # SIGPIPE, which Windows does not name
 TERMINATED = 128 + signal.SIGTERM
 
-# What the machine cannot give; any other OSError that no room has made sense of is a bug.
+# Resources that the machine lacks; any other OSError that no package has turned into an edgeq error is a bug.
 _EXHAUSTED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG})
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     "targets",
     multiple=True,
     metavar="NAME",
-    help="Foretell int8 for this target or profile; may be given several times. Default: this machine.",
+    help="Predict what runs in int8 on this target or profile; may be given several times. Default: this machine.",
 )
 @common
 def command(model: Path, targets: tuple[str, ...], printer: Printer) -> None:

@@ -83,7 +83,7 @@ def _draw(console: Console, result: Packaged, *, verbose: bool) -> None:
 
 
 def _draw_checks(console: Console, checks: Sequence[Check], *, verbose: bool) -> None:
-    """What was checked on whose word; in one line, or one line each."""
+    """What was checked, and on whose kernels; in one line, or one line each."""
     from edgeq.measure.checks import summarise
 
     if verbose:

@@ -44,6 +44,7 @@ class _Runs:
             yield dataclasses.replace(run, inputs=inputs)
 
     def digest(self) -> str:
+        """The digest of the samples behind the reader; stacking in batches does not change it."""
         return self.reader.samples.digest()
 
 

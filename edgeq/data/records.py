@@ -45,7 +45,8 @@ class Record:
 class Hash(Protocol):
     """The part of hashlib's objects that digests use."""
 
-    def update(self, data: bytes, /) -> None: ...
+    def update(self, data: bytes, /) -> None:
+        """Add `data` to what is hashed."""
 
 
 class Source(Protocol):

@@ -1,6 +1,6 @@
 """This machine as a `Machine`: py-cpuinfo first, completed and corrected by the operating system.
 
-py-cpuinfo is asked once, for a second: it spells some flags twice, knows only CPUID leaf 7/0 (no AVX-VNNI, no AMX),
+py-cpuinfo is run once, for a second: it spells some flags twice, knows only CPUID leaf 7/0 (no AVX-VNNI, no AMX),
 and merges what CPUID answers with what /proc/cpuinfo lists. So its features count where the system lists none (a
 container that hides them); where the system does list them, the system is believed: a hypervisor or a boot option
 that hides a feature means it. Disagreements become notes.
@@ -95,7 +95,7 @@ def combine(reading: Reading, reported: frozenset[str]) -> tuple[frozenset[str],
 
 @cache
 def query_py_cpuinfo() -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """py-cpuinfo's report, asked once a process; empty, with a note, on a CPU that it does not take."""
+    """py-cpuinfo's report, read once a process; empty, with a note, on a CPU that it does not take."""
     import cpuinfo
 
     try:

@@ -20,7 +20,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One NVIDIA GPU. `compute_capability` is (major, minor); `memory_bytes` is None where NVML does not tell."""
+    """One NVIDIA GPU. `compute_capability` is (major, minor); `memory_bytes` is None where NVML does not report it."""
 
     name: str
     compute_capability: tuple[int, int]

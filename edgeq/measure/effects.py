@@ -127,10 +127,12 @@ def group_effects(
     zeros = {name: np.zeros((), types[name]) for pairs in disturbances.values() for name in pairs if name in types}
 
     def outputs_of(sample: Sample, disturbance: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """The float model's outputs for one sample, by name, with `disturbance` added to its layers."""
         fed = dataclasses.replace(sample, inputs={**sample.inputs, **zeros, **disturbance})
         return {outputs[name]: values for name, values in infer(session, fed, model="the float model").items()}
 
     def errors(layers: LayerArrays, tensor: str) -> dict[str, NDArray[Any]]:
+        """What is added at `tensor`: its error from rounding alone, by the disturbance inputs' names."""
         from_rounded, made = layers.from_rounded[tensor], (layers.alone[tensor], layers.raw[tensor])
         return {
             name: _finite_difference(values, from_rounded).astype(types[name])

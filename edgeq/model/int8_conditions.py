@@ -128,6 +128,7 @@ def _least_channels(bound: int) -> Condition:
     """Both sides of a dense convolution are narrower than `bound`. A depthwise one has kernels of its own."""
 
     def check(node: ir.Node, context: NodeContext) -> str:
+        """See `_least_channels`; "" where the weight's shape is not known."""
         weight = known_sizes(node_input(node, 1)) or ()
         groups = max(1, _integer(node, "group"))
         if len(weight) < 3 or groups > 1 or max(weight[:2]) >= bound or not all(weight[:2]):

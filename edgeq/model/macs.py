@@ -40,6 +40,7 @@ def node_macs(model: ir.Model) -> dict[str, int]:
         return tuple(size if isinstance(size, int) and size > 0 else 1 for size in shape or ())
 
     def count(node: ir.Node) -> int:
+        """Multiply-accumulates of one run of the node; 0 where a shape is not known."""
         row = operator_of(node)
         if not row.mac_rule:
             return 0

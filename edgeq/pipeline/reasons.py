@@ -29,6 +29,7 @@ def _static(model: ir.Model, scheme: Scheme, backend: str) -> Explain:
     stacked = stacked_products(model) if scheme.per_channel else frozenset()
 
     def explain(name: str, op_type: str) -> str:
+        """Why the node is not in int8: the scheme first, then the backend's rules, then the optimiser's fusions."""
         node = prediction.get(name)
         kind = node.op_type if node else op_type
         if name in scheme.exclude:
@@ -53,6 +54,7 @@ def _at_run_time(model: ir.Model, scheme: Scheme) -> Explain:
     types = scheme.quantized_types or frozenset()
 
     def explain(name: str, op_type: str) -> str:
+        """Why the node is not in int8: the scheme first, then what run-time quantization takes."""
         node = nodes.get(name)
         kind = node.op_type if node else op_type
         if name in scheme.exclude:

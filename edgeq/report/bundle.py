@@ -35,8 +35,8 @@ from edgeq.report.record import RECORD, TUNING
 from edgeq.report.timing import INT8
 from edgeq.report.verdict import Verdict, verdict_of
 
-# The last line of a page: by the hash of all before, a page that someone wrote into is told from one that is as edgeq
-# left it.
+# The last line of a page: the hash of all before it distinguishes a page that someone changed from one that is as
+# edgeq left it.
 _SEAL = b"<!-- edgeq report sha256:%s -->\n"
 _MOST_BYTES = 1 << 28
 
@@ -79,7 +79,7 @@ def report_bundle(
 ) -> Reported:
     """Write the report of the bundle, or of the record, at `path`.
 
-    The page is always made anew from the bundle's figures: a page that came with a stranger's bundle is not opened.
+    The page is always made anew from the bundle's figures: a page that came with an untrusted bundle is not opened.
 
     Args:
         output: the page; None puts it beside the bundle, as NAME.report.html.

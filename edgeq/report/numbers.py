@@ -20,6 +20,7 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def fixed(value: float, decimals: int) -> str:
+    """`value` with `decimals` digits after the point, a true minus sign, and no sign on a zero."""
     shown = f"{value:.{decimals}f}"
     return _signed(shown if float(shown) else shown.lstrip("-"))
 
@@ -75,6 +76,7 @@ def times(value: float) -> str:
 
 
 def decibels(value: float) -> str:
+    """A level in dB with one decimal."""
     return f"{fixed(value, 1)}{_THIN}dB"
 
 

@@ -36,6 +36,7 @@ class Scale:
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, most: int = 6) -> tuple[float, ...]:
+        """At most about `most` round values between `low` and `high`, by powers of ten on a logarithmic axis."""
         return log_ticks(self.low, self.high, most) if self.log else nice_ticks(self.low, self.high, most)
 
 

@@ -31,6 +31,7 @@ class Box:
     height: float
 
     def overlaps(self, other: Box) -> bool:
+        """Whether the interiors intersect; boxes that share an edge do not overlap."""
         return (
             self.x < other.x + other.width
             and other.x < self.x + self.width
@@ -39,6 +40,7 @@ class Box:
         )
 
     def inside(self, other: Box) -> bool:
+        """Whether no part of this box lies outside `other`."""
         return (
             self.x >= other.x
             and self.y >= other.y
@@ -86,6 +88,7 @@ def _number(value: str | int | float) -> str:
 
 
 def label(x: float, y: float, text: str, *, anchor: str = "start", class_: str = "tick") -> Markup:
+    """A text element with its baseline at (x, y) in the figure's units; `anchor` is start, middle or end."""
     return tag("text", text, x=x, y=y, text_anchor=anchor if anchor != "start" else None, class_=class_)
 
 

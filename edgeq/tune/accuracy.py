@@ -134,6 +134,7 @@ class _Estimate:
     seen: int = 0
 
     def update(self, sample: Sample, reference: Outputs, candidate: Outputs) -> None:
+        """Add one sample: the candidate's outputs against float32's, and against the label where there is one."""
         self.agreement.update(reference, candidate, sample)
         if self.metric is not None:
             self.metric.update(candidate, sample)

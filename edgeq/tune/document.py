@@ -65,6 +65,7 @@ def make_record(
     elapsed_s: float,
     float32: Mapping[str, float],
 ) -> dict[str, Any]:
+    """The tuning record of a search: the goal, each trial with its reason, the Pareto front, the verdict."""
     found = plain(outcome)
     baseline, threads = found.pop("baseline"), found.pop("baseline_threads")
     classes = any(t.assessment and t.assessment.disagreement is not None for t in outcome.trials)

@@ -107,6 +107,7 @@ def select_float_layers(
     found: list[tuple[RankedLayer, ...]] = []
 
     def holds(layers: tuple[RankedLayer, ...]) -> bool:
+        """Whether the loss with `layers` in float is at most `max_drop`; such a set is kept in `found`."""
         enough = evaluate(_nodes(layers)) <= max_drop
         if enough:
             found.append(layers)
@@ -170,9 +171,11 @@ def rank_by_probing(
     size = max(1, -(-len(names) // groups))
 
     def measured(nodes: Sequence[str]) -> RankedLayer:
+        """`nodes` as one layer with its noise, which costs one call of `noise_of`."""
         return RankedLayer(nodes[0], tuple(nodes), noise_of(nodes))
 
     def cost(layer: RankedLayer) -> int:
+        """Multiply-accumulates of the layer."""
         return sum(macs[node] for node in layer.nodes)
 
     def order(layer: RankedLayer) -> tuple[float, int, tuple[str, ...]]:

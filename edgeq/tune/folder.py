@@ -19,6 +19,7 @@ _LEFT = re.compile(rf"\.{COLLECTED}\.[0-9a-f]+\.partial/(?:(?:new|old)/(?:statis
 
 
 def folder_of(output: Path) -> Path:
+    """The folder beside `output` in which a tuning run keeps its journal and statistics."""
     return output.with_name(f"{output.name}.tuning")
 
 

@@ -39,6 +39,7 @@ class Trial:
 
     @property
     def name(self) -> str:
+        """The candidate's name, which is unique in a search."""
         return self.candidate.name
 
     def replace(self, **changes: Any) -> Trial:
@@ -85,10 +86,16 @@ class Outcome:
     histograms: Mapping[str, Any] = field(default_factory=dict)
 
     def trial(self, name: str) -> Trial:
+        """The trial of that name.
+
+        Raises:
+            StopIteration: there is none.
+        """
         return next(t for t in self.trials if t.name == name)
 
     @property
     def winner(self) -> Trial | None:
+        """The chosen trial; None where nothing qualified."""
         return self.trial(self.chosen) if self.chosen else None
 
     def __record__(self) -> dict[str, Any]:

@@ -44,6 +44,7 @@ def _apply_recoveries(
     tried = {frozenset(base.candidate.recoveries)}
 
     def attempt(candidate: Candidate) -> Trial:
+        """Build and assess `candidate`, and remember its set of recoveries as tried."""
         tried.add(frozenset(candidate.recoveries))
         return build_and_assess(table, evaluator, candidate, "recovery", best.name, progress)
 

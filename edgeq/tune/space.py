@@ -90,7 +90,7 @@ def _needed(session: Mapping[str, str]) -> dict[str, str]:
 
 
 def _sensible(scheme: Scheme, profile: Profile) -> bool:
-    """Remedies against saturation only where there is something that saturates, and one of them at a time."""
+    """Mitigations of saturation only where there is something that saturates, and one of them at a time."""
     saturating = profile.hazards.get("saturates_int16", ())
     saturates = scheme.pair in saturating or f"{scheme.pair}-{scheme.format}" in saturating
     precise = bool(scheme.session_options)

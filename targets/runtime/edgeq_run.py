@@ -27,7 +27,7 @@ if __spec__ is not None and __spec__.cached is not None and Path(__spec__.cached
     if not any(Path(__spec__.cached).parent.iterdir()):
         Path(__spec__.cached).parent.rmdir()
 
-# onnxruntime's wheels report their use to their maker, and leave a file in the temporary folder, unless told not to.
+# onnxruntime's wheels report their use to their maker, and leave a file in the temporary folder, unless this is set.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 

@@ -10,7 +10,7 @@ from edgeq_device.environment import read_memory
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.memory import measure_memory
 
-pytestmark = pytest.mark.skipif(read_memory()[0] is None, reason="this system does not tell a process's memory")
+pytestmark = pytest.mark.skipif(read_memory()[0] is None, reason="this system does not report a process's memory")
 
 
 def test_a_models_memory_is_measured_in_its_own_process(models: dict[str, Path]) -> None:

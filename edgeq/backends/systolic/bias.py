@@ -39,6 +39,7 @@ def correct_biases(program: Program, inputs: Mapping[str, Array], means: Mapping
     simulator = Simulator(program, keep_sums=True)
 
     def corrected(step: Conv | Fc, x: Array) -> Conv | Fc:
+        """`step` with its bias moved by the mean error of each output channel for input `x`, in units of the sums."""
         tensor = program.tensors[step.output]
         if tensor.origin not in means:
             return step

@@ -113,6 +113,7 @@ def _spans(kernel: Pair, strides: Pair, dilations: Pair, size: Pair) -> list[tup
     """(row tap, column tap, the rows it reads, the columns it reads) of every tap."""
 
     def span(tap: int, axis: int) -> slice:
+        """The input positions that one kernel tap reads along one axis (0: rows, 1: columns)."""
         start = tap * dilations[axis]
         return slice(start, start + (size[axis] - 1) * strides[axis] + 1, strides[axis])
 

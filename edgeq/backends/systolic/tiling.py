@@ -40,6 +40,7 @@ def product_tiles(rows: int, columns: int, depth: int, array: ArrayConfig) -> Pr
     tile[2] = max(min(whole[2], scratchpad // (tile[0] + tile[1])), 1)
 
     def fits(i: int, j: int, k: int) -> bool:
+        """Whether i x j tiles of the product, k deep, fit into accumulator and scratchpad; all in tiles of `dim`."""
         return (i + j) * k <= scratchpad and i * j <= accumulator
 
     grown = True

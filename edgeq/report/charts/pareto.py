@@ -157,7 +157,7 @@ def _whisker(point: _Point, xs: Scale) -> Markup | None:
 
 
 def _labels(points: Sequence[_Point], frame: Box) -> Markup:
-    """Names of what matters, where there is room: the chosen one and float32 first, then the front."""
+    """Names of what matters, where there is space: the chosen one and float32 first, then the front."""
     taken = [Box(p.x - 6, p.y - 6, 12, 12) for p in points]
     parts = []
     wanted = [p for status in ("chosen", "float32", "front") for p in points if p.candidate.status == status]

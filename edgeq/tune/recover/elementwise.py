@@ -81,6 +81,7 @@ class Followers:
         session = open_piece(self._model, follower.nodes, feed, computed, settings)
 
         def run(numbers: NDArray[Any]) -> NDArray[np.float64]:
+            """float64[ends, n]: what each end computes from n values of the followed tensor."""
             flat = np.ascontiguousarray(numbers, np.float32).reshape(-1)
             found = dict(zip(computed, session.run(computed, {follower.tensor: flat}), strict=True))
             ends = [found.get(name, flat) for name in follower.ends]

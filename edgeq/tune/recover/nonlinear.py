@@ -43,6 +43,7 @@ def range_behind(tensor: TensorStatistics, function: Function, grid: Grid) -> Ra
         return None
 
     def errors(shares: Floats) -> Floats:
+        """float[n]: the weighted squared error of each of n pairs of shares of the range's ends."""
         found = [_error(centres, counts, wanted, function, Range(low * a, high * b), grid) for a, b in shares]
         return np.array(found)
 

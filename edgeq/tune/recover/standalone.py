@@ -35,6 +35,7 @@ def recovering(*names: str, min_sqnr_db: float | None = None) -> Builder:
         RECOVERIES.check(name)
 
     def build(job: Job, target: Target, scheme: Scheme, destination: Path, progress: Progress) -> Built:
+        """Build with the recoveries, and with layers in float until `min_sqnr_db` is met."""
         with tempfile.TemporaryDirectory(prefix="edgeq-recover-") as folder:
             recoverer = Recoverer(job, target, Path(folder))
             if min_sqnr_db is not None:
@@ -52,6 +53,7 @@ def _closer(
     best = -float("inf")
 
     def loss(tried: Scheme) -> float:
+        """Negated SQNR in dB of the outputs under a scheme, against float32, so that less is better."""
         nonlocal best
         artifact = recoverer.state(tried, names, recoverer.place() / "tried.onnx").artifact
         assert artifact is not None
@@ -63,6 +65,7 @@ def _closer(
         return -found
 
     def in_float(nodes: tuple[str, ...]) -> Scheme:
+        """The scheme with `nodes` excluded, too."""
         return scheme.replace(exclude=(*scheme.exclude, *nodes))
 
     if loss(scheme) <= -min_sqnr_db:

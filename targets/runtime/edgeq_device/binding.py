@@ -1,4 +1,4 @@
-"""A session whose inputs and outputs stay in the device's memory between runs, with the face of a plain one.
+"""A session whose inputs and outputs stay in the device's memory between runs, with a plain one's interface.
 
 Without it every run allocates on the device, and CUDA graphs cannot be replayed: those need fixed addresses.
 """

@@ -57,11 +57,11 @@ _BITS = {
     "amx_bf16": (7, 0, _EDX, 22, _AMX_STATE),
 }
 FEATURES = frozenset(_BITS)
-"""Every feature that `features` can tell."""
+"""Every feature that `features` can find."""
 
 
 def bit_of(feature: str) -> Tuple[int, int, int, int]:
-    """Where CPUID tells of `feature`: leaf, subleaf, register (0 is EAX) and bit."""
+    """Where CPUID reports `feature`: leaf, subleaf, register (0 is EAX) and bit."""
     leaf, subleaf, register, bit, _ = _BITS[feature]
     return leaf, subleaf, register, bit
 

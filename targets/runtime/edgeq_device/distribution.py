@@ -1,4 +1,4 @@
-"""A set of latencies and what is said about it: percentiles, mean, variation, throughput, a histogram."""
+"""A set of latencies and its statistics: percentiles, mean, variation, throughput, a histogram."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def percentile(ordered: np.ndarray, fraction: float) -> float:
     """
     if len(ordered) == 0:
         raise ValueError("no latencies to take a percentile of")
-    # 0.07 * 100 is 7.000000000000001 and 0.29 * 100 is 28.999999999999996: nudge before the floor.
+    # 0.07 * 100 is 7.000000000000001 and 0.29 * 100 is 28.999999999999996: nudge before rounding down.
     return float(ordered[min(len(ordered) - 1, int(fraction * len(ordered) + 1e-9))])
 
 

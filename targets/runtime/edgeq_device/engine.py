@@ -1,4 +1,4 @@
-"""TensorRT engines: where they are kept, what the provider is told, and how to build one without onnxruntime.
+"""TensorRT engines: where they are kept, the provider's options, and how to build one without onnxruntime.
 
 An engine fits one GPU, one TensorRT and one model, so it lies in a folder named after the three, beside the bundle.
 """
@@ -30,7 +30,7 @@ _FORM = slice(0, 20)
 
 @dataclass(frozen=True)
 class Engine:
-    """Where an engine is or will be, and what the provider is told.
+    """Where an engine is or will be, and the provider's options.
 
     Attributes:
         folder: made, and writable.

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs, asked of the driver's own libraries: NVML, and the CUDA driver where that is not there (Jetson)."""
+"""NVIDIA GPUs, read from the driver's own libraries: NVML, and the CUDA driver where that is not there (Jetson)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Load = Callable[[str], Any]
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU. `compute_capability` is (major, minor); `memory_bytes` is 0 and `driver` "" where nothing tells."""
+    """One GPU. `compute_capability` is (major, minor); `memory_bytes` is 0 and `driver` "" where unknown."""
 
     name: str
     compute_capability: Tuple[int, int]

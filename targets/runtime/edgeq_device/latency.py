@@ -37,7 +37,7 @@ class WarmUp:
         window: runs a window.
         tolerance: relative difference of the two medians.
         min_s: seconds at least (clock governors need some tenths of a second to react).
-        max_s: seconds at most; after them the runner is measured all the same, and said not to be stable.
+        max_s: seconds at most; after them the runner is measured all the same, and reported as not stable.
         max_runs: runs at most.
     """
 

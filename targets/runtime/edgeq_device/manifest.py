@@ -1,4 +1,4 @@
-"""The bundle's own words: manifest.json and component.json, checked key by key. No file is touched here.
+"""The bundle's metadata: manifest.json and component.json, checked key by key. No file is touched here.
 
 The format is ONNX Runtime's model package; the reader takes the part of it that edgeq writes (portable layout,
 components as directories) and refuses the rest, so that nothing in a bundle goes unread.

@@ -1,4 +1,4 @@
-"""How much memory a model takes: measured in a process of its own, as two sessions in one cannot be told apart."""
+"""How much memory a model takes: measured in a process of its own, as two sessions in one cannot be separated."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def measure_memory(
         threads: intra-op threads (0: onnxruntime's choice).
 
     Raises:
-        RuntimeUnavailableError: the process failed, took too long, or the system does not tell a process's memory.
+        RuntimeUnavailableError: the process failed, took too long, or the system does not report a process's memory.
     """
     order = {
         "model": os.fspath(model),
@@ -109,7 +109,7 @@ def _measure_here(order: Mapping[str, Any]) -> Dict[str, int]:
         session.run(None, feed)
     _, peak = read_memory(ROOT)
     if first is None or loaded is None or peak is None:
-        raise RuntimeUnavailableError(f"{sys.platform} does not tell how much memory a process has")
+        raise RuntimeUnavailableError(f"{sys.platform} does not report how much memory a process has")
     return MemoryUse(max(0, loaded - first), max(0, peak - first), peak).to_dict()
 
 

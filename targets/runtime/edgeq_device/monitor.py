@@ -60,7 +60,7 @@ class Monitor:
         self._last = self._clock()
 
     def finish(self) -> Dict[str, Any]:
-        """The last reading, and everything that was seen under stable names; null where the system does not tell."""
+        """The last reading, and everything that was seen, under stable names; null where the system reports none."""
         self._read()
         return {
             "clock_mhz": _range(self.mhz),

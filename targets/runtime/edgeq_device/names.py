@@ -1,4 +1,4 @@
-"""Which names a bundle may hold. A name comes from a stranger until it has been through here."""
+"""Which names a bundle may hold. A name is untrusted until it has been checked here."""
 
 from __future__ import annotations
 

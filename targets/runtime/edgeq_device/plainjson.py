@@ -1,4 +1,4 @@
-"""JSON from a stranger: bounded in size and depth, no key twice, no NaN, no million-digit number."""
+"""JSON from untrusted input: bounded in size and depth, no key twice, no NaN, no million-digit number."""
 
 from __future__ import annotations
 

@@ -1,0 +1,101 @@
+"""Prose in the field's terms: docstrings, comments, messages, help texts and pages use none of these metaphors."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+METAPHORS = re.compile(
+    r"\b(rooms?|houses?|floors?|doors?|strangers?|faces?|blam(?:e|es|ed|ing)|culprits?|witness(?:es|ed)?|workshops?"
+    r"|outlooks?|rescu(?:e|es|ed|ing)|movers?|remed(?:y|ies)|surroundings|told|foretells?|foretold|said"
+    r"|(?:is|are) asked)\b",
+    re.IGNORECASE,
+)
+# Rounding down is called floor, as in numpy.
+ALLOWED = ("floor(", "floor|round|ceil", "floor\\|round\\|ceil", "floor, ceil", "defaults to floor")
+
+
+def prose_of_python(text: str) -> Iterator[tuple[int, str]]:
+    """Line number and text of every comment, docstring and string of several words; keys of formats are one word."""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip():
+            yield node.lineno, node.value
+
+
+def prose_of_page(text: str) -> Iterator[tuple[int, str]]:
+    """Line number and text of every line that is no code, without the code spans in it."""
+    fenced = False
+    for number, line in enumerate(text.splitlines(), 1):
+        fenced ^= line.startswith("```")
+        if not fenced and not line.startswith("    "):
+            yield number, re.sub(r"`[^`]*`", "", line)
+
+
+def metaphors(path: Path) -> list[str]:
+    """`FILE:LINE: WORD` for each one in a file; docstrings and strings count lines from where they begin."""
+    text = path.read_text("utf-8")
+    if path.suffix == ".py":
+        parts = prose_of_python(text)
+    elif path.suffix == ".md":
+        parts = prose_of_page(text)
+    else:
+        parts = iter(enumerate(text.splitlines(), 1))
+    found = []
+    for number, part in parts:
+        for allowed in ALLOWED:
+            part = part.replace(allowed, "")
+        for match in METAPHORS.finditer(part):
+            line = number + part.count("\n", 0, match.start())
+            found.append(f"{path.relative_to(REPOSITORY)}:{line}: {match.group()}")
+    return found
+
+
+def files() -> list[Path]:
+    code = [p for folder in ("edgeq", "targets") for p in (REPOSITORY / folder).rglob("*.py")]
+    data = [p for folder in ("targets", "profiles") for p in (REPOSITORY / folder).rglob("*.toml")]
+    pages = [*(REPOSITORY / "docs").rglob("*.md"), *REPOSITORY.glob("*.md")]
+    return sorted((*code, *data, *pages))
+
+
+def test_prose_is_plain() -> None:
+    found = [line for path in files() for line in metaphors(path)]
+    assert not found, "say it in the field's terms:\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.py", '"""The upper floor."""'),
+        ("a.py", "x = 1  # a stranger's file"),
+        ("a.py", 'print(f"the engine is told {1}")'),
+        ("a.md", "The door is open."),
+    ],
+)
+def test_metaphors_are_found(name: str, text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(f"{__name__}.REPOSITORY", tmp_path)
+    (tmp_path / name).write_text(text, "utf-8")
+    assert metaphors(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.py", 'keys = {"culprits": 1, "remedies": 2}'),
+        ("a.py", '"""The latency at floor(p x n)."""'),
+        ("a.md", "Run `benchmark --only witness`, or\n\n    cd house\n"),
+    ],
+)
+def test_keys_and_code_are_left_alone(name: str, text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(f"{__name__}.REPOSITORY", tmp_path)
+    (tmp_path / name).write_text(text, "utf-8")
+    assert not metaphors(tmp_path / name)
