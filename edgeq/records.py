@@ -277,9 +277,11 @@ def toml_table(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]:
         EdgeqError: of the type `error`, with the advice `fix`.
     """
     try:
-        if path.stat().st_size > _LARGEST_TOML:
+        with path.open("rb") as stream:
+            content = stream.read(_LARGEST_TOML + 1)
+        if len(content) > _LARGEST_TOML:
             raise error(f"{path} is larger than 1 MiB", fix)
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(content.decode("utf-8"))
     except OSError as problem:
         raise error(f"{path} cannot be read: {problem.strerror}", fix) from problem
     except UnicodeDecodeError as problem:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import re
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,10 +22,8 @@ from edgeq.data.spec import Spec, parse_spec, parse_text
 from edgeq.data.state import Array, Geometry, Picture, State, assumed_axes
 from edgeq.data.steps import is_step
 from edgeq.errors import DataError
-from edgeq.records import plain
+from edgeq.records import plain, toml_table
 from edgeq.signature import TensorSpec
-
-MAX_SPEC_BYTES = 1 << 20
 
 UserFunction = Callable[[Any], "Array | Mapping[str, Array]"]
 Reads = Literal["array", "path", "text"]
@@ -248,16 +245,7 @@ def _from_dict(value: Mapping[str, Any]) -> Preprocess:
 
 
 def _from_toml(path: Path) -> Preprocess:
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_SPEC_BYTES + 1)
-        if len(data) > MAX_SPEC_BYTES:
-            raise DataError(f"{path} is larger than {MAX_SPEC_BYTES} bytes", "A preprocessing is a short file")
-        plain = tomllib.loads(data.decode("utf-8"))
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}", "Check the path of the preprocessing") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is not TOML: {error}", "Correct the file") from error
+    plain = toml_table(path, DataError, "Give the path of a preprocessing, a short TOML file")
     return _declared(path.stem, parse_spec(plain, str(path)))
 
 

@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.emulate.emulator import Emulator, Kernels
-from edgeq.errors import CheckFailedError
+from edgeq.errors import CheckFailedError, RuntimeUnavailableError
 from edgeq.measure.inference import Session
-from edgeq.records import plain
+from edgeq.records import plain, read_json
 
 EXACT, SATURATED = "exact", "saturated"
 
@@ -175,14 +175,14 @@ def scan(stream: IO[bytes], kernels: Iterable[Kernels]) -> set[str]:
 
 
 def load_proof(file: Path) -> KernelProof | None:
-    """A proof that `save_proof` wrote; None where there is no file."""
+    """A proof that `save_proof` wrote; None where there is no file.
+
+    Raises:
+        RuntimeUnavailableError: the file is damaged.
+    """
     if not file.is_file():
         return None
-    content: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    instructions = content["instructions"]
-    return KernelProof(
-        content["pairs"], tuple(content["features"]), tuple(instructions) if instructions is not None else None
-    )
+    return read_json(file, KernelProof, RuntimeUnavailableError, "Remove it")
 
 
 def save_proof(proof: KernelProof, file: Path) -> None:

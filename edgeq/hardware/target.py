@@ -7,7 +7,7 @@ that fits the machine at hand.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,29 +69,20 @@ class Target:
         }
 
 
-def load_targets(
-    machine: Machine | None = None,
-    folders: Sequence[Path] | None = None,
-    profile_folders: Sequence[Path] | None = None,
-) -> dict[str, Target]:
+def load_targets(machine: Machine | None = None) -> dict[str, Target]:
     """All targets by name. Detects this machine, for the target that follows it, unless `machine` is given.
 
     Raises:
         HardwareError: a file that is not a good target or profile.
     """
-    profiles = _profile_documents(profile_folders)
-    documents = _target_documents(folders)
+    profiles = _profile_documents()
+    documents = _target_documents()
     if machine is None and any(document.content.get("extends") == AUTO for document in documents.values()):
         machine = detect_machine()
     return {name: _build(documents[name], profiles, machine) for name in sorted(documents)}
 
 
-def resolve(
-    name_or_path: str | Path,
-    machine: Machine | None = None,
-    folders: Sequence[Path] | None = None,
-    profile_folders: Sequence[Path] | None = None,
-) -> Target:
+def resolve(name_or_path: str | Path, machine: Machine | None = None) -> Target:
     """The target for what a user named: "auto", a target, a profile, or a path to either's .toml file.
 
     `machine` stands for the machine at hand; it is detected only if needed.
@@ -100,10 +91,10 @@ def resolve(
         HardwareError: unknown, with the nearest name; or a file that is not a good target or profile.
     """
     name = str(name_or_path)
-    profiles = _profile_documents(profile_folders)
+    profiles = _profile_documents()
     if name.endswith(".toml"):
         return _resolve_file(Path(name), profiles, machine)
-    documents = _target_documents(folders)
+    documents = _target_documents()
     wanted = THIS_MACHINE if name == AUTO else name
     if wanted in documents:
         return _build(documents[wanted], profiles, machine)
@@ -120,12 +111,12 @@ def runs_natively(target: Target, machine: Machine) -> bool:
     return match_profile(machine, load_profiles()).profile.name == target.profile.name
 
 
-def _profile_documents(folders: Sequence[Path] | None) -> dict[str, Document]:
-    return schema.layered(folders or schema.default_folders("profiles"), schema.ProfileFile)
+def _profile_documents() -> dict[str, Document]:
+    return schema.layered(schema.default_folders("profiles"), schema.ProfileFile)
 
 
-def _target_documents(folders: Sequence[Path] | None) -> dict[str, Document]:
-    return schema.layered(folders or schema.default_folders("targets"), schema.TargetFile)
+def _target_documents() -> dict[str, Document]:
+    return schema.layered(schema.default_folders("targets"), schema.TargetFile)
 
 
 def _resolve_file(path: Path, profiles: Mapping[str, Document], machine: Machine | None) -> Target:

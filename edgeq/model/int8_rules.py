@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import onnx_ir as ir
 
 from edgeq.errors import HardwareError
 from edgeq.model.int8_conditions import BOUNDED_CONDITIONS, CONDITIONS, NodeContext, condition, is_condition
+from edgeq.records import parse, toml_table
 from edgeq.registry import data_folders
 from edgeq.resources import shipped
 
@@ -53,6 +53,34 @@ class SlowFusion:
     source: str
 
 
+@dataclass(frozen=True)
+class _Default:
+    """What holds for operator types that no rule names."""
+
+    reason: str
+    source: str
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A rule as a file has it."""
+
+    operators: tuple[str, ...]
+    int8: Literal["yes", "no", "only-if"]
+    reason: str
+    source: str
+    only_if: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _File:
+    """What is read here of a backend's file."""
+
+    default: _Default
+    rule: tuple[_Entry, ...]
+    slow_fusion: tuple[SlowFusion, ...] = ()
+
+
 def backends(folder: Path | None = None) -> tuple[str, ...]:
     """Names of the backends that have rules, plug-ins' among them; or those of one folder."""
     return tuple(sorted({path.stem for place in _folders(folder) for path in place.glob("*.toml")}))
@@ -65,17 +93,13 @@ def int8_rules(backend: str, folder: Path | None = None) -> Mapping[str, Rule]:
         HardwareError: no such backend, or its file is malformed.
     """
     content, path = _read(backend, folder)
-    try:
-        default = content["default"]
-        rules = {DEFAULT: Rule(False, "", str(default["reason"]), str(default["source"]))}
-        for entry in content["rule"]:
-            rule = _rule(entry, path)
-            for op_type in entry["operators"]:
-                if op_type in rules:
-                    raise HardwareError(f"{path}: {op_type} has two rules", "Remove one")
-                rules[op_type] = rule
-    except KeyError as error:
-        raise HardwareError(f"{path}: {error} is missing", "Add it") from error
+    rules = {DEFAULT: Rule(False, "", content.default.reason, content.default.source)}
+    for entry in content.rule:
+        rule = _rule(entry, path)
+        for op_type in entry.operators:
+            if op_type in rules:
+                raise HardwareError(f"{path}: {op_type} has two rules", "Remove one")
+            rules[op_type] = rule
     return rules
 
 
@@ -85,21 +109,9 @@ def slow_fusions(backend: str, model: ir.Model, folder: Path | None = None) -> t
     Raises:
         HardwareError: no such backend, or its file is malformed.
     """
-    content, path = _read(backend, folder)
+    content, _ = _read(backend, folder)
     present = {node.op_type for node in model.graph}
-    try:
-        fusions = [
-            SlowFusion(
-                str(entry["optimizer"]),
-                tuple(frozenset(group) for group in entry["where"]),
-                str(entry["reason"]),
-                str(entry["source"]),
-            )
-            for entry in content.get("slow_fusion", ())
-        ]
-    except KeyError as error:
-        raise HardwareError(f"{path}: {error} is missing", "Add it") from error
-    return tuple(f for f in fusions if any(group <= present for group in f.where))
+    return tuple(f for f in content.slow_fusion if any(group <= present for group in f.where))
 
 
 def quantizable_operators(rules: Mapping[str, Rule]) -> tuple[str, ...]:
@@ -137,7 +149,7 @@ def explain_float(
     return ""
 
 
-def _read(backend: str, folder: Path | None) -> tuple[Mapping[str, Any], Path]:
+def _read(backend: str, folder: Path | None) -> tuple[_File, Path]:
     found = [path for place in _folders(folder) if (path := place / f"{backend}.toml").is_file()]
     if not found:
         known = ", ".join(backends(folder))
@@ -145,24 +157,18 @@ def _read(backend: str, folder: Path | None) -> tuple[Mapping[str, Any], Path]:
     if len(found) > 1:
         raise HardwareError(f"the backend {backend!r} has two files of rules, {found[0]} and {found[1]}", "Remove one")
     path = found[0]
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8")), path
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise HardwareError(f"{path}: {error}", "Correct the file") from error
+    return parse(toml_table(path, HardwareError, "Correct the file"), _File, path, HardwareError), path
 
 
-def _rule(entry: Mapping[str, Any], path: Path) -> Rule:
-    where = f"{path}: rule for {', '.join(entry['operators'])}"
-    int8, only_if = entry["int8"], entry.get("only_if", [])
-    if int8 not in ("yes", "no", "only-if"):
-        raise HardwareError(f"{where}: int8 is {int8!r}", 'It can be "yes", "no" or "only-if"')
-    if bool(only_if) != (int8 == "only-if"):
+def _rule(entry: _Entry, path: Path) -> Rule:
+    where = f"{path}: rule for {', '.join(entry.operators)}"
+    if bool(entry.only_if) != (entry.int8 == "only-if"):
         raise HardwareError(f'{where}: only_if goes with int8 = "only-if"', "Give both or neither")
-    for name in only_if:
+    for name in entry.only_if:
         if not is_condition(name):
             known = ", ".join((*CONDITIONS, *(f"{bounded}:N" for bounded in BOUNDED_CONDITIONS)))
             raise HardwareError(f"{where}: unknown condition {name!r}", f"Known: {known}")
-    return Rule(int8 != "no", ", ".join(only_if), str(entry["reason"]), str(entry["source"]))
+    return Rule(entry.int8 != "no", ", ".join(entry.only_if), entry.reason, entry.source)
 
 
 def _folders(folder: Path | None) -> tuple[Path, ...]:

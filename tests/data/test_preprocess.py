@@ -140,7 +140,7 @@ def test_toml(tmp_path: Path) -> None:
     ("content", "says"),
     [
         (b"steps = [", "is not TOML"),
-        (b"\xff\xfe", "is not TOML"),
+        (b"\xff\xfe", "is not UTF-8 text"),
         (b'steps = "blur=3"', "unknown preprocessing step 'blur'"),
         (b"#" * (1 << 21), "larger than"),
     ],

@@ -19,7 +19,7 @@ from edgeq.emulate.probe import (
     save_proof,
     scan,
 )
-from edgeq.errors import CheckFailedError
+from edgeq.errors import CheckFailedError, RuntimeUnavailableError
 from edgeq.hardware.target import resolve
 from edgeq.session import open_session
 
@@ -106,6 +106,9 @@ def test_a_proof_is_kept(tmp_path: Path) -> None:
     assert load_proof(file) is None
     save_proof(proof, file)
     assert load_proof(file) == proof
+    file.write_text('{"pairs": "exact"}', encoding="utf-8")
+    with pytest.raises(RuntimeUnavailableError, match="features is missing"):
+        load_proof(file)
     assert [entry.name for entry in file.parent.iterdir()] == ["x.json"]
 
 

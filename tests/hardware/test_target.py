@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from edgeq.errors import HardwareError
+from edgeq.hardware import schema
 from edgeq.hardware.machine import Gpu, Machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import load_targets, resolve
@@ -13,10 +14,9 @@ from edgeq.records import plain
 from edgeq.resources import shipped
 from tests.hardware.recorded import RECORDS, machine_of
 
-FOLDERS = {"folders": [shipped("targets")], "profile_folders": [shipped("profiles")]}
 PROFILES = load_profiles([shipped("profiles")])
 HERE = machine_of(RECORDS["skylake-sp"])
-TARGETS = load_targets(HERE, **FOLDERS)
+TARGETS = load_targets(HERE)
 
 # A new board is one TOML file and one line here.
 EXPECTED = {
@@ -88,13 +88,13 @@ def test_every_target_is_plain_json() -> None:
 def test_auto_follows_the_machine_at_hand() -> None:
     arm = machine_of(RECORDS["neoverse-v1"])
     for name in ("auto", "this-machine"):
-        target = resolve(name, arm, **FOLDERS)
+        target = resolve(name, arm)
         assert (target.name, target.profile.name, target.architecture) == ("this-machine", "arm64-i8mm", "arm64")
         assert target.features == arm.features
 
 
 def test_a_profile_is_a_target_too() -> None:
-    target = resolve("x86-64-avx2", **FOLDERS)
+    target = resolve("x86-64-avx2")
     assert target.profile.name == target.name == "x86-64-avx2"
     assert target.features == PROFILES["x86-64-avx2"].requires
 
@@ -111,7 +111,7 @@ def test_a_profile_is_a_target_too() -> None:
 )
 def test_an_unknown_name_brings_the_nearest(name: str, message: str) -> None:
     with pytest.raises(HardwareError, match=message):
-        resolve(name, **FOLDERS)
+        resolve(name)
 
 
 def test_a_target_by_path_overrides_its_profile(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_target_by_path_overrides_its_profile(tmp_path: Path) -> None:
         "[scheme]\nper_channel = false\n[device]\ncores = 2\n",
         encoding="utf-8",
     )
-    target = resolve(path, **FOLDERS)
+    target = resolve(path)
     assert (target.name, target.title, target.profile.name) == ("my-board", "My board", "arm64-dotprod")
     assert not target.profile.scheme.per_channel
     assert target.profile.why["per_channel"] == f"set in {path}"
@@ -134,7 +134,7 @@ def test_a_target_by_path_overrides_its_profile(tmp_path: Path) -> None:
 def test_a_profile_by_path(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('extends = "x86-64-avx2"\nrequires = ["avx512f"]\nrank = 25\n', encoding="utf-8")
-    target = resolve(path, **FOLDERS)
+    target = resolve(path)
     assert target.profile.name == "mine"
     assert target.profile.requires == PROFILES["x86-64-avx2"].requires | {"avx512f"}
 
@@ -158,12 +158,13 @@ def test_a_profile_by_path(tmp_path: Path) -> None:
 def test_a_bad_target_is_refused_by_name_and_key(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "t.toml").write_text(text, encoding="utf-8")
     with pytest.raises(HardwareError, match=message):
-        resolve(tmp_path / "t.toml", **FOLDERS)
+        resolve(tmp_path / "t.toml")
 
 
-def test_a_users_target_is_merged_over_the_shipped_one(tmp_path: Path) -> None:
+def test_a_users_target_is_merged_over_the_shipped_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "config_folder", lambda name: tmp_path if name == "targets" else tmp_path / name)
     (tmp_path / "raspberry-pi-5.toml").write_text("[device]\nmemory_mib = 16384\n", encoding="utf-8")
     (tmp_path / "lab.toml").write_text('title = "Lab"\nextends = "auto"\n', encoding="utf-8")
-    targets = load_targets(HERE, [*FOLDERS["folders"], tmp_path], FOLDERS["profile_folders"])
+    targets = load_targets(HERE)
     assert targets["raspberry-pi-5"].device == {"cores": 4, "memory_mib": 16384}
     assert targets["lab"].profile.name == "x86-64-avx512"

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from edgeq.backends.systolic.program import Int8s, Int32s, Pads, Pair
 
-Integers = NDArray[Any]
 _FLOAT32_EXACT = 2**24
 _LARGEST_INPUT = 128
 PARTIAL_BITS = 20

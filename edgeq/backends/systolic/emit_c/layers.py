@@ -25,8 +25,6 @@ from edgeq.backends.systolic.program import (
     Step,
 )
 
-_POINTER = "(elem_t *)"
-
 
 def emit_step(builder: Builder, step: Step) -> None:
     """Add the C of one step."""
