@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import onnx_ir as ir
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edgeq.calibrate.statistics import TensorStatistics
 from edgeq.errors import DataError
-from edgeq.model.sizes import tensor_sizes
+from edgeq.model.sizes import partitions, tensor_sizes
 
 
 class _Sample(Protocol):
@@ -30,8 +30,8 @@ def partition_tensors(
     """Partitions of the tensor names, one a pass, and how many samples may run at once.
 
     Tensors of one pass are neighbours in the graph and have seen the same number of samples; those that have seen all
-    are in none. Fewer samples at once come
-    before more passes, because each pass runs the model again. Sizes are those of the first sample.
+    are in none. Fewer samples at once come before more passes, because each pass runs the model again. Sizes are those
+    of the first sample.
     """
     by_progress: dict[int, list[str]] = {}
     for name in names:
@@ -48,18 +48,5 @@ def partition_tensors(
     sizes = {name: sizes.get(name, largest) for name in names}
     workers = max(1, min(workers, memory // max(1, sum(sizes.values()))))
     budget = memory // workers
-    return [partition for group in groups for partition in _pack(group, sizes, budget)], workers
-
-
-def _pack(names: Sequence[str], sizes: Mapping[str, int], budget: int) -> Iterator[tuple[str, ...]]:
-    """Neighbours together as long as they fit; a tensor larger than the budget is alone."""
-    partition: list[str] = []
-    used = 0
-    for name in names:
-        if partition and used + sizes[name] > budget:
-            yield tuple(partition)
-            partition, used = [], 0
-        partition.append(name)
-        used += sizes[name]
-    if partition:
-        yield tuple(partition)
+    parts = [part for group in groups for part in partitions(((name, sizes[name]) for name in group), budget)]
+    return [tuple(part) for part in parts], workers

@@ -17,7 +17,7 @@ from edgeq.measure.inference import Session, infer
 from edgeq.measure.instrument import cut_layers, exact_name, given_name, instrumented_session, only_outputs
 from edgeq.measure.match_activations import ActivationMatch, exact_readers
 from edgeq.model.shapes import element_types
-from edgeq.model.sizes import tensor_sizes
+from edgeq.model.sizes import partitions, tensor_sizes
 from edgeq.session import SessionSettings
 
 if TYPE_CHECKING:
@@ -132,17 +132,7 @@ def partition_layers(
     counts as the largest."""
     sizes = tensor_sizes(graph.model, first.inputs)
     largest = max((sizes[m.name] for m in matches if m.name in sizes), default=0)
-    partition: list[ActivationMatch] = []
-    used = 0
-    for match in matches:
-        size = _COPIES * sizes.get(match.name, largest)
-        if partition and used + size > memory:
-            yield partition
-            partition, used = [], 0
-        partition.append(match)
-        used += size
-    if partition:
-        yield partition
+    return partitions(((match, _COPIES * sizes.get(match.name, largest)) for match in matches), memory)
 
 
 def floats_only(

@@ -7,14 +7,14 @@ whose result is linear in its weights takes both up: weights times factor, bias 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import onnx_ir as ir
 
 from edgeq.graph.edit import Editor, replace_value
 from edgeq.graph.query import is_op, node_input, only_reader
 from edgeq.model.constants import Array, float_constant, set_parameter
+
+_LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 def fold_batch_norms(model: ir.Model, kept: list[str] | None = None) -> int:
@@ -45,7 +45,7 @@ def _fold(norm: ir.Node, editor: Editor) -> str:
     """Fold one; the reason where that is not possible."""
     source = norm.inputs[0]
     layer = source.producer() if source is not None else None
-    if source is None or layer is None or not is_op(layer, *_FOLDERS):
+    if source is None or layer is None or not is_op(layer, *_LINEAR):
         return "no Conv, ConvTranspose, Gemm or MatMul comes right before it"
     if only_reader(source) is not norm:
         return f"the result of {layer.name!r} is used elsewhere too"
@@ -60,7 +60,7 @@ def _fold(norm: ir.Node, editor: Editor) -> str:
     if not np.all(spread > 0):
         return "its variance is not positive"
     factor = scale / np.sqrt(spread)
-    reason = _FOLDERS[layer.op_type](editor, layer, factor, bias - mean * factor)
+    reason = _fold_into(editor, layer, factor, bias - mean * factor)
     if reason:
         return reason
     replace_value(norm.outputs[0], source, keep_name=True)
@@ -68,82 +68,53 @@ def _fold(norm: ir.Node, editor: Editor) -> str:
     return ""
 
 
-def _fold_conv(editor: Editor, layer: ir.Node, factor: Array, shift: Array) -> str:
-    weight, bias, reason = _weights(layer, len(factor))
-    if reason:
-        return reason
-    assert weight is not None
-    if weight.shape[0] != len(factor):
+def _fold_into(editor: Editor, layer: ir.Node, factor: Array, shift: Array) -> str:
+    """Multiply what a layer computes by `factor` and add `shift`, each [channels]; the reason where it cannot be."""
+    left = layer.inputs[0]
+    if layer.op_type == "MatMul" and (left is None or left.shape is None or len(left.shape) != 2):
+        return f"{layer.name!r} is a MatMul whose result is not known to be two-dimensional"
+    weight = float_constant(layer.inputs[1])
+    if weight is None:
+        return f"the weights of {layer.name!r} are not constant"
+    bias = _bias(layer, len(factor))
+    if bias is None:
+        return f"the bias of {layer.name!r} is not one constant per channel"
+    scaled = _scaled(layer, weight, factor)
+    if scaled is None:
         return "its channels do not match the layer's"
-    shape = (-1,) + (1,) * (weight.ndim - 1)
-    set_parameter(editor, layer, 1, weight * factor.reshape(shape))
-    set_parameter(editor, layer, 2, bias * factor + shift)
-    return ""
-
-
-def _fold_conv_transpose(editor: Editor, layer: ir.Node, factor: Array, shift: Array) -> str:
-    weight, bias, reason = _weights(layer, len(factor))
-    if reason:
-        return reason
-    assert weight is not None
-    groups = layer.attributes.get_int("group", 1)
-    if weight.shape[1] * groups != len(factor):
-        return "its channels do not match the layer's"
-    # [C_in, C_out / groups, ...]: the input channels of group g make the output channels of group g.
-    grouped = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
-    per_group = factor.reshape(groups, 1, -1, *(1,) * (weight.ndim - 2))
-    set_parameter(editor, layer, 1, (grouped * per_group).reshape(weight.shape))
-    set_parameter(editor, layer, 2, bias * factor + shift)
-    return ""
-
-
-def _fold_gemm(editor: Editor, layer: ir.Node, factor: Array, shift: Array) -> str:
-    # Y = alpha A B + beta C
-    weight, bias, reason = _weights(layer, len(factor))
-    if reason:
-        return reason
-    assert weight is not None
-    transposed = layer.attributes.get_int("transB", 0)
-    if weight.shape[0 if transposed else 1] != len(factor):
-        return "its channels do not match the layer's"
-    beta = layer.attributes.get_float("beta", 1.0)
-    set_parameter(editor, layer, 1, weight * (factor[:, None] if transposed else factor))
+    beta = layer.attributes.get_float("beta", 1.0)  # Gemm: Y = alpha A B + beta C
+    if layer.op_type == "MatMul":
+        layer.op_type = "Gemm"
+    set_parameter(editor, layer, 1, scaled)
     set_parameter(editor, layer, 2, beta * bias * factor + shift)
     layer.attributes.pop("beta", None)
     return ""
 
 
-def _fold_matmul(editor: Editor, layer: ir.Node, factor: Array, shift: Array) -> str:
-    left = layer.inputs[0]
-    if left is None or left.shape is None or len(left.shape) != 2:
-        return f"{layer.name!r} is a MatMul whose result is not known to be two-dimensional"
-    weight = float_constant(layer.inputs[1])
-    if weight is None:
-        return f"the weights of {layer.name!r} are not constant"
-    if weight.ndim != 2 or weight.shape[1] != len(factor):
-        return "its channels do not match the layer's"
-    layer.op_type = "Gemm"
-    return _fold_gemm(editor, layer, factor, shift)
+def _scaled(layer: ir.Node, weight: Array, factor: Array) -> Array | None:
+    """Weights times the factor of the output channel that each belongs to; None where the channels do not match."""
+    channels = len(factor)
+    if layer.op_type == "Conv":
+        return weight * factor.reshape(-1, *(1,) * (weight.ndim - 1)) if weight.shape[0] == channels else None
+    if layer.op_type == "ConvTranspose":
+        groups = layer.attributes.get_int("group", 1)
+        if weight.shape[1] * groups != channels:
+            return None
+        # [C_in, C_out / groups, ...]: the input channels of group g make the output channels of group g.
+        grouped = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
+        return (grouped * factor.reshape(groups, 1, -1, *(1,) * (weight.ndim - 2))).reshape(weight.shape)
+    transposed = layer.attributes.get_int("transB", 0)
+    if weight.ndim != 2 or weight.shape[0 if transposed else 1] != channels:
+        return None
+    return weight * (factor[:, None] if transposed else factor)
 
 
-_FOLDERS: dict[str, Callable[[Editor, ir.Node, Array, Array], str]] = {
-    "Conv": _fold_conv,
-    "ConvTranspose": _fold_conv_transpose,
-    "Gemm": _fold_gemm,
-    "MatMul": _fold_matmul,
-}
-
-
-def _weights(layer: ir.Node, channels: int) -> tuple[Array | None, Array, str]:
-    """(weights, bias broadcast to [channels], reason why not)."""
-    none = np.zeros(channels)
-    weight = float_constant(layer.inputs[1])
-    if weight is None:
-        return None, none, f"the weights of {layer.name!r} are not constant"
+def _bias(layer: ir.Node, channels: int) -> Array | None:
+    """The bias broadcast to [channels], zeros where there is none; None where it is not one constant per channel."""
     given = node_input(layer, 2)
     if given is None:
-        return weight, none, ""
+        return np.zeros(channels)
     bias = float_constant(given)
     if bias is None or bias.size not in (1, channels) or bias.shape[-1:] not in ((), (1,), (channels,)):
-        return None, none, f"the bias of {layer.name!r} is not one constant per channel"
-    return weight, np.broadcast_to(bias.ravel(), (channels,)), ""
+        return None
+    return np.broadcast_to(bias.ravel(), (channels,))

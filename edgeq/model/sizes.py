@@ -1,16 +1,18 @@
-"""How large tensors are when a model runs on given inputs."""
+"""How large tensors are when a model runs on given inputs, and parts of a model that fit a memory budget."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.model.skeleton import skeleton
+
+T = TypeVar("T")
 
 _FLOAT_BYTES = 4
 
@@ -35,3 +37,21 @@ def tensor_sizes(model: ir.Model, inputs: Mapping[str, NDArray[Any]]) -> dict[st
         if value.type.tensor_type.HasField("shape")
         and all(d.HasField("dim_value") for d in value.type.tensor_type.shape.dim)
     }
+
+
+def partitions(sized: Iterable[tuple[T, int]], budget: int) -> Iterator[list[T]]:
+    """Items in parts of neighbours whose sizes add up to at most `budget`; an item larger than that is alone.
+
+    Args:
+        sized: each item with its size, in the unit of `budget`.
+    """
+    partition: list[T] = []
+    used = 0
+    for item, size in sized:
+        if partition and used + size > budget:
+            yield partition
+            partition, used = [], 0
+        partition.append(item)
+        used += size
+    if partition:
+        yield partition

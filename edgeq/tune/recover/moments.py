@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from edgeq.data.samples import Samples
 from edgeq.model.prepare import PreparedModel
+from edgeq.model.sizes import partitions
 from edgeq.progress import SILENT, Progress
 from edgeq.tune.recover.layers import Floats, Layer
 from edgeq.tune.recover.sampled_values import spread, tensor_values
@@ -81,10 +82,10 @@ def layer_moments(
     if not layers:
         return
     fitting = [layer for layer in layers if layer.groups * layer.taps**2 <= LARGEST]
-    partitions = list(_partitions(fitting, memory))
+    parts = list(partitions(((layer, 8 * layer.groups * layer.taps**2) for layer in fitting), memory))
     total = min(count, len(samples))
-    with progress.stage("moments of the layers' inputs", len(partitions) * total) as advance:
-        for partition in partitions:
+    with progress.stage("moments of the layers' inputs", len(parts) * total) as advance:
+        for partition in parts:
             sums = {layer.name: _Sums(layer) for layer in partition}
             sources = [layer.source for layer in partition]
             for number, values in enumerate(tensor_values(prepared, sources, spread(samples, count))):
@@ -148,17 +149,3 @@ def _file(store: Path, layer: Layer) -> Path:
 def _load(path: Path) -> Moments:
     with np.load(path, allow_pickle=False) as arrays:
         return Moments(int(arrays["count"]), arrays["mean"], arrays["covariance"])
-
-
-def _partitions(layers: Sequence[Layer], memory: int) -> Iterator[list[Layer]]:
-    partition: list[Layer] = []
-    held = 0
-    for layer in layers:
-        needed = 8 * layer.groups * layer.taps**2
-        if partition and held + needed > memory:
-            yield partition
-            partition, held = [], 0
-        partition.append(layer)
-        held += needed
-    if partition:
-        yield partition
