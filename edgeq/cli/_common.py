@@ -52,7 +52,7 @@ class Printer:
 
         def draw(console: Console) -> None:
             for line in lines:
-                console.print(line, markup=False)
+                console.print(line)
 
         self.result(record, draw)
 
@@ -64,7 +64,7 @@ class Printer:
             def on_broken_pipe(self) -> None:
                 raise  # rich calls this while it handles the error, and would end the program itself
 
-        return Piped(soft_wrap=not sys.stdout.isatty(), highlight=False)
+        return Piped(soft_wrap=not sys.stdout.isatty(), highlight=False, markup=False)
 
     def progress(self) -> Progress:
         """A progress display on stderr when a person is watching; notes alone otherwise; nothing with --quiet."""
@@ -92,7 +92,13 @@ class _StderrProgress:
             def render(self, task: Task) -> Text:
                 return Text(f"{task.speed:.1f}/s" if task.speed else "")
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Speed(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            Speed(),
+            TimeRemainingColumn(),
+        )
         with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task(title, total=total)
             yield lambda steps: bar.advance(task, steps)

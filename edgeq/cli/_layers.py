@@ -22,34 +22,31 @@ def draw_diagnosis(console: Console, found: Diagnosis, *, verbose: bool) -> None
     """Outputs first, then the error sources, then the layers in the order in which they run."""
     request = found.request
     variant = f", variant {found.variant}" if found.variant else ""
-    console.print(
-        f"{request.quantized}{variant} against {request.float_model}, {found.comparison.count} samples", markup=False
-    )
+    console.print(f"{request.quantized}{variant} against {request.float_model}, {found.comparison.count} samples")
     for note in found.notes:
-        console.print(f"note: {note}", markup=False)
-    console.print(f"outputs: {_outputs(found.optimised)} in the optimised session,", markup=False)
-    console.print(f"         {_outputs(found.written)} on the graph as written", markup=False)
+        console.print(f"note: {note}")
+    console.print(f"outputs: {_outputs(found.optimised)} in the optimised session,")
+    console.print(f"         {_outputs(found.written)} on the graph as written")
     _draw_error_sources(console, found)
     _draw_layers(console, found, verbose=verbose)
     _draw_weights(console, found, verbose=verbose)
     for warning in found.warnings:
-        console.print(f"warning: {warning}", markup=False, style="yellow")
+        console.print(f"warning: {warning}", style="yellow")
 
 
 def _draw_error_sources(console: Console, found: Diagnosis) -> None:
     if not found.error_sources:
-        console.print("\nno layer stands out: the noise comes from many alike", markup=False)
+        console.print("\nno layer stands out: the noise comes from many alike")
         return
-    console.print("\nlayers that cause the error, each with the outputs' SQNR with its error alone", markup=False)
+    console.print("\nlayers that cause the error, each with the outputs' SQNR with its error alone")
     for rank, error_source in enumerate(found.error_sources, 1):
         who = f"{error_source.node} ({error_source.op_type})" if error_source.node else f"input {error_source.name}"
         console.print(
-            f"{rank:3}. {who}: {_db(error_source.output_sqnr_db)} dB; {error_source.cause}: {error_source.reason}",
-            markup=False,
+            f"{rank:3}. {who}: {_db(error_source.output_sqnr_db)} dB; {error_source.cause}: {error_source.reason}"
         )
-        console.print(f"     {_flags(error_source.exclude)}", markup=False)
+        console.print(f"     {_flags(error_source.exclude)}")
     if len(found.error_sources) > 1:
-        console.print(f"all of them: {_flags(found.exclude)}", markup=False)
+        console.print(f"all of them: {_flags(found.exclude)}")
 
 
 def _draw_layers(console: Console, found: Diagnosis, *, verbose: bool) -> None:
@@ -77,7 +74,7 @@ def _draw_layers(console: Console, found: Diagnosis, *, verbose: bool) -> None:
         )
     console.print(table)
     if not verbose and len(shown) < len(pairs):
-        console.print(f"{len(pairs)} tensors were compared (-v shows all)", markup=False)
+        console.print(f"{len(pairs)} tensors were compared (-v shows all)")
 
 
 def _draw_weights(console: Console, found: Diagnosis, *, verbose: bool) -> None:

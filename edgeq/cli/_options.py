@@ -15,8 +15,24 @@ F = TypeVar("F", bound=Callable[..., Any])
 # The package that reads a file reports what cannot be read, with its own exit code.
 PATH = click.Path(path_type=Path, readable=False)
 TASK_NAMES = f"{', '.join(TASKS.names())}, or your own: path.py:factory"
-DECODER = click.option("--decoder", help=f"Detection: {', '.join(DECODERS.names())}, or your own: path.py:function.")
-_INTEGER = click.Choice(["int8", "uint8"])
+INTEGER = click.Choice(["int8", "uint8"])
+
+PREPROCESS = click.option("--preprocess", help="Preprocessing: a name, a .toml file, steps, or path.py:function.")
+OWN_PREPROCESS = click.option(
+    "--preprocess", help="Preprocessing: a name, a .toml file, or steps. A bundle brings its own."
+)
+START = click.option("--start", type=click.IntRange(min=0), default=0, help="Skip so many samples.")
+STRIDE = click.option("--stride", type=click.IntRange(min=1), default=1, help="Take every so many-th sample.")
+THREADS = click.option(
+    "--threads", type=click.IntRange(min=0), default=0, help="Threads inside an operator; 0: all cores."
+)
+FORCE = click.option("--force", is_flag=True, help="Replace what is there.")
+
+_TASK = (
+    click.option("--annotations", type=PATH, help="Detection: COCO instances file."),
+    click.option("--decoder", help=f"Detection: {', '.join(DECODERS.names())}, or your own: path.py:function."),
+    click.option("--class-offset", type=int, help="Classification: scores in front of class 0 (background: 1)."),
+)
 
 _DATA = (
     click.option("--data", help="Calibration samples: a folder of images or test_data_set_N, .npz, .npy, .pb."),
@@ -24,13 +40,11 @@ _DATA = (
     click.option(
         "--calibration", type=PATH, help="Folder that `edgeq calibrate` wrote, instead of a pass over --data."
     ),
-    click.option("--preprocess", help="Preprocessing: a name, a .toml file, steps, or path.py:function."),
+    PREPROCESS,
     click.option("--count", type=click.IntRange(min=1), help="At most so many calibration samples."),
     click.option("--labels", help="Where the --val labels are, if not with the data."),
     click.option("--task", help=f"What to measure on --val: {TASK_NAMES}."),
-    click.option("--annotations", type=PATH, help="Detection: COCO instances file."),
-    DECODER,
-    click.option("--class-offset", type=int, help="Classification: scores in front of class 0 (background: 1)."),
+    *_TASK,
 )
 
 _SCHEME = (
@@ -59,8 +73,8 @@ _SCHEME = (
         help="Weights whose neighbours' products fit into 16 bits, as precise as that allows.",
     ),
     click.option("--format", type=click.Choice(["QDQ", "QOperator", "table"]), help="How quantization is written."),
-    click.option("--activation-type", type=_INTEGER, help="Integers of activations."),
-    click.option("--weight-type", type=_INTEGER, help="Integers of weights."),
+    click.option("--activation-type", type=INTEGER, help="Integers of activations."),
+    click.option("--weight-type", type=INTEGER, help="Integers of weights."),
     click.option("--activation-symmetric/--activation-asymmetric", default=None, help="Where 0 lies in activations."),
     click.option(
         "--rest", type=click.Choice(["float32", "float16", "bfloat16"]), help="What is not quantized computes in this."
@@ -80,13 +94,19 @@ _BARS = (
     click.option("--max-drop", metavar="DROP", help="Fail if accuracy falls by more: 0.01, 1% or 1pt. Needs --task."),
     click.option("--require-coverage", metavar="SHARE", help="Fail if less of the MACs run in int8: 0.95 or 95%."),
     click.option("--no-timing", is_flag=True, help="Do not time int8 against float32."),
-    click.option("--force", is_flag=True, help="Replace what is there."),
+    FORCE,
 )  # fmt: skip
 
 
 def data_options(function: F) -> F:
     """Add the options on data."""
     return _added(function, _DATA)
+
+
+def task_options(function: F) -> F:
+    """Add where labels are and how outputs are read for a task: --labels, --annotations, --decoder, --class-offset."""
+    labels = click.option("--labels", help="Where labels come from, if not with the data.")
+    return _added(function, (labels, *_TASK))
 
 
 def build_options(function: F) -> F:

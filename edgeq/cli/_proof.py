@@ -18,14 +18,14 @@ def draw_proof(console: Console, proof: Proof, *, verbose: bool) -> None:
     from rich.table import Table
 
     coverage, agreement = proof.coverage, proof.agreement
-    console.print(f"int8 coverage {coverage.int8_mac_share:.1%} of the multiply-accumulates", markup=False)
+    console.print(f"int8 coverage {coverage.int8_mac_share:.1%} of the multiply-accumulates")
     nodes = sorted(coverage.float_nodes, key=lambda node: -node.macs)
     for node in nodes if verbose else nodes[:_FLOAT_NODES_SHOWN]:
-        console.print(f"  float: {node.name} ({node.op_type}, {node.macs:,} MACs): {node.reason}", markup=False)
+        console.print(f"  float: {node.name} ({node.op_type}, {node.macs:,} MACs): {node.reason}")
     if not verbose and len(nodes) > _FLOAT_NODES_SHOWN:
-        console.print(f"  and {len(nodes) - _FLOAT_NODES_SHOWN} more (-v shows them)", markup=False)
+        console.print(f"  and {len(nodes) - _FLOAT_NODES_SHOWN} more (-v shows them)")
     top1 = "" if agreement.top1 is None else f", same top-1 in {agreement.top1:.1%}"
-    console.print(f"against float32: SQNR {agreement.sqnr_db:.1f} dB{top1} ({proof.samples} samples)", markup=False)
+    console.print(f"against float32: SQNR {agreement.sqnr_db:.1f} dB{top1} ({proof.samples} samples)")
     if proof.accuracy:
         table = Table("", *next(iter(proof.accuracy.values())).metrics)
         for name, accuracy in proof.accuracy.items():
@@ -33,24 +33,22 @@ def draw_proof(console: Console, proof: Proof, *, verbose: bool) -> None:
         console.print(table)
     if proof.speed is not None:
         r = proof.speed.ratio
-        console.print(f"{r.estimate:.2f} times float32's speed here ({r.low:.2f} to {r.high:.2f})", markup=False)
+        console.print(f"{r.estimate:.2f} times float32's speed here ({r.low:.2f} to {r.high:.2f})")
     for warning in proof.warnings():
-        console.print(f"warning: {warning}", markup=False, style="yellow")
+        console.print(f"warning: {warning}", style="yellow")
 
 
 def draw_decision(console: Console, decision: Decision, *, verbose: bool) -> None:
     """What was done about saturating kernels, and at what price."""
-    console.print(f"16-bit sums: {decision.why}", markup=False)
+    console.print(f"16-bit sums: {decision.why}")
     if not verbose:
         return
     metric = "" if decision.exact_metric is None else f", {decision.exact_metric:.4f}"
-    console.print(f"  exact kernels: {decision.exact_db:.1f} dB{metric}", markup=False)
+    console.print(f"  exact kernels: {decision.exact_db:.1f} dB{metric}")
     for mitigation in decision.mitigations:
         if mitigation.failed:
-            console.print(f"  {mitigation.name}: cannot be built: {mitigation.failed}", markup=False)
+            console.print(f"  {mitigation.name}: cannot be built: {mitigation.failed}")
             continue
         metric = "" if mitigation.metric is None else f", {mitigation.metric:.4f}"
         safe = "" if mitigation.safe else ", can saturate"
-        console.print(
-            f"  {mitigation.name}: {mitigation.sqnr_db:.1f} dB{metric}, time x{mitigation.cost:g}{safe}", markup=False
-        )
+        console.print(f"  {mitigation.name}: {mitigation.sqnr_db:.1f} dB{metric}, time x{mitigation.cost:g}{safe}")

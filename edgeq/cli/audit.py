@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import PATH
+from edgeq.cli._options import PATH, PREPROCESS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command("audit")
 @click.argument("model", type=PATH)
 @click.option("--data", help="Samples to simulate MODEL on. Without them the weights alone show what can saturate.")
-@click.option("--preprocess", help="Preprocessing: a name, a .toml file, steps, or path.py:function.")
+@PREPROCESS
 @click.option("--count", type=click.IntRange(min=1), help="Samples to simulate. Default: 2 to 8, by the model's size.")
 @click.option("--float", "reference", type=PATH, help="The float32 model, to measure what saturation costs.")
 @click.option("--variant", metavar="NAME", help="The variant, where MODEL is a bundle.")
@@ -66,7 +66,7 @@ def _draw(console: Console, result: Audited, *, verbose: bool) -> None:
     from rich.table import Table
 
     found = result.audit
-    console.print(f"{result.name}: {found.summary()}", markup=False)
+    console.print(f"{result.name}: {found.summary()}")
     shown = [layer for layer in found.layers if verbose or layer.can_saturate]
     if shown:
         table = Table("layer", "operator", box=None, pad_edge=False)

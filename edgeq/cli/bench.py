@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import PATH
+from edgeq.cli._options import OWN_PREPROCESS, PATH
 
 
 @click.command("bench")
@@ -30,7 +30,7 @@ from edgeq.cli._options import PATH
     "--queries", "min_queries", type=int, default=100, show_default=True, help="Queries at least, each model."
 )
 @click.option("--data", "source", help="Samples to run: a folder, .npz, .npy, .pb ... Else inputs are made up.")
-@click.option("--preprocess", help="Preprocessing: a name, a .toml file, or steps. A bundle knows its own.")
+@OWN_PREPROCESS
 @click.option("--count", type=click.IntRange(min=1), help="Samples of --data at most. [32]")
 @click.option("--shape", "shapes", multiple=True, metavar="NAME=SIZES", help="Of a made-up input: x=1,3,224,224.")
 @click.option("--batch", type=int, default=1, show_default=True, help="Samples a run (offline, multi-stream).")

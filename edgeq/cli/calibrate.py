@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import PATH
+from edgeq.cli._options import FORCE, PATH, PREPROCESS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,7 +45,7 @@ def command() -> None:
 @click.argument("model", type=PATH)
 @click.option("--data", required=True, help="A folder of images or test_data_set_N, .npz, .npy, .pb.")
 @click.option("-o", "--output", type=PATH, required=True, metavar="CAL/", help="Directory for the statistics.")
-@click.option("--preprocess", help="Preprocessing: a name, a .toml file, steps, or path.py:function.")
+@PREPROCESS
 @click.option("--count", type=click.IntRange(min=1), help="At most so many samples.")
 @click.option("--start", "first", type=click.IntRange(min=0), default=0, help="First sample, for shards.")
 @click.option("--stride", type=click.IntRange(min=1), default=1, help="Every n-th sample, for shards.")
@@ -54,7 +54,7 @@ def command() -> None:
 @click.option("--workers", type=click.IntRange(min=1), help="Samples run at the same time.")
 @click.option("--every-element", is_flag=True, help="Count all elements of very large tensors too (slower).")
 @click.option("--resume", is_flag=True, help="Continue an interrupted run.")
-@click.option("--force", is_flag=True, help="Replace what is there.")
+@FORCE
 @common
 def collect(printer: Printer, model: Path, data: str, output: Path, memory: str | None, **options: Any) -> None:
     """Run MODEL once over samples and write the statistics. This is what `edgeq calibrate MODEL` does."""
@@ -68,7 +68,7 @@ def collect(printer: Printer, model: Path, data: str, output: Path, memory: str 
 @command.command("merge")
 @click.argument("parts", nargs=-1, required=True, type=PATH)
 @click.option("-o", "--output", type=PATH, required=True, metavar="CAL/", help="Directory for the merged statistics.")
-@click.option("--force", is_flag=True, help="Replace what is there.")
+@FORCE
 @common
 def merge(printer: Printer, parts: tuple[Path, ...], output: Path, force: bool) -> None:
     """Merge statistics of one model that were collected on different samples, in any order."""
@@ -118,7 +118,7 @@ def _plain(statistics: Statistics, output: Path) -> dict[str, Any]:
 
 
 def _draw_written(console: Console, statistics: Statistics, output: Path) -> None:
-    console.print(f"{output}: {len(statistics.tensors)} tensors, {statistics.samples} samples", markup=False)
+    console.print(f"{output}: {len(statistics.tensors)} tensors, {statistics.samples} samples")
 
 
 def _draw(console: Console, shown: Shown | dict[str, Any], *, plotted: bool) -> None:
@@ -127,18 +127,18 @@ def _draw(console: Console, shown: Shown | dict[str, Any], *, plotted: bool) -> 
 
     if not isinstance(shown, Shown):
         for entry in shown["tensors"]:
-            console.print(f"{entry['magnitude']:>14.6g}  {entry['name']}", markup=False)
+            console.print(f"{entry['magnitude']:>14.6g}  {entry['name']}")
         return
     statistics = shown.statistics
     for name in statistics.tensors if plotted else ():
         for line in text_plot(shown, name):
-            console.print(line, markup=False)
+            console.print(line)
     if plotted:
         return
     state = "" if statistics.complete else f" of {statistics.total}, unfinished"
-    console.print(f"{len(statistics.tensors)} tensors, {statistics.samples} samples{state}", markup=False)
-    console.print(f"{'':24}  {'  '.join(f'{m:>21}' for m in shown.ranges)}", markup=False)
+    console.print(f"{len(statistics.tensors)} tensors, {statistics.samples} samples{state}")
+    console.print(f"{'':24}  {'  '.join(f'{m:>21}' for m in shown.ranges)}")
     for name in statistics.tensors:
         spans = [found[name] for found in shown.ranges.values()]
         numbers = "  ".join(f"{s.low:>10.4g} {s.high:>10.4g}" for s in spans)
-        console.print(f"{sparkline(shown, name)}  {numbers}  {name}", markup=False)
+        console.print(f"{sparkline(shown, name)}  {numbers}  {name}")

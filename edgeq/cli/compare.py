@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import DECODER, PATH, TASK_NAMES
+from edgeq.cli._options import OWN_PREPROCESS, PATH, TASK_NAMES, THREADS, task_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,13 +21,10 @@ if TYPE_CHECKING:
 @click.argument("b", type=PATH)
 @click.option("--data", help="Samples that both are run on: a folder, .npz, .npy, .pb ...")
 @click.option("--task", help=f"What to measure against labels: {TASK_NAMES}.")
-@click.option("--preprocess", help="Preprocessing: a name, a .toml file, or steps. A bundle knows its own.")
-@click.option("--labels", help="Where labels come from, if not with the data.")
-@click.option("--annotations", type=PATH, help="Detection: COCO instances file.")
-@DECODER
-@click.option("--class-offset", type=int, help="Classification: scores in front of class 0 (background: 1).")
+@OWN_PREPROCESS
+@task_options
 @click.option("--count", type=click.IntRange(min=1), help="At most so many samples.")
-@click.option("--threads", type=click.IntRange(min=0), default=0, help="Threads inside an operator; 0: all cores.")
+@THREADS
 @click.option("--duration", "duration_s", type=float, default=2.0, show_default=True, help="Seconds each is timed.")
 @click.option("--no-timing", is_flag=True, help="Do not time them.")
 @common
@@ -49,19 +46,18 @@ def command(printer: Printer, a: Path, b: Path, **options: Any) -> None:
 
 def _draw(console: Console, found: Comparison) -> None:
     from rich.table import Table
-    from rich.text import Text
 
     for name, side in (("A", found.a), ("B", found.b)):
         variant = f", variant {side.variant}" if side.variant else ""
-        console.print(f"{name}  {side.path}{variant}", markup=False)
+        console.print(f"{name}  {side.path}{variant}")
     for difference in found.signature_differences:
-        console.print(f"differs: {difference}", markup=False, style="yellow")
+        console.print(f"differs: {difference}", style="yellow")
     table = Table("", "A", "B", "B against A")
     for row in found.rows():
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*row)
     if table.row_count:
         console.print(table)
     for sentence in found.verdict():
-        console.print(sentence, markup=False, style="bold")
+        console.print(sentence, style="bold")
     for note in found.notes:
-        console.print(f"note: {note}", markup=False)
+        console.print(f"note: {note}")

@@ -7,20 +7,20 @@ from typing import Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import PATH
+from edgeq.cli._options import OWN_PREPROCESS, PATH, START, STRIDE, THREADS
 
 
 @click.command("debug")
 @click.argument("float_model", type=PATH, metavar="FLOAT")
 @click.argument("quantized", type=PATH, metavar="INT8|BUNDLE")
 @click.option("--data", required=True, help="Samples: a folder, .npz, .npy, .pb ... Labels are not needed.")
-@click.option("--preprocess", help="Preprocessing: a name, a .toml file, or steps. A bundle knows its own.")
+@OWN_PREPROCESS
 @click.option("--count", type=click.IntRange(min=1), default=32, show_default=True, help="At most so many samples.")
-@click.option("--start", type=click.IntRange(min=0), default=0, help="Skip so many samples.")
-@click.option("--stride", type=click.IntRange(min=1), default=1, help="Take every so many-th sample.")
+@START
+@STRIDE
 @click.option("--worst", type=click.IntRange(min=1), default=10, show_default=True, help="Name at most so many layers.")
 @click.option("--variant", help="Variant of the bundle; else the one that fits this machine.")
-@click.option("--threads", type=click.IntRange(min=0), default=0, help="Threads inside an operator; 0: all cores.")
+@THREADS
 @click.option(
     "--session-option",
     "session_options",

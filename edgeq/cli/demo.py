@@ -33,12 +33,12 @@ def _draw(console: Console, result: Demonstration, *, verbose: bool) -> None:
     from rich.table import Table
 
     machine, match = result.machine, result.match
-    console.print(f"machine   {machine.cpu_name or 'unknown CPU'}, {machine.usable_threads} threads", markup=False)
-    console.print(f"profile   {match.profile.name}: {match.profile.title}", markup=False)
+    console.print(f"machine   {machine.cpu_name or 'unknown CPU'}, {machine.usable_threads} threads")
+    console.print(f"profile   {match.profile.name}: {match.profile.title}")
     for reason in match.explain() if verbose else [f"because it has {', '.join(match.reasons)}"]:
-        console.print(f"          {reason}", markup=False)
+        console.print(f"          {reason}")
     for line in report_lines(result.verified):
-        console.print(f"verify    {line}", markup=False)
+        console.print(f"verify    {line}")
     table = Table("", "p50 ms", "p90 ms", "p99 ms", "size kB", "top-1", "int8 MACs")
     for row in result.rows:
         latency = (f"{value:.3f}" for value in (row.p50_ms, row.p90_ms, row.p99_ms))
@@ -48,10 +48,9 @@ def _draw(console: Console, result: Demonstration, *, verbose: bool) -> None:
     ratio = result.measurement.ratio(name)
     console.print(
         f"int8 runs {ratio['estimate']:.2f} times as fast as float32 ({ratio['low']:.2f} to {ratio['high']:.2f}, "
-        f"{ratio['confidence']:.0%} confidence)",
-        markup=False,
+        f"{ratio['confidence']:.0%} confidence)"
     )
     for note in result.measurement.notes:
-        console.print(f"note: {note}", markup=False)
-    console.print(f"bundle    {result.packaged.bundle.resolve()}", markup=False)
-    console.print(f"try       python {result.packaged.bundle / 'edgeq_run.py'} verify", markup=False)
+        console.print(f"note: {note}")
+    console.print(f"bundle    {result.packaged.bundle.resolve()}")
+    console.print(f"try       python {result.packaged.bundle / 'edgeq_run.py'} verify")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import PATH
+from edgeq.cli._options import FORCE, PATH, PREPROCESS
 
 if TYPE_CHECKING:
     from edgeq.pipeline.emit_c import Emitted
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.command("emit-c")
 @click.argument("program", type=PATH, metavar="PROGRAM.npz|INT8.onnx")
 @click.option("--data", required=True, help="Samples; the first become the bundle's images.")
-@click.option("--preprocess", help="Preprocessing: a name, a .toml file, steps, or path.py:function.")
+@PREPROCESS
 @click.option("-o", "--output", type=PATH, required=True, metavar="DIR", help="The C bundle.")
 @click.option("--images", type=click.IntRange(min=1), default=2, show_default=True, help="Samples in one run of the C.")
 @click.option(
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     help="Calls of gemmini.h: with rows and columns apart, or square images only.",
 )
 @click.option("--params-header", type=PATH, help="The chip's gemmini_params.h; else one for the target's array.")
-@click.option("--force", is_flag=True, help="Replace what is there.")
+@FORCE
 @common
 def command(printer: Printer, program: Path, output: Path, **options: Any) -> None:
     """Write C for an array from the program that `quantize` or `package` for such a target left.

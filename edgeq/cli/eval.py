@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import DECODER, PATH, TASK_NAMES
+from edgeq.cli._options import OWN_PREPROCESS, PATH, START, STRIDE, TASK_NAMES, THREADS, task_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,20 +21,17 @@ if TYPE_CHECKING:
 @click.option("--data", required=True, help="Samples: a folder, .npz, .npy, .pb ...")
 @click.option("--task", help=f"What to measure: {TASK_NAMES}.")
 @click.option("--reference", type=PATH, help="Another model or bundle to run on the same samples and compare with.")
-@click.option("--preprocess", help="Preprocessing: a name, a .toml file, or steps. A bundle knows its own.")
+@OWN_PREPROCESS
 @click.option("--try-preprocess", is_flag=True, help="Measure under every known preprocessing: which one fits?")
-@click.option("--labels", help="Where labels come from, if not with the data.")
-@click.option("--annotations", type=PATH, help="Detection: COCO instances file.")
-@DECODER
-@click.option("--class-offset", type=int, help="Classification: scores in front of class 0 (background: 1).")
+@task_options
 @click.option("--confidence", type=float, help="Detection: drop boxes that score at most this. [0.01]")
 @click.option("--iou", type=float, help="Detection: suppress boxes of a class that overlap more than this. [0.65]")
 @click.option("--output", help="The model output to look at, where there are several.")
 @click.option("--count", type=click.IntRange(min=1), help="At most so many samples.")
-@click.option("--start", type=click.IntRange(min=0), default=0, help="Skip so many samples.")
-@click.option("--stride", type=click.IntRange(min=1), default=1, help="Take every so many-th sample.")
+@START
+@STRIDE
 @click.option("--variant", help="Variant of the bundle; else the one that fits this machine.")
-@click.option("--threads", type=click.IntRange(min=0), default=0, help="Threads inside an operator; 0: all cores.")
+@THREADS
 @click.option(
     "--optimization",
     type=click.Choice(["none", "basic", "extended", "all"]),
@@ -67,7 +64,7 @@ def _draw_trial(console: Console, trial: Trial) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console.print(f"{trial.request.model}, {trial.count} samples, {trial.task}", markup=False)
+    console.print(f"{trial.request.model}, {trial.count} samples, {trial.task}")
     table = Table(trial.primary, "preprocessing", title="the best first")
     for one in trial.tries:
         value = "" if one.accuracy is None else f"{one.accuracy.value:.4f}"
@@ -75,7 +72,7 @@ def _draw_trial(console: Console, trial: Trial) -> None:
     console.print(table)
     if len(trial.tied) > 1:
         tied = "\n  ".join(trial.tied)
-        console.print(f"{trial.count} samples cannot distinguish these:\n  {tied}", markup=False)
+        console.print(f"{trial.count} samples cannot distinguish these:\n  {tied}")
 
 
 def _draw(console: Console, found: EvalResult) -> None:
@@ -83,7 +80,7 @@ def _draw(console: Console, found: EvalResult) -> None:
 
     accuracy, reference, agreement = found.accuracy, found.reference_accuracy, found.agreement
     variant = f", variant {found.variant}" if found.variant else ""
-    console.print(f"{found.request.model}{variant}, {found.count} samples", markup=False)
+    console.print(f"{found.request.model}{variant}, {found.count} samples")
     if accuracy is not None:
         table = Table("metric", "value", *(("reference", "difference") if reference else ()), title=accuracy.task)
         for name, value in accuracy.metrics.items():

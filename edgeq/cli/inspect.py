@@ -41,17 +41,15 @@ def _show(report: ModelReport, console: Console, *, verbose: bool) -> None:
     from rich.table import Table
 
     opsets = ", ".join(f"{domain} {version}" for domain, version in report.opsets.items())
-    console.print(
-        f"{report.path}  {_size(report.file_bytes)}, {opsets}, IR {report.ir_version}, {report.producer}", markup=False
-    )
+    console.print(f"{report.path}  {_size(report.file_bytes)}, {opsets}, IR {report.ir_version}, {report.producer}")
     console.print(
         f"{_number(report.parameters)} parameters ({_size(report.parameter_bytes)}), {_number(report.macs)} MACs"
     )
     for title, specs in (("input", report.signature.inputs), ("output", report.signature.outputs)):
         for spec in specs:
-            console.print(f"{title}  {spec}", markup=False)
+            console.print(f"{title}  {spec}")
     for note in report.notes:
-        console.print(f"note: {note}", markup=False)
+        console.print(f"note: {note}")
     table = Table("operator", box=None, pad_edge=False)
     table.add_column("count", justify="right")
     table.add_column("MACs", justify="right")
@@ -62,7 +60,7 @@ def _show(report: ModelReport, console: Console, *, verbose: bool) -> None:
     console.print()
     console.print(table)
     if report.preparation:
-        console.print(f"\nquantizing prepares it: {'; '.join(report.preparation)}", markup=False)
+        console.print(f"\nquantizing prepares it: {'; '.join(report.preparation)}")
     for prediction in report.targets:
         _show_prediction(prediction, console, verbose=verbose)
 
@@ -72,12 +70,11 @@ def _show_prediction(prediction: TargetPrediction, console: Console, *, verbose:
     int8 = [n for n in counted if n.verdict == "int8"]
     console.print(
         f"\n{prediction.target} ({prediction.backend}): about {prediction.int8_macs_share:.1%} of the MACs and "
-        f"{len(int8)} of {len(counted)} nodes in int8",
-        markup=False,
+        f"{len(int8)} of {len(counted)} nodes in int8"
     )
     if verbose:
         for node in prediction.nodes:
-            console.print(f"  {node.verdict:5}  {node.op_type:20} {node.name}: {node.reason}", markup=False)
+            console.print(f"  {node.verdict:5}  {node.op_type:20} {node.name}: {node.reason}")
         return
     reasons: dict[tuple[str, str], list[str]] = {}
     for node in counted:
@@ -85,7 +82,7 @@ def _show_prediction(prediction: TargetPrediction, console: Console, *, verbose:
             reasons.setdefault((node.op_type, node.reason), []).append(node.name)
     for (op_type, reason), names in reasons.items():
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        console.print(f"  float  {op_type} ({shown}): {reason}", markup=False)
+        console.print(f"  float  {op_type} ({shown}): {reason}")
 
 
 def _number(value: int) -> str:

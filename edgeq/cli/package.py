@@ -66,10 +66,9 @@ def _draw(console: Console, result: Packaged, *, verbose: bool) -> None:
             f"{name}: {artifact.scheme.title}, {variant.bytes / 1e6:.2f} MB, onnxruntime {variant.min_onnxruntime} "
             "or newer",
             style="bold",
-            markup=False,
         )
         if artifact.model in drawn:
-            console.print(f"  the same model as {drawn[artifact.model]}", markup=False)
+            console.print(f"  the same model as {drawn[artifact.model]}")
         else:
             drawn[artifact.model] = name
             draw_proof(console, variant.proof, verbose=verbose)
@@ -77,9 +76,9 @@ def _draw(console: Console, result: Packaged, *, verbose: bool) -> None:
             draw_decision(console, variant.decision, verbose=verbose)
         _draw_checks(console, variant.checks, verbose=verbose)
     for note in result.notes:
-        console.print(f"note: {note}", markup=False)
+        console.print(f"note: {note}")
     for bundle in dict.fromkeys(result.bundles.values()):
-        console.print(f"bundle: {bundle}", markup=False)
+        console.print(f"bundle: {bundle}")
 
 
 def _draw_checks(console: Console, checks: Sequence[Check], *, verbose: bool) -> None:
@@ -88,6 +87,6 @@ def _draw_checks(console: Console, checks: Sequence[Check], *, verbose: bool) ->
 
     if verbose:
         for check in checks:
-            console.print(f"  {check.name}: {check.kind} ({check.where}) {check.detail}", markup=False)
+            console.print(f"  {check.name}: {check.kind} ({check.where}) {check.detail}")
         return
-    console.print(f"checked {summarise(checks)}", markup=False)
+    console.print(f"checked {summarise(checks)}")

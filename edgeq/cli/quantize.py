@@ -68,14 +68,12 @@ def _draw(console: Console, result: Quantized, *, verbose: bool) -> None:
     from edgeq.cli._proof import draw_decision, draw_proof
 
     scheme = result.scheme
-    console.print(f"{result.output}: {scheme.title} for {result.target.title}", markup=False)
-    console.print(
-        f"size {result.bytes_int8 / 1e6:.2f} MB, {result.bytes_int8 / result.bytes_float:.2f} of float32", markup=False
-    )
+    console.print(f"{result.output}: {scheme.title} for {result.target.title}")
+    console.print(f"size {result.bytes_int8 / 1e6:.2f} MB, {result.bytes_int8 / result.bytes_float:.2f} of float32")
     draw_proof(console, result.proof, verbose=verbose)
     if result.decision is not None:
         draw_decision(console, result.decision, verbose=verbose)
     for key, value in result.session_options.items():
-        console.print(f"run it with the session option {key}={value}", markup=False)
+        console.print(f"run it with the session option {key}={value}")
     for note in result.notes:
-        console.print(f"note: {note}", markup=False)
+        console.print(f"note: {note}")

@@ -49,9 +49,9 @@ def command(
 
 def _draw(console: Console, result: Reported) -> None:
     verdict = result.verdict
-    console.print(verdict.sentence, markup=False)
+    console.print(verdict.sentence)
     for figure in verdict.figures:
-        console.print(f"  {figure.label}: {figure.value}  {figure.note}".rstrip(), markup=False)
+        console.print(f"  {figure.label}: {figure.value}  {figure.note}".rstrip())
     for warning in verdict.warnings:
-        console.print(f"warning: {warning}", markup=False, style="yellow")
-    console.print(f"report: {result.page}", markup=False)
+        console.print(f"warning: {warning}", style="yellow")
+    console.print(f"report: {result.page}")

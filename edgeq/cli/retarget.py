@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import PATH
+from edgeq.cli._options import FORCE, INTEGER, PATH
 
 if TYPE_CHECKING:
     from edgeq.retarget.run import Retargeted
-
-_INTEGER = click.Choice(["int8", "uint8"])
 
 
 @click.command("retarget")
@@ -22,9 +20,9 @@ _INTEGER = click.Choice(["int8", "uint8"])
 @click.option("-o", "--output", type=PATH, required=True, metavar="OUT.onnx", help="The rewritten model.")
 @click.option("--profile", "target", help="Take format and types of auto, a profile, a target or a .toml file.")
 @click.option("--format", "format_", type=click.Choice(["QDQ", "QOperator"]), help="How quantization is written.")
-@click.option("--activation-type", type=_INTEGER, help="Integers of activations.")
-@click.option("--weight-type", type=_INTEGER, help="Integers of weights.")
-@click.option("--force", is_flag=True, help="Replace what is there.")
+@click.option("--activation-type", type=INTEGER, help="Integers of activations.")
+@click.option("--weight-type", type=INTEGER, help="Integers of weights.")
+@FORCE
 @common
 def command(
     printer: Printer,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import PATH, data_options
+from edgeq.cli._options import FORCE, PATH, data_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,7 +42,7 @@ _LOSERS_SHOWN = 10
 @click.option("--with-float", is_flag=True, help="Put the float32 model in, so that the device can time both.")
 @click.option("--resume", is_flag=True, help="Go on where an interrupted run stopped.")
 @click.option("--dry-run", is_flag=True, help="List the candidates and the plan, and do nothing.")
-@click.option("--force", is_flag=True, help="Replace what is there.")
+@FORCE
 @common
 def command(printer: Printer, model: Path, output: Path, dry_run: bool, **options: Any) -> None:
     """Find the best int8 form of MODEL for this machine, by measuring, and write it as a bundle.
@@ -80,36 +80,36 @@ def _draw_result(console: Console, result: Tuned, *, verbose: bool) -> None:
     if not result.record.get("simulated"):
         _draw(console, result.record, verbose=verbose)
         return
-    console.print(f"{result.target.title}, in simulation", markup=False, style="bold")
+    console.print(f"{result.target.title}, in simulation", style="bold")
     _draw(console, result.record, verbose=verbose)
     draw_proof(console, result.proof, verbose=verbose)
-    console.print(f"bundle: {result.bundle}", markup=False)
+    console.print(f"bundle: {result.bundle}")
 
 
 def _draw_simulated(console: Console, record: Mapping[str, Any], *, verbose: bool) -> None:
     from edgeq.tune.simulated import summary
 
     for title, text in summary(record).items():
-        console.print(f"{title}: {text}", markup=False)
+        console.print(f"{title}: {text}")
     for form in record["trials"] if verbose else ():
         kept = ", ".join(form["kept_in_float"]) or "nothing"
         lost = "not measured" if form["loss"] is None else f"{form['loss']:.4f}"
-        console.print(f"{form['method']}, {kept} in float: loss {lost}", markup=False)
-    console.print(f"{len(record['trials'])} forms in {record['elapsed_s']:.0f} s", markup=False)
+        console.print(f"{form['method']}, {kept} in float: loss {lost}")
+    console.print(f"{len(record['trials'])} forms in {record['elapsed_s']:.0f} s")
 
 
 def _draw_plan(console: Console, steps: Plan) -> None:
-    console.print(f"for {steps.target.title}, profile {steps.target.profile.name}", markup=False)
+    console.print(f"for {steps.target.title}, profile {steps.target.profile.name}")
     steps_of = "built, timed against float32 and screened" if steps.threads else "built and screened"
-    console.print(f"kernel choices, {steps_of}:", markup=False)
+    console.print(f"kernel choices, {steps_of}:")
     for candidate in steps.candidates:
-        console.print(f"  {candidate.name}", markup=False)
-    console.print("calibration methods, on those that are worth it:", markup=False)
+        console.print(f"  {candidate.name}")
+    console.print("calibration methods, on those that are worth it:")
     for name in steps.methods:
-        console.print(f"  {name}", markup=False)
+        console.print(f"  {name}")
     if steps.threads:
-        console.print(f"threads: {', '.join(str(n) if n else 'all' for n in steps.threads)}", markup=False)
-    console.print(f"if accuracy falls short: {', '.join((*steps.recoveries, 'layers in float'))}", markup=False)
+        console.print(f"threads: {', '.join(str(n) if n else 'all' for n in steps.threads)}")
+    console.print(f"if accuracy falls short: {', '.join((*steps.recoveries, 'layers in float'))}")
 
 
 def _draw(console: Console, record: Mapping[str, Any], *, verbose: bool) -> None:
@@ -123,9 +123,9 @@ def _draw_timed(console: Console, record: Mapping[str, Any], *, verbose: bool) -
     from rich.table import Table
 
     first, *details = record["verdict"]
-    console.print(first, markup=False, style="bold")
+    console.print(first, style="bold")
     for line in details:
-        console.print(line, markup=False)
+        console.print(line)
     table = Table("", "p50 ms", "times float32", "points lost", "MB", "", title="Pareto front", title_justify="left")
     timing = record["float32"]["timing"]
     if timing:
@@ -144,7 +144,7 @@ def _draw_timed(console: Console, record: Mapping[str, Any], *, verbose: bool) -
     console.print(table)
     lost = [c for c in record["candidates"] if c["status"] != "chosen"]
     for one in lost if verbose else lost[:_LOSERS_SHOWN]:
-        console.print(f"{one['name']}: {one['reason']}", markup=False)
+        console.print(f"{one['name']}: {one['reason']}")
     if not verbose and len(lost) > _LOSERS_SHOWN:
-        console.print(f"and {len(lost) - _LOSERS_SHOWN} more (-v shows them)", markup=False)
-    console.print(f"{len(record['candidates'])} candidates in {record['elapsed_s']:.0f} s", markup=False)
+        console.print(f"and {len(lost) - _LOSERS_SHOWN} more (-v shows them)")
+    console.print(f"{len(record['candidates'])} candidates in {record['elapsed_s']:.0f} s")

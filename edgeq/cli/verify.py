@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import DECODER, PATH, TASK_NAMES
+from edgeq.cli._options import PATH, TASK_NAMES, task_options
 
 
 @click.command()
@@ -23,11 +23,8 @@ from edgeq.cli._options import DECODER, PATH, TASK_NAMES
 @click.option("--data", help="With --on: samples to compare with this machine on: a folder, .npz, .npy, .pb ...")
 @click.option("--samples", "count", type=click.IntRange(min=1), metavar="N", help="At most so many of them.")
 @click.option("--preprocess", help="Preprocessing, if not the bundle's own.")
-@click.option("--labels", help="Where labels come from, if not with the data.")
 @click.option("--task", help=f"Measure accuracy too: {TASK_NAMES}.")
-@click.option("--annotations", type=PATH, help="Detection: COCO instances file.")
-@DECODER
-@click.option("--class-offset", type=int, help="Classification: scores in front of class 0 (background: 1).")
+@task_options
 @click.option("--max-drop", metavar="DROP", help="Fail if accuracy on the target falls by more: 0.005, 0.5% or 0.5pt.")
 @common
 def command(bundle: Path, variant: str | None, printer: Printer, **options: Any) -> None:
