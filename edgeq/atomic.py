@@ -108,7 +108,7 @@ def output_directory(path: Path, *, force: bool = False, check: Callable[[Path],
     """Give a temporary directory beside `path`, renamed to `path` on success. An old one is removed only then.
 
     Args:
-        check: raises OutputError where the old directory holds what may not be replaced. Asked before anything is
+        check: raises OutputError where the old directory holds what may not be replaced. Called before anything is
             written, and again before the old directory is removed: hours may lie between.
     """
     if force:

@@ -1,4 +1,4 @@
-"""Whose a folder's content is: only what edgeq wrote, by its content, is ever replaced or removed.
+"""Who wrote a folder's content: only what edgeq wrote, by its content, is ever replaced or removed.
 
 Each kind of folder that edgeq writes has an `Ownership`, which decides on every file in a folder before that folder
 is replaced. Whatever it does not recognise is named and kept. Folders without a format of their own carry a marker.

@@ -44,7 +44,7 @@ class Placement:
     """Where one variant's files go.
 
     Attributes:
-        model_file: what `executor_info.ort.model_file` says.
+        model_file: the value of `executor_info.ort.model_file`.
         weights: reference to the asset with its external data, "" where they lie beside the model.
         own: files of the variant's directory, by name.
     """

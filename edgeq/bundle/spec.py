@@ -58,7 +58,7 @@ class VariantSpec:
             caller names none); the rest is for people.
         selftest: vectors; `tolerance` is the absolute difference allowed for each of their outputs.
         files: what else the target needs (a file for its own runtime), by relative path; in the bundle it lies under
-            files/NAME. The runner on the device takes no notice of it.
+            files/NAME. The runner on the device ignores it.
     """
 
     name: str

@@ -2,7 +2,7 @@
 
 0        done
 1        a bug in edgeq, or memory ran out
-2 to 11  see edgeq/errors.py; 2 is also what click says of an option that makes no sense
+2 to 11  see edgeq/errors.py; 2 is also click's code for an option that makes no sense
 130      interrupted (Ctrl-C)
 141      whoever read the output went away (`edgeq profiles | head`), in silence
 143      terminated
@@ -93,7 +93,7 @@ def _end_bug(error: Exception, *, verbose: bool) -> NoReturn:
 
 
 def _end_usage(error: click.UsageError) -> NoReturn:
-    """What click says in three lines, in one. No command at all is a question: the help is the answer."""
+    """Click's message of three lines, in one. Without any command, print the help."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
         sys.exit(error.exit_code)

@@ -63,7 +63,7 @@ def need_sysroot(emulator: Emulator) -> Sysroot:
 
 
 def check_cpuinfo(qemu: Qemu, emulator: Emulator, cpu: str) -> None:
-    """Ask qemu for the CPU and listen to its warnings.
+    """Start qemu with the CPU and check its warnings.
 
     Raises:
         HardwareError: it does not know the name, or leaves out what makes the CPU what it is.

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
         request, arrays = frame
         try:
             write_frame(answers, *_answer(request, arrays, sessions, shim))
-        except Exception as error:  # whatever it is, the other side has to hear of it
+        except Exception as error:  # whatever it is, it is reported to the other side
             write_frame(answers, {"error": " ".join(str(error).split()), "kind": type(error).__name__}, {})
 
 
@@ -65,7 +65,7 @@ def _answer(request: Dict[str, Any], arrays: Arrays, sessions: List[Any], shim: 
 
 
 def _features(request: Dict[str, Any], shim: Any) -> Dict[str, Any]:
-    """What the CPU itself says: /proc/cpuinfo may be the host's."""
+    """What the CPU itself reports: /proc/cpuinfo may be the host's."""
     evidence = gather()
     architecture = normalise_architecture(evidence.machine)
     if evidence.cpuid is not None:

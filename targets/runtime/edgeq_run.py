@@ -21,7 +21,7 @@ from importlib.util import spec_from_file_location  # noqa: E402
 from pathlib import Path  # noqa: E402
 from zipimport import zipimporter  # noqa: E402
 
-# `python BUNDLE/ verify` has compiled this very file (as __main__.py) before it could say so.
+# `python BUNDLE/ verify` has compiled this very file (as __main__.py) before it could turn that off.
 if __spec__ is not None and __spec__.cached is not None and Path(__spec__.cached).is_file():
     Path(__spec__.cached).unlink()
     if not any(Path(__spec__.cached).parent.iterdir()):

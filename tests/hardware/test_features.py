@@ -107,7 +107,7 @@ def test_machine_code_that_is_forbidden_is_no_error(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(cpuid.mmap, "mmap", refuse)
     monkeypatch.setattr(cpuid.sys, "platform", "linux")
-    assert cpuid.ask() is None
+    assert cpuid.query() is None
 
 
 def test_a_silent_machine_has_no_features_and_no_source() -> None:

@@ -1,4 +1,4 @@
-"""How a benchmark is to be done: settings as a value, and from what a command line says."""
+"""How a benchmark is to be done: settings as a value, and from command-line options."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class BoundSession:
 
     Args:
         device: "cuda" or "cpu".
-        notes: what opening it had to say, for reports.
+        notes: what is worth reporting of opening it.
     """
 
     def __init__(self, session: Any, ort: Any, device: str, notes: Sequence[str] = ()) -> None:

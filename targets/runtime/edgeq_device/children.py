@@ -27,7 +27,7 @@ sys.exit(import_module(module).main())
 
 
 def python_command(module: str) -> List[str]:
-    """The words that run `main()` of `module`, a module of edgeq_device, in a fresh isolated interpreter."""
+    """The command line that runs `main()` of `module`, a module of edgeq_device, in a fresh isolated interpreter."""
     root = Path(__file__).absolute().parent.parent
     # -B: a compiled file left in a bundle is one that its manifest does not know.
     return [sys.executable, "-I", "-B", "-c", _BOOT, str(root), module, *import_path()]

@@ -1,8 +1,8 @@
 """What the x86-64 CPUID instruction itself answers.
 
-ONNX Runtime chooses its kernels by CPUID, so its word counts where the operating system says nothing (Windows lists
+ONNX Runtime chooses its kernels by CPUID, so it counts where the operating system lists nothing (Windows lists
 neither VNNI nor AMX; a container may hide /proc/cpuinfo's flags; Linux does not list AVX-VNNI-INT8) and where
-/proc/cpuinfo speaks of another CPU (under a user-mode emulator it shows the host's).
+/proc/cpuinfo describes another CPU (under a user-mode emulator it shows the host's).
 
 Bit positions: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2A, CPUID.
 """
@@ -87,7 +87,7 @@ def features(answers: Answers) -> FrozenSet[str]:
     )
 
 
-def ask() -> Optional[Answers]:
+def query() -> Optional[Answers]:
     """Run CPUID and XGETBV on an x86-64 CPU; None where the system forbids a program to make code."""
     try:
         return _run_windows() if sys.platform == "win32" else _run_posix()
@@ -124,7 +124,7 @@ def _run_windows() -> Answers:
 
 
 def _collect(address: int) -> Answers:
-    """Ask the leaves that `_BITS` names, through the two functions at `address` and 64 bytes after it."""
+    """Query the leaves that `_BITS` names, through the two functions at `address` and 64 bytes after it."""
     out = ctypes.create_string_buffer(16)
     cpuid = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32)(address)
     xgetbv = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address + 64)

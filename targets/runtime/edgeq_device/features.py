@@ -105,7 +105,7 @@ _UNLISTED_BY_LINUX = frozenset({"avx_vnni_int8", "avx_vnni_int16"})
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a machine says about itself, unread.
+    """What a machine reports about itself, not yet interpreted.
 
     Attributes:
         system: `platform.system()`: "Linux", "Darwin", "Windows".
@@ -113,7 +113,7 @@ class Evidence:
         cpuinfo: the text of /proc/cpuinfo.
         auxv: the bytes of /proc/self/auxv.
         sysctl: the output of `sysctl hw machdep.cpu`.
-        windows: the numbers for which IsProcessorFeaturePresent says yes.
+        windows: the numbers for which IsProcessorFeaturePresent is true.
         cpuid: the answers of the CPUID instruction.
     """
 
@@ -131,11 +131,11 @@ class Reading:
     """What the evidence comes to.
 
     Attributes:
-        architecture: "x86_64", "arm64", "riscv64", or the system's own lower-case word for another one.
+        architecture: "x86_64", "arm64", "riscv64", or the system's own lower-case name of another one.
         features: in the one spelling.
-        source: who listed them: "/proc/cpuinfo", "HWCAP", "sysctl", "Windows", "CPUID", or "" for nobody.
+        source: who listed them: "/proc/cpuinfo", "HWCAP", "sysctl", "Windows", "CPUID", or "" where nothing did.
         doubted: features about which sources disagree; none of them counts.
-        notes: the same in words.
+        notes: the same as sentences.
     """
 
     architecture: str
@@ -152,11 +152,11 @@ def read_features() -> Tuple[str, FrozenSet[str]]:
 
 
 def gather() -> Evidence:
-    """Ask this machine. Nothing here takes longer than a few milliseconds, except sysctl's process on macOS."""
+    """The evidence of this machine. It takes a few milliseconds at most, except sysctl's process on macOS."""
     system, machine = platform.system(), platform.machine()
     runs_x86_64 = normalise_architecture(machine) == "x86_64" and struct.calcsize("P") == 8
     # On macOS, XCR0 shows AVX-512 only to threads that have used it; sysctl is right there.
-    answers = cpuid.ask() if runs_x86_64 and system in ("Linux", "Windows") else None
+    answers = cpuid.query() if runs_x86_64 and system in ("Linux", "Windows") else None
     return Evidence(
         system,
         machine,
@@ -203,7 +203,7 @@ def _listed(evidence: Evidence, architecture: str) -> Tuple[FrozenSet[str], str]
 
 
 def normalise_architecture(machine: str) -> str:
-    """One word per architecture, from `platform.machine()` of any system."""
+    """One name per architecture, from `platform.machine()` of any system."""
     spelling = machine.strip().lower()
     return _ARCHITECTURES.get(spelling, spelling)
 

@@ -43,7 +43,7 @@ _DEVICES = ("cpu", "gpu", "npu")
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What the manifest says of one file: sha256 in lower-case hex, size in bytes."""
+    """The manifest's entry of one file: sha256 in lower-case hex, size in bytes."""
 
     sha256: str
     size: int

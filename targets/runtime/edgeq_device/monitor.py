@@ -53,7 +53,7 @@ class Monitor:
     def _read(self) -> None:
         frequencies = environment.read_frequencies(self._root)
         if frequencies:
-            # The core that has just worked is at the top; the idle ones say nothing.
+            # The core that has just worked is at the top; the idle ones carry no information.
             self.mhz.append(max(frequencies.values()))
         for zone, celsius in environment.read_temperatures(self._root).items():
             self.celsius.setdefault(zone, []).append(celsius)

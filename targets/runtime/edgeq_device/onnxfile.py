@@ -1,4 +1,4 @@
-"""What an ONNX file says of data outside it, read from its protobuf wire format without loading the model.
+"""The references of an ONNX file to data outside it, read from its protobuf wire format without loading the model.
 
 A device has no protobuf package, and onnxruntime must not open the file before its external data has been judged. The
 walk follows only the fields that lead to tensors and skips everything else, weights included, by its length. Where
@@ -73,7 +73,7 @@ _NO_RUNS: Mapping[int, "re.Pattern[bytes]"] = {}
 
 @dataclass(frozen=True)
 class ExternalTensor:
-    """A tensor that says, by its location or by its entries, that its data lie outside the file.
+    """A tensor whose location or entries refer to data outside the file.
 
     Attributes:
         name: shortened for messages.

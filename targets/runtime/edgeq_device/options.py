@@ -157,7 +157,7 @@ def check_table_name(name: str, where: str) -> None:
     """Refuse a calibration table whose name is not one: it is copied into the folder that TensorRT reads engines from.
 
     Raises:
-        BundleError: as it says.
+        BundleError: the name is not that of a calibration table.
     """
     ep, key = TABLE_OPTION
     _refuse(provider_problem(ep, key, name), f"{where}: table {_quoted(name)}")

@@ -1,4 +1,4 @@
-"""ONNX Runtime on the device: what it is, and a session as the bundle says it must be."""
+"""ONNX Runtime on the device: what it is, and a session with the options of the bundle."""
 
 from __future__ import annotations
 

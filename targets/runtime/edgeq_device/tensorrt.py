@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Callable, List, Optional, Tuple
 
 PROVIDER = "TensorrtExecutionProvider"
-# The version with which a TensorRT 11 engine is built by what the file says, not by flags.
+# The version with which a TensorRT 11 engine is built by the types in the file, not by flags.
 STRONGLY_TYPED = (11,)
 _LINKED = re.compile(rb"libnvinfer\.so\.(\d+)|nvinfer_(\d+)\.dll")
 
