@@ -8,8 +8,7 @@ to write: the fields are the format. What JSON has and the dataclass has not is 
     class Coverage:
         int8_macs: int
         nodes: tuple[NodeRun, ...] = field(metadata=NOT_WRITTEN)   # left out of the record
-        proof: Proof = field(metadata=INLINE)                      # its keys stand among this record's own
-        seconds: float = field(metadata=written(name="elapsed_s", digits=3))
+        seconds: float = field(metadata=written(digits=3))
 
         @computed                                                  # a property that is written too
         def share(self) -> float: ...
@@ -70,9 +69,6 @@ Metadata = Mapping[str, Any]
 NOT_WRITTEN: Metadata = MappingProxyType({"record": "left out"})
 """Metadata of a field that is not part of the record."""
 
-INLINE: Metadata = MappingProxyType({"record": "inline"})
-"""Metadata of a field whose own keys are written in its place; nothing where it is None."""
-
 _LARGEST_TOML = 1 << 20
 _WORDS = {
     "str": "text",
@@ -85,10 +81,9 @@ _WORDS = {
 }
 
 
-def written(*, name: str | None = None, digits: int | None = None) -> Metadata:
-    """Metadata of a field that is written under another name, or rounded to so many decimals. Such a field can only be
-    written: what is read back has the names of its fields."""
-    return {"name": name, "digits": digits}
+def written(*, digits: int) -> Metadata:
+    """Metadata of a field that is written rounded to so many decimals."""
+    return {"digits": digits}
 
 
 class computed(Generic[T]):  # noqa: N801
@@ -145,14 +140,11 @@ def plain(value: Any) -> Any:
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:
     for field in dataclasses.fields(value):
-        how = field.metadata.get("record")
         item = getattr(value, field.name)
-        if how == "inline":
-            yield from (plain(item) or {}).items()
-        elif how is None:
+        if "record" not in field.metadata:
             digits = field.metadata.get("digits")
             rounds = digits is not None and item is not None
-            yield field.metadata.get("name") or field.name, plain(round(item, digits) if rounds else item)
+            yield field.name, plain(round(item, digits) if rounds else item)
     for name in _computed(type(value)):
         yield name, plain(getattr(value, name))
 

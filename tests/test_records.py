@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from edgeq.errors import DataError, HardwareError
-from edgeq.records import INLINE, NOT_WRITTEN, computed, parse, plain, read_json, rounded, toml_table, written
+from edgeq.records import NOT_WRITTEN, computed, parse, plain, read_json, rounded, toml_table, written
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ def test_a_record_is_read_back_as_it_was() -> None:
 def test_what_a_field_says_of_its_record() -> None:
     @dataclass(frozen=True)
     class Outer:
-        part: Part = field(metadata=INLINE)
+        part: Part
         hidden: object = field(default=None, metadata=NOT_WRITTEN)
-        seconds: float = field(default=1.23456, metadata=written(name="elapsed_s", digits=2))
+        seconds: float = field(default=1.23456, metadata=written(digits=2))
 
-    assert plain(Outer(Part(1.0), object())) == {"low": 1.0, "high": None, "width": None, "elapsed_s": 1.23}
+    assert plain(Outer(Part(1.0), object())) == {"part": {"low": 1.0, "high": None, "width": None}, "seconds": 1.23}
 
 
 def test_values_that_json_does_not_have() -> None:

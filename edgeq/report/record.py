@@ -22,10 +22,8 @@ def make_record(
     variants: Mapping[str, Mapping[str, Any]],
     *,
     model: Mapping[str, Any] | None = None,
-    identity: Mapping[str, Any] | None = None,
     commands: Sequence[str] = (),
     notes: Sequence[str] = (),
-    measured: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The record that report.json holds; keys as docs/report.md lists them.
 
@@ -33,8 +31,6 @@ def make_record(
         variants: by name, what `edgeq package --json` says of each, with `title`, `histograms`, `layers` and `kernels`
             where they are known.
         model: sha256 and bytes of the float32 model.
-        identity: digests and counts, for people.
-        measured: what only holds on the machine at hand: `bench`, `machine`. A reproducible bundle has none of it.
     """
     return {
         "schema": SCHEMA,
@@ -42,10 +38,9 @@ def make_record(
         "model": dict(model or {}),
         "variants": {name: dict(body) for name, body in variants.items()},
         "versions": tool_versions(),
-        "identity": dict(identity or {}),
+        "identity": {},
         "commands": list(commands),
         "notes": list(notes),
-        **(measured or {}),
     }
 
 

@@ -122,16 +122,15 @@ def x_axis(scale: Scale, y: float, top: float, title: str, *, most: int = 7) -> 
     return tag("g", *parts)
 
 
-def y_axis(scale: Scale, x: float, right: float, title: str, *, most: int = 6, labels: Sequence[str] = ()) -> Markup:
+def y_axis(scale: Scale, x: float, right: float, title: str, *, most: int = 6) -> Markup:
     """Ticks left of the line `x`, grid lines to `right`, the title above the axis, where it can be read upright.
 
     Args:
         scale: `start` is the bottom.
-        labels: instead of the numbers themselves.
     """
     ticks = scale.ticks(most)
     parts = []
-    for value, shown in zip(ticks, labels or tick_labels(ticks), strict=True):
+    for value, shown in zip(ticks, tick_labels(ticks), strict=True):
         y = scale(value)
         parts.append(tag("line", x1=x, x2=right, y1=y, y2=y, class_="grid"))
         parts.append(label(x - 6, y + EM * 0.35, shown, anchor="end"))

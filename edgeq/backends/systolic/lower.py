@@ -53,7 +53,6 @@ def lower(
     *,
     channels: Mapping[str, tuple[int, ...]] | None = None,
     depthwise_tile: int | None = None,
-    notes: tuple[str, ...] = (),
 ) -> Program:
     """Quantize weights, insert conversions between integers and floats, drop clamps that the scales imply.
 
@@ -69,7 +68,7 @@ def lower(
         work.add(layer)
     for output in network.outputs:
         work.as_float(output)
-    return Program(name, array, network.inputs, network.outputs, dict(work.tensors), tuple(work.steps), notes)
+    return Program(name, array, network.inputs, network.outputs, dict(work.tensors), tuple(work.steps))
 
 
 @dataclass

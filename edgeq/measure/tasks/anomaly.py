@@ -14,6 +14,7 @@ from edgeq.errors import DataError
 from edgeq.measure.inference import Outputs
 from edgeq.measure.labels import integer_labels, only_input, pick_output
 from edgeq.measure.task import TaskKind, TaskOptions
+from edgeq.measure.tasks.similarity import mean_ranks
 
 
 @dataclass(frozen=True)
@@ -88,14 +89,10 @@ def roc_auc(scores: NDArray[Any], labels: NDArray[Any]) -> float:
 
     Mann and Whitney's U over the number of pairs, from mean ranks. NaN where a score is NaN.
     """
-    if np.isnan(scores).any():
-        return float("nan")
-    _, place, times = np.unique(scores, return_inverse=True, return_counts=True)
-    mean_rank = (np.cumsum(times) - (times - 1) / 2)[place]
     positives = labels == 1
     p = int(positives.sum())
     n = len(labels) - p
-    return float((mean_rank[positives].sum() - p * (p + 1) / 2) / (p * n))
+    return float((mean_ranks(scores)[positives].sum() - p * (p + 1) / 2) / (p * n))
 
 
 TASK = TaskKind(
