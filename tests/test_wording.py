@@ -32,13 +32,18 @@ def prose_of_python(text: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
-def prose_of_page(text: str) -> Iterator[tuple[int, str]]:
-    """Line number and text of every line that is no code, without the code spans in it."""
+def lines_of_page(text: str) -> Iterator[tuple[int, str]]:
+    """Line number and text of every line that is no code."""
     fenced = False
     for number, line in enumerate(text.splitlines(), 1):
         fenced ^= line.startswith("```")
         if not fenced and not line.startswith("    "):
-            yield number, re.sub(r"`[^`]*`", "", line)
+            yield number, line
+
+
+def prose_of_page(text: str) -> Iterator[tuple[int, str]]:
+    """The same without the code spans."""
+    return ((number, re.sub(r"`[^`]*`", "", line)) for number, line in lines_of_page(text))
 
 
 def metaphors(path: Path) -> list[str]:
@@ -70,6 +75,18 @@ def files() -> list[Path]:
 def test_prose_is_plain() -> None:
     found = [line for path in files() for line in metaphors(path)]
     assert not found, "say it in the field's terms:\n" + "\n".join(found)
+
+
+def test_pages_are_wrapped() -> None:
+    """At 120 characters; tables and code keep their lines."""
+    long = [
+        f"{path.relative_to(REPOSITORY)}:{number}"
+        for path in files()
+        if path.suffix == ".md"
+        for number, line in lines_of_page(path.read_text("utf-8"))
+        if len(line) > 120 and not line.startswith("|")
+    ]
+    assert not long, f"wrap {', '.join(long)}"
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ class Guest:
         self._stderr = command_line
         self.title = title
 
-    def ask(
+    def exchange(
         self, request: Mapping[str, Any], arrays: Mapping[str, Array] | None = None
     ) -> tuple[dict[str, Any], dict[str, Array]]:
         """Send one request; gives the values and the arrays of the reply.
@@ -99,7 +99,7 @@ class Guest:
     def features(self, masked: Sequence[str] = (), *, runtime: bool = True) -> dict[str, Any]:
         """What the guest reports: "architecture", "features", "python", "numpy" and, with `runtime`, "onnxruntime" and
         "trapped" (how many CPUID instructions a mask has replaced the result of)."""
-        return self.ask({"do": "features", "masked": list(masked), "runtime": runtime})[0]
+        return self.exchange({"do": "features", "masked": list(masked), "runtime": runtime})[0]
 
     def open(self, model: Path, settings: SessionSettings, name: str = "model") -> GuestSession:
         """A session of `model` in the guest."""
@@ -113,7 +113,7 @@ class Guest:
             "optimization": settings.optimization,
             "threads": settings.intra_op_threads,
         }
-        reply, _ = self.ask(request)
+        reply, _ = self.exchange(request)
         return GuestSession(self, reply["session"], _infos(reply["inputs"]), _infos(reply["outputs"]))
 
     def _last_error(self) -> str:
@@ -145,12 +145,12 @@ class GuestSession:
         """As onnxruntime's; None for an output that is no array."""
         names = list(output_names or [output.name for output in self.outputs])
         feeds = {name: np.asarray(value) for name, value in input_feed.items()}
-        _, results = self.guest.ask({"do": "run", "session": self.number, "outputs": names}, feeds)
+        _, results = self.guest.exchange({"do": "run", "session": self.number, "outputs": names}, feeds)
         return [results.get(name) for name in names]
 
     def close(self) -> None:
         """Give the session's memory back."""
-        self.guest.ask({"do": "close", "session": self.number})
+        self.guest.exchange({"do": "close", "session": self.number})
 
 
 @contextmanager
