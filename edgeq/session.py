@@ -39,6 +39,10 @@ class SessionSettings:
     save_optimized_to: Path | None = field(default=None, metadata=NOT_WRITTEN)
     profile_prefix: Path | None = field(default=None, metadata=NOT_WRITTEN)
 
+    def __post_init__(self) -> None:
+        # In one order, so that equal settings give the same record.
+        object.__setattr__(self, "config", dict(sorted(self.config.items())))
+
 
 def onnxruntime() -> Any:
     """The onnxruntime module; a clear error where neither of its two packages is installed."""

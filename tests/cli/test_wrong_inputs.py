@@ -192,7 +192,7 @@ def test_a_calibration_of_another_model(workspace: Workspace) -> None:
 def test_a_bar_that_is_not_met_leaves_no_output(workspace: Workspace) -> None:
     options = ("--exclude", "conv", "--require-coverage", "95%")
     ran = workspace.refused(
-        CheckFailedError.exit_code, "quantize", *GOOD, *QUICK, *options, says="less than the 95.0% asked"
+        CheckFailedError.exit_code, "quantize", *GOOD, *QUICK, *options, says="less than the 95.0% required"
     )
     assert "the largest left in float is conv (kept in float on request)" in ran.line
     workspace.refused(
