@@ -1,0 +1,55 @@
+"""What a record's fields declare: bounded numbers, what is left out or rounded, properties that are written too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, overload
+
+import msgspec
+
+T = TypeVar("T")
+
+Finite = Annotated[float, msgspec.Meta(ge=-1e200, le=1e200)]
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e200)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e200)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+if TYPE_CHECKING:
+    NullIsInfinite = float
+else:
+
+    class NullIsInfinite(float):
+        """A float that may be infinite: it is written as null, which is read back as infinity."""
+
+
+Metadata = Mapping[str, Any]
+
+NOT_WRITTEN: Metadata = MappingProxyType({"record": "left out"})
+"""Metadata of a field that is not part of the record."""
+
+
+def written(*, digits: int) -> Metadata:
+    """Metadata of a field that is written rounded to so many decimals."""
+    return {"digits": digits}
+
+
+class computed(Generic[T]):  # noqa: N801
+    """A read-only property that `plain` writes after the fields."""
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> computed[T]: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+
+    def __get__(self, instance: object | None, owner: type) -> computed[T] | T:
+        return self if instance is None else self._compute(instance)
