@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from edgeq.pipeline.job import Data
     from edgeq.pipeline.package import package
     from edgeq.pipeline.quantize import quantize
+    from edgeq.records import plain
     from edgeq.retarget.run import retarget
     from edgeq.scheme import Scheme
     from edgeq.tune.recover.standalone import recovering
@@ -44,6 +45,7 @@ _PUBLIC = {
     "evaluate": "edgeq.measure.accuracy:evaluate",
     "open_samples": "edgeq.data.samples:open_samples",
     "package": "edgeq.pipeline.package:package",
+    "plain": "edgeq.records:plain",
     "quantize": "edgeq.pipeline.quantize:quantize",
     "recovering": "edgeq.tune.recover.standalone:recovering",
     "register_preprocess": "edgeq.data.preprocess:register",
@@ -67,6 +69,7 @@ __all__ = [
     "evaluate",
     "open_samples",
     "package",
+    "plain",
     "quantize",
     "recovering",
     "register_preprocess",
