@@ -18,7 +18,7 @@ from edgeq.measure.loaded_model import open_model
 from edgeq.measure.rows import rows
 from edgeq.measure.task import Task, make_task
 from edgeq.progress import SILENT, Progress
-from edgeq.records import Finite
+from edgeq.records import Count, Finite
 from edgeq.session import SessionSettings, open_session
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Accuracy:
     """
 
     metrics: Mapping[str, Finite]
-    count: int
+    count: Count
     task: str
     primary: str
     higher_is_better: bool

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from edgeq.measure.inference import Outputs, Session, inferences
 from edgeq.measure.rows import rows
 from edgeq.progress import SILENT, Progress
-from edgeq.records import Amount, Finite, NullIsInfinite, Share, computed
+from edgeq.records import Amount, Count, Finite, NullIsInfinite, Share, computed
 
 if TYPE_CHECKING:
     from edgeq.data.samples import Samples
@@ -46,13 +46,13 @@ class OutputAgreement:
     """
 
     name: str
-    elements: int
+    elements: Count
     sqnr_db: NullIsInfinite
     cosine: Finite
     max_abs_error: Amount
     top1: Share | None
-    nonfinite: int
-    mismatched: int
+    nonfinite: Count
+    mismatched: Count
 
     @computed
     def equal(self) -> bool:
@@ -65,7 +65,7 @@ class Agreement:
     """Agreement of all outputs that both models have and that hold numbers, over `count` samples."""
 
     outputs: tuple[OutputAgreement, ...]
-    count: int = 0
+    count: Count = 0
 
     @computed
     def sqnr_db(self) -> float:

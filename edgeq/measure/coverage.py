@@ -46,7 +46,7 @@ class NodeRun:
     source: str
     op_type: str
     kind: Kind
-    macs: int
+    macs: Count
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ Finite = Annotated[float, msgspec.Meta(ge=-1e200, le=1e200)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e200)]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e200)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Count = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 if TYPE_CHECKING:
     NullIsInfinite = float

@@ -117,7 +117,7 @@ class Variant:
     outputs: tuple[OutputAgreement, ...] = ()
     sqnr_db: float | None = None
     top1: float | None = None
-    samples: int | None = None
+    samples: Count | None = None
     held_out: bool | None = None
     timing: Timing | None = None
     layers: tuple[Layer, ...] = ()

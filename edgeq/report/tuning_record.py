@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from edgeq.records import Amount, Finite, NullIsInfinite, Positive, Share
+from edgeq.records import Amount, Count, Finite, NullIsInfinite, Positive, Share
 
 SCHEMA = "edgeq.tuning/1"
 
@@ -29,7 +29,7 @@ class Screening:
         build_s: seconds that building took.
     """
 
-    bytes: int
+    bytes: Count
     structure: str
     content: str
     int8_mac_share: Share
@@ -55,7 +55,7 @@ class Assessment:
         sqnr_db, cosine: of the worst output.
     """
 
-    samples: int
+    samples: Count
     complete: bool
     basis: Basis
     drop: float
@@ -93,8 +93,8 @@ class StageTime:
 
     name: str
     seconds: float
-    entered: int
-    left: int
+    entered: Count
+    left: Count
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class TrialRecord:
     name: str
     scheme: Mapping[str, Any] = field(default_factory=dict)
     recoveries: tuple[str, ...] = ()
-    threads: int = 0
+    threads: Count = 0
     builder: str = ""
     stage: str = ""
     parent: str = ""
@@ -114,7 +114,7 @@ class TrialRecord:
     screening: Screening | None = None
     accuracy: Assessment | None = None
     timing: Timing | None = None
-    memory_bytes: int | None = None
+    memory_bytes: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class FloatRecord:
 
     accuracy: Mapping[str, Finite] = field(default_factory=dict)
     timing: Timing | None = None
-    threads: int = 0
+    threads: Count = 0
     bytes: Positive | None = None
 
 

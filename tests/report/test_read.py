@@ -190,3 +190,9 @@ def test_what_contradicts_itself_is_left_out() -> None:
     timing = bench_timing(salvage(bench, BenchReport))
     assert timing is not None
     assert timing.edges_ms == ()
+
+
+def test_a_number_beyond_all_counts_is_left_out() -> None:
+    record = json.loads(json.dumps(samples.record()))
+    record["tuning"]["candidates"][0]["screening"]["bytes"] = 10**400
+    assert render(read_report(record)).endswith("</html>\n")
