@@ -99,8 +99,8 @@ def _draw_weights(console: Console, found: Diagnosis, *, verbose: bool) -> None:
 
 
 def _outputs(agreement: Agreement) -> str:
-    top1 = "" if agreement.top1 is None else f", same top-1 in {agreement.top1:.1%}"
-    return f"{_db(agreement.sqnr_db)} dB SQNR{top1}"
+    second = f"cosine {agreement.cosine:.5f}" if agreement.top1 is None else f"same top-1 in {agreement.top1:.1%}"
+    return f"{_db(agreement.sqnr_db)} dB SQNR, {second}"
 
 
 def _flags(nodes: tuple[str, ...]) -> str:

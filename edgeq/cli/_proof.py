@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from edgeq.measure.agreement import Agreement, OutputAgreement
     from edgeq.pipeline.proof import Proof
     from edgeq.pipeline.saturation_mitigation import Decision
 
 _FLOAT_NODES_SHOWN = 8
+_OUTPUTS_SHOWN = 4
 
 
 def draw_proof(console: Console, proof: Proof, *, verbose: bool) -> None:
@@ -24,8 +26,11 @@ def draw_proof(console: Console, proof: Proof, *, verbose: bool) -> None:
         console.print(f"  float: {node.name} ({node.op_type}, {node.macs:,} MACs): {node.reason}")
     if not verbose and len(nodes) > _FLOAT_NODES_SHOWN:
         console.print(f"  and {len(nodes) - _FLOAT_NODES_SHOWN} more (-v shows them)")
-    top1 = "" if agreement.top1 is None else f", same top-1 in {agreement.top1:.1%}"
-    console.print(f"against float32: SQNR {agreement.sqnr_db:.1f} dB{top1} ({proof.samples} samples)")
+    console.print(f"against float32: {closeness(agreement)} ({proof.samples} samples)")
+    if len(agreement.outputs) > 1:
+        outputs = sorted(agreement.outputs, key=lambda output: output.sqnr_db)
+        for output in outputs if verbose else outputs[:_OUTPUTS_SHOWN]:
+            console.print(f"  output {output.name}: {closeness(output)}")
     if proof.accuracy:
         table = Table("", *next(iter(proof.accuracy.values())).metrics)
         for name, accuracy in proof.accuracy.items():
@@ -36,6 +41,12 @@ def draw_proof(console: Console, proof: Proof, *, verbose: bool) -> None:
         console.print(f"{r.estimate:.2f} times float32's speed here ({r.low:.2f} to {r.high:.2f})")
     for warning in proof.warnings():
         console.print(f"warning: {warning}", style="yellow")
+
+
+def closeness(found: Agreement | OutputAgreement) -> str:
+    """How closely outputs follow others: by the same top-1 where they are class scores, else by their cosine."""
+    second = f"cosine {found.cosine:.5f}" if found.top1 is None else f"same top-1 in {found.top1:.1%}"
+    return f"SQNR {found.sqnr_db:.1f} dB, {second}"
 
 
 def draw_decision(console: Console, decision: Decision, *, verbose: bool) -> None:

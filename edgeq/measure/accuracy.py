@@ -97,7 +97,7 @@ def evaluate_sessions(
     if reference is not None and reference not in sessions:
         raise UsageError(f"no session is called {reference!r}", f"There are {', '.join(sessions)}")
     meters = {name: task.start() for name in sessions} if task is not None else {}
-    comparisons = {name: Comparison() for name in sessions if name != reference} if reference is not None else {}
+    comparisons = {name: Comparison(task) for name in sessions if name != reference} if reference is not None else {}
     seen = 0
     runs = inferences(sessions, samples, count=count, progress=progress)
     for sample, outputs in itertools.chain.from_iterable(rows(*run) for run in runs):
@@ -106,7 +106,7 @@ def evaluate_sessions(
             meter.update(outputs[name], sample)
         for name, comparison in comparisons.items():
             assert reference is not None
-            comparison.update(outputs[reference], outputs[name])
+            comparison.update(outputs[reference], outputs[name], sample.inputs)
     accuracy: dict[str, Accuracy] = {}
     for name, meter in meters.items():
         assert task is not None

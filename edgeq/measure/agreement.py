@@ -15,11 +15,13 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeq.measure.class_scores import ClassScores
 from edgeq.measure.inference import Outputs, Session, inferences
 from edgeq.measure.rows import rows
 from edgeq.progress import SILENT, Progress
@@ -27,6 +29,9 @@ from edgeq.records import Amount, Count, Finite, NullIsInfinite, Share, computed
 
 if TYPE_CHECKING:
     from edgeq.data.samples import Samples
+    from edgeq.measure.task import Task
+
+_NO_INPUTS: Outputs = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,8 @@ class OutputAgreement:
             is not met.
         cosine: -1 to 1; 1 where both are zero everywhere, 0 where one of them is.
         max_abs_error: largest absolute difference, in the output's own unit.
-        top1: share of equal arg-max, 0 to 1; None where the output is not shaped like class scores.
+        top1: share of equal arg-max, 0 to 1; None where the output does not hold class scores: see
+            `Comparison`.
         nonfinite: pairs left out because NaN or an infinity stands in one of them and not the same in the other.
         mismatched: samples left out because the shapes differ (an output whose size depends on the values).
     """
@@ -74,8 +80,13 @@ class Agreement:
 
     @computed
     def top1(self) -> float | None:
-        """The worst output's top-1 agreement; None where no output is shaped like class scores."""
+        """The worst output's top-1 agreement; None where no output holds class scores."""
         return min((output.top1 for output in self.outputs if output.top1 is not None), default=None)
+
+    @property
+    def cosine(self) -> float:
+        """The worst output's cosine; 1 where there is nothing to compare."""
+        return min((output.cosine for output in self.outputs), default=1.0)
 
 
 @dataclass
@@ -89,18 +100,24 @@ class OutputComparison:
     product: float = 0.0
     candidate_power: float = 0.0
     max_abs_error: float = 0.0
-    rows: int = 0
     equal_rows: int = 0
-    classifier: bool = True
+    classes: ClassScores = field(default_factory=ClassScores)
     nonfinite: int = 0
     mismatched: int = 0
 
-    def update(self, reference: NDArray[Any], candidate: NDArray[Any]) -> None:
-        """Add one sample's arrays: numbers or booleans, of any shape."""
+    def update(
+        self,
+        reference: NDArray[Any],
+        candidate: NDArray[Any],
+        inputs: Mapping[str, NDArray[Any]] = MappingProxyType({}),
+    ) -> None:
+        """Add one sample's arrays: numbers or booleans, of any shape; and the inputs that they were computed from."""
         if reference.shape != candidate.shape:
             self.mismatched += 1
             return
-        self._update_top1(reference, candidate)
+        best = self.classes.update(reference, inputs)
+        if best is not None:
+            self.equal_rows += int((best == candidate.reshape(len(best), -1).argmax(1)).sum())
         r = np.asarray(reference, np.float64).ravel()
         c = np.asarray(candidate, np.float64).ravel()
         finite = np.isfinite(r) & np.isfinite(c)
@@ -118,22 +135,19 @@ class OutputComparison:
         self.candidate_power += _dot(c, c)
         self.max_abs_error = max(self.max_abs_error, float(np.abs(error).max()))
 
-    def _update_top1(self, reference: NDArray[Any], candidate: NDArray[Any]) -> None:
-        self.classifier = self.classifier and is_class_scores(reference)
-        if self.classifier:
-            rows = (len(reference), -1)
-            self.rows += len(reference)
-            self.equal_rows += int((reference.reshape(rows).argmax(1) == candidate.reshape(rows).argmax(1)).sum())
+    def result(self, *, classes: bool = False) -> OutputAgreement:
+        """The figures of all samples so far.
 
-    def result(self) -> OutputAgreement:
-        """The figures of all samples so far."""
+        Args:
+            classes: whether it holds class scores, if it is shaped so.
+        """
         return OutputAgreement(
             name=self.name,
             elements=self.elements,
             sqnr_db=decibels(self.signal, self.noise),
             cosine=_cosine(self.product, self.signal, self.candidate_power),
             max_abs_error=self.max_abs_error,
-            top1=self.equal_rows / self.rows if self.classifier and self.rows else None,
+            top1=self.equal_rows / self.classes.rows if classes and self.classes.shaped and self.classes.rows else None,
             nonfinite=self.nonfinite,
             mismatched=self.mismatched,
         )
@@ -141,22 +155,37 @@ class OutputComparison:
 
 @dataclass
 class Comparison:
-    """The running sums of all outputs of one pair of models."""
+    """The running sums of all outputs of one pair of models.
 
+    Attributes:
+        task: which output holds class scores: a classification's. None finds out by the values, see `class_scores`.
+    """
+
+    task: Task | None = None
     outputs: dict[str, OutputComparison] = field(default_factory=dict)
     count: int = 0
+    _floats: set[str] = field(default_factory=set)
 
-    def update(self, reference: Outputs, candidate: Outputs) -> None:
-        """Add one sample: outputs by name. What is no array of numbers in both is left out."""
+    def update(self, reference: Outputs, candidate: Outputs, inputs: Outputs = _NO_INPUTS) -> None:
+        """Add one sample: outputs by name, and its inputs. What is no array of numbers in both is left out."""
         self.count += 1
+        self._floats.update(name for name, array in reference.items() if array.dtype.kind == "f")
         for name, array in reference.items():
             other = candidate.get(name)
             if other is not None and array.dtype.kind in "biuf" and other.dtype.kind in "biuf":
-                self.outputs.setdefault(name, OutputComparison(name)).update(array, other)
+                self.outputs.setdefault(name, OutputComparison(name)).update(array, other, inputs)
 
     def result(self) -> Agreement:
         """The figures of all outputs and samples so far."""
-        return Agreement(tuple(output.result() for output in self.outputs.values()), self.count)
+        return Agreement(
+            tuple(output.result(classes=self._holds_classes(output)) for output in self.outputs.values()), self.count
+        )
+
+    def _holds_classes(self, output: OutputComparison) -> bool:
+        if self.task is None:
+            return self._floats == {output.name} and output.classes.plausible(output.name)
+        named = getattr(self.task, "output", None)
+        return getattr(self.task, "classes", False) and named in (None, output.name)
 
 
 def compare_many(
@@ -173,9 +202,9 @@ def compare_many(
     while key in candidates:
         key += "'"
     runs = inferences({key: reference, **candidates}, samples, count=count, progress=progress)
-    for _, outputs in itertools.chain.from_iterable(rows(*run) for run in runs):
+    for sample, outputs in itertools.chain.from_iterable(rows(*run) for run in runs):
         for name, comparison in comparisons.items():
-            comparison.update(outputs[key], outputs[name])
+            comparison.update(outputs[key], outputs[name], sample.inputs)
     return {name: comparison.result() for name, comparison in comparisons.items()}
 
 
@@ -215,8 +244,3 @@ def _cosine(product: float, a: float, b: float) -> float:
         return 1.0 if a == b else 0.0
     # Rounding can leave the quotient a few ulp outside.
     return max(-1.0, min(1.0, product / (math.sqrt(a) * math.sqrt(b))))
-
-
-def is_class_scores(array: NDArray[Any]) -> bool:
-    """Whether `array` is shaped like class scores: a batch axis and one axis of two or more, others of length 1."""
-    return array.ndim >= 2 and array.size > 0 and max(array.shape[1:]) == math.prod(array.shape[1:]) >= 2

@@ -28,7 +28,11 @@ class Meter(Protocol):
 
 
 class Task(Protocol):
-    """A kind of accuracy. A value: `start` gives a fresh meter, so that several models can share one pass."""
+    """A kind of accuracy. A value: `start` gives a fresh meter, so that several models can share one pass.
+
+    A task may also have `classes`, true where the output that it looks at (its attribute `output`, or the only one)
+    holds class scores: only then is the share of samples with the same top-1 of interest.
+    """
 
     @property
     def name(self) -> str:

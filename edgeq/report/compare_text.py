@@ -64,6 +64,7 @@ def _agreement_text(agreement: Mapping[str, Any]) -> list[str]:
     worst = min(o["sqnr_db"] for o in outputs if o["sqnr_db"] is not None) if _finite(outputs) else None
     top1 = [o["top1"] for o in outputs if o["top1"] is not None]
     same = f", with the same top answer in {share(min(top1))} of {agreement['count']} samples" if top1 else ""
+    same = same or f", with a cosine of {min(o['cosine'] for o in outputs):.5f}"
     return [f"B's outputs follow A's at {decibels(worst)} SQNR{same}."] if worst is not None else []
 
 
@@ -107,7 +108,8 @@ def _agreement(found: Mapping[str, Any]) -> list[Row]:
     rows: list[Row] = []
     for output in (found["agreement"] or {}).get("outputs", ()):
         lines = "equal" if output["equal"] else decibels(output["sqnr_db"]) if output["sqnr_db"] is not None else "–"
-        top1 = f", same top answer {share(output['top1'])}" if output["top1"] is not None else ""
+        cosine = f", cosine {output['cosine']:.5f}"
+        top1 = f", same top answer {share(output['top1'])}" if output["top1"] is not None else cosine
         rows.append((f"output {output['name']}", "", "", f"{lines}{top1}"))
     return rows
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgeq.data.samples import Sample
@@ -67,7 +67,7 @@ class AccuracyMeter:
         """
         estimate = self._estimates.get(name)
         if estimate is None or estimate.seen > samples:
-            estimate = self._estimates[name] = _Estimate(self._metric())
+            estimate = self._estimates[name] = _Estimate(self._metric(), AgreementEstimate(Comparison(self._task)))
         if estimate.seen < samples:
             opened = session()
             for position in range(estimate.seen, samples):
@@ -87,7 +87,8 @@ class AccuracyMeter:
         """How closely the outputs follow float32's, on the first `count` samples."""
         comparison = Comparison()
         for position in range(min(count, self.total)):
-            comparison.update(self._reference(position), infer(session, self.samples[position], model=model))
+            sample = self.samples[position]
+            comparison.update(self._reference(position), infer(session, sample, model=model), sample.inputs)
         return comparison.result()
 
     def noise(self, session: Session, count: int, *, model: str) -> float:
@@ -130,7 +131,7 @@ class _Estimate:
     """A candidate's running figures, and how many samples they rest on."""
 
     metric: MetricEstimate | None
-    agreement: AgreementEstimate = field(default_factory=AgreementEstimate)
+    agreement: AgreementEstimate
     seen: int = 0
 
     def update(self, sample: Sample, reference: Outputs, candidate: Outputs) -> None:

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 
 from edgeq.data.samples import Sample
 from edgeq.errors import DataError
-from edgeq.measure.agreement import Comparison, is_class_scores
+from edgeq.measure.agreement import Comparison
+from edgeq.measure.class_scores import is_class_scores, probabilities
 from edgeq.measure.inference import Outputs
 from edgeq.measure.task import Meter, Task
 from edgeq.report.tuning_record import Assessment
@@ -76,8 +77,6 @@ class Regret:
     sum: float = 0.0
     squares: float = 0.0
     changed: int = 0
-    confidence: float = 0.0
-    classes: int = 2
     fits: bool = True
 
     def update(self, reference: NDArray[Any], candidate: NDArray[Any]) -> None:
@@ -95,17 +94,6 @@ class Regret:
         self.sum += float(lost.sum())
         self.squares += float((lost**2).sum())
         self.changed += int((first != second).sum())
-        self.confidence += float(p.max(1).sum())
-        self.classes = p.shape[1]
-
-    @property
-    def meaningful(self) -> bool:
-        """Whether the scores look like a classifier's: on average surer of their first class than a tenth of the way
-        from a guess to certainty. The elements of an embedding or a signal are not."""
-        if not self.fits or not self.rows:
-            return False
-        guess = 1 / self.classes
-        return (self.confidence / self.rows - guess) / (1 - guess) >= 0.1
 
     @property
     def mean(self) -> float:
@@ -119,40 +107,28 @@ class Regret:
         return math.sqrt(variance / self.rows)
 
 
-def probabilities(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rows that are not negative and sum to one as they are; the softmax of others. [N, C] → [N, C]."""
-    if (scores >= -1e-6).all() and np.allclose(scores.sum(1), 1, atol=1e-3):
-        return scores
-    finite = np.nan_to_num(scores, nan=-np.inf, posinf=1e30)
-    raised = np.exp(finite - finite.max(1, keepdims=True))
-    spread: NDArray[np.float64] = raised / raised.sum(1, keepdims=True)
-    return spread
-
-
 @dataclass
 class AgreementEstimate:
     """One candidate's outputs against float32's, over all rows."""
 
-    shapes: set[tuple[int, ...]] = field(default_factory=set)
     comparison: Comparison = field(default_factory=Comparison)
     regrets: dict[str, Regret] = field(default_factory=dict)
 
     def update(self, reference: Outputs, candidate: Outputs, sample: Sample) -> None:
         """Add one row: outputs by name of both models, and the sample that they were computed from."""
-        self.comparison.update(reference, candidate)
-        self.shapes.update(array.shape for array in sample.inputs.values())
+        self.comparison.update(reference, candidate, sample.inputs)
         for name, array in reference.items():
             if name in candidate and array.dtype.kind == "f":
                 self.regrets.setdefault(name, Regret()).update(array, candidate[name])
 
     @property
     def regret(self) -> Regret | None:
-        """Of the output that suffers most, if every float output is a classifier's; an output of the input's shape is
-        a reconstruction and none."""
-        found = list(self.regrets.values())
-        if not found or not all(r.meaningful for r in found):
-            return None
-        return max(found, key=lambda r: r.mean)
+        """Of the output that holds class scores, where float32 is sure enough of its classes to judge others."""
+        for output in self.comparison.result().outputs:
+            found = self.regrets.get(output.name)
+            if output.top1 is not None and found is not None and found.fits and found.rows:
+                return found if self.comparison.outputs[output.name].classes.confident else None
+        return None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from edgeq.measure.agreement import (
     compare_many,
     compare_sessions,
     decibels,
-    is_class_scores,
 )
 from edgeq.records import plain
 from tests.measure.fakes import FakeSamples, FakeSession, vectors
@@ -36,7 +35,7 @@ def test_streaming_equals_brute_force(samples: list[tuple[np.ndarray, np.ndarray
     comparison = OutputComparison("y")
     for r, c in samples:
         comparison.update(r, c)
-    found = comparison.result()
+    found = comparison.result(classes=True)
 
     r = np.concatenate([r for r, _ in samples]).astype(np.float64)
     c = np.concatenate([c for _, c in samples]).astype(np.float64)
@@ -65,7 +64,7 @@ def test_order_of_samples_does_not_matter(samples: list[tuple[np.ndarray, np.nda
 
     shuffled = list(samples)
     random.shuffle(shuffled)
-    one, other = total(samples).result(), total(shuffled).result()
+    one, other = (total(order).result(classes=True) for order in (samples, shuffled))
     assert one.sqnr_db == pytest.approx(other.sqnr_db)
     assert one.top1 == other.top1
 
@@ -111,42 +110,26 @@ def test_shapes_that_differ_are_counted() -> None:
     assert not found.equal
 
 
-@pytest.mark.parametrize(
-    ("shape", "expected"),
-    [
-        ((1, 10), True),
-        ((2, 10, 1, 1), True),
-        ((1, 1, 5), True),
-        ((1, 1), False),
-        ((10,), False),
-        ((1, 4, 4), False),
-        ((0, 3), False),
-    ],
-)
-def test_class_scores_by_shape(shape: tuple[int, ...], expected: bool) -> None:
-    assert is_class_scores(np.zeros(shape)) is expected
-
-
 def test_integer_and_boolean_outputs_are_compared_and_text_is_not() -> None:
     comparison = Comparison()
     r = {"i": np.array([[250, 3]], np.uint8), "b": np.array([True, False]), "s": np.array(["a"], dtype=object)}
     c = {"i": np.array([[3, 250]], np.uint8), "b": np.array([True, True]), "s": np.array(["a"], dtype=object)}
-    comparison.update(r, c)
+    comparison.update(r, c, {})
     found = {output.name: output for output in comparison.result().outputs}
     assert set(found) == {"i", "b"}
     assert found["i"].max_abs_error == 247
-    assert found["i"].top1 == 0.0
+    assert found["i"].top1 is None
     assert found["b"].max_abs_error == 1
 
 
 def test_sessions_are_compared_over_all_samples() -> None:
-    samples = vectors([np.array([[1.0, 2.0]]), np.array([[3.0, 1.0]])])
-    reference = FakeSession(lambda feed: {"y": feed["x"]}, ["y"])
-    flipped = FakeSession(lambda feed: {"y": feed["x"][:, ::-1]}, ["y"])
+    samples = vectors([np.array([[0.75, 0.25]]), np.array([[0.0, 1.0]])])
+    reference = FakeSession(lambda feed: {"y": feed["x"][:, :, None]}, ["y"])
+    flipped = FakeSession(lambda feed: {"y": feed["x"][:, ::-1, None]}, ["y"])
     agreement = compare_sessions(reference, flipped, samples)
     assert agreement.count == 2
     assert agreement.top1 == 0.0
-    assert agreement.sqnr_db == pytest.approx(10 * math.log10(15 / 10))
+    assert agreement.sqnr_db == pytest.approx(10 * math.log10(1.625 / 2.5))
     assert plain(agreement)["outputs"][0]["name"] == "y"
 
 

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from edgeq.data.samples import Sample
+from edgeq.measure.class_scores import probabilities
 from edgeq.measure.inference import Outputs
 from edgeq.measure.tasks.anomaly import Anomaly
 from edgeq.measure.tasks.classification import Classification
 from edgeq.report.tuning_record import Assessment
-from edgeq.tune.accuracy_estimate import AgreementEstimate, Measured, MetricEstimate, assess, block_error, probabilities
+from edgeq.tune.accuracy_estimate import AgreementEstimate, Measured, MetricEstimate, assess, block_error
 
 RANDOM = np.random.default_rng(0)
 Pairs = list[tuple[np.ndarray, np.ndarray]]

@@ -148,14 +148,14 @@ def audit(
     with progress.stage("Simulating saturation", total) as advance:
         for sample, _ in zip(samples, range(total), strict=False):
             run, outputs = simulation.run(sample.inputs), _outputs(plain, sample.inputs)
-            effect.update(outputs, run.outputs)
+            effect.update(outputs, run.outputs, sample.inputs)
             for name, layer in run.layers.items():
                 clipped[name] = clipped.get(name, np.zeros(1, np.int64)) + layer.clipped
                 sums[name] = sums.get(name, 0) + layer.sums
             if reference is not None:
                 wanted = _outputs(reference, sample.inputs)
-                against_float["saturating"].update(wanted, run.outputs)
-                against_float["exact"].update(wanted, outputs)
+                against_float["saturating"].update(wanted, run.outputs, sample.inputs)
+                against_float["exact"].update(wanted, outputs, sample.inputs)
             advance(1)
     found = tuple(_with_counts(bound, sums.get(name, 0), clipped.get(name)) for name, bound in bounds.items())
     both = tuple(against_float[name].result() for name in names)

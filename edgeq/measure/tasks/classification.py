@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ class Classification:
         output: the output with the scores; None where the model has only one.
     """
 
+    classes: ClassVar[bool] = True
     class_offset: int = 0
     output: str | None = None
     name: str = "classification"
