@@ -22,10 +22,13 @@ if TYPE_CHECKING:
     from edgeq.measure.accuracy import evaluate
     from edgeq.measure.bench import bench
     from edgeq.measure.debug import debug
+    from edgeq.measure.inspect import inspect
     from edgeq.pipeline.job import Data
     from edgeq.pipeline.package import package
     from edgeq.pipeline.quantize import quantize
     from edgeq.records import plain
+    from edgeq.report.bundle import report_bundle as report
+    from edgeq.report.compare import compare
     from edgeq.retarget.run import retarget
     from edgeq.scheme import Scheme
     from edgeq.tune.recover.standalone import recovering
@@ -40,15 +43,18 @@ _PUBLIC = {
     "Scheme": "edgeq.scheme:Scheme",
     "bench": "edgeq.measure.bench:bench",
     "calibrate": "edgeq.calibrate",
+    "compare": "edgeq.report.compare:compare",
     "debug": "edgeq.measure.debug:debug",
     "detect": "edgeq.hardware.detect:detect_machine",
     "evaluate": "edgeq.measure.accuracy:evaluate",
+    "inspect": "edgeq.measure.inspect:inspect",
     "open_samples": "edgeq.data.samples:open_samples",
     "package": "edgeq.pipeline.package:package",
     "plain": "edgeq.records:plain",
     "quantize": "edgeq.pipeline.quantize:quantize",
     "recovering": "edgeq.tune.recover.standalone:recovering",
     "register_preprocess": "edgeq.data.preprocess:register",
+    "report": "edgeq.report",
     "retarget": "edgeq.retarget",
     "resolve_target": "edgeq.hardware.target:resolve",
     "tune": "edgeq.tune",
@@ -64,15 +70,18 @@ __all__ = [
     "__version__",
     "bench",
     "calibrate",
+    "compare",
     "debug",
     "detect",
     "evaluate",
+    "inspect",
     "open_samples",
     "package",
     "plain",
     "quantize",
     "recovering",
     "register_preprocess",
+    "report",
     "resolve_target",
     "retarget",
     "tune",
@@ -86,3 +95,7 @@ def __getattr__(name: str) -> Any:
     module, _, attribute = _PUBLIC[name].partition(":")
     found = importlib.import_module(module)
     return getattr(found, attribute) if attribute else found
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
+from edgeq.display import Displayed
 from edgeq.errors import UsageError
 from edgeq.registry import METHODS
 
@@ -22,7 +23,7 @@ WEIGHT_ONLY_TYPES = ("Gather", "Gemm", "MatMul")
 
 
 @dataclass(frozen=True)
-class Scheme:
+class Scheme(Displayed):
     """One way to quantize a model.
 
     Attributes:

@@ -35,6 +35,7 @@ LAYERS = (
         "callable_package",
         "device",
         "demo",
+        "display",
     },
     {"scheme", "session", "graph"},
     {"model", "data", "hardware"},

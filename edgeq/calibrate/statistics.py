@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.calibrate.histogram import EMPTY, Histogram
+from edgeq.display import Displayed
 from edgeq.errors import CalibrationError, UsageError
 
 UNIT = 2.0**-149
@@ -101,7 +102,7 @@ class TensorStatistics:
 
 
 @dataclass(frozen=True)
-class Statistics:
+class Statistics(Displayed):
     """What one pass observed of all tensors.
 
     Attributes:

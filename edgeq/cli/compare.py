@@ -36,11 +36,11 @@ def command(printer: Printer, a: Path, b: Path, **options: Any) -> None:
     edgeq compare old.edgeq new.edgeq --data val/ --task classification
     """
     from edgeq.measure.task import TaskOptions
-    from edgeq.report.compare import CompareRequest, compare
+    from edgeq.report.compare import compare
 
     task = TaskOptions(**{name: options.pop(name) for name in ("annotations", "decoder", "class_offset")})
-    request = CompareRequest(a, b, options=task, timed=not options.pop("no_timing"), **options)
-    found = compare(request, progress=printer.progress())
+    timed = not options.pop("no_timing")
+    found = compare(a, b, options=task, timed=timed, progress=printer.progress(), **options)
     printer.result(found, lambda console: _draw(console, found))
 
 

@@ -29,11 +29,9 @@ if TYPE_CHECKING:
 @common
 def command(model: Path, targets: tuple[str, ...], printer: Printer) -> None:
     """Show a model's operators, shapes, MACs and what runs in int8 where."""
-    from edgeq.hardware.target import resolve
-    from edgeq.model.inspect import inspect_model
+    from edgeq.measure.inspect import inspect
 
-    resolved = [resolve(name) for name in targets or ("auto",)]
-    report = inspect_model(model, [(t.name, t.backend) for t in resolved], progress=printer.progress())
+    report = inspect(model, targets or ("auto",), progress=printer.progress())
     printer.result(report, lambda console: _show(report, console, verbose=printer.verbose))
 
 

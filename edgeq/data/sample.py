@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgeq.data.state import Array
+from edgeq.display import Displayed
 
 
 @dataclass(frozen=True)
-class Sample:
+class Sample(Displayed):
     """One run's worth of input.
 
     Attributes:

@@ -25,6 +25,7 @@ from edgeq.data.preprocess import Preprocess
 from edgeq.data.records import Record, new_hash
 from edgeq.data.sample import Sample
 from edgeq.data.state import Array, Picture
+from edgeq.display import Displayed
 from edgeq.errors import DataError, UsageError
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
@@ -52,7 +53,7 @@ class Samples(Protocol):
 
 
 @dataclass(frozen=True)
-class SourceSamples:
+class SourceSamples(Displayed):
     """Samples made from a reader's records.
 
     Attributes:
@@ -151,7 +152,7 @@ class SourceSamples:
 
 
 @dataclass(frozen=True)
-class Subset:
+class Subset(Displayed):
     """Every `stride`-th of other samples from `start`, at most `count`."""
 
     samples: Samples

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from edgeq.display import Displayed
+
 
 @dataclass(frozen=True)
 class Cache:
@@ -29,7 +31,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Machine:
+class Machine(Displayed):
     """What was detected, or what a test or a target states.
 
     Attributes:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edgeq.display import Displayed
 from edgeq.errors import HardwareError, UsageError
 from edgeq.hardware import document as doc
 from edgeq.hardware import schema
@@ -26,7 +27,7 @@ ANY = "any"
 
 
 @dataclass(frozen=True)
-class Profile:
+class Profile(Displayed):
     """One hardware class.
 
     Attributes:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edgeq.display import Displayed
 from edgeq.errors import HardwareError, suggest
 from edgeq.hardware import document as doc
 from edgeq.hardware import schema
@@ -25,7 +26,7 @@ THIS_MACHINE = "this-machine"
 
 
 @dataclass(frozen=True)
-class Target:
+class Target(Displayed):
     """One place to deploy to.
 
     Attributes:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from edgeq.display import Displayed
 from edgeq.errors import CheckFailedError, UsageError
 from edgeq.measure.agreement import Agreement, Comparison
 from edgeq.measure.inference import Session, inferences
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Accuracy:
+class Accuracy(Displayed):
     """What a task measured of one model.
 
     Attributes:

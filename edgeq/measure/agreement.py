@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeq.display import Displayed
 from edgeq.measure.class_scores import ClassScores
 from edgeq.measure.inference import Outputs, Session, inferences
 from edgeq.measure.rows import rows
@@ -67,11 +68,14 @@ class OutputAgreement:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class Agreement(Displayed):
     """Agreement of all outputs that both models have and that hold numbers, over `count` samples."""
 
     outputs: tuple[OutputAgreement, ...]
     count: Count = 0
+
+    def __brief__(self) -> dict[str, Any]:
+        return {"sqnr_db": self.sqnr_db, "top1": self.top1, "outputs": len(self.outputs), "samples": self.count}
 
     @computed
     def sqnr_db(self) -> float:

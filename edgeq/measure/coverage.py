@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
+from edgeq.display import Displayed
 from edgeq.graph.query import consumers, name_of
 from edgeq.measure.profile import KernelRun, TypedShape, profile
 from edgeq.model.macs import node_macs
@@ -74,7 +75,7 @@ _DERIVED = -1.0
 
 
 @dataclass(frozen=True)
-class Coverage:
+class Coverage(Displayed):
     """The share of multiply-accumulates that ran on integers, and what did not.
 
     Attributes:

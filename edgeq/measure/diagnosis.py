@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeq.data.samples import open_samples
+from edgeq.display import Page
 from edgeq.errors import UsageError
 from edgeq.graph.index import GraphIndex
 from edgeq.measure.agreement import Agreement, compare_many
@@ -79,7 +80,7 @@ def debug_request(given: Mapping[str, Any]) -> DebugRequest:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Page):
     """What was found.
 
     Attributes:
@@ -107,6 +108,17 @@ class Diagnosis:
     def exclude(self) -> tuple[str, ...]:
         """Nodes that would keep all error sources in float."""
         return nodes_to_exclude(self.error_sources)
+
+    def __brief__(self) -> dict[str, Any]:
+        models = {"float_model": self.request.float_model, "quantized": self.request.quantized}
+        sources = {"error_sources": self.error_sources, "exclude": self.exclude}
+        agreement = {"sqnr_db": self.optimised.sqnr_db, "as_written_db": self.written.sqnr_db}
+        return {**models, **agreement, **sources, "samples": self.comparison.count, "warnings": self.warnings}
+
+    def __page__(self) -> dict[str, Any]:
+        shown = {"samples": self.comparison.count, "warnings": list(self.warnings)}
+        variant = {"agreement": plain(self.optimised), "layers": plain(self), **shown}
+        return {"name": self.request.quantized.name, "variants": {"int8": variant}, "notes": list(self.notes)}
 
     def __record__(self) -> dict[str, Any]:
         """Plain JSON values; every key is always there."""

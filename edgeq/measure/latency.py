@@ -20,12 +20,13 @@ from edgeq_device.memory import MemoryUse, measure_memory
 from edgeq_device.scenarios import Feed
 
 from edgeq.device import device_errors
+from edgeq.display import Page
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings, onnxruntime, open_session
 
 
 @dataclass(frozen=True)
-class Measurement:
+class Measurement(Page):
     """A latency measurement with everything that it was taken on and with; keys as docs/bench.md lists them.
 
     Attributes:
@@ -56,6 +57,17 @@ class Measurement:
         """How many times faster `name` is than the baseline: estimate, low, high, confidence, pairs."""
         ratio: Mapping[str, float] = self.scenarios[scenario]["ratios"][name]
         return ratio
+
+    def __brief__(self) -> dict[str, Any]:
+        p50 = {
+            f"{model}, {name}, p50 ms": found["latency"]["p50_ms"]
+            for name, scenario in self.scenarios.items()
+            for model, found in scenario["models"].items()
+        }
+        return {**p50, "notes": self.notes}
+
+    def __page__(self) -> dict[str, Any]:
+        return {"name": ", ".join(self.models), "bench": self.report}
 
     def __record__(self) -> Mapping[str, Any]:
         return self.report

@@ -11,6 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from edgeq.display import Page
 from edgeq.graph.convert import from_proto
 from edgeq.graph.query import MAIN_DOMAINS, every_node, opset_of
 from edgeq.model.int8_prediction import NodePrediction, predict_int8
@@ -61,7 +62,7 @@ class TargetPrediction:
 
 
 @dataclass(frozen=True)
-class ModelReport:
+class ModelReport(Page):
     """What a model is.
 
     Attributes:
@@ -94,6 +95,22 @@ class ModelReport:
     preparation: tuple[str, ...]
     targets: tuple[TargetPrediction, ...]
     notes: tuple[str, ...]
+
+    def __page__(self) -> dict[str, Any]:
+        known = {"size": f"{self.file_bytes:,} bytes", "parameters": f"{self.parameters:,}", "MACs": f"{self.macs:,}"}
+        specs = [("input", self.signature.inputs), ("output", self.signature.outputs)]
+        rows = [*known.items(), *((title, str(spec)) for title, found in specs for spec in found)]
+        operators = [(o.op_type, str(o.count), f"{o.macs:,}") for o in self.operators]
+        forecast = [
+            (t.target, t.backend, f"{t.int8_macs_share:.1%}", str(sum(n.verdict == "float" for n in t.nodes)))
+            for t in self.targets
+        ]
+        tables = [
+            ("Model", ("", ""), rows),
+            ("Operators", ("operator", "count", "MACs"), operators),
+            ("Forecast", ("target", "backend", "MACs in int8", "nodes in float"), forecast),
+        ]
+        return {"name": self.path.name, "tables": tables, "notes": list(self.notes)}
 
     def __record__(self) -> dict[str, Any]:
         """Plain JSON values."""

@@ -17,6 +17,7 @@ from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Statistics
 from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.data.samples import Samples, open_samples
+from edgeq.display import Displayed
 from edgeq.errors import CalibrationError, ModelError, UsageError
 from edgeq.hardware.target import Target
 from edgeq.model.load import is_quantized, read_model
@@ -26,7 +27,7 @@ from edgeq.scheme import Scheme
 
 
 @dataclass(frozen=True)
-class Data:
+class Data(Displayed):
     """Samples as a user names them; see `edgeq.data.samples.open_samples`.
 
     Attributes:

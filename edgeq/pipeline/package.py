@@ -15,6 +15,7 @@ from edgeq.atomic import Kind
 from edgeq.backends import backend_named
 from edgeq.bundle.owned import check_archive
 from edgeq.bundle.write import SUFFIX
+from edgeq.display import Page
 from edgeq.errors import UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
@@ -35,11 +36,12 @@ from edgeq.pipeline.variants import (
     variant_name,
 )
 from edgeq.progress import SILENT, Progress
+from edgeq.records import plain
 from edgeq.scheme import Scheme
 
 
 @dataclass(frozen=True)
-class Packaged:
+class Packaged(Page):
     """What `package` did: the bundles, the variants by name in the order of a bundle, and how many models they share.
 
     `bundle` is where all variants are, or the folder of one bundle for each.
@@ -54,6 +56,12 @@ class Packaged:
     def models(self) -> int:
         """Different models among the variants."""
         return len({variant.built.artifact.model for variant in self.variants.values()})
+
+    def __page__(self) -> dict[str, Any]:
+        variants = {
+            name: {**plain(variant), "title": variant.built.target.title} for name, variant in self.variants.items()
+        }
+        return {"name": self.bundle.name, "variants": variants, "notes": list(self.notes)}
 
     def __record__(self) -> dict[str, Any]:
         return {

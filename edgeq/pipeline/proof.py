@@ -12,6 +12,7 @@ from edgeq_device.ranking import Ratio, ratio
 
 from edgeq.backends import Artifact
 from edgeq.data.samples import Samples
+from edgeq.display import Displayed
 from edgeq.errors import CheckFailedError
 from edgeq.measure.accuracy import Accuracy, evaluate_sessions
 from edgeq.measure.agreement import Agreement
@@ -46,7 +47,7 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Proof:
+class Proof(Displayed):
     """The figures of one artifact.
 
     Attributes:
@@ -72,6 +73,18 @@ class Proof:
     def drop(self) -> float | None:
         """Accuracy lost against float32 in the task's primary metric, as a fraction; None without a task."""
         return self.accuracy[INT8].loss_against(self.accuracy[FLOAT]) if self.accuracy else None
+
+    def __brief__(self) -> dict[str, Any]:
+        return {
+            "int8_mac_share": self.coverage.int8_mac_share,
+            "sqnr_db": self.agreement.sqnr_db,
+            "top1": self.agreement.top1,
+            "drop": self.drop,
+            "speedup": self.speed.ratio.estimate if self.speed is not None else None,
+            "samples": self.samples,
+            "held_out": self.held_out,
+            "warnings": self.warnings(),
+        }
 
     def warnings(self, *, timed: bool = True) -> tuple[str, ...]:
         """What a user should not miss, one sentence each; without `timed`, nothing about speed."""

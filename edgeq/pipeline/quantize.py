@@ -12,6 +12,7 @@ from edgeq.atomic import output_file
 from edgeq.backends import backend_named
 from edgeq.backends.systolic.save import belongs_to_program
 from edgeq.calibrate.table import check_table
+from edgeq.display import Page
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.measure.task import Task
@@ -30,7 +31,7 @@ Builder = Callable[[Job, Target, Scheme, Path, Progress], Built]
 
 
 @dataclass(frozen=True)
-class Quantized:
+class Quantized(Page):
     """What `quantize` did.
 
     Attributes:
@@ -52,6 +53,20 @@ class Quantized:
     native: bool
     notes: tuple[str, ...]
     decision: Decision | None = None
+
+    def __brief__(self) -> dict[str, Any]:
+        known = {"output": self.output, "target": self.target.name, "scheme": self.scheme.title}
+        return {
+            **known,
+            "bytes": self.bytes_int8,
+            "of_float32": self.bytes_int8 / self.bytes_float,
+            **self.proof.__brief__(),
+        }
+
+    def __page__(self) -> dict[str, Any]:
+        variant = {**plain(self), "title": self.target.title, "bytes": self.bytes_int8}
+        notes = {"model": {"bytes": self.bytes_float}, "notes": list(self.notes)}
+        return {"name": self.output.name, "variants": {self.target.name: variant}, **notes}
 
     def __record__(self) -> dict[str, Any]:
         return {

@@ -18,6 +18,7 @@ from edgeq.calibrate.ranges import derive_ranges
 from edgeq.calibrate.table import write_tables
 from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.data.samples import Samples
+from edgeq.display import Displayed
 from edgeq.emulate.check import EmulatedCheck
 from edgeq.hardware.document import version_key
 from edgeq.hardware.target import THIS_MACHINE, Target
@@ -37,7 +38,7 @@ from edgeq.report.record import DEVICE_COMMANDS, DIGITS, TUNING, make_record, re
 
 
 @dataclass(frozen=True)
-class PackagedVariant:
+class PackagedVariant(Displayed):
     """One variant: what was built, its proof, whether that was taken on the target's own kernels, and its size.
 
     Attributes:
@@ -57,6 +58,11 @@ class PackagedVariant:
     decision: Decision | None = None
     compatibility: Compatibility | None = None
     emulated: EmulatedCheck | None = None
+
+    def __brief__(self) -> dict[str, Any]:
+        artifact = self.built.artifact
+        known = {"target": self.built.target.name, "scheme": artifact.scheme.title, "bytes": self.bytes}
+        return {**known, "native": self.native, **self.proof.__brief__()}
 
     @property
     def min_onnxruntime(self) -> str:

@@ -1,4 +1,12 @@
 """report.html: what was done to a model and what came of it, as one file that opens anywhere.
 
 plain values (docs/report.md) → read.py → data.py → verdict.py, sections/, charts/ → page.py → one HTML string
+
+`edgeq.report(...)` is `edgeq.report.bundle.report_bundle`.
 """
+
+from __future__ import annotations
+
+from edgeq.callable_package import make_callable
+
+make_callable(__name__, "edgeq.report.bundle:report_bundle")

@@ -19,6 +19,7 @@ from edgeq_device.variants import Variant
 
 from edgeq.atomic import check_free, output_file
 from edgeq.bundle.read import opened
+from edgeq.display import Displayed
 from edgeq.errors import DataError, OutputError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.measure.bench import bench
@@ -42,7 +43,7 @@ _MOST_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
-class Reported:
+class Reported(Displayed):
     """The page that was written, and what stands first on it."""
 
     bundle: Path
@@ -54,6 +55,10 @@ class Reported:
     def verdict(self) -> Verdict:
         """What stands first on the page."""
         return verdict_of(self.data, self.data.main)
+
+    def __brief__(self) -> dict[str, Any]:
+        verdict = self.verdict
+        return {"page": self.page, "verdict": verdict.sentence, "warnings": verdict.warnings}
 
     def __record__(self) -> dict[str, Any]:
         verdict = self.verdict
@@ -68,8 +73,8 @@ class Reported:
 
 
 def report_bundle(
-    path: Path,
-    output: Path | None = None,
+    path: str | Path,
+    output: str | Path | None = None,
     *,
     measure: bool = False,
     variant: str | None = None,
@@ -94,7 +99,8 @@ def report_bundle(
         BundleError: the bundle is damaged, was changed, or nothing in it runs here.
         OutputError: `output` is something else, or cannot be written.
     """
-    place = output or _beside(path)
+    path = Path(path)
+    place = Path(output) if output is not None else _beside(path)
     _check_outside(place, path)
     check_free(place, force=force or _is_report(place), kind="file")
     if path.suffix == ".json" and path.is_file():

@@ -13,6 +13,7 @@ from edgeq_device.bench_settings import BenchSettings
 from edgeq_device.feeds import random_feeds
 
 from edgeq.data.samples import Samples, open_samples
+from edgeq.display import Page
 from edgeq.errors import EdgeqError, UsageError
 from edgeq.measure.accuracy import Accuracy, Evaluation, evaluate_sessions
 from edgeq.measure.agreement import Agreement
@@ -20,7 +21,7 @@ from edgeq.measure.bench import SAMPLES
 from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.latency import Measurement, bench_model, measure_models
 from edgeq.measure.loaded_model import LoadedModel, open_model
-from edgeq.measure.task import TaskOptions, make_task
+from edgeq.measure.task import Task, TaskOptions, make_task
 from edgeq.model.load import model_digest, model_files
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
@@ -47,7 +48,7 @@ class CompareRequest:
     a: Path
     b: Path
     data: Any = None
-    task: str | None = None
+    task: Task | str | None = None
     options: TaskOptions = field(default_factory=TaskOptions)
     preprocess: Any = None
     labels: Any = None
@@ -83,7 +84,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Page):
     """What was found; `agreement` is B's with A."""
 
     a: Side
@@ -106,6 +107,17 @@ class Comparison:
     def verdict(self) -> tuple[str, ...]:
         """What it comes to, the most important first."""
         return sentences(plain(self._figures()))
+
+    def __brief__(self) -> dict[str, Any]:
+        return {"a": self.a.path, "b": self.b.path, "samples": self.samples, "verdict": " ".join(self.verdict())}
+
+    def __page__(self) -> dict[str, Any]:
+        return {
+            "name": f"{self.a.path.name} and {self.b.path.name}",
+            "bench": plain(self.measurement) if self.measurement is not None else None,
+            "tables": [(" ".join(self.verdict()), ("", "A", "B", "B against A"), self.rows())],
+            "notes": [*self.signature_differences, *self.notes],
+        }
 
     def __record__(self) -> dict[str, Any]:
         return {**self._figures(), "verdict": self.verdict()}
@@ -135,13 +147,43 @@ def _same(a: Side, b: Side) -> bool:
     return a.digest is not None and (a.digest, a.variant) == (b.digest, b.variant)
 
 
-def compare(request: CompareRequest, *, progress: Progress = SILENT) -> Comparison:
-    """Open both and measure what can be compared. What cannot is a note, not an error.
+def compare(
+    a: str | Path,
+    b: str | Path,
+    data: Any = None,
+    *,
+    task: Task | str | None = None,
+    options: TaskOptions | None = None,
+    preprocess: Any = None,
+    labels: Any = None,
+    count: int | None = None,
+    threads: int = 0,
+    timed: bool = True,
+    duration_s: float = 2.0,
+    progress: Progress = SILENT,
+) -> Comparison:
+    """Compare two models, two bundles, or one of each. What cannot be compared is a note, not an error.
+
+    Args:
+        a, b: model files or bundles.
+        data: samples for both, as `edgeq.open_samples` takes them; None compares what needs none.
+        task: what to measure against their labels, a task or its name; None compares the outputs alone.
+        options: of a task that is named.
+        preprocess: None takes what a bundle says.
+        timed: whether to time them, interleaved; `duration_s` is seconds for each at least.
 
     Raises:
         UsageError: a task without data, or an option that makes no sense.
         EdgeqError: whatever is wrong with a model, a bundle or the data.
     """
+    options = options or TaskOptions()
+    request = CompareRequest(
+        Path(a), Path(b), data, task, options, preprocess, labels, count, threads, timed, duration_s
+    )
+    return _compare(request, progress)
+
+
+def _compare(request: CompareRequest, progress: Progress) -> Comparison:
     if request.task is not None and request.data is None:
         raise UsageError("a task needs samples", "Give --data")
     if request.task is None and request.options.given():
@@ -222,7 +264,7 @@ def _samples(request: CompareRequest, a: LoadedModel, b: LoadedModel, progress: 
 def _evaluate(
     request: CompareRequest, a: LoadedModel, b: LoadedModel, samples: Samples, progress: Progress
 ) -> Evaluation:
-    task = make_task(request.task, request.options) if request.task is not None else None
+    task = make_task(request.task, request.options) if isinstance(request.task, str) else request.task
     return evaluate_sessions(
         {A: a.session, B: b.session},
         samples,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from edgeq.report.names import isolated, shorten, visible
 from edgeq.report.verdict import timing_of, verdict_of
 
 _HERE = Path(__file__).parent
+Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
+_LISTED = 500
 _DETAILED = 8
 """So many variants are shown in full; of more there is the line in the table."""
 
@@ -37,17 +40,37 @@ def render(data: ReportData) -> str:
         _environment()
         .get_template("page.html")
         .render(
-            data=data,
-            main=main,
-            verdict=verdict_of(data, main),
+            **_shown(data),
             about=[text for text in (title, machine) if text],
-            detailed=_DETAILED,
             policy=_policy(script),
-            style=Markup((_HERE / "style.css").read_text("utf-8")),
+            style=Markup(_style()),
             script=Markup(script),
             version=__version__,
         )
     )
+
+
+def fragment(data: ReportData, tables: Sequence[Table] = ()) -> str:
+    """The report's sections for a page of somebody else's, such as a notebook: no script, and no style but their own.
+
+    Args:
+        tables: what stands before them: caption, heads and rows of text.
+    """
+    own = _style().replace(":root", "&").replace("\nbody {", "\n& {").replace("\n  body {", "\n  & {")
+    style = Markup(f".edgeq {{{own}\n.detail {{ display: none; }}\n}}")
+    shown = [
+        (caption, heads, [[isolated(cell, 200) for cell in row] for row in rows[:_LISTED]])
+        for caption, heads, rows in tables
+    ]
+    return _environment().get_template("notebook.html").render(**_shown(data), style=style, tables=shown)
+
+
+def _shown(data: ReportData) -> dict[str, Any]:
+    return {"data": data, "main": data.main, "verdict": verdict_of(data, data.main), "detailed": _DETAILED}
+
+
+def _style() -> str:
+    return (_HERE / "style.css").read_text("utf-8")
 
 
 @cache

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from edgeq.atomic import check_apart, output_file
 from edgeq.backends.cpu import session_needs
+from edgeq.display import Displayed
 from edgeq.errors import ModelError, UsageError
 from edgeq.graph.convert import from_proto, to_proto
 from edgeq.graph.query import opset_of
@@ -33,7 +34,7 @@ FORMATS = ("QDQ", "QOperator")
 
 
 @dataclass(frozen=True)
-class Retargeted:
+class Retargeted(Displayed):
     """What `retarget` did.
 
     Attributes:

@@ -12,6 +12,7 @@ from typing import Any
 from edgeq.backends import backend_named
 from edgeq.backends.base import TargetedBackend
 from edgeq.calibrate.files import save_statistics
+from edgeq.display import Page
 from edgeq.errors import GoalNotMetError, HardwareError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
@@ -27,6 +28,7 @@ from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.target_checks import artifact_checks
 from edgeq.pipeline.variants import PackagedVariant, as_text, bundle_variants, variant_name
 from edgeq.progress import SILENT, Progress
+from edgeq.records import plain
 from edgeq.tune import builders
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.document import make_record, settings_of
@@ -77,7 +79,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Tuned:
+class Tuned(Page):
     """What `tune` did.
 
     Attributes:
@@ -93,6 +95,20 @@ class Tuned:
     goal: Goal
     proof: Proof
     record: Mapping[str, Any]
+
+    def __brief__(self) -> dict[str, Any]:
+        return {
+            "bundle": self.bundle,
+            "target": self.target.name,
+            "chosen": self.record.get("chosen"),
+            "verdict": next(iter(self.record.get("verdict", ())), ""),
+            "candidates": len(self.record.get("candidates", ())),
+            **self.proof.__brief__(),
+        }
+
+    def __page__(self) -> dict[str, Any]:
+        variants = {self.target.name: {**plain(self.proof), "title": self.target.title}}
+        return {"name": self.bundle.name, "tuning": self.record, "variants": variants}
 
     def __record__(self) -> dict[str, Any]:
         """Plain JSON values."""

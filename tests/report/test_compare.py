@@ -16,7 +16,7 @@ from edgeq import demo
 from edgeq.cli import group
 from edgeq.errors import UsageError
 from edgeq.records import plain
-from edgeq.report.compare import CompareRequest, compare, interchangeable, signature_differences
+from edgeq.report.compare import compare, interchangeable, signature_differences
 from edgeq.report.compare_text import comparison_rows, sentences
 from edgeq.signature import Signature, TensorSpec
 
@@ -69,10 +69,7 @@ def test_which_take_the_same_inputs(left: TensorSpec, right: TensorSpec, same: b
 
 
 def test_a_bundle_against_its_float_model(bundle: Path) -> None:
-    request = CompareRequest(
-        demo.MODEL, bundle, demo.VALIDATION, "classification", count=24, duration_s=0.05, threads=1
-    )
-    found = compare(request)
+    found = compare(demo.MODEL, bundle, demo.VALIDATION, task="classification", count=24, duration_s=0.05, threads=1)
     assert found.samples == 24
     assert found.b.variant
     assert found.a.bytes
@@ -94,7 +91,7 @@ def test_a_bundle_against_its_float_model(bundle: Path) -> None:
 
 def test_the_same_model_twice(tmp_path: Path) -> None:
     model = scaled(tmp_path / "m.onnx", 2.0)
-    found = compare(CompareRequest(model, model))
+    found = compare(model, model)
     assert found.same
     assert found.verdict() == ("A and B are the same model.",)
     assert found.measurement is None  # there is nothing to time
@@ -102,7 +99,7 @@ def test_the_same_model_twice(tmp_path: Path) -> None:
 
 def test_models_that_take_different_inputs(tmp_path: Path) -> None:
     a, b = scaled(tmp_path / "a.onnx", 2.0), scaled(tmp_path / "b.onnx", 2.0, name="z")
-    found = compare(CompareRequest(a, b))
+    found = compare(a, b)
     assert found.measurement is None
     assert found.agreement is None
     assert any("inputs differ" in note for note in found.notes)
@@ -113,7 +110,7 @@ def test_answers_are_compared_without_labels(tmp_path: Path) -> None:
     data = tmp_path / "x.npz"
     np.savez(data, x=np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32))
     a, b = scaled(tmp_path / "a.onnx", 2.0), scaled(tmp_path / "b.onnx", 2.2)
-    found = compare(CompareRequest(a, b, data, timed=False))
+    found = compare(a, b, data, timed=False)
     assert found.agreement is not None
     assert found.agreement.sqnr_db == pytest.approx(20.0, abs=0.01)
     assert any("20.0" in sentence for sentence in found.verdict())
@@ -123,7 +120,7 @@ def test_answers_are_compared_without_labels(tmp_path: Path) -> None:
 def test_a_task_needs_data(tmp_path: Path) -> None:
     model = scaled(tmp_path / "m.onnx", 2.0)
     with pytest.raises(UsageError, match="needs samples"):
-        compare(CompareRequest(model, model, task="classification"))
+        compare(model, model, task="classification")
 
 
 def test_the_words_follow_the_interval() -> None:

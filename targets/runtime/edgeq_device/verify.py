@@ -64,6 +64,11 @@ class Report:
         statuses = [report.status for report in self.variants]
         return FAILED not in statuses and (PASSED in statuses or LOADED in statuses)
 
+    def __repr__(self) -> str:
+        statuses = [report.status for report in self.variants]
+        counts = ", ".join(f"{statuses.count(status)} {status}" for status in sorted(set(statuses)))
+        return f"Report(passed={self.passed}, variants: {counts})"
+
     def check(self) -> None:
         """Raise CheckFailedError if a variant failed, BundleError if none could run here."""
         failed = [report for report in self.variants if report.status == FAILED]

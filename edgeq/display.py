@@ -1,0 +1,75 @@
+"""How results show themselves in a Python session: one short line, and in a notebook tables and plots."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping, Sized
+from pathlib import PurePath
+from typing import Any
+
+_LINE, _TEXT, _FEW = 390, 40, 3
+
+
+class Displayed:
+    """A dataclass whose `repr` is one line of at most 390 characters, whatever it holds."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__repr__" not in cls.__dict__:
+            cls.__repr__ = Displayed.__repr__  # type: ignore[method-assign]  # @dataclass keeps what is there
+
+    def __brief__(self) -> Mapping[str, Any]:
+        """What the line shows: the fields, unless a class knows better. Empty values are left out."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        shown = [f"{name}={_brief(value)}" for name, value in self.__brief__().items() if not _empty(value)]
+        line = f"{type(self).__name__}({', '.join(shown)})"
+        return line if len(line) <= _LINE else f"{line[: _LINE - 3]}, …)"
+
+
+class Page(Displayed):
+    """A result that notebooks draw as the report does."""
+
+    def __page__(self) -> Mapping[str, Any]:
+        """A record as docs/report.md has it, and "tables", each a caption, heads and rows of text."""
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        # By name, when something is drawn: what draws lies in a layer above most results.
+        drawn: str = importlib.import_module("edgeq.report.notebook").draw(self.__page__())
+        return drawn
+
+
+def _empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str | Mapping | tuple | list | frozenset) and not value)
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, bool | int):
+        return _cut(repr(value))
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, str | PurePath):
+        return repr(_cut(str(value)))
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{value.dtype}{list(value.shape)}"
+    if dataclasses.is_dataclass(value):
+        name = getattr(value, "title", None) or getattr(value, "name", None)
+        return repr(_cut(name)) if isinstance(name, str) else f"{type(value).__name__}(…)"
+    if isinstance(value, Sized) and not isinstance(value, range):
+        if isinstance(value, Mapping | tuple | list) and len(value) <= _FEW and all(map(_plain, value)):
+            return ", ".join(_brief(item) for item in value).join("[]")
+        return f"<{len(value)} {'item' if len(value) == 1 else 'items'}>"
+    return _cut(repr(value)) if isinstance(value, range) else f"<{type(value).__name__}>"
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, str | PurePath | int | float)
+
+
+def _cut(text: str) -> str:
+    """The middle left out: names and paths differ at their ends."""
+    half = _TEXT // 2
+    return text if len(text) <= _TEXT else f"{text[:half]}…{text[-half:]}"

@@ -1,0 +1,24 @@
+"""`edgeq.inspect`: what a model is, and what of it will run in int8 where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgeq.hardware.target import AUTO, resolve
+from edgeq.model.inspect import ModelReport, inspect_model
+from edgeq.progress import SILENT, Progress
+
+
+def inspect(model: str | Path, targets: Sequence[str | Path] = (AUTO,), *, progress: Progress = SILENT) -> ModelReport:
+    """A model's operators, shapes and multiply-accumulates, and a forecast of what runs in int8 on each target.
+
+    Args:
+        targets: names of targets or profiles, or paths to TOML files; "auto" is this machine.
+
+    Raises:
+        ModelError: not a model, or one that cannot be prepared for a forecast.
+        HardwareError: an unknown target.
+    """
+    resolved = [resolve(name) for name in targets]
+    return inspect_model(Path(model), [(target.name, target.backend) for target in resolved], progress=progress)
