@@ -36,7 +36,7 @@ def lines_of_page(text: str) -> Iterator[tuple[int, str]]:
     """Line number and text of every line that is no code."""
     fenced = False
     for number, line in enumerate(text.splitlines(), 1):
-        fenced ^= line.startswith("```")
+        fenced ^= line.lstrip().startswith("```")
         if not fenced and not line.startswith("    "):
             yield number, line
 

@@ -18,11 +18,17 @@ if TYPE_CHECKING:
 
 @click.command("demo")
 @click.option("-o", "--output", type=PATH, default=Path("edgeq-demo"), show_default=True, help="Where the bundle goes.")
+@click.option("--files", type=PATH, metavar="DIR", help="Write the model and its samples to DIR, and nothing else.")
 @click.option("--force", is_flag=True, help="Replace what is there; a bundle of an earlier demo is replaced anyway.")
 @common
-def command(printer: Printer, output: Path, force: bool) -> None:
+def command(printer: Printer, output: Path, files: Path | None, force: bool) -> None:
     """Quantize the embedded digit classifier for this machine, prove it, bundle it, verify it and time it."""
-    from edgeq.pipeline.demo import demonstrate
+    from edgeq.pipeline.demo import demonstrate, write_files
+
+    if files is not None:
+        written = write_files(files)
+        printer.result({"files": written}, lambda console: console.print("\n".join(map(str, written))))
+        return
 
     result = demonstrate(output, force=force, progress=printer.progress())
     printer.result(result, lambda console: _draw(console, result, verbose=printer.verbose))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from edgeq_device.bench_settings import BenchSettings
 from edgeq_device.verify import Report
 
 from edgeq import demo
+from edgeq.atomic import output_directory
 from edgeq.bundle.verify import check_report, verify_bundle
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
@@ -109,6 +111,18 @@ def demonstrate(output: Path, *, force: bool = False, progress: Progress = SILEN
     check_report(verified)
     measurement = bench(output, settings=BenchSettings(), progress=progress)
     return Demonstration(machine, match_profile(machine, load_profiles()), packaged, verified, measurement)
+
+
+def write_files(folder: Path) -> tuple[Path, ...]:
+    """Write the demo's model and samples to `folder`, which is new or empty, and return their paths.
+
+    Raises:
+        OutputError: `folder` holds something, or cannot be written.
+    """
+    with output_directory(folder) as draft:
+        for file in (demo.MODEL, demo.CALIBRATION, demo.VALIDATION):
+            shutil.copyfile(file, draft / file.name)
+    return tuple(sorted(folder.iterdir()))
 
 
 def _is_demo(place: Path) -> bool:

@@ -9,9 +9,10 @@ import pytest
 from edgeq_device.bench_settings import BenchSettings
 from edgeq_device.latency import WarmUp
 
+from edgeq import demo
 from edgeq.errors import OutputError
 from edgeq.pipeline import demo as module
-from edgeq.pipeline.demo import Demonstration, demonstrate
+from edgeq.pipeline.demo import Demonstration, demonstrate, write_files
 from edgeq.records import plain
 
 
@@ -49,6 +50,14 @@ def test_every_step_leaves_its_result(shown: Demonstration, place: Path) -> None
     assert record["bundle"] == str(place / "bundle")
     assert [row["name"] for row in record["table"]] == ["float32", "int8"]
     assert (place / "bundle" / "edgeq_run.py").is_file()
+
+
+def test_the_files_are_written_to_a_new_folder_alone(tmp_path: Path) -> None:
+    written = write_files(tmp_path / "digits")
+    assert [path.name for path in written] == ["calibration.npz", "model.onnx", "validation.npz"]
+    assert (tmp_path / "digits" / "model.onnx").read_bytes() == demo.MODEL.read_bytes()
+    with pytest.raises(OutputError, match="exists already"):
+        write_files(tmp_path / "digits")
 
 
 @pytest.mark.parametrize(
