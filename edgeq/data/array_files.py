@@ -122,8 +122,11 @@ def _raw(path: Path, headers: Mapping[str, Header], signature: Signature, option
     shapes = {}
     for name, key in arrays.items():
         shape = headers[key].shape
-        if 0 in shape or not shape:
+        if 0 in shape:
             raise DataError(f"{path} holds an empty array", "Leave the file out")
+        if not shape:  # one value for all samples
+            shapes[name] = shape
+            continue
         rank = len(options.layout) if options.layout is not None else len(shape) - 1
         if len(shape) < rank:
             raise DataError(
@@ -186,7 +189,8 @@ def _read_entry(entry: Entry, local: range) -> Iterator[Record]:
             records = _read_encoded(file, entry, local)
         else:
             slices = {name: file.slices(key, entry.shapes[name]) for name, key in entry.arrays.items()}
-            records = ((i, {name: _take(s, entry.plan, i) for name, s in slices.items()}) for i in local)
+            taken = {name: entry.plan if shape else Plan("whole", 1, True) for name, shape in entry.shapes.items()}
+            records = ((i, {name: _take(s, taken[name], i) for name, s in slices.items()}) for i in local)
         for index, raw in records:
             name = f"{entry.path}[{index}]" if entry.plan.count > 1 else str(entry.path)
             yield Record(name, raw, labels[index] if labels else None, {**context, "index": index})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from edgeq.data.fit import rows_of
 from edgeq.data.sample import Sample
+from edgeq.data.state import Array
 
 
 def rebatch(samples: Iterable[Sample], size: int) -> Iterator[Sample]:
@@ -17,6 +18,7 @@ def rebatch(samples: Iterable[Sample], size: int) -> Iterator[Sample]:
 
     A sample that has `size` rows passes unchanged, after the rows that wait before it. Others are cut into rows and
     gathered in order. The last batch repeats its last row until it is full; `context["valid"]` counts the real rows.
+    Rows are gathered only with rows of equal scalars, which have no row of their own in a batch.
     A gathered sample (size above 1) has as label the tuple of its rows' labels and as `context["rows"]` their contexts.
     """
     waiting: list[Sample] = []
@@ -31,6 +33,9 @@ def rebatch(samples: Iterable[Sample], size: int) -> Iterator[Sample]:
         for row in range(rows):
             inputs = {k: v[row : row + 1] if v.ndim else v for k, v in sample.inputs.items()}
             name = sample.name if rows == 1 else f"{sample.name} row {row}"
+            if waiting and not _same_scalars(waiting[0].inputs, inputs):
+                yield _gather(waiting, size)
+                waiting = []
             waiting.append(replace(sample, name=name, inputs=inputs))
             if len(waiting) == size:
                 yield _gather(waiting, size)
@@ -42,6 +47,10 @@ def rebatch(samples: Iterable[Sample], size: int) -> Iterator[Sample]:
 def batches(rows: int, size: int) -> int:
     """How many batches `rows` single rows make."""
     return -(-rows // size)
+
+
+def _same_scalars(one: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
+    return all(value.ndim or value == other[name] for name, value in one.items())
 
 
 def _gather(rows: list[Sample], size: int) -> Sample:

@@ -34,8 +34,8 @@ class Plan:
 
 
 def fixed_batch(signature: Signature) -> int | None:
-    """The first size of every input, where all fix the same one; else None."""
-    sizes = {spec.shape[0] if spec.shape else None for spec in signature.inputs}
+    """The first size of every input with axes, where all fix the same one; else None."""
+    sizes = {spec.shape[0] if spec.shape else None for spec in signature.inputs if spec.shape != ()}
     size = next(iter(sizes)) if len(sizes) == 1 else None
     return size if isinstance(size, int) else None
 
@@ -49,7 +49,8 @@ def plan_prepared(shapes: Mapping[str, Shape], signature: Signature, where: str,
     """Decide what the first axis of stored, already preprocessed arrays means.
 
     A shape that is exactly the model's is one sample, unless its first axis is symbolic in the model: then every row
-    is a sample. `stack` overrides: True, the first axis counts samples; False, it does not.
+    is a sample. `stack` overrides: True, the first axis counts samples; False, it does not. An array without axes
+    belongs to every sample.
 
     Raises:
         DataError: no reading fits; the message names the first input that does not.
@@ -57,27 +58,27 @@ def plan_prepared(shapes: Mapping[str, Shape], signature: Signature, where: str,
     if any(0 in shape for shape in shapes.values()):
         raise DataError(f"{where} holds an empty array", "Leave the file out")
     specs = {spec.name: spec for spec in signature.inputs}
-    leads = {shape[0] if shape else 1 for shape in shapes.values()}
+    leads = {shape[0] for shape in shapes.values() if shape}
     lead = next(iter(leads)) if len(leads) == 1 else None
     whole = fits(shapes, signature)
-    rows = (
-        lead is not None
-        and all(shapes.values())
-        and fits({name: (1, *shape[1:]) for name, shape in shapes.items()}, signature, free_batch=True)
+    rows = lead is not None and fits(
+        {name: shape and (1, *shape[1:]) for name, shape in shapes.items()}, signature, free_batch=True
     )
     symbolic = all(specs[name].shape is not None and not _fixed_lead(specs[name]) for name in shapes)
     if whole and stack is not True and not (rows and symbolic and stack is None):
-        return Plan("whole", 1, lead == 1)
+        return Plan("whole", 1, lead == 1 or not leads)
     if rows and stack is not False:
         assert lead is not None
         return Plan("rows", lead, True)
-    if lead is not None and stack is not False and all(shapes.values()):
+    if lead is not None and stack is not False:
         inner = {name: shape[1:] for name, shape in shapes.items()}
         if fits(inner, signature):
-            return Plan("items", lead, all(shape[:1] == (1,) for shape in inner.values()))
-    if stack is not True and fits({name: (1, *shape) for name, shape in shapes.items()}, signature, free_batch=True):
+            return Plan("items", lead, all(shape[:1] in ((1,), ()) for shape in inner.values()))
+    single = {name: shape if specs[name].shape == () else (1, *shape) for name, shape in shapes.items()}
+    if stack is not True and fits(single, signature, free_batch=True):
         return Plan("single", 1, True)
-    if len(leads) > 1 and len(shapes) > 1:
+    unstacked = {name: shape[1:] for name, shape in shapes.items()}
+    if len(leads) > 1 and (fits(shapes, signature, free_batch=True) or fits(unstacked, signature)):
         raise DataError(
             f"{where}: the arrays disagree on the number of samples "
             f"({', '.join(f'{name} {list(shape)}' for name, shape in shapes.items())})",
@@ -119,8 +120,8 @@ LABEL_KEYS = ("label", "labels")
 
 
 def fit_inputs(where: str, inputs: Mapping[str, Array], signature: Signature, *, prepared: bool) -> dict[str, Array]:
-    """Inputs as `session.run` takes them, in the model's order: batch axis added where it lacks, dtypes converted
-    where nothing is lost but precision.
+    """Inputs as `session.run` takes them, in the model's order: batch axis added where it lacks, the axes of a single
+    value dropped where the model takes a scalar, dtypes converted where nothing is lost but precision.
 
     Args:
         where: names the sample in messages.
@@ -142,6 +143,8 @@ def fit_inputs(where: str, inputs: Mapping[str, Array], signature: Signature, *,
         array = np.asarray(inputs[spec.name])
         if spec.shape is not None and array.ndim == len(spec.shape) - 1:
             array = array[None]
+        elif spec.shape == () and array.shape == (1,):
+            array = array[0]
         result[spec.name] = _convert(where, array, spec, prepared=prepared)
     return result
 
@@ -162,7 +165,7 @@ def _convert(where: str, array: Array, spec: TensorSpec, *, prepared: bool) -> A
         raise DataError(f"{where}: input {spec.name!r} holds Python objects", "Give numeric arrays of one shape")
     if array.dtype != spec.dtype:
         number = array.dtype.kind in "biuf" and spec.dtype.kind in "biuf"
-        raw = prepared and array.dtype.kind != "f" and spec.dtype.kind == "f"
+        raw = prepared and array.ndim and array.dtype.kind != "f" and spec.dtype.kind == "f"
         if not number or raw or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
             fix = "Name a --preprocess (none, if the values are right)" if raw else "Store that dtype"
             raise DataError(f"{where}: input {spec.name!r} is {array.dtype}, the model takes {spec.dtype}", fix)
@@ -170,13 +173,13 @@ def _convert(where: str, array: Array, spec: TensorSpec, *, prepared: bool) -> A
         what = "NaN" if np.isnan(array).any() else "infinity"
         raise DataError(f"{where}: input {spec.name!r} holds {what}", "Remove the sample or correct its data")
     if array.dtype == spec.dtype:
-        return np.ascontiguousarray(array)
+        return np.asarray(array, order="C")
     with np.errstate(over="ignore"):
         converted = array.astype(spec.dtype)
     lossless = spec.dtype.kind == "f" or bool((converted == array).all())
     if not lossless or (spec.dtype.kind == "f" and not np.isfinite(converted).all()):
         raise DataError(f"{where}: input {spec.name!r} holds values that {spec.dtype} cannot", "Correct the data")
-    return np.ascontiguousarray(converted)
+    return np.asarray(converted, order="C")
 
 
 def _fixed_lead(spec: TensorSpec) -> bool:
@@ -184,19 +187,25 @@ def _fixed_lead(spec: TensorSpec) -> bool:
 
 
 def _misfit(shapes: Mapping[str, Shape], signature: Signature, *, free_batch: bool = False) -> str | None:
-    sizes: dict[str, int] = {}
+    sizes: dict[str, tuple[int, str]] = {}
     for spec in signature.inputs:
         if spec.name not in shapes or spec.shape is None:
             continue
         shape = shapes[spec.name]
-        wrong = len(shape) != len(spec.shape)
+        single_value = spec.shape == () and shape == (1,)
+        wrong = len(shape) != len(spec.shape) and not single_value
         for axis, (have, want) in enumerate(zip(shape, spec.shape, strict=False)):
-            if axis == 0 and free_batch:
-                continue
-            known = sizes.setdefault(want, have) if isinstance(want, str) else want
-            wrong = wrong or (known is not None and known != have)
+            wrong = wrong or (isinstance(want, int) and want != have and not (axis == 0 and free_batch))
         if wrong:
             return f"input {spec.name!r} has shape {list(shape)}, the model takes {spec}"
+        for axis, (have, want) in enumerate(zip(shape, spec.shape, strict=False)):
+            if isinstance(want, str) and not (axis == 0 and free_batch):
+                size, first = sizes.setdefault(want, (have, spec.name))
+                if size != have:
+                    return (
+                        f"the model's size {want!r} is both {size} (input {first!r}) and {have} (input {spec.name!r} "
+                        f"of shape {list(shape)}); independent sizes need names of their own in the model"
+                    )
     return None
 
 

@@ -80,11 +80,11 @@ class Preprocess:
         done = [self._run(item, spec) for item in items]
         context = done[0].geometry.context() if len(done) == 1 and done[0].geometry is not None else {}
         if len(done) == 1 and not (batched and "N" not in done[0].axes):
-            return Prepared(np.ascontiguousarray(done[0].array), context)
+            return Prepared(np.asarray(done[0].array, order="C"), context)
         rows = [state.array if "N" in state.axes else state.array[None] for state in done]
         if len({row.shape[1:] for row in rows}) > 1:
             raise DataError("the items of one array come out in different shapes", "Store them one a file")
-        return Prepared(np.ascontiguousarray(np.concatenate(rows)), context)
+        return Prepared(np.concatenate(rows), context)
 
     @property
     def one_row(self) -> bool:

@@ -84,7 +84,8 @@ class SourceSamples(Displayed):
             rows = "one" if self.preprocess.one_row and rows == "one" else "unknown"
         if size is None or rows == "exact" or (rows == "one" and size == 1):
             return len(self.selection)
-        return batches(len(self.selection), size) if rows == "one" else self._counted
+        scalars = any(spec.shape == () for spec in self.signature.inputs)
+        return batches(len(self.selection), size) if rows == "one" and not scalars else self._counted
 
     @functools.cached_property
     def _counted(self) -> int:
@@ -127,10 +128,11 @@ class SourceSamples(Displayed):
             if prepared or self.preprocess is None:
                 inputs[name] = raw
                 continue
-            if self._untouched(name):
+            spec = specs.get(name)
+            if self._untouched(name) or (spec is not None and spec.shape == ()):
                 inputs[name] = raw.pixels if isinstance(raw, Picture) else raw
                 continue
-            done = self.preprocess(raw, specs.get(name))
+            done = self.preprocess(raw, spec)
             context.update(done.context)
             if isinstance(done.array, Mapping):
                 inputs.update(done.array)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -43,12 +44,16 @@ SMALL_EXTERNAL = 2**26
 # From this version of the format on, an initializer need not be an input.
 _FREE_INITIALIZERS = 4
 
+# What exporters write for a size that is free: no name, so that two of them need not be equal.
+_PLACEHOLDER = re.compile(r"\s*([?*]|-?\d+|none|null|any|unknown|dynamic|unk__.*)?\s*", re.IGNORECASE)
+
 ExternalData = Literal["small", "all", "none"]
 
 
 def load_model(path: Path, *, external_data: ExternalData = "small") -> onnx.ModelProto:
     """Read a model and check that it is one: parsed, its tensors as long as their shapes need, its external data inside
-    its folder, its graph acyclic (nodes are put in order if they are not) and valid for onnx's checker.
+    its folder, its graph acyclic (nodes are put in order if they are not) and valid for onnx's checker. Sizes without a
+    real name ("?", "-1") are left open.
 
     Args:
         external_data: "small" reads external data in when there is little of it, so that most callers need not know
@@ -65,6 +70,7 @@ def load_model(path: Path, *, external_data: ExternalData = "small") -> onnx.Mod
     total = sum(external_span(t, path).length for t in iter_tensors(model) if is_external(t))
     for graph in iter_graphs(model.graph):
         sort_nodes(graph, path)
+        _free_sizes(graph)
     check_functions(model, path)
     check_valid(model, path)
     if external_data == "all" or (external_data == "small" and total <= SMALL_EXTERNAL):
@@ -215,11 +221,27 @@ def _spec(value: onnx.ValueInfoProto, path: Path) -> TensorSpec:
     return TensorSpec(value.name, dtype, shape)
 
 
-def _dimension(dim: onnx.TensorShapeProto.Dimension) -> Dimension:
+def _free_sizes(graph: onnx.GraphProto) -> None:
+    """Clear, in place, the sizes that only look like one: as symbols, all of them would be equal."""
+    for value in [*graph.input, *graph.output, *graph.value_info]:
+        for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
+            if not _is_size(dim) and not _is_name(dim):
+                dim.Clear()
+
+
+def _is_size(dim: onnx.TensorShapeProto.Dimension) -> bool:
     # Some exporters write -1 or 0 for a size that is free.
-    if dim.HasField("dim_value") and dim.dim_value > 0:
+    return bool(dim.HasField("dim_value") and dim.dim_value > 0)
+
+
+def _is_name(dim: onnx.TensorShapeProto.Dimension) -> bool:
+    return bool(dim.HasField("dim_param") and not _PLACEHOLDER.fullmatch(dim.dim_param))
+
+
+def _dimension(dim: onnx.TensorShapeProto.Dimension) -> Dimension:
+    if _is_size(dim):
         return int(dim.dim_value)
-    return dim.dim_param or None
+    return dim.dim_param if _is_name(dim) else None
 
 
 def _file_digest(path: Path) -> str:

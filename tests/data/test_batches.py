@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,6 +37,12 @@ def test_rows_keep_their_order_and_labels(sizes: list[int], size: int) -> None:
             labels += [sample.label] * size
     assert values == [number * 100 + r for number, rows in enumerate(sizes) for r in range(rows)]
     assert labels == [number for number, rows in enumerate(sizes) for _ in range(rows)]
+
+
+def test_rows_of_different_scalars_are_not_gathered() -> None:
+    samples = [replace(make(i, 1), inputs={**make(i, 1).inputs, "scalar": np.float32(i // 3)}) for i in range(4)]
+    found = [(s.inputs["x"][:, 0].tolist(), float(s.inputs["scalar"])) for s in rebatch(samples, 2)]
+    assert found == [([0, 100], 0), ([200, 200], 0), ([300, 300], 1)]
 
 
 @given(st.integers(0, 30), st.integers(1, 8))

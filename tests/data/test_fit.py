@@ -24,6 +24,8 @@ AUDIO = signature(spec("x", 1, "T", 161))
 FREE_TIME = signature(spec("x", "T", 161))
 TEXT = signature(spec("ids", "N", "S", dtype=np.int64), spec("mask", "N", "S", dtype=np.int64))
 STATE = signature(spec("x", 1, "T", 4), spec("h", 2, 1, 5))
+SCALED = signature(spec("x", "N", 4), spec("scale"))
+BOXES = signature(spec("a", 1, "S", 4), spec("b", 2, "S"))
 UNKNOWN = signature(spec("x", None, None))
 
 
@@ -52,6 +54,11 @@ UNKNOWN = signature(spec("x", None, None))
         (STATE, {"x": (1, 6, 4), "h": (2, 1, 5)}, None, Plan("whole", 1, False)),
         (STATE, {"x": (3, 1, 6, 4), "h": (3, 2, 1, 5)}, None, Plan("items", 3, False)),
         (UNKNOWN, {"x": (4, 2)}, None, Plan("rows", 4, True)),
+        (SCALED, {"x": (5, 4), "scale": ()}, None, Plan("rows", 5, True)),
+        (SCALED, {"x": (5, 4), "scale": (5,)}, None, Plan("rows", 5, True)),
+        (SCALED, {"x": (5, 2, 4), "scale": ()}, None, Plan("items", 5, False)),
+        (SCALED, {"x": (4,), "scale": ()}, None, Plan("single", 1, True)),
+        (SCALED, {"x": (5, 4), "scale": ()}, False, Plan("whole", 1, False)),
     ],
 )
 def test_plans(model: Any, shapes: dict[str, tuple[int, ...]], stack: bool | None, plan: Plan) -> None:
@@ -87,6 +94,22 @@ def test_names() -> None:
 
 def test_fixed_batch() -> None:
     assert [fixed_batch(s) for s in (ONE, EIGHT, IMAGE_MODEL, STATE, UNKNOWN)] == [1, 8, None, None, None]
+    assert fixed_batch(signature(spec("x", 8, 4), spec("scale"))) == 8
+
+
+def test_scalars_stay_scalars() -> None:
+    for value in (2.0, 2, np.array([2.0]), np.float16(2)):
+        fitted = fit_inputs("f", {"x": np.zeros((1, 4)), "scale": np.asarray(value)}, SCALED, prepared=True)
+        assert (fitted["scale"].shape, fitted["scale"].dtype, float(fitted["scale"])) == ((), np.float32, 2.0)
+    with pytest.raises(DataError, match=r"'scale' has shape \[2\]"):
+        check_shapes("f", {"x": np.zeros((1, 4)), "scale": np.zeros(2)}, SCALED)
+
+
+def test_one_name_for_two_sizes_is_said() -> None:
+    with pytest.raises(DataError, match=r"size 'S' is both 9 \(input 'a'\) and 8 \(input 'b' .* names of their own"):
+        check_shapes("f", {"a": np.zeros((1, 9, 4)), "b": np.zeros((2, 8))}, BOXES)
+    with pytest.raises(DataError, match="size 'S' is both"):
+        plan_prepared({"a": (1, 9, 4), "b": (2, 8)}, BOXES, "f.npz")
 
 
 def fit(array: Any, dtype: Any, *, prepared: bool = True) -> np.ndarray:

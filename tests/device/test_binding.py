@@ -10,6 +10,8 @@ import pytest
 from edgeq_device.binding import BoundSession
 from onnx import TensorProto, helper
 
+from tests import graphs
+
 
 def pair(path: Path) -> tuple[BoundSession, onnxruntime.InferenceSession]:
     plain = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -53,6 +55,14 @@ def test_outputs_come_in_the_order_asked_for(fixed: Path) -> None:
     minus, twice = bound.run(["minus", "twice"], {"x": x})
     assert minus[0, 0] == -1
     assert twice[0, 0] == 2
+
+
+def test_scalars_stay_scalars(tmp_path: Path) -> None:
+    model = graphs.proto("g (float[N] x, int64 k) => (int64 y) { y = Identity (k) n = Relu (x) }")
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    bound, _ = pair(tmp_path / "m.onnx")
+    (found,) = bound.run(None, {"x": np.zeros(2, np.float32), "k": np.array(7)})
+    assert (found.shape, int(found)) == ((), 7)
 
 
 def test_arrays_that_are_not_contiguous(fixed: Path) -> None:

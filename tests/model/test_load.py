@@ -318,6 +318,14 @@ class TestSignature:
         proto = model([node("Relu", ["x"], ["y"])], {"x": ["N", None, 0, -1, 7]})
         assert model_signature(write(tmp_path / "m.onnx", proto)).inputs[0].shape == ("N", None, None, None, 7)
 
+    @pytest.mark.parametrize("name", ["?", "-1", " ", "None", "unknown", "unk__12", "*"])
+    def test_placeholders_are_no_symbols(self, tmp_path: Path, name: str) -> None:
+        proto = model([node("Relu", ["x"], ["y"])], {"x": [name, 3, name, "height"]})
+        path = write(tmp_path / "m.onnx", proto)
+        assert model_signature(path).inputs[0].shape == (None, 3, None, "height")
+        dims = load_model(path).graph.input[0].type.tensor_type.shape.dim
+        assert [d.WhichOneof("value") for d in dims] == [None, "dim_value", None, "dim_param"]
+
     def test_unknown_type(self, tmp_path: Path) -> None:
         proto = small_cnn()
         proto.graph.input[0].type.tensor_type.elem_type = 75

@@ -27,7 +27,7 @@ def write_npz(target: Union[Path, IO[bytes]], arrays: Mapping[str, "np.ndarray[A
         for name in sorted(arrays):
             buffer = io.BytesIO()
             try:
-                np.lib.format.write_array(buffer, np.ascontiguousarray(arrays[name]), allow_pickle=False)
+                np.lib.format.write_array(buffer, np.asarray(arrays[name], order="C"), allow_pickle=False)
             except ValueError as error:
                 raise DataError(f"{name!r} holds Python objects, which an .npz without pickle cannot") from error
             entry = zipfile.ZipInfo(f"{name}.npy", _FIXED_DATE)

@@ -45,7 +45,7 @@ class BoundSession:
 
     def run(self, names: Optional[Sequence[str]], feeds: Mapping[str, Any], run_options: Any = None) -> List[Any]:
         """As `InferenceSession.run`; inputs are copied into the buffers that the last run of these shapes used."""
-        arrays = {name: np.ascontiguousarray(value) for name, value in feeds.items()}
+        arrays = {name: np.asarray(value, order="C") for name, value in feeds.items()}
         key = tuple(sorted((name, value.shape, str(value.dtype)) for name, value in arrays.items()))
         if key not in self._bindings:
             self._bindings[key] = self._bind(arrays)
