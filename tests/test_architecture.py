@@ -29,6 +29,7 @@ LAYERS = (
         "records",
         "registry",
         "progress",
+        "process",
         "atomic",
         "ownership",
         "signature",

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from edgeq import errors
 from edgeq.cli._common import Printer, common
-from edgeq.cli._process import INTERRUPTED
 from edgeq.errors import DataError, EdgeqError
+from edgeq.process import INTERRUPTED
 
 TREE = sorted(
     (c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, EdgeqError)), key=lambda c: c.exit_code

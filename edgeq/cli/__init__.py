@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from edgeq import __version__
-from edgeq.cli._process import ends_in_one_line, restore_interrupts
+from edgeq.process import ends_in_one_line, restore_interrupts
 
 # Command → its one-line help. Standing here so that `edgeq --help` need not import fifteen modules.
 COMMANDS = {

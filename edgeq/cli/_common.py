@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from edgeq.cli._process import ends_in_one_line
 from edgeq.errors import OutputError
+from edgeq.process import ends_in_one_line
 from edgeq.progress import SILENT, Advance, Progress
 
 if TYPE_CHECKING:

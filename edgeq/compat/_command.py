@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,11 +10,10 @@ from typing import Any, TypeVar
 
 import click
 
-from edgeq.errors import EdgeqError
+from edgeq.process import ends_in_one_line
 from edgeq.progress import Advance
 
 F = TypeVar("F", bound=Callable[..., Any])
-INTERRUPTED = 130
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
@@ -41,21 +39,14 @@ def switch(*names: str, help: str) -> Callable[[F], F]:
     return click.option(*names, is_flag=False, flag_value="true", default="false", type=click.BOOL, help=help)
 
 
-def one_line_errors(function: F) -> F:
-    """End a command on edgeq's errors with one line and their exit code."""
+class Command(click.Command):
+    """A command that ends with one line at most on errors, wrong options among them, and with their exit code."""
 
-    @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except EdgeqError as error:
-            click.echo(f"edgeq: {error}", err=True)
-            sys.exit(error.exit_code)
-        except KeyboardInterrupt:
-            click.echo("edgeq: interrupted; nothing half-written was left behind", err=True)
-            sys.exit(INTERRUPTED)
-
-    return wrapped  # type: ignore[return-value]
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run it and exit."""
+        with ends_in_one_line():
+            code = super().main(*args, **{**options, "standalone_mode": False})
+            sys.exit(code if isinstance(code, int) else 0)
 
 
 def images_or_arrays(dataset: str, for_images: str) -> str | None:

@@ -2,8 +2,9 @@
 
 Its options, its data sets (a folder of images, test_data_set_N folders, a folder with input_0.pb, one stacked .pb) and
 its choices: static int8 is the fork's dialect for the systolic array (with a model beside it that stock ONNX Runtime
-runs), uint8 is asymmetric QOperator; scalar weight scales, ranges from minima and maxima. Everything behind is edgeq's
-own `quantize`. Imported, it stands for `onnxruntime.quantization.calibrate`.
+runs), uint8 is asymmetric QOperator; scalar weight scales, ranges from minima and maxima. Without --static and --mode,
+which only the fork has, the result is uint8. Everything behind is edgeq's own `quantize`. Imported, it stands for
+`onnxruntime.quantization.calibrate`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import click
 
 from edgeq import compat
 from edgeq.callable_package import make_callable
-from edgeq.compat._command import one_line_errors
+from edgeq.compat._command import SETTINGS, Command, images_or_arrays
+from edgeq.compat.own_preprocess import own_preprocess
+from edgeq.compat.readers import RESNET50
 from edgeq.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
@@ -30,31 +33,34 @@ _MODES = {"int8": "int8", "int": "int8", "uint8": "uint8"}
 _METHODS = {"naive": "minmax", "minmax": "minmax", "mean": "moving-average", "percentile": "percentile"}
 _METHODS |= {"entropy": "entropy", "mse": "mse"}
 _TRUE = ("true", "1", "yes")
+_UPSTREAM = (
+    "static uint8 for stock ONNX Runtime, as in 2019 and 2020; for the systolic array add --static=True --mode=int8"
+)
 
 
-@click.command("calibrate", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("calibrate", cls=Command, context_settings=SETTINGS)
 @click.option("--model_path", type=click.Path(path_type=Path), required=True, help="Float model.")
 @click.option("--dataset_path", required=True, help="Images, test_data_set_N folders, input_N.pb, or one stacked .pb.")
 @click.option(
     "--output_model_path",
     type=click.Path(path_type=Path),
     default=Path("calibrated_quantized_model.onnx"),
-    show_default=True,
     help="Quantized model; replaced if it exists, as it always was.",
 )
 @click.option("--dataset_size", type=click.IntRange(min=0), default=0, help="First so many samples; 0 takes all.")
 @click.option(
-    "--data_preprocess", type=click.Choice(list(_PREPROCESS)), required=True, help="What is done to the samples."
+    "--data_preprocess",
+    help=f"{', '.join(_PREPROCESS)}, a .toml file, or file.py:function(path, height, width). [images: {RESNET50}; "
+    "tensors: None]",
 )
-@click.option("--static", required=True, help="true, 1 or yes: ranges from the samples. Else: dynamic.")
-@click.option("--mode", type=click.Choice(list(_MODES)), default="int8", show_default=True, help="Integer type.")
+@click.option("--static", help="true, 1 or yes: ranges from the samples. Else: dynamic. [true]")
+@click.option("--mode", type=click.Choice(list(_MODES)), help="Integer type. [int8 with --static, else uint8]")
 @click.option("--calib_mode", type=click.Choice(list(_METHODS)), default="naive", help="How ranges are derived.")
 @click.option("--op_types", help="Operator types to quantize, separated by commas.")
 @click.option("--black_nodes", help="Nodes to keep in float, separated by commas.")
 @click.option("--white_nodes", help="The only nodes to quantize, separated by commas.")
 @click.option("--augmented_model_path", help="Not needed any more; accepted and not written.")
-@click.option("--force_fusions", help="Fusions are always done; accepted.")
-@one_line_errors
+@click.option("--force_fusions", is_flag=False, flag_value="true", help="Fusions are always done; accepted.")
 def command(**options: Any) -> None:
     """Calibrate and quantize a model as the older calibrate.py did."""
     click.echo(run(**options))
@@ -66,9 +72,9 @@ def run(
     dataset_path: str,
     output_model_path: Path,
     dataset_size: int,
-    data_preprocess: str,
-    static: str,
-    mode: str,
+    data_preprocess: str | None,
+    static: str | None,
+    mode: str | None,
     calib_mode: str,
     op_types: str | None,
     black_nodes: str | None,
@@ -76,11 +82,15 @@ def run(
     augmented_model_path: str | None = None,
     force_fusions: str | None = None,
 ) -> str:
-    """Do what the options say; the line to print."""
+    """Do what the options say; the lines to print."""
     from edgeq.pipeline import job
 
     del augmented_model_path, force_fusions
-    integer, is_static = _MODES[mode], static.strip().lower() in _TRUE
+    assumed = []
+    if mode is None:
+        mode = "uint8" if static is None else "int8"
+        assumed = [f"note: neither --static nor --mode: {_UPSTREAM}"] if static is None else []
+    integer, is_static = _MODES[mode], static is None or static.strip().lower() in _TRUE
     overrides: dict[str, Any] = {"mode": "dynamic"}
     if is_static:
         overrides = {"method": _METHODS[calib_mode], "method_options": {}}
@@ -93,9 +103,32 @@ def run(
     excluded = [*_listed(black_nodes), *_others(model_path, _listed(white_nodes))]
     if excluded:
         overrides["exclude"] = tuple(excluded)
-    data = job.Data(dataset_path, _PREPROCESS[data_preprocess], count=dataset_size or None)
+    preprocess: Any
+    if data_preprocess is None:
+        preprocess = images_or_arrays(dataset_path, RESNET50)
+        assumed += (
+            [f"note: no --data_preprocess: images as --data_preprocess={preprocess} has them"] if preprocess else []
+        )
+    else:
+        preprocess = _preprocess(data_preprocess, model_path)
+    data = job.Data(dataset_path, preprocess, count=dataset_size or None)
     write = _for_the_array if is_static and integer == "int8" else _for_cpus
-    return write(model_path, data, output_model_path, overrides)
+    return "\n".join([write(model_path, data, output_model_path, overrides), *assumed])
+
+
+def _preprocess(given: str, model: Path) -> Any:
+    """What `--data_preprocess` names, as `load_preprocess` takes it."""
+    if given in _PREPROCESS:
+        return _PREPROCESS[given]
+    if ".py:" in given:
+        return own_preprocess(given, model)
+    if given.isidentifier():
+        raise UsageError(
+            f"no --data_preprocess is called {given!r}",
+            f"Give --data_preprocess=data_preprocess.py:{given} for a function in a file of yours, or one of "
+            f"{', '.join(_PREPROCESS)}",
+        )
+    return given
 
 
 def _for_cpus(model: Path, data: Data, output: Path, overrides: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.compat._command import SETTINGS, one_line_errors
+from edgeq.compat._command import SETTINGS, Command
 from edgeq.compat.enums import METHODS
 from edgeq.compat.readers import DataReader, YoloDataReader
 from edgeq.errors import UsageError
@@ -71,7 +71,7 @@ def collect_readers(model_path: str | Path, readers: Iterable[DataReader]) -> St
     return whole
 
 
-@click.command("detector", context_settings=SETTINGS)
+@click.command("detector", cls=Command, context_settings=SETTINGS)
 @click.option("--model", type=click.Path(path_type=Path), required=True, help="Float model.")
 @click.option("--calibration_dataset", help="Images to calibrate with; without them nothing is calibrated.")
 @click.option("--validation_dataset", help="Annotated images; without them nothing is evaluated.")
@@ -87,7 +87,6 @@ def collect_readers(model_path: str | Path, readers: Iterable[DataReader]) -> St
 @click.option("--batch_size", type=click.IntRange(min=1), default=1, help="Images a run.")
 @click.option("--output_dir", type=click.Path(path_type=Path), default=Path(), help="Where the tables go.")
 @click.option("--provider", default="CPUExecutionProvider", help="Execution provider for the evaluation.")
-@one_line_errors
 def command(**options: Any) -> None:
     """Calibrate a detector for TensorRT and evaluate it on COCO."""
     for line in run(**options):

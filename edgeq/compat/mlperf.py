@@ -2,6 +2,7 @@
 
     python -m edgeq.compat.mlperf --profile resnet50-onnxruntime --model resnet50.onnx --dataset-path imagenet/ \\
         --accuracy --count 500
+    python -m edgeq.compat.mlperf onnxruntime resnet50 cpu --accuracy --count 5000        # as run_local.sh has it
 
 With --accuracy, top-1 or mean average precision of the first --count items; without, latency and throughput in a
 scenario. It measures as `edgeq eval` and `edgeq bench` do; it is no submission and needs no loadgen.
@@ -10,14 +11,15 @@ scenario. It measures as `edgeq eval` and `edgeq bench` do; it is no submission 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
 
-from edgeq.compat._command import SETTINGS, PrintedProgress, one_line_errors
+from edgeq.compat._command import SETTINGS, Command, PrintedProgress
 from edgeq.errors import OutputError, UsageError
 from edgeq.ownership import read_object, shown
 from edgeq.registry import DECODERS
@@ -50,7 +52,7 @@ class Dataset:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-DATASETS: Mapping[str, Dataset] = {
+DATASETS: dict[str, Dataset] = {
     "imagenet": Dataset("classification", _imagenet({"op": "subtract", "value": _MEANS})),
     "imagenet_mobilenet": Dataset(
         "classification",
@@ -59,20 +61,41 @@ DATASETS: Mapping[str, Dataset] = {
     ),
     "coco": Dataset("detection"),
 }
+DATASETS |= dict.fromkeys(
+    (
+        *("coco-300", "coco-1200", "coco-1200-onnx", "openimages-300-retinanet", "openimages-800-retinanet"),
+        *("openimages-1200-retinanet", "openimages-800-retinanet-onnx"),
+    ),
+    DATASETS["coco"],
+)
 PROFILES: Mapping[str, str] = {
     "defaults": "imagenet",
     "resnet50-onnxruntime": "imagenet",
     "mobilenet-onnxruntime": "imagenet_mobilenet",
+    "ssd-mobilenet-onnxruntime": "coco-300",
+    "ssd-resnet34-onnxruntime": "coco-1200",
+    "retinanet-onnxruntime": "openimages-800-retinanet-onnx",
 }
+FILES: Mapping[str, str] = {
+    "resnet50": "resnet50_v1.onnx",
+    "mobilenet": "mobilenet_v1_1.0_224.onnx",
+    "ssd-mobilenet": "ssd_mobilenet_v1_coco_2018_01_28.onnx",
+    "ssd-resnet34": "resnet34-ssd1200.onnx",
+    "retinanet": "resnext50_32x4d_fpn.onnx",
+}
+"""Model → its file in $MODEL_DIR, as run_local.sh looks for it."""
+BACKEND = "onnxruntime"
+DEVICE = "cpu"
 
 
-@click.command("mlperf", context_settings=SETTINGS)
-@click.option("--model", type=click.Path(path_type=Path), required=True, help="Model, or a bundle.")
-@click.option("--dataset-path", type=click.Path(path_type=Path), required=True, help="Folder of the data set.")
+@click.command("mlperf", cls=Command, context_settings=SETTINGS)
+@click.argument("words", nargs=-1, metavar="[onnxruntime MODEL [cpu]]")
+@click.option("--model", type=click.Path(path_type=Path), help="Model, or a bundle. [the file in $MODEL_DIR]")
+@click.option("--dataset-path", type=click.Path(path_type=Path), help="Folder of the data set. [$DATA_DIR]")
 @click.option("--dataset", type=click.Choice(list(DATASETS)), help="Which data set; the profile's if not given.")
 @click.option("--dataset-list", help=f"ImageNet: file of names and classes [{VAL_MAP}]; COCO: instances file.")
 @click.option("--profile", type=click.Choice(list(PROFILES)), default="defaults", help="A model of the benchmark.")
-@click.option("--backend", type=click.Choice(["onnxruntime"]), default="onnxruntime", help="There is one.")
+@click.option("--backend", type=click.Choice([BACKEND]), default=BACKEND, help="There is one.")
 @click.option("--scenario", type=click.Choice(list(SCENARIOS)), default="SingleStream", help="Without --accuracy.")
 @click.option("--accuracy", is_flag=True, help="Measure accuracy, not speed.")
 @click.option("-n", "--count", type=click.IntRange(min=1), help="Items of the data set to use. [accuracy: all]")
@@ -84,10 +107,10 @@ PROFILES: Mapping[str, str] = {
 @click.option("--outputs", help="The output to look at, where there are several.")
 @click.option("--output", "folder", type=click.Path(path_type=Path), help="Folder for results.json.")
 @click.option("--cache", default=0, help="Accepted: nothing needs to be cached.")
+@click.option("--mlperf_conf", "--user_conf", "--inputs", "--data-format", "unused", help="Accepted, not needed.")
 @click.option("--preprocess", help="Instead of the data set's: a name, a .toml file, or steps.")
 @click.option("--class-offset", type=int, help="Scores in front of class 0.")
 @click.option("--decoder", help=f"COCO: {', '.join(DECODERS.names())}, or path.py:function.")
-@one_line_errors
 def command(**options: Any) -> None:
     """Measure accuracy or speed of an image model as MLPerf's main.py does."""
     result = run(**options)
@@ -96,8 +119,8 @@ def command(**options: Any) -> None:
 
 def run(
     *,
-    model: Path,
-    dataset_path: Path,
+    model: Path | None,
+    dataset_path: Path | None,
     dataset: str | None,
     dataset_list: str | None,
     profile: str,
@@ -112,15 +135,30 @@ def run(
     threads: int,
     backend: str,
     cache: int,
+    words: Sequence[str] = (),
+    unused: str | None = None,
     **timing: Any,
 ) -> dict[str, Any]:
     """Do what the options say; what was found, as results.json has it."""
-    del backend, cache
+    del backend, cache, unused
+    named = _named(words)
+    if named is not None:
+        profile = f"{named}-{BACKEND}"
+        model = model or _folder("MODEL_DIR", "--model") / FILES[named]
+        dataset_path = dataset_path or _folder("DATA_DIR", "--dataset-path")
+    if model is None or dataset_path is None:
+        raise UsageError(
+            "there is no model, or no data set", "Give --model and --dataset-path, or type `onnxruntime resnet50 cpu`"
+        )
     name = dataset or PROFILES[profile]
     known = DATASETS[name]
     chosen = preprocess or known.preprocess
     if chosen is None:
-        raise UsageError(f"--dataset {name} does not say how images become inputs", "Give --preprocess")
+        raise UsageError(
+            f"--dataset {name} does not say how images become inputs",
+            f"Add --preprocess (`edgeq preprocess list`), --decoder ({', '.join(DECODERS.names())}) and "
+            "--dataset-list instances.json",
+        )
     result: dict[str, Any] = {"model": str(model), "dataset": name, "scenario": scenario}
     if accuracy:
         options = {"class_offset": class_offset, "decoder": decoder, "output": outputs}
@@ -137,6 +175,26 @@ def run(
         with output_file(folder / "results.json", force=True) as draft:
             draft.write_text(json.dumps(result, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return result
+
+
+def _named(words: Sequence[str]) -> str | None:
+    """The model among run_local.sh's words, which come in any order: backend, model, device."""
+    found = [word for word in words if word in FILES]
+    other = next((word for word in words if word not in (*FILES, BACKEND, DEVICE)), None)
+    if other is not None or (words and len(found) != 1):
+        model = found[0] if found else next(iter(FILES))
+        raise UsageError(
+            f"{other!r} is not measured here" if other is not None else "there is no one model among these words",
+            f"Type {BACKEND} {model} {DEVICE}; models: {', '.join(FILES)}",
+        )
+    return found[0] if found else None
+
+
+def _folder(variable: str, option: str) -> Path:
+    value = os.environ.get(variable)
+    if not value:
+        raise UsageError(f"${variable} is not set", f"Type `export {variable}=FOLDER`, or give {option}")
+    return Path(value)
 
 
 def _check_results(place: Path) -> None:

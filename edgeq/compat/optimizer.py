@@ -24,7 +24,7 @@ import onnx
 from numpy.typing import NDArray
 
 from edgeq.backends.quantizer import one_line, quiet
-from edgeq.compat._command import SETTINGS, PrintedProgress, one_line_errors
+from edgeq.compat._command import SETTINGS, Command, PrintedProgress
 from edgeq.errors import CheckFailedError, DataError, ModelError, RuntimeUnavailableError, UsageError
 from edgeq.graph.convert import from_proto
 from edgeq.progress import SILENT, Progress
@@ -151,11 +151,10 @@ def _made_up(dtype: np.dtype[Any], shape: Sequence[int | str | None] | None) -> 
     return np.ones(sizes, dtype)
 
 
-@click.command("optimizer", context_settings={**SETTINGS, "ignore_unknown_options": True})
+@click.command("optimizer", cls=Command, context_settings={**SETTINGS, "ignore_unknown_options": True})
 @click.option("--input", "source", type=click.Path(path_type=Path), required=True, help="Float model.")
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="Result; replaced if it exists.")
 @click.argument("extra_arguments", nargs=-1, type=click.UNPROCESSED)
-@one_line_errors
 def command(source: Path, output: Path, extra_arguments: tuple[str, ...]) -> None:
     """Fuse the operators of a transformer. All other options are those of onnxruntime.transformers.optimizer."""
     click.echo(run(source, output, extra_arguments, progress=PrintedProgress()))

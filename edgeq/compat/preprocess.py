@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.compat._command import SETTINGS, PrintedProgress, one_line_errors, switch
+from edgeq.compat._command import SETTINGS, Command, PrintedProgress, switch
 from edgeq.errors import ModelError, UsageError
 from edgeq.graph.convert import external_folder, from_proto, to_proto
 from edgeq.progress import SILENT, Progress
@@ -238,14 +238,13 @@ def symbolic_options(function: Any) -> Any:
     return function
 
 
-@click.command("preprocess", context_settings=SETTINGS)
+@click.command("preprocess", cls=Command, context_settings=SETTINGS)
 @click.option("--input", "input_model", type=click.Path(path_type=Path), required=True, help="Float model.")
 @click.option("--output", "output_model_path", type=click.Path(path_type=Path), required=True, help="Result.")
 @switch("--skip_optimization", help="Leave out ONNX Runtime's optimisation.")
 @switch("--skip_onnx_shape", help="Leave out onnx's shape inference.")
 @switch("--skip_symbolic_shape", help="Leave out symbolic shape inference.")
 @symbolic_options
-@one_line_errors
 def command(**options: Any) -> None:
     """Optimise a model and infer its shapes, in preparation for quantization."""
     quant_pre_process(**options, progress=PrintedProgress())

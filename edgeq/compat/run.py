@@ -11,14 +11,14 @@ from typing import Any
 
 import click
 
-from edgeq.compat._command import SETTINGS, PrintedProgress, images_or_arrays, one_line_errors, switch
+from edgeq.compat._command import SETTINGS, Command, PrintedProgress, images_or_arrays, switch
 from edgeq.compat.readers import RESNET50
 from edgeq.records import plain
 
 _FORMATS = ("QDQ", "QOperator")
 
 
-@click.command("run", context_settings=SETTINGS)
+@click.command("run", cls=Command, context_settings=SETTINGS)
 @click.option("--input_model", type=click.Path(path_type=Path), required=True, help="Float model, preprocessed or not.")
 @click.option("--output_model", type=click.Path(path_type=Path), required=True, help="Result; replaced if it exists.")
 @click.option("--calibrate_dataset", default="./test_images", help="Images, .npz, .pb ...")
@@ -28,7 +28,6 @@ _FORMATS = ("QDQ", "QOperator")
 @switch("--per_channel", help="One weight scale a channel.")
 @click.option("--preprocess", help=f"Preprocessing, as `edgeq preprocess` lists them. Images: [{RESNET50}]")
 @click.option("--profile", default="auto", help="Hardware that the model is for; auto is this machine.")
-@one_line_errors
 def command(**options: Any) -> None:
     """Calibrate, quantize and time an image classifier."""
     for line in run(**options):

@@ -13,17 +13,16 @@ from typing import Any
 
 import click
 
-from edgeq.compat._command import SETTINGS, images_or_arrays, one_line_errors
+from edgeq.compat._command import SETTINGS, Command, images_or_arrays
 from edgeq.compat.readers import RESNET50
 
 
-@click.command("run_qdq_debug", context_settings=SETTINGS)
+@click.command("run_qdq_debug", cls=Command, context_settings=SETTINGS)
 @click.option("--float_model", type=click.Path(path_type=Path), required=True, help="Model that was quantized.")
 @click.option("--qdq_model", type=click.Path(path_type=Path), required=True, help="Quantized model.")
 @click.option("--calibrate_dataset", default="./test_images", help="Images, .npz, .pb ...")
 @click.option("--preprocess", help=f"Preprocessing, as `edgeq preprocess` lists them. Images: [{RESNET50}]")
 @click.option("--count", type=click.IntRange(min=1), default=8, help="Samples at most; all their activations are kept.")
-@one_line_errors
 def command(**options: Any) -> None:
     """Compare the weights and activations of a float model and its quantized form."""
     for line in run(**options):

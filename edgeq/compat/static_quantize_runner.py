@@ -11,12 +11,12 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from edgeq.compat._command import one_line_errors
 from edgeq.errors import UsageError
+from edgeq.process import ends_in_one_line
 
 _INTEGERS = {f"q{sign.lower()}{bits}": f"Q{sign}{bits}" for sign in ("Int", "UInt") for bits in (4, 8, 16)}
 _METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile", "distribution": "Distribution"}
@@ -36,9 +36,14 @@ _FLAGS = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, f"See `python -m {self.prog} --help`")
+
+
 def parser() -> argparse.ArgumentParser:
     """The options; `--help` prints them."""
-    options = argparse.ArgumentParser("edgeq.compat.static_quantize_runner", description="Quantize a model.")
+    options = _Parser("edgeq.compat.static_quantize_runner", description="Quantize a model.")
     options.add_argument("-i", "--input_model_path", type=Path, required=True, help="Float model.")
     options.add_argument("-o", "--output_quantized_model_path", type=Path, required=True, help="Quantized model.")
     options.add_argument(
@@ -121,10 +126,10 @@ def _overrides(path: Path | None) -> dict[str, Any]:
         ) from error
 
 
-@one_line_errors
 def main() -> None:
     """The command: quantize as the arguments of the process say, and print where the result is."""
-    print(run(sys.argv[1:]))
+    with ends_in_one_line():
+        print(run(sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -11,15 +11,14 @@ from typing import Any
 
 import click
 
-from edgeq.compat._command import SETTINGS, PrintedProgress, one_line_errors
+from edgeq.compat._command import SETTINGS, Command, PrintedProgress
 from edgeq.compat.preprocess import preprocessed, symbolic_options, write
 
 
-@click.command("symbolic_shape_infer", context_settings=SETTINGS)
+@click.command("symbolic_shape_infer", cls=Command, context_settings=SETTINGS)
 @click.option("--input", "source", type=click.Path(path_type=Path), required=True, help="Model.")
 @click.option("--output", type=click.Path(path_type=Path), help="Result; without it, only unknown shapes are printed.")
 @symbolic_options
-@one_line_errors
 def command(**options: Any) -> None:
     """Infer the shapes of a model whose inputs have symbolic sizes."""
     click.echo(run(**options))

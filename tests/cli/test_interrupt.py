@@ -17,8 +17,8 @@ import pytest
 from edgeq import demo
 from edgeq.backends.cpu import CpuBackend
 from edgeq.bundle import write as bundle_write
-from edgeq.cli._process import INTERRUPTED, TERMINATED
 from edgeq.pipeline import job, quantize, variants
+from edgeq.process import INTERRUPTED, TERMINATED
 from tests.cli import process
 from tests.cli.workspace import Workspace, contents
 
@@ -99,7 +99,7 @@ def test_a_signal_in_the_middle(tmp_path: Path, number: signal.Signals, codes: s
 HANDLERS = """
 import signal
 import edgeq.__main__
-from edgeq.cli._process import restore_interrupts
+from edgeq.process import restore_interrupts
 print(signal.getsignal(signal.SIGINT) is signal.SIG_DFL)
 restore_interrupts()
 print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)

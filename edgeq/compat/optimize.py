@@ -1,0 +1,28 @@
+"""python -m edgeq.compat.optimize: the command that goes before calibrate.py in ONNX Runtime's RISC-V fork.
+
+Constants become initializers, BatchNormalization is folded. `edgeq.compat.preprocess` has more options.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgeq.compat._command import SETTINGS, Command, PrintedProgress, switch
+from edgeq.compat.preprocess import quant_pre_process
+
+
+@click.command("optimize", cls=Command, context_settings=SETTINGS)
+@click.option("--input", "source", type=click.Path(path_type=Path), required=True, help="Float model.")
+@click.option("--output", type=click.Path(path_type=Path), required=True, help="Result; replaced if it exists.")
+@switch("--replace_gemm", help="Accepted: a Gemm is quantized as it is.")
+def command(source: Path, output: Path, replace_gemm: bool) -> None:
+    """Fold what can be folded, in preparation for calibrate."""
+    del replace_gemm
+    quant_pre_process(source, output, skip_symbolic_shape=True, progress=PrintedProgress())
+    click.echo(f"{output}: next, python -m edgeq.compat.calibrate --model_path {output} --dataset_path FOLDER")
+
+
+if __name__ == "__main__":
+    command()
