@@ -34,6 +34,7 @@ COMMANDS = {
     "report": "Write a bundle's report: one HTML file that opens offline.",
     "preprocess": "List preprocessings, or show one's arithmetic.",
     "extensions": "List calibration methods, decoders, steps, recoveries and backends, plug-ins' too.",
+    "run": "Run what a recipe says: commands and their options in one TOML file.",
     "doctor": "Say what is installed and what works; with --gpu, run it.",
     "demo": "Run the main job on the embedded demo model.",
 }

@@ -111,16 +111,22 @@ class _StderrProgress:
 
 
 def common(function: F) -> F:
-    """Add --json, -q and -v to a command, pass them as `printer`, and end on errors with one line and an exit code."""
+    """Add --json, -q, -v (passed as `printer`) and --print-recipe to a command, and end on errors with one line and an
+    exit code."""
 
     @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else on stdout.")
     @click.option("-q", "--quiet", is_flag=True, help="No progress and no notes.")
     @click.option("-v", "--verbose", is_flag=True, help="Give reasons.")
+    @click.option("--print-recipe", is_flag=True, help="Print the recipe for `edgeq run` that does the same.")
     @functools.wraps(function)
-    def wrapped(*args: Any, as_json: bool, quiet: bool, verbose: bool, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, as_json: bool, quiet: bool, verbose: bool, print_recipe: bool, **kwargs: Any) -> Any:
         # onnxruntime's quantizer warns of what edgeq has done already.
         logging.getLogger().setLevel(logging.ERROR)
         with ends_in_one_line(verbose=verbose):
+            if print_recipe:
+                from edgeq.cli._recipe import written
+
+                return click.echo(written(click.get_current_context()))
             return function(*args, printer=Printer(as_json, quiet, verbose), **kwargs)
 
     return wrapped  # type: ignore[return-value]

@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 @THREADS
 @click.option("--duration", "duration_s", type=float, default=2.0, show_default=True, help="Seconds each is timed.")
 @click.option("--no-timing", is_flag=True, help="Do not time them.")
+@click.option("--max-drop", metavar="DROP", help="Fail if B loses more accuracy: 0.01, 1% or 1pt. Needs --task.")
+@click.option(
+    "--min-speedup",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="TIMES",
+    help="Fail unless B is shown to be so many times as fast as A, such as 1.5.",
+)
 @common
 def command(printer: Printer, a: Path, b: Path, **options: Any) -> None:
     """Compare A and B, each a model or a bundle: inputs and outputs, size, coverage, answers, latency.
@@ -34,14 +41,18 @@ def command(printer: Printer, a: Path, b: Path, **options: Any) -> None:
     \b
     edgeq compare float.onnx int8.onnx --data val/ --preprocess imagenet
     edgeq compare old.edgeq new.edgeq --data val/ --task classification
+    edgeq compare float.onnx int8.onnx --data val/ --task classification --max-drop 1pt --min-speedup 1.5
     """
     from edgeq.measure.task import TaskOptions
+    from edgeq.pipeline.options import share
     from edgeq.report.compare import compare
 
     task = TaskOptions(**{name: options.pop(name) for name in ("annotations", "decoder", "class_offset")})
     timed = not options.pop("no_timing")
-    found = compare(a, b, options=task, timed=timed, progress=printer.progress(), **options)
+    drop = share("--max-drop", options.pop("max_drop"))
+    found = compare(a, b, options=task, timed=timed, max_drop=drop, progress=printer.progress(), **options)
     printer.result(found, lambda console: _draw(console, found))
+    found.check()
 
 
 def _draw(console: Console, found: Comparison) -> None:

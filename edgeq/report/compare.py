@@ -14,7 +14,7 @@ from edgeq_device.feeds import random_feeds
 
 from edgeq.data.samples import Samples, open_samples
 from edgeq.display import Page
-from edgeq.errors import EdgeqError, UsageError
+from edgeq.errors import CheckFailedError, EdgeqError, UsageError
 from edgeq.measure.accuracy import Accuracy, Evaluation, evaluate_sessions
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.bench import SAMPLES
@@ -25,6 +25,7 @@ from edgeq.measure.task import Task, TaskOptions, make_task
 from edgeq.model.load import model_digest, model_files
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
+from edgeq.report.compare_limits import Limits, missed
 from edgeq.report.compare_text import comparison_rows, sentences
 from edgeq.session import SessionSettings
 from edgeq.signature import Signature, TensorSpec
@@ -56,6 +57,7 @@ class CompareRequest:
     threads: int = 0
     timed: bool = True
     duration_s: float = 2.0
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ class Comparison(Page):
     agreement: Agreement | None
     measurement: Measurement | None
     notes: tuple[str, ...]
+    limits: Limits = field(default_factory=Limits)
 
     @property
     def same(self) -> bool:
@@ -103,6 +106,15 @@ class Comparison(Page):
     def rows(self) -> list[tuple[str, str, str, str]]:
         """The table: what, A, B, B against A."""
         return comparison_rows(plain(self._figures()))
+
+    def missed(self) -> tuple[str, ...]:
+        """A sentence for each limit that was not shown to hold."""
+        return missed(plain(self._figures()), self.limits)
+
+    def check(self) -> None:
+        """Raise CheckFailedError where a limit was not shown to hold."""
+        if found := self.missed():
+            raise CheckFailedError("; ".join(found), "Keep A, or see `edgeq debug` and `edgeq bench` for what costs it")
 
     def verdict(self) -> tuple[str, ...]:
         """What it comes to, the most important first."""
@@ -120,7 +132,7 @@ class Comparison(Page):
         }
 
     def __record__(self) -> dict[str, Any]:
-        return {**self._figures(), "verdict": self.verdict()}
+        return {**self._figures(), "verdict": self.verdict(), "limits": self.limits, "missed": self.missed()}
 
     def _figures(self) -> dict[str, Any]:
         latency = None
@@ -160,6 +172,8 @@ def compare(
     threads: int = 0,
     timed: bool = True,
     duration_s: float = 2.0,
+    max_drop: float | None = None,
+    min_speedup: float | None = None,
     progress: Progress = SILENT,
 ) -> Comparison:
     """Compare two models, two bundles, or one of each. What cannot be compared is a note, not an error.
@@ -171,14 +185,18 @@ def compare(
         options: of a task that is named.
         preprocess: None takes what a bundle says.
         timed: whether to time them, interleaved; `duration_s` is seconds for each at least.
+        max_drop: accuracy that B may lose on these samples, in the unit of the task's primary metric (0.01 is one point
+            of a share); needs `task`. `Comparison.check` raises where more is lost.
+        min_speedup: how many times A's speed B must have; shown by the lower end of the interval.
 
     Raises:
         UsageError: a task without data, or an option that makes no sense.
         EdgeqError: whatever is wrong with a model, a bundle or the data.
     """
     options = options or TaskOptions()
+    limits = Limits(max_drop, min_speedup)
     request = CompareRequest(
-        Path(a), Path(b), data, task, options, preprocess, labels, count, threads, timed, duration_s
+        Path(a), Path(b), data, task, options, preprocess, labels, count, threads, timed, duration_s, limits
     )
     return _compare(request, progress)
 
@@ -188,6 +206,10 @@ def _compare(request: CompareRequest, progress: Progress) -> Comparison:
         raise UsageError("a task needs samples", "Give --data")
     if request.task is None and request.options.given():
         raise UsageError("task options without a task", "Give a --task")
+    if request.limits.max_drop is not None and request.task is None:
+        raise UsageError("--max-drop needs a task", "Give a --task, and labelled samples as --data")
+    if request.limits.min_speedup is not None and not request.timed:
+        raise UsageError("--min-speedup needs timing", "Leave --no-timing out")
     notes: list[str] = []
     settings = SessionSettings(intra_op_threads=request.threads)
     with ExitStack() as stack:
@@ -212,6 +234,7 @@ def _compare(request: CompareRequest, progress: Progress) -> Comparison:
         agreement=evaluation.agreement[B] if evaluation is not None else None,
         measurement=measurement,
         notes=(*notes, *(measurement.notes if measurement is not None else ())),
+        limits=request.limits,
     )
 
 

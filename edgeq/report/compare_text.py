@@ -35,9 +35,9 @@ def sentences(found: Mapping[str, Any]) -> tuple[str, ...]:
             lines.append(f"B is slower than A: {times(ratio['estimate'])} its speed {interval}.")
         else:
             lines.append(f"A and B are equally fast as far as this can tell {interval}.")
-    primary = _primary(found)
-    if primary is not None:
-        name, before, after, higher = primary
+    decisive = primary(found)
+    if decisive is not None:
+        name, before, after, higher = decisive
         gain = after - before
         change = difference(name, gain)
         if gain == 0:
@@ -96,7 +96,7 @@ def _accuracy(found: Mapping[str, Any]) -> list[Row]:
     ]
 
 
-def _primary(found: Mapping[str, Any]) -> tuple[str, float, float, bool] | None:
+def primary(found: Mapping[str, Any]) -> tuple[str, float, float, bool] | None:
     a, b = found["a"]["accuracy"], found["b"]["accuracy"]
     if not a or not b:
         return None

@@ -17,6 +17,7 @@ from edgeq.cli import group
 from edgeq.errors import UsageError
 from edgeq.records import plain
 from edgeq.report.compare import compare, interchangeable, signature_differences
+from edgeq.report.compare_limits import Limits, missed
 from edgeq.report.compare_text import comparison_rows, sentences
 from edgeq.signature import Signature, TensorSpec
 
@@ -145,13 +146,63 @@ def test_the_words_follow_the_interval() -> None:
     assert "slower" in sentences(found)[0]
 
 
+def figures(low: float, high: float, after: float, *, higher: bool = True, same: bool = False) -> dict[str, Any]:
+    def accuracy(value: float) -> dict[str, Any]:
+        return {"accuracy": {"primary": "top1", "metrics": {"top1": value}, "higher_is_better": higher}}
+
+    ratio = {"estimate": (low + high) / 2, "low": low, "high": high}
+    return {"same": same, "a": accuracy(0.9), "b": accuracy(after), "latency": {"ratio": ratio}}
+
+
+NOTHING: dict[str, Any] = {"same": False, "a": {"accuracy": None}, "b": {"accuracy": None}, "latency": None}
+
+
+@pytest.mark.parametrize(
+    ("found", "limits", "said"),
+    [
+        (figures(1.6, 1.8, 0.89), Limits(0.011, 1.5), []),
+        (
+            figures(1.6, 1.8, 0.87),
+            Limits(0.01, 1.5),
+            ["B loses 3.00\u202fpt of top-1, more than the 1.00"],
+        ),
+        (figures(1.6, 1.8, 0.95), Limits(0.0, 1.5), []),
+        (figures(1.6, 1.8, 0.95, higher=False), Limits(0.01, None), ["B loses 5.00"]),
+        (figures(1.2, 1.4, 0.9), Limits(None, 1.5), ["less than the 1.50× required"]),
+        (figures(1.2, 1.8, 0.9), Limits(None, 1.5), ["was not shown"]),
+        (figures(1.2, 1.4, 0.9, same=True), Limits(0.0, 1.0), []),
+        (figures(1.2, 1.4, 0.9, same=True), Limits(0.0, 1.01), ["less than"]),
+        (NOTHING, Limits(0.01, 1.0), ["could not be measured", "could not be measured"]),
+    ],
+)
+def test_a_limit_holds_only_where_that_is_shown(found: dict[str, Any], limits: Limits, said: list[str]) -> None:
+    sentences = missed(found, limits)
+    assert len(sentences) == len(said)
+    for sentence, part in zip(sentences, said, strict=True):
+        assert part in sentence
+
+
+def test_limits_fail_a_build(tmp_path: Path) -> None:
+    a, b = scaled(tmp_path / "a.onnx", 2.0), scaled(tmp_path / "b.onnx", 3.0)
+    command = ["compare", str(a), str(b), "--duration", "0.02", "--json"]
+    failed = CliRunner().invoke(group, [*command, "--min-speedup", "1000"])
+    assert failed.exit_code == 10
+    assert "1000× required" in failed.stderr
+    assert json.loads(failed.stdout)["missed"]  # the figures are printed all the same
+    assert CliRunner().invoke(group, [*command, "--min-speedup", "0.00001"]).exit_code == 0
+    assert CliRunner().invoke(group, [*command, "--max-drop", "1%"]).exit_code == 2
+    assert CliRunner().invoke(group, [*command, "--no-timing", "--min-speedup", "2"]).exit_code == 2
+
+
 def test_the_command(tmp_path: Path) -> None:
     a, b = scaled(tmp_path / "a.onnx", 2.0), scaled(tmp_path / "b.onnx", 3.0)
     result = CliRunner().invoke(group, ["compare", str(a), str(b), "--no-timing", "--json"])
     assert result.exit_code == 0, result.output
     record = json.loads(result.output)
-    keys = ["a", "agreement", "b", "bench", "latency", "notes", "same", "samples", "signature_differences", "verdict"]
-    assert sorted(record) == keys
+    assert sorted(record) == [
+        "a", "agreement", "b", "bench", "latency", "limits", "missed", "notes", "same", "samples",
+        "signature_differences", "verdict",
+    ]  # fmt: skip
     human = CliRunner().invoke(group, ["compare", str(a), str(b), "--no-timing"])
     assert "B against A" in human.output
     missing = CliRunner().invoke(group, ["compare", str(a), str(tmp_path / "none.onnx")])

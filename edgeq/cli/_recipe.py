@@ -1,0 +1,147 @@
+"""Recipes: commands and their options as TOML. What a recipe may hold follows from click's own parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgeq.errors import UsageError, suggest
+from edgeq.records import parse, toml_table
+
+# How a result is printed is an option of `edgeq run` itself, which passes it on.
+_NOT_KEPT = {"as_json", "quiet", "verbose", "print_recipe"}
+_FIX = "See docs/recipe.md; every command prints its recipe with --print-recipe"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of a recipe: its arguments as they would be typed, and what click made of them."""
+
+    arguments: tuple[str, ...]
+    context: click.Context
+
+
+def written(context: click.Context) -> str:
+    """The recipe of the command that is being run: what was given for it, as TOML."""
+    given = {
+        key: context.params[parameter.name or ""]
+        for key, parameter in _parameters(context.command).items()
+        if context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
+    }
+    names, outer = [context.info_name or ""], context.parent
+    while outer is not None and outer.parent is not None:
+        names, outer = [outer.info_name or "", *names], outer.parent
+    table = ".".join(name.replace("-", "_") for name in names)
+    lines = [f"{key} = {_toml(value)}" for key, value in given.items()]
+    return "\n".join(["# edgeq run THIS_FILE; relative paths start from its folder", f"[{table}]", *lines])
+
+
+def read(path: Path, group: click.Group) -> list[Step]:
+    """The commands of the recipe at `path`, in its order, each checked as its command line would be.
+
+    Raises:
+        UsageError: it is no recipe; the file, the key, and what to do.
+    """
+    content = toml_table(path, UsageError, _FIX)
+    tables = list(_tables(content, group, (), path))
+    if not tables:
+        raise UsageError(f"{path} names no command", "Add a table for one, such as [quantize]")
+    shared = {key: value for key, value in content.items() if not isinstance(value, Mapping)}
+    known = {key for _, command, _ in tables for key in _parameters(command)}
+    for key in shared:
+        if key not in known:
+            raise UsageError(f"{path}: unknown key {key!r} at the top", suggest(key, known))
+    return [_step(path, place, command, shared, own) for place, command, own in tables]
+
+
+def _tables(
+    content: Mapping[str, Any], group: click.Group, place: tuple[str, ...], path: Path
+) -> Iterator[tuple[tuple[str, ...], click.Command, Mapping[str, Any]]]:
+    """The tables that name commands: place, command and content."""
+    context = click.Context(group)
+    for key, value in content.items():
+        if not isinstance(value, Mapping):
+            continue
+        name = key.replace("_", "-")
+        command = group.get_command(context, name) if name != "run" else None
+        if command is None:
+            names = [n.replace("-", "_") for n in group.list_commands(context) if n != "run"]
+            raise UsageError(f"{path}: [{'.'.join((*place, key))}] is no command", suggest(key, names))
+        if isinstance(command, click.Group):
+            yield from _tables(value, command, (*place, key), path)
+        else:
+            yield (*place, key), command, value
+
+
+def _step(
+    path: Path, place: tuple[str, ...], command: click.Command, shared: Mapping[str, Any], own: Mapping[str, Any]
+) -> Step:
+    parameters = _parameters(command)
+    kind: Any = dataclasses.make_dataclass("Step", sorted(map(_field, parameters, parameters.values()), key=len))
+    data: Any = {**{key: value for key, value in shared.items() if key in parameters}, **own}
+    names = [name.replace("-", "_") for name in place]
+    for name in reversed(names):
+        kind, data = dataclasses.make_dataclass("Table", [(name, kind)]), {name: data}
+    found = functools.reduce(getattr, names, parse(data, kind, path, UsageError, unknown_keys=False))
+    arguments = _arguments(parameters, found)
+    try:
+        context = command.make_context(" ".join(names), list(arguments))
+    except click.UsageError as error:
+        raise UsageError(f"{path}: [{'.'.join(place)}]: {' '.join(error.format_message().split())}", _FIX) from error
+    return Step((*(name.replace("_", "-") for name in names), *arguments), context)
+
+
+def _parameters(command: click.Command) -> dict[str, click.Parameter]:
+    """What a recipe may say of a command: the longest name of each option, without dashes, and each argument's."""
+    return {
+        (_long(p) if isinstance(p, click.Option) else p.name or "").lstrip("-").replace("-", "_"): p
+        for p in command.params
+        if p.name not in _NOT_KEPT
+    }
+
+
+def _long(option: click.Option) -> str:
+    return next(name for name in option.opts if name.startswith("--"))
+
+
+def _field(key: str, parameter: click.Parameter) -> tuple[Any, ...]:
+    """Name, type and, where it may be left out, default. Texts may be numbers too: max_drop = 0.01."""
+    is_flag = isinstance(parameter, click.Option) and parameter.is_flag
+    kind: Any = str | int | float
+    if is_flag:
+        kind = bool
+    elif isinstance(parameter.type, click.types.IntParamType):
+        kind = int
+    elif isinstance(parameter.type, click.types.FloatParamType):
+        kind = float
+    if parameter.multiple or parameter.nargs == -1:
+        kind = kind | tuple[kind, ...]
+    return (key, kind) if parameter.required else (key, kind | None, None)
+
+
+def _arguments(parameters: Mapping[str, click.Parameter], step: Any) -> tuple[str, ...]:
+    """The command line that says the same."""
+    options, positional = [], []
+    for key, parameter in parameters.items():
+        value = getattr(step, key)
+        values = [str(item) for item in (value if isinstance(value, tuple) else (value,)) if item is not None]
+        if not isinstance(parameter, click.Option):
+            positional += values
+        elif not parameter.is_flag:
+            options += [f"{_long(parameter)}={item}" for item in values]
+        elif value is not None and (value or parameter.secondary_opts):
+            options.append(_long(parameter) if value else parameter.secondary_opts[0])
+    return (*options, "--", *positional)
+
+
+def _toml(value: Any) -> str:
+    """A path, text, number, boolean or a list of those: what JSON writes of them is TOML, but for one character."""
+    plain = [str(item) for item in value] if isinstance(value, tuple) else value
+    return json.dumps(plain, ensure_ascii=False, default=str).replace("\x7f", "\\u007f")

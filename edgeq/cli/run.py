@@ -1,0 +1,44 @@
+"""edgeq run: what a recipe says."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from pathlib import Path
+
+import click
+
+from edgeq.cli._common import Printer, common
+from edgeq.cli._options import PATH
+
+
+@click.command("run")
+@click.argument("recipe", type=PATH, metavar="RECIPE.toml")
+@click.option("--dry-run", is_flag=True, help="Check the recipe and print its commands.")
+@common
+@click.pass_context
+def command(context: click.Context, printer: Printer, recipe: Path, dry_run: bool) -> None:
+    """Run the commands of RECIPE, in its order, with the options that it gives them; the first that fails ends it.
+
+    A table is a command, its keys are the command's options; keys at the top count for every command that has them.
+    Relative paths start from the recipe's folder. Every command prints its recipe with --print-recipe.
+
+    \b
+    edgeq quantize model.onnx --data calib/ -o int8.onnx --print-recipe > recipe.toml
+    edgeq run recipe.toml
+    """
+    from edgeq.cli._recipe import read
+
+    root = context.find_root().command
+    assert isinstance(root, click.Group)
+    steps = read(recipe, root)
+    if dry_run:
+        lines = [shlex.join(["edgeq", *step.arguments]) for step in steps]
+        printer.lines({"recipe": recipe, "commands": lines}, lines)
+        return
+    given = {"as_json": printer.as_json, "quiet": printer.quiet, "verbose": printer.verbose}
+    with contextlib.chdir(recipe.absolute().parent):
+        for step in steps:
+            step.context.params.update(given)
+            with step.context:
+                step.context.command.invoke(step.context)
