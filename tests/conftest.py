@@ -1,4 +1,4 @@
-"""Fixtures that every room shares."""
+"""Fixtures that every test shares."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,10 +46,18 @@ COMMANDS: list[tuple[tuple[str, ...], set[str]]] = [
 ]
 
 
-@pytest.fixture
-def bundled(workspace: Workspace) -> Workspace:
-    made = workspace.run("package", "net.onnx", "--data", "x.npz", "--with-float", "--no-timing", "-o", "bundle")
+@pytest.fixture(scope="module")
+def bundle(filled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("bundle") / "bundle"
+    data = ("--data", filled / "x.npz")
+    made = Workspace(filled).run("package", filled / "net.onnx", *data, "--with-float", "--no-timing", "-o", place)
     assert made.code == 0, made.err
+    return place
+
+
+@pytest.fixture
+def bundled(workspace: Workspace, bundle: Path) -> Workspace:
+    shutil.copytree(bundle, workspace.path / "bundle")
     return workspace
 
 

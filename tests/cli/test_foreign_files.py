@@ -35,18 +35,25 @@ FILES = {
 }
 
 
-@pytest.fixture
-def full(workspace: Workspace) -> Workspace:
-    """With what emit-c and merge read."""
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What emit-c and merge read, made once."""
     from edgeq.backends.systolic.save import save_program
     from edgeq.calibrate.files import save_statistics
     from edgeq.calibrate.statistics import Statistics
     from edgeq.demo import CALIBRATION, MODEL
     from tests.backends.systolic.emit_c.programs import program_of
 
-    save_program(program_of(MODEL, str(CALIBRATION), count=1)[0], workspace.path / "int8.program.npz")
+    place = tmp_path_factory.mktemp("programs")
+    save_program(program_of(MODEL, str(CALIBRATION), count=1)[0], place / "int8.program.npz")
     for part in range(2):
-        save_statistics(Statistics("m", str(part), 0, {}), workspace.path / f"cal-{part}")
+        save_statistics(Statistics("m", str(part), 0, {}), place / f"cal-{part}")
+    return place
+
+
+@pytest.fixture
+def full(workspace: Workspace, programs: Path) -> Workspace:
+    shutil.copytree(programs, workspace.path, dirs_exist_ok=True)
     return workspace
 
 

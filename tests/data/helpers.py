@@ -1,4 +1,4 @@
-"""Signatures and small files that the tests of this room share."""
+"""Signatures and small files that these tests share."""
 
 from __future__ import annotations
 

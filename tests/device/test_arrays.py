@@ -1,4 +1,4 @@
-"""Arrays from strangers: no pickle, no belief in headers; and what is written is the same every time."""
+"""Untrusted arrays: no pickle, headers are checked; and what is written is the same every time."""
 
 from __future__ import annotations
 

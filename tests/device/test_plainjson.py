@@ -1,4 +1,4 @@
-"""JSON from strangers: an object or BundleError, never another exception."""
+"""Untrusted JSON: an object or BundleError, never another exception."""
 
 from __future__ import annotations
 

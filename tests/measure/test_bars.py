@@ -1,4 +1,4 @@
-"""The figures that each shared model's meta.json gives, through the same door as `edgeq eval`."""
+"""The figures that each shared model's meta.json gives, computed as `edgeq eval` computes them."""
 
 from __future__ import annotations
 
