@@ -94,6 +94,7 @@ _BARS = (
     click.option("--max-drop", metavar="DROP", help="Fail if accuracy falls by more: 0.01, 1% or 1pt. Needs --task."),
     click.option("--require-coverage", metavar="SHARE", help="Fail if less of the MACs run in int8: 0.95 or 95%."),
     click.option("--no-timing", is_flag=True, help="Do not time int8 against float32."),
+    click.option("--no-emulate", is_flag=True, help="Do not run models for other machines on their own kernels."),
     FORCE,
 )  # fmt: skip
 

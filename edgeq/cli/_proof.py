@@ -20,7 +20,9 @@ def draw_proof(console: Console, proof: Proof, *, verbose: bool) -> None:
     from rich.table import Table
 
     coverage, agreement = proof.coverage, proof.agreement
-    console.print(f"int8 coverage {coverage.int8_mac_share:.1%} of the multiply-accumulates")
+    console.print(f"int8 coverage {coverage.summary()}")
+    if coverage.reason:
+        console.print(f"  not measured: {coverage.reason}")
     nodes = sorted(coverage.float_nodes, key=lambda node: -node.macs)
     for node in nodes if verbose else nodes[:_FLOAT_NODES_SHOWN]:
         console.print(f"  float: {node.name} ({node.op_type}, {node.macs:,} MACs): {node.reason}")

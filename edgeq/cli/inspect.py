@@ -64,11 +64,14 @@ def _show(report: ModelReport, console: Console, *, verbose: bool) -> None:
 
 
 def _show_prediction(prediction: TargetPrediction, console: Console, *, verbose: bool) -> None:
+    from edgeq.model.int8_rules import rules_title
+
     counted = [n for n in prediction.nodes if n.verdict != "other"]
     int8 = [n for n in counted if n.verdict == "int8"]
     console.print(
         f"\n{prediction.target} ({prediction.backend}): about {prediction.int8_macs_share:.1%} of the MACs and "
-        f"{len(int8)} of {len(counted)} nodes in int8"
+        f"{len(int8)} of {len(counted)} nodes in int8, a forecast by "
+        f"{rules_title(prediction.backend)}; `edgeq quantize` measures it"
     )
     if verbose:
         for node in prediction.nodes:

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     "--selftest", type=click.IntRange(min=1), default=2, show_default=True, help="Samples that travel as test vectors."
 )
 @click.option("--split", is_flag=True, help="One bundle for each target, OUTPUT/NAME.edgeq, instead of one for all.")
-@click.option("--no-emulate", is_flag=True, help="Do not run variants for other machines on their own kernels.")
 @build_options
 @common
 def command(printer: Printer, model: Path, targets: tuple[str, ...], output: Path, **options: Any) -> None:
@@ -50,7 +49,6 @@ def command(printer: Printer, model: Path, targets: tuple[str, ...], output: Pat
     from edgeq.pipeline.package import package
 
     extra = {name: options.pop(name) for name in ("with_float", "selftest", "split")}
-    extra["emulate"] = not options.pop("no_emulate")
     arguments = build_arguments(options)
     result = package(model, output=output, targets=targets, progress=printer.progress(), **extra, **arguments)
     printer.result(result, lambda console: _draw(console, result, verbose=printer.verbose))

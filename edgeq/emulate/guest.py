@@ -112,6 +112,7 @@ class Guest:
             "provider_options": {},
             "optimization": settings.optimization,
             "threads": settings.intra_op_threads,
+            "profile": [str(settings.profile_prefix), str(settings.save_optimized_to)] * bool(settings.profile_prefix),
         }
         reply, _ = self.exchange(request)
         return GuestSession(self, reply["session"], _infos(reply["inputs"]), _infos(reply["outputs"]))
@@ -147,6 +148,10 @@ class GuestSession:
         feeds = {name: np.asarray(value) for name, value in input_feed.items()}
         _, results = self.guest.exchange({"do": "run", "session": self.number, "outputs": names}, feeds)
         return [results.get(name) for name in names]
+
+    def end_profiling(self) -> str:
+        """As onnxruntime's: the profile of a session that was opened with `profile_prefix`."""
+        return str(self.guest.exchange({"do": "end profiling", "session": self.number})[0]["profile"])
 
     def close(self) -> None:
         """Give the session's memory back."""

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -20,11 +20,13 @@ import onnx_ir as ir
 from edgeq.display import Displayed
 from edgeq.graph.query import consumers, name_of
 from edgeq.measure.profile import KernelRun, TypedShape, profile
+from edgeq.model.int8_prediction import NodePrediction
 from edgeq.model.macs import node_macs
 from edgeq.records import NOT_WRITTEN, Count, Share, written
-from edgeq.session import SessionSettings
+from edgeq.session import SessionSettings, open_session
 
 Kind = Literal["int8", "float", "conversion", "other"]
+Basis = Literal["", "native", "emulated", "modelled", "forecast", "unknown"]
 
 # Kernels that take float and convert to integers inside.
 _DYNAMIC_INTEGER = re.compile(r"^(DynamicQuantize(MatMul|LSTM)|MatMulNBits)$")
@@ -79,11 +81,15 @@ class Coverage(Displayed):
     """The share of multiply-accumulates that ran on integers, and what did not.
 
     Attributes:
+        basis: what it rests on: the target's kernels themselves ("native"), emulated, or an exact model of them; a
+            forecast by rules; "unknown"; "" where a record does not say.
+        how: on what it was measured, or by what rules it was forecast; of "unknown", why.
+        reason: why a forecast was not measured, and what to do about it.
         int8_macs, float_macs: MACs of one inference, by what ran them.
         nodes: every kernel that ran, in execution order.
         float_nodes: those in float, each with its reason.
-        int8_mac_share: integer MACs over all MACs, 0 when the graph has none. This and what follows are derived from
-            `nodes` unless they are given, as a record gives them.
+        int8_mac_share: integer MACs over all MACs, 0 when the graph has none, None where it is unknown. This and
+            what follows are derived from `nodes` unless they are given, as a record gives them.
         kernels: how many of each kind ran.
         operators: kernel types that compute, the one with the most MACs first.
     """
@@ -92,17 +98,41 @@ class Coverage(Displayed):
     float_macs: Count = 0
     nodes: tuple[NodeRun, ...] = field(default=(), metadata=NOT_WRITTEN)
     float_nodes: tuple[FloatNode, ...] = ()
-    int8_mac_share: Share = field(default=_DERIVED, metadata=written(digits=6))
+    int8_mac_share: Share | None = field(default=_DERIVED, metadata=written(digits=6))
     kernels: Mapping[str, Count] = field(default_factory=dict)
     operators: tuple[OperatorCoverage, ...] = ()
+    basis: Basis = ""
+    how: str = ""
+    reason: str = ""
 
     def __post_init__(self) -> None:
         if self.int8_mac_share == _DERIVED:
             total = self.int8_macs + self.float_macs
             kinds = ("int8", "float", "conversion")
-            object.__setattr__(self, "int8_mac_share", self.int8_macs / total if total else 0.0)
+            share = None if self.basis == "unknown" else self.int8_macs / total if total else 0.0
+            object.__setattr__(self, "int8_mac_share", share)
             object.__setattr__(self, "kernels", {kind: sum(n.kind == kind for n in self.nodes) for kind in kinds})
             object.__setattr__(self, "operators", _by_operator(self.nodes))
+
+    @property
+    def measured(self) -> bool:
+        """Whether it is a fact about the target's kernels."""
+        return self.basis in ("native", "emulated", "modelled")
+
+    @property
+    def origin(self) -> str:
+        """On what the share rests, to follow it in a sentence; "" for this machine's own kernels."""
+        if self.basis == "forecast":
+            return f"a forecast by {self.how}, not measured"
+        return f"measured on {self.how}" if self.basis in ("emulated", "modelled") else ""
+
+    def summary(self) -> str:
+        """The share and what it rests on, one line."""
+        if self.int8_mac_share is None:
+            return f"not known: {self.how}"
+        about = "about " if self.basis == "forecast" else ""
+        text = f"{about}{self.int8_mac_share:.1%} of the multiply-accumulates"
+        return f"{text}: {self.origin}" if self.origin else text
 
 
 def _by_operator(nodes: Iterable[NodeRun]) -> tuple[OperatorCoverage, ...]:
@@ -126,6 +156,10 @@ def measure_coverage(
     feed: Mapping[str, np.ndarray],
     source: ir.Model,
     explain: Explain,
+    *,
+    basis: Basis = "native",
+    how: str = "this machine",
+    opener: Callable[[Path, SessionSettings], Any] = open_session,
 ) -> Coverage:
     """Run `model` once under the profiler and classify every kernel.
 
@@ -135,9 +169,10 @@ def measure_coverage(
         feed: one sample.
         source: the float model that the artifact was made from, by whose nodes kernels are named and counted.
         explain: gives the reason for a node that ran in float.
+        basis, how: of the kernels that `opener` runs it on, as `Coverage` has them.
     """
-    profiled = profile(model, settings, feed)
-    macs = {name: count for name, count in node_macs(_sized(source, feed)).items() if count}
+    profiled = profile(model, settings, feed, opener=opener)
+    macs = {name: count for name, count in sized_macs(source, feed).items() if count}
     nodes = classify(profiled.kernels, profiled.weights, macs, aliases(source, macs))
     float_nodes = tuple(
         FloatNode(n.source, n.op_type, n.macs, explain(n.source, n.op_type)) for n in nodes if n.kind == "float"
@@ -147,6 +182,28 @@ def measure_coverage(
         float_macs=sum(n.macs for n in nodes if n.kind == "float"),
         nodes=nodes,
         float_nodes=float_nodes,
+        basis=basis,
+        how=how,
+    )
+
+
+def forecast_coverage(predicted: Sequence[NodePrediction], macs: Mapping[str, int], how: str, reason: str) -> Coverage:
+    """What rules say of each node, in the terms of a measurement.
+
+    Args:
+        macs: by node name, where they are other than predicted.
+        how, reason: as `Coverage` has them.
+    """
+    nodes = [NodeRun(n.name, n.name, n.op_type, n.verdict, macs.get(n.name, n.macs)) for n in predicted]
+    reasons = {n.name: n.reason for n in predicted}
+    return Coverage(
+        int8_macs=sum(n.macs for n in nodes if n.kind == "int8"),
+        float_macs=sum(n.macs for n in nodes if n.kind == "float"),
+        nodes=tuple(nodes),
+        float_nodes=tuple(FloatNode(n.name, n.op_type, n.macs, reasons[n.name]) for n in nodes if n.kind == "float"),
+        basis="forecast",
+        how=how,
+        reason=reason,
     )
 
 
@@ -236,6 +293,11 @@ def _macs_from_shapes(
     if ("MatMul" in op_type or "Gemm" in op_type) and inputs[0][1]:
         return produced * inputs[0][1][-1]
     return 0
+
+
+def sized_macs(source: ir.Model, feed: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """`node_macs` of an inference on `feed`."""
+    return node_macs(_sized(source, feed))
 
 
 def _sized(source: ir.Model, feed: Mapping[str, np.ndarray]) -> ir.Model:

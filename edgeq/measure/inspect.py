@@ -20,5 +20,5 @@ def inspect(model: str | Path, targets: Sequence[str | Path] = (AUTO,), *, progr
         ModelError: not a model, or one that cannot be prepared for a forecast.
         HardwareError: an unknown target.
     """
-    resolved = [resolve(name) for name in targets]
-    return inspect_model(Path(model), [(target.name, target.backend) for target in resolved], progress=progress)
+    wanted = [(target.name, target.backend, target.profile.scheme) for target in map(resolve, targets)]
+    return inspect_model(Path(model), wanted, progress=progress)

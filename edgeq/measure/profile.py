@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -52,11 +52,19 @@ class Profile:
     weights: Mapping[str, tuple[int, ...]]
 
 
-def profile(model: Path, settings: SessionSettings, feed: Mapping[str, Any], *, runs: int = 1) -> Profile:
+def profile(
+    model: Path,
+    settings: SessionSettings,
+    feed: Mapping[str, Any],
+    *,
+    runs: int = 1,
+    opener: Callable[[Path, SessionSettings], Any] = open_session,
+) -> Profile:
     """Run `model` under the profiler.
 
     Args:
         feed: one sample.
+        opener: opens the session; another machine's, for another machine's kernels.
 
     Raises:
         RuntimeUnavailableError: onnxruntime is missing, or refuses the model.
@@ -64,7 +72,7 @@ def profile(model: Path, settings: SessionSettings, feed: Mapping[str, Any], *, 
     with tempfile.TemporaryDirectory(prefix="edgeq-profile-") as folder:
         optimized = Path(folder) / "optimized.onnx"
         profiled = replace(settings, save_optimized_to=optimized, profile_prefix=Path(folder) / "profile")
-        session = open_session(model, profiled)
+        session = opener(model, profiled)
         for _ in range(runs):
             session.run(None, dict(feed))
         events = json.loads(Path(session.end_profiling()).read_text("utf-8"))

@@ -15,13 +15,14 @@ from edgeq.display import Page
 from edgeq.graph.convert import from_proto
 from edgeq.graph.query import MAIN_DOMAINS, every_node, opset_of
 from edgeq.model.int8_prediction import NodePrediction, predict_int8
-from edgeq.model.int8_rules import int8_rules
+from edgeq.model.int8_rules import int8_rules, rules_title
 from edgeq.model.load import is_quantized, load_model, model_digest, model_files, signature_of
 from edgeq.model.macs import node_macs
 from edgeq.model.names import node_names
 from edgeq.model.opset import LOWEST, RAISED_TO
 from edgeq.model.prepare import prepare_model
 from edgeq.progress import SILENT, Progress
+from edgeq.scheme import Scheme
 from edgeq.signature import Signature, TensorSpec
 
 
@@ -36,7 +37,7 @@ class OperatorCount:
 
 @dataclass(frozen=True)
 class TargetPrediction:
-    """The prediction for one target."""
+    """The forecast for one target, from the backend's rules and what the target's profile quantizes."""
 
     target: str
     backend: str
@@ -53,6 +54,8 @@ class TargetPrediction:
         return {
             "target": self.target,
             "backend": self.backend,
+            "basis": "forecast",
+            "how": rules_title(self.backend),
             "int8_macs_share": self.int8_macs_share,
             "int8_nodes": verdicts["int8"],
             "float_nodes": verdicts["float"],
@@ -136,17 +139,19 @@ class ModelReport(Page):
         }
 
 
-def inspect_model(path: Path, targets: Sequence[tuple[str, str]] = (), *, progress: Progress = SILENT) -> ModelReport:
+def inspect_model(
+    path: Path, targets: Sequence[tuple[str, str, Scheme]] = (), *, progress: Progress = SILENT
+) -> ModelReport:
     """Read a model and report what it is, and for each target what will and will not run in int8, and why.
 
     Args:
-        targets: (name to show, backend) pairs.
+        targets: (name to show, backend, scheme) of each.
 
     Raises:
         ModelError: not a model, or one that cannot be prepared for a prediction.
         HardwareError: a backend without rules.
     """
-    rules = [(name, backend, int8_rules(backend)) for name, backend in targets]
+    rules = [(name, backend, int8_rules(backend), scheme) for name, backend, scheme in targets]
     proto = load_model(path, external_data="none")
     model = from_proto(proto, path.parent)
     files = model_files(path)
@@ -161,7 +166,8 @@ def inspect_model(path: Path, targets: Sequence[tuple[str, str]] = (), *, progre
             prepared = prepare_model(path, Path(workdir), progress=progress)
             preparation = prepared.notes
             predictions = tuple(
-                TargetPrediction(name, backend, predict_int8(prepared.model, r)) for name, backend, r in rules
+                TargetPrediction(name, backend, predict_int8(prepared.model, r, scheme))
+                for name, backend, r, scheme in rules
             )
     signature = signature_of(proto, path)
     macs = node_macs(model)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import onnx_ir as ir
@@ -17,8 +18,12 @@ from edgeq.graph.query import name_of
 from edgeq.model.int8_conditions import NodeContext
 from edgeq.model.int8_rules import DEFAULT, Rule, explain_float
 from edgeq.model.macs import node_macs
+from edgeq.scheme import Scheme
 
 Verdict = Literal["int8", "float", "other"]
+
+ON_REQUEST = "kept in float on request"
+_STACKED = "its constant is no matrix, which cannot have one scale per channel; --no-per-channel quantizes it"
 
 
 @dataclass(frozen=True)
@@ -39,13 +44,17 @@ class NodePrediction:
     reason: str
 
 
-def predict_int8(model: ir.Model, rules: Mapping[str, Rule]) -> tuple[NodePrediction, ...]:
+def predict_int8(
+    model: ir.Model, rules: Mapping[str, Rule], scheme: Scheme | None = None
+) -> tuple[NodePrediction, ...]:
     """Predict each node of a prepared float model, in graph order; nodes inside If, Loop and Scan come last, as float.
 
     Args:
         model: named, sorted, with shapes, as `prepare_model` gives it; weights may be external.
         rules: of the backend, see `edgeq.model.int8_rules.int8_rules`.
+        scheme: what is quantized, and how; None for all that the rules let run in int8, by static quantization.
     """
+    judge = _judge if scheme is None else partial(_judge_under, scheme, _Facts(model))
     macs = node_macs(model)
     index = GraphIndex(model)
     constants = {name for name in index.values if index.is_constant(name)}
@@ -54,7 +63,7 @@ def predict_int8(model: ir.Model, rules: Mapping[str, Rule]) -> tuple[NodePredic
     for node in model.graph:
         if node.op_type == "Constant":
             continue
-        verdict, reason = _judge(node, rules, NodeContext(constants, quantized))
+        verdict, reason = judge(node, rules, NodeContext(constants, quantized))
         if verdict == "int8":
             quantized.update(name_of(output) for output in node.outputs)
         name = node.name or ""
@@ -85,6 +94,39 @@ def _judge(node: ir.Node, rules: Mapping[str, Rule], context: NodeContext) -> tu
     if unknown is not None:
         return "float", f"the type and shape of tensor {unknown!r} are not known, so the quantizer passes it over"
     return "int8", rules.get(node.op_type, rules[DEFAULT]).reason
+
+
+class _Facts:
+    """What `_judge_under` looks up of a model."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self.stacked = stacked_products(model)
+        self.constants = GraphIndex(model).computed_constants
+
+
+def _judge_under(
+    scheme: Scheme, facts: _Facts, node: ir.Node, rules: Mapping[str, Rule], context: NodeContext
+) -> tuple[Verdict, str]:
+    """`_judge`, with what the scheme leaves in float first."""
+    verdict, reason = _judge(node, rules, context)
+    types = scheme.quantized_types
+    if verdict == "other":
+        return verdict, reason
+    if node.name in scheme.exclude:
+        return "float", ON_REQUEST
+    if types is not None and node.op_type not in types:
+        return "float", foreign(node.op_type)
+    if scheme.mode == "static":
+        stacked = verdict == "int8" and scheme.per_channel and node.name in facts.stacked
+        return ("float", _STACKED) if stacked else (verdict, reason)
+    if not facts.constants.intersection(map(name_of, node.inputs[:2])):
+        return "float", f"it multiplies two activations; {scheme.mode} quantization takes constant matrices"
+    return "int8", f"{scheme.mode} quantization takes it"
+
+
+def foreign(op_type: str) -> str:
+    """The reason of a node of a type that the scheme leaves in float."""
+    return f"{op_type} is not among the operator types that the scheme quantizes"
 
 
 def _is_stacked(value: ir.Value | None) -> bool:

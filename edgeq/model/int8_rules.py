@@ -103,6 +103,11 @@ def int8_rules(backend: str, folder: Path | None = None) -> Mapping[str, Rule]:
     return rules
 
 
+def rules_title(backend: str) -> str:
+    """How a forecast by `int8_rules` names them."""
+    return f"the int8 rules of the {backend} backend"
+
+
 def slow_fusions(backend: str, model: ir.Model, folder: Path | None = None) -> tuple[SlowFusion, ...]:
     """Fusions that a backend's runtime is better kept from for this model.
 

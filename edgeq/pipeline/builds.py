@@ -8,12 +8,14 @@ from pathlib import Path
 
 from edgeq.backends import backend_named
 from edgeq.backends.base import TargetedBackend
+from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target
+from edgeq.measure.coverage import Coverage
 from edgeq.measure.task import Task
 from edgeq.model.load import model_files
 from edgeq.pipeline.job import Built, Job, build
 from edgeq.pipeline.proof import Proof, prove
-from edgeq.pipeline.reasons import explainer
+from edgeq.pipeline.target_coverage import target_coverage
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
 from edgeq.scheme import Scheme
@@ -31,15 +33,24 @@ class Builds:
     Args:
         task: for the proofs.
         timed: whether proofs time the artifacts against float32.
+        emulate: whether a target's kernels are emulated to see what runs in int8 there.
     """
 
     def __init__(
-        self, job: Job, folder: Path, *, task: Task | None = None, timed: bool = True, progress: Progress = SILENT
+        self,
+        job: Job,
+        folder: Path,
+        *,
+        task: Task | None = None,
+        timed: bool = True,
+        emulate: bool = True,
+        progress: Progress = SILENT,
     ) -> None:
         self.job, self.task = job, task
-        self._folder, self._timed, self._progress = folder, timed, progress
+        self._folder, self._timed, self._emulate, self._progress = folder, timed, emulate, progress
         self._built: dict[str, Built] = {}
         self._proofs: dict[tuple[str, bool], Proof] = {}
+        self._coverage: dict[tuple[str, str], Coverage] = {}
 
     def build(self, target: Target, scheme: Scheme) -> Built:
         """The artifact for `target` by exactly this scheme.
@@ -54,28 +65,44 @@ class Builds:
             self._built[key] = build(self.job, target, scheme.fields(), place / "model.onnx")
         return dataclasses.replace(self._built[key], target=target)
 
-    def prove(self, built: Built, scheme: Scheme, *, native: bool) -> Proof:
+    def prove(self, built: Built, scheme: Scheme, machine: Machine, *, native: bool) -> Proof:
         """The proof of what `build` gave for `scheme`.
 
         Args:
+            machine: this one.
             native: whether this machine's kernels are the target's, so that timings are those of the target.
         """
         timed = self._timed and native
-        key = (artifact_key(built.target, scheme), timed)
+        artifact = artifact_key(built.target, scheme)
+        place, key = (artifact, built.target.name), (artifact, timed)
+        if place not in self._coverage:
+            self._coverage[place] = target_coverage(
+                self.job, built, machine, emulate=self._emulate, progress=self._progress
+            )
+        coverage = self._coverage[place]
         if key not in self._proofs:
-            self._proofs[key] = prove_built(self.job, built, task=self.task, timed=timed, progress=self._progress)
-        return self._proofs[key]
+            self._proofs[key] = prove_built(
+                self.job, built, coverage, task=self.task, timed=timed, progress=self._progress
+            )
+        return dataclasses.replace(self._proofs[key], coverage=coverage)
 
 
 def prove_built(
-    job: Job, built: Built, *, task: Task | None, timed: bool, threads: int = 0, progress: Progress = SILENT
+    job: Job,
+    built: Built,
+    coverage: Coverage,
+    *,
+    task: Task | None,
+    timed: bool,
+    threads: int = 0,
+    progress: Progress = SILENT,
 ) -> Proof:
-    """`prove` with the reasons that the target's backend has for leaving nodes in float."""
+    """`prove` of an artifact on the job's validation samples."""
     return prove(
         job.prepared,
         built.artifact,
         job.validation,
-        explainer(job.prepared, built),
+        coverage,
         held_out=job.held_out,
         task=task,
         timed=timed,

@@ -57,7 +57,7 @@ class Demonstration:
     def rows(self) -> tuple[Row, Row]:
         """float32 and int8."""
         ((variant_name, variant),) = self.packaged.variants.items()
-        coverage = {FLOAT: 0.0, INT8: variant.proof.coverage.int8_mac_share}
+        coverage = {FLOAT: 0.0, INT8: variant.proof.coverage.int8_mac_share or 0.0}
         size = {FLOAT: demo.MODEL.stat().st_size, INT8: variant.bytes}
         found = []
         for name, measured_as in ((FLOAT, FLOAT), (INT8, variant_name)):

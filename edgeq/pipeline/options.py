@@ -30,6 +30,7 @@ def build_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
         "overrides": _overrides(options),
         "max_drop": share("--max-drop", options["max_drop"]),
         "require_coverage": share("--require-coverage", options["require_coverage"]),
+        "emulate": not options["no_emulate"],
         "timed": not options["no_timing"],
         "force": options["force"],
     }

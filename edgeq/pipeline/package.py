@@ -29,6 +29,7 @@ from edgeq.pipeline.emulated import check_built, checks_of
 from edgeq.pipeline.job import Built, Data, as_data, open_job, scheme_for
 from edgeq.pipeline.saturation_mitigation import Decision, decide, decision_key, must_decide
 from edgeq.pipeline.target_checks import artifact_checks, runtime_requirements
+from edgeq.pipeline.target_coverage import check_measurable
 from edgeq.pipeline.variants import (
     PackagedVariant,
     as_text,
@@ -126,6 +127,8 @@ def package(
             check_archive(place)
     overrides = dict(overrides or {})
     check_request(chosen, overrides, task=task, max_drop=max_drop)
+    if require_coverage is not None:
+        check_measurable(chosen, machine, emulate=emulate)
     schemes = [scheme_for(target, overrides) for target in chosen]
     with tempfile.TemporaryDirectory(prefix="edgeq-") as folder:
         workdir = Path(folder)
@@ -140,7 +143,7 @@ def package(
             adopting=all(backend_named(target.backend).adopts_quantized for target in chosen),
             progress=progress,
         )
-        builds = Builds(job, workdir, task=task, timed=timed, progress=progress)
+        builds = Builds(job, workdir, task=task, timed=timed, emulate=emulate, progress=progress)
         done: dict[str, PackagedVariant] = {}
         decisions: dict[str, Decision] = {}
         for target, scheme in zip(chosen, schemes, strict=True):
@@ -190,7 +193,7 @@ def _variant(
     target = built.target
     needed, runtime = runtime_requirements(target, built.artifact)
     native = runs_natively(target, machine)
-    proof = builds.prove(built, scheme, native=native)
+    proof = builds.prove(built, scheme, machine, native=native)
     return PackagedVariant(
         built,
         proof,

@@ -13,10 +13,10 @@ from edgeq_device.ranking import Ratio, ratio
 from edgeq.backends import Artifact
 from edgeq.data.samples import Samples
 from edgeq.display import Displayed
-from edgeq.errors import CheckFailedError
+from edgeq.errors import CheckFailedError, RuntimeUnavailableError
 from edgeq.measure.accuracy import Accuracy, evaluate_sessions
 from edgeq.measure.agreement import Agreement
-from edgeq.measure.coverage import Coverage, Explain, measure_coverage
+from edgeq.measure.coverage import Coverage
 from edgeq.measure.task import Task
 from edgeq.model.prepare import PreparedModel
 from edgeq.progress import SILENT, Progress
@@ -51,7 +51,7 @@ class Proof(Displayed):
     """The figures of one artifact.
 
     Attributes:
-        coverage: what runs on integers after the runtime's optimisation.
+        coverage: what runs on integers on the target, after the runtime's optimisation, and how that is known.
         agreement: the artifact against the float model, with the session options that ship.
         accuracy: by labels, of "float32" and "int8"; empty without a task.
         optimiser: SQNR against float32 in dB of the optimised and the unoptimised artifact, on the same samples; equal
@@ -112,18 +112,24 @@ class Proof(Displayed):
         return tuple(found)
 
     def check(self, *, max_drop: float | None, require_coverage: float | None) -> None:
-        """Raise CheckFailedError where a bar that the user set is not met."""
+        """Raise CheckFailedError where a bar that the user set is not met, and RuntimeUnavailableError where coverage
+        has one and is only a forecast."""
         lost = self.drop
         if max_drop is not None and lost is not None and lost > max_drop:
             raise CheckFailedError(
                 f"accuracy falls by {lost:.4f}, more than the {max_drop:g} allowed",
                 "Keep sensitive layers in float with --exclude, or try another --method",
             )
-        if require_coverage is not None and self.coverage.int8_mac_share < require_coverage:
+        share = self.coverage.int8_mac_share
+        if require_coverage is not None and (share is None or not self.coverage.measured):
+            coverage = self.coverage
+            forecast = f"; {coverage.summary()}" if share is not None else ""
+            raise unchecked((coverage.reason or coverage.how) + forecast)
+        if require_coverage is not None and share is not None and share < require_coverage:
             worst = max(self.coverage.float_nodes, key=lambda n: n.macs, default=None)
             reason = f"; the largest left in float is {worst.name} ({worst.reason})" if worst is not None else ""
             raise CheckFailedError(
-                f"{self.coverage.int8_mac_share:.1%} of the multiply-accumulates run in int8, less than the "
+                f"{share:.1%} of the multiply-accumulates run in int8, less than the "
                 f"{require_coverage:.1%} required{reason}",
                 "Lower --require-coverage, or see `edgeq inspect -v` for what could run in int8",
             )
@@ -142,11 +148,19 @@ class Proof(Displayed):
         }
 
 
+def unchecked(reason: str) -> RuntimeUnavailableError:
+    """That a bar on coverage could not be checked: neither another CPU's kernels nor a forecast prove anything."""
+    return RuntimeUnavailableError(
+        f"--require-coverage cannot be checked here: {reason}",
+        "Do that, or check on such a device, or leave --require-coverage out",
+    )
+
+
 def prove(
     prepared: PreparedModel,
     artifact: Artifact,
     samples: Samples,
-    explain: Explain,
+    coverage: Coverage,
     *,
     held_out: bool,
     task: Task | None = None,
@@ -155,6 +169,9 @@ def prove(
     progress: Progress = SILENT,
 ) -> Proof:
     """Load the artifact as it will be loaded where it goes, and measure it against the float model it was made from.
+
+    Args:
+        coverage: of the artifact on its target.
 
     Raises:
         RuntimeUnavailableError: it does not load.
@@ -168,8 +185,6 @@ def prove(
         INT8: open_session(artifact.proof_model, settings),
     }
     first = next(iter(samples))
-    source = prepared.model
-    coverage = artifact.coverage or measure_coverage(artifact.model, settings, first.inputs, source, explain)
     evaluation = evaluate_sessions(sessions, samples, task=task, reference=FLOAT, settings=opened, progress=progress)
     agreement = evaluation.agreement[INT8]
     broken = [output.name for output in agreement.outputs if output.nonfinite]

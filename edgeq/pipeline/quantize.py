@@ -22,6 +22,7 @@ from edgeq.pipeline.job import Built, Data, Job, as_data, build, open_job, schem
 from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.saturation_mitigation import Decision, decide, must_decide
 from edgeq.pipeline.target_checks import runtime_requirements
+from edgeq.pipeline.target_coverage import check_measurable, target_coverage
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
 from edgeq.scheme import Scheme
@@ -97,6 +98,7 @@ def quantize(
     require_coverage: float | None = None,
     builder: Builder | None = None,
     timed: bool = True,
+    emulate: bool = True,
     force: bool = False,
     progress: Progress = SILENT,
 ) -> Quantized:
@@ -114,9 +116,11 @@ def quantize(
         builder: what builds the artifact from the job and the scheme, instead of the target's backend alone; see
             `edgeq.recovering`.
         timed: whether to time it against float32 on this machine.
+        emulate: whether coverage is measured on an emulation of the target's kernels where those do not run here.
 
     Raises:
         CheckFailedError: a bar is not met; nothing is written then.
+        RuntimeUnavailableError: `require_coverage` is given and cannot be measured here.
         EdgeqError: as the stages have it.
     """
     model, output = Path(model), Path(output)
@@ -127,6 +131,8 @@ def quantize(
     chosen = resolve(target, machine)
     overrides = dict(overrides or {})
     check_request([chosen], overrides, task=task, max_drop=max_drop)
+    if require_coverage is not None:
+        check_measurable([chosen], machine, emulate=emulate)
     native = runs_natively(chosen, machine)
     with (
         tempfile.TemporaryDirectory(prefix="edgeq-") as workdir,
@@ -154,9 +160,9 @@ def quantize(
         else:
             built = builder(job, chosen, scheme, draft, progress)
         runtime_requirements(chosen, built.artifact)
-        proof = prove_built(
-            job, built, task=task, timed=timed and not chosen.profile.missing(machine), progress=progress
-        )
+        coverage = target_coverage(job, built, machine, emulate=emulate, progress=progress)
+        timed = timed and not chosen.profile.missing(machine)
+        proof = prove_built(job, built, coverage, task=task, timed=timed, progress=progress)
         proof.check(max_drop=max_drop, require_coverage=require_coverage)
         bytes_int8 = model_bytes(draft)
         beside = _write_beside(built.artifact.tables, output, force=force)
@@ -164,7 +170,7 @@ def quantize(
     if built.artifact.simulation is not None:
         notes.append(f"checked in simulation on a CPU: nothing of {chosen.name} was run")
     elif not native:
-        notes.append(f"checked on this machine's kernels, which are not those of {chosen.name}")
+        notes.append(f"answers were checked on this machine's kernels, which are not those of {chosen.name}")
     return Quantized(
         output=output,
         target=chosen,

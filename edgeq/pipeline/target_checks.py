@@ -8,23 +8,35 @@ from edgeq.errors import CheckFailedError
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target, runs_natively
 from edgeq.measure.checks import Check
+from edgeq.measure.coverage import Coverage
 from edgeq.model.compatibility import Compatibility, compatibility
 from edgeq.model.load import read_model
 from edgeq.pipeline.job import Built
 from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.saturation_mitigation import Decision
 
-_MADE = ("load", "coverage", "accuracy", "self-test")
+_MADE = ("load", "accuracy", "self-test")
 _SATURATION = "saturation"
 _TABLE = "targets/onnxruntime/versions.toml"
 
 
 def artifact_checks(built: Built, proof: Proof, machine: Machine, decision: Decision | None) -> tuple[Check, ...]:
     """The checks that need no target: those made here, and the model of saturating kernels."""
+    load, *others = _made_here(built, proof, machine, decision)
+    return load, _coverage(proof.coverage), *others
+
+
+def _coverage(found: Coverage) -> Check:
+    if found.basis in ("native", "emulated", "modelled"):
+        return Check("coverage", found.basis, found.how, found.summary(), True)
+    return Check("coverage", "none", found.how, found.summary())
+
+
+def _made_here(built: Built, proof: Proof, machine: Machine, decision: Decision | None) -> tuple[Check, ...]:
+    """The others; the first is "load"."""
     target = built.target
     found = {
         "load": "",
-        "coverage": f"{proof.coverage.int8_mac_share:.1%} of the multiply-accumulates on integers",
         "accuracy": f"SQNR {proof.agreement.sqnr_db:.1f} dB on {proof.samples} samples",
         "self-test": "",
     }

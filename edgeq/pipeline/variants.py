@@ -23,6 +23,7 @@ from edgeq.emulate.check import EmulatedCheck
 from edgeq.hardware.document import version_key
 from edgeq.hardware.target import THIS_MACHINE, Target
 from edgeq.measure.checks import Check, summarise
+from edgeq.measure.coverage import Coverage
 from edgeq.model.compatibility import Compatibility
 from edgeq.model.load import model_digest, read_model
 from edgeq.pipeline.builds import model_bytes
@@ -219,7 +220,7 @@ def _variant(
             "min_onnxruntime": variant.min_onnxruntime,
             "scheme": plain(artifact.scheme),
             "preprocessing": _preprocessing(job.validation),
-            "coverage": {"int8_mac_share": round(proof.coverage.int8_mac_share, 4)},
+            "coverage": _coverage(proof.coverage),
             "accuracy": _accuracy(proof),
             "checks": [plain(check) for check in variant.checks],
             **({"saturation": rounded(plain(variant.decision), DIGITS)} if variant.decision else {}),
@@ -260,6 +261,12 @@ def _alternative(alternative: Alternative, job: Job, selftest: int) -> VariantSp
         selftest=cases,
         tolerance=tolerance(cases),
     )
+
+
+def _coverage(found: Coverage) -> dict[str, Any]:
+    """Coverage for the manifest: the share, null where it is unknown, and what it rests on."""
+    share = None if found.int8_mac_share is None else round(found.int8_mac_share, 4)
+    return {"int8_mac_share": share, "basis": found.basis, "how": found.how}
 
 
 def _accuracy(proof: Proof) -> dict[str, Any]:

@@ -204,7 +204,11 @@ def _size_text(data: ReportData, variant: Variant | None) -> str:
 def _coverage(variant: Variant | None) -> Figure | None:
     if variant is None or variant.coverage is None:
         return None
-    return Figure("In int8", share(variant.coverage.int8_mac_share), "of the multiply-accumulates, as they really run")
+    coverage = variant.coverage
+    if coverage.int8_mac_share is None:
+        return Figure("In int8", "not known", coverage.how)
+    origin = coverage.origin or "as they really run"
+    return Figure("In int8", share(coverage.int8_mac_share), f"of the multiply-accumulates, {origin}")
 
 
 def _listed(parts: list[str]) -> str:

@@ -92,10 +92,16 @@ def _variant_row(data: ReportData, variant: Variant) -> Row:
         milliseconds(pair[1].p50) if pair else DASH,
         metric(primary.name, primary.int8) if primary and primary.int8 is not None else DASH,
         or_dash(variant.sqnr_db, decibels),
-        share(variant.coverage.int8_mac_share) if variant.coverage else DASH,
+        _coverage_cell(variant.coverage),
         or_dash(variant.bytes, size),
         {True: "on its own kernels", False: "on others' kernels", None: DASH}[variant.native],
     ]
+
+
+def _coverage_cell(coverage: Coverage | None) -> str:
+    if coverage is None or coverage.int8_mac_share is None:
+        return DASH
+    return f"{share(coverage.int8_mac_share)}{' (forecast)' if coverage.basis == 'forecast' else ''}"
 
 
 def latency_table(timing: Timing) -> Table:

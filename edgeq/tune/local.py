@@ -246,12 +246,11 @@ class LocalEvaluator:
 
     def _int8_mac_share(self, artifact: Artifact) -> float:
         if artifact.coverage is not None:
-            return artifact.coverage.int8_mac_share
+            return artifact.coverage.int8_mac_share or 0.0
         source = self._job.prepared.model
         feed = self._accuracy.samples[0].inputs
-        return measure_coverage(
-            artifact.model, artifact.settings(), feed, source, lambda name, op_type: ""
-        ).int8_mac_share
+        found = measure_coverage(artifact.model, artifact.settings(), feed, source, lambda name, op_type: "")
+        return found.int8_mac_share or 0.0
 
 
 def _proof_session(artifact: Artifact) -> Session:

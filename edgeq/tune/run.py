@@ -26,6 +26,7 @@ from edgeq.pipeline.job import Data, Job, as_data, open_job
 from edgeq.pipeline.package import check_bundle_output
 from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.target_checks import artifact_checks
+from edgeq.pipeline.target_coverage import target_coverage
 from edgeq.pipeline.variants import PackagedVariant, as_text, bundle_variants, variant_name
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
@@ -233,7 +234,8 @@ def tune(
             raise GoalNotMetError(problem, hint, record)
         winner = outcome.winner.candidate
         built = evaluator.built(winner)
-        proof = prove_built(job, built, task=task, timed=False, threads=winner.threads, progress=progress)
+        coverage = target_coverage(job, built, machine, progress=progress)
+        proof = prove_built(job, built, coverage, task=task, timed=False, threads=winner.threads, progress=progress)
         size, native = model_bytes(built.artifact.model), runs_natively(chosen, machine)
         checks = artifact_checks(built, proof, machine, None)
         named = "" if timed else f" -t {chosen.name}"

@@ -58,6 +58,8 @@ def _answer(request: Dict[str, Any], arrays: Arrays, sessions: List[Any], shim: 
     if request["do"] == "run":
         results = dict(zip(request["outputs"], sessions[request["session"]].run(request["outputs"], arrays)))
         return {}, {name: value for name, value in results.items() if isinstance(value, np.ndarray)}
+    if request["do"] == "end profiling":
+        return {"profile": sessions[request["session"]].end_profiling()}, {}
     if request["do"] == "close":
         sessions[request["session"]] = None
         return {}, {}
@@ -91,6 +93,8 @@ def _open(request: Dict[str, Any]) -> Any:
     from edgeq_device.sessions import open_session
     from edgeq_device.variants import Variant
 
+    if request["profile"]:
+        return _open_profiled(request)
     variant = Variant(
         name=request["name"],
         component="model",
@@ -107,6 +111,19 @@ def _open(request: Dict[str, Any]) -> Any:
         info={"optimization": request["optimization"]},
     )
     return open_session(variant, request["threads"])
+
+
+def _open_profiled(request: Dict[str, Any]) -> Any:
+    """A session under onnxruntime's profiler, which also writes the optimised graph."""
+    from edgeq_device.session_options import BRIEF_SPIN, session_options
+    from edgeq_device.sessions import onnxruntime
+
+    ort = onnxruntime()
+    config = {**BRIEF_SPIN, **request["session_options"]}
+    options = session_options(ort, config=config, threads=request["threads"], optimization=request["optimization"])
+    options.enable_profiling = True
+    options.profile_file_prefix, options.optimized_model_filepath = request["profile"]
+    return ort.InferenceSession(request["model"], options, providers=[request["provider"]])
 
 
 def _specs(values: Sequence[Any]) -> List[Any]:

@@ -14,6 +14,7 @@ from edgeq_device.features import read_features
 from edgeq.emulate.guest import Command, Guest, guest_environment, start_guest
 from edgeq.emulate.probe import probe, probe_model
 from edgeq.errors import DataError, RuntimeUnavailableError
+from edgeq.measure.profile import profile
 from edgeq.session import SessionSettings, open_session
 
 
@@ -33,6 +34,15 @@ def test_a_session_there_answers_as_one_here(here: Guest, model: Path) -> None:
     np.testing.assert_array_equal(there.run(None, feeds)[0], local.run(None, feeds)[0])
     assert probe(there, "there") == probe(local, "here")
     there.close()
+
+
+def test_a_profile_there_is_as_one_here(here: Guest, model: Path) -> None:
+    feeds = {"left": np.ones((8, 64), np.uint8)}
+    there, local = profile(model, SessionSettings(), feeds, opener=here.open), profile(model, SessionSettings(), feeds)
+    assert there.weights == local.weights
+    assert [(k.name, k.op_type, k.inputs) for k in there.kernels] == [
+        (k.name, k.op_type, k.inputs) for k in local.kernels
+    ]
 
 
 def test_it_says_what_it_is(here: Guest) -> None:

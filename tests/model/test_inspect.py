@@ -12,6 +12,7 @@ from onnx import TensorProto, numpy_helper
 from edgeq.cli import group
 from edgeq.errors import HardwareError, ModelError
 from edgeq.model.inspect import inspect_model
+from edgeq.scheme import Scheme
 
 from .build import model, node, small_cnn, write
 
@@ -37,7 +38,7 @@ def test_what_a_model_is(tmp_path: Path) -> None:
 
 def test_forecasts_are_of_the_prepared_model(tmp_path: Path) -> None:
     path = write(tmp_path / "m.onnx", small_cnn(opset=11))
-    report = inspect_model(path, [("here", "cpu"), ("there", "systolic")])
+    report = inspect_model(path, [("here", "cpu", Scheme()), ("there", "systolic", Scheme())])
     assert [t.target for t in report.targets] == ["here", "there"]
     assert report.preparation == ("opset 11 → 17", "1 BatchNormalization folded")
     assert report.targets[0].int8_macs_share == 1.0
@@ -58,7 +59,7 @@ def test_external_data_counts(tmp_path: Path) -> None:
 def test_quantized_models_get_no_forecast(tmp_path: Path) -> None:
     nodes = [node("QuantizeLinear", ["x", "s", "z"], ["q"]), node("DequantizeLinear", ["q", "s", "z"], ["y"])]
     proto = model(nodes, {"x": [2]}, weights={"s": np.float32(1), "z": np.uint8(0)})
-    report = inspect_model(write(tmp_path / "m.onnx", proto), [("here", "cpu")])
+    report = inspect_model(write(tmp_path / "m.onnx", proto), [("here", "cpu", Scheme())])
     assert report.quantized
     assert report.targets == ()
     assert any("quantized already" in note for note in report.notes)
@@ -81,7 +82,7 @@ def test_notes(tmp_path: Path) -> None:
 
 def test_unknown_backend_is_refused_first(tmp_path: Path) -> None:
     with pytest.raises(HardwareError, match="abacus"):
-        inspect_model(tmp_path / "no.onnx", [("x", "abacus")])
+        inspect_model(tmp_path / "no.onnx", [("x", "abacus", Scheme())])
     with pytest.raises(ModelError, match="does not exist"):
         inspect_model(tmp_path / "no.onnx")
 

@@ -37,6 +37,7 @@ def test_nothing_given_is_nothing_set() -> None:
         "overrides": {},
         "max_drop": None,
         "require_coverage": None,
+        "emulate": True,
         "timed": True,
         "force": False,
     }

@@ -14,10 +14,10 @@ import pytest
 from onnx import numpy_helper
 
 from edgeq.backends import Artifact
-from edgeq.errors import CheckFailedError
+from edgeq.errors import CheckFailedError, RuntimeUnavailableError
 from edgeq.measure.accuracy import Accuracy
 from edgeq.measure.agreement import Agreement, OutputAgreement
-from edgeq.measure.coverage import Coverage, FloatNode
+from edgeq.measure.coverage import Basis, Coverage, FloatNode, measure_coverage
 from edgeq.measure.task import make_task
 from edgeq.pipeline.proof import FLOAT, INT8, Proof, Speed, prove
 from edgeq.records import plain
@@ -38,7 +38,7 @@ def accuracy(top1: float) -> Accuracy:
 
 NODE = FloatNode("conv", "Conv", 60, "kept in float on request")
 GOOD = Proof(
-    coverage=Coverage(int8_macs=40, float_macs=60, nodes=(), float_nodes=(NODE,)),
+    coverage=Coverage(int8_macs=40, float_macs=60, nodes=(), float_nodes=(NODE,), basis="native"),
     agreement=agreement(30.0),
     accuracy={FLOAT: accuracy(0.9), INT8: accuracy(0.88)},
     optimiser=(30.0, 31.0),
@@ -102,9 +102,21 @@ def test_bars_that_are_met() -> None:
 
 
 def test_a_graph_without_arithmetic_does_not_meet_a_coverage_bar() -> None:
-    nothing = changed(coverage=Coverage(0, 0, (), ()))
+    nothing = changed(coverage=Coverage(0, 0, (), (), basis="native"))
     with pytest.raises(CheckFailedError, match=r"0\.0%"):
         nothing.check(max_drop=None, require_coverage=0.1)
+
+
+@pytest.mark.parametrize(
+    ("basis", "words"),
+    [("forecast", r"make one; about 40\.0% .*: a forecast by rules, not measured"), ("unknown", "not to be seen")],
+)
+def test_a_coverage_bar_is_not_held_against_a_forecast(basis: Basis, words: str) -> None:
+    how, reason = ("rules", "make one") if basis == "forecast" else ("not to be seen", "")
+    guessed = changed(coverage=Coverage(40, 60, basis=basis, how=how, reason=reason))
+    with pytest.raises(RuntimeUnavailableError, match=f"cannot be checked here: {words}"):
+        guessed.check(max_drop=None, require_coverage=0.1)
+    guessed.check(max_drop=0.03, require_coverage=None)
 
 
 def test_json_has_no_infinity() -> None:
@@ -119,7 +131,9 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 
 def proven(net: Bench, artifact: Artifact, **options: Any) -> Proof:
-    return prove(net.prepared, artifact, net.samples, lambda name, op_type: "because", held_out=True, **options)
+    feed, source = next(iter(net.samples)).inputs, net.prepared.model
+    coverage = measure_coverage(artifact.model, artifact.settings(), feed, source, lambda name, op_type: "because")
+    return prove(net.prepared, artifact, net.samples, coverage, held_out=True, **options)
 
 
 def test_a_proof_of_a_real_artifact(net: Bench) -> None:

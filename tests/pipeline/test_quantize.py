@@ -13,8 +13,11 @@ from edgeq.errors import CheckFailedError, OutputError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import resolve, runs_natively
+from edgeq.measure.coverage import Explain
+from edgeq.model.int8_prediction import predict_int8
+from edgeq.model.int8_rules import int8_rules
 from edgeq.pipeline.builds import model_bytes
-from edgeq.pipeline.job import Data, build, open_job
+from edgeq.pipeline.job import Built, Data, Job, build, open_job
 from edgeq.pipeline.quantize import Quantized, quantize
 from edgeq.pipeline.reasons import explainer
 from edgeq.progress import Silent
@@ -26,7 +29,7 @@ CALIB, VAL = Data("calib.npz"), Data("val.npz", "key=x,label=y")
 
 
 def quantized(**options: Any) -> Quantized:
-    return quantize(NET, CALIB, OUT, **{"validation": VAL, "timed": False, **options})
+    return quantize(NET, CALIB, OUT, **{"validation": VAL, "timed": False, "emulate": False, **options})
 
 
 def test_the_default_is_this_machines_profile(place: Path) -> None:
@@ -49,7 +52,7 @@ def test_another_targets_kernels_are_said_not_to_be_here(place: Path) -> None:
     result = quantized(target="raspberry-pi-4")
     assert not result.native
     assert result.scheme.pair == "S8S8"
-    assert result.notes[-1] == "checked on this machine's kernels, which are not those of raspberry-pi-4"
+    assert result.notes[-1] == "answers were checked on this machine's kernels, which are not those of raspberry-pi-4"
 
 
 def test_a_target_from_a_file(place: Path) -> None:
@@ -116,14 +119,18 @@ def test_dynamic_needs_no_calibration(place: Path) -> None:
     }
 
 
+def explained(job: Job, built: Built) -> Explain:
+    return explainer(built, predict_int8(job.prepared.model, int8_rules("cpu"), built.artifact.scheme))
+
+
 def test_reasons_are_the_schemes_or_the_backends(place: Path) -> None:
     job = open_job(NET, CALIB, None, place / "work")
     built = build(job, resolve("cpu-any"), {"exclude": ("last",), "op_types": ("Conv", "Add")}, place / "int8.onnx")
-    explain = explainer(job.prepared, built)
+    explain = explained(job, built)
     assert explain("last", "Conv") == "kept in float on request"
     assert explain("fc", "Gemm") == "Gemm is not among the operator types that the scheme quantizes"
     assert "what surrounds it is not all in int8" in explain("first", "Conv")
-    free = explainer(job.prepared, build(job, resolve("cpu-any"), {}, place / "free.onnx"))
+    free = explained(job, build(job, resolve("cpu-any"), {}, place / "free.onnx"))
     assert free("fused_7", "Exp") == "ONNX Runtime's optimiser made it of nodes that are not all in int8"
 
 

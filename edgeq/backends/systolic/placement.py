@@ -130,4 +130,6 @@ def coverage(program: Program, macs: Mapping[str, int]) -> Coverage:
         float_macs=sum(run.macs for run in runs if run.kind == "float"),
         nodes=tuple(runs),
         float_nodes=tuple(floats),
+        basis="modelled",
+        how="the program that was compiled for the array",
     )

@@ -282,4 +282,6 @@ def _unknown_coverage(model: ir.Model) -> Coverage:
         sum(macs.values()),
         tuple(NodeRun(name, name, types[name], "float", count) for name, count in macs.items()),
         tuple(FloatNode(name, types[name], count, reason) for name, count in macs.items()),
+        basis="unknown",
+        how=reason,
     )

@@ -75,7 +75,15 @@ class Placement:
         )
         macs = self.macs()
         whole = sum(macs.values())
-        return Coverage(macs.get("int8", 0), whole - macs.get("int8", 0), runs, floats)
+        return Coverage(
+            macs.get("int8", 0),
+            whole - macs.get("int8", 0),
+            runs,
+            floats,
+            basis="forecast",
+            how="the placement checker, by TensorRT's rules for explicit quantization",
+            reason="what TensorRT runs in int8 is seen where it builds the engine",
+        )
 
     def __record__(self) -> dict[str, Any]:
         """Plain JSON values."""

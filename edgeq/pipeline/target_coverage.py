@@ -1,0 +1,104 @@
+"""What runs in int8 on a target: measured on its own kernels wherever those run here, else a forecast by rules.
+
+Another CPU's fusions say nothing: ONNX Runtime's optimiser fuses int8 convolutions on one architecture that it leaves
+in float on another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import onnx_ir as ir
+
+from edgeq.backends import backend_named
+from edgeq.backends.base import TargetedBackend
+from edgeq.emulate.routes import EMULATED, NATIVE, ExecutionRoute, route_to
+from edgeq.errors import CheckFailedError, EdgeqError, RuntimeUnavailableError
+from edgeq.hardware.machine import Machine
+from edgeq.hardware.target import Target, runs_natively
+from edgeq.measure.coverage import Basis, Coverage, Explain, forecast_coverage, measure_coverage, sized_macs
+from edgeq.model.int8_prediction import predict_int8
+from edgeq.model.int8_rules import int8_rules, rules_title
+from edgeq.pipeline.job import Built, Job
+from edgeq.pipeline.proof import unchecked
+from edgeq.pipeline.reasons import explainer
+from edgeq.progress import SILENT, Progress
+
+_LEFT_OUT = "--no-emulate leaves its kernels out"
+
+
+def target_coverage(
+    job: Job, built: Built, machine: Machine, *, emulate: bool = True, progress: Progress = SILENT
+) -> Coverage:
+    """The coverage of `built` on its target.
+
+    Args:
+        machine: this one.
+        emulate: whether the target's kernels are emulated where that is possible.
+
+    Raises:
+        CheckFailedError: the target's own kernels refuse it.
+        RuntimeUnavailableError: this machine's do, for a target that this machine is.
+    """
+    if built.artifact.coverage is not None:
+        return built.artifact.coverage
+    target, feed, source = built.target, next(iter(job.validation)).inputs, job.prepared.model
+    rules = int8_rules(target.backend)
+    predicted = predict_int8(source, rules, built.artifact.scheme)
+    explain = explainer(built, predicted)
+    if runs_natively(target, machine):
+        return measure_coverage(built.artifact.model, built.artifact.settings(), feed, source, explain)
+    route = route_to(target, machine, progress=progress)
+    reason = _why_not(route, emulate=emulate)
+    if not reason:
+        found = _measure(built, route, feed, source, explain, progress)
+        if isinstance(found, Coverage):
+            return found
+        reason = found
+    return forecast_coverage(predicted, sized_macs(source, feed), rules_title(target.backend), reason)
+
+
+def check_measurable(targets: Iterable[Target], machine: Machine, *, emulate: bool = True) -> None:
+    """Refuse a bar on the coverage of targets whose kernels cannot be run here, before any work is done.
+
+    Raises:
+        RuntimeUnavailableError: names the first, and what to do.
+    """
+    for target in targets:
+        if runs_natively(target, machine) or isinstance(backend_named(target.backend), TargetedBackend):
+            continue  # a compiler of edgeq's own knows what it placed where
+        reason = _why_not(route_to(target, machine), emulate=emulate)
+        if reason:
+            raise unchecked(f"{target.name}: {reason}")
+
+
+def _why_not(route: ExecutionRoute, *, emulate: bool) -> str:
+    """Why the target's kernels are not run; "" where they are."""
+    if route.where not in (NATIVE, EMULATED) or route.start is None:
+        return route.reason or f"{route.how} has no kernels to look at"
+    return "" if emulate or route.where == NATIVE else _LEFT_OUT
+
+
+def _measure(
+    built: Built, route: ExecutionRoute, feed: Mapping[str, Any], source: ir.Model, explain: Explain, progress: Progress
+) -> Coverage | str:
+    """The coverage by running it as `route` says; or why the kernels could not be started."""
+    assert route.start is not None
+    settings = built.artifact.settings(threads=0 if route.native_speed else 1)
+    basis: Basis = "native" if route.where == NATIVE else "emulated"
+    with ExitStack() as stack:
+        stack.enter_context(progress.stage(f"Coverage on {route.how}"))
+        try:
+            opener = stack.enter_context(route.start()).open
+        except EdgeqError as error:
+            return str(error)
+        try:
+            model = built.artifact.model
+            return measure_coverage(model, settings, feed, source, explain, basis=basis, how=route.how, opener=opener)
+        except (RuntimeUnavailableError, ValueError) as error:
+            raise CheckFailedError(
+                f"the model fails on {built.target.name} ({route.how}): {error}",
+                "Do not deploy it there; choose another scheme",
+            ) from error

@@ -1,0 +1,107 @@
+"""Coverage is a fact about the target's kernels, or a forecast that says so; never another CPU's fusions."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeq.emulate.routes import EMULATED, NOT_RUN, ExecutionRoute, Running
+from edgeq.errors import CheckFailedError, RuntimeUnavailableError
+from edgeq.pipeline import target_coverage
+from edgeq.pipeline.job import Data
+from edgeq.pipeline.package import package
+from edgeq.pipeline.quantize import Quantized, quantize
+from edgeq.records import plain
+from edgeq.session import open_session
+
+THERE = "raspberry-pi-5"  # S8S8: a CPU without its fusions leaves most of such a model in float
+NO_GUEST = ExecutionRoute(NOT_RUN, "", "there is no machine yet. Make one: edgeq emulate setup")
+
+
+def emulated(opener: Any = open_session) -> ExecutionRoute:
+    return ExecutionRoute(EMULATED, "a guest", start=lambda: nullcontext(Running(opener, None)))
+
+
+def quantized(**options: Any) -> Quantized:
+    return quantize("net.onnx", Data("calib.npz"), "int8.onnx", target=THERE, timed=False, force=True, **options)
+
+
+@pytest.fixture
+def route(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets the way to the target's kernels."""
+
+    def choose(found: ExecutionRoute) -> None:
+        monkeypatch.setattr(target_coverage, "route_to", lambda *args, **kwargs: found)
+
+    choose(NO_GUEST)
+    return choose
+
+
+def test_without_its_kernels_it_is_a_forecast_by_rules(place: Path, route: Any) -> None:
+    found = quantized(overrides={"exclude": ("last",)}).proof.coverage
+    assert (found.basis, found.how) == ("forecast", "the int8 rules of the cpu backend")
+    assert found.reason == NO_GUEST.reason
+    assert found.int8_mac_share is not None
+    assert 0.5 < found.int8_mac_share < 1
+    assert [(n.name, n.reason) for n in found.float_nodes if n.macs] == [("last", "kept in float on request")]
+    assert found.summary().startswith("about ")
+    assert found.summary().endswith("a forecast by the int8 rules of the cpu backend, not measured")
+    assert plain(quantized().proof)["coverage"]["int8_mac_share"] == 1
+
+
+def test_where_they_can_be_run_it_is_measured_on_them(place: Path, route: Any) -> None:
+    opened = []
+
+    def opener(model: Path, settings: Any) -> Any:
+        opened.append(settings.intra_op_threads)
+        return open_session(model, settings)
+
+    route(emulated(opener))
+    found = quantized().proof.coverage
+    assert (found.basis, found.how, opened) == ("emulated", "a guest", [1])
+    assert found.summary().endswith("measured on a guest")
+    assert quantized(emulate=False).proof.coverage.basis == "forecast"
+
+
+def test_a_bar_is_held_against_nothing_but_the_targets_kernels(place: Path, route: Any) -> None:
+    """Exit code 8, as for every check that cannot be made here; before anything is calibrated."""
+    with pytest.raises(RuntimeUnavailableError, match=r"--require-coverage cannot be checked here: raspberry.*setup"):
+        quantized(require_coverage=0.1)
+    with pytest.raises(RuntimeUnavailableError, match="cannot be checked here"):
+        package("net.onnx", Data("calib.npz"), "dist", targets=(THERE,), require_coverage=0.1)
+    assert not Path("int8.onnx").exists()
+    route(emulated())
+    with pytest.raises(RuntimeUnavailableError, match="--no-emulate leaves its kernels out"):
+        quantized(require_coverage=0.1, emulate=False)
+
+
+def test_a_bar_that_the_target_misses_fails(place: Path, route: Any) -> None:
+    route(emulated())
+    with pytest.raises(CheckFailedError, match=r"less than the 100\.0% required"):
+        quantized(require_coverage=1.0, overrides={"exclude": ("last",)})
+
+
+def test_kernels_that_do_not_start_leave_the_forecast_and_a_refusal_fails(place: Path, route: Any) -> None:
+    def refuse(*args: Any) -> Any:
+        raise RuntimeUnavailableError("a guest: no such operator")
+
+    route(ExecutionRoute(EMULATED, "a guest", start=refuse))
+    assert quantized().proof.coverage.reason == "a guest: no such operator"
+    route(emulated(refuse))
+    with pytest.raises(CheckFailedError, match=r"the model fails on raspberry-pi-5 \(a guest\): .* no such operator"):
+        quantized()
+
+
+def test_a_bundle_says_what_its_figure_rests_on(place: Path, route: Any) -> None:
+    made = package("net.onnx", Data("calib.npz"), "dist", targets=(THERE,), timed=False, emulate=False)
+    checks = {check.name: check for check in made.variants[THERE].checks}
+    assert checks["coverage"].kind == "none"
+    assert "forecast" in checks["coverage"].detail
+    (file,) = Path("dist").rglob(f"{THERE}/edgeq.json")
+    assert json.loads(file.read_text())["coverage"] == {
+        "int8_mac_share": 1.0, "basis": "forecast", "how": "the int8 rules of the cpu backend",
+    }  # fmt: skip
