@@ -33,6 +33,9 @@ _OWN = {
     "quantize_qat": "qat",
     "quantize_static": "static",
     "write_calibration_table": "tables",
+    **dict.fromkeys(("ImageNetDataReader", "ResNet50DataReader", "YoloV3DataReader"), "readers"),
+    **dict.fromkeys(("YoloV3VariantDataReader", "YoloV3VisionDataReader"), "readers"),
+    **dict.fromkeys(("ImageClassificationEvaluator", "YoloV3Evaluator", "YoloV3VariantEvaluator"), "evaluators"),
 }
 # Values and configurations that say what to do and do nothing themselves are onnxruntime's own: scripts mix imports.
 _ONNXRUNTIMES = frozenset(

@@ -1,6 +1,6 @@
 """Calibrators of ONNX Runtime's documentation, 2021 to 2026: create_calibrator, collect_data, compute_data.
 
-The built-in ones observe the model as it is, in edgeq's one pass; no augmented model is written. A user's own class
+The built-in ones observe the model as it is, in edgeq's one pass; nothing is augmented. A user's own class
 derives from `CalibraterBase`, augments the graph itself, and is given a session of what it wrote.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 
 import onnx
 
+from edgeq.atomic import output_file
 from edgeq.backends.quantizer import tensors_data
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.statistics import Statistics
@@ -24,7 +25,7 @@ from edgeq.compat.enums import member, name_of_member
 from edgeq.compat.source import ModelInput, as_file, as_given
 from edgeq.errors import CalibrationError
 from edgeq.graph.convert import to_proto
-from edgeq.model.load import load_model
+from edgeq.model.load import load_model, read_model, save_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.session import SessionSettings, open_session
 
@@ -174,7 +175,7 @@ class EdgeqCalibrater(CalibraterBase):
 def create_calibrator(
     model: ModelInput,
     op_types_to_calibrate: Sequence[str] | None = None,
-    augmented_model_path: str = "augmented_model.onnx",
+    augmented_model_path: str | None = None,
     calibrate_method: Any = "MinMax",
     use_external_data_format: bool = False,
     providers: Sequence[str] | None = None,
@@ -184,16 +185,21 @@ def create_calibrator(
 
     Args:
         calibrate_method: CalibrationMethod or its name.
-        augmented_model_path, use_external_data_format, providers: accepted; no augmented model is needed.
+        augmented_model_path: where readers open the model to see its inputs. It is copied there, if nothing is.
+        use_external_data_format, providers: accepted.
         extra_options: symmetric, moving_average, percentile. Numbers of bins (num_bins, num_quantized_bins,
             max_intermediate_outputs, averaging_constant) are accepted: edgeq's histogram needs none.
     """
     del providers
-    return EdgeqCalibrater(
+    calibrater = EdgeqCalibrater(
         model,
         op_types_to_calibrate,
-        augmented_model_path,
+        augmented_model_path or "augmented_model.onnx",
         use_external_data_format,
         calibrate_method,
         extra_options,
     )
+    if augmented_model_path is not None and not Path(augmented_model_path).exists():
+        with output_file(Path(augmented_model_path)) as draft:
+            save_model(read_model(calibrater.model_path), draft)
+    return calibrater

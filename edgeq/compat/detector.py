@@ -36,12 +36,8 @@ class _Runs:
         return len(self.reader)
 
     def __iter__(self) -> Iterator[Sample]:
-        import dataclasses
-
         for run in self.reader.runs():
-            valid = run.context.get("valid")
-            inputs = {name: array[:valid] if array.ndim else array for name, array in run.inputs.items()}
-            yield dataclasses.replace(run, inputs=inputs)
+            yield self.reader.unfilled(run)
 
     def digest(self) -> str:
         """The digest of the samples behind the reader; stacking in batches does not change it."""

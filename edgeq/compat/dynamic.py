@@ -9,7 +9,7 @@ from typing import Any
 
 from edgeq.atomic import output_file
 from edgeq.backends.quantizer import needs_external_data, refusals
-from edgeq.compat.enums import quant_type
+from edgeq.compat.enums import member, quant_type
 from edgeq.compat.extra_options import CALIBRATION, check_options, writer_options
 from edgeq.compat.source import LOG, ModelInput, Written, as_given, checked, warn_unknown_nodes
 from edgeq.errors import UsageError
@@ -29,6 +29,7 @@ def quantize_dynamic(
     *,
     activation_type: Any = "QUInt8",
     optimize_model: bool | None = None,
+    quant_format: Any = "QOperator",
 ) -> Written:
     """Quantize weights; ranges of activations are measured at run time. Parameters as in the documentation.
 
@@ -36,6 +37,7 @@ def quantize_dynamic(
         weight_type: QuantType or its name.
         activation_type: of the documentation of 2020 to 2022; the runtime has QUInt8 only.
         optimize_model: of the documentation of 2021 to 2022; accepted.
+        quant_format: of the documentation of 2022. QDQ is refused: onnxruntime's function does not take it either.
 
     Raises:
         UsageError, ModelError: bad arguments or model.
@@ -44,6 +46,11 @@ def quantize_dynamic(
     from onnxruntime.quantization import quantize_dynamic as write
 
     del optimize_model
+    if member("QuantFormat", quant_format).name != "QOperator":
+        raise UsageError(
+            "dynamic quantization is written as operators (MatMulInteger, DynamicQuantizeLinear), not as QDQ",
+            "Leave quant_format out",
+        )
     if quant_type(activation_type).name != "QUInt8":
         raise UsageError("dynamic quantization measures activations as uint8", "Make activation_type QuantType.QUInt8")
     options = check_options(extra_options)

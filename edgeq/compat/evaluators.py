@@ -11,71 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from edgeq.errors import UsageError
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeq.compat._evaluator import DetectionEvaluator, Evaluator, printed
+from edgeq.compat._yolov3 import YoloV3Evaluator, YoloV3VariantEvaluator
+from edgeq.errors import DataError, UsageError
+from edgeq.session import SessionSettings, open_session
 
 if TYPE_CHECKING:
     from edgeq.compat.readers import DataReader
-    from edgeq.measure.task import Task
 
-
-class Evaluator:
-    """A model's accuracy by a task of edgeq, collected reader by reader.
-
-    Args:
-        data_reader: may be set later, and again for the next part of the data.
-        providers: execution providers, in order of preference.
-    """
-
-    def __init__(
-        self,
-        model_path: str | Path,
-        data_reader: DataReader | None,
-        task: Task,
-        providers: Sequence[str] = ("CPUExecutionProvider",),
-    ) -> None:
-        from edgeq.session import SessionSettings, open_session
-
-        self.model_path = Path(model_path)
-        self.data_reader = data_reader
-        self._session = open_session(self.model_path, SessionSettings(providers=tuple(providers)))
-        self._meter = task.start()
-        self._seen = 0
-
-    def set_data_reader(self, data_reader: DataReader) -> None:
-        """What `predict` reads next. What was predicted before counts too."""
-        self.data_reader = data_reader
-
-    def predict(self) -> None:
-        """Run the model over all of the reader's samples.
-
-        Raises:
-            DataError: a sample lacks the label that the task needs, or the model refuses it.
-        """
-        from edgeq.measure.inference import infer
-        from edgeq.measure.rows import rows
-
-        if self.data_reader is None:
-            raise UsageError("there is no data reader", "Give one, or set it with set_data_reader")
-        for run in self.data_reader.runs():
-            outputs = {"": infer(self._session, run, model=str(self.model_path))}
-            for sample, made in rows(run, outputs):
-                self._meter.update(made[""], sample)
-                self._seen += 1
-
-    def get_result(self) -> Mapping[str, float]:
-        """Metric → value, over all that was predicted."""
-        if not self._seen:
-            raise UsageError("nothing was predicted", "Call predict first")
-        return self._meter.result()
-
-    def evaluate(self, result: Mapping[str, float] | None = None) -> Mapping[str, float]:
-        """`result`, or what `get_result` gives, printed as the examples did."""
-        found = result if result is not None else self.get_result()
-        for name, value in found.items():
-            print(f"{name}: {value:.4f}")
-        return found
+__all__ = [
+    "ClassificationEvaluator",
+    "DetectionEvaluator",
+    "Evaluator",
+    "ImageClassificationEvaluator",
+    "YoloV3Evaluator",
+    "YoloV3VariantEvaluator",
+]
 
 
 class ClassificationEvaluator(Evaluator):
@@ -98,31 +54,52 @@ class ClassificationEvaluator(Evaluator):
         super().__init__(model_path, data_reader, Classification(class_offset=class_offset), providers)
 
 
-class DetectionEvaluator(Evaluator):
-    """COCO mean average precision of a detector. `width` and `height` are the model's and the reader's; accepted.
+class ImageClassificationEvaluator:
+    """ImageNet accuracy, of the image classification example for TensorRT.
 
     Args:
-        annotations: COCO instances file.
-        decoder: of the model's head: a registered name such as "yolox", or "path.py:function".
-        confidence, iou: as `edgeq eval` has them.
+        synset_id: labels, one-hot, [samples, classes]; see `ImageNetDataReader.get_synset_id`.
+        data_reader: anything with `get_next`.
     """
 
     def __init__(
         self,
         model_path: str | Path,
-        data_reader: DataReader | None = None,
-        width: int = 416,
-        height: int = 416,
-        providers: Sequence[str] = ("CPUExecutionProvider",),
-        *,
-        annotations: str | Path,
-        decoder: str,
-        confidence: float | None = None,
-        iou: float | None = None,
+        synset_id: NDArray[Any],
+        data_reader: Any,
+        providers: Sequence[Any] = ("CPUExecutionProvider",),
     ) -> None:
-        from edgeq.measure.task import TaskOptions
-        from edgeq.measure.tasks.detection import detection
+        self.model_path, self.synset_id, self.data_reader = Path(model_path), synset_id, data_reader
+        self._session = open_session(self.model_path, SessionSettings(providers=tuple(providers)))
+        self.prediction_result_list: list[list[NDArray[Any]]] = []
 
-        del width, height
-        options = TaskOptions(annotations=Path(annotations), decoder=decoder, confidence=confidence, iou=iou)
-        super().__init__(model_path, data_reader, detection(options), providers)
+    def predict(self) -> None:
+        """Run the model over all of the reader's data."""
+        while (feed := self.data_reader.get_next()) is not None:
+            self.prediction_result_list.append(self._session.run(None, feed))
+
+    def get_result(self) -> list[list[NDArray[Any]]]:
+        """The outputs of each run."""
+        return self.prediction_result_list
+
+    def evaluate(self, prediction_results: Sequence[Sequence[NDArray[Any]]]) -> Mapping[str, float]:
+        """Top-1 and top-5 of the first output: printed, and as metric → value.
+
+        Raises:
+            DataError: there are not as many labels as results.
+        """
+        scores = np.concatenate([outputs[0] for outputs in prediction_results])
+        truth = np.asarray(self.synset_id).argmax(axis=1)
+        if len(truth) != len(scores):
+            raise DataError(f"{len(scores)} results for {len(truth)} labels", "Give the labels of the reader's range")
+        ranked = np.argsort(-scores, axis=1, kind="stable")
+        hits = ranked[:, :5] == truth[:, None]
+        return printed({"top 1": float(hits[:, 0].mean()), "top 5": float(hits.any(axis=1).mean())})
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("YoloV3Variant2Evaluator", "YoloV3Variant3Evaluator", "YoloV3VisionEvaluator"):
+        raise UsageError(
+            f"{name} read its author's models alone", "Use YoloV3Evaluator(..., decoder='path.py:function')"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

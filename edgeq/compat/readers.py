@@ -10,21 +10,25 @@ when it is needed: `stride` is accepted and changes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.errors import UsageError
 
 if TYPE_CHECKING:
     from edgeq.data.samples import Sample, Samples
+    from edgeq.signature import Signature
 
 Feed = dict[str, NDArray[Any]]
 
 RESNET50 = "preprocess_method2"
 """Of the CPU example: resized to the model, RGB, minus the mean colour."""
 IMAGENET = "imagenet"
+CLASSES = 1000
 
 
 def letterbox(width: int, height: int) -> Mapping[str, Any]:
@@ -74,9 +78,17 @@ class DataReader:
             raise UsageError(f"a batch of {batch_size} makes no sense", "Give 1 or more")
         self.model_path = Path(model_path)
         self.batch_size = batch_size
-        self._signature = model_signature(self.model_path)
+        signature = model_signature(self.model_path)
+        self.constants = self._constants(signature)
+        inputs = tuple(spec for spec in signature.inputs if spec.name not in self.constants)
+        self._signature = replace(signature, inputs=inputs)
         self._dataset, self._preprocess, self._labels = dataset, preprocess, labels
         self.set_range(start_index, end_index)
+
+    def _constants(self, signature: Signature) -> Feed:
+        """Inputs that are the same in every run."""
+        del signature
+        return {}
 
     def set_range(self, start_index: int, end_index: int) -> None:
         """Read other samples from now on."""
@@ -100,8 +112,7 @@ class DataReader:
         sample = next(self._runs, None)
         if sample is None:
             return None
-        filled = sample.context.get("valid")
-        return {n: array[:filled] if array.ndim else array for n, array in sample.inputs.items()}
+        return dict(self.unfilled(sample).inputs)
 
     def rewind(self) -> None:
         """Start again."""
@@ -112,6 +123,20 @@ class DataReader:
         from edgeq.data.batches import rebatch
 
         return iter(self.samples) if self.batch_size == 1 else rebatch(self.samples, self.batch_size)
+
+    def complete(self, run: Sample) -> Sample:
+        """A run with the inputs that are the same in every run."""
+        return replace(run, inputs={**run.inputs, **self.constants})
+
+    def unfilled(self, run: Sample) -> Sample:
+        """A complete run without what fills the last batch."""
+        filled = run.context.get("valid")
+        inputs = {name: array[:filled] if array.ndim else array for name, array in run.inputs.items()}
+        return self.complete(replace(run, inputs=inputs))
+
+    def get_batch_size(self) -> int:
+        """Samples a run."""
+        return self.batch_size
 
     def get_dataset_size(self) -> int:
         """Samples in the range."""
@@ -148,6 +173,7 @@ class ImageNetDataReader(DataReader):
     """Of the image classification example for TensorRT: short side 256, centre 224, mean and deviation.
 
     Args:
+        image_folder: the images, or the folder whose `val` they are.
         width, height, input_name: taken from the model; accepted.
     """
 
@@ -167,8 +193,9 @@ class ImageNetDataReader(DataReader):
         labels: Any = None,
     ) -> None:
         del width, height, input_name
+        below = Path(image_folder) / "val" if isinstance(image_folder, str | Path) else None
         super().__init__(
-            image_folder,
+            below if below is not None and below.is_dir() else image_folder,
             model_path,
             preprocess=preprocess or IMAGENET,
             labels=labels,
@@ -178,13 +205,33 @@ class ImageNetDataReader(DataReader):
             batch_size=batch_size,
         )
 
+    def get_synset_id(self, image_folder: Any = None, offset: int = 0, dataset_size: int = 0) -> NDArray[np.float32]:
+        """The labels of the reader's range, one-hot, [samples, 1000]. Arguments are accepted.
+
+        Raises:
+            UsageError: the reader has no labels.
+        """
+        from edgeq.measure.labels import integer_labels
+
+        del image_folder, offset, dataset_size
+        if self._labels is None:
+            raise UsageError("the reader has no labels", "Give it labels='val_map.txt', lines of file name and class")
+        classes = np.concatenate([integer_labels(sample) for sample in self.samples])
+        found: NDArray[np.float32] = np.eye(CLASSES, dtype=np.float32)[classes]
+        return found
+
 
 class YoloDataReader(DataReader):
-    """Of the object detection example: `YoloV3DataReader` and its variants.
+    """Of the object detection example.
+
+    A second input `image_shape`, as the model zoo's YOLOv3 has it, is fed with height and width of the model's input.
 
     Args:
-        is_evaluation, annotations: accepted; the evaluator has the annotations.
+        is_evaluation: accepted.
+        annotations: COCO instances file, for an evaluator that is given none.
         preprocess: the letterbox that the model was trained with, if it is not `letterbox(width, height)`.
+        size_limit, augmented_model_path: of 2021: images from `start_index` on (0: all), and the model.
+        preprocess_func: refused; `preprocess` has its place.
     """
 
     def __init__(
@@ -198,17 +245,43 @@ class YoloDataReader(DataReader):
         batch_size: int = 1,
         model_path: str | Path = "augmented_model.onnx",
         is_evaluation: bool = False,
-        annotations: str | Path | None = None,
+        annotations: str | Path = "./annotations/instances_val2017.json",
+        preprocess_func: Any = None,
         *,
         preprocess: Any = None,
+        size_limit: int = 0,
+        augmented_model_path: str | Path | None = None,
     ) -> None:
-        del is_evaluation, annotations
+        del is_evaluation
+        if preprocess_func is not None:
+            raise UsageError(
+                "a preprocess_func over a whole folder is not called", "Give preprocess='file.py:function'"
+            )
+        self.annotations = Path(annotations)
+        self._size = (height, width)
         super().__init__(
             calibration_image_folder,
-            model_path,
+            augmented_model_path or model_path,
             preprocess=preprocess or letterbox(width, height),
             start_index=start_index,
-            end_index=end_index,
+            end_index=start_index + size_limit if size_limit else end_index,
             stride=stride,
             batch_size=batch_size,
         )
+
+    def _constants(self, signature: Signature) -> Feed:
+        named = [spec for spec in signature.inputs if spec.name == "image_shape"]
+        return {spec.name: np.array([self._size], spec.dtype) for spec in named}
+
+
+YoloV3DataReader = YoloDataReader
+
+
+class YoloV3VariantDataReader(YoloDataReader):
+    """Of the variants, whose input is larger."""
+
+    def __init__(self, calibration_image_folder: Any, width: int = 608, height: int = 384, *others: Any, **named: Any):
+        super().__init__(calibration_image_folder, width, height, *others, **named)
+
+
+YoloV3VisionDataReader = YoloV3VariantDataReader

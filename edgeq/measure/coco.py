@@ -124,17 +124,33 @@ def mean_average_precision(
     Raises:
         DataError: none of the images has an annotated object.
     """
-    truth = [annotation for image, _ in found for annotation in image.annotations]
+    return score_guesses(annotations, [image for image, _ in found], guesses(annotations, found), package)
+
+
+def score_guesses(
+    annotations: CocoAnnotations, images: Sequence[Image], given: Sequence[Mapping[str, Any]], package: tuple[Any, Any]
+) -> dict[str, float]:
+    """The metrics of `mean_average_precision`, of COCO's list of results {image_id, category_id, bbox, score}.
+
+    Raises:
+        DataError: none of the images has an annotated object, or a result is not of that form.
+    """
+    truth = [annotation for image in images for annotation in image.annotations]
     if not truth:
         raise DataError(f"{annotations.source}: no object is annotated in the images seen", "Raise --count")
-    guesses = [guess for image, detections in found for guess in _guesses(annotations, image, detections)]
-    if not guesses:
+    if not given:
         return dict.fromkeys(SUMMARY, 0.0)
+    known = {image.id for image in images}
+    for result in given:
+        if not isinstance(result, Mapping) or not {"image_id", "category_id", "bbox", "score"} <= result.keys():
+            raise DataError(f"{result!r} is no detection", "Give {image_id, category_id, bbox, score}")
+        if result["image_id"] not in known:
+            raise DataError(f"{annotations.source} has no image {result['image_id']}", "Give the images' annotations")
     dataset = {
         "info": {},
         "images": [
             {"id": image.id, "width": (image.size or (0, 0))[0], "height": (image.size or (0, 0))[1]}
-            for image, _ in found
+            for image in images
         ],
         "annotations": [{"id": number, **annotation} for number, annotation in enumerate(truth, start=1)],
         "categories": [{"id": c, "name": annotations.names.get(c, str(c))} for c in annotations.categories],
@@ -144,11 +160,17 @@ def mean_average_precision(
         reference = coco_class()
         reference.dataset = dataset
         reference.createIndex()
-        evaluation = evaluation_class(reference, reference.loadRes(guesses), "bbox")
+        # They write into what they are given.
+        evaluation = evaluation_class(reference, reference.loadRes([dict(result) for result in given]), "bbox")
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
     return {name: float(evaluation.stats[place]) for name, place in SUMMARY.items()}
+
+
+def guesses(annotations: CocoAnnotations, found: Sequence[tuple[Image, Detections]]) -> list[dict[str, Any]]:
+    """COCO's list of results: {image_id, category_id, bbox (left, top, width, height), score}."""
+    return [guess for image, detections in found for guess in _guesses(annotations, image, detections)]
 
 
 def _guesses(annotations: CocoAnnotations, image: Image, detections: Detections) -> Iterable[dict[str, Any]]:

@@ -109,7 +109,8 @@ def retarget(
         if before.format == "dynamic" or not before.activations:
             raise ModelError(
                 f"{model} has no 8-bit activations with constant scales, only {before.format} quantization",
-                "Quantize the float model for the other runtime",
+                "It runs as it is; for another runtime type `edgeq quantize FLOAT.onnx --dynamic -o OUT.onnx`, or with "
+                "--data SAMPLES instead of --dynamic",
             )
         kept = _rewrite(graph, before, changes, format, activation_type, weight_type, wanted)
         tidy(graph)

@@ -35,7 +35,7 @@ class DocumentedReader(CalibrationDataReader):  # type: ignore[misc]  # onnxrunt
 def test_minmax_ranges_are_those_of_onnxruntime(model: Path, tmp_path: Path) -> None:
     other = theirs.create_calibrator(model, ["Conv"], augmented_model_path=str(tmp_path / "augmented.onnx"))
     other.collect_data(Reader())
-    ours = create_calibrator(model, ["Conv"], augmented_model_path="unused.onnx")
+    ours = create_calibrator(model, ["Conv"], augmented_model_path=str(tmp_path / "unused.onnx"))
     ours.set_execution_providers(["CUDAExecutionProvider"])
     ours.collect_data(DocumentedReader())
     found = ours.compute_data()

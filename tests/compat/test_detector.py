@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -20,6 +21,7 @@ from edgeq.compat.detector import collect_readers, command
 from edgeq.compat.evaluators import DetectionEvaluator
 from edgeq.compat.readers import YoloDataReader
 from edgeq.errors import UsageError
+from tests.graphs import proto
 
 SIZE, IMAGES = 16, 5
 # In a letterbox of 16x16, an image of 32x24 is 16x12, two rows down.
@@ -149,6 +151,104 @@ def test_average_precision_in_parts(detector: Path, pictures: Path, annotations:
         evaluator.predict()
     result = evaluator.evaluate(evaluator.get_result())
     assert result["mAP50-95"] == pytest.approx(1)
+
+
+@pytest.fixture
+def zoo(tmp_path: Path) -> Path:
+    """As the model zoo's YOLOv3: it takes the image's size, gives boxes of that size, and suppresses them itself."""
+    left, top, width, height = SEEN[0] - SEEN[2] / 2, SEEN[1] - SEEN[3] / 2, *SEEN[2:]
+    box = np.array([top, left, top + height, left + width], np.float32) / SIZE
+    model = proto(
+        """g (float[N, 3, 16, 16] input_1, float[1, 2] image_shape)
+           => (float[1, 2, 4] boxes, float[1, 2, 2] scores, int32[1, 3] indices)
+           <float[1, 2, 2] s = {0.1, 0.9, 0.2, 0.3}, int32[1, 3] kept = {0, 0, 1}, int64[2] twice = {1, 2}> {
+             sizes = Tile (image_shape, twice)
+             edges = Mul (b, sizes)
+             [conv] c = Conv (input_1, w)
+             m = ReduceMean <axes = [0, 1, 2, 3], keepdims = 0> (c)
+             z = Sub (m, m)
+             boxes = Add (edges, z)
+             scores = Identity (s)
+             indices = Identity (kept)
+           }""",
+        opset=13,
+        ir_version=7,
+    )
+    weights = {"b": np.stack([np.zeros(4, np.float32), box])[None], "w": np.ones((1, 3, 3, 3), np.float32)}
+    model.graph.initializer.extend(numpy_helper.from_array(w, n) for n, w in weights.items())
+    path = tmp_path / "yolov3.onnx"
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize("batch", [1, 20])
+def test_the_loop_of_the_older_documents(zoo: Path, pictures: Path, annotations: Path, batch: int) -> None:
+    """Documentation of 2021: one evaluator a part, results added up, judged together."""
+    from edgeq.compat import YoloV3DataReader, YoloV3Evaluator
+
+    results: list[dict[str, Any]] = []
+    for i in range(0, IMAGES, 2):
+        dr = YoloV3DataReader(
+            pictures, SIZE, SIZE, model_path=zoo, start_index=i, size_limit=2, batch_size=batch, is_evaluation=True
+        )
+        assert dr.get_batch_size() == batch
+        evaluator = YoloV3Evaluator(zoo, dr, providers=["CPUExecutionProvider"], annotations=annotations)
+        evaluator.predict()
+        results += evaluator.get_result()
+    assert len(results) == IMAGES
+    assert results[0] == {"image_id": 0, "category_id": 1, "bbox": pytest.approx(OBJECT), "score": pytest.approx(0.9)}
+    assert evaluator.evaluate(results, annotations)["mAP50-95"] == pytest.approx(1)
+    # All annotated images count, also those in which nothing was found.
+    assert evaluator.evaluate(results[:2], annotations)["AR100"] == pytest.approx(2 / IMAGES)
+
+
+def test_the_example_as_it_stands(
+    zoo: Path, pictures: Path, annotations: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Annotations where the example keeps them, the reader on the augmented model, a provider that is not there."""
+    from edgeq.compat import create_calibrator, write_calibration_table
+    from edgeq.compat.evaluators import YoloV3VariantEvaluator
+    from edgeq.compat.readers import YoloV3VariantDataReader
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "annotations").mkdir()
+    annotations.rename(tmp_path / "annotations" / "instances_val2017.json")
+    (tmp_path / "names.txt").write_text("other\nthing\n")
+    calibrator = create_calibrator(str(zoo), None, augmented_model_path="augmented_model.onnx")
+    calibrator.set_execution_providers(["CUDAExecutionProvider"])
+    for i in range(0, IMAGES, 2):
+        reader = YoloV3VariantDataReader(
+            "val2017",
+            width=SIZE,
+            height=SIZE,
+            start_index=i,
+            end_index=i + 2,
+            stride=2,
+            model_path="augmented_model.onnx",
+        )
+        calibrator.collect_data(reader)
+    write_calibration_table(calibrator.compute_range())
+    assert "c" in read_tables(tmp_path)
+    evaluator = YoloV3VariantEvaluator("yolov3.onnx", None, width=SIZE, height=SIZE, onnx_object_class_file="names.txt")
+    with pytest.raises(UsageError, match="set_data_reader"):
+        evaluator.predict()
+    for i in range(0, IMAGES, 2):
+        reader = YoloV3VariantDataReader(
+            "val2017", width=SIZE, height=SIZE, start_index=i, end_index=i + 2, model_path="yolov3.onnx"
+        )
+        evaluator.set_data_reader(reader)
+        evaluator.predict()
+    result = evaluator.get_result()
+    # By the names of the model's classes, class 0 is the second category.
+    assert {found["category_id"] for found in result} == {2}
+    assert evaluator.evaluate(result, "./annotations/instances_val2017.json")["mAP50-95"] == 0
+
+
+def test_what_the_example_s_author_kept_to_himself_says_what_to_use() -> None:
+    with pytest.raises(UsageError, match=r"YoloV3Evaluator\(\.\.\., decoder="):
+        from edgeq.compat.evaluators import YoloV3Variant2Evaluator  # noqa: F401
+    with pytest.raises(UsageError, match=r"preprocess='file\.py:function'"):
+        YoloDataReader("calib", preprocess_func=print)
 
 
 def run(*arguments: object) -> Result:

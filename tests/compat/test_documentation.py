@@ -20,9 +20,28 @@ from onnx import numpy_helper
 
 from compat.networks import constants_of, images, operators, relative_error, residual, run
 from edgeq.compat import static_quantize_runner
-from edgeq.errors import UsageError
+from edgeq.errors import ModelError, UsageError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+DYNAMIC_QDQ = """<ir_version: 8, opset_import: ["": 15, "com.microsoft": 1]>
+g (float[N, 6] x) => (float[N, 3] y) {
+  scale, zero = com.microsoft.ComputeQuantizationParameters (x)
+  quantized = QuantizeLinear (x, scale, zero)
+  a = DequantizeLinear (quantized, scale, zero)
+  b = DequantizeLinear (q, qs, qz)
+  y = MatMul (a, b)
+}
+<domain: "com.microsoft", opset_import: ["": 15]>
+ComputeQuantizationParameters (cqp) => (scale, zero) {
+  levels = Constant <value = float {127.0}> ()
+  magnitude = Abs (cqp)
+  top = ReduceMax <keepdims = 0> (magnitude)
+  scale = Div (top, levels)
+  offset = Constant <value = float {0.0}> ()
+  zero = Cast <to = 3> (offset)
+}"""
 
 
 @pytest.fixture
@@ -51,6 +70,31 @@ def test_dynamic_quantization(workdir: Path) -> None:
     check("model.quant.onnx")
     quantize_dynamic("model.onnx", "model.quant.onnx", op_types_to_quantize=["MatMul"], per_channel=True)
     check("model.quant.onnx")
+
+
+def test_dynamic_quantization_in_qdq(workdir: Path) -> None:
+    """The documentation of 2022 says that quantize_dynamic takes quant_format."""
+    from edgeq.compat import QuantFormat, quantize_dynamic
+
+    quantize_dynamic("model.onnx", "model.quant.onnx", quant_format=QuantFormat.QOperator)
+    with pytest.raises(UsageError, match="Leave quant_format out"):
+        quantize_dynamic("model.onnx", "model.quant.onnx", quant_format=QuantFormat.QDQ)
+
+
+def test_a_model_in_dynamic_qdq(workdir: Path) -> None:
+    """A function of the model computes scales at run time. It is read and run; rewriting it says what to type."""
+    from edgeq.compat import quantize_qat
+    from edgeq.model.inspect import inspect_model
+
+    model = onnx.parser.parse_model(DYNAMIC_QDQ)
+    arrays = {"q": np.arange(-9, 9, dtype=np.int8).reshape(6, 3), "qs": np.float32(0.1), "qz": np.int8(0)}
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(a), n) for n, a in arrays.items())
+    onnx.save(model, "dynamic.onnx")
+    counts = {entry.op_type: entry.count for entry in inspect_model(Path("dynamic.onnx")).operators}
+    assert counts["MatMul"] == 1
+    assert sum("ComputeQuantizationParameters" in name for name in counts) == 1
+    with pytest.raises(ModelError, match=r"edgeq quantize FLOAT\.onnx --dynamic"):
+        quantize_qat("dynamic.onnx", "model.quant.onnx")
 
 
 def test_static_quantization(workdir: Path) -> None:

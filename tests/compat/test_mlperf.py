@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,10 @@ import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
 
-from edgeq.compat.evaluators import ClassificationEvaluator
+from edgeq.compat.evaluators import ClassificationEvaluator, ImageClassificationEvaluator
 from edgeq.compat.mlperf import command
 from edgeq.compat.readers import ImageNetDataReader, ResNet50DataReader
+from edgeq.errors import UsageError
 from tests.compat.models import SIZE, classifier
 
 IMAGES = 6
@@ -70,6 +72,30 @@ def test_the_evaluator_of_the_examples(model: Path, imagenet: Path, batch: int) 
         evaluator.set_data_reader(reader)
         evaluator.predict()
     assert evaluator.get_result() == {"top1": pytest.approx(4 / 6)}
+
+
+def test_the_evaluator_of_the_tensorrt_example(
+    model: Path, imagenet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Images in `val`, labels one-hot, outputs collected and judged in the end."""
+    (tmp_path / "ILSVRC2012").mkdir()
+    shutil.copytree(imagenet, tmp_path / "ILSVRC2012" / "val", ignore=shutil.ignore_patterns("*.txt"))
+    reader = ImageNetDataReader(
+        str(tmp_path / "ILSVRC2012"),
+        end_index=IMAGES,
+        stride=IMAGES,
+        batch_size=2,
+        model_path=model,
+        input_name="x",
+        preprocess=PREPROCESS,
+        labels=str(imagenet / "val_map.txt"),
+    )
+    evaluator = ImageClassificationEvaluator(model, reader.get_synset_id("ILSVRC2012", 0, IMAGES), reader)
+    evaluator.predict()
+    assert evaluator.evaluate(evaluator.get_result())["top 1"] == pytest.approx(4 / 6)
+    assert "top 1: 0.6667" in capsys.readouterr().out
+    with pytest.raises(UsageError, match=r"val_map\.txt"):
+        ImageNetDataReader(imagenet, model_path=model, preprocess=PREPROCESS).get_synset_id()
 
 
 def run(*arguments: object) -> Result:

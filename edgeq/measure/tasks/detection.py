@@ -11,7 +11,7 @@ from edgeq.data.sample import Sample
 from edgeq.data.state import to_original
 from edgeq.errors import DataError, UsageError
 from edgeq.measure.boxes import Detections, Floats, suppress
-from edgeq.measure.coco import CocoAnnotations, Image, load_annotations, load_package, mean_average_precision
+from edgeq.measure.coco import CocoAnnotations, Image, guesses, load_annotations, load_package, mean_average_precision
 from edgeq.measure.decoders import Decode, load_decoder
 from edgeq.measure.inference import Outputs
 from edgeq.measure.labels import only_input
@@ -97,6 +97,10 @@ class DetectionMeter:
     def result(self) -> Mapping[str, float]:
         """COCO's metrics, "mAP50-95" among them, from 0 to 1."""
         return mean_average_precision(self._task.annotations, self._found, self._package)
+
+    def boxes(self) -> list[dict[str, Any]]:
+        """COCO's list of results: what was found in the images seen."""
+        return guesses(self._task.annotations, self._found)
 
     def _image(self, sample: Sample) -> Image:
         annotations = self._task.annotations

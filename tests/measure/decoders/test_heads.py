@@ -130,7 +130,7 @@ def test_outputs_of_another_head_are_refused(name: str, shape: tuple[int, ...]) 
 
 
 def test_unknown_names_list_the_known() -> None:
-    with pytest.raises(UsageError, match="ssd, yolov3, yolov5, yolov8, yolox"):
+    with pytest.raises(UsageError, match="ssd, yolov3, yolov3-nms, yolov5, yolov8, yolox"):
         load_decoder("centernet")
 
 
@@ -138,3 +138,19 @@ def test_a_users_own_decoder(tmp_path: Path) -> None:
     path = tmp_path / "head.py"
     path.write_text("def decode(outputs, size): return size\n")
     assert load_decoder(f"{path}:decode")({}, SIZE) == SIZE
+
+
+def test_yolov3_of_the_model_zoo_reads_what_was_kept() -> None:
+    boxes = np.float32([[[1, 2, 5, 8], [0, 0, 9, 9]]])
+    scores = np.float32([[[0.1, 0.2], [0.3, 0.9], [0.4, 0.5]]])
+    decode = load_decoder("yolov3-nms")
+    for kept in (np.int32([[0, 1, 1], [0, 2, 0]]), np.int32([[[0, 1, 1], [0, 2, 0]]])):
+        found = decode({"boxes": boxes, "scores": scores, "indices": kept}, SIZE)
+        assert found.boxes.tolist() == [[0, 0, 9, 9], [2, 1, 8, 5]]
+        assert found.scores.tolist() == pytest.approx([0.9, 0.4])
+        assert found.classes.tolist() == [1, 2]
+    for wrong in ([0, 3, 0], [0, 0, 2], [1, 0, 0], [0, -1, 0]):
+        with pytest.raises(UsageError, match="its own boxes and classes"):
+            decode({"boxes": boxes, "scores": scores, "indices": np.int32([wrong])}, SIZE)
+    with pytest.raises(UsageError, match="yolov3-nms takes"):
+        decode({"boxes": boxes, "scores": scores}, SIZE)
