@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,4 +55,6 @@ def _draw(console: Console, result: Reported) -> None:
         console.print(f"  {figure.label}: {figure.value}  {figure.note}".rstrip())
     for warning in verdict.warnings:
         console.print(f"warning: {warning}", style="yellow")
+    for line in verdict.commands:
+        console.print(f"look closer: {line.replace('BUNDLE', shlex.quote(str(result.bundle)))}")
     console.print(f"report: {result.page}")

@@ -69,6 +69,8 @@ class Reported(Displayed):
             "verdict": verdict.sentence,
             "figures": [{"name": f.label, "value": f.value, "note": f.note} for f in verdict.figures],
             "warnings": list(verdict.warnings),
+            "status": verdict.status,
+            "commands": list(verdict.commands),
         }
 
 

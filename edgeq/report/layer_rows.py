@@ -9,6 +9,9 @@ from edgeq.measure.error_sources import ErrorSource
 from edgeq.measure.kernels import KernelTime
 from edgeq.report.layers import Activation, LayersRecord
 
+_SPREAD, _SPREAD_US = 0.2, 2.0
+"""By how much two times of a layer differ without being pointed out: a share, and microseconds."""
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -34,6 +37,17 @@ class Layer:
     int8_kind: str = ""
     error_source: bool = False
     advice: str = ""
+
+    @property
+    def time_lost(self) -> float:
+        """Microseconds that it takes longer in int8; negative where it takes less, 0 where that is not known."""
+        return self.int8_us - self.float_us if self.int8_us is not None and self.float_us is not None else 0.0
+
+    @property
+    def made_slower(self) -> bool:
+        """Whether integer kernels run it slower than float32 did, by more than the profiler's own cost and spread."""
+        ran_in_int8 = self.int8_kind == "int8" and self.float_us is not None
+        return ran_in_int8 and self.time_lost > max(_SPREAD_US, _SPREAD * (self.float_us or 0.0))
 
     def error_db(self, *, alone: bool) -> float | None:
         """What layers are ranked by: their own error, where that was measured at all (`alone`), else the error so far.

@@ -41,7 +41,7 @@ def render(data: ReportData) -> str:
         .get_template("page.html")
         .render(
             **_shown(data),
-            about=[text for text in (title, machine) if text],
+            about=[text for text in ("int8 report", title, machine) if text],
             policy=_policy(script),
             style=Markup(_style()),
             script=Markup(script),
@@ -113,6 +113,7 @@ def _environment() -> Environment:
         mark,
         pareto,
         timing_of,
+        verdict_of,
     )
     environment.globals.update({function.__name__: function for function in listed})
     environment.globals.update(metric_value=numbers.metric, status_names=NAMES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,43 +31,65 @@ class Figure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`status` says in one word how it went; `sentence` what came of it."""
+    """`status` says in one word how it went; `sentence` what came of it.
+
+    Attributes:
+        target: which of several targets it is about; "" where there is one.
+        commands: what to type to look closer, where something is not good.
+    """
 
     tone: Tone
     status: str
     sentence: str
     figures: tuple[Figure, ...]
     warnings: tuple[str, ...] = ()
+    target: str = ""
+    commands: tuple[str, ...] = ()
 
 
 def verdict_of(data: ReportData, variant: Variant | None) -> Verdict:
     """The verdict on one variant; on the tuning run alone where there is no variant."""
-    timing = timing_of(data, variant)
-    figures = [
-        f
-        for f in (
-            _speed(timing, variant),
-            _accuracy(variant, data.tuning),
-            _agreement(variant),
-            _size(data, variant),
-            _coverage(variant),
-        )
-        if f is not None
-    ]
-    warnings = variant.warnings if variant else ()
-    if data.tuning is not None and data.tuning.met is False:
-        needed = "Nothing that was tried keeps the accuracy asked for and is faster than float32."
-        return Verdict("bad", "Goal not met", needed, tuple(figures), warnings)
+    timing, tuning = timing_of(data, variant), data.tuning if variant is data.main else None
+    speed, accuracy, agreement = _speed(timing, variant), _accuracy(variant, tuning), _agreement(variant)
+    shown = (speed, accuracy, agreement, _size(data, variant), _coverage(variant))
     parts = [p for p in (_speed_text(timing, variant), _accuracy_text(variant), _size_text(data, variant)) if p]
-    sentence = f"The int8 model {_listed(parts)}." if parts else "Nothing has been measured of this model yet."
-    bad = any(f.tone == "bad" for f in figures)
-    if not parts:
-        return Verdict("neutral", "No measurements", sentence, tuple(figures), warnings)
-    if bad:
-        return Verdict("bad", "Look closer", sentence, tuple(figures), warnings)
-    if data.tuning is not None and data.tuning.met:
-        return Verdict("good", "Goal met", sentence, tuple(figures), warnings)
-    return Verdict("neutral" if warnings else "good", "Result", sentence, tuple(figures), warnings)
+    slow, poor = _is_bad(speed), _is_bad(accuracy) or _is_bad(agreement)
+    warnings = variant.warnings if variant else ()
+    tone: Tone = "neutral" if warnings else "good"
+    status, sentence = "Result", f"The int8 model {_listed(parts)}."
+    if tuning is not None and tuning.met is False:
+        tone, status = "bad", "Goal not met"
+        sentence = "Nothing that was tried keeps the accuracy asked for and is faster than float32."
+    elif not parts:
+        tone, status, sentence = "neutral", "No measurements", "Nothing has been measured of this model yet."
+    elif slow or poor:
+        tone, status = "bad", "Look closer"
+    elif tuning is not None and tuning.met:
+        tone, status = "good", "Goal met"
+    return Verdict(
+        tone,
+        status,
+        sentence,
+        tuple(figure for figure in shown if figure is not None),
+        warnings,
+        target=(variant.title or variant.name) if variant is not None and len(data.variants) > 1 else "",
+        commands=_closer(data, variant, slow=slow, poor=poor, missed=status == "Goal not met"),
+    )
+
+
+def _is_bad(figure: Figure | None) -> bool:
+    return figure is not None and figure.tone == "bad"
+
+
+def _closer(data: ReportData, variant: Variant | None, *, slow: bool, poor: bool, missed: bool) -> tuple[str, ...]:
+    """The command lines that show what is behind a bad verdict. MODEL.onnx is the float32 model."""
+    named = f" --variant {shlex.quote(variant.name)}" if variant is not None and len(data.variants) > 1 else ""
+    lines = {
+        f"edgeq debug MODEL.onnx BUNDLE{named} --data SAMPLES": poor,
+        f"edgeq report BUNDLE --bench{named}": slow,
+        "edgeq tune MODEL.onnx --data SAMPLES --max-drop MORE --resume -o BUNDLE": missed,
+    }
+    return tuple(line for line, wanted in lines.items() if wanted)
 
 
 def timing_of(data: ReportData, variant: Variant | None) -> Timing | None:
@@ -212,4 +235,4 @@ def _coverage(variant: Variant | None) -> Figure | None:
 
 
 def _listed(parts: list[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+    return "".join(parts) if len(parts) < 2 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -29,7 +30,7 @@ from edgeq.report.numbers import (
 )
 from edgeq.report.timing import Latency, Timing
 from edgeq.report.tuning import Candidate, Tuning
-from edgeq.report.verdict import compared, timing_of
+from edgeq.report.verdict import compared, timing_of, verdict_of
 
 Row = Sequence[str]
 Table = tuple[Row, list[Row]]
@@ -39,8 +40,10 @@ DASH = "–"
 _SHOWN_LAYERS, _TABLE_LAYERS = 12, 1000
 _LOW_DB = 15.0
 """A layer's SQNR under this is pointed out: a tenth of its output's amplitude and more is noise."""
+_NAMED = 8
 _SHOWN_OPERATORS, _SHOWN_REASONS, _TABLE_NODES = 10, 20, 500
-_RANK = {"chosen": 0, "float32": 1, "front": 2, "behind": 3, "short": 4, "slow": 5, "dropped": 6}
+_FIRST = {"chosen": 0, "float32": 1}
+_RULED_OUT = ("short", "slow", "dropped")
 
 
 def or_dash(value: float | None, shown: Callable[..., str], *before: str) -> str:
@@ -55,8 +58,16 @@ def known_columns(heads: Row, rows: list[Row], always: int = 1) -> Table:
 
 
 def ordered_candidates(tuning: Tuning) -> list[Candidate]:
-    """The chosen one first, then float32, the front and the rest, each by latency."""
-    return sorted(tuning.candidates, key=lambda c: (_RANK.get(c.status, 9), c.latency_ms or math.inf, c.name))
+    """The chosen one, float32, then what meets the limits, then what was ruled out, each by latency."""
+    sign = 1.0 if tuning.higher_is_better else -1.0
+
+    def rank(candidate: Candidate) -> tuple[int, float, str]:
+        least, value = tuning.least_accuracy, candidate.accuracy
+        short = least is not None and value is not None and sign * value < sign * least
+        out = 3 if short or candidate.status in _RULED_OUT else 2
+        return _FIRST.get(candidate.status, out), candidate.latency_ms or math.inf, candidate.name
+
+    return sorted(tuning.candidates, key=rank)
 
 
 def statuses_drawn(tuning: Tuning, chart: str) -> list[tuple[str, str]]:
@@ -79,7 +90,7 @@ def candidate_figures(candidate: Candidate, tuning: Tuning) -> str:
 
 
 def variant_rows(data: ReportData) -> list[Row]:
-    """One row a variant: name, target, median, accuracy, SQNR, coverage, size, where it was checked."""
+    """One row a variant: name, target, verdict, median, accuracy, SQNR, coverage, size, where it was checked."""
     return [_variant_row(data, variant) for variant in data.variants]
 
 
@@ -89,6 +100,7 @@ def _variant_row(data: ReportData, variant: Variant) -> Row:
     return [
         isolated(variant.name, 40),
         isolated(variant.title or DASH, 60),
+        verdict_of(data, variant).status,
         milliseconds(pair[1].p50) if pair else DASH,
         metric(primary.name, primary.int8) if primary and primary.int8 is not None else DASH,
         or_dash(variant.sqnr_db, decibels),
@@ -174,6 +186,8 @@ class LayersView:
     top: float
     slowest: float
     conversions: str
+    slower: str
+    exclude: str
     folded: str
     low_db: float = _LOW_DB
 
@@ -196,12 +210,13 @@ def layers_view(variant: Variant) -> LayersView | None:
 
     worst = tuple(sorted(layers, key=by_error if errors else by_time)[:_SHOWN_LAYERS])
     shown = "All layers" if len(worst) == len(layers) else f"{len(worst)} of {len(layers)} layers"
+    order = f"{'error sources, then ' if any(layer.error_source for layer in worst) else ''}the lowest SQNR first"
     every = f"All {len(layers)} layers in execution order"
     first = f"The first {_TABLE_LAYERS} of {len(layers)} layers"
     sqnr = "SQNR of this layer alone" if alone else "SQNR of its output"
     return LayersView(
         lead=_lead(bool(errors), alone),
-        title=f"{shown}, {'the lowest SQNR first' if errors else 'the slowest first'}",
+        title=f"{shown}, {order if errors else 'the slowest first'}",
         heads=("layer", *([sqnr] if errors else []), *(["time, float32 and int8"] if times else [])),
         worst=worst,
         by_error=bool(errors),
@@ -210,8 +225,26 @@ def layers_view(variant: Variant) -> LayersView | None:
         top=max([0.0, *errors]),
         slowest=max(times, default=0.0) or 1.0,
         conversions=_conversions(variant),
+        slower=_slower(layers),
+        exclude=" ".join(f"--exclude {shlex.quote(layer.name)}" for layer in _made_slower(layers)[:_NAMED]),
         folded="" if len(layers) == len(worst) else every if len(layers) <= _TABLE_LAYERS else first,
     )
+
+
+def _made_slower(layers: Sequence[Layer]) -> list[Layer]:
+    """What int8 made slower, the most time lost first."""
+    return sorted((layer for layer in layers if layer.made_slower), key=lambda layer: -layer.time_lost)
+
+
+def _slower(layers: Sequence[Layer]) -> str:
+    found = _made_slower(layers)
+    if not found:
+        return ""
+    lost = sum(layer.time_lost for layer in found)
+    named = "1 layer takes" if len(found) == 1 else f"{len(found)} layers take"
+    most = "" if len(found) <= _NAMED else f"; those {_NAMED} that lose the most"
+    by = f"by {significant(lost)} µs in this profile"
+    return f"{named} longer in int8 than in float32, {by}. To keep them in float{most}:"
 
 
 def _lead(by_error: bool, alone: bool) -> str:

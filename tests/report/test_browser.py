@@ -50,6 +50,17 @@ def test_it_fits_and_is_quiet(browser: Page, page: Path, width: int, dark: bool)
     assert browser.requests == [page.resolve().as_uri()]
 
 
+def test_tables_of_several_targets_scroll_on_a_phone(browser: Page, tmp_path: Path) -> None:
+    place = tmp_path / "several.html"
+    variants = {name: {**samples.variant(3), "title": "x86-64 with VNNI"} for name in ("server", "raspberry-pi-5")}
+    place.write_text(render(read_report(samples.record(variants=variants))), "utf-8")
+    browser.open(place, width=390)
+    assert browser.evaluate("document.documentElement.scrollWidth") == 390
+    assert browser.evaluate("document.querySelector('#variants .scroll').scrollWidth") > 390
+    narrowest = "Math.min(...[...document.querySelectorAll('.scroll td:not(.n)')].map(e => e.clientWidth))"
+    assert browser.evaluate(narrowest) >= 80  # words stay whole: it was a letter a line
+
+
 def test_hostile_names_do_nothing(browser: Page, tmp_path: Path) -> None:
     place = tmp_path / "hostile.html"
     names = "".join(samples.HOSTILE[:6])

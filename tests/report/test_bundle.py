@@ -165,7 +165,7 @@ def test_the_command(copy: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(group, ["report", str(copy), "-o", str(place), "--json"])
     assert result.exit_code == 0, result.output
     record = json.loads(result.output)
-    assert sorted(record) == ["bundle", "bytes", "figures", "report", "verdict", "warnings"]
+    assert sorted(record) == ["bundle", "bytes", "commands", "figures", "report", "status", "verdict", "warnings"]
     assert record["bytes"] == place.stat().st_size
     human = CliRunner().invoke(group, ["report", str(copy), "-o", str(place)])
     assert record["verdict"] in human.output

@@ -16,6 +16,7 @@ import pytest
 import edgeq.report
 from edgeq.report.page import render
 from edgeq.report.read import read_report
+from edgeq.report.views import layers_view, ordered_candidates
 
 from . import samples
 
@@ -175,3 +176,54 @@ def test_text_and_marks_stand_out(scheme: str) -> None:
         assert contrast(colours["base"], colours[ground]) >= 3
     for area in ("other-area", "bad-area"):
         assert contrast(colours[area], colours["page"]) >= 2.5, area
+
+
+def test_the_page_is_titled_by_the_model(full: str) -> None:
+    text = [part.strip() for part in Parsed(full).text if part.strip()]
+    assert text[:2] == ["net: int8 report", "net"]
+    assert "edgeq report" not in text
+
+
+def test_every_target_shows_its_verdict() -> None:
+    page = page_of(samples.record(variants={n: {**samples.variant(3), "title": n.upper()} for n in ("a", "b", "c")}))
+    assert page.count('aria-label="Verdict"') == 3
+    for name in ("A", "B", "C"):
+        assert re.search(rf"</span> [A-Z][a-z ]+ on <bdi>{name}</bdi>", page)
+
+
+def test_candidates_come_in_the_order_that_the_caption_says() -> None:
+    tuning = read_report(samples.record()).tuning
+    assert tuning is not None
+    ordered = ordered_candidates(tuning)
+    assert [c.status for c in ordered[:2]] == ["chosen", "float32"]
+    least = tuning.least_accuracy
+    assert least is not None
+    out = [c.status in ("short", "slow", "dropped") or (c.accuracy or 0) < least for c in ordered[2:]]
+    assert out == sorted(out)  # what keeps the accuracy comes before what does not, on the front or not
+    assert any(out)
+    kept = [c.latency_ms for c, is_out in zip(ordered[2:], out, strict=True) if not is_out and c.latency_ms]
+    assert kept == sorted(kept)
+
+
+@pytest.mark.parametrize("sources", [True, False])
+def test_layers_come_in_the_order_that_the_heading_says(sources: bool) -> None:
+    body = samples.variant()
+    if not sources:
+        body["layers"]["culprits"] = []
+    view = layers_view(read_report(samples.record(variants={"int8": body})).variants[0])
+    assert view is not None
+    assert ("error sources" in view.title) is sources
+    rank = [(not layer.error_source, layer.own_db) for layer in view.worst]
+    assert rank == sorted(rank)
+
+
+def test_layers_that_int8_made_slower_are_pointed_out(full: str) -> None:
+    assert "slower in int8" not in full
+    body = samples.variant()
+    times = body["kernels"]["int8"]
+    times[3]["us"], times[3]["name"], times[7]["us"] = 300.0, "block.3/Conv", 130.0
+    times[9] |= {"us": 500.0, "kind": "float"}  # runs in float in both: not what int8 did
+    times[11]["us"] = 112.0  # a microsecond or two are the profiler's
+    page = page_of(samples.record(variants={"int8": body}))
+    assert "2 layers take longer in int8 than in float32, by 220 µs in this profile" in page
+    assert "--exclude block.3/Conv --exclude block.7/Conv</bdi>" in page

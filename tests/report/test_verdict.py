@@ -104,3 +104,29 @@ def test_nothing_measured() -> None:
 def test_warnings_temper_a_good_result() -> None:
     assert verdict(tuning=None).tone == "neutral"
     assert verdict(tuning=None, variants=only()).tone == "good"
+
+
+def test_each_target_has_a_verdict_of_its_own() -> None:
+    poor = only()["int8"] | {"title": "A board", "accuracy": {**samples.variant()["accuracy"]}}
+    poor["accuracy"] = {"float32": poor["accuracy"]["float32"], "int8": samples.accuracy({"top1": 0.3})}
+    data = read_report(samples.record(variants={**only(title="A server"), "my board": poor}))
+    first, second = (verdict_of(data, variant) for variant in data.variants)
+    assert (first.status, first.target, first.commands) == ("Goal met", "A server", ())
+    assert (second.status, second.target) == ("Look closer", "A board")
+    assert second.commands == ("edgeq debug MODEL.onnx BUNDLE --variant 'my board' --data SAMPLES",)
+    assert plain(second.sentence).startswith("The int8 model loses 26.78 pt of top-1")
+
+
+def test_a_slow_model_says_what_to_type() -> None:
+    found = verdict(variants=only(), tuning=None, bench=samples.bench_report(1.0, 2.0) | {
+        "scenarios": {"single-stream": {
+            "models": {"float32": {"latency": samples.figures(1.0)}, "int8": {"latency": samples.figures(2.0)}},
+            "ratios": {"int8": {"estimate": 0.5, "low": 0.4, "high": 0.6}},
+        }}
+    })  # fmt: skip
+    assert (found.status, found.commands) == ("Look closer", ("edgeq report BUNDLE --bench",))
+
+
+def test_a_goal_that_was_missed_says_how_to_go_on() -> None:
+    found = verdict(tuning={**samples.tuning(), "chosen": None}, variants=only())
+    assert found.commands == ("edgeq tune MODEL.onnx --data SAMPLES --max-drop MORE --resume -o BUNDLE",)
