@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from edgeq_device.options import ignore_options_in_models
+from edgeq_device.model_options import model_options
+from edgeq_device.options import ignore_options_in_models, rules, session_problem
 from edgeq_device.session_options import BRIEF_SPIN, session_options
 
-from edgeq.errors import RuntimeUnavailableError
+from edgeq.device import device_errors
+from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.records import NOT_WRITTEN
 
 OptimizationLevel = Literal["none", "basic", "extended", "all"]
@@ -59,17 +62,20 @@ def onnxruntime() -> Any:
 def open_session(model: Path | bytes, settings: SessionSettings | None = None, *, options: Any = None) -> Any:
     """Open an `onnxruntime.InferenceSession` for a file (external data allowed) or serialized bytes.
 
+    Session options that the model carries in its metadata are set, unless `settings` have others.
+
     Args:
         options: a caller's own `SessionOptions`; of `settings`, only the providers count then.
 
     Raises:
         RuntimeUnavailableError: onnxruntime is missing, or refuses the model or the settings.
+        BundleError: the model carries session options that it may not set.
         OSError: there is no space for the optimised graph.
     """
     settings = settings or SessionSettings()
     ort = onnxruntime()
     ignore_options_in_models()
-    options = options or _options(ort, settings)
+    options = options or _options(ort, with_carried(model, settings))
     source = model if isinstance(model, bytes) else os.fspath(model)
     if isinstance(source, str) and not _is_utf8(source):
         raise RuntimeUnavailableError(f"onnxruntime takes no path that is not UTF-8: {source!r}", "Rename it")
@@ -83,6 +89,39 @@ def open_session(model: Path | bytes, settings: SessionSettings | None = None, *
             f"onnxruntime {ort.__version__} refuses {where}: {text}",
             "Check the model with `edgeq inspect`, or use a newer onnxruntime",
         ) from error
+
+
+def with_carried(model: Path | bytes, settings: SessionSettings) -> SessionSettings:
+    """`settings` with the session options that a model carries in its metadata; those that are given count more.
+
+    Raises:
+        BundleError: an option that a model may not set.
+    """
+    with device_errors():
+        carried = model_options(model, "the model" if isinstance(model, bytes) else str(model))
+    return replace(settings, config={**carried, **settings.config}) if carried else settings
+
+
+def given_options(texts: Iterable[str]) -> dict[str, str]:
+    """Session options by name, from "KEY=VALUE" each.
+
+    Raises:
+        UsageError: no value, or an option or a value that is not in edgeq's table of options.
+    """
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise UsageError(f"--session-option {text!r} has no value", "Write KEY=VALUE")
+        if key not in rules().session:
+            close = difflib.get_close_matches(key, rules().session, n=1)
+            hint = f"Did you mean {close[0]}?" if close else "They are listed in docs/bundle.md"
+            raise UsageError(f"--session-option {key!r} is not one that edgeq sets", hint)
+        problem = session_problem(key, value, references=False)
+        if problem:
+            raise UsageError(f"--session-option {key} {problem}")
+        found[key] = value
+    return found
 
 
 def _options(ort: Any, settings: SessionSettings) -> Any:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import onnx_ir as ir
+from edgeq_device.model_options import KEY as CARRIED
 
 from edgeq.backends.base import Artifact, check_names
 from edgeq.backends.dynamic import OPERATORS as DYNAMIC_OPERATORS
 from edgeq.backends.dynamic import check_dynamic, expand_recurrence, write_dynamic
-from edgeq.backends.float_guard import guard_float_layers
+from edgeq.backends.float_guard import guard_float_layers, requantized_at_load
 from edgeq.backends.quantizer import quant_type, quantize_with_ranges
 from edgeq.backends.saturation_fit import check_fit, fitted_ranges
 from edgeq.backends.stored import store_weights
@@ -28,7 +30,7 @@ from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import WEIGHT_ONLY_TYPES, Scheme
 from edgeq.session import onnxruntime
 
-# See `edgeq.backends.float_guard`, which keeps it from doing harm where this option gets lost.
+# For what `edgeq.backends.float_guard` has no form of.
 _DISABLED = "optimization.disable_specified_optimizers"
 _REQUANTIZER = "WeightBiasQuantization"
 _REQUANTIZED_AT_LOAD = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -86,8 +88,8 @@ class CpuBackend:
         notes.extend(changes)
         if not is_quantized(built) and not changes:
             raise ModelError(f"{prepared.source}: nothing in it was quantized", _why_nothing(prepared, scheme))
-        session_options, why = session_needs(built, scheme.session_options)
-        if guard_float_layers(built, float_compute_nodes(built)) or changes:
+        session_options, why, settled = settle(built, scheme.session_options)
+        if settled or changes:
             save_model(built, destination)
         notes.extend(why)
         return Artifact(
@@ -99,20 +101,31 @@ class CpuBackend:
         )
 
 
-def session_needs(built: ir.Model, given: Mapping[str, str] | None = None) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Session options that a quantized model needs to be right and fast on ONNX Runtime's CPU kernels, and why.
+def settle(
+    built: ir.Model, given: Mapping[str, str] | None = None, *, guard: bool = True
+) -> tuple[dict[str, str], tuple[str, ...], bool]:
+    """Make a quantized model right and fast on ONNX Runtime's CPU kernels, in place: by the form of its graph where
+    that does it (`edgeq.backends.float_guard`), else by session options, which its metadata carry.
 
     Args:
         given: options that are set already; they are among those returned.
+        guard: whether the form of the graph may be changed.
+
+    Returns:
+        The session options, why each thing was done, and whether the model was changed.
     """
     options = dict(given or {})
     disabled = [name for name in options.get(_DISABLED, "").split(";") if name]
     notes = []
     kept = float_compute_nodes(built)
-    if kept:
+    guarded = guard_float_layers(built, kept) if guard else 0
+    if guarded:
+        notes.append(f"{guarded} compute nodes stay in float, in a form that ONNX Runtime does not quantize at load")
+    at_risk = requantized_at_load(built, kept)
+    if at_risk:
         disabled.append(_REQUANTIZER)
         notes.append(
-            f"{len(kept)} compute nodes stay in float; the session option {_DISABLED} keeps ONNX Runtime from "
+            f"{len(at_risk)} compute nodes stay in float; the session option {_DISABLED} keeps ONNX Runtime from "
             "quantizing their weights at load"
         )
     for fusion in slow_fusions(CpuBackend.name, built):
@@ -120,7 +133,10 @@ def session_needs(built: ir.Model, given: Mapping[str, str] | None = None) -> tu
         notes.append(f"without ONNX Runtime's {fusion.optimizer}: {fusion.reason}")
     if disabled:
         options[_DISABLED] = ";".join(dict.fromkeys(disabled))
-    return options, tuple(notes)
+    before = built.metadata_props.pop(CARRIED, None)
+    if options:
+        built.metadata_props[CARRIED] = json.dumps(options, sort_keys=True)
+    return options, tuple(notes), guarded > 0 or before != built.metadata_props.get(CARRIED)
 
 
 def float_compute_nodes(model: ir.Model) -> tuple[str, ...]:

@@ -35,12 +35,18 @@ def guard_float_layers(model: ir.Model, names: Collection[str]) -> int:
         data = node.inputs[0] if node.name in names else None
         maker = data.producer() if data is not None else None
         weight = constant_tensor(node.inputs[1]) if maker is not None else None
-        if maker is None or weight is None or not is_op(maker, "DequantizeLinear"):
+        if data is None or maker is None or weight is None or not is_op(maker, "DequantizeLinear"):
             continue
         parameters = {value.name: constant(value) for value in maker.inputs[1:] if value is not None}
         if not all(number is not None and not number.ndim for number in parameters.values()):
             continue
         axis, channels = _channels(node, tuple(weight.shape.numpy()))
+        if channels == 1:  # one number per channel would be one scale again
+            axis, channels = next(
+                ((axis, n) for axis, n in enumerate(data.shape or ()) if isinstance(n, int) and n > 1), (axis, 1)
+            )
+        if channels == 1:
+            continue
         repeated = [
             editor.constant(f"{name}/{channels}_times", np.full(channels, number))
             for name, number in parameters.items()
@@ -58,6 +64,19 @@ def guard_float_layers(model: ir.Model, names: Collection[str]) -> int:
         if not restored.uses() and not restored.is_graph_output():
             model.graph.remove(maker, safe=True)
     return changed
+
+
+def requantized_at_load(model: ir.Model, names: Collection[str]) -> tuple[str, ...]:
+    """Those of the named nodes that the optimizer may match: they read a tensor that is dequantized with one scale."""
+    found = []
+    for node in model.graph:
+        data = node.inputs[0] if node.name in names else None
+        maker = data.producer() if data is not None else None
+        if maker is not None and is_op(maker, "DequantizeLinear"):
+            scale = constant(maker.inputs[1])
+            if scale is None or scale.size == 1:
+                found.append(str(node.name))
+    return tuple(found)
 
 
 def _channels(node: ir.Node, weight: tuple[int, ...]) -> tuple[int, int]:

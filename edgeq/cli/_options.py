@@ -26,6 +26,13 @@ STRIDE = click.option("--stride", type=click.IntRange(min=1), default=1, help="T
 THREADS = click.option(
     "--threads", type=click.IntRange(min=0), default=0, help="Threads inside an operator; 0: all cores."
 )
+SESSION_OPTIONS = click.option(
+    "--session-option",
+    "session_options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Session option to run a model file with, over its own; a bundle brings its own. Repeatable.",
+)
 FORCE = click.option("--force", is_flag=True, help="Replace what is there.")
 
 _TASK = (

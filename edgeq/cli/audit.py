@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import PATH, PREPROCESS
+from edgeq.cli._options import PATH, PREPROCESS, SESSION_OPTIONS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.option("--count", type=click.IntRange(min=1), help="Samples to simulate. Default: 2 to 8, by the model's size.")
 @click.option("--float", "reference", type=PATH, help="The float32 model, to measure what saturation costs.")
 @click.option("--variant", metavar="NAME", help="The variant, where MODEL is a bundle.")
-@click.option("--session-option", "config", multiple=True, metavar="KEY=VALUE", help="How MODEL is run. Repeatable.")
+@SESSION_OPTIONS
 @common
 def command(
     printer: Printer,
@@ -33,7 +33,7 @@ def command(
     count: int | None,
     reference: Path | None,
     variant: str | None,
-    config: tuple[str, ...],
+    session_options: tuple[str, ...],
 ) -> None:
     """List the layers of MODEL, a quantized model or a bundle, that saturate on x86 CPUs without VNNI.
 
@@ -44,19 +44,16 @@ def command(
     edgeq audit int8.onnx
     edgeq audit int8.onnx --data val/ --preprocess imagenet --float model.onnx
     """
-    from edgeq.errors import UsageError
     from edgeq.pipeline.audit import audit_saturation
     from edgeq.pipeline.job import Data
+    from edgeq.session import given_options
 
-    wrong = next((entry for entry in config if "=" not in entry), None)
-    if wrong is not None:
-        raise UsageError(f"--session-option {wrong!r} has no value", "Write KEY=VALUE")
     result = audit_saturation(
         model,
         Data(data, preprocess, count=count) if data is not None else None,
         reference=reference,
         variant=variant,
-        config=dict(entry.split("=", 1) for entry in config),
+        config=given_options(session_options),
         progress=printer.progress(),
     )
     printer.result(result, lambda console: _draw(console, result, verbose=printer.verbose))

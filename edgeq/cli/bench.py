@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import OWN_PREPROCESS, PATH
+from edgeq.cli._options import OWN_PREPROCESS, PATH, SESSION_OPTIONS
 
 
 @click.command("bench")
@@ -23,6 +23,7 @@ from edgeq.cli._options import OWN_PREPROCESS, PATH
     help="MLPerf's scenarios: what a query is, and when it comes.",
 )
 @click.option("--threads", type=int, default=0, help="Threads inside an operator; 0: onnxruntime's choice.")
+@SESSION_OPTIONS
 @click.option("--pin", metavar="CORES", help="Run on these cores only, such as 0,2-3.")
 @click.option("--duration", type=float, metavar="S", help="Seconds at least for each model. [2]")
 @click.option("--official", is_flag=True, help="MLPerf's official duration: 600 seconds.")
@@ -47,6 +48,7 @@ def command(
     preprocess: str | None,
     count: int | None,
     shapes: tuple[str, ...],
+    session_options: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Measure latency and throughput of a model or a bundle on this machine.
@@ -62,9 +64,18 @@ def command(
 
     from edgeq.device import device_errors
     from edgeq.measure.bench import BenchData, bench
+    from edgeq.session import given_options
 
     with device_errors():
         settings = parse_settings(**options)
         data = BenchData(source, preprocess, count, parse_shapes(shapes))
-    found = bench(model, against=against, variant=variant, data=data, settings=settings, progress=printer.progress())
+    found = bench(
+        model,
+        against=against,
+        variant=variant,
+        data=data,
+        settings=settings,
+        session_options=given_options(session_options),
+        progress=printer.progress(),
+    )
     printer.result(found, lambda console: click.echo(found.text(verbose=printer.verbose)))

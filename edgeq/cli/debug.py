@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import OWN_PREPROCESS, PATH, START, STRIDE, THREADS
+from edgeq.cli._options import OWN_PREPROCESS, PATH, SESSION_OPTIONS, START, STRIDE, THREADS
 
 
 @click.command("debug")
@@ -21,13 +21,7 @@ from edgeq.cli._options import OWN_PREPROCESS, PATH, START, STRIDE, THREADS
 @click.option("--worst", type=click.IntRange(min=1), default=10, show_default=True, help="Name at most so many layers.")
 @click.option("--variant", help="Variant of the bundle; else the one that fits this machine.")
 @THREADS
-@click.option(
-    "--session-option",
-    "session_options",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Session option that the quantized model needs; a bundle brings its own. Repeatable.",
-)
+@SESSION_OPTIONS
 @click.option("--memory", metavar="SIZE", help="What tensors may take at once, such as 500MB; more passes if less.")
 @common
 def command(printer: Printer, memory: str | None, **options: Any) -> None:

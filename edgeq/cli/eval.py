@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import OWN_PREPROCESS, PATH, START, STRIDE, TASK_NAMES, THREADS, task_options
+from edgeq.cli._options import OWN_PREPROCESS, PATH, SESSION_OPTIONS, START, STRIDE, TASK_NAMES, THREADS, task_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     default="all",
     help="Graph optimisation of a model file; a bundle brings its own.",
 )
+@SESSION_OPTIONS
 @common
 def command(printer: Printer, **options: Any) -> None:
     """Measure accuracy of a model or a bundle on labelled data, or its agreement with another.

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from edgeq.backends.cpu import session_needs
+from edgeq.backends.cpu import settle
 from edgeq.errors import ModelError
 from edgeq.graph.convert import from_proto
 from edgeq.graph.query import MAIN_DOMAINS
@@ -78,7 +78,9 @@ def checked(draft: Path, output: Path, notes: Iterable[str]) -> Written:
     missing = sorted({node.domain for node in model.graph} - {*model.opset_imports, *MAIN_DOMAINS})
     if missing:
         raise ModelError(f"{output} would use operators of {missing[0]!r} without importing it", "Please report this")
-    options, why = session_needs(model)
+    options, why, changed = settle(model, guard=False)
+    if changed:
+        save_model(model, draft)
     open_session(draft, SessionSettings(config=options))
     for note in why:
         LOG.warning("%s: %s", output, note)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from edgeq.measure.latency import Measurement, bench_model, measure_models
 from edgeq.measure.loaded_model import is_bundle, variant_preprocessing
 from edgeq.model.load import model_signature, signature_of
 from edgeq.progress import SILENT, Progress
+from edgeq.session import SessionSettings
 from edgeq.signature import Signature
 
 SAMPLES = 32
@@ -49,6 +50,7 @@ def bench(
     variant: str | None = None,
     data: BenchData | None = None,
     settings: BenchSettings | None = None,
+    session_options: Mapping[str, str] | None = None,
     progress: Progress = SILENT,
 ) -> Measurement:
     """Measure an .onnx file or a bundle on this machine.
@@ -57,6 +59,7 @@ def bench(
         path: a model, or a bundle (a directory or an .edgeq file), whose float32 model, if it has one, is measured too.
         against: another model, to compare with.
         variant: of a bundle; None takes the best for this machine.
+        session_options: to run model files with, over those that they carry; a bundle brings its own.
 
     Raises:
         UsageError, DataError, ModelError, BundleError, RuntimeUnavailableError: as the message says.
@@ -83,7 +86,7 @@ def bench(
             raise UsageError(f"{path} would be compared with itself", "Name another model")
         settings = replace(settings, baseline=next(iter(models)))
     return measure_models(
-        [bench_model(name, p) for name, p in models.items()],
+        [bench_model(name, p, SessionSettings(config=session_options or {})) for name, p in models.items()],
         settings,
         feeds=_feeds(data, signature, path, progress) if data.source is not None else None,
         shapes=data.shapes,

@@ -24,7 +24,7 @@ from edgeq.measure.reference import ORDER, find_reference
 from edgeq.model.load import is_quantized
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
-from edgeq.session import SessionSettings, open_session
+from edgeq.session import SessionSettings, given_options, open_session
 
 if TYPE_CHECKING:
     from edgeq.data.samples import Samples
@@ -70,11 +70,7 @@ def debug_request(given: Mapping[str, Any]) -> DebugRequest:
     """A request from flat options: the fields of `DebugRequest` but `settings`, for which `threads` and
     `session_options` (each "key=value") are given."""
     remaining = dict(given)
-    pairs = [option.partition("=") for option in remaining.pop("session_options")]
-    wrong = next((key for key, equals, _ in pairs if not (key and equals)), None)
-    if wrong is not None:
-        raise UsageError(f"--session-option {wrong!r} has no value", "Write KEY=VALUE")
-    config = {key: value for key, _, value in pairs}
+    config = given_options(remaining.pop("session_options"))
     settings = SessionSettings(config=config, intra_op_threads=remaining.pop("threads"))
     return DebugRequest(**remaining, settings=settings)
 

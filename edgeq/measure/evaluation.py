@@ -16,7 +16,7 @@ from edgeq.measure.agreement import Agreement
 from edgeq.measure.loaded_model import LoadedModel, open_model
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.progress import SILENT, Progress
-from edgeq.session import SessionSettings
+from edgeq.session import SessionSettings, given_options
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,14 @@ class EvalRequest:
 
 
 def request_from_options(given: Mapping[str, Any]) -> EvalRequest:
-    """A request from flat options: the fields of `EvalRequest` and `TaskOptions`, `threads` and `optimization`."""
+    """A request from flat options: the fields of `EvalRequest` and `TaskOptions`, `threads`, `optimization` and
+    `session_options` (each "key=value")."""
     remaining = dict(given)
-    settings = SessionSettings(intra_op_threads=remaining.pop("threads"), optimization=remaining.pop("optimization"))
+    settings = SessionSettings(
+        config=given_options(remaining.pop("session_options")),
+        intra_op_threads=remaining.pop("threads"),
+        optimization=remaining.pop("optimization"),
+    )
     options = TaskOptions(**{f.name: remaining.pop(f.name) for f in dataclasses.fields(TaskOptions)})
     return EvalRequest(**remaining, options=options, settings=settings)
 

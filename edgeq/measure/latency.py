@@ -22,7 +22,7 @@ from edgeq_device.scenarios import Feed
 from edgeq.device import device_errors
 from edgeq.display import Page
 from edgeq.progress import SILENT, Progress
-from edgeq.session import SessionSettings, onnxruntime, open_session
+from edgeq.session import SessionSettings, onnxruntime, open_session, with_carried
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Measurement(Page):
 
 def bench_model(name: str, model: Path, settings: SessionSettings | None = None) -> BenchModel:
     """A model file to measure, opened with `settings` (whose thread count the benchmark's replaces)."""
-    base = settings or SessionSettings()
+    base = with_carried(model, settings or SessionSettings())
 
     def open_it(threads: int) -> Any:
         return open_session(model, replace(base, intra_op_threads=threads))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from edgeq.device import device_errors
 from edgeq.errors import UsageError
 from edgeq.measure.inference import Session
-from edgeq.session import SessionSettings, open_session
+from edgeq.session import SessionSettings, open_session, with_carried
 from edgeq.signature import Signature
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def open_model(
     from edgeq.model.load import in_memory, load_model, signature_of
 
     proto = load_model(path, external_data="none")
+    settings = with_carried(path, settings)
     yield LoadedModel(
         path=path,
         model=path,

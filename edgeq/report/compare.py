@@ -44,6 +44,7 @@ class CompareRequest:
         preprocess: None takes what a bundle says.
         timed: whether to time them.
         duration_s: seconds for each at least.
+        session_options: of model files, over those that they carry.
     """
 
     a: Path
@@ -58,6 +59,7 @@ class CompareRequest:
     timed: bool = True
     duration_s: float = 2.0
     limits: Limits = field(default_factory=Limits)
+    session_options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,7 @@ def compare(
     duration_s: float = 2.0,
     max_drop: float | None = None,
     min_speedup: float | None = None,
+    session_options: Mapping[str, str] | None = None,
     progress: Progress = SILENT,
 ) -> Comparison:
     """Compare two models, two bundles, or one of each. What cannot be compared is a note, not an error.
@@ -188,15 +191,16 @@ def compare(
         max_drop: accuracy that B may lose on these samples, in the unit of the task's primary metric (0.01 is one point
             of a share); needs `task`. `Comparison.check` raises where more is lost.
         min_speedup: how many times A's speed B must have; shown by the lower end of the interval.
+        session_options: to run model files with, over those that they carry; a bundle brings its own.
 
     Raises:
         UsageError: a task without data, or an option that makes no sense.
         EdgeqError: whatever is wrong with a model, a bundle or the data.
     """
     options = options or TaskOptions()
-    limits = Limits(max_drop, min_speedup)
+    limits, config = Limits(max_drop, min_speedup), session_options or {}
     request = CompareRequest(
-        Path(a), Path(b), data, task, options, preprocess, labels, count, threads, timed, duration_s, limits
+        Path(a), Path(b), data, task, options, preprocess, labels, count, threads, timed, duration_s, limits, config
     )
     return _compare(request, progress)
 
@@ -211,7 +215,7 @@ def _compare(request: CompareRequest, progress: Progress) -> Comparison:
     if request.limits.min_speedup is not None and not request.timed:
         raise UsageError("--min-speedup needs timing", "Leave --no-timing out")
     notes: list[str] = []
-    settings = SessionSettings(intra_op_threads=request.threads)
+    settings = SessionSettings(config=request.session_options, intra_op_threads=request.threads)
     with ExitStack() as stack:
         a, b = (stack.enter_context(open_model(path, settings)) for path in (request.a, request.b))
         differences = signature_differences(a.signature, b.signature)

@@ -11,7 +11,7 @@ from typing import Any
 import onnx_ir as ir
 
 from edgeq.atomic import check_apart, output_file
-from edgeq.backends.cpu import session_needs
+from edgeq.backends.cpu import settle
 from edgeq.display import Displayed
 from edgeq.errors import ModelError, UsageError
 from edgeq.graph.convert import from_proto, to_proto
@@ -118,7 +118,7 @@ def retarget(
         after = read_form(graph)
         name_nodes(graph)
         check_valid(to_proto(graph), output)
-        session_options, why = session_needs(graph)
+        session_options, why, _ = settle(graph)
         save_model(graph, draft)
         comparison = compare(model, draft, same_operators=format is None and before.format == "QDQ")
         if comparison is None:

@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from edgeq_device.model_options import model_options
 
 from edgeq.backends import backend_named, quantizer
 from edgeq.backends.cpu import CpuBackend, float_compute_nodes
 from edgeq.errors import CalibrationError, HardwareError, ModelError, UsageError
 from edgeq.model.load import model_files
 from edgeq.scheme import Scheme
-from edgeq.session import SessionSettings
+from edgeq.session import open_session
 from tests.backends.build import Bench, bench, mixed, operators, residual, stacked, weights
 
 DISABLED = "optimization.disable_specified_optimizers"
@@ -98,29 +99,23 @@ def test_only_the_types_that_were_asked_for(net: Bench) -> None:
 
 @pytest.mark.parametrize("name", ["depthwise", "last"])
 def test_an_excluded_node_stays_float_on_the_optimised_graph(net: Bench, name: str) -> None:
-    """It stands between integer tensors: ONNX Runtime would quantize its weights at load, per tensor."""
+    """It stands between integer tensors: ONNX Runtime would quantize its weights at load, per tensor. The form of the
+    graph keeps it from that, without a session option that a file taken out of its bundle would lose."""
     artifact = net.build(f"without_{name}.onnx", exclude=(name,))
-    assert artifact.session_options == {DISABLED: "WeightBiasQuantization"}
-    assert DISABLED in artifact.notes[0]
+    assert artifact.session_options == {}
+    assert model_options(artifact.model, "m") == {}
+    assert "stay in float" in artifact.notes[0]
     left = [node for node in net.coverage(artifact).float_nodes if node.macs]
     assert [node.name for node in left] == [name]
     assert net.sqnr(artifact) >= net.sqnr(net.build()) - 0.5
 
 
-@pytest.mark.parametrize("name", ["depthwise", "last"])
-def test_without_the_option_the_excluded_node_stays_float_too(net: Bench, name: str) -> None:
-    """The option does not travel with a file that is taken out of its bundle."""
-    artifact = net.build(f"bare_{name}.onnx", exclude=(name,))
-    bare = net.coverage(artifact, SessionSettings())
-    assert [node.name for node in bare.float_nodes if node.macs] == [name]
-
-
-def test_the_option_is_added_to_those_of_the_scheme(net: Bench) -> None:
+def test_the_options_of_the_scheme_travel_in_the_file(net: Bench) -> None:
     options = {DISABLED: "ConstantSharing", "session.x64quantprecision": "1"}
     artifact = net.build(exclude=("last",), session_options=options)
-    assert artifact.session_options == {**options, DISABLED: "ConstantSharing;WeightBiasQuantization"}
-    again = net.build(exclude=("last",), session_options=artifact.session_options)
-    assert again.session_options == artifact.session_options
+    assert artifact.session_options == model_options(artifact.model, "m") == options
+    opened = open_session(artifact.model).get_session_options()
+    assert {key: opened.get_session_config_entry(key) for key in options} == options
 
 
 def test_an_unknown_node_is_refused_with_the_nearest_names(net: Bench) -> None:

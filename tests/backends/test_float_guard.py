@@ -17,6 +17,7 @@ from edgeq.session import SessionSettings, open_session
 RANDOM = np.random.default_rng(0)
 LAYERS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "conv": ("Conv", (1, 8, 6, 6), (4, 8, 3, 3), {"pads": [1] * 4}),
+    "one-channel": ("Conv", (1, 1, 6, 6), (4, 1, 3, 3), {"pads": [1] * 4}),
     "depthwise": ("Conv", (1, 8, 6, 6), (8, 1, 3, 3), {"pads": [1] * 4, "group": 8}),
     "transposed": ("ConvTranspose", (1, 8, 6, 6), (8, 4, 3, 3), {}),
     "gemm": ("Gemm", (2, 8), (8, 4), {}),

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime.quantization as theirs
 import pytest
+from edgeq_device.model_options import model_options
 from onnx import TensorProto, helper
 
 from compat.networks import (
@@ -273,9 +274,11 @@ def test_unknown_options_are_named(model: Path, tmp_path: Path, caplog: pytest.L
 
 
 def test_what_a_session_needs_is_told(model: Path, tmp_path: Path) -> None:
-    """A Conv in float between integers: ONNX Runtime would quantize its weights at load."""
+    """A Conv in float between integers: ONNX Runtime would quantize its weights at load. The file carries the option
+    for edgeq's own commands."""
     written = quantize_static(model, tmp_path / "q.onnx", Reader(), nodes_to_exclude=["conv2"])
     assert written.session_options == {"optimization.disable_specified_optimizers": "WeightBiasQuantization"}
+    assert model_options(tmp_path / "q.onnx", "q") == written.session_options
     assert any("stay in float" in note for note in written.notes)
 
 

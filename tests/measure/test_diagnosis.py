@@ -142,9 +142,11 @@ def test_bad_input_is_one_line_and_a_code(quantized: Quantized, tmp_path: Path) 
 
 
 def test_options_become_a_question() -> None:
-    given = {"session_options": ("a=b=c", "d="), "threads": 2, "float_model": Path("f"), "quantized": Path("q")}
+    texts = ("session.disable_prepacking=1", "optimization.disable_specified_optimizers=A;B")
+    given = {"session_options": texts, "threads": 2, "float_model": Path("f"), "quantized": Path("q")}
     request = debug_request({**given, "data": "d"})
-    assert request.settings == SessionSettings(config={"a": "b=c", "d": ""}, intra_op_threads=2)
+    config = dict(text.split("=") for text in texts)
+    assert request.settings == SessionSettings(config=config, intra_op_threads=2)
 
 
 def agreement(sqnr_db: float) -> Agreement:

@@ -72,9 +72,9 @@ def test_only_the_fitting_profile_is_native() -> None:
         assert runs_natively(resolve(profile), machine) == (profile == fitting)
 
 
-def test_options_that_the_artifact_needs_are_told(place: Path) -> None:
+def test_a_layer_in_float_needs_no_session_option(place: Path) -> None:
     result = quantized(overrides={"exclude": ("last",)})
-    assert result.session_options == {"optimization.disable_specified_optimizers": "WeightBiasQuantization"}
+    assert result.session_options == {}
     assert any("stay in float" in note for note in result.notes)
     left = [(n.name, n.reason) for n in result.proof.coverage.float_nodes if n.macs]
     assert left == [("last", "kept in float on request")]

@@ -12,7 +12,7 @@ import mmap
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Set, Tuple
+from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Optional, Set, Tuple, Union
 
 from edgeq_device.errors import BundleError
 
@@ -23,6 +23,7 @@ MAX_DEPTH = 100
 MAX_FIELDS = 5_000_000
 MAX_DIMS = 64
 _SHOWN = 60
+_AGAIN = "Do not use this bundle; get it again from where it was made"
 _LONGEST_TEXT = 4096
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -52,6 +53,7 @@ _SINGULAR: Mapping[str, FrozenSet[int]] = {
     "SparseTensorProto": frozenset({1, 2}),
 }
 _OP_TYPE = 4  # of NodeProto
+_METADATA = 14  # of ModelProto
 _CONTEXT = b"EPContext"
 
 # Numbers that are stored one field each, by their tag: in runs, which a regular expression skips at C's speed.
@@ -119,6 +121,40 @@ def read_onnx(path: Path, where: str) -> OnnxFile:
         raise BundleError(f"{where} cannot be read ({error})") from error
 
 
+def read_metadata(model: Union[Path, bytes], key: str, where: str) -> Optional[bytes]:
+    """The value of entry `key` in the metadata of an ONNX file, of which nothing else is read. None where it has none,
+    or is no file of protobuf fields, which is for whoever opens it to report.
+
+    Raises:
+        BundleError: the entry occurs twice.
+    """
+    if isinstance(model, bytes):
+        found = _entries(model, key.encode())
+    else:
+        try:
+            with model.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                found = _entries(data, key.encode())
+        except (OSError, ValueError):  # missing, or empty, which cannot be mapped
+            return None
+    if len(found) > 1:
+        raise BundleError(f"{where} has {key!r} twice in its metadata", _AGAIN)
+    return found[0] if found else None
+
+
+def _entries(data: Any, key: bytes) -> List[bytes]:
+    walk = _Walk(data, "")
+    found = []
+    try:
+        for number, wire, at, end in walk.fields(0, len(data), _NO_RUNS):
+            if number == _METADATA and wire == _BYTES:
+                entry = {n: data[start:stop] for n, w, start, stop in walk.fields(at, end, _NO_RUNS) if w == _BYTES}
+                if entry.get(1) == key:
+                    found.append(bytes(entry.get(2, b"")))
+    except BundleError:
+        return []
+    return found
+
+
 def walk_onnx(data: Any, where: str) -> OnnxFile:
     """`read_onnx` of bytes, or of anything that is indexed, cut and searched like bytes."""
     # onnxruntime's own format carries this mark, and is opened by it whatever the file is called.
@@ -147,7 +183,7 @@ class _Walk:
             raise self._wrong(f"messages nest deeper than {MAX_DEPTH}")
         inside, singular = _INSIDE[kind], _SINGULAR.get(kind, frozenset())
         seen: Set[int] = set()
-        for number, wire, value, stop in self._fields(at, end, _RUNS.get(kind, _NO_RUNS)):
+        for number, wire, value, stop in self.fields(at, end, _RUNS.get(kind, _NO_RUNS)):
             child = inside.get(number)
             if child is not None:
                 self._expect(wire, _BYTES, kind, number)
@@ -169,7 +205,7 @@ class _Walk:
         name = ""
         external = False
         seen: Set[int] = set()
-        for number, wire, value, stop in self._fields(at, end, _RUNS[_TENSOR]):
+        for number, wire, value, stop in self.fields(at, end, _RUNS[_TENSOR]):
             if number == 1:
                 dims.extend(self._dims(wire, value, stop))
             elif number in (2, 14):
@@ -209,7 +245,7 @@ class _Walk:
     def _entry(self, at: int, end: int) -> Tuple[str, str]:
         texts: Dict[int, str] = {}
         seen: Set[int] = set()
-        for number, wire, value, stop in self._fields(at, end, _NO_RUNS):
+        for number, wire, value, stop in self.fields(at, end, _NO_RUNS):
             if number in (1, 2):
                 self._expect(wire, _BYTES, "StringStringEntryProto", number)
                 self._once(seen, number, "StringStringEntryProto")
@@ -221,9 +257,7 @@ class _Walk:
                     raise self._wrong("external data have a text that is not UTF-8") from error
         return texts.get(1, ""), texts.get(2, "")
 
-    def _fields(
-        self, at: int, end: int, runs: Mapping[int, "re.Pattern[bytes]"]
-    ) -> Iterator[Tuple[int, int, int, int]]:
+    def fields(self, at: int, end: int, runs: Mapping[int, "re.Pattern[bytes]"]) -> Iterator[Tuple[int, int, int, int]]:
         """(number, wire type, value or first byte, byte behind the last) of each field from `at` to `end`."""
         data = self._data
         left = self._left
@@ -299,5 +333,5 @@ class _Walk:
     def _wrong(self, problem: str) -> BundleError:
         return BundleError(
             f"{self._where} is not an ONNX file as one is written: {problem}",
-            "Do not use this bundle; get it again from where it was made",
+            _AGAIN,
         )

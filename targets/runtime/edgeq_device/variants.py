@@ -8,6 +8,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 
 from edgeq_device.errors import BundleError
 from edgeq_device.manifest import COMPONENT, FileRecord, VariantBody, parse_component, resolve_reference, strings_in
+from edgeq_device.model_options import model_options
 from edgeq_device.names import is_plain_name
 from edgeq_device.options import check_table_name, read_provider_options, read_session_options
 from edgeq_device.plainjson import MAX_BYTES, parse_json
@@ -31,7 +32,8 @@ class Variant:
         name, component: as in the package; the quantized model is the component "model".
         ep: execution provider.
         model: the ONNX file; None where ONNX Runtime is not what runs this variant.
-        session_options, provider_options: what the session must be opened with; paths are resolved.
+        session_options, provider_options: what the session must be opened with; paths are resolved. Options that the
+            model carries in its metadata are among them.
         architecture: "x86_64", "arm64" ...; "any" fits all.
         required_features: CPU features without which the variant is wrong or slow.
         rank: among the variants that fit, the highest wins.
@@ -104,7 +106,10 @@ def _variant(
         component=component,
         ep=body.ep,
         model=model,
-        session_options=read_session_options(body.session_options, where, resolve),
+        session_options={
+            **(model_options(model, where) if model is not None else {}),
+            **read_session_options(body.session_options, where, resolve),
+        },
         provider_options=read_provider_options(body.ep, body.provider_options, where, resolve),
         architecture=architecture,
         required_features=tuple(strings_in(info, "required_features", where)),
