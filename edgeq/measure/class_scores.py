@@ -57,8 +57,9 @@ class ClassScores:
         shapes = [array.shape for array in inputs.values()]
         batched = len(output) == 1 or any(shape[:1] == output.shape[:1] for shape in shapes)
         self.alone = self.alone and output.dtype.kind == "f" and batched and output.shape not in shapes
-        p = probabilities(scores.astype(np.float64))
-        self.summed = self.summed and is_distribution(scores)
+        scores = scores.astype(np.float64)
+        p = probabilities(scores)
+        self.summed = self.summed and p is scores
         self.rows += len(p)
         self.columns = p.shape[1]
         self.confidence += float(p.max(1).sum())
@@ -85,14 +86,9 @@ def is_class_scores(array: NDArray[Any]) -> bool:
     return array.ndim >= 2 and array.size > 0 and max(array.shape[1:]) == math.prod(array.shape[1:]) >= 2
 
 
-def is_distribution(scores: NDArray[Any]) -> bool:
-    """Whether every row of [N, C] is not negative and sums to one."""
-    return bool((scores >= -1e-6).all() and np.allclose(scores.sum(1, dtype=np.float64), 1, atol=1e-3))
-
-
 def probabilities(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     """Rows that are not negative and sum to one as they are; the softmax of others. [N, C] → [N, C]."""
-    if is_distribution(scores):
+    if scores.min() >= -1e-6 and np.abs(scores.sum(1) - 1).max() <= 1e-3:
         return scores
     finite = np.nan_to_num(scores, nan=-np.inf, posinf=1e30)
     raised = np.exp(finite - finite.max(1, keepdims=True))

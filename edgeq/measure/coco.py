@@ -12,7 +12,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from edgeq.errors import DataError, RuntimeUnavailableError
+from edgeq.measure.average_precision import Matches, match
 from edgeq.measure.boxes import Detections
 
 MAX_FILE_BYTES = 2 << 30
@@ -182,3 +185,18 @@ def _guesses(annotations: CocoAnnotations, image: Image, detections: Detections)
             "bbox": [x1, y1, x2 - x1, y2 - y1],
             "score": float(score),
         }
+
+
+def match_image(annotations: CocoAnnotations, image: Image, detections: Detections) -> dict[int, Matches]:
+    """Detections of one image matched with its objects, by category id; boxes in pixels of the annotated image."""
+    boxes = np.concatenate([detections.boxes[:, :2], detections.boxes[:, 2:] - detections.boxes[:, :2]], axis=1)
+    categories = np.array(annotations.categories, np.int64)[detections.classes]
+    known = np.array([o["category_id"] for o in image.annotations], np.int64)
+    objects = np.array([o["bbox"] for o in image.annotations], np.float64).reshape(-1, 4)
+    crowd = np.array([o["iscrowd"] for o in image.annotations], np.bool_)
+    return {
+        int(c): match(
+            boxes[categories == c], detections.scores[categories == c], objects[known == c], crowd[known == c]
+        )
+        for c in np.union1d(categories, known)
+    }

@@ -18,7 +18,15 @@ if TYPE_CHECKING:
 
 
 class Meter(Protocol):
-    """Collects one model's outputs over the samples."""
+    """Collects one model's outputs over the samples.
+
+    How sure a loss is, is found by computing the primary metric over random halves of the samples, with a meter for
+    each half (`edgeq.measure.resample`). A meter may have one of two more methods, which make that exact or cheap:
+
+        scores() -> NDArray        a score for each row so far, where the primary metric is their mean
+        resampled(halves) -> NDArray   the primary metric over each of the halves [H, N] (bool) of the N updates so far;
+                                       NaN where it has none
+    """
 
     def update(self, outputs: Outputs, sample: Sample) -> None:
         """Take the outputs for one sample. DataError where the sample has not the label that the task needs."""

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from edgeq.records import Amount, Count, Finite, NullIsInfinite, Positive, Share
+from edgeq.records import Amount, Count, Finite, NullIsInfinite, Positive, Share, computed
 
 SCHEMA = "edgeq.tuning/1"
+_NINE_OF_TEN = 1.2816  # one-sided 90 % of the normal distribution
 
 Stage = Literal["space", "recovery", "exclusion", "threads"]
 Status = Literal["chosen", "qualified", "short", "eliminated"]
@@ -48,7 +49,8 @@ class Assessment:
         drop: what the basis measures: the loss in the task's primary metric; without labels see docs/tune.md.
         low, high: 95 % confidence interval of `drop`.
         expected: the best estimate of the loss on samples not seen; equal to `drop` where nothing better is known.
-        doubt: standard error of `expected`; 0 where nothing better than `drop` is known.
+        doubt: standard error of `expected`; 0 where it is not known: there are hardly any samples, or outputs that are
+            compared by their cosine, or the loss on the samples themselves was in question.
         metrics: the task's, by name; empty without labels.
         disagreement: share of rows whose top-1 differs from float32's: no loss of top-1 can be larger. None where the
             outputs are no class scores.
@@ -68,10 +70,11 @@ class Assessment:
     sqnr_db: NullIsInfinite = math.inf
     cosine: float = 1.0
 
-    @property
-    def loss(self) -> float:
-        """What is held against the bar: the worse of what was measured and what is to be expected, doubt included."""
-        return max(self.drop, self.expected + self.doubt)
+    @computed
+    def bound(self) -> float:
+        """What is held against the loss allowed: by nine chances of ten the loss on other samples is not larger; and no
+        less than what these samples show."""
+        return max(self.drop, self.expected + _NINE_OF_TEN * self.doubt)
 
 
 @dataclass(frozen=True)

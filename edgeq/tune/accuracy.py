@@ -9,17 +9,16 @@ from pathlib import Path
 from edgeq.data.samples import Sample
 from edgeq.measure.agreement import Agreement, Comparison
 from edgeq.measure.inference import Outputs, Session, infer
+from edgeq.measure.resample import Measured, ResampledMeter
 from edgeq.measure.rows import rows
 from edgeq.measure.task import Task
 from edgeq.pipeline.job import Job
 from edgeq.progress import SILENT, Progress
 from edgeq.report.tuning_record import Assessment
 from edgeq.session import open_session
-from edgeq.tune.accuracy_estimate import AgreementEstimate, Measured, MetricEstimate, assess
+from edgeq.tune.accuracy_estimate import AgreementEstimate, assess
 from edgeq.tune.recover.sensitivity import Columns
 from edgeq.tune.store import MEMORY, ArrayStore, SampleStore
-
-_BLOCKS = 16
 
 
 class AccuracyMeter:
@@ -102,8 +101,8 @@ class AccuracyMeter:
         """float32's metrics over all samples; empty without a task."""
         return dict(self._float_measured(self.total).metrics) if self._task is not None else {}
 
-    def _metric(self) -> MetricEstimate | None:
-        return MetricEstimate(self._task, max(1, self.total // _BLOCKS)) if self._task is not None else None
+    def _metric(self) -> ResampledMeter | None:
+        return ResampledMeter(self._task) if self._task is not None else None
 
     def _float_measured(self, samples: int) -> Measured:
         """float32's metric over the first `samples`, computed once for each such number."""
@@ -130,7 +129,7 @@ class AccuracyMeter:
 class _Estimate:
     """A candidate's running figures, and how many samples they rest on."""
 
-    metric: MetricEstimate | None
+    metric: ResampledMeter | None
     agreement: AgreementEstimate
     seen: int = 0
 

@@ -1,7 +1,7 @@
 """One candidate's accuracy against float32, sample by sample, with how sure it is.
 
-With labels the loss is that of the task's metric. Metrics need not be means over samples (AUC, mAP), so the interval
-comes from blocks of samples, each measured by itself, by both models: Student's t over the blocks' paired differences.
+With labels the loss is that of the task's metric, and its standard error comes from the samples: see
+`edgeq.measure.resample`.
 
 Without labels, or beside them, there is what float32 itself thinks of the candidate's answers. For class scores, with p
 float32's probabilities (the scores if they sum to one, else their softmax):
@@ -16,7 +16,6 @@ disagreement. For other outputs it is 1 - cosine of the worst output, over all e
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,49 +23,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.data.samples import Sample
-from edgeq.errors import DataError
 from edgeq.measure.agreement import Comparison
 from edgeq.measure.class_scores import is_class_scores, probabilities
 from edgeq.measure.inference import Outputs
-from edgeq.measure.task import Meter, Task
+from edgeq.measure.resample import Measured, loss_error
+from edgeq.measure.task import Task
 from edgeq.report.tuning_record import Assessment
 
-_FEWEST_BLOCKS = 4
 _TOP1 = "top1"
 # Standard deviation of the regret as an estimate of the loss, over itself: by how much float32 may misjudge itself.
 _TRUST = 0.5
 _SURE = 1.96  # two-sided 95 % of the normal distribution
-
-
-class MetricEstimate:
-    """One model's metric over all rows, and over each block of rows."""
-
-    def __init__(self, task: Task, block_rows: int) -> None:
-        self._task = task
-        self._block_rows = block_rows
-        self._whole = task.start()
-        self._blocks: list[Meter] = []
-        self.rows = 0
-
-    def update(self, outputs: Outputs, sample: Sample) -> None:
-        """Add one row: a model's outputs, and the sample with its label."""
-        if self.rows % self._block_rows == 0:
-            self._blocks.append(self._task.start())
-        self._whole.update(outputs, sample)
-        self._blocks[-1].update(outputs, sample)
-        self.rows += 1
-
-    def measured(self) -> Measured:
-        """So far: all rows, and each full block; None for a block without a value (AUC of one class)."""
-        full = self._blocks[: self.rows // self._block_rows]
-        return Measured(dict(self._whole.result()), tuple(self._value(block) for block in full))
-
-    def _value(self, block: Meter) -> float | None:
-        try:
-            value = block.result()[self._task.primary]
-        except DataError:
-            return None
-        return value if math.isfinite(value) else None
 
 
 @dataclass
@@ -131,14 +98,6 @@ class AgreementEstimate:
         return None
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A model's metrics over some rows, and its primary metric over each block of them."""
-
-    metrics: Mapping[str, float]
-    blocks: tuple[float | None, ...]
-
-
 def assess(
     agreement: AgreementEstimate,
     labels: tuple[Task, Measured, Measured] | None,
@@ -170,11 +129,13 @@ def assess(
         task, reference, candidate = labels
         sign = 1 if task.higher_is_better else -1
         drop = sign * (reference.metrics[task.primary] - candidate.metrics[task.primary])
-        error, factor = block_error(_differences(reference.blocks, candidate.blocks), least=1 / compared.count)
-        estimated = task.primary == _TOP1 and not seen_only
-        expected, doubt = _combine(drop, error, regret) if estimated else (drop, 0.0)
-        low, high = (drop - factor * error, drop + factor * error) if error is not None else (-1.0, 1.0)
+        error = loss_error(reference, candidate, least=1 / compared.count)
         known["metrics"] = candidate.metrics
+        if error is None:
+            return Assessment(**known, drop=drop, low=-1.0, high=1.0, expected=drop)
+        low, high = drop - _SURE * error, drop + _SURE * error
+        by_float = regret if task.primary == _TOP1 else None
+        expected, doubt = (drop, 0.0) if seen_only else _combine(drop, error, by_float)
         return Assessment(**known, drop=drop, low=low, high=high, expected=expected, doubt=doubt)
     if seen_only:
         top1 = compared.top1
@@ -187,36 +148,17 @@ def assess(
     return Assessment(**known, drop=drop, low=0.0, high=1.0, expected=drop)
 
 
-def block_error(differences: Sequence[float], *, least: float = 0.0) -> tuple[float | None, float]:
-    """Standard error of the mean of paired block differences, and Student's 97.5 % factor for as many.
-
-    The factor is the Cornish-Fisher expansion of the t quantile, right to 4 % from four blocks on. None: too few.
-
-    Args:
-        least: the error is no smaller than this (one sample's weight): that no sample changed is luck, too.
-    """
-    if len(differences) < _FEWEST_BLOCKS:
-        return None, 0.0
-    freedom = len(differences) - 1
-    error = float(np.std(differences, ddof=1)) / math.sqrt(len(differences))
-    return max(error, least), _SURE + 2.37 / freedom + 2.82 / freedom**2
-
-
-def _differences(reference: Sequence[float | None], candidate: Sequence[float | None]) -> list[float]:
-    pairs = list(zip(reference, candidate, strict=True))
-    return [r - c for r, c in pairs if r is not None and c is not None]
-
-
-def _combine(drop: float, error: float | None, regret: Regret | None) -> tuple[float, float]:
-    """The measured loss of top-1 and the regret, weighted by the inverse of their variances, and the standard error.
+def _combine(drop: float, error: float, regret: Regret | None) -> tuple[float, float]:
+    """The loss to be expected on other samples, and its standard error: of top-1, the measured loss and the regret,
+    weighted by the inverse of their variances; of other metrics the measured one.
 
     What labels say is unbiased and noisy: only rows that change between right and wrong count, and a few hundred
     samples have a dozen of those. The regret is steady and may be biased; it is trusted to within half its size. A
     candidate that seems better than float32 counts as equal: of several candidates some are lucky on the few samples,
     and would be chosen for it.
     """
-    if regret is None or error is None:
-        return drop, 0.0
+    if regret is None:
+        return max(drop, 0.0), error
     measured = error**2
     trusted = max(regret.error**2 + (_TRUST * regret.mean) ** 2, 1e-12)
     weight = 1 / measured + 1 / trusted

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from edgeq.tune.evaluator import FLOAT, Evaluator
-from edgeq.tune.explain import less_accurate, points, times
+from edgeq.tune.explain import less_accurate, loses, times
 from edgeq.tune.goal import Deadline
 from edgeq.tune.record import Trial
 from edgeq.tune.timing import MOST_S, RACED, Baseline, choose_threads, not_slower, race
 from edgeq.tune.trials import FLOAT_MACS, TIE, TrialTable, accuracy_key, structure_of
 
+_BY_TIME = ("latency", "throughput")
 _SUPERLATIVES = {
     "latency": "fastest",
     "throughput": "fastest",
@@ -43,17 +44,18 @@ def decide(
         raced = race(table, evaluator, finalists, float_threads, top=1, tie=TIE, seconds=seconds * 2 / 3)
         baseline = Baseline(raced.timings[FLOAT], float_threads, raced.settled, raced.histograms)
         for trial in table.qualified():
-            if not not_slower(trial, strict=table.objective in ("latency", "throughput")):
+            if not not_slower(trial, strict=table.objective in _BY_TIME):
                 assert trial.timing is not None
                 table.eliminate(trial.name, f"not faster than float32: {times(trial.timing)}")
         structures = {structure_of(trial) for trial in finalists}
         ranked = [trial for trial in table.qualified() if structure_of(trial) in structures]
+        tied = {structure_of(table[name]) for name in raced.tied} if table.objective in _BY_TIME else set()
         if ranked:
             for trial in table.qualified():
                 if trial not in ranked:
                     reason = f"costlier than the {len(finalists)} that went into the last race"
                     table.update(trial.name, status="qualified", reason=reason)
-            _choose(table, ranked)
+            _choose(table, ranked, tied)
             break
     return baseline
 
@@ -73,24 +75,33 @@ def _finalists(table: TrialTable, evaluator: Evaluator) -> list[Trial]:
     return [*old[:RACED], *new]
 
 
-def _choose(table: TrialTable, ranked: Sequence[Trial]) -> None:
-    """Choose the most accurate of the cheapest of `ranked`, which are sorted by cost."""
+def _choose(table: TrialTable, ranked: Sequence[Trial], tied: Collection[str] = ()) -> None:
+    """Choose the most accurate of the cheapest of `ranked`, which are sorted by cost.
+
+    Args:
+        tied: structures whose speed cannot be distinguished from the fastest one's.
+    """
     if not ranked:
         return
-    winner = min((t for t in ranked if not table.cheaper(ranked[0], t)), key=accuracy_key)
+    cheapest = [t for t in ranked if not table.cheaper(ranked[0], t) or structure_of(t) in tied]
+    winner = min(cheapest, key=accuracy_key)
     assert winner.assessment is not None
     for trial in ranked:
-        table.update(trial.name, status="qualified", reason=_why_not(table, trial, winner))
-    lost = points(winner.assessment.loss)
-    why = f"the {_SUPERLATIVES[table.objective]} that keeps the accuracy asked for: loses {lost}"
+        table.update(trial.name, status="qualified", reason=_why_not(table, trial, winner, cheapest))
+    lost = loses(winner.assessment)
+    why = f"the {_SUPERLATIVES[table.objective]} that keeps the accuracy asked for: {lost}"
     table.update(winner.name, status="chosen", reason=why)
 
 
-def _why_not(table: TrialTable, trial: Trial, winner: Trial) -> str:
+def _why_not(table: TrialTable, trial: Trial, winner: Trial, cheapest: Sequence[Trial]) -> str:
     if structure_of(trial) == structure_of(winner):
         return f"as fast as {winner.name}, {less_accurate(trial, winner)}"
-    if not table.cheaper(winner, trial):
-        return f"within {TIE:.0%} of {winner.name}, {less_accurate(trial, winner)}"
+    if trial in cheapest:
+        close = not (table.cheaper(winner, trial) or table.cheaper(trial, winner))
+        which = (
+            f"within {TIE:.0%} of {winner.name}" if close else f"not to be distinguished from {winner.name} in speed"
+        )
+        return f"{which}, {less_accurate(trial, winner)}"
     if table.objective == FLOAT_MACS:
         return f"{table.cost(trial):.1%} of the MACs in float, {winner.name} {table.cost(winner):.1%}"
     times_what = {"size": "times larger than", "memory": "times the memory of"}

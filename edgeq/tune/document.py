@@ -69,7 +69,7 @@ def make_record(
     found = plain(outcome)
     baseline, threads = found.pop("baseline"), found.pop("baseline_threads")
     classes = any(t.assessment and t.assessment.disagreement is not None for t in outcome.trials)
-    metric = task.primary if task else "top-1 agreement" if classes else "cosine"
+    metric = task.primary if task else "agreement" if classes else "cosine"
     return {
         "schema": SCHEMA,
         "model": {

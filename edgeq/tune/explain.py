@@ -12,6 +12,14 @@ def points(loss: float) -> str:
     return f"{100 * loss:.2f} points"
 
 
+def loses(found: Assessment) -> str:
+    """The loss on the samples, and what it may be on others."""
+    text = f"loses {points(found.drop)}"
+    return (
+        text if points(found.bound) == points(found.drop) else f"{text}, on other samples up to {points(found.bound)}"
+    )
+
+
 def times(timing: Timing, of: str = "") -> str:
     """The ratio to float32 with its interval."""
     s = timing.speedup
@@ -35,7 +43,7 @@ def share(trial: Trial, other: Trial) -> float:
 def less_accurate(trial: Trial, better: Trial) -> str:
     """Why `better` is preferred to `trial`, which is as fast."""
     if points(_loss(trial)) != points(_loss(better)):
-        return f"and loses {points(_loss(trial))}, not {points(_loss(better))}"
+        return f"and loses up to {points(_loss(trial))}, not {points(_loss(better))}"
     a, b = (t.assessment.sqnr_db if t.assessment else 0.0 for t in (trial, better))
     return f"as accurate, and its outputs are further from float32's (SQNR {a:.1f} dB, not {b:.1f})"
 
@@ -55,10 +63,8 @@ def verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
             f"it loses {points(found.drop)}{_interval(found)}, by {found.basis}, on {found.samples} samples; "
             f"{points(goal.max_drop)} were allowed",
         ]
-        if found.expected != found.drop:
-            lines.append(
-                f"on other samples {points(found.expected)} are to be expected, give or take {found.doubt:.2%}"
-            )
+        if found.doubt:
+            lines.append(f"on other samples up to {points(found.bound)} are to be expected (nine chances of ten)")
     if not outcome.settled:
         lines.append("the fastest candidates could not be distinguished in the time that there was")
     if outcome.out_of_time:
@@ -76,7 +82,7 @@ def needed(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     if quick:
         near = min(quick, key=_loss)
         lines.append(
-            f"{near.name} is faster than float32 and loses {points(_loss(near))}: "
+            f"{near.name} is faster than float32 and {loses(near.assessment) if near.assessment else ''}: "
             f"--max-drop {100 * _loss(near) + 0.005:.2f}% would let it through"
         )
     elif accurate:
@@ -98,7 +104,7 @@ def _interval(found: Assessment) -> str:
 
 
 def _loss(trial: Trial) -> float:
-    return trial.assessment.loss if trial.assessment else float("inf")
+    return trial.assessment.bound if trial.assessment else float("inf")
 
 
 def _speed(trial: Trial) -> float:

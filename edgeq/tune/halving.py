@@ -8,7 +8,7 @@ from edgeq.progress import Progress
 from edgeq.report.tuning_record import Stage
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.evaluator import Evaluator
-from edgeq.tune.explain import hopeless, less_accurate, points
+from edgeq.tune.explain import hopeless, less_accurate, loses, points
 from edgeq.tune.goal import Deadline
 from edgeq.tune.record import Trial
 from edgeq.tune.screening import build
@@ -80,10 +80,7 @@ def _mark_shortfall(table: TrialTable, trial: Trial) -> None:
     if not found.complete:
         table.eliminate(trial.name, hopeless(found, table.goal.max_drop))
         return
-    text = f"loses {points(found.drop)}"
-    if found.loss > found.drop:
-        text += f" on these samples, up to {points(found.loss)} are to be expected on others"
-    table.update(trial.name, status="short", reason=f"{text}; {points(table.goal.max_drop)} are allowed")
+    table.update(trial.name, status="short", reason=f"{loses(found)}; {points(table.goal.max_drop)} are allowed")
 
 
 def _note_best(table: TrialTable, progress: Progress) -> None:
@@ -95,7 +92,7 @@ def _note_best(table: TrialTable, progress: Progress) -> None:
         speed = trial.timing.speedup if trial.timing else None
         times = f", {speed['estimate']:.2f} times float32's speed" if speed else ""
         seen = f" on {trial.assessment.samples} samples" if not trial.assessment.complete else ""
-        progress.note(f"best so far: {trial.name}: loses {points(trial.assessment.loss)}{seen}{times}")
+        progress.note(f"best so far: {trial.name}: {loses(trial.assessment)}{seen}{times}")
 
 
 def _drop_hopeless(table: TrialTable) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edgeq_device.distribution import histogram, shared_edges
+from edgeq_device.distribution import Distribution, histogram, shared_edges
 from edgeq_device.latency import Bursts, WarmUp
 from edgeq_device.memory import measure_memory
 from edgeq_device.ranking import rank_until_settled, ratio
@@ -48,6 +48,7 @@ _LEAST_SQNR_DB = -200.0
 # Two sessions of one small model differ by up to a fifth, by where their memory happens to lie: a race runs several.
 _SESSIONS, _SMALL = 3, 2**25
 # Short ones: what distinguishes runners is the number of rounds. The pause is longer than any within a burst.
+_SURE = 0.95
 _BURSTS, _PAUSE_S = Bursts(0.025, 0.006), 0.02
 
 
@@ -150,7 +151,9 @@ class LocalEvaluator:
             timings[name] = Timing(figures, against)
         edges = shared_edges(list(measured.values()))
         counts = {name: histogram(distribution, edges) for name, distribution in measured.items()}
-        return Race(timings, ranking.order, ranking.settled, {"edges_ms": edges.tolist(), "counts": counts})
+        order = [name for name in ranking.order if name != baseline]
+        tied = tuple(name for name in order if not slower(measured[name], measured[order[0]], tie))
+        return Race(timings, ranking.order, ranking.settled, {"edges_ms": edges.tolist(), "counts": counts}, tied)
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
         """See `Evaluator.slow_layers`; on the first sample."""
@@ -251,6 +254,12 @@ class LocalEvaluator:
         feed = self._accuracy.samples[0].inputs
         found = measure_coverage(artifact.model, artifact.settings(), feed, source, lambda name, op_type: "")
         return found.int8_mac_share or 0.0
+
+
+def slower(one: Distribution, other: Distribution, tie: float) -> bool:
+    """Whether `one` takes longer than `other` beyond doubt, and by more than the share `tie`."""
+    found = ratio(one, other)
+    return found.confidence >= _SURE and found.low > 1 + tie
 
 
 def _proof_session(artifact: Artifact) -> Session:

@@ -28,7 +28,7 @@ def simulated_record(target: Target, goal: Goal, outcome: Outcome, elapsed_s: fl
 
 def shortfall(target: Target, goal: Goal, outcome: Outcome) -> str:
     """Why nothing was chosen, in one line."""
-    losses = [trial.assessment.loss for trial in outcome.trials if trial.assessment is not None]
+    losses = [trial.assessment.bound for trial in outcome.trials if trial.assessment is not None]
     if losses:
         return f"no form for {target.name} loses at most {goal.max_drop:g} in simulation: the best, {min(losses):.4f}"
     reasons = [trial.reason for trial in outcome.trials] or ["its profile has no scheme that fits the data"]
@@ -62,6 +62,6 @@ def _form(trial: Trial, own: tuple[str, ...]) -> dict[str, Any]:
         "method": " ".join([scheme.method, *options]),
         "kept_in_float": [name for name in scheme.exclude if name not in own],
         "int8_mac_share": screening.int8_mac_share if screening else 0.0,
-        "loss": assessment.loss if assessment and assessment.complete else None,
+        "loss": assessment.drop if assessment and assessment.complete else None,
         "noise": 10 ** (-screening.sqnr_db / 10) if screening else None,
     }

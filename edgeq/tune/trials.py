@@ -88,7 +88,7 @@ class TrialTable:
     def meets(self, trial: Trial) -> bool:
         """Whether it was measured on all samples and keeps the accuracy asked for."""
         found = trial.assessment
-        return found is not None and found.complete and found.loss <= self.goal.max_drop
+        return found is not None and found.complete and found.bound <= self.goal.max_drop
 
     def qualified(self) -> list[Trial]:
         """Best first: by cost, of equal cost the more accurate."""
@@ -103,10 +103,10 @@ class TrialTable:
 
 def pareto_front(trials: Iterable[Trial]) -> list[str]:
     """Names of the trials that no other beats in p50 latency or loss without losing in the other; fastest first."""
-    points = sorted((p50_of(t), loss_of(t), t.name) for t in trials)
+    points = sorted((p50_of(t), *accuracy_key(t)) for t in trials)
     front: list[str] = []
     best = float("inf")
-    for _, loss, name in points:
+    for _, loss, _, name in points:
         if loss < best:
             best = loss
             front.append(name)
@@ -114,8 +114,8 @@ def pareto_front(trials: Iterable[Trial]) -> list[str]:
 
 
 def loss_of(trial: Trial) -> float:
-    """Accuracy lost, as a fraction; infinity where it was not assessed."""
-    return trial.assessment.loss if trial.assessment else float("inf")
+    """What is held against the loss allowed, as a fraction; infinity where it was not assessed."""
+    return trial.assessment.bound if trial.assessment else float("inf")
 
 
 def accuracy_key(trial: Trial) -> tuple[float, float, str]:

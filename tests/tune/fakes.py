@@ -28,6 +28,7 @@ class Fact:
     bytes: int = 100
     error: str = ""
     width: float = 0.001
+    doubt: float = 0.0
 
 
 @dataclass
@@ -48,6 +49,7 @@ class FakeEvaluator:
     float_ms: float = 10.0
     thread_gain: Mapping[int, float] = field(default_factory=dict)
     tails: Mapping[int, float] = field(default_factory=dict)
+    tied: tuple[str, ...] = ()
     clock: Clock | None = None
     log: list[str] = field(default_factory=list)
 
@@ -74,7 +76,9 @@ class FakeEvaluator:
             complete = samples >= self.total
             loss = fact.loss if complete or fact.early is None else fact.early
             width = fact.width * (self.total / samples) ** 0.5
-            found[candidate.name] = Assessment(samples, complete, "labels", loss, loss - width, loss + width, loss)
+            found[candidate.name] = Assessment(
+                samples, complete, "labels", loss, loss - width, loss + width, loss, fact.doubt
+            )
         return found
 
     def time(
@@ -90,7 +94,8 @@ class FakeEvaluator:
                 {"p50_ms": value, "mean_ms": value * self.tails.get(runners[name][1], 1.0)},
                 None if name == baseline else ratio,
             )
-        return Race(timings, tuple(sorted(p50, key=lambda n: p50[n])), True, {"edges_ms": [], "counts": {}})
+        order = tuple(sorted(p50, key=lambda n: p50[n]))
+        return Race(timings, order, True, {"edges_ms": [], "counts": {}}, tuple(n for n in self.tied if n in order))
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
         return self.slow

@@ -142,7 +142,7 @@ def test_what_is_simulated_has_no_clock_and_is_ranked_layer_by_layer(job: Job, n
     task = make_task("classification")
     proof = evaluate(open_session(built.proof_model, built.proof_settings()), job.validation, task)
     assert found.metrics == proof.metrics
-    assert found.loss == evaluator.float_metrics()["top1"] - proof.metrics["top1"], "no estimate for other samples"
+    assert found.bound == evaluator.float_metrics()["top1"] - proof.metrics["top1"], "no estimate for other samples"
     ranking = evaluator.rank(candidate, headroom=1.0, seconds=math.inf)
     assert [len(layer.nodes) for layer in ranking.layers] == [1] * len(ranking.layers)
     assert len(affordable(ranking, 1.0)) == len(ranking.layers) - 1

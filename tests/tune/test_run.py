@@ -83,7 +83,7 @@ def test_without_labels_float_is_the_judge(tmp_path: Path) -> None:
         "held_out": False,
         "labelled": False,
     }
-    assert result.record["metric"]["name"] == "top-1 agreement"
+    assert result.record["metric"]["name"] == "agreement"
     assert result.outcome.winner is not None
     assert result.outcome.winner.assessment is not None
     assert result.outcome.winner.assessment.basis == "agreement"

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from edgeq.records import plain
 from edgeq.report.tuning_record import Assessment
 from edgeq.scheme import Scheme
 from edgeq.tune.candidate import Candidate
+from edgeq.tune.explain import verdict
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.record import Outcome
 from edgeq.tune.search import search
@@ -62,6 +64,34 @@ def test_a_smaller_one_need_only_keep_up_with_float(objective: Any) -> None:
 def test_within_a_tie_the_more_accurate_wins() -> None:
     facts = {"a": Fact(speed=3.0, loss=0.004), "b": Fact(speed=2.98, loss=0.001)}
     assert run(FakeEvaluator(facts), "a", "b").chosen == "b"
+
+
+def test_what_cannot_be_distinguished_in_speed_is_chosen_by_accuracy() -> None:
+    facts = {"a": Fact(speed=3.0, loss=0.004), "b": Fact(speed=2.8, loss=0.001), "c": Fact(speed=2.5, loss=0.0)}
+    assert run(FakeEvaluator(facts), "a", "b", "c").chosen == "a"
+    outcome = run(FakeEvaluator(facts, tied=("a", "b")), "a", "b", "c")
+    assert outcome.chosen == "b"
+    assert outcome.trial("a").reason.startswith("in speed not distinguishable from b, and loses up to 0.40 points")
+    sizes = {"a": Fact(speed=3, bytes=10, loss=0.004), "b": Fact(speed=3, bytes=20, structure="b")}
+    small = run(FakeEvaluator(sizes, tied=("a", "b")), "a", "b", goal=Goal("size"))
+    assert small.chosen == "a", "where size counts, equal speed is no tie"
+
+
+def test_a_doubtful_candidate_is_passed_over_for_one_that_keeps_its_accuracy() -> None:
+    facts = {"a": Fact(speed=3, loss=0.004, doubt=0.008), "b": Fact(speed=2, loss=0.004, doubt=0.001)}
+    outcome = run(FakeEvaluator(facts), "a", "b")
+    assert outcome.chosen == "b"
+    assert "loses 0.40 points, on other samples up to 1.43 points; 1.00 points are allowed" in outcome.trial("a").reason
+
+
+def test_one_figure_is_said_for_the_loss_and_its_bound() -> None:
+    outcome = run(FakeEvaluator({"a": Fact(loss=0.004, doubt=0.002)}), "a")
+    assert outcome.winner is not None
+    assert outcome.winner.reason.endswith("loses 0.40 points, on other samples up to 0.66 points")
+    text = "; ".join(verdict(outcome, Goal()))
+    assert "it loses 0.40 points (0.30 points to 0.50 points)" in text
+    assert "up to 0.66 points are to be expected" in text
+    assert plain(outcome)["candidates"][0]["accuracy"]["bound"] == pytest.approx(0.004 + 1.2816 * 0.002)
 
 
 def test_what_does_not_build_says_why_and_does_not_stop_the_others() -> None:
@@ -264,7 +294,7 @@ def test_halving_keeps_the_better_half_of_one_speed_and_measures_the_last_in_ful
     outcome = run(evaluator, *facts)
     assert outcome.chosen == "m0"
     assert [sum(line.endswith(f" {n}") for line in evaluator.log) for n in (50, 100, 200, 400)] == [8, 4, 2, 1]
-    assert "loses 0.70 points, not 0.00 points" in outcome.trial("m7").reason
+    assert "loses up to 0.70 points, not 0.00 points" in outcome.trial("m7").reason
 
 
 def test_an_early_surprise_does_not_decide() -> None:

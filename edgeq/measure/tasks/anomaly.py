@@ -43,8 +43,8 @@ def anomaly(options: TaskOptions) -> Anomaly:
 class AnomalyMeter:
     def __init__(self, task: Anomaly) -> None:
         self._task = task
-        self._scores: list[float] = []
-        self._labels: list[int] = []
+        self._scores: list[NDArray[np.float64]] = []
+        self._labels: list[NDArray[np.int64]] = []
 
     def update(self, outputs: Outputs, sample: Sample) -> None:
         """Add the mean squared reconstruction error of a sample, or of each of its rows.
@@ -67,8 +67,8 @@ class AnomalyMeter:
             raise DataError(
                 f"{sample.name}: {len(labels)} labels for a batch of {len(given)}", "Give one label, or one a row"
             )
-        self._scores += ((given - made) ** 2).reshape(len(labels), -1).mean(axis=1).tolist()
-        self._labels += labels.tolist()
+        self._scores.append(((given - made) ** 2).reshape(len(labels), -1).mean(axis=1))
+        self._labels.append(labels)
 
     def result(self) -> Mapping[str, float]:
         """ "auc", from 0 to 1.
@@ -76,22 +76,31 @@ class AnomalyMeter:
         Raises:
             DataError: all samples have the same label.
         """
-        scores, labels = np.array(self._scores), np.array(self._labels)
-        if len(set(self._labels)) < 2:
+        scores, labels = np.concatenate(self._scores), np.concatenate(self._labels)
+        if not 0 < labels.sum() < len(labels):
             raise DataError(
                 f"all {len(labels)} samples are labelled {labels[0]}", "AUC needs both; raise --count or use --stride"
             )
         return {"auc": roc_auc(scores, labels)}
 
+    def resampled(self, halves: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """AUC over each of the halves [H, samples]; NaN where all of one have the same label."""
+        scores, labels = np.concatenate(self._scores), np.concatenate(self._labels)
+        rows = np.repeat(halves, [len(one) for one in self._labels], axis=1)
+        return np.array([roc_auc(scores[half], labels[half]) for half in rows])
+
 
 def roc_auc(scores: NDArray[Any], labels: NDArray[Any]) -> float:
     """Area under the ROC curve: the chance that a positive scores above a negative, a tie counting one half.
 
-    Mann and Whitney's U over the number of pairs, from mean ranks. NaN where a score is NaN.
+    Mann and Whitney's U over the number of pairs, from mean ranks. NaN where a score is NaN or all labels
+    are the same.
     """
     positives = labels == 1
     p = int(positives.sum())
     n = len(labels) - p
+    if not p or not n:
+        return float("nan")
     return float((mean_ranks(scores)[positives].sum() - p * (p + 1) / 2) / (p * n))
 
 

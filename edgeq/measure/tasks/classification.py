@@ -51,9 +51,7 @@ def classification(options: TaskOptions) -> Classification:
 class ClassificationMeter:
     def __init__(self, task: Classification) -> None:
         self._task = task
-        self._rows = 0
-        self._top1 = 0
-        self._top5 = 0
+        self._ranks: list[int] = []
         self._classes = 0
 
     def update(self, outputs: Outputs, sample: Sample) -> None:
@@ -79,16 +77,18 @@ class ClassificationMeter:
                 f"{sample.name}: label {outside[0]} is not one of the model's {self._classes} classes",
                 "Check the labels and --class-offset",
             )
-        rank = ranks(scores, labels)
-        self._rows += len(labels)
-        self._top1 += int((rank < 1).sum())
-        self._top5 += int((rank < 5).sum())
+        self._ranks += ranks(scores, labels).tolist()
+
+    def scores(self) -> NDArray[np.float64]:
+        """For each row 1 where it is right, else 0."""
+        return (np.array(self._ranks) < 1).astype(np.float64)
 
     def result(self) -> Mapping[str, float]:
         """ "top1" and, with more than five classes, "top5": shares of rows, from 0 to 1."""
-        metrics = {"top1": self._top1 / self._rows}
+        found = np.array(self._ranks)
+        metrics = {"top1": float((found < 1).mean())}
         if self._classes > 5:
-            metrics["top5"] = self._top5 / self._rows
+            metrics["top5"] = float((found < 5).mean())
         return metrics
 
 

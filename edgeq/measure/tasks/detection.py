@@ -7,11 +7,23 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgeq.data.sample import Sample
 from edgeq.data.state import to_original
 from edgeq.errors import DataError, UsageError
+from edgeq.measure.average_precision import Matches, mean_average_precisions
 from edgeq.measure.boxes import Detections, Floats, suppress
-from edgeq.measure.coco import CocoAnnotations, Image, guesses, load_annotations, load_package, mean_average_precision
+from edgeq.measure.coco import (
+    CocoAnnotations,
+    Image,
+    guesses,
+    load_annotations,
+    load_package,
+    match_image,
+    mean_average_precision,
+)
 from edgeq.measure.decoders import Decode, load_decoder
 from edgeq.measure.inference import Outputs
 from edgeq.measure.labels import only_input
@@ -72,6 +84,7 @@ class DetectionMeter:
         self._task = task
         self._package = load_package()  # early: before minutes of inference
         self._found: list[tuple[Image, Detections]] = []
+        self._matches: list[Mapping[int, Matches]] = []
         self._seen: set[int] = set()
 
     def update(self, outputs: Outputs, sample: Sample) -> None:
@@ -101,6 +114,13 @@ class DetectionMeter:
     def boxes(self) -> list[dict[str, Any]]:
         """COCO's list of results: what was found in the images seen."""
         return guesses(self._task.annotations, self._found)
+
+    def resampled(self, halves: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """mAP50-95 over each of the halves [H, images]; NaN where the images of one have no object."""
+        self._matches += [match_image(self._task.annotations, *one) for one in self._found[len(self._matches) :]]
+        # COCO's packages take images by their ids, which decides between equal scores.
+        order = sorted(range(len(self._found)), key=lambda i: self._found[i][0].id)
+        return mean_average_precisions([self._matches[i] for i in order], halves[:, order])
 
     def _image(self, sample: Sample) -> Image:
         annotations = self._task.annotations

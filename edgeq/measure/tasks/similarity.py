@@ -44,8 +44,8 @@ def similarity(options: TaskOptions) -> Similarity:
 class SimilarityMeter:
     def __init__(self, task: Similarity) -> None:
         self._task = task
-        self._cosines: list[float] = []
-        self._scores: list[float] = []
+        self._cosines: list[NDArray[np.float64]] = []
+        self._scores: list[NDArray[np.float64]] = []
 
     def update(self, outputs: Outputs, sample: Sample) -> None:
         """Add the cosine of each pair of embeddings and its score.
@@ -61,8 +61,8 @@ class SimilarityMeter:
             )
         length = np.linalg.norm(embedded, axis=1, keepdims=True)
         unit = embedded / np.where(length > 0, length, 1)
-        self._cosines += (unit[0::2] * unit[1::2]).sum(axis=1).tolist()
-        self._scores += scores.tolist()
+        self._cosines.append((unit[0::2] * unit[1::2]).sum(axis=1))
+        self._scores.append(scores)
 
     def result(self) -> Mapping[str, float]:
         """ "spearman" and "pearson", from -1 to 1.
@@ -70,10 +70,19 @@ class SimilarityMeter:
         Raises:
             DataError: all pairs have the same score.
         """
-        found, wanted = np.array(self._cosines), np.array(self._scores)
-        if len(set(self._scores)) < 2:
+        found, wanted = np.concatenate(self._cosines), np.concatenate(self._scores)
+        if len(set(wanted.tolist())) < 2:
             raise DataError(f"all {len(wanted)} pairs have the same score", "Correlation needs different ones")
         return {"spearman": correlation(mean_ranks(found), mean_ranks(wanted)), "pearson": correlation(found, wanted)}
+
+    def resampled(self, halves: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Rank correlation over each of the halves [H, samples]; NaN where all pairs of one have the same score."""
+        found, wanted = np.concatenate(self._cosines), np.concatenate(self._scores)
+        values = []
+        for rows in np.repeat(halves, [len(one) for one in self._scores], axis=1):
+            varied = len(np.unique(wanted[rows])) > 1
+            values.append(correlation(mean_ranks(found[rows]), mean_ranks(wanted[rows])) if varied else np.nan)
+        return np.array(values)
 
 
 def embeddings(output: NDArray[Any], sample: Sample) -> NDArray[np.float64]:

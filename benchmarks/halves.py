@@ -1,0 +1,276 @@
+"""Is the accuracy that `edgeq tune` promises kept on samples that it did not see?
+
+    python benchmarks/halves.py [--only NAME ...] [--splits 5] [--max-drop 0.01 ...] [--json FILE]
+
+Several int8 models of each case run once over all labelled samples, and what they gave is stored. Then, for each random
+split, `tune`'s own decision is made on one half (without a clock: the most layers in int8 among what keeps the
+accuracy), and the model chosen is judged on the other; then the other way round. No model is built twice.
+
+The metrics: top-1 (its doubt from a score a sample), mAP and AUC (computed anew over random halves), and F1, a task of
+this file's own, which has nothing but `update` and `result`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import random
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tasks import shared_data
+from tune_cases import Case, cases
+from tuned import verdict
+
+from edgeq.data.samples import Sample
+from edgeq.hardware.target import resolve
+from edgeq.measure.agreement import Comparison
+from edgeq.measure.boxes import Detections, suppress
+from edgeq.measure.inference import Outputs, infer
+from edgeq.measure.resample import ResampledMeter
+from edgeq.measure.rows import rows
+from edgeq.measure.task import Task
+from edgeq.measure.tasks.detection import Detection, input_size
+from edgeq.model.macs import node_macs
+from edgeq.pipeline.job import Data, open_job
+from edgeq.report.tuning_record import Screening
+from edgeq.session import open_session
+from edgeq.tune.accuracy_estimate import AgreementEstimate, assess
+from edgeq.tune.candidate import Candidate
+from edgeq.tune.decision import decide
+from edgeq.tune.goal import Deadline, Goal
+from edgeq.tune.local import LocalEvaluator
+from edgeq.tune.space import in_float, kernel_candidates, method_candidates
+from edgeq.tune.timing import Baseline
+from edgeq.tune.trials import TrialTable
+
+BAR = 0.1
+FLOAT = "float32"
+MOST = 900
+"""Samples of a case."""
+KEPT = (1, 3, 6)
+"""Layers in float, from the input on, that each kernel choice is tried with."""
+
+
+class F1:
+    """F1 of class 1 of two, a metric without a score for each sample."""
+
+    name, primary, higher_is_better, classes = "f1", "f1", True, True
+
+    def start(self) -> F1Meter:
+        return F1Meter()
+
+
+class F1Meter:
+    def __init__(self) -> None:
+        self._right = self._said = self._wanted = 0
+
+    def update(self, outputs: Outputs, sample: Sample) -> None:
+        said, wanted = int(next(iter(outputs.values())).argmax()), int(np.asarray(sample.label).reshape(-1)[0])
+        self._right += said == wanted == 1
+        self._said += said == 1
+        self._wanted += wanted == 1
+
+    def result(self) -> Mapping[str, float]:
+        return {"f1": 2 * self._right / max(1, self._said + self._wanted)}
+
+
+@dataclass
+class Stored:
+    """What every model gave for every sample, no more of it than the task looks at."""
+
+    case: str
+    task: Task
+    samples: list[Sample]
+    outputs: dict[str, list[Outputs]]
+    screenings: dict[str, tuple[Candidate, Screening]]
+
+
+def collect(case: Case, task: Task, workdir: Path) -> Stored:
+    """Build the candidates of a case and run each once."""
+    target = resolve("auto")
+    validation = Data(case.judged_on, case.preprocess, count=MOST)
+    job = open_job(case.model, Data(case.data, case.preprocess, count=case.count), validation, workdir)
+    evaluator = LocalEvaluator(job, target, workdir / "tune", timed=False)
+    kernels = kernel_candidates(target.profile)
+    first = kernels[0]
+    layers = [name for name, macs in node_macs(job.prepared.model).items() if macs]
+    tried = [*kernels[:4], *method_candidates(first, target.profile)[:4]]
+    tried += [in_float(first, layers[:n]) for n in KEPT if n < len(layers)]
+    sessions: dict[str, Any] = {FLOAT: open_session(job.prepared.path)}
+    screenings = {}
+    for candidate in tried:
+        screenings[candidate.name] = (candidate, evaluator.build(candidate))
+        artifact = evaluator.built(candidate).artifact
+        sessions[candidate.name] = open_session(artifact.proof_model, artifact.proof_settings())
+    stored = Stored(case.name, stored_task(task), [], {name: [] for name in sessions}, screenings)
+    for batch in job.validation:
+        made = {name: infer(session, batch, model=name) for name, session in sessions.items()}
+        for sample, outputs in rows(batch, made):
+            kept = None
+            for name, found in outputs.items():
+                kept, compact = reduce(task, sample, found)
+                stored.outputs[name].append(compact)
+            assert kept is not None
+            stored.samples.append(kept)
+    return stored
+
+
+def reduce(task: Task, sample: Sample, outputs: Outputs) -> tuple[Sample, Outputs]:
+    """A sample and what one model made of it, as small as gives `stored_task` the same figures as `task`."""
+    if isinstance(task, Detection):
+        found = suppress(
+            task.decoder(outputs, input_size(sample)), confidence=task.confidence, iou=task.iou, limit=task.limit
+        )
+        return sample, {"boxes": found.boxes, "scores": found.scores, "classes": found.classes}
+    if task.name == "anomaly":
+        given, made = next(iter(sample.inputs.values())), next(iter(outputs.values()))
+        error = ((np.asarray(given, np.float64) - made) ** 2).mean()
+        return dataclasses.replace(sample, inputs={"x": np.zeros((1, 1))}), {"y": np.full((1, 1), error**0.5)}
+    return dataclasses.replace(sample, inputs={}), outputs
+
+
+def stored_task(task: Task) -> Task:
+    """`task` over what `reduce` leaves."""
+    if isinstance(task, Detection):
+        return dataclasses.replace(
+            task, decoder=lambda o, size: Detections(o["boxes"], o["scores"], np.asarray(o["classes"], np.int64))
+        )
+    return task
+
+
+def meter(stored: Stored, name: str, chosen: Sequence[int]) -> ResampledMeter:
+    found = ResampledMeter(stored.task)
+    for i in chosen:
+        found.update(stored.outputs[name][i], stored.samples[i])
+    return found
+
+
+def decide_on(stored: Stored, chosen: Sequence[int], goals: Sequence[float]) -> dict[float, list[str]]:
+    """By the loss allowed: the model that `tune` would choose from these samples, and all others that qualify."""
+    reference = meter(stored, FLOAT, chosen).measured()
+    assessments = {}
+    for name in stored.screenings:
+        agreement = AgreementEstimate(Comparison(stored.task))
+        for i in chosen:
+            pair = (stored.outputs[FLOAT][i], stored.outputs[name][i])
+            if isinstance(stored.task, Detection):
+                pair = ({"y": np.zeros(1)}, {"y": np.zeros(1)})
+            agreement.update(*pair, stored.samples[i])
+        labels = stored.task, reference, meter(stored, name, chosen).measured()
+        assessments[name] = assess(agreement, labels, complete=True)
+    found = {}
+    for goal in goals:
+        table = TrialTable(Goal(max_drop=goal), timed=False)
+        for name, (candidate, screening) in stored.screenings.items():
+            table.add(candidate)
+            table.update(name, screening=screening, assessment=assessments[name])
+        qualified = [t.name for t in table.qualified()]
+        decide(table, Untimed(), Deadline(None), (0,), Baseline())  # type: ignore[arg-type]
+        found[goal] = [t.name for t in table if t.status == "chosen"] + qualified
+    return found
+
+
+class Untimed:
+    """As much of an evaluator as `decide` needs where nothing is timed."""
+
+    timed = False
+
+
+def loss(stored: Stored, name: str, chosen: Sequence[int]) -> float:
+    values = []
+    for model in (FLOAT, name):
+        whole = stored.task.start()
+        for i in chosen:
+            whole.update(stored.outputs[model][i], stored.samples[i])
+        values.append(whole.result()[stored.task.primary])
+    return (values[0] - values[1]) * (1 if stored.task.higher_is_better else -1)
+
+
+def run(stored: Stored, splits: int, goals: Sequence[float]) -> list[dict[str, Any]]:
+    """One row a loss allowed: decisions made, and how many lost more on the other half."""
+    counts = {goal: {"decided": 0, "exceeded": 0, "qualified": 0, "qualified_exceeded": 0} for goal in goals}
+    lost: dict[float, list[float]] = {goal: [] for goal in goals}
+    for seed in range(splits):
+        order = list(range(len(stored.samples)))
+        random.Random(seed).shuffle(order)
+        parts = order[: len(order) // 2], order[len(order) // 2 :]
+        for seen, unseen in (parts, parts[::-1]):
+            judged: dict[str, float] = {}
+            for goal, names in decide_on(stored, seen, goals).items():
+                for place, name in enumerate(names):
+                    if name not in judged:
+                        judged[name] = loss(stored, name, unseen)
+                    kind = "qualified" if place else "decided"
+                    counts[goal][kind] += 1
+                    counts[goal]["exceeded" if not place else "qualified_exceeded"] += judged[name] > goal
+                    if not place:
+                        lost[goal].append(judged[name])
+    rows_ = [
+        {"case": stored.case, "metric": stored.task.primary, "samples": len(stored.samples), "max_drop": goal}
+        | counts[goal]
+        | {"of": 2 * splits, "worst": max(lost[goal], default=0.0)}
+        for goal in goals
+    ]
+    for row in rows_:
+        print(
+            f"  {row['case']:>12} {row['metric']:>9}  half of {row['samples']:4}  allowed {100 * goal_of(row):.2f}  "
+            f"chosen {row['decided']:2} of {row['of']}, exceeded {row['exceeded']}, worst {100 * row['worst']:.2f}  "
+            f"(all that qualified: {row['qualified_exceeded']} of {row['qualified']})",
+            flush=True,
+        )
+    return rows_
+
+
+def goal_of(row: Mapping[str, Any]) -> float:
+    return float(row["max_drop"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="NAME", default=(), help="cases whose name begins so")
+    parser.add_argument("--splits", type=int, default=5)
+    parser.add_argument("--max-drop", type=float, nargs="+", default=(0.005, 0.01, 0.02))
+    parser.add_argument("--json", type=Path, help="also write all figures to this file")
+    options = parser.parse_args()
+    root = shared_data()
+    if root is None:
+        print("skipped: shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA)")
+        return
+    found: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, case, task in measured(list(cases(root, Path(folder) / "halves"))):
+            if options.only and not any(name.startswith(wanted) for wanted in options.only):
+                continue
+            workdir = Path(folder) / name
+            workdir.mkdir()
+            found += run(
+                collect(dataclasses.replace(case, name=name), task(), workdir), options.splits, options.max_drop
+            )
+    decided, exceeded = (sum(row[key] for row in found) for key in ("decided", "exceeded"))
+    share = exceeded / max(1, decided)
+    verdict(f"the loss allowed is exceeded {exceeded} times of {decided}", share <= BAR, f"at most {BAR:.0%}")
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+
+
+def measured(known: Sequence[Case]) -> list[tuple[str, Case, Callable[[], Task]]]:
+    """Name, case and task of each metric that is measured."""
+    by_name = {case.name: case for case in known}
+    found: list[tuple[str, Case, Callable[[], Task]]] = [
+        (name, by_name[name], by_name[name].make_task) for name in ("yolox_nano", "ad", "kws", "resnet20")
+    ]
+    found.append(("vww, F1", by_name["vww"], F1))
+    whole = by_name["mobilenet, first half"]
+    images = whole.data.parent / "val"
+    found.append(("mobilenet", dataclasses.replace(whole, judged_on=images), whole.make_task))
+    return found
+
+
+if __name__ == "__main__":
+    main()

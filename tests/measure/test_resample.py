@@ -1,0 +1,118 @@
+"""The doubt of a loss, against many sets of samples drawn anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from edgeq.data.sample import Sample
+from edgeq.errors import DataError
+from edgeq.measure.inference import Outputs
+from edgeq.measure.resample import HALVES, ResampledMeter, loss_error, random_halves
+from edgeq.measure.task import Task
+from edgeq.measure.tasks.anomaly import Anomaly
+from edgeq.measure.tasks.classification import Classification
+from edgeq.measure.tasks.similarity import Similarity
+
+
+class F1:
+    """A task of a user's own: nothing but update and result, and it refuses a sample that comes twice."""
+
+    name, primary, higher_is_better = "f1", "f1", True
+
+    def start(self) -> F1Meter:
+        return F1Meter()
+
+
+class F1Meter:
+    def __init__(self) -> None:
+        self.right = self.said = self.wanted = 0
+        self.seen: set[str] = set()
+
+    def update(self, outputs: Outputs, sample: Sample) -> None:
+        if sample.name in self.seen:
+            raise DataError("twice", "")
+        self.seen.add(sample.name)
+        said, label = int(outputs["y"].argmax()), int(sample.label)
+        self.right += said == label == 1
+        self.said += said == 1
+        self.wanted += label == 1
+
+    def result(self) -> Mapping[str, float]:
+        if not self.wanted:
+            raise DataError("nothing to find", "")
+        return {"f1": 2 * self.right / (self.said + self.wanted)}
+
+
+def draw(random: np.random.Generator, task: Task, count: int) -> tuple[ResampledMeter, ResampledMeter]:
+    """float32 and a candidate on `count` new samples."""
+    meters = ResampledMeter(task), ResampledMeter(task)
+    for i in range(count):
+        label = int(random.integers(0, 2))
+        noise, more = random.normal(0, 1, 2)
+        for meter, value in zip(meters, (noise, noise + 0.7 * more), strict=True):
+            if isinstance(task, Anomaly):
+                error = np.float64(np.exp(0.5 * (label + value)))
+                sample, outputs = Sample(f"{i}", {"x": np.zeros((1, 1))}, label), {"y": np.full((1, 1), error)}
+            elif isinstance(task, Similarity):
+                angle = np.clip(1.5 - label - 0.3 * value, 0, 3)
+                pair = np.array([[1, 0], [np.cos(angle), np.sin(angle)]])
+                sample, outputs = Sample(f"{i}", {}, label), {"y": pair}
+            else:
+                sample, outputs = Sample(f"{i}", {}, label), {"y": np.array([[0.0, label - 0.5 + value]])}
+            meter.update(outputs, sample)
+    return meters
+
+
+@pytest.mark.parametrize("task", [Classification(), Anomaly(), Similarity(), F1()], ids=lambda task: task.name)
+def test_the_error_is_that_of_samples_drawn_anew(task: Task) -> None:
+    random = np.random.default_rng(0)
+    losses, errors = [], []
+    for _ in range(30):
+        reference, candidate = (meter.measured() for meter in draw(random, task, 60))
+        error = loss_error(reference, candidate, least=0.0)
+        assert error is not None
+        errors.append(error)
+        losses.append(reference.metrics[task.primary] - candidate.metrics[task.primary])
+    assert np.mean(errors) == pytest.approx(np.std(losses), rel=0.35)
+
+
+@pytest.mark.parametrize("task", [Anomaly(), Similarity()], ids=lambda task: task.name)
+def test_a_meters_own_halves_are_those_of_meters_that_saw_them(task: Task) -> None:
+    random = np.random.default_rng(1)
+    halves = random_halves(30)
+    assert halves.shape == (HALVES, 30)
+    assert (halves[:, :20] == random_halves(20)).all(), "more samples leave the halves of the first as they are"
+    whole = task.start()
+    parts = [task.start() for _ in range(3)]
+    for i in range(30):
+        label, inputs = i % 2, {"x": np.zeros((1, 2))}
+        outputs = {"y": random.normal(0, 1, (2, 2) if isinstance(task, Similarity) else (1, 2))}
+        for meter in (whole, *(part for k, part in enumerate(parts) if halves[k, i])):
+            meter.update(outputs, Sample(f"{i}", inputs, label))
+    found = whole.resampled(halves)  # type: ignore[attr-defined]
+    assert found[:3] == pytest.approx([part.result()[task.primary] for part in parts])
+
+
+def test_a_half_without_a_value_is_left_out_and_too_few_say_nothing() -> None:
+    few = ResampledMeter(F1())
+    few.update({"y": np.array([[0.0, 1.0]])}, Sample("a", {}, 1))
+    halves = few.measured().halves
+    assert np.isnan(halves).any()
+    assert np.isfinite(halves).any()
+    one = few.measured()
+    assert loss_error(one, one, least=0.0) == 0.0
+    none = ResampledMeter(Anomaly())
+    for i in range(2):
+        none.update({"y": np.full((1, 1), float(i))}, Sample(f"{i}", {"x": np.zeros((1, 1))}, i))
+    assert np.isnan(none.measured().halves).any()
+
+
+def test_no_change_is_not_certainty() -> None:
+    meter = ResampledMeter(Classification())
+    for i in range(8):
+        meter.update({"y": np.eye(2)[[i % 2]]}, Sample(f"{i}", {}, i % 2))
+    found = meter.measured()
+    assert loss_error(found, found, least=1 / 8) == 1 / 8
