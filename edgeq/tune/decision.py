@@ -98,9 +98,7 @@ def _why_not(table: TrialTable, trial: Trial, winner: Trial, cheapest: Sequence[
         return f"as fast as {winner.name}, {less_accurate(trial, winner)}"
     if trial in cheapest:
         close = not (table.cheaper(winner, trial) or table.cheaper(trial, winner))
-        which = (
-            f"within {TIE:.0%} of {winner.name}" if close else f"not to be distinguished from {winner.name} in speed"
-        )
+        which = f"within {TIE:.0%} of {winner.name}" if close else f"in speed not distinguishable from {winner.name}"
         return f"{which}, {less_accurate(trial, winner)}"
     if table.objective == FLOAT_MACS:
         return f"{table.cost(trial):.1%} of the MACs in float, {winner.name} {table.cost(winner):.1%}"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from edgeq.cli.tune import _draw_timed
 from edgeq.records import plain
 from edgeq.report.tuning_record import Assessment
 from edgeq.scheme import Scheme
@@ -92,6 +96,19 @@ def test_one_figure_is_said_for_the_loss_and_its_bound() -> None:
     assert "it loses 0.40 points (0.30 points to 0.50 points)" in text
     assert "up to 0.66 points are to be expected" in text
     assert plain(outcome)["candidates"][0]["accuracy"]["bound"] == pytest.approx(0.004 + 1.2816 * 0.002)
+
+
+def test_the_chosen_model_is_in_the_table_though_a_rival_seems_faster_and_as_accurate() -> None:
+    facts = {"a": Fact(speed=3.0, loss=0.004), "b": Fact(speed=2.99, loss=0.0039)}
+    outcome = run(FakeEvaluator(facts, tied=("a", "b")), "a", "b")
+    assert outcome.chosen == "b"
+    one = {"latency": {"p50_ms": 1.0}, "speedup": {"estimate": 2.0}}
+    shown = [{**plain(t), "timing": one, "pareto": t.name == "a"} for t in outcome.trials]
+    record = {"verdict": ["said"], "candidates": shown, "elapsed_s": 1.0}
+    record["float32"] = {"timing": {"latency": {"p50_ms": 2.0}}, "bytes": 100}
+    drawn = io.StringIO()
+    _draw_timed(Console(file=drawn, width=150), record, verbose=False)
+    assert re.search(r"^.*\bb .* 0\.39 .* chosen", drawn.getvalue(), re.MULTILINE)
 
 
 def test_what_does_not_build_says_why_and_does_not_stop_the_others() -> None:
