@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sized
 from pathlib import PurePath
 from typing import Any
 
-_LINE, _TEXT, _FEW = 390, 40, 3
+_LINE, _TEXT, _SENTENCE, _FEW = 390, 40, 160, 3
 
 
 class Displayed:
@@ -24,7 +24,9 @@ class Displayed:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
-        shown = [f"{name}={_brief(value)}" for name, value in self.__brief__().items() if not _empty(value)]
+        shown = [
+            f"{_cut(repr(name)[1:-1])}={_brief(value)}" for name, value in self.__brief__().items() if not _empty(value)
+        ]
         line = f"{type(self).__name__}({', '.join(shown)})"
         return line if len(line) <= _LINE else f"{line[: _LINE - 3]}, …)"
 
@@ -52,7 +54,8 @@ def _brief(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, str | PurePath):
-        return repr(_cut(str(value)))
+        text = str(value).replace("\u202f", " ")  # between a number and its unit; repr would show its code
+        return repr(_cut(text, _SENTENCE if ". " in text or text.endswith(".") else _TEXT))
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{value.dtype}{list(value.shape)}"
     if dataclasses.is_dataclass(value):
@@ -69,7 +72,7 @@ def _plain(value: Any) -> bool:
     return isinstance(value, str | PurePath | int | float)
 
 
-def _cut(text: str) -> str:
+def _cut(text: str, most: int = _TEXT) -> str:
     """The middle left out: names and paths differ at their ends."""
-    half = _TEXT // 2
-    return text if len(text) <= _TEXT else f"{text[:half]}…{text[-half:]}"
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"

@@ -23,6 +23,7 @@ from edgeq.data.samples import SourceSamples, Subset
 from edgeq.display import Displayed
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.coverage import Coverage
+from edgeq.measure.latency import Measurement
 from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.quantize import Quantized
 from edgeq.pipeline.variants import PackagedVariant
@@ -101,6 +102,15 @@ def test_the_line_is_short_whatever_it_holds(kind: type, monkeypatch: pytest.Mon
         assert "\n" not in line
 
 
+def test_names_of_models_are_shown_as_text() -> None:
+    figures = {"models": {LONG: {"latency": {"p50_ms": 1.0}}}}
+    found = holding(Measurement, ())
+    object.__setattr__(found, "scenarios", {"offline": figures})
+    assert repr(found).startswith("Measurement(</style>")
+    assert repr(found).isprintable()
+    assert len(repr(found)) < LIMIT
+
+
 def test_a_verification_with_many_variants() -> None:
     found = Report(holding(Bundle, LONG), None, (holding(VariantReport, "passed"),) * 500)  # type: ignore[arg-type]
     assert repr(found) == "Report(passed=True, variants: 500 passed)"
@@ -117,6 +127,11 @@ def test_a_quantization_says_what_matters(quantized: Quantized) -> None:
     assert len(line) < LIMIT
     for text in ("int8.onnx", "scheme='static QDQ", "sqnr_db=", "int8_mac_share=", "samples=4"):
         assert text in line
+    assert "30 % of A's space." in repr(edgeq.compare(demo.MODEL, quantized.output, timed=False))
+    inspected = repr(edgeq.inspect(demo.MODEL))
+    assert len(inspected) < LIMIT
+    for text in ("macs=22390016", "inputs=['image: float32[N, 1, 16, 16]']", "int8 on this-machine="):
+        assert text in inspected
     assert repr(quantized.proof.agreement).startswith("Agreement(sqnr_db=")
     assert repr(edgeq.Data(demo.CALIBRATION, count=4)).endswith("calibration.npz', count=4)")
 

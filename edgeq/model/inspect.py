@@ -99,6 +99,12 @@ class ModelReport(Page):
     targets: tuple[TargetPrediction, ...]
     notes: tuple[str, ...]
 
+    def __brief__(self) -> dict[str, Any]:
+        known = {"path": self.path, "parameters": self.parameters, "macs": self.macs, "quantized": self.quantized}
+        forecast = {f"int8 on {t.target}": t.int8_macs_share for t in self.targets}
+        inputs, outputs = ([str(spec) for spec in specs] for specs in (self.signature.inputs, self.signature.outputs))
+        return {**known, "inputs": inputs, "outputs": outputs, "operators": self.operators, **forecast}
+
     def __page__(self) -> dict[str, Any]:
         known = {"size": f"{self.file_bytes:,} bytes", "parameters": f"{self.parameters:,}", "MACs": f"{self.macs:,}"}
         specs = [("input", self.signature.inputs), ("output", self.signature.outputs)]

@@ -126,11 +126,12 @@ class Comparison(Page):
         return {"a": self.a.path, "b": self.b.path, "samples": self.samples, "verdict": " ".join(self.verdict())}
 
     def __page__(self) -> dict[str, Any]:
+        timed = self.measurement.notes if self.measurement is not None else ()  # they stand beside the latencies
         return {
             "name": f"{self.a.path.name} and {self.b.path.name}",
             "bench": plain(self.measurement) if self.measurement is not None else None,
             "tables": [(" ".join(self.verdict()), ("", "A", "B", "B against A"), self.rows())],
-            "notes": [*self.signature_differences, *self.notes],
+            "notes": [*self.signature_differences, *(note for note in self.notes if note not in timed)],
         }
 
     def __record__(self) -> dict[str, Any]:
