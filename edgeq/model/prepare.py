@@ -34,6 +34,10 @@ from edgeq.signature import Signature
 
 PREPARED_NAME = "prepared.onnx"
 _RUNTIME_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
+# Of the last level of ONNX Runtime's optimisation, whose models run on the kind of CPU that they were saved on.
+_LAYOUT_DOMAINS = frozenset({"com.microsoft.nchwc", "com.ms.internal.nhwc"})
+# Of the level before it: layers with their activation, which no quantizer takes.
+_FUSED = frozenset({"FusedConv", "FusedGemm", "NhwcFusedConv"})
 _LISTED = 8
 
 
@@ -145,6 +149,12 @@ def _named(model: ir.Model, source: Path, notes: list[str]) -> ir.Model:
     describe(model, source)
     if opset_of(model) != opset:
         notes.append(f"opset {opset} → {opset_of(model)}")
+    fused = sorted({node.op_type for node in every_node(model)} & _FUSED)
+    if fused:
+        notes.append(
+            f"{', '.join(fused)}: ONNX Runtime's optimiser fused these, and they stay in float; give the model as it "
+            "was exported, before it was optimised"
+        )
     named = name_nodes(model)
     if named:
         notes.append(f"{_count(named, 'node')} named, which had no name of their own")
@@ -154,6 +164,12 @@ def _named(model: ir.Model, source: Path, notes: list[str]) -> ir.Model:
 def _refuse_unknown_domains(model: ir.Model, source: Path) -> None:
     for node in every_node(model):
         if node.domain not in _RUNTIME_DOMAINS:
+            if node.domain in _LAYOUT_DOMAINS:
+                raise ModelError(
+                    f"{source} was saved by ONNX Runtime after its full optimisation, for one kind of CPU: "
+                    f"node {node.name!r} is a {node.op_type!r} of {node.domain!r}, which cannot be quantized",
+                    "Give the model as it was exported, before ONNX Runtime optimised it; edgeq optimises it itself",
+                )
             raise ModelError(
                 f"{source}: node {node.name!r} is a {node.op_type!r} of the custom domain {node.domain!r}",
                 "edgeq takes operators that ONNX Runtime has; export the model without custom operators",

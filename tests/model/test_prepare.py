@@ -301,6 +301,19 @@ class TestRefusals:
         with pytest.raises(ModelError, match=r"'m1' is a 'Magic' of the custom domain 'acme'"):
             prepared(tmp_path, proto)
 
+    def test_a_fully_optimised_model(self, tmp_path: Path) -> None:
+        x = node("Conv", ["x", "w"], ["y"], domain="com.microsoft.nchwc", name="c_nchwc")
+        proto = model([x], {"x": [1, 8, 4, 4]}, weights={"w": rand(8, 8, 3, 3)}, domains=["com.microsoft.nchwc"])
+        with pytest.raises(ModelError, match="after its full optimisation") as caught:
+            prepared(tmp_path, proto)
+        assert "as it was exported" in caught.value.fix
+
+    def test_layers_that_the_optimiser_fused_are_said(self, tmp_path: Path) -> None:
+        fused = node("FusedConv", ["x", "w"], ["y"], domain="com.microsoft", activation="Relu")
+        proto = model([fused], {"x": [1, 8, 4, 4]}, weights={"w": rand(8, 8, 3, 3)}, domains=["com.microsoft"])
+        result, _ = prepared(tmp_path, proto)
+        assert any("FusedConv" in note and "as it was exported" in note for note in result.notes)
+
     def test_contrib_operators_pass(self, tmp_path: Path) -> None:
         proto = model([node("Gelu", ["x"], ["y"], domain="com.microsoft")], {"x": [2]}, domains=["com.microsoft"])
         result, after = prepared(tmp_path, proto)

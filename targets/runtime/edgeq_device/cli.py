@@ -50,7 +50,7 @@ def _parser(root: Optional[Path]) -> argparse.ArgumentParser:
             _add_bench_options(command)
         if name == "infer":
             command.add_argument("inputs", nargs="+", metavar="INPUT", help="X.npz, X.npy, or INPUT_NAME=X.npy")
-            command.add_argument("-o", "--output", type=Path, required=True, help="the outputs, as .npz")
+            command.add_argument("-o", "--output", type=Path, help="the outputs, as .npz (beside the bundle)")
             command.add_argument("--force", action="store_true", help="replace an existing output")
     return parser
 
@@ -132,28 +132,29 @@ def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
 
 def _infer(bundle: Bundle, arguments: argparse.Namespace) -> int:
-    from edgeq_device.infer import infer, read_feeds, save_outputs
+    from edgeq_device.infer import infer, output_place, read_feeds, save_outputs
     from edgeq_device.opening import open_best
     from edgeq_device.sessions import read_device
 
+    output = output_place(bundle, arguments.output)
     opened = open_best(bundle, read_device(), name=arguments.variant, threads=arguments.threads)
     choice, session = opened.choice, opened.session
     outputs = infer(session, read_feeds(session, arguments.inputs))
-    save_outputs(arguments.output, outputs, force=arguments.force)
+    save_outputs(output, outputs, force=arguments.force)
     shapes: Dict[str, Any] = {
         name: {"dtype": str(array.dtype), "shape": list(array.shape)} for name, array in outputs.items()
     }
     plain: Dict[str, Any] = {
         "variant": choice.variant.name,
         "why": choice.why,
-        "output": str(arguments.output),
+        "output": str(arguments.output or output),
         "outputs": shapes,
     }
     plain["passed_over"] = list(opened.passed_over)
     lines = [f"variant {choice.variant.name}: {choice.why}"]
     lines += [f"  {reason}" for reason in opened.passed_over]
     lines += [f"  {name}: {entry['dtype']}{entry['shape']}" for name, entry in shapes.items()]
-    _show(arguments, plain, [*lines, f"written to {arguments.output}"])
+    _show(arguments, plain, [*lines, f"written to {arguments.output or output}"])
     return 0
 
 

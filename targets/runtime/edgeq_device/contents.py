@@ -1,15 +1,17 @@
-"""The bytes of a bundle against what its manifest declares: every file there, nothing else, all hashes right."""
+"""The bytes of a bundle against what its manifest declares: every file there, all hashes right, and nothing else that
+could be loaded."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import stat
 import zipfile
 import zlib
 from pathlib import Path
-from typing import IO, Dict, Iterator, Mapping, Optional
+from typing import IO, Dict, Iterator, Mapping, Optional, Tuple
 
 from edgeq_device.errors import BundleError
 from edgeq_device.manifest import MANIFEST, FileRecord
@@ -21,6 +23,7 @@ MAX_TOTAL = 1 << 40
 MAX_RATIO = 200
 SMALL = 64 * 1024 * 1024
 _CHUNK = 1024 * 1024
+_LOADABLE = re.compile(r"\.(py\w*|pth|so(\.[\d.]+)?|dylib|dll|onnx|ort|data)$", re.IGNORECASE)
 _AGAIN = "Do not use this bundle; get it again from where it was made"
 
 
@@ -87,20 +90,40 @@ def read_manifest(stream: IO[bytes], where: str) -> bytes:
     return data
 
 
-def check_listing(found: Mapping[str, int], records: Mapping[str, FileRecord], where: str) -> None:
-    """Compare names and sizes (`found`: name → bytes) with the manifest, before a byte of content is read."""
+def is_harmless(name: str) -> bool:
+    """Whether a file of this relative name may lie in a bundle's directory unlisted: at the top, where people's outputs
+    and notes end up, and nothing that Python, a system's loader or ONNX Runtime would load."""
+    return "/" not in name and _LOADABLE.search(name) is None
+
+
+def check_listing(
+    found: Mapping[str, int], records: Mapping[str, FileRecord], where: str, *, in_use: bool = False
+) -> Tuple[str, ...]:
+    """Compare names and sizes (`found`: name → bytes) with the manifest, before a byte of content is read.
+
+    Args:
+        in_use: it is a directory that people work in: other files that are harmless may lie there.
+
+    Returns:
+        The names of those files, sorted.
+    """
     declared = set(records) | {MANIFEST}
-    missing, extra = sorted(declared - set(found)), sorted(set(found) - declared)
+    missing, others = sorted(declared - set(found)), sorted(set(found) - declared)
     if missing:
         raise BundleError(f"{where}: {missing[0]} is missing{_and_more(missing)}", _AGAIN)
+    extra = [name for name in others if not (in_use and is_harmless(name))]
     if extra:
+        compiled = "__pycache__/" in extra[0]
         raise BundleError(
             f"{where}: {extra[0]} is not in the manifest{_and_more(extra)}",
-            "Remove what does not belong to the bundle, or get the bundle again",
+            "Remove the __pycache__ folders, compiled code that no hash covers"
+            if compiled
+            else "Remove what does not belong to the bundle, or get the bundle again",
         )
     for name, record in sorted(records.items()):
         if found[name] != record.size:
             raise BundleError(f"{where}: {name} has {found[name]} bytes, the manifest says {record.size}", _AGAIN)
+    return tuple(others)
 
 
 def check_directory(root: Path, records: Mapping[str, FileRecord]) -> None:

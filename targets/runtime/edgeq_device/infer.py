@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 
 from edgeq_device.arrays import read_arrays, write_npz
+from edgeq_device.contents import is_harmless
 from edgeq_device.dtypes import DTYPES
 from edgeq_device.errors import DataError, OutputError, RuntimeUnavailableError
+from edgeq_device.manifest import MANIFEST
+from edgeq_device.package import Bundle
 
 
 def read_feeds(session: Any, files: Sequence[str]) -> Dict[str, "np.ndarray[Any, Any]"]:
@@ -72,6 +75,22 @@ def infer(session: Any, feeds: Mapping[str, "np.ndarray[Any, Any]"]) -> Dict[str
     except Exception as error:  # onnxruntime's exceptions have no common base
         raise RuntimeUnavailableError(f"onnxruntime fails on this input ({' '.join(str(error).split())})") from error
     return {name: np.asarray(result) for name, result in zip(names, results)}
+
+
+def output_place(bundle: Bundle, wanted: Optional[Path]) -> Path:
+    """Where outputs go: `wanted`, or beside the bundle where none is.
+
+    Raises:
+        OutputError: `wanted` is the bundle, or would become part of it.
+    """
+    source = bundle.source.absolute()
+    if wanted is None:
+        return source.with_name(f"{source.name}.outputs.npz")
+    root, place = source.resolve(), wanted.absolute().parent.resolve() / wanted.name
+    name = place.relative_to(root).as_posix() if root in place.parents else ""
+    if place == root or (name and (name in (MANIFEST, *bundle.files) or not is_harmless(name))):
+        raise OutputError(f"{wanted} lies in the bundle, and would replace or join its files", "Write it elsewhere")
+    return place
 
 
 def save_outputs(path: Path, outputs: Mapping[str, "np.ndarray[Any, Any]"], *, force: bool) -> None:

@@ -39,6 +39,7 @@ class Bundle:
         root: the directory that holds the files.
         manifest_sha256: the hash that stands for the whole bundle, since the manifest holds all others.
         metadata: additional_metadata.edgeq without the file list.
+        extra: files at the top of its directory that are no part of it; nothing reads them.
     """
 
     source: Path
@@ -48,6 +49,7 @@ class Bundle:
     components: Mapping[str, Tuple[Variant, ...]]
     metadata: Mapping[str, Any]
     files: Mapping[str, FileRecord]
+    extra: Tuple[str, ...] = ()
     _cleanup: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
 
     def close(self) -> None:
@@ -87,10 +89,10 @@ def _open_directory(root: Path) -> Bundle:
     except OSError as error:
         raise BundleError(f"{root} cannot be read ({error.strerror}: {error.filename})") from error
     manifest = parse_manifest(parse_json(data, f"{root}: {MANIFEST}"), f"{root}: {MANIFEST}")
-    check_listing(found, manifest.files, str(root))
+    extra = check_listing(found, manifest.files, str(root), in_use=True)
     check_assets(manifest.files, str(root))
     check_directory(root, manifest.files)
-    return _assemble(root, root, data, manifest, lambda: None)
+    return replace(_assemble(root, root, data, manifest, lambda: None), extra=extra)
 
 
 def _open_archive(source: Path) -> Bundle:

@@ -10,6 +10,8 @@ from edgeq_device.select import Choice, Device, Verdict, judge
 from edgeq_device.variants import Variant
 from edgeq_device.verify import Report
 
+_NAMED = 5
+
 
 def describe(bundle: Bundle, device: Device, choice: Optional[Choice]) -> Dict[str, Any]:
     """What `info --json` prints: the bundle, the device, and each variant with the verdict on it."""
@@ -20,6 +22,7 @@ def describe(bundle: Bundle, device: Device, choice: Optional[Choice]) -> Dict[s
         "manifest_sha256": bundle.manifest_sha256,
         "files": len(bundle.files),
         "bytes": sum(record.size for record in bundle.files.values()),
+        "extra_files": list(bundle.extra),
         "device": {
             "architecture": device.architecture,
             "features": sorted(device.features),
@@ -57,6 +60,7 @@ def info_lines(bundle: Bundle, device: Device, choice: Optional[Choice]) -> List
     size = sum(record.size for record in bundle.files.values())
     lines = [
         f"{bundle.name or bundle.source}: {len(bundle.files)} files, {size / 1e6:.2f} MB, all hashes right",
+        *extra_lines(bundle),
         f"manifest sha256 {bundle.manifest_sha256}",
         f"this device: {device.architecture}, onnxruntime {device.runtime}",
         *(f"  {gpu.name}, compute capability {gpu.to_dict()['compute_capability']}" for gpu in device.gpus),
@@ -80,9 +84,15 @@ def _variant_line(verdict: Verdict, choice: Optional[Choice]) -> str:
     return f"  {_name(variant)}: {state}"
 
 
+def extra_lines(bundle: Bundle) -> List[str]:
+    """A line with the files beside the bundle's own, where there are any."""
+    more = f" and {len(bundle.extra) - _NAMED} more" if len(bundle.extra) > _NAMED else ""
+    return [f"not part of the bundle: {', '.join(bundle.extra[:_NAMED])}{more}"] if bundle.extra else []
+
+
 def report_lines(report: Report) -> List[str]:
     """What `verify` prints: the status of each variant, and of each output its error and tolerance (absolute)."""
-    lines = [f"{report.bundle.source}: {len(report.bundle.files)} files, all hashes right"]
+    lines = [f"{report.bundle.source}: {len(report.bundle.files)} files, all hashes right", *extra_lines(report.bundle)]
     for entry in report.variants:
         lines.append(f"  {_name(entry.variant)}: {entry.status}" + (f" ({entry.reason})" if entry.reason else ""))
         if entry.selftest is not None:

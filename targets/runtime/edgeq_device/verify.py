@@ -89,6 +89,7 @@ class Report:
             "manifest_sha256": self.bundle.manifest_sha256,
             "files": len(self.bundle.files),
             "bytes": sum(record.size for record in self.bundle.files.values()),
+            "extra_files": list(self.bundle.extra),
             "architecture": self.device.architecture,
             "onnxruntime": self.device.runtime,
             "passed": self.passed,
