@@ -10,34 +10,46 @@ from typing import Any
 import click
 
 from edgeq import __version__
+from edgeq.errors import UsageError, suggest
 from edgeq.process import ends_in_one_line, restore_interrupts
 
-# Command → its one-line help. Standing here so that `edgeq --help` need not import fifteen modules.
-COMMANDS = {
-    "detect": "Show this machine and the profile that fits it.",
-    "profiles": "List hardware profiles, or show one with its reasons.",
-    "targets": "List deployment targets, or show one.",
-    "inspect": "Show a model's operators, shapes, MACs and what runs in int8 where.",
-    "calibrate": "Run the float model once over samples and keep the statistics.",
-    "tune": "Find the best int8 model for this machine that keeps its accuracy.",
-    "quantize": "Quantize a model for a profile and prove the result.",
-    "retarget": "Rewrite a quantized model for another runtime.",
-    "package": "Quantize and write a deployable bundle.",
-    "emit-c": "Write the C of a model that was quantized for a systolic array.",
-    "verify": "Check a bundle: hashes, loading, self-test; on other kernels too.",
-    "emulate": "Make the machines on which other targets' kernels run.",
-    "bench": "Measure latency and throughput of a model or a bundle.",
-    "audit": "Tell which layers of a quantized model saturate where two products are added in 16 bits.",
-    "debug": "Find the layers that lose accuracy in a quantized model.",
-    "eval": "Measure accuracy of a model or a bundle on labelled data.",
-    "compare": "Compare two models or bundles: size, accuracy, speed, coverage.",
-    "report": "Write a bundle's report: one HTML file that opens offline.",
-    "preprocess": "List preprocessings, or show one's arithmetic.",
-    "extensions": "List calibration methods, decoders, steps, recoveries and backends, plug-ins' too.",
-    "run": "Run what a recipe says: commands and their options in one TOML file.",
-    "doctor": "Say what is installed and what works; with --gpu, run it.",
-    "demo": "Run the main job on the embedded demo model.",
+# Title → command → its one-line help. Standing here so that `edgeq --help` need not import fifteen modules.
+GROUPS = {
+    "Look": {
+        "detect": "Show this machine and the profile that fits it.",
+        "inspect": "Show a model's operators, shapes, MACs and what runs in int8 where.",
+        "doctor": "Say what is installed and what works; with --gpu, run it.",
+        "demo": "Run the main job on the embedded demo model.",
+    },
+    "Quantize": {
+        "quantize": "Quantize a model for a profile and prove the result.",
+        "tune": "Find the best int8 model for this machine that keeps its accuracy.",
+        "package": "Quantize and write a deployable bundle.",
+        "calibrate": "Run the float model once over samples and keep the statistics.",
+        "retarget": "Rewrite a quantized model for another runtime.",
+        "run": "Run what a recipe says: commands and their options in one TOML file.",
+    },
+    "Prove and measure": {
+        "verify": "Check a bundle: hashes, loading, self-test; on other kernels too.",
+        "bench": "Measure latency and throughput of a model or a bundle.",
+        "eval": "Measure accuracy of a model or a bundle on labelled data.",
+        "compare": "Compare two models or bundles: size, accuracy, speed, coverage.",
+        "report": "Write a bundle's report: one HTML file that opens offline.",
+        "debug": "Find the layers that lose accuracy in a quantized model.",
+        "audit": "Tell which layers of a quantized model saturate where two products are added in 16 bits.",
+    },
+    "Targets": {
+        "targets": "List deployment targets, or show one.",
+        "profiles": "List hardware profiles, or show one with its reasons.",
+        "emulate": "Make the machines on which other targets' kernels run.",
+        "emit-c": "Write the C of a model that was quantized for a systolic array.",
+    },
+    "Data and plug-ins": {
+        "preprocess": "List preprocessings, or show one's arithmetic.",
+        "extensions": "List calibration methods, decoders, steps, recoveries and backends, plug-ins' too.",
+    },
 }
+COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
 
 
 class _LazyGroup(click.Group):
@@ -55,9 +67,20 @@ class _LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands' short help from `COMMANDS`, so that `edgeq --help` imports none of them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        """Write the commands' short help from `GROUPS`, so that `edgeq --help` imports none of them."""
+        width = max(map(len, COMMANDS))
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), text) for name, text in commands.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command of the first argument; an unknown one is answered with those of about that name."""
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            near = suggest(args[0], COMMANDS)
+            raise UsageError(f"No such command {args[0]!r}", near if "?" in near else "See `edgeq --help`")
+        return super().resolve_command(ctx, args)
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run one command and exit, whatever happens with one line at most."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from edgeq.cli._next import next_line
 from edgeq.errors import OutputError
 from edgeq.process import ends_in_one_line
 from edgeq.progress import SILENT, Advance, Progress
@@ -119,14 +120,17 @@ def common(function: F) -> F:
     @click.option("-v", "--verbose", is_flag=True, help="Give reasons.")
     @click.option("--print-recipe", is_flag=True, help="Print the recipe for `edgeq run` that does the same.")
     @functools.wraps(function)
-    def wrapped(*args: Any, as_json: bool, quiet: bool, verbose: bool, print_recipe: bool, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, as_json: bool, quiet: bool, verbose: bool, print_recipe: bool, **kwargs: Any) -> None:
         # onnxruntime's quantizer warns of what edgeq has done already.
         logging.getLogger().setLevel(logging.ERROR)
         with ends_in_one_line(verbose=verbose):
             if print_recipe:
                 from edgeq.cli._recipe import written
 
-                return click.echo(written(click.get_current_context()))
-            return function(*args, printer=Printer(as_json, quiet, verbose), **kwargs)
+                click.echo(written(click.get_current_context()))
+                return
+            function(*args, printer=Printer(as_json, quiet, verbose), **kwargs)
+            if not as_json and not quiet and (line := next_line(click.get_current_context())) is not None:
+                click.echo(f"next: {line}")
 
     return wrapped  # type: ignore[return-value]

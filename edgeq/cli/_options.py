@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +12,40 @@ import click
 from edgeq.registry import DECODERS, METHODS, TASKS
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Renamed(click.Option):
+    """An option with the names that it had before: they work, and are not shown.
+
+    Args:
+        before: those names.
+    """
+
+    def __init__(self, declarations: Sequence[str], *, before: Sequence[str], **attributes: Any) -> None:
+        super().__init__([*declarations, *before], **attributes)
+        self.before = frozenset(before)
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """What `--help` shows of it."""
+        shown = copy.copy(self)
+        shown.opts = [name for name in self.opts if name not in self.before]
+        return super(Renamed, shown).get_help_record(ctx)
+
+
+def complete_target(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """The shipped targets and profiles with `incomplete` anywhere in their names, for the shell."""
+    from edgeq.resources import shipped
+
+    del ctx, parameter
+    names = {file.stem for folder in ("targets", "profiles") for file in shipped(folder).glob("*.toml")}
+    return sorted(name for name in names if incomplete.lower() in name)
+
+
+def target_option(*names: str, before: Sequence[str] = ("--profile",), **attributes: Any) -> Callable[[F], F]:
+    """`-t/--target`, which names a target or a profile; completed by the shell."""
+    attributes = {"shell_complete": complete_target, "metavar": "NAME", **attributes}
+    return click.option("-t", "--target", *names, cls=Renamed, before=before, **attributes)
+
 
 # The package that reads a file reports what cannot be read, with its own exit code.
 PATH = click.Path(path_type=Path, readable=False)

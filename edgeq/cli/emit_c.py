@@ -34,7 +34,7 @@ def command(printer: Printer, program: Path, output: Path, **options: Any) -> No
     """Write C for an array from the program that `quantize` or `package` for such a target left.
 
     \b
-    edgeq quantize model.onnx --profile gemmini --data calib/ -o int8.onnx
+    edgeq quantize model.onnx -t gemmini --data calib/ -o int8.onnx
     edgeq emit-c int8.onnx --data calib/ -o c/
     make -C c check
     """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import PATH
+from edgeq.cli._options import PATH, target_option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,12 +18,9 @@ if TYPE_CHECKING:
 
 @click.command("inspect")
 @click.argument("model", type=PATH)
-@click.option(
-    "-t",
-    "--target",
+@target_option(
     "targets",
     multiple=True,
-    metavar="NAME",
     help="Predict what runs in int8 on this target or profile; may be given several times. Default: this machine.",
 )
 @common

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import PATH, build_options
+from edgeq.cli._options import PATH, build_options, target_option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 @click.command("package")
 @click.argument("model", type=PATH)
-@click.option(
-    "-t",
-    "--target",
+@target_option(
     "targets",
     multiple=True,
     default=("this-machine",),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import PATH, build_options
+from edgeq.cli._options import PATH, build_options, target_option
 from edgeq.registry import RECOVERIES
 
 if TYPE_CHECKING:
@@ -20,15 +20,7 @@ if TYPE_CHECKING:
 @click.command("quantize")
 @click.argument("model", type=PATH)
 @click.option("-o", "--output", type=PATH, required=True, metavar="OUT.onnx", help="The quantized model.")
-@click.option(
-    "-t",
-    "--target",
-    "--profile",
-    "target",
-    default="auto",
-    help="auto, a profile, a target, or a .toml file.",
-    show_default=True,
-)
+@target_option(default="auto", help="auto, a target, a profile, or a .toml file.", show_default=True)
 @click.option(
     "--recover",
     multiple=True,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import click
 
 from edgeq.cli._common import Printer, common
+from edgeq.cli._options import complete_target
 
 
 @click.command()
 @click.argument("action", type=click.Choice(["list", "show"]), default="list")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_target)
 @click.option("--why", is_flag=True, help="With show: the reason for each default, and where it comes from.")
 @common
 def command(printer: Printer, action: str, name: str | None, why: bool) -> None:

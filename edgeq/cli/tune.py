@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import FORCE, PATH, data_options
+from edgeq.cli._options import FORCE, PATH, data_options, target_option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,9 +31,7 @@ _LOSERS_SHOWN = 10
     help="What to make as good as possible, among what keeps its accuracy and is not slower than float32.",
 )
 @click.option("--budget", metavar="TIME", help="Wall-clock time that it may take: 90s, 10m, 1h30m.")
-@click.option(
-    "-t",
-    "--target",
+@target_option(
     default="auto",
     show_default=True,
     help="auto, or a target or profile that runs on this machine or is simulated on it.",

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import PATH, TASK_NAMES, task_options
+from edgeq.cli._options import PATH, TASK_NAMES, Renamed, complete_target, task_options
 
 
 @click.command()
@@ -18,10 +18,17 @@ from edgeq.cli._options import PATH, TASK_NAMES, task_options
     "--on",
     multiple=True,
     metavar="TARGET|all",
+    shell_complete=complete_target,
     help="Run what this target would load, on its own kernels; all: each variant on its target. Repeatable.",
 )
 @click.option("--data", help="With --on: samples to compare with this machine on: a folder, .npz, .npy, .pb ...")
-@click.option("--samples", "count", type=click.IntRange(min=1), metavar="N", help="At most so many of them.")
+@click.option(
+    "--count",
+    cls=Renamed,
+    before=["--samples"],
+    type=click.IntRange(min=1),
+    help="At most so many samples of --data.",
+)
 @click.option("--preprocess", help="Preprocessing, if not the bundle's own.")
 @click.option("--task", help=f"Measure accuracy too: {TASK_NAMES}.")
 @task_options
@@ -32,7 +39,7 @@ def command(bundle: Path, variant: str | None, printer: Printer, **options: Any)
 
     \b
     edgeq verify dist/ --on all
-    edgeq verify dist/ --on raspberry-pi-5 --data val/ --samples 100 --task classification
+    edgeq verify dist/ --on raspberry-pi-5 --data val/ --count 100 --task classification
     """
     if options["on"]:
         from edgeq.emulate.verify import summary, verify_on

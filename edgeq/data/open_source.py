@@ -12,7 +12,7 @@ from edgeq.data.array_files import holds_key, open_array_files
 from edgeq.data.files import READABLE, Found, find_files
 from edgeq.data.fit import first_input
 from edgeq.data.images import ImageFiles, class_folders
-from edgeq.data.preprocess import Preprocess, choices, find_sidecar, load_preprocess
+from edgeq.data.preprocess import NoPreprocessingError, Preprocess, choices, find_sidecar, load_preprocess
 from edgeq.data.python_items import open_python
 from edgeq.data.records import Source
 from edgeq.data.source_options import SourceOptions
@@ -131,7 +131,7 @@ def _reader(source: str | Path, found: Found, signature: Signature, named: Prepr
         return Paths(found.root, found.files, target)
     if found.kind == "images":
         if named is None:
-            raise DataError(
+            raise NoPreprocessingError(
                 f"{source} holds images, no preprocessing is named and there is no preprocess.toml", choices()
             )
         return ImageFiles(found.root, found.files, target, class_folders(found.root, found.files))

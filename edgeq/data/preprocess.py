@@ -217,6 +217,10 @@ def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -
     raise DataError(f"no preprocessing is called {text!r}", choices())
 
 
+class NoPreprocessingError(DataError):
+    """Images without a preprocessing: what they become is not known."""
+
+
 def choices() -> str:
     """What `--preprocess` takes, one sentence for messages."""
     return (

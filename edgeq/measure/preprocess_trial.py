@@ -8,15 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from edgeq.data.preprocess import Preprocess, load_preprocess, names
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeq.data.preprocess import Preprocess, choices, load_preprocess, names
+from edgeq.data.samples import open_samples
 from edgeq.errors import CheckFailedError, DataError, EdgeqError, UsageError
 from edgeq.measure.accuracy import Accuracy
 from edgeq.measure.evaluation import EvalRequest, run_evaluation
+from edgeq.measure.inference import Outputs, infer
+from edgeq.model.load import model_signature
 from edgeq.progress import SILENT, Progress
+from edgeq.session import open_session
 
 _IMAGENET = "mean=[0.485,0.456,0.406],std=[0.229,0.224,0.225]"
 _RESIZE = "resize=exact:model:bilinear"
@@ -113,6 +122,68 @@ def try_preprocess(
     tied = [one.preprocess for one, accuracy in ranked if abs(accuracy.value - best.value) <= _noise(best)]
     tries = (*(one for one, _ in ranked), *(one for one in done if one.accuracy is None))
     return Trial(request, best.task, best.primary, best.count, tries, tuple(tied))
+
+
+def propose(model: Path, data: Any, *, count: int = 10, progress: Progress = SILENT) -> str:
+    """What to type for images whose preprocessing is not known: the likely ones, the likeliest first.
+
+    Without labels, a preprocessing is the likelier the more the model's scores say about the images: the mutual
+    information of image and class, H(mean of p) - mean of H(p) with p the softmax. It is low for scores that are about
+    equal, and for the one class that wrongly scaled images all fall into. A model without class scores gets the names.
+
+    Args:
+        model: float model.
+        data: as `open_samples` takes it; the first `count` are run.
+    """
+    signature = model_signature(model)
+    session = open_session(model)
+    found: list[tuple[float, str]] = []
+    with progress.stage("Trying preprocessings", len(names()) + len(PLAIN)) as advance:
+        for name in (*names(), *PLAIN):
+            advance(1)
+            try:
+                samples = open_samples(data, signature, preprocess=name, count=count)
+                scores = [_scores(infer(session, sample)) for sample in samples]
+            except (DataError, CheckFailedError):
+                continue
+            found.append((_information([row for row in scores if row is not None]), name))
+    ranked = sorted(found, key=lambda pair: -pair[0])  # stable: named ones first among equals
+    if not ranked:
+        return choices()
+    if not ranked[0][0]:
+        return f"Give the one that the model was trained with; these fit: {', '.join(f'{n!r}' for _, n in ranked[:5])}"
+    best = ", ".join(f"{name!r} {bits:.2f}" for bits, name in ranked[:3])
+    return (
+        f"Type --preprocess {shlex.quote(ranked[0][1])} if the model was trained so; the likely ones, by the bits that "
+        f"its scores tell {count} of the images apart: {best}"
+    )
+
+
+def _scores(outputs: Outputs) -> NDArray[np.float64] | None:
+    """The first output's class scores of one image, [classes]; None where it has none."""
+    array = next(iter(outputs.values()), None)
+    if array is None or array.dtype.kind != "f" or array.ndim != 2 or len(array) != 1 or array.shape[1] < 2:
+        return None
+    row = np.asarray(array[0], np.float64)
+    if not np.isfinite(row).all():
+        return None
+    if (row >= 0).all() and abs(row.sum() - 1) < 1e-3:
+        return row
+    grown = np.exp(row - row.max())
+    probabilities: NDArray[np.float64] = grown / grown.sum()
+    return probabilities
+
+
+def _information(rows: Sequence[NDArray[np.float64]]) -> float:
+    """Mutual information of image and class, in bits."""
+    if not rows:
+        return 0.0
+
+    def entropy(p: NDArray[np.float64]) -> float:
+        kept = p[p > 0]
+        return float(-(kept * np.log2(kept)).sum())
+
+    return max(0.0, entropy(np.mean(rows, axis=0)) - float(np.mean([entropy(row) for row in rows])))
 
 
 def _candidates(request: EvalRequest, given: Sequence[str] | None) -> Mapping[str, Preprocess]:

@@ -100,5 +100,5 @@ def refuse_without_target(options: Mapping[str, Any]) -> None:
     """
     given = next((name for name, value in options.items() if value not in (None, ())), None)
     if given is not None:
-        option = {"count": "--samples"}.get(given, f"--{given.replace('_', '-')}")
+        option = f"--{given.replace('_', '-')}"
         raise UsageError(f"{option} is for checks on another target's kernels", "Name the target with --on")

@@ -16,10 +16,12 @@ from edgeq.calibrate.files import load_statistics
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Statistics
 from edgeq.calibrate.tensors import quantizable_tensors
+from edgeq.data.preprocess import NoPreprocessingError
 from edgeq.data.samples import Samples, open_samples
 from edgeq.display import Displayed
-from edgeq.errors import CalibrationError, ModelError, UsageError
+from edgeq.errors import CalibrationError, DataError, ModelError, UsageError
 from edgeq.hardware.target import Target
+from edgeq.measure.preprocess_trial import propose
 from edgeq.model.load import is_quantized, read_model
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.progress import SILENT, Progress
@@ -185,12 +187,15 @@ def scheme_for(target: Target, overrides: Mapping[str, Any]) -> Scheme:
 
 
 def _open(data: Data, prepared: PreparedModel, progress: Progress) -> Samples:
-    return open_samples(
-        data.source,
-        prepared.signature,
-        preprocess=data.preprocess,
-        labels=data.labels,
-        count=data.count,
-        model=prepared.source,
-        progress=progress,
-    )
+    try:
+        return open_samples(
+            data.source,
+            prepared.signature,
+            preprocess=data.preprocess,
+            labels=data.labels,
+            count=data.count,
+            model=prepared.source,
+            progress=progress,
+        )
+    except NoPreprocessingError as error:
+        raise DataError(error.problem, propose(prepared.path, data.source, progress=progress)) from error

@@ -16,7 +16,7 @@ from edgeq_device.bench_settings import BenchSettings
 from edgeq_device.latency import WarmUp
 
 from edgeq import errors
-from edgeq.cli import _process
+from edgeq import process as ending
 from edgeq.errors import EdgeqError
 from edgeq.pipeline import demo
 from tests.cli import process
@@ -94,7 +94,7 @@ def test_the_documented_exit_codes_are_these() -> None:
     text = (REPOSITORY / "docs" / "errors.md").read_text("utf-8")
     rows = {int(code): name for code, name in re.findall(r"^\| (\d+) \| (?:`(\w+)`)? ?\|", text, re.MULTILINE)}
     tree = {c.exit_code: c.__name__ for c in vars(errors).values() if isinstance(c, type) and issubclass(c, EdgeqError)}
-    shells = {_process.INTERRUPTED: "", _process.READER_GONE: "", _process.TERMINATED: ""}
+    shells = {ending.INTERRUPTED: "", ending.READER_GONE: "", ending.TERMINATED: ""}
     assert rows == {0: "", **tree, **shells}
 
 
@@ -138,7 +138,7 @@ def test_a_full_standard_output(arguments: tuple[str, ...], tmp_path: Path) -> N
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes and shells as POSIX has them")
 @pytest.mark.parametrize(
-    ("redirection", "code"), [("| (exec true)", _process.READER_GONE), (">&-", 0)], ids=["reader gone", "closed"]
+    ("redirection", "code"), [("| (exec true)", ending.READER_GONE), (">&-", 0)], ids=["reader gone", "closed"]
 )
 def test_nobody_reads(redirection: str, code: int, tmp_path: Path) -> None:
     """The reader leaves before anything is written: the start of the program takes longer than that of `true`."""
