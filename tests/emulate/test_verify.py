@@ -101,15 +101,15 @@ def test_requests_that_make_no_sense(bundle: Path, asked: dict[str, Any], error:
 
 
 def test_the_command(bundle: Path, data: Path, bare: None) -> None:
-    words = ["verify", str(bundle), "--on", "this-machine", "--data", str(data / "x.npz"), "--samples", "4"]
+    words = ["verify", str(bundle), "--on", "this-machine", "--data", str(data / "x.npz"), "--count", "4"]
     ran = CliRunner().invoke(group, [*words, "--json"])
     assert ran.exit_code == 0, ran.output
     (check,) = json.loads(ran.stdout)["checks"]
     assert (check["status"], check["where"], check["samples"]) == ("passed", "natively", 4)
     assert "passed, natively" in CliRunner().invoke(group, words).stdout
-    ran = CliRunner().invoke(group, ["verify", str(bundle), "--samples", "4"])
+    ran = CliRunner().invoke(group, ["verify", str(bundle), "--count", "4"])
     assert ran.exit_code == 2
-    assert "--samples is for checks on another target's kernels. Name the target with --on" in ran.stderr
+    assert "--count is for checks on another target's kernels. Name the target with --on" in ran.stderr
 
 
 def test_status_says_what_is_missing(bare: None) -> None:
