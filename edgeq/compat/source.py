@@ -15,7 +15,7 @@ from edgeq.backends.cpu import settle
 from edgeq.errors import ModelError
 from edgeq.graph.convert import from_proto
 from edgeq.graph.query import MAIN_DOMAINS
-from edgeq.model.load import read_model, save_model
+from edgeq.model.load import is_quantized, read_model, save_model
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.session import SessionSettings, open_session
 
@@ -78,6 +78,11 @@ def checked(draft: Path, output: Path, notes: Iterable[str]) -> Written:
     missing = sorted({node.domain for node in model.graph} - {*model.opset_imports, *MAIN_DOMAINS})
     if missing:
         raise ModelError(f"{output} would use operators of {missing[0]!r} without importing it", "Please report this")
+    if not is_quantized(model):
+        raise ModelError(
+            f"{output}: nothing in it was quantized",
+            "Choose operator types and nodes that the model has, or static quantization for one of convolutions",
+        )
     options, why, changed = settle(model, guard=False)
     if changed:
         save_model(model, draft)

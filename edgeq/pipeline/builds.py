@@ -8,6 +8,7 @@ from pathlib import Path
 
 from edgeq.backends import backend_named
 from edgeq.backends.base import TargetedBackend
+from edgeq.errors import ModelError
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target
 from edgeq.measure.coverage import Coverage
@@ -19,6 +20,9 @@ from edgeq.pipeline.target_coverage import target_coverage
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
 from edgeq.scheme import Scheme
+
+# Of the work in int8, and of the bytes saved: with less of both, nothing was quantized worth the name.
+_LEAST_SHARE = 0.01
 
 
 def artifact_key(target: Target, scheme: Scheme) -> str:
@@ -80,6 +84,7 @@ class Builds:
                 self.job, built, machine, emulate=self._emulate, progress=self._progress
             )
         coverage = self._coverage[place]
+        check_gain(self.job, built, coverage)
         if key not in self._proofs:
             self._proofs[key] = prove_built(
                 self.job, built, coverage, task=self.task, timed=timed, progress=self._progress
@@ -108,6 +113,25 @@ def prove_built(
         timed=timed,
         threads=threads,
         progress=progress,
+    )
+
+
+def check_gain(job: Job, built: Built, coverage: Coverage) -> None:
+    """Refuse a dynamic or weight-only model that is float as before, in a file that is no smaller.
+
+    Raises:
+        ModelError: names the operator that has most of the work.
+    """
+    scheme, total = built.artifact.scheme, coverage.int8_macs + coverage.float_macs
+    if scheme.mode == "static" or coverage.int8_macs >= max(1, _LEAST_SHARE * total) or not total:
+        return
+    most = max(coverage.float_nodes, key=lambda node: node.macs, default=None)
+    if most is None or model_bytes(built.artifact.model) < (1 - _LEAST_SHARE) * model_bytes(job.source):
+        return
+    raise ModelError(
+        f"{job.source}: {scheme.mode} quantization leaves {coverage.float_macs / total:.2%} of the "
+        f"multiply-accumulates in float and makes the file no smaller; {most.op_type} ({most.name}): {most.reason}",
+        "Quantize it statically: leave out --dynamic or --weight-only (with the older calibrate.py, --static=true)",
     )
 
 

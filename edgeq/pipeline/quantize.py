@@ -16,7 +16,7 @@ from edgeq.display import Page
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.measure.task import Task
-from edgeq.pipeline.builds import Builds, model_bytes, prove_built
+from edgeq.pipeline.builds import Builds, check_gain, model_bytes, prove_built
 from edgeq.pipeline.checks import check_output, check_request
 from edgeq.pipeline.job import Built, Data, Job, as_data, build, open_job, scheme_for
 from edgeq.pipeline.proof import Proof
@@ -161,6 +161,7 @@ def quantize(
             built = builder(job, chosen, scheme, draft, progress)
         runtime_requirements(chosen, built.artifact)
         coverage = target_coverage(job, built, machine, emulate=emulate, progress=progress)
+        check_gain(job, built, coverage)
         timed = timed and not chosen.profile.missing(machine)
         proof = prove_built(job, built, coverage, task=task, timed=timed, progress=progress)
         proof.check(max_drop=max_drop, require_coverage=require_coverage)

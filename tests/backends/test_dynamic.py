@@ -9,13 +9,17 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from edgeq.backends.base import Artifact
 from edgeq.backends.cpu import CpuBackend
 from edgeq.backends.recurrent import LEAST_MACS
 from edgeq.backends.weight_only import gemms_to_matmuls
 from edgeq.errors import ModelError, UsageError
 from edgeq.graph.convert import from_proto, to_proto
 from edgeq.hardware.target import resolve
-from edgeq.measure.coverage import measure_coverage
+from edgeq.measure.coverage import Explain, measure_coverage
+from edgeq.model.int8_prediction import predict_int8
+from edgeq.model.int8_rules import int8_rules
+from edgeq.model.prepare import PreparedModel
 from edgeq.pipeline.job import Built
 from edgeq.pipeline.reasons import explainer
 from edgeq.scheme import Scheme
@@ -76,10 +80,15 @@ def test_products_in_integers(tmp_path: Path, scheme: Scheme, kernel: str, least
     assert artifact.model.stat().st_size < model.path.stat().st_size / 2
 
 
+def explained(model: PreparedModel, artifact: Artifact) -> Explain:
+    predicted = predict_int8(model.model, int8_rules("cpu"), artifact.scheme)
+    return explainer(Built(resolve("cpu-any"), artifact), predicted)
+
+
 def test_coverage_names_source_nodes_and_reasons(tmp_path: Path) -> None:
     model = prepared(mlp(), tmp_path)
     artifact = CpuBackend().build(model, {}, DYNAMIC.replace(exclude=("first",)), tmp_path / "q.onnx")
-    explain = explainer(model, Built(resolve("cpu-any"), artifact))
+    explain = explained(model, artifact)
     found = measure_coverage(artifact.model, artifact.settings(), rows(4), model.model, explain)
     assert found.int8_macs == 4 * 96 * 32, "of the batch that ran"
     assert found.float_macs == 4 * 64 * 96
@@ -119,7 +128,7 @@ def test_recurrent_layers(tmp_path: Path, kind: str, kernel: str) -> None:
     data = {"x": RANDOM.normal(0, 1, (6, 2, hidden)).astype(np.float32)}
     session = open_session(artifact.model, artifact.settings())
     assert sqnr_db(run(model.path, data)["y"], session.run(None, data)[0]) > 28
-    explain = explainer(model, Built(resolve("cpu-any"), artifact))
+    explain = explained(model, artifact)
     found = measure_coverage(artifact.model, artifact.settings(), data, model.model, explain)
     macs = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind] * hidden * 2 * hidden * 6 * 2
     assert found.int8_macs + found.float_macs == macs

@@ -63,6 +63,12 @@ def test_parameters_of_2020_to_2022_are_taken(model: Path, tmp_path: Path, caplo
     assert "CalibPercentile" in caplog.text
 
 
+def test_nothing_quantized_is_no_success(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="nothing in it was quantized"):
+        quantize_dynamic(model, tmp_path / "q.onnx", op_types_to_quantize=["LSTM"])
+    assert not (tmp_path / "q.onnx").exists()
+
+
 def test_what_it_cannot_do_is_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="as uint8"):
         quantize_dynamic(model, tmp_path / "q.onnx", activation_type=QuantType.QInt8)

@@ -143,7 +143,7 @@ def test_nothing_static_means_no_calibration_tables(place: Path) -> None:
     from tests.backends.build import mixed
 
     NET.write_bytes(mixed().SerializeToString())
-    overrides = {"mode": "dynamic", "dynamic_weight_types": {"MatMul": "int8"}}
+    overrides = {"mode": "dynamic", "dynamic_weight_types": {"Conv": "uint8", "MatMul": "int8"}}
     package(NET, None, BUNDLE, validation=VAL, timed=False, overrides=overrides)
     assert not (BUNDLE / "calibration").exists()
     assert manifest()["additional_metadata"]["edgeq"]["calibration_samples"] == 0
