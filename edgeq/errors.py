@@ -8,6 +8,7 @@
     ├── OutputError              6   a place that cannot be written, or that holds something already
     ├── BundleError              7   a bundle that is damaged, tampered with or not for this machine
     ├── RuntimeUnavailableError  8   onnxruntime (or an extra) is missing, or refuses the artifact
+    │   └── EngineError         8   an engine's process ended, does not answer, or refuses the model
     ├── CalibrationError         9   statistics or a table: incomplete, non-finite, of another model
     ├── CheckFailedError        10   a proof that did not hold: self-test, accuracy, coverage, speed
     └── GoalNotMetError         11   tuning ended and nothing meets the goal
@@ -66,6 +67,10 @@ class BundleError(EdgeqError):
 
 class RuntimeUnavailableError(EdgeqError):
     exit_code = 8
+
+
+class EngineError(RuntimeUnavailableError):
+    """An engine failed in its own process; edgeq goes on without it where something else can run the model."""
 
 
 class CalibrationError(EdgeqError):

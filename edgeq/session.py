@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from edgeq_device.engines import FLOAT, EngineSpec, open_engine
 from edgeq_device.model_options import model_options
 from edgeq_device.options import ignore_options_in_models, rules, session_problem
 from edgeq_device.session_options import BRIEF_SPIN, session_options
 
 from edgeq.device import device_errors
-from edgeq.errors import RuntimeUnavailableError, UsageError
+from edgeq.errors import EdgeqError, RuntimeUnavailableError, UsageError
 from edgeq.records import NOT_WRITTEN
 
 OptimizationLevel = Literal["none", "basic", "extended", "all"]
@@ -27,12 +28,14 @@ class SessionSettings:
     """Everything that decides how ONNX Runtime runs a model.
 
     Attributes:
-        providers: execution providers in order of preference.
+        providers: execution providers in order of preference, where there is no `engine`.
         config: session configuration entries ("session.x64quantprecision" → "1"), over `BRIEF_SPIN`.
         intra_op_threads: threads inside an operator; 0 lets ONNX Runtime take all cores.
         optimization: graph optimisation level.
         save_optimized_to: where ONNX Runtime writes its optimised graph, if wanted.
         profile_prefix: path prefix of ONNX Runtime's own profile, if wanted.
+        engine: what executes the graph; None leaves it to `providers`. Its record is its name.
+        precision: what the engine computes in where the model is float, one of its precisions.
     """
 
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
@@ -41,6 +44,8 @@ class SessionSettings:
     optimization: OptimizationLevel = "all"
     save_optimized_to: Path | None = field(default=None, metadata=NOT_WRITTEN)
     profile_prefix: Path | None = field(default=None, metadata=NOT_WRITTEN)
+    engine: EngineSpec | None = None
+    precision: str = FLOAT
 
     def __post_init__(self) -> None:
         # In one order, so that equal settings give the same record.
@@ -80,7 +85,19 @@ def open_session(model: Path | bytes, settings: SessionSettings | None = None, *
     if isinstance(source, str) and not _is_utf8(source):
         raise RuntimeUnavailableError(f"onnxruntime takes no path that is not UTF-8: {source!r}", "Rename it")
     try:
-        return ort.InferenceSession(source, options, providers=list(settings.providers))
+        if settings.engine is None:
+            return ort.InferenceSession(source, options, providers=list(settings.providers))
+        with device_errors():
+            return open_engine(
+                ort,
+                settings.engine,
+                source,
+                options,
+                precision=settings.precision,
+                threads=settings.intra_op_threads,
+            )
+    except EdgeqError:
+        raise
     except Exception as error:  # onnxruntime raises a dozen unrelated types here, some of them bare Exception
         _check_space(model, settings.save_optimized_to)
         where = "the model" if isinstance(model, bytes) else str(model)

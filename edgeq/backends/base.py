@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
+from edgeq.engines import EngineChoice
 from edgeq.errors import UsageError
 from edgeq.hardware.target import Target
 from edgeq.measure.coverage import Coverage
@@ -40,6 +41,7 @@ class Artifact:
         details: more for reports, plain JSON values.
         tables: calibration tables that must lie beside the model where it runs.
         alternatives: the same model for devices of the target's kind that cannot run this one.
+        engine: what executes it in place of `provider`'s kernels, and in which precision what stays float.
     """
 
     model: Path
@@ -58,10 +60,24 @@ class Artifact:
     details: Mapping[str, Any] = field(default_factory=dict)
     tables: tuple[Path, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
+    engine: EngineChoice | None = None
 
     def settings(self, *, threads: int = 0) -> SessionSettings:
         """Session settings that ship with this artifact."""
-        return SessionSettings(providers=(self.provider,), config=self.session_options, intra_op_threads=threads)
+        plain = SessionSettings(providers=(self.provider,), config=self.session_options, intra_op_threads=threads)
+        if self.engine is None:
+            return plain
+        return dataclasses.replace(plain, engine=self.engine.engine, precision=self.engine.precision)
+
+    def in_engine(self, choice: EngineChoice) -> Artifact:
+        """The same model, executed by `choice`.
+
+        Raises:
+            UsageError: it is for hardware of another kind than the engine's own.
+        """
+        if self.simulation is not None or self.device.upper() not in choice.engine.devices:
+            raise UsageError(f"{choice.name} does not run what is built for {self.provider}", "Leave --engine out")
+        return dataclasses.replace(self, engine=choice)
 
     @property
     def proof_model(self) -> Path:

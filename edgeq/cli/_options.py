@@ -68,6 +68,8 @@ SESSION_OPTIONS = click.option(
     metavar="KEY=VALUE",
     help="Session option to run a model file with, over its own; a bundle brings its own. Repeatable.",
 )
+ENGINE_HELP = "What executes the model, as NAME or NAME:PRECISION (openvino:bf16); `edgeq detect` lists engines."
+ENGINE = click.option("--engine", metavar="ENGINE", help=ENGINE_HELP)
 FORCE = click.option("--force", is_flag=True, help="Replace what is there.")
 
 _TASK = (

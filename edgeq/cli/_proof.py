@@ -19,6 +19,8 @@ def draw_proof(console: Console, proof: Proof, *, verbose: bool) -> None:
     """Coverage, agreement, accuracy, speed and warnings."""
     from rich.table import Table
 
+    from edgeq.engines import DEFAULT
+
     coverage, agreement = proof.coverage, proof.agreement
     console.print(f"int8 coverage {coverage.summary()}")
     if coverage.reason:
@@ -28,7 +30,8 @@ def draw_proof(console: Console, proof: Proof, *, verbose: bool) -> None:
         console.print(f"  float: {node.name} ({node.op_type}, {node.macs:,} MACs): {node.reason}")
     if not verbose and len(nodes) > _FLOAT_NODES_SHOWN:
         console.print(f"  and {len(nodes) - _FLOAT_NODES_SHOWN} more (-v shows them)")
-    console.print(f"against float32: {closeness(agreement)} ({proof.samples} samples)")
+    in_engine = "" if proof.engine == DEFAULT else f"in {proof.engine}, "
+    console.print(f"{in_engine}against float32: {closeness(agreement)} ({proof.samples} samples)")
     if len(agreement.outputs) > 1:
         outputs = sorted(agreement.outputs, key=lambda output: output.sqnr_db)
         for output in outputs if verbose else outputs[:_OUTPUTS_SHOWN]:

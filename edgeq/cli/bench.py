@@ -8,13 +8,14 @@ from typing import Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import OWN_PREPROCESS, PATH, SESSION_OPTIONS
+from edgeq.cli._options import ENGINE_HELP, OWN_PREPROCESS, PATH, SESSION_OPTIONS
 
 
 @click.command("bench")
 @click.argument("model", type=PATH, metavar="MODEL|BUNDLE")
 @click.option("--against", type=PATH, help="Compare with this model, measured interleaved.")
 @click.option("--variant", help="Variant of the bundle; else the one that fits this machine.")
+@click.option("--engine", "engines", multiple=True, metavar="ENGINE", help=f"{ENGINE_HELP} Repeatable: compares them.")
 @click.option(
     "--scenario",
     type=click.Choice(["single-stream", "multi-stream", "server", "offline", "all"]),
@@ -44,6 +45,7 @@ def command(
     model: Path,
     against: Path | None,
     variant: str | None,
+    engines: tuple[str, ...],
     source: str | None,
     preprocess: str | None,
     count: int | None,
@@ -58,11 +60,13 @@ def command(
     \b
     edgeq bench int8.onnx --against float.onnx --data val/ --preprocess imagenet
     edgeq bench bundle/ --scenario all --pin 0-3
+    edgeq bench int8.onnx --engine onnxruntime --engine openvino
     """
     from edgeq_device.bench_settings import parse_settings
     from edgeq_device.feeds import parse_shapes
 
     from edgeq.device import device_errors
+    from edgeq.engines import choose_engine
     from edgeq.measure.bench import BenchData, bench
     from edgeq.session import given_options
 
@@ -73,6 +77,7 @@ def command(
         model,
         against=against,
         variant=variant,
+        engines=[choose_engine(text) for text in engines],
         data=data,
         settings=settings,
         session_options=given_options(session_options),

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import OWN_PREPROCESS, PATH, SESSION_OPTIONS, START, STRIDE, TASK_NAMES, THREADS, task_options
+from edgeq.cli._options import (
+    ENGINE,
+    OWN_PREPROCESS,
+    PATH,
+    SESSION_OPTIONS,
+    START,
+    STRIDE,
+    TASK_NAMES,
+    THREADS,
+    task_options,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +42,7 @@ if TYPE_CHECKING:
 @STRIDE
 @click.option("--variant", help="Variant of the bundle; else the one that fits this machine.")
 @THREADS
+@ENGINE
 @click.option(
     "--optimization",
     type=click.Choice(["none", "basic", "extended", "all"]),
@@ -46,6 +57,7 @@ def command(printer: Printer, **options: Any) -> None:
     \b
     edgeq eval m.onnx --data val/ --task classification --preprocess imagenet
     edgeq eval int8.onnx --data val/ --reference float.onnx
+    edgeq eval float.onnx --data val/ --reference float.onnx --engine openvino:bf16
     edgeq eval m.onnx --data val/ --task classification --count 100 --try-preprocess
     """
     from edgeq.measure.evaluation import request_from_options, run_evaluation

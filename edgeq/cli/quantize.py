@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import PATH, build_options, target_option
+from edgeq.cli._options import ENGINE, PATH, build_options, target_option
 from edgeq.registry import RECOVERIES
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     help=f"Accuracy recovery (docs/recover.md), repeatable: {', '.join(RECOVERIES.names())}.",
 )
 @click.option("--min-sqnr", type=float, metavar="DB", help="Keep layers in float until the outputs are so close.")
+@ENGINE
 @build_options
 @common
 def command(
@@ -37,6 +38,7 @@ def command(
     target: str,
     recover: tuple[str, ...],
     min_sqnr: float | None,
+    engine: str | None,
     **options: Any,
 ) -> None:
     """Quantize MODEL for a profile and prove the result.
@@ -46,13 +48,22 @@ def command(
     edgeq quantize bert.onnx --data calib.npz --dynamic -o int8.onnx
     edgeq quantize model.onnx --data calib/ --recover bias-correction --min-sqnr 20 -o int8.onnx
     """
+    from edgeq.engines import choose_engine
     from edgeq.pipeline.options import build_arguments
     from edgeq.pipeline.quantize import quantize
     from edgeq.tune.recover.standalone import recovering
 
     builder = recovering(*recover, min_sqnr_db=min_sqnr) if recover or min_sqnr is not None else None
     arguments = build_arguments(options)
-    result = quantize(model, output=output, target=target, builder=builder, progress=printer.progress(), **arguments)
+    result = quantize(
+        model,
+        output=output,
+        target=target,
+        builder=builder,
+        engine=choose_engine(engine) if engine else None,
+        progress=printer.progress(),
+        **arguments,
+    )
     printer.result(result, lambda console: _draw(console, result, verbose=printer.verbose))
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from edgeq_device.children import import_path
 
 from edgeq.emulate.emulator import Emulator, home
-from edgeq.emulate.guest import Command, guest_environment, start_guest
 from edgeq.emulate.qemu import Qemu, need_qemu
 from edgeq.emulate.sysroot import Sysroot, load_sysroot
 from edgeq.errors import HardwareError, RuntimeUnavailableError
+from edgeq.workers.guest import Command, guest_environment, start_guest
 
 # What qemu logs: the instructions of the guest, once for each block that it translates.
 _LOG = "in_asm"

@@ -20,10 +20,10 @@ from edgeq_device.cpuid import FEATURES, bit_of
 
 from edgeq.emulate.commands import find, run, which
 from edgeq.emulate.emulator import home
-from edgeq.emulate.guest import Command, guest_environment
 from edgeq.errors import RuntimeUnavailableError
 from edgeq.ownership import sha256
 from edgeq.progress import SILENT, Progress
+from edgeq.workers.guest import Command, guest_environment
 
 FOLDER = "masked"
 _CPUID, _TRAP = b"\x0f\xa2", b"\x0f\xff"

@@ -16,7 +16,6 @@ from edgeq_device.cpuid import FEATURES
 
 from edgeq.emulate import mask
 from edgeq.emulate.emulator import Emulator, home, load_emulators
-from edgeq.emulate.guest import Guest, start_guest
 from edgeq.emulate.machine import emulated_command, need_sysroot
 from edgeq.emulate.probe import KernelProof, Watch, check_kernels, load_proof, probe, probe_file, save_proof
 from edgeq.emulate.qemu import need_qemu
@@ -26,6 +25,7 @@ from edgeq.hardware.target import Target, runs_natively
 from edgeq.measure.inference import Session
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings, open_session
+from edgeq.workers.guest import Guest, start_guest
 
 NATIVE, EMULATED, MODELLED, NOT_RUN = "natively", "emulated", "modelled", "not run"
 

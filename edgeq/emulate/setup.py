@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from edgeq.emulate.emulator import Emulator, emulator_named, home, load_emulators
-from edgeq.emulate.guest import start_guest
 from edgeq.emulate.machine import emulated_command
 from edgeq.emulate.qemu import Qemu, fetch_qemu, find_qemu
 from edgeq.emulate.routes import NOT_RUN, ExecutionRoute, Simulator, route_to
@@ -18,6 +17,7 @@ from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import load_targets
 from edgeq.progress import SILENT, Progress
 from edgeq.session import onnxruntime as installed_runtime
+from edgeq.workers.guest import start_guest
 
 # Every qemu has it, and every program for the architecture runs on it.
 _ANY_CPU = "max"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from edgeq.errors import HardwareError, UsageError, suggest
+from edgeq.hardware.engines import EngineState
 from edgeq.hardware.machine import Cache, Machine
 from edgeq.hardware.profile import Profile, ProfileMatch
 from edgeq.hardware.target import Target
@@ -29,9 +30,14 @@ def pick(what: str, name: str | None, known: Mapping[str, Profile]) -> Profile:
 
 
 def machine_lines(
-    machine: Machine, match: ProfileMatch, profiles: Mapping[str, Profile], *, every_feature: bool
+    machine: Machine,
+    match: ProfileMatch,
+    profiles: Mapping[str, Profile],
+    engines: Sequence[EngineState],
+    *,
+    every_feature: bool,
 ) -> list[str]:
-    """A machine and its match. Without `every_feature`, only features that some profile asks for."""
+    """A machine, its match and its engines. Without `every_feature`, only features that some profile asks for."""
     asked = frozenset().union(*(profile.requires for profile in profiles.values()))
     features = machine.features if every_feature else machine.features & asked
     name = machine.cpu_name or "unknown CPU"
@@ -50,6 +56,7 @@ def machine_lines(
         ("memory", _size(machine.memory_bytes or None)),
         *[("GPU", gpu) for gpu in gpus or ["none"]],
         ("runtimes", ", ".join(f"{name} {version}" for name, version in sorted(machine.runtimes.items()))),
+        *[("engine", _engine(state)) for state in engines],
         *[("note", note) for note in machine.notes],
         ("profile", f"{match.profile.name}: {match.profile.title}"),
         *[("because" if index == 0 else "", line) for index, line in enumerate(match.explain())],
@@ -134,6 +141,15 @@ def _scheme_lines(profile: Profile, *, why: bool) -> list[str]:
         lines += [f"  {'min_onnxruntime':<20} {profile.min_onnxruntime}", f"    {profile.why['min_onnxruntime']}"]
         lines.append(f"    [{profile.source['min_onnxruntime']}]")
     return lines
+
+
+def _engine(state: EngineState) -> str:
+    if not state.version:
+        return f"{state.name} is not installed: {state.title}. It may be faster: {state.install}"
+    what = (
+        state.problem or f"fast here in {', '.join(state.precisions)}; int8 {', '.join(state.int8_pairs) or 'unknown'}"
+    )
+    return f"{state.name} {state.version}: {what}"
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:

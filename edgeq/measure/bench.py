@@ -12,6 +12,7 @@ from edgeq_device.bench_settings import BenchSettings
 from edgeq_device.scenarios import Feed
 
 from edgeq.device import device_errors
+from edgeq.engines import EngineChoice
 from edgeq.errors import UsageError
 from edgeq.measure.latency import Measurement, bench_model, measure_models
 from edgeq.measure.loaded_model import is_bundle, variant_preprocessing
@@ -19,6 +20,7 @@ from edgeq.model.load import model_signature, signature_of
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings
 from edgeq.signature import Signature
+from edgeq.workers.engine import Engines
 
 SAMPLES = 32
 """Samples taken from the data where no number is given: the same few over and over, as MLPerf does."""
@@ -48,6 +50,7 @@ def bench(
     *,
     against: str | Path | None = None,
     variant: str | None = None,
+    engines: Sequence[EngineChoice] = (),
     data: BenchData | None = None,
     settings: BenchSettings | None = None,
     session_options: Mapping[str, str] | None = None,
@@ -60,6 +63,8 @@ def bench(
         against: another model, to compare with.
         variant: of a bundle; None takes the best for this machine.
         session_options: to run model files with, over those that they carry; a bundle brings its own.
+        engines: what executes the model, one after another where there are several; `against` runs in onnxruntime's own
+            kernels, as all does where none is given. Plug-ins run in processes of their own.
 
     Raises:
         UsageError, DataError, ModelError, BundleError, RuntimeUnavailableError: as the message says.
@@ -72,26 +77,37 @@ def bench(
             raise UsageError(
                 "--against compares model files, and a bundle brings its own float32 model", "Leave it out"
             )
+        if engines:
+            raise UsageError(f"{path} is a bundle, whose variants bring their engine", "Leave --engine out")
         return _bench_bundle(path, variant, data, settings, progress)
     if variant is not None:
         raise UsageError(f"{path} is a model, which has no variants", "Leave --variant out")
     signature = model_signature(path)
-    models = {path.name: path}
+    plain = SessionSettings(config=session_options or {})
+    name, models = path.name, {}
     if against is not None:
         model_signature(against)
-        models = {against.name: against, path.name: path}
-        if len(models) == 1:
-            models = {str(against): against, str(path): path}
-        if len(models) == 1:
+        name, other = (path.name, against.name) if path.name != against.name else (str(path), str(against))
+        if name == other and not engines:
             raise UsageError(f"{path} would be compared with itself", "Name another model")
+        models[other] = (against, plain)
+    models |= _in_engines(name, path, engines, plain) or {name: (path, plain)}
+    if against is not None or len(models) > 1:
         settings = replace(settings, baseline=next(iter(models)))
-    return measure_models(
-        [bench_model(name, p, SessionSettings(config=session_options or {})) for name, p in models.items()],
-        settings,
-        feeds=_feeds(data, signature, path, progress) if data.source is not None else None,
-        shapes=data.shapes,
-        progress=progress,
-    )
+    with Engines() as processes:
+        return measure_models(
+            [bench_model(name, p, how, processes.open) for name, (p, how) in models.items()],
+            settings,
+            feeds=_feeds(data, signature, path, progress) if data.source is not None else None,
+            shapes=data.shapes,
+            progress=progress,
+        )
+
+
+def _in_engines(
+    name: str, model: Path, engines: Sequence[EngineChoice], plain: SessionSettings
+) -> dict[str, tuple[Path, SessionSettings]]:
+    return {f"{name}, {e.name}": (model, replace(plain, engine=e.engine, precision=e.precision)) for e in engines}
 
 
 def _bench_bundle(

@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edgeq_device.engines import FLOAT
+
 from edgeq.data.samples import open_samples
+from edgeq.engines import choose_engine
 from edgeq.errors import UsageError
 from edgeq.measure.accuracy import Accuracy, evaluate_sessions
 from edgeq.measure.agreement import Agreement
@@ -32,7 +35,7 @@ class EvalRequest:
         variant: of a bundle; None takes the one that fits this machine.
         preprocess: None takes the bundle's, or none.
         labels, count, start, stride: as `open_samples` takes them.
-        settings: for model files; a bundle brings its own.
+        settings: for model files; a bundle brings its own. A reference runs in onnxruntime's own kernels.
     """
 
     model: Path
@@ -50,14 +53,17 @@ class EvalRequest:
 
 
 def request_from_options(given: Mapping[str, Any]) -> EvalRequest:
-    """A request from flat options: the fields of `EvalRequest` and `TaskOptions`, `threads`, `optimization` and
-    `session_options` (each "key=value")."""
+    """A request from flat options: the fields of `EvalRequest` and `TaskOptions`, `threads`, `optimization`,
+    `session_options` (each "key=value"), and `engine` as `choose_engine` takes it."""
     remaining = dict(given)
     settings = SessionSettings(
         config=given_options(remaining.pop("session_options")),
         intra_op_threads=remaining.pop("threads"),
         optimization=remaining.pop("optimization"),
     )
+    if engine := remaining.pop("engine", None):
+        choice = choose_engine(engine)
+        settings = dataclasses.replace(settings, engine=choice.engine, precision=choice.precision)
     options = TaskOptions(**{f.name: remaining.pop(f.name) for f in dataclasses.fields(TaskOptions)})
     return EvalRequest(**remaining, options=options, settings=settings)
 
@@ -124,7 +130,8 @@ def run_evaluation(request: EvalRequest, *, progress: Progress = SILENT) -> Eval
         loaded = stack.enter_context(open_model(request.model, request.settings, variant=request.variant))
         loaded_models = {"model": loaded}
         if request.reference is not None:
-            loaded_models["reference"] = stack.enter_context(open_model(request.reference, request.settings))
+            own = dataclasses.replace(request.settings, engine=None, precision=FLOAT)
+            loaded_models["reference"] = stack.enter_context(open_model(request.reference, own))
             _check_same_inputs(loaded, loaded_models["reference"])
         preprocess = request.preprocess if request.preprocess is not None else loaded.preprocess
         samples = open_samples(

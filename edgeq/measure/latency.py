@@ -77,12 +77,21 @@ class Measurement(Page):
         return format_bench(self.report, verbose=verbose)
 
 
-def bench_model(name: str, model: Path, settings: SessionSettings | None = None) -> BenchModel:
-    """A model file to measure, opened with `settings` (whose thread count the benchmark's replaces)."""
+def bench_model(
+    name: str,
+    model: Path,
+    settings: SessionSettings | None = None,
+    open_it: Callable[[Path, SessionSettings], Any] = open_session,
+) -> BenchModel:
+    """A model file to measure, opened with `settings` (whose thread count the benchmark's replaces).
+
+    Args:
+        open_it: how; `edgeq.workers.engine.Engines.open` puts plug-in engines into processes of their own.
+    """
     base = with_carried(model, settings or SessionSettings())
 
-    def open_it(threads: int) -> Any:
-        return open_session(model, replace(base, intra_op_threads=threads))
+    def open_with(threads: int) -> Any:
+        return open_it(model, replace(base, intra_op_threads=threads))
 
     def memory(threads: int, shapes: Shapes) -> MemoryUse:
         return measure_memory(
@@ -92,9 +101,11 @@ def bench_model(name: str, model: Path, settings: SessionSettings | None = None)
             config=base.config,
             optimization=base.optimization,
             threads=threads,
+            engine=base.engine,
+            precision=base.precision,
         )
 
-    return BenchModel(name, open_it, memory)
+    return BenchModel(name, open_with, memory)
 
 
 def measure_models(

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from edgeq.device import device_errors
 from edgeq.errors import UsageError
 from edgeq.measure.inference import Session
-from edgeq.session import SessionSettings, open_session, with_carried
+from edgeq.session import SessionSettings, with_carried
 from edgeq.signature import Signature
+from edgeq.workers.engine import Engines
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -61,14 +62,16 @@ def open_model(
     """Open a model file or a bundle for measuring.
 
     A bundle's variant brings its own provider, options and optimisation level, because they are part of the artifact;
-    of `settings` only the thread count is taken then.
+    of `settings` only the thread count is taken then. A plug-in engine runs a model file in a process of its own.
 
     Raises:
         ModelError, BundleError, RuntimeUnavailableError: it cannot be opened.
-        UsageError: `variant` with a model file.
+        UsageError: `variant` with a model file, or an engine with a bundle.
     """
     settings = settings or SessionSettings()
     if is_bundle(path):
+        if settings.engine is not None:
+            raise UsageError(f"{path} is a bundle, whose variants bring their engine", "Leave --engine out")
         with _open_variant(path, settings, variant) as loaded:
             yield loaded
         return
@@ -78,15 +81,16 @@ def open_model(
 
     proto = load_model(path, external_data="none")
     settings = with_carried(path, settings)
-    yield LoadedModel(
-        path=path,
-        model=path,
-        graph=in_memory(proto, path.parent),
-        variant=None,
-        signature=signature_of(proto, path),
-        settings=settings,
-        session=open_session(path, settings),
-    )
+    with Engines() as engines:
+        yield LoadedModel(
+            path=path,
+            model=path,
+            graph=in_memory(proto, path.parent),
+            variant=None,
+            signature=signature_of(proto, path),
+            settings=settings,
+            session=engines.open(path, settings),
+        )
 
 
 @contextmanager

@@ -26,10 +26,13 @@ from edgeq_device.variants import Variant
 
 from edgeq import demo
 from edgeq.backends.tensorrt import options
+from edgeq.engines import load_engines
 from edgeq.errors import CheckFailedError, EdgeqError
 from edgeq.hardware.detect import detect_machine
+from edgeq.hardware.engines import detect_engines
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import load_profiles, match_profile
+from edgeq.pipeline.engine_checks import check_engine
 from edgeq.pipeline.job import Data
 from edgeq.pipeline.package import package
 from edgeq.progress import SILENT, Progress
@@ -68,7 +71,13 @@ def doctor(*, gpu: bool = False, progress: Progress = SILENT) -> Diagnosis:
         gpu: also build, run and time the demo model on the GPU. Takes minutes: TensorRT builds an engine.
     """
     machine = detect_machine()
-    checks = [*_software(machine), _runs_on_cpu(), *_nvidia(machine), *_provider_options()]
+    checks = [
+        *_software(machine),
+        _runs_on_cpu(),
+        *_engines(machine, progress),
+        *_nvidia(machine),
+        *_provider_options(),
+    ]
     if gpu:
         checks += _on_gpu(machine, progress)
     return Diagnosis(tuple(checks))
@@ -93,6 +102,22 @@ def _software(machine: Machine) -> Iterator[Check]:
 def _runs_on_cpu() -> Check:
     session = open_session(demo.MODEL)
     return Check("CPU kernels", "ok", f"the demo model loads and has {len(session.get_outputs())} output")
+
+
+def _engines(machine: Machine, progress: Progress) -> Iterator[Check]:
+    """The plug-in engines, each in a process of its own. That one is not installed is no fault."""
+    known = load_engines()
+    for state in detect_engines(machine, known):
+        name = f"engine {state.name}"
+        if not known[state.name].module:
+            continue
+        if not state.usable:
+            status: Status = "failed" if state.version else "absent"
+            yield Check(name, status, state.problem or f"{state.title}: {state.install}")
+            continue
+        with progress.stage(f"Loading {state.name}"):
+            right, found = check_engine(known[state.name], state.precisions)
+        yield Check(name, "ok" if right else "failed", f"{state.version}: {found}")
 
 
 def _nvidia(machine: Machine) -> Iterator[Check]:

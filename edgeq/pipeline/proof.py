@@ -9,10 +9,12 @@ from typing import Any
 from edgeq_device.distribution import Distribution
 from edgeq_device.latency import WarmUp, measure_interleaved
 from edgeq_device.ranking import Ratio, ratio
+from edgeq_device.scenarios import query_runner
 
 from edgeq.backends import Artifact
 from edgeq.data.samples import Samples
 from edgeq.display import Displayed
+from edgeq.engines import DEFAULT
 from edgeq.errors import CheckFailedError, RuntimeUnavailableError
 from edgeq.measure.accuracy import Accuracy, evaluate_sessions
 from edgeq.measure.agreement import Agreement
@@ -21,6 +23,7 @@ from edgeq.measure.task import Task
 from edgeq.model.prepare import PreparedModel
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings, open_session
+from edgeq.workers.engine import Engines
 
 FLOAT, INT8, PLAIN = "float32", "int8", "int8, unoptimised"
 
@@ -59,6 +62,7 @@ class Proof(Displayed):
         speed: None where it was not timed.
         samples: how many samples `agreement` and `accuracy` rest on.
         held_out: whether those samples are others than the calibration's.
+        engine: what executed the artifact for all of this but coverage, which is that of onnxruntime's own kernels.
     """
 
     coverage: Coverage
@@ -68,6 +72,7 @@ class Proof(Displayed):
     speed: Speed | None
     samples: int
     held_out: bool
+    engine: str = DEFAULT
 
     @property
     def drop(self) -> float | None:
@@ -103,9 +108,10 @@ class Proof(Displayed):
             )
         optimised, plain = self.optimiser
         if optimised < plain - _OPTIMISER_LOSS_DB:
+            changer = "ONNX Runtime's optimiser" if self.engine == DEFAULT else self.engine
             found.append(
-                f"ONNX Runtime's optimiser changes the answer: {optimised:.1f} dB SQNR against float32 on the "
-                f"optimised graph, {plain:.1f} dB on the graph as written"
+                f"{changer} changes the answer: {optimised:.1f} dB SQNR against float32 on the optimised graph, "
+                f"{plain:.1f} dB on the graph as written"
             )
         if not self.held_out:
             found.append("accuracy was measured on the calibration samples; give --val for held-out ones")
@@ -144,6 +150,7 @@ class Proof(Displayed):
             "speed": self.speed,
             "samples": self.samples,
             "held_out": self.held_out,
+            "engine": self.engine,
             "warnings": self.warnings(),
         }
 
@@ -170,6 +177,8 @@ def prove(
 ) -> Proof:
     """Load the artifact as it will be loaded where it goes, and measure it against the float model it was made from.
 
+    A plug-in engine runs it in a process of its own; the float model runs in onnxruntime's own kernels.
+
     Args:
         coverage: of the artifact on its target.
 
@@ -180,27 +189,33 @@ def prove(
     settings = artifact.proof_settings(threads=threads)
     float_settings = SessionSettings(intra_op_threads=threads)
     opened = {FLOAT: float_settings, INT8: settings}
-    sessions = {
-        FLOAT: open_session(prepared.path, float_settings),
-        INT8: open_session(artifact.proof_model, settings),
-    }
     first = next(iter(samples))
-    evaluation = evaluate_sessions(sessions, samples, task=task, reference=FLOAT, settings=opened, progress=progress)
-    agreement = evaluation.agreement[INT8]
-    broken = [output.name for output in agreement.outputs if output.nonfinite]
-    if broken:
-        raise CheckFailedError(
-            f"{artifact.model.name}: output {broken[0]!r} is not finite where the float model's is",
-            "Look at the ranges with `edgeq calibrate show`",
+    with Engines() as engines:
+        sessions = {
+            FLOAT: engines.open(prepared.path, float_settings),
+            INT8: engines.open(artifact.proof_model, settings),
+        }
+        evaluation = evaluate_sessions(
+            sessions, samples, task=task, reference=FLOAT, settings=opened, progress=progress
         )
+        agreement = evaluation.agreement[INT8]
+        broken = [output.name for output in agreement.outputs if output.nonfinite]
+        if broken:
+            raise CheckFailedError(
+                f"{artifact.model.name}: output {broken[0]!r} is not finite where the float model's is",
+                "Look at the ranges with `edgeq calibrate show`",
+            )
+        optimiser = _optimiser_effect(sessions, artifact, samples, threads, agreement.sqnr_db)
+        speed = _time(sessions, first.inputs, progress) if timed and artifact.simulation is None else None
     return Proof(
         coverage=coverage,
         agreement=agreement,
         accuracy=evaluation.accuracy,
-        optimiser=_optimiser_effect(sessions, artifact, samples, threads, agreement.sqnr_db),
-        speed=_time(sessions, first.inputs, progress) if timed and artifact.simulation is None else None,
+        optimiser=optimiser,
+        speed=speed,
         samples=evaluation.count,
         held_out=held_out,
+        engine=artifact.engine.name if artifact.engine is not None else DEFAULT,
     )
 
 
@@ -221,8 +236,7 @@ def _optimiser_effect(
 
 
 def _time(sessions: Mapping[str, Any], feed: Mapping[str, Any], progress: Progress) -> Speed:
-    inputs = dict(feed)
-    runners = {name: (lambda session=session: session.run(None, inputs)) for name, session in sessions.items()}
+    runners = {name: query_runner(session, [feed]) for name, session in sessions.items()}
     with progress.stage("Timing int8 against float32"):
         latency = measure_interleaved(runners, min_duration_s=_TIMED_SECONDS, min_runs=_TIMED_RUNS, warmup=_WARM_UP)
     return Speed(latency, ratio(latency[FLOAT], latency[INT8]))

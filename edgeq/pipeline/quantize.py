@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from edgeq.backends import backend_named
 from edgeq.backends.systolic.save import belongs_to_program
 from edgeq.calibrate.table import check_table
 from edgeq.display import Page
+from edgeq.engines import EngineChoice
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.measure.task import Task
@@ -97,6 +99,7 @@ def quantize(
     max_drop: float | None = None,
     require_coverage: float | None = None,
     builder: Builder | None = None,
+    engine: EngineChoice | None = None,
     timed: bool = True,
     emulate: bool = True,
     force: bool = False,
@@ -115,6 +118,7 @@ def quantize(
         require_coverage: share of MACs that must run on integers.
         builder: what builds the artifact from the job and the scheme, instead of the target's backend alone; see
             `edgeq.recovering`.
+        engine: what executes the artifact in the proof; None takes onnxruntime's own kernels.
         timed: whether to time it against float32 on this machine.
         emulate: whether coverage is measured on an emulation of the target's kernels where those do not run here.
 
@@ -162,12 +166,16 @@ def quantize(
         runtime_requirements(chosen, built.artifact)
         coverage = target_coverage(job, built, machine, emulate=emulate, progress=progress)
         check_gain(job, built, coverage)
+        if engine is not None:
+            built = dataclasses.replace(built, artifact=built.artifact.in_engine(engine))
         timed = timed and not chosen.profile.missing(machine)
         proof = prove_built(job, built, coverage, task=task, timed=timed, progress=progress)
         proof.check(max_drop=max_drop, require_coverage=require_coverage)
         bytes_int8 = model_bytes(draft)
         beside = _write_beside(built.artifact.tables, output, force=force)
     notes = [*job.prepared.notes, *built.artifact.notes, *(f"it needs {file}" for file in beside)]
+    if engine is not None and engine.engine.module:
+        notes.append(f"proven in {engine.name}; coverage is that of onnxruntime's own kernels")
     if built.artifact.simulation is not None:
         notes.append(f"checked in simulation on a CPU: nothing of {chosen.name} was run")
     elif not native:

@@ -1,5 +1,6 @@
-"""What edgeq runs inside an emulated machine: it opens models as a device would and answers requests that come over
-standard input, on standard output, in the frames of edgeq_device/frames.py.
+"""What edgeq runs inside an emulated machine, or in a process of its own for a plug-in engine: it opens models as a
+device would and answers requests that come over standard input, on standard output, in the frames of
+edgeq_device/frames.py.
 
 Needs Python 3.9 or newer, numpy and onnxruntime, and edgeq_device beside it.
 
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     shim = _mask(arguments[1], arguments[2:]) if arguments[:1] == ["--mask"] else None
-    sessions: List[Any] = []
+    sessions: List[_Session] = []
     while True:
         frame = read_frame(sys.stdin.buffer)
         if frame is None:
@@ -47,23 +48,57 @@ def main(arguments: Sequence[str]) -> int:
             write_frame(answers, {"error": " ".join(str(error).split()), "kind": type(error).__name__}, {})
 
 
+class _Session:
+    """A session and the runners of its queries."""
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+        self.runners: List[Any] = []
+
+
 def _answer(request: Dict[str, Any], arrays: Arrays, sessions: List[Any], shim: Any) -> Tuple[Dict[str, Any], Arrays]:
     if request["do"] == "features":
         return _features(request, shim), {}
     if request["do"] == "open":
         session = _open(request)
-        sessions.append(session)
+        sessions.append(_Session(session))
         inputs, outputs = _specs(session.get_inputs()), _specs(session.get_outputs())
-        return {"session": len(sessions) - 1, "inputs": inputs, "outputs": outputs}, {}
+        made = {"inputs": inputs, "outputs": outputs, "providers": list(session.get_providers())}
+        return {"session": len(sessions) - 1, **made}, {}
+    opened = sessions[request["session"]]
     if request["do"] == "run":
-        results = dict(zip(request["outputs"], sessions[request["session"]].run(request["outputs"], arrays)))
+        results = dict(zip(request["outputs"], opened.session.run(request["outputs"], arrays)))
         return {}, {name: value for name, value in results.items() if isinstance(value, np.ndarray)}
     if request["do"] == "end profiling":
-        return {"profile": sessions[request["session"]].end_profiling()}, {}
+        return {"profile": opened.session.end_profiling()}, {}
+    if request["do"] == "prepare":
+        return _prepare(request, arrays, opened)
+    if request["do"] == "burst":
+        return _burst(request, opened.runners[request["runner"]])
     if request["do"] == "close":
         sessions[request["session"]] = None
         return {}, {}
     raise ValueError("unknown request %r" % request["do"])
+
+
+def _prepare(request: Dict[str, Any], arrays: Arrays, opened: _Session) -> Tuple[Dict[str, Any], Arrays]:
+    """A runner of queries; the samples' inputs come as "0 name", "1 name" ..."""
+    from edgeq_device.scenarios import query_runner
+
+    feeds: List[Dict[str, Any]] = [{} for _ in range(request["samples"])]
+    for key, value in arrays.items():
+        index, _, name = key.partition(" ")
+        feeds[int(index)][name] = value
+    opened.runners.append(query_runner(opened.session, feeds, **request["queries"]))
+    return {"runner": len(opened.runners) - 1}, {}
+
+
+def _burst(request: Dict[str, Any], runner: Any) -> Tuple[Dict[str, Any], Arrays]:
+    from edgeq_device.latency import Bursts, burst, quiet_collector
+
+    with quiet_collector():
+        samples, busy_s = burst(runner, Bursts(request["length_s"], request["lead_in_s"]), request["slow"])
+    return {"busy_s": busy_s}, {"samples": np.array(samples, np.float64)}
 
 
 def _features(request: Dict[str, Any], shim: Any) -> Dict[str, Any]:
@@ -90,11 +125,25 @@ def _features(request: Dict[str, Any], shim: Any) -> Dict[str, Any]:
 
 def _open(request: Dict[str, Any]) -> Any:
     """A session, opened by the very code that opens it on a device."""
-    from edgeq_device.sessions import open_session
+    from edgeq_device.engines import open_engine, read_engine
+    from edgeq_device.options import ignore_options_in_models
+    from edgeq_device.session_options import BRIEF_SPIN, session_options
+    from edgeq_device.sessions import onnxruntime, open_session
     from edgeq_device.variants import Variant
 
     if request["profile"]:
         return _open_profiled(request)
+    if request["engine"] is not None:
+        ignore_options_in_models()
+        ort, threads = onnxruntime(), request["threads"]
+        options = session_options(
+            ort,
+            config={**BRIEF_SPIN, **request["session_options"]},
+            threads=threads,
+            optimization=request["optimization"],
+        )
+        engine = read_engine(request["engine"])
+        return open_engine(ort, engine, request["model"], options, precision=request["precision"], threads=threads)
     variant = Variant(
         name=request["name"],
         component="model",

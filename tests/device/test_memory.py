@@ -46,6 +46,8 @@ def test_the_child_speaks_json(models: dict[str, Path]) -> None:
         "config": {},
         "optimization": "all",
         "threads": 1,
+        "engine": None,
+        "precision": "f32",
     }
     child = subprocess.run(
         python_command("edgeq_device.memory"),

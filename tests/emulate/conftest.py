@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,6 @@ from edgeq_device.features import read_features
 
 from edgeq.emulate import mask
 from edgeq.emulate.emulator import emulator_named, home, load_emulators
-from edgeq.emulate.guest import Command, Guest, guest_environment, start_guest
 from edgeq.emulate.qemu import Qemu, find_qemu
 from edgeq.emulate.setup import setup
 from edgeq.emulate.sysroot import Sysroot, load_sysroot
@@ -27,14 +24,6 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache of the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return home()
-
-
-@pytest.fixture
-def here() -> Iterator[Guest]:
-    """A guest on this machine's own kernels."""
-    environment = guest_environment(os.environ)
-    with start_guest(Command((sys.executable,), (), environment), "a guest") as guest:
-        yield guest
 
 
 @pytest.fixture(scope="session")

@@ -11,12 +11,12 @@ import pytest
 
 from edgeq.emulate import mask
 from edgeq.emulate.emulator import load_emulators
-from edgeq.emulate.guest import Guest, start_guest
 from edgeq.emulate.machine import emulated_command
 from edgeq.emulate.mask import masked_command, patched
 from edgeq.emulate.probe import probe, probe_file
 from edgeq.errors import RuntimeUnavailableError
 from edgeq.session import SessionSettings
+from edgeq.workers.guest import Guest, start_guest
 
 # Two CPUID instructions, and their bytes once more inside a constant, where they must be left alone.
 ASKING = """

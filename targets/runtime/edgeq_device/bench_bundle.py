@@ -7,13 +7,13 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from edgeq_device.arrays import read_arrays
 from edgeq_device.bench_models import BenchModel, Shapes
-from edgeq_device.engine import is_tensorrt, plan_engine
 from edgeq_device.memory import MemoryUse, measure_memory
 from edgeq_device.opening import open_best
 from edgeq_device.package import FLOAT, Bundle
 from edgeq_device.scenarios import Feed
 from edgeq_device.select import Device
 from edgeq_device.sessions import open_session, read_device
+from edgeq_device.tensorrt_engine import is_tensorrt, plan_engine
 from edgeq_device.variants import Variant
 
 

@@ -8,6 +8,7 @@ edgeq_device from where this process has it, which may be a zip.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import List, Optional
@@ -31,6 +32,16 @@ def python_command(module: str) -> List[str]:
     root = Path(__file__).absolute().parent.parent
     # -B: a compiled file left in a bundle is one that its manifest does not know.
     return [sys.executable, "-I", "-B", "-c", _BOOT, str(root), module, *import_path()]
+
+
+def describe_exit(code: int) -> str:
+    """How a child ended, in words: "exit code 3", "signal SIGSEGV"."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"
 
 
 def import_path() -> List[str]:

@@ -9,12 +9,12 @@ from typing import Any, Callable, Dict, List, Tuple
 
 from edgeq_device.arrays import read_arrays
 from edgeq_device.binding import BoundSession
-from edgeq_device.engine import Engine, describe_engine, is_tensorrt, plan_engine, static_shapes, trtexec_line
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.gpu import read_gpus
 from edgeq_device.infer import infer
 from edgeq_device.select import CPU, Device
 from edgeq_device.tensorrt import PROVIDER, read_tensorrt
+from edgeq_device.tensorrt_engine import Engine, describe_engine, is_tensorrt, plan_engine, static_shapes, trtexec_line
 from edgeq_device.variants import Variant
 
 CUDA = "CUDAExecutionProvider"

@@ -15,7 +15,7 @@ import time
 from array import array
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Callable, Dict, Iterator, List, Mapping, Optional
+from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -27,6 +27,8 @@ Clock = Callable[[], float]
 """Seconds from an arbitrary start, never going back."""
 
 Runner = Callable[[], object]
+"""Runs one query. One that runs it in another process has a method `burst`, as the function of that name without its
+first and last argument, so that what is timed is not the way there and back."""
 
 
 @dataclass(frozen=True)
@@ -101,14 +103,34 @@ class Bursts:
     lead_in_s: float = 0.02
 
 
+def burst(run: Runner, bursts: Bursts, slow: bool, clock: Clock = time.perf_counter) -> Tuple["array[float]", float]:
+    """One turn: the latencies of its runs, and how long they took together, in seconds; `slow`: without a lead-in."""
+    samples = array("d")  # 8 bytes a query even in a ten-minute run
+    now = clock()
+    if not slow and bursts.lead_in_s > 0:
+        end = now + bursts.lead_in_s
+        while now < end:
+            run()
+            now = clock()
+    begin, end = now, now + bursts.length_s
+    while True:
+        before = clock()
+        run()
+        now = clock()
+        samples.append(now - before)
+        if now >= end:
+            return samples, now - begin
+
+
 class Recorder:
     """The latencies of one runner as they come in, turn by turn."""
 
     def __init__(self, run: Runner, bursts: Bursts, clock: Clock) -> None:
-        self._run = run
+        self._burst: Callable[[Bursts, bool], Tuple[Sequence[float], float]] = getattr(run, "burst", None) or (
+            lambda bursts, slow: burst(run, bursts, slow, clock)
+        )
         self._bursts = bursts
-        self._clock = clock
-        self._samples = array("d")  # seconds; 8 bytes a query even in a ten-minute run
+        self._samples = array("d")  # seconds
         self._starts: List[int] = []
         self.busy_s = 0.0
 
@@ -124,24 +146,11 @@ class Recorder:
 
     def turn(self) -> None:
         """One burst."""
-        run, clock, samples = self._run, self._clock, self._samples
         slow = self.count > 0 and self.busy_s / self.count >= self._bursts.length_s
-        now = clock()
-        if not slow and self._bursts.lead_in_s > 0:
-            end = now + self._bursts.lead_in_s
-            while now < end:
-                run()
-                now = clock()
-        self._starts.append(len(samples))
-        begin, end = now, now + self._bursts.length_s
-        while True:
-            before = clock()
-            run()
-            now = clock()
-            samples.append(now - before)
-            if now >= end:
-                break
-        self.busy_s += now - begin
+        taken, busy_s = self._burst(self._bursts, slow)
+        self._starts.append(self.count)
+        self._samples.extend(taken)
+        self.busy_s += busy_s
 
     def distribution(self, samples_per_query: int = 1) -> Distribution:
         """What was recorded so far: latencies in milliseconds, a round a turn, throughput over the recorded time."""

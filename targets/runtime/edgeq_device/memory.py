@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Sequence
 
 from edgeq_device.children import python_command
+from edgeq_device.engines import FLOAT, EngineSpec, open_engine, read_engine
 from edgeq_device.environment import ROOT, read_memory
 from edgeq_device.errors import RuntimeUnavailableError
 
@@ -45,6 +46,8 @@ def measure_memory(
     config: Optional[Mapping[str, str]] = None,
     optimization: str = "all",
     threads: int = 0,
+    engine: Optional[EngineSpec] = None,
+    precision: str = FLOAT,
     timeout_s: float = 300.0,
 ) -> MemoryUse:
     """Open `model` in a fresh process, run it five times on made-up inputs, and read that process's memory.
@@ -55,6 +58,7 @@ def measure_memory(
         config: session configuration entries.
         optimization: graph optimisation level: none, basic, extended or all.
         threads: intra-op threads (0: onnxruntime's choice).
+        engine, precision: what executes it, in place of the providers.
 
     Raises:
         RuntimeUnavailableError: the process failed, took too long, or the system does not report a process's memory.
@@ -67,6 +71,8 @@ def measure_memory(
         "config": dict(config or {}),
         "optimization": optimization,
         "threads": threads,
+        "engine": engine.to_dict() if engine is not None else None,
+        "precision": precision,
     }
     try:
         child = subprocess.run(
@@ -101,9 +107,13 @@ def _measure_here(order: Mapping[str, Any]) -> Dict[str, int]:
     provider_options = [order["provider_options"]] + [{}] * (len(order["providers"]) - 1)
     # onnxruntime takes the folder of external weights from that option only for a model given as bytes.
     source = Path(order["model"]).read_bytes() if _EXTERNAL_FOLDER in order["config"] else order["model"]
-    session = onnxruntime.InferenceSession(
-        source, options, providers=order["providers"], provider_options=provider_options
-    )
+    if order["engine"] is not None:
+        chosen = {"precision": order["precision"], "threads": order["threads"]}
+        session = open_engine(onnxruntime, read_engine(order["engine"]), source, options, **chosen)
+    else:
+        session = onnxruntime.InferenceSession(
+            source, options, providers=order["providers"], provider_options=provider_options
+        )
     loaded, _ = read_memory(ROOT)
     for feed in random_feeds(session, order["shapes"], count=1) * 5:
         session.run(None, feed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import FrozenSet, List, Mapping, Optional, Tuple
 
@@ -10,6 +9,7 @@ from edgeq_device.errors import BundleError
 from edgeq_device.gpu import Gpu
 from edgeq_device.package import MAIN, Bundle
 from edgeq_device.variants import Variant
+from edgeq_device.version import parse_version
 
 CPU = "CPUExecutionProvider"
 
@@ -158,9 +158,3 @@ def _only_too_old(verdict: Verdict, device: Device) -> bool:
 
 def _others(verdicts: List[Verdict], chosen: Verdict) -> Tuple[Verdict, ...]:
     return tuple(verdict for verdict in verdicts if verdict is not chosen)
-
-
-def parse_version(text: str) -> Tuple[int, ...]:
-    """ "1.31.1" → (1, 31, 1); what follows the digits of a part ("1.20.0rc1") is left out; "" sorts before all."""
-    numbers = (re.match(r"\d+", part) for part in text.split("."))
-    return tuple(int(number.group()) for number in numbers if number is not None)

@@ -8,16 +8,18 @@ import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Iterator, List
+from typing import Any, Callable, Iterator, List
 
+from edgeq_device.engines import FLOAT, EngineSpec, open_engine, plugin_of
 from edgeq_device.errors import BundleError, RuntimeUnavailableError
 from edgeq_device.gpu import read_gpus
 from edgeq_device.gpu_sessions import GPU_PROVIDERS, open_on_gpu
 from edgeq_device.options import check_names, ignore_options_in_models
-from edgeq_device.select import CPU, Device, parse_version
+from edgeq_device.select import CPU, Device
 from edgeq_device.session_options import BRIEF_SPIN, LEVELS, session_options
 from edgeq_device.tensorrt import read_tensorrt
 from edgeq_device.variants import EXTERNAL_FOLDER, Variant
+from edgeq_device.version import parse_version
 
 # Measured: up to 1.20 the folder option does nothing, 1.21 to 1.24 heed it for a model from bytes alone, 1.28 always.
 _FOLDER_FROM_BYTES = (1, 21)
@@ -81,28 +83,47 @@ def open_session(variant: Variant, threads: int = 0) -> Any:
     if level not in LEVELS:
         raise BundleError(f"variant {variant.name}: optimization is {level!r}; it can be {', '.join(LEVELS)}")
     config = {**BRIEF_SPIN, **variant.session_options}
-    options = session_options(ort, config=config, threads=threads or _best_threads(variant), optimization=level)
+    threads = threads or _best_threads(variant)
+    options = session_options(ort, config=config, threads=threads, optimization=level)
+    plugin = plugin_of(variant.ep)
+    if plugin is not None:
+        precision = _precision(variant, plugin)
+        return _open(variant, ort, lambda m: open_engine(ort, plugin, m, options, precision=precision, threads=threads))
+
+    def open_with(providers: List[Any]) -> Any:
+        return _open(variant, ort, lambda model: ort.InferenceSession(model, options, providers=providers))
+
     if variant.ep in GPU_PROVIDERS:
-        return open_on_gpu(variant, ort, lambda providers: _open(variant, ort, options, providers))
+        return open_on_gpu(variant, ort, open_with)
     first = (variant.ep, dict(variant.provider_options))
-    return _open(variant, ort, options, [first] if variant.ep == CPU else [first, CPU])
+    return open_with([first] if variant.ep == CPU else [first, CPU])
 
 
-def _open(variant: Variant, ort: Any, options: Any, providers: List[Any]) -> Any:
+def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any]) -> Any:
     assert variant.model is not None
     try:
         if EXTERNAL_FOLDER not in variant.session_options:
-            return ort.InferenceSession(str(variant.model), options, providers=providers)
+            return open_it(str(variant.model))
         if parse_version(str(ort.__version__)) >= _FOLDER_FROM_BYTES:
-            return ort.InferenceSession(variant.model.read_bytes(), options, providers=providers)
+            return open_it(variant.model.read_bytes())
         with _gathered(variant.model, Path(variant.session_options[EXTERNAL_FOLDER])) as model:
-            return ort.InferenceSession(str(model), options, providers=providers)
+            return open_it(str(model))
+    except RuntimeUnavailableError:
+        raise
     except Exception as error:  # onnxruntime raises a dozen unrelated types here, some of them bare Exception
         text = " ".join(str(error).split())
         raise RuntimeUnavailableError(
             f"onnxruntime {ort.__version__} refuses variant {variant.name}: {text}",
             f"Use onnxruntime {variant.min_onnxruntime} or newer" if variant.min_onnxruntime else "",
         ) from error
+
+
+def _precision(variant: Variant, engine: EngineSpec) -> str:
+    precision = variant.info.get("precision", FLOAT)
+    if not isinstance(precision, str) or precision not in engine.precisions:
+        known = ", ".join(engine.precisions)
+        raise BundleError(f"variant {variant.name}: precision is {precision!r}; it can be {known}")
+    return precision
 
 
 def _best_threads(variant: Variant) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional
 
-from edgeq_device.engine import is_tensorrt, trtexec_line
 from edgeq_device.package import Bundle
 from edgeq_device.select import Choice, Device, Verdict, judge
+from edgeq_device.tensorrt_engine import is_tensorrt, trtexec_line
 from edgeq_device.variants import Variant
 from edgeq_device.verify import Report
 

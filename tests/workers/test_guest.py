@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,19 @@ import onnxruntime
 import pytest
 from edgeq_device.features import read_features
 
-from edgeq.emulate.guest import Command, Guest, guest_environment, start_guest
 from edgeq.emulate.probe import probe, probe_model
 from edgeq.errors import DataError, RuntimeUnavailableError
 from edgeq.measure.profile import profile
 from edgeq.session import SessionSettings, open_session
+from edgeq.workers.guest import Command, Guest, guest_environment, start_guest
+
+
+@pytest.fixture
+def here() -> Iterator[Guest]:
+    """A guest on this machine's own kernels."""
+    environment = guest_environment(os.environ)
+    with start_guest(Command((sys.executable,), (), environment), "a guest") as guest:
+        yield guest
 
 
 @pytest.fixture

@@ -17,9 +17,10 @@ from typing import Any, Dict, Tuple
 
 from edgeq_device.errors import OutputError
 from edgeq_device.gpu import Gpu
-from edgeq_device.select import Device, parse_version
+from edgeq_device.select import Device
 from edgeq_device.tensorrt import PROVIDER, STRONGLY_TYPED
 from edgeq_device.variants import Variant
+from edgeq_device.version import parse_version
 
 TABLE = "table"
 _FLAGS = ("trt_fp16_enable", "trt_bf16_enable", "trt_int8_enable")

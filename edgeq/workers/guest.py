@@ -1,8 +1,9 @@
-"""A process on other kernels, and sessions inside it that are used like onnxruntime's own."""
+"""A process of its own, on other kernels or not, and sessions inside it that are used like onnxruntime's own."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import tempfile
 import threading
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from edgeq_device.children import describe_exit
 from edgeq_device.frames import read_frame, write_frame
+from edgeq_device.latency import Bursts
 from numpy.typing import NDArray
 
 from edgeq.device import device_errors
@@ -23,8 +26,8 @@ from edgeq.session import SessionSettings
 
 Array = NDArray[Any]
 
-# An emulated inference of a large model takes minutes; a program that hangs is ended after this.
-_REQUEST_S = 3600.0
+REQUEST_S = 3600.0
+"""A program that has not answered by then is ended. An emulated inference of a large model takes minutes."""
 _EXIT_S = 60.0
 
 
@@ -61,10 +64,20 @@ class TensorInfo:
 class Guest:
     """A running guest program; made by `start_guest`."""
 
-    def __init__(self, process: subprocess.Popen[bytes], command_line: IO[bytes], title: str) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        stderr: IO[bytes],
+        title: str,
+        request_s: float = REQUEST_S,
+        failure: type[RuntimeUnavailableError] = RuntimeUnavailableError,
+    ) -> None:
         self._process = process
-        self._stderr = command_line
+        self._stderr = stderr
         self.title = title
+        self._request_s = request_s
+        self._failure = failure
+        self._late = False
 
     def exchange(
         self, request: Mapping[str, Any], arrays: Mapping[str, Array] | None = None
@@ -72,28 +85,28 @@ class Guest:
         """Send one request; gives the values and the arrays of the reply.
 
         Raises:
-            RuntimeUnavailableError: the guest has ended, or the runtime in it refuses.
+            RuntimeUnavailableError: the guest has ended or does not answer, or the runtime in it refuses.
             ValueError: the runtime refuses the inputs, as it does in this process.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        watchdog = threading.Timer(_REQUEST_S, self._process.kill)
+        watchdog = threading.Timer(self._request_s, self._give_up)
         watchdog.start()
         try:
             with device_errors():
                 write_frame(self._process.stdin, request, arrays or {})
             frame = read_frame(self._process.stdout)
         except (OSError, ValueError) as error:  # the pipe is closed, or a frame ends in its middle
-            raise RuntimeUnavailableError(f"{self.title} ended: {self._last_error()}") from error
+            raise self._failure(f"{self.title} {self._last_error()}") from error
         finally:
             watchdog.cancel()
         if frame is None:
-            raise RuntimeUnavailableError(f"{self.title} ended: {self._last_error()}")
+            raise self._failure(f"{self.title} {self._last_error()}")
         reply, results = frame
         if "error" in reply:
             if reply["kind"] in ("InvalidArgument", "ValueError"):
                 raise ValueError(reply["error"])
-            raise RuntimeUnavailableError(f"{self.title}: {reply['error']}")
+            raise self._failure(f"{self.title}: {reply['error']}")
         return reply, results
 
     def features(self, masked: Sequence[str] = (), *, runtime: bool = True) -> dict[str, Any]:
@@ -113,16 +126,27 @@ class Guest:
             "optimization": settings.optimization,
             "threads": settings.intra_op_threads,
             "profile": [str(settings.profile_prefix), str(settings.save_optimized_to)] * bool(settings.profile_prefix),
+            "engine": settings.engine.to_dict() if settings.engine is not None else None,
+            "precision": settings.precision,
         }
         reply, _ = self.exchange(request)
-        return GuestSession(self, reply["session"], _infos(reply["inputs"]), _infos(reply["outputs"]))
+        inputs, outputs = _infos(reply["inputs"]), _infos(reply["outputs"])
+        return GuestSession(self, reply["session"], inputs, outputs, tuple(reply["providers"]))
+
+    def _give_up(self) -> None:
+        self._late = True
+        self._process.kill()
 
     def _last_error(self) -> str:
+        if self._late:
+            return f"does not answer within {self._request_s:g} s"
         self._process.kill()
         code = self._process.wait()
         self._stderr.seek(0)
         lines = [line.strip() for line in self._stderr.read().decode("utf-8", "replace").splitlines() if line.strip()]
-        return lines[-1] if lines else f"exit code {code}"
+        # After a crash the last line may be about anything; a process that was killed, by this one too, writes none.
+        crashed = code < 0 and code != -signal.SIGKILL
+        return f"ended: {'; '.join([describe_exit(code)] * (crashed or not lines) + lines[-1:])}"
 
 
 @dataclass(frozen=True)
@@ -133,6 +157,7 @@ class GuestSession:
     number: int
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
+    providers: tuple[str, ...] = ()
 
     def get_inputs(self) -> Sequence[TensorInfo]:
         """As onnxruntime's."""
@@ -141,6 +166,10 @@ class GuestSession:
     def get_outputs(self) -> Sequence[TensorInfo]:
         """As onnxruntime's."""
         return self.outputs
+
+    def get_providers(self) -> Sequence[str]:
+        """As onnxruntime's: those that really started."""
+        return self.providers
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> list[Any]:
         """As onnxruntime's; None for an output that is no array."""
@@ -153,14 +182,51 @@ class GuestSession:
         """As onnxruntime's: the profile of a session that was opened with `profile_prefix`."""
         return str(self.guest.exchange({"do": "end profiling", "session": self.number})[0]["profile"])
 
+    def query_runner(self, feeds: Sequence[Mapping[str, Any]], **queries: int) -> GuestRunner:
+        """As `edgeq_device.scenarios.query_runner`, which calls this: the samples are sent once."""
+        arrays = {f"{i} {name}": np.asarray(value) for i, feed in enumerate(feeds) for name, value in feed.items()}
+        request = {"do": "prepare", "session": self.number, "samples": len(feeds), "queries": queries}
+        reply, _ = self.guest.exchange(request, arrays)
+        return GuestRunner(self, reply["runner"])
+
     def close(self) -> None:
         """Give the session's memory back."""
         self.guest.exchange({"do": "close", "session": self.number})
 
 
+@dataclass(frozen=True)
+class GuestRunner:
+    """Queries that run in the guest: see `edgeq_device.latency.Runner`."""
+
+    session: GuestSession
+    number: int
+
+    def __call__(self) -> object:
+        return self.burst(Bursts(0.0, 0.0), slow=True)
+
+    def burst(self, bursts: Bursts, slow: bool) -> tuple[Sequence[float], float]:
+        """As `edgeq_device.latency.burst`, on the guest's clock."""
+        turn = {"length_s": bursts.length_s, "lead_in_s": bursts.lead_in_s, "slow": slow}
+        request = {"do": "burst", "session": self.session.number, "runner": self.number, **turn}
+        reply, results = self.session.guest.exchange(request)
+        samples: Sequence[float] = results["samples"].tolist()
+        return samples, reply["busy_s"]
+
+
 @contextmanager
-def start_guest(command: Command, title: str) -> Iterator[Guest]:
-    """Run the guest program and end it behind the block; `title` names it in messages.
+def start_guest(
+    command: Command,
+    title: str,
+    *,
+    request_s: float = REQUEST_S,
+    failure: type[RuntimeUnavailableError] = RuntimeUnavailableError,
+) -> Iterator[Guest]:
+    """Run the guest program and end it behind the block.
+
+    Args:
+        title: names it in messages.
+        request_s: seconds after which a request without an answer ends it.
+        failure: what is raised for the guest and for the runtime in it.
 
     Raises:
         RuntimeUnavailableError: it cannot be started.
@@ -177,7 +243,7 @@ def start_guest(command: Command, title: str) -> Iterator[Guest]:
             raise RuntimeUnavailableError(f"{command_line[0]} cannot be started ({error.strerror})") from error
         with process:
             try:
-                yield Guest(process, lines, title)
+                yield Guest(process, lines, title, request_s, failure)
                 # It ends by itself at the end of its input, so that what it keeps for later is written.
                 assert process.stdin is not None
                 process.stdin.close()

@@ -1,0 +1,126 @@
+"""What executes a graph: ONNX Runtime's own CPU kernels, or a plug-in of it. `targets/engines/*.toml`, one file each.
+
+How an engine is found and opened is `edgeq_device.engines.EngineSpec`, because devices do the same; `Engine` adds what
+matters for building and choosing. `engines.json` beside that module is what devices get to know.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from edgeq_device.engines import FLOAT, EngineSpec
+
+from edgeq.errors import HardwareError, UsageError, suggest
+from edgeq.records import parse, toml_table
+from edgeq.registry import data_folders
+from edgeq.resources import shipped
+
+DEFAULT = "onnxruntime"
+"""The engine that runs wherever edgeq does."""
+
+
+@dataclass(frozen=True)
+class Int8:
+    """What an engine does with quantized models.
+
+    Attributes:
+        pairs: types of activations and weights that it has integer kernels for, as "U8S8".
+        operators: types of operators that it runs on integers, or
+        backend: the backend whose int8 rules say so.
+        saturates_without: CPU features without any of which its kernels add two products of U8S8 in 16 bits, which
+            saturates; none: another file has it, or they are exact everywhere.
+    """
+
+    pairs: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+    backend: str = ""
+    saturates_without: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine(EngineSpec):
+    """One engine, as its file describes it.
+
+    Attributes:
+        title: for people.
+        verified: what of this was executed, and on what; "never run: ..." where nothing was.
+        present_on: platforms of which every machine has hardware for it; a CPU engine's are all of `platforms`.
+        min_compute_capability: of an NVIDIA GPU that it needs; "" where it needs none.
+        why, source: the reason for a value and where it is known from, by its key.
+    """
+
+    title: str
+    verified: str
+    int8: Int8 = field(default_factory=Int8)
+    present_on: tuple[str, ...] = ()
+    min_compute_capability: str = ""
+    why: Mapping[str, str] = field(default_factory=dict)
+    source: Mapping[str, str] = field(default_factory=dict)
+
+    def __record__(self) -> str:
+        return self.name
+
+    def fast_precisions(self, features: frozenset[str]) -> tuple[str, ...]:
+        """Precisions that a CPU with these features has instructions for."""
+        return tuple(n for n, p in self.precisions.items() if not p.fast_on or features.intersection(p.fast_on))
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """An engine and the precision of what is float in a model."""
+
+    engine: Engine
+    precision: str = FLOAT
+
+    @property
+    def name(self) -> str:
+        """As it is written: "openvino", "openvino:bf16"."""
+        return self.engine.name if self.precision == FLOAT else f"{self.engine.name}:{self.precision}"
+
+    def __record__(self) -> str:
+        return self.name
+
+
+@cache
+def load_engines(*folders: Path) -> Mapping[str, Engine]:
+    """Every engine by name: the shipped ones and those of plug-ins, or those of `folders`.
+
+    Raises:
+        HardwareError: a file is malformed, or two have one name.
+    """
+    found: dict[str, Engine] = {}
+    for folder in folders or (shipped("targets") / "engines", *data_folders("targets/engines")):
+        for path in sorted(folder.glob("*.toml")):
+            if path.stem in found:
+                raise HardwareError(f"{path}: there is an engine {path.stem} already", "Rename the file")
+            content = toml_table(path, HardwareError, "Correct the file")
+            found[path.stem] = parse({**content, "name": path.stem}, Engine, path, HardwareError, unknown_keys=False)
+    return found
+
+
+def choose_engine(text: str, engines: Mapping[str, Engine] | None = None) -> EngineChoice:
+    """The engine and precision of "NAME" or "NAME:PRECISION".
+
+    Raises:
+        UsageError: there is no such engine or precision; with the nearest name.
+    """
+    known = load_engines() if engines is None else engines
+    name, _, precision = text.partition(":")
+    if name not in known:
+        raise UsageError(f"unknown engine {name!r}", suggest(name, known))
+    engine = known[name]
+    precision = precision or next(iter(engine.precisions))
+    if precision not in engine.precisions:
+        raise UsageError(f"{name} has no precision {precision!r}", suggest(precision, engine.precisions))
+    return EngineChoice(engine, precision)
+
+
+def device_table(engines: Mapping[str, Engine]) -> str:
+    """The content of `edgeq_device/engines.json`: what devices get to know of the engines."""
+    values: dict[str, Any] = {name: engine.to_dict() for name, engine in sorted(engines.items())}
+    return json.dumps(values, indent=1) + "\n"

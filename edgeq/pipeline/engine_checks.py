@@ -1,0 +1,97 @@
+"""Whether an engine's answers are right here: loaded in a process of its own, exact integers, and f32 that is f32."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import onnx.numpy_helper
+import onnx.parser
+from edgeq_device.engines import FLOAT
+from numpy.typing import NDArray
+
+from edgeq import demo
+from edgeq.engines import Engine
+from edgeq.errors import EdgeqError
+from edgeq.measure.agreement import decibels
+from edgeq.session import SessionSettings, open_session
+from edgeq.workers.engine import start_engine
+from edgeq.workers.guest import Guest
+
+LEAST_DB = 90.0
+"""How close f32 must come to ONNX Runtime's float32: what rounding in another order leaves, and bf16 does not."""
+_PRODUCTS = 256
+# Products of two weights of 7 bits and two activations of 8 bits fit into 16 bits.
+_SMALL, _LARGE = 63, 127
+
+
+def check_engine(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str]:
+    """Whether the answers of an installed plug-in are right, and what was found, in one line.
+
+    Args:
+        precisions: those to try besides f32.
+    """
+    try:
+        with start_engine(engine) as guest, tempfile.TemporaryDirectory(prefix="edgeq-doctor-") as folder:
+            exact = {largest: _wrong_by(guest, engine, Path(folder), largest) for largest in (_SMALL, _LARGE)}
+            db = {name: _agreement(guest, engine, name) for name in dict.fromkeys((FLOAT, *precisions))}
+    except EdgeqError as error:
+        return False, str(error)
+    faults = []
+    if exact[_SMALL]:
+        faults.append(f"int8 answers are wrong by up to {exact[_SMALL]:.2g} of the largest")
+    if db[FLOAT] < LEAST_DB:
+        faults.append(f"f32 is not float32: {db[FLOAT]:.1f} dB to ONNX Runtime's, {LEAST_DB:g} at least")
+    if faults:
+        return False, "; ".join(faults)
+    limit = f"8-bit weights saturate, by up to {exact[_LARGE]:.2g} of the largest answer" if exact[_LARGE] else "exact"
+    figures = ", ".join(f"{name} {value:.1f} dB" for name, value in db.items())
+    return True, f"int8 {limit}; to onnxruntime's float32: {figures}"
+
+
+def _wrong_by(guest: Guest, engine: Engine, folder: Path, largest: int) -> float:
+    """Largest error of an integer Conv and MatMul with weights up to ±`largest`, as a share of the largest answer."""
+    random = np.random.default_rng(largest)
+    weights = random.integers(-largest, largest + 1, (16, _PRODUCTS)).astype(np.int8)
+    weights[0] = largest
+    samples = random.integers(0, 256, (4, _PRODUCTS)).astype(np.float32)
+    samples[0] = 255
+    file = folder / f"integers-{largest}.onnx"
+    file.write_bytes(integer_model(weights))
+    session = guest.open(file, SessionSettings(engine=engine))
+    right = samples.astype(np.int64) @ weights.T.astype(np.int64)
+    found = session.run(["conv", "product"], {"x": samples[:, :, None, None]})
+    worst = max(np.abs(values.reshape(right.shape) - right).max() for values in found)
+    return float(worst / np.abs(right).max())
+
+
+def integer_model(weights: NDArray[np.int8]) -> bytes:
+    """A Conv and a MatMul of uint8 activations with `weights`, int8[outputs, k], all scales 1: float32 "x" of
+    [4, k, 1, 1] gives the exact integers "conv" and "product" as float32."""
+    outputs, k = weights.shape
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]>
+        integers (float[4, {k}, 1, 1] x) => (float[4, {outputs}, 1, 1] conv, float[4, {outputs}] product)
+        <float one = {{1}}, uint8 zero = {{0}}, int8 none = {{0}}, int64[2] rows = {{-1, {k}}}> {{
+            q = QuantizeLinear(x, one, zero)
+            d = DequantizeLinear(q, one, zero)
+            f = DequantizeLinear(filters, one, none)
+            conv = Conv<kernel_shape = [1, 1]>(d, f)
+            r = Reshape(d, rows)
+            m = DequantizeLinear(matrix, one, none)
+            product = MatMul(r, m)
+        }}"""
+    )
+    for name, value in (("filters", weights.reshape(outputs, k, 1, 1)), ("matrix", weights.T)):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.ascontiguousarray(value), name))
+    return bytes(model.SerializeToString())
+
+
+def _agreement(guest: Guest, engine: Engine, precision: str) -> float:
+    """SQNR in dB of the demo model in `engine` to ONNX Runtime's float32."""
+    with np.load(demo.CALIBRATION) as samples:
+        feed = {"image": samples["image"][:8]}
+    right = open_session(demo.MODEL).run(None, feed)[0].astype(np.float64)
+    found = guest.open(demo.MODEL, SessionSettings(engine=engine, precision=precision)).run(None, feed)[0]
+    return decibels(float((right**2).sum()), float(((found - right) ** 2).sum()))

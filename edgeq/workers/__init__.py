@@ -1,0 +1,1 @@
+"""Processes of their own in which models are opened, run and timed: other machines' kernels, and plug-in engines."""

@@ -1,0 +1,76 @@
+"""Engines in processes of their own: a plug-in that crashes or hangs takes nothing with it, and the thread pools of two
+engines do not disturb each other's timings."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from edgeq_device.children import import_path
+from edgeq_device.engines import EngineSpec, find_library
+
+from edgeq.device import device_errors
+from edgeq.errors import EngineError
+from edgeq.session import SessionSettings, onnxruntime, open_session, with_carried
+from edgeq.workers.guest import Command, Guest, guest_environment, start_guest
+
+ANSWER_S = 600.0
+"""An engine that has not answered by then hangs: compiling a large model takes a minute or two."""
+
+
+@contextmanager
+def start_engine(
+    engine: EngineSpec, *, environment: Mapping[str, str] | None = None, answer_s: float = ANSWER_S
+) -> Iterator[Guest]:
+    """A process for `engine`; open models in it with `Guest.open`, whose settings name the engine.
+
+    Args:
+        environment: variables to set in it besides this process's.
+
+    Raises:
+        EngineError: the process cannot be started; the guest raises it too.
+        RuntimeUnavailableError: the engine is not installed, or too old.
+    """
+    with device_errors():
+        if engine.module:
+            find_library(engine, str(onnxruntime().__version__))
+    command = Command(
+        (sys.executable,),
+        (),
+        guest_environment({**os.environ, **(environment or {})}),
+        tuple(map(Path, import_path())),
+    )
+    with start_guest(command, f"the process of {engine.name}", request_s=answer_s, failure=EngineError) as guest:
+        yield guest
+
+
+class Engines:
+    """Opens sessions: in this process, or in that of the plug-in engine that the settings name, which is started when
+    the first one is opened. Ends them all behind its `with` block."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._running: dict[str, Guest] = {}
+
+    def open(self, model: Path, settings: SessionSettings) -> Any:
+        """An `onnxruntime.InferenceSession`, or what is used like one.
+
+        Raises:
+            RuntimeUnavailableError: as `edgeq.session.open_session`; EngineError from an engine's process.
+        """
+        engine = settings.engine
+        if engine is None or not engine.module:
+            return open_session(model, settings)
+        if engine.name not in self._running:
+            self._running[engine.name] = self._stack.enter_context(start_engine(engine))
+        return self._running[engine.name].open(model, with_carried(model, settings))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()

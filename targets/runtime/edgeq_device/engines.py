@@ -1,0 +1,215 @@
+"""Engines: what executes a graph, and how one that is a plug-in of onnxruntime is found, registered and opened.
+
+ONNX Runtime's own CPU kernels are one engine. Others come in packages with a library that is registered with the same
+onnxruntime at run time. What is known of each is engines.json, beside this file: part of the code, never of a bundle.
+"""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+import platform
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from importlib import metadata
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from edgeq_device.errors import RuntimeUnavailableError, UsageError
+from edgeq_device.features import normalise_architecture
+from edgeq_device.version import parse_version
+
+FLOAT = "f32"
+"""The precision unless another one is chosen: that of the model as it is written."""
+_PRECISION, _THREADS = "{precision}", "{threads}"
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What an engine computes in where the model is float.
+
+    Attributes:
+        value: as the engine's option spells it.
+        fast_on: CPU features, any of which makes it fast; none: it needs no particular one.
+    """
+
+    value: str
+    fast_on: Tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """How an engine is found and opened.
+
+    Attributes:
+        name: as users write it.
+        provider: ONNX Runtime's execution provider.
+        devices: the kinds of hardware that it is opened on, the best first: "CPU", "GPU", "NPU".
+        packages: distributions any of which brings it; the first is the one to install.
+        module: the package's importable name, in whose folder the library lies; "" where onnxruntime has it built in.
+        libraries: file names of the plug-in's library, one for each operating system.
+        oldest: the oldest version of the package that is known to be right; "" where any is.
+        min_onnxruntime: the oldest onnxruntime that the library can be registered with.
+        platforms: where the package exists, as "linux x86_64"; none: everywhere.
+        precisions: by name; the first is the one unless another is chosen.
+        options: provider options. A table is given as JSON. "{precision}" stands for the precision's value, "{threads}"
+            for the threads inside an operator: without a number of them that entry is left out.
+    """
+
+    name: str
+    provider: str
+    devices: Tuple[str, ...] = ("CPU",)
+    packages: Tuple[str, ...] = ()
+    module: str = ""
+    libraries: Tuple[str, ...] = ()
+    oldest: str = ""
+    min_onnxruntime: str = ""
+    platforms: Tuple[str, ...] = ()
+    precisions: Mapping[str, Precision] = field(default_factory=lambda: {FLOAT: Precision(FLOAT)})
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Plain JSON values, which `read_engine` takes."""
+        known = EngineSpec.__dataclass_fields__
+        return {name: value for name, value in asdict(self).items() if name in known}
+
+
+def read_engine(values: Mapping[str, Any]) -> EngineSpec:
+    """The engine of `EngineSpec.to_dict`, whose values are trusted."""
+    precisions = {name: Precision(p["value"], tuple(p["fast_on"])) for name, p in values["precisions"].items()}
+    lists = {name: tuple(values[name]) for name in ("devices", "packages", "libraries", "platforms")}
+    return EngineSpec(**{**values, **lists, "precisions": precisions})
+
+
+@lru_cache(maxsize=1)
+def engines() -> Mapping[str, EngineSpec]:
+    """What travels with this code, by name: read alike from a folder and from a zip."""
+    data = pkgutil.get_data("edgeq_device", "engines.json")
+    assert data is not None, "the loaders of folders and of zips both give data"
+    return {name: read_engine(values) for name, values in json.loads(data).items()}
+
+
+def plugin_of(provider: str) -> Optional[EngineSpec]:
+    """The plug-in engine with that execution provider; None where there is none: it is one of onnxruntime's own."""
+    return next((engine for engine in engines().values() if engine.module and engine.provider == provider), None)
+
+
+def this_platform() -> str:
+    """As `EngineSpec.platforms` has it: "linux x86_64", "windows arm64", "darwin arm64" ..."""
+    return f"{platform.system().lower()} {normalise_architecture(platform.machine())}"
+
+
+def installed_version(engine: EngineSpec) -> str:
+    """Version of the package that brings `engine`, from its metadata: nothing is imported. "" where there is none."""
+    for package in engine.packages:
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def install_command(engine: EngineSpec) -> str:
+    """The command that installs or renews `engine`."""
+    least = f">={engine.oldest}" if engine.oldest else ""
+    return f"python -m pip install --upgrade '{engine.packages[0]}{least}'" if engine.packages else ""
+
+
+def find_library(engine: EngineSpec, runtime: str) -> Path:
+    """The plug-in's library in its package, which is not imported.
+
+    Args:
+        runtime: version of onnxruntime.
+
+    Raises:
+        RuntimeUnavailableError: why it cannot be used, and the command that helps.
+    """
+    if engine.platforms and this_platform() not in engine.platforms:
+        raise RuntimeUnavailableError(f"there is no {engine.name} for {this_platform()}", "Choose another engine")
+    fix = f"Install it: {install_command(engine)}"
+    version = installed_version(engine)
+    if not version:
+        raise RuntimeUnavailableError(f"{engine.name} needs the package {engine.packages[0]}, not installed here", fix)
+    if parse_version(version) < parse_version(engine.oldest):
+        problem = f"{engine.packages[0]} {version} is older than {engine.oldest}, the oldest that is known to be right"
+        raise RuntimeUnavailableError(problem, fix)
+    if parse_version(runtime) < parse_version(engine.min_onnxruntime):
+        problem = f"{engine.name} needs onnxruntime {engine.min_onnxruntime}, here is {runtime}"
+        raise RuntimeUnavailableError(problem, "Install a newer onnxruntime")
+    spec = PathFinder.find_spec(engine.module)
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec is not None else []
+    found = [folder / name for folder in folders for name in engine.libraries if (folder / name).is_file()]
+    if not found:
+        raise RuntimeUnavailableError(f"{engine.packages[0]} {version} has none of {', '.join(engine.libraries)}", fix)
+    return found[0]
+
+
+def engine_options(engine: EngineSpec, precision: str = FLOAT, threads: int = 0) -> Dict[str, str]:
+    """The provider options that open `engine`.
+
+    Raises:
+        UsageError: it has no such precision.
+    """
+    if precision not in engine.precisions:
+        known = ", ".join(engine.precisions)
+        raise UsageError(f"{engine.name} has no precision {precision!r}", f"Choose from {known}")
+    filled = {_PRECISION: engine.precisions[precision].value, _THREADS: str(threads) if threads else None}
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            entries = {key: fill(item) for key, item in sorted(value.items())}
+            return {key: item for key, item in entries.items() if item is not None}
+        return filled.get(value, value)
+
+    values = fill(engine.options)
+    return {k: v if isinstance(v, str) else json.dumps(v, separators=(",", ":")) for k, v in values.items()}
+
+
+def open_engine(
+    ort: Any, engine: EngineSpec, model: Any, options: Any, *, precision: str = FLOAT, threads: int = 0
+) -> Any:
+    """An `onnxruntime.InferenceSession` of `model` in `engine`; what the engine does not take runs on the CPU.
+
+    Args:
+        ort: the onnxruntime module.
+        model: a path or serialized bytes.
+        options: an `onnxruntime.SessionOptions` that is not used again.
+        precision: a key of `engine.precisions`.
+        threads: inside an operator; 0 leaves it to the engine.
+
+    Raises:
+        RuntimeUnavailableError: the engine is not installed, too old, or does not start. ONNX Runtime itself would go
+            on on the CPU.
+        UsageError: it has no such precision.
+        Exception: whatever onnxruntime raises for the model.
+    """
+    given = engine_options(engine, precision, threads)
+    if not engine.module:
+        return ort.InferenceSession(model, options, providers=[(engine.provider, given)])
+    options.add_provider_for_devices(_devices(ort, engine)[:1], given)
+    session = ort.InferenceSession(model, options)
+    if engine.provider not in session.get_providers():
+        raise RuntimeUnavailableError(f"onnxruntime {ort.__version__} does not start {engine.provider} here")
+    return session
+
+
+def _devices(ort: Any, engine: EngineSpec) -> List[Any]:
+    """The devices of `engine`, whose library is registered at the first call.
+
+    Raises:
+        RuntimeUnavailableError: it cannot be registered, or there is no such device here.
+    """
+    library = find_library(engine, str(ort.__version__))
+    if not any(device.ep_name == engine.provider for device in ort.get_ep_devices()):
+        try:
+            ort.register_execution_provider_library(engine.provider, str(library))
+        except Exception as error:  # onnxruntime's exceptions have no common base
+            text = " ".join(str(error).split())
+            problem = f"onnxruntime {ort.__version__} cannot load {library}: {text}"
+            raise RuntimeUnavailableError(problem, f"Renew it: {install_command(engine)}") from error
+    own = [device for device in ort.get_ep_devices() if device.ep_name == engine.provider]
+    found = [device for kind in engine.devices for device in own if device.device.type.name == kind]
+    if not found:
+        raise RuntimeUnavailableError(f"{engine.name} finds no {' or '.join(engine.devices)} that it can use here")
+    return found

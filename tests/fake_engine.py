@@ -1,0 +1,101 @@
+"""A plug-in engine that is not there: a package, its metadata and its description, and an onnxruntime that registers
+its library. It computes what onnxruntime's own kernels do, and misbehaves as a test wants it to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnxruntime  # noqa: F401  # the real one, for this process: only workers find the other one
+import pytest
+
+from edgeq.engines import Engine, load_engines
+
+DESCRIPTION = """
+title = "a fake"
+provider = "FakeExecutionProvider"
+packages = ["edgeq-fake-engine"]
+module = "edgeq_fake_engine"
+libraries = ["libfake.so"]
+oldest = "1.2"
+min_onnxruntime = "1.20"
+verified = "a test"
+
+[precisions]
+f32 = { value = "single" }
+bf16 = { value = "brain", fast_on = ["amx_bf16"] }
+
+[options]
+streams = "1"
+[options.config.CPU]
+HINT = "{precision}"
+THREADS = "{threads}"
+
+[int8]
+pairs = ["U8S8"]
+"""
+
+# Takes the real module's place in a worker: what is registered is a text file that says how to behave.
+_RUNTIME = """
+import sys, os, json, signal, time
+here = os.path.dirname(__file__)
+sys.path.remove(here)
+del sys.modules["onnxruntime"]
+import onnxruntime as real
+sys.path.append(here)
+from types import SimpleNamespace as Of
+
+devices, behaviour = [Of(ep_name="CPUExecutionProvider")], ""
+
+def register(name, library):
+    global behaviour
+    with open(library) as file:
+        behaviour = file.read()
+    if behaviour == "crashes at load":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if behaviour == "does not load":
+        raise real.capi.onnxruntime_pybind11_state.Fail("undefined symbol: fake")
+    kind = "GPU" if behaviour == "no device" else "CPU"
+    devices.append(Of(ep_name=name, device=Of(type=Of(name=kind))))
+
+class SessionOptions(real.SessionOptions):
+    def add_provider_for_devices(self, devices, options):
+        with open(os.path.join(here, "options.json"), "w") as file:
+            json.dump(options, file)
+
+class InferenceSession(real.InferenceSession):
+    def __init__(self, model, options):
+        super().__init__(model, options, providers=["CPUExecutionProvider"])
+    def get_providers(self):
+        return [d.ep_name for d in devices if behaviour != "does not start"][::-1]
+    def run(self, names, feeds):
+        if behaviour == "crashes at run":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if behaviour == "hangs":
+            time.sleep(600)
+        found = super().run(names, feeds)
+        return [value * 1.001 for value in found] if behaviour == "answers wrong" else found
+
+real.register_execution_provider_library, real.get_ep_devices = register, lambda: devices
+real.SessionOptions, real.InferenceSession = SessionOptions, InferenceSession
+"""
+
+
+def install(folder: Path, patch: pytest.MonkeyPatch, behaviour: str = "", version: str = "1.2.3") -> Engine:
+    """Put the fake where this process and its workers find it; `version` "" leaves the package out.
+
+    Args:
+        behaviour: "crashes at load", "does not load", "no device", "does not start", "crashes at run", "hangs",
+            "answers wrong"; anything else behaves.
+    """
+    (folder / "engines").mkdir()
+    (folder / "engines" / "fake.toml").write_text(DESCRIPTION)
+    (folder / "onnxruntime.py").write_text(_RUNTIME)
+    if version:
+        package, metadata = folder / "edgeq_fake_engine", folder / f"edgeq_fake_engine-{version}.dist-info"
+        package.mkdir()
+        metadata.mkdir()
+        (package / "__init__.py").write_text("raise AssertionError('nothing imports the plug-in')\n")
+        (package / "libfake.so").write_text(behaviour)
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: edgeq-fake-engine\nVersion: {version}\n")
+    patch.syspath_prepend(folder)
+    return load_engines(folder / "engines")["fake"]

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgeq.engines import load_engines
+from edgeq.pipeline.engine_checks import check_engine, integer_model
+from edgeq.session import open_session
+from tests import fake_engine
+
+
+def test_the_integers_are_exact() -> None:
+    weights = np.random.default_rng(0).integers(-63, 64, (3, 8)).astype(np.int8)
+    samples = np.random.default_rng(1).integers(0, 256, (4, 8)).astype(np.float32)
+    for found in open_session(integer_model(weights)).run(None, {"x": samples[:, :, None, None]}):
+        np.testing.assert_array_equal(found.reshape(4, 3), samples @ weights.T.astype(np.float32))
+
+
+def test_wrong_answers_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right, line = check_engine(fake_engine.install(tmp_path, monkeypatch, "answers wrong"), ("bf16",))
+    assert not right
+    assert "int8 answers are wrong by up to 0.001 of the largest" in line
+    assert "f32 is not float32: 60.0 dB to ONNX Runtime's, 90 at least" in line
+
+
+def test_a_crash_is_a_failed_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = check_engine(fake_engine.install(tmp_path, monkeypatch, "crashes at load"), ())
+    assert found == (False, "the process of fake ended: signal SIGSEGV")
+
+
+@pytest.mark.skipif(find_spec("onnxruntime_ep_openvino") is None, reason="onnxruntime-ep-openvino is not installed")
+def test_the_installed_engine_is_right() -> None:
+    right, line = check_engine(load_engines()["openvino"], ())
+    assert right, line
