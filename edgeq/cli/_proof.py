@@ -42,8 +42,7 @@ def draw_proof(console: Console, proof: Proof, *, verbose: bool) -> None:
             table.add_row(name, *(f"{value:.4f}" for value in accuracy.metrics.values()))
         console.print(table)
     if proof.speed is not None:
-        r = proof.speed.ratio
-        console.print(f"{r.estimate:.2f} times float32's speed here ({r.low:.2f} to {r.high:.2f})")
+        console.print(proof.speed.ratio.sentence("int8", "float32"))
     for warning in proof.warnings():
         console.print(f"warning: {warning}", style="yellow")
 

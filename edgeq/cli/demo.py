@@ -35,6 +35,7 @@ def command(printer: Printer, output: Path, files: Path | None, force: bool) -> 
 
 
 def _draw(console: Console, result: Demonstration, *, verbose: bool) -> None:
+    from edgeq_device.claim import Claim
     from edgeq_device.text import report_lines
     from rich.table import Table
 
@@ -51,11 +52,7 @@ def _draw(console: Console, result: Demonstration, *, verbose: bool) -> None:
         table.add_row(row.name, *latency, f"{row.bytes / 1e3:.0f}", f"{row.top1:.4f}", f"{row.int8_mac_share:.1%}")
     console.print(table)
     name = next(n for n in result.measurement.report["models"] if n != result.rows[0].name)
-    ratio = result.measurement.ratio(name)
-    console.print(
-        f"int8 runs {ratio['estimate']:.2f} times as fast as float32 ({ratio['low']:.2f} to {ratio['high']:.2f}, "
-        f"{ratio['confidence']:.0%} confidence)"
-    )
+    console.print(Claim.read(result.measurement.ratio(name)).sentence("int8", "float32"))
     for note in result.measurement.notes:
         console.print(f"note: {note}")
     console.print(f"bundle    {result.packaged.bundle.resolve()}")

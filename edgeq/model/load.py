@@ -129,6 +129,11 @@ def model_files(path: Path) -> tuple[Path, ...]:
     return (path, *(path.parent / location for location in sorted(locations)))
 
 
+def model_bytes(path: Path) -> int:
+    """Size on disk, external data included."""
+    return sum(file.stat().st_size for file in model_files(path))
+
+
 def model_digest(path: Path) -> str:
     """SHA-256 (hex) of a model. Without external data that of the file's bytes, as `sha256sum` prints it; with external
     data that of the digests of all its files, each with its name."""

@@ -13,7 +13,7 @@ from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target
 from edgeq.measure.coverage import Coverage
 from edgeq.measure.task import Task
-from edgeq.model.load import model_files
+from edgeq.model.load import model_bytes
 from edgeq.pipeline.job import Built, Job, build
 from edgeq.pipeline.proof import Proof, prove
 from edgeq.pipeline.target_coverage import target_coverage
@@ -133,8 +133,3 @@ def check_gain(job: Job, built: Built, coverage: Coverage) -> None:
         f"multiply-accumulates in float and makes the file no smaller; {most.op_type} ({most.name}): {most.reason}",
         "Quantize it statically: leave out --dynamic or --weight-only (with the older calibrate.py, --static=true)",
     )
-
-
-def model_bytes(model: Path) -> int:
-    """Size on disk, external data included."""
-    return sum(file.stat().st_size for file in model_files(model))

@@ -22,7 +22,8 @@ from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.measure.checks import strongest
 from edgeq.measure.task import Task
-from edgeq.pipeline.builds import Builds, model_bytes
+from edgeq.model.load import model_bytes
+from edgeq.pipeline.builds import Builds
 from edgeq.pipeline.checks import check_output, check_request
 from edgeq.pipeline.emit_c import with_c
 from edgeq.pipeline.emulated import check_built, checks_of

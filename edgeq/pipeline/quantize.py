@@ -18,7 +18,8 @@ from edgeq.engines import EngineChoice
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.measure.task import Task
-from edgeq.pipeline.builds import Builds, check_gain, model_bytes, prove_built
+from edgeq.model.load import model_bytes
+from edgeq.pipeline.builds import Builds, check_gain, prove_built
 from edgeq.pipeline.checks import check_output, check_request
 from edgeq.pipeline.job import Built, Data, Job, as_data, build, open_job, scheme_for
 from edgeq.pipeline.proof import Proof

@@ -25,8 +25,7 @@ from edgeq.hardware.target import THIS_MACHINE, Target
 from edgeq.measure.checks import Check, summarise
 from edgeq.measure.coverage import Coverage
 from edgeq.model.compatibility import Compatibility
-from edgeq.model.load import model_digest, read_model
-from edgeq.pipeline.builds import model_bytes
+from edgeq.model.load import model_bytes, model_digest, read_model
 from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.saturation_mitigation import Decision

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edgeq_device.claim import Claim
+
 from edgeq.report.compare_text import primary
 from edgeq.report.numbers import difference, metric_name, times
 
@@ -42,14 +44,15 @@ def _drop(found: Mapping[str, Any], limit: float | None) -> Iterator[str]:
 
 
 def _speedup(found: Mapping[str, Any], limit: float | None) -> Iterator[str]:
-    ratio = {"estimate": 1.0, "low": 1.0, "high": 1.0} if found["same"] else (found["latency"] or {}).get("ratio")
-    if limit is None:
+    ratio = (found["latency"] or {}).get("ratio")
+    if limit is None or (found["same"] and limit <= 1):
         return
-    if ratio is None:
-        yield "B's speed could not be measured"
+    if found["same"]:
+        yield f"B is the same model as A, as fast, less than the {times(limit)} required"
         return
-    shown = f"{times(ratio['estimate'])} as fast as A ({ratio['low']:.2f} to {ratio['high']:.2f})"
-    if ratio["high"] < limit:
-        yield f"B is {shown}, less than the {times(limit)} required"
-    elif ratio["low"] < limit:
-        yield f"that B is {times(limit)} as fast as A was not shown: it is {shown}; measure longer with --duration"
+    claim = Claim.read(ratio or {"reason": "it was not timed"})
+    if claim.interval is None or claim.interval[1] < limit <= claim.interval[2]:
+        found_instead = claim.sentence("B", "A")
+        yield f"that B is {times(limit)} as fast as A was not shown: {found_instead}; try a longer --duration"
+    elif claim.interval[2] < limit:
+        yield f"{claim.sentence('B', 'A')}, less than the {times(limit)} required"

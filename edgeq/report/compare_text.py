@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from edgeq_device.claim import Claim
+
 from edgeq.report.numbers import decibels, difference, metric, metric_name, milliseconds, share, signed, size, times
 
 Row = tuple[str, str, str, str]
@@ -28,13 +30,7 @@ def sentences(found: Mapping[str, Any]) -> tuple[str, ...]:
     lines = []
     ratio = (found["latency"] or {}).get("ratio")
     if ratio:
-        interval = f"({ratio['low']:.2f} to {ratio['high']:.2f}, {ratio['confidence']:.0%} confidence)"
-        if ratio["low"] > 1:
-            lines.append(f"B is {times(ratio['estimate'])} as fast as A {interval}.")
-        elif ratio["high"] < 1:
-            lines.append(f"B is slower than A: {times(ratio['estimate'])} its speed {interval}.")
-        else:
-            lines.append(f"A and B are equally fast as far as this can tell {interval}.")
+        lines.append(f"{Claim.read(ratio).sentence('B', 'A')}.")
     decisive = primary(found)
     if decisive is not None:
         name, before, after, higher = decisive
@@ -121,5 +117,5 @@ def _latency(found: Mapping[str, Any]) -> list[Row]:
     rows = []
     for name in ("p50", "p90", "p99"):
         a, b = latency["A"][f"{name}_ms"], latency["B"][f"{name}_ms"]
-        rows.append((f"latency {name}", milliseconds(a), milliseconds(b), times(a / b) + " as fast" if b else ""))
+        rows.append((f"latency {name}", milliseconds(a), milliseconds(b), ""))
     return rows

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from edgeq.records import Amount, Finite, Positive, readable
+from edgeq_device.claim import Claim
+
+from edgeq.records import Amount, Count, Finite, Positive, Share, readable
 from edgeq.report.facts import Pairs, pairs
 from edgeq.report.numbers import significant
 from edgeq.report.tuning_record import TuningRecord
@@ -33,18 +35,21 @@ class LatencyFigures:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times faster than the baseline, with its confidence interval."""
+    """An `edgeq_device.claim.Claim` as it was recorded."""
 
-    estimate: Positive
-    low: Finite | None = None
-    high: Finite | None = None
+    estimate: Positive | None = None
+    low: Positive | None = None
+    high: Positive | None = None
+    confidence: Share = 0.0
+    pairs: Count = 0
+    baseline_ms: Positive | None = None
+    ms: Positive | None = None
+    reason: str = ""
 
     @property
-    def settled(self) -> bool:
-        """Whether the interval leaves 1 out, so that a difference may be claimed."""
-        if self.low is None or self.high is None:
-            return self.estimate != 1
-        return self.low > 1 or self.high < 1
+    def claim(self) -> Claim:
+        """What can be claimed by these figures."""
+        return Claim.read(vars(self))
 
 
 @dataclass(frozen=True)

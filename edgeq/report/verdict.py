@@ -6,8 +6,10 @@ import shlex
 from dataclasses import dataclass
 from typing import Literal
 
+from edgeq_device.claim import FASTER, SLOWER, UNKNOWN, UNSETTLED, Claim
+
 from edgeq.report.data import Metric, ReportData, Variant
-from edgeq.report.numbers import decibels, difference, metric, metric_name, milliseconds, share, size, times
+from edgeq.report.numbers import decibels, difference, metric, metric_name, share, size, times
 from edgeq.report.timing import Latency, Timing
 from edgeq.report.tuning import Tuning
 
@@ -65,7 +67,9 @@ def verdict_of(data: ReportData, variant: Variant | None) -> Verdict:
     elif slow or poor:
         tone, status = "bad", "Look closer"
     elif tuning is not None and tuning.met:
-        tone, status = "good", "Goal met"
+        claim = _claim(timing, variant)
+        unknown = claim is not None and claim.verdict == UNKNOWN
+        tone, status = ("neutral", "Speed unknown") if unknown else ("good", "Goal met")
     return Verdict(
         tone,
         status,
@@ -112,42 +116,31 @@ def compared(timing: Timing | None, variant: Variant | None) -> tuple[Latency, L
     return (base, mine[0]) if base is not None and mine else None
 
 
-def _estimate(timing: Timing | None, variant: Variant | None) -> tuple[float, bool, str] | None:
-    """How many times faster, whether the difference is certain, and the interval in words."""
+def _claim(timing: Timing | None, variant: Variant | None) -> Claim | None:
+    """What can be claimed of its speed; None where it was not timed beside float32."""
     pair = compared(timing, variant)
-    if timing is None or pair is None:
-        return None
-    ratio = timing.ratios.get(pair[1].name)
-    if ratio is None:
-        return pair[0].p50 / pair[1].p50, True, ""
-    interval = "" if ratio.low is None or ratio.high is None else f"{ratio.low:.2f} to {ratio.high:.2f}"
-    return ratio.estimate, ratio.settled, interval
+    ratio = timing.ratios.get(pair[1].name) if timing is not None and pair is not None else None
+    return ratio.claim if ratio is not None else None
 
 
 def _speed(timing: Timing | None, variant: Variant | None) -> Figure | None:
-    found, pair = _estimate(timing, variant), compared(timing, variant)
-    if found is None or pair is None:
+    found = _claim(timing, variant)
+    if found is None:
         return None
-    estimate, settled, interval = found
-    tone: Tone = "neutral" if not settled else "good" if estimate > 1 else "bad"
-    return Figure(
-        "Speed",
-        times(estimate),
-        f"{milliseconds(pair[0].p50)} → {milliseconds(pair[1].p50)} median" + (f", {interval}×" if interval else ""),
-        tone,
-    )
+    if found.interval is None:
+        return Figure("Speed", "not measurable", found.reason or f"only {found.pairs} pairs of runs")
+    tone: Tone = "good" if found.verdict == FASTER else "bad" if found.verdict == SLOWER else "neutral"
+    return Figure("Speed", times(found.interval[0]), found.figures(), tone)
 
 
 def _speed_text(timing: Timing | None, variant: Variant | None) -> str:
-    found = _estimate(timing, variant)
-    if found is None:
+    found = _claim(timing, variant)
+    if found is None or found.interval is None:
         return ""
-    estimate, settled, _ = found
-    if not settled:
+    if found.verdict == UNSETTLED:
         return "is about as fast as float32 here"
-    return (
-        f"runs {times(estimate)} as fast as float32" if estimate > 1 else f"is slower than float32 ({times(estimate)})"
-    )
+    ratio = times(found.interval[0])
+    return f"runs {ratio} as fast as float32" if found.verdict == FASTER else f"is slower than float32 ({ratio})"
 
 
 def _accuracy(variant: Variant | None, tuning: Tuning | None) -> Figure | None:

@@ -12,8 +12,7 @@ from edgeq.bundle.plan import tool_versions
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target
 from edgeq.measure.task import Task
-from edgeq.model.load import model_digest
-from edgeq.pipeline.builds import model_bytes
+from edgeq.model.load import model_bytes, model_digest
 from edgeq.pipeline.job import Job
 from edgeq.records import plain
 from edgeq.report.tuning_record import SCHEMA

@@ -23,8 +23,8 @@ from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.inference import Session
 from edgeq.measure.task import Task
 from edgeq.model.int8_rules import int8_rules, quantizable_operators
+from edgeq.model.load import model_bytes
 from edgeq.model.macs import node_macs
-from edgeq.pipeline.builds import model_bytes
 from edgeq.pipeline.job import Built, Job
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain

@@ -18,9 +18,10 @@ from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.measure.task import Task
+from edgeq.model.load import model_bytes
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel, prepare_model
-from edgeq.pipeline.builds import model_bytes, prove_built
+from edgeq.pipeline.builds import prove_built
 from edgeq.pipeline.checks import check_request, read_paths
 from edgeq.pipeline.job import Data, Job, as_data, open_job
 from edgeq.pipeline.package import check_bundle_output

@@ -16,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 from edgeq_device.children import describe_exit
 from edgeq_device.frames import read_frame, write_frame
-from edgeq_device.latency import Bursts
+from edgeq_device.latency import Burst, Bursts
 from numpy.typing import NDArray
 
 from edgeq.device import device_errors
@@ -204,13 +204,12 @@ class GuestRunner:
     def __call__(self) -> object:
         return self.burst(Bursts(0.0, 0.0), slow=True)
 
-    def burst(self, bursts: Bursts, slow: bool) -> tuple[Sequence[float], float]:
+    def burst(self, bursts: Bursts, slow: bool) -> Burst:
         """As `edgeq_device.latency.burst`, on the guest's clock."""
         turn = {"length_s": bursts.length_s, "lead_in_s": bursts.lead_in_s, "slow": slow}
         request = {"do": "burst", "session": self.session.number, "runner": self.number, **turn}
         reply, results = self.session.guest.exchange(request)
-        samples: Sequence[float] = results["samples"].tolist()
-        return samples, reply["busy_s"]
+        return Burst(results["samples"].tolist(), reply["busy_s"], results["disturbed"], reply["cpu_s"])
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
@@ -94,11 +95,14 @@ def _prepare(request: Dict[str, Any], arrays: Arrays, opened: _Session) -> Tuple
 
 
 def _burst(request: Dict[str, Any], runner: Any) -> Tuple[Dict[str, Any], Arrays]:
+    from edgeq_device.disturbance import Watch
     from edgeq_device.latency import Bursts, burst, quiet_collector
 
-    with quiet_collector():
-        samples, busy_s = burst(runner, Bursts(request["length_s"], request["lead_in_s"]), request["slow"])
-    return {"busy_s": busy_s}, {"samples": np.array(samples, np.float64)}
+    spent = time.process_time()
+    with quiet_collector(), Watch(time.perf_counter) as watch:
+        taken = burst(runner, Bursts(request["length_s"], request["lead_in_s"]), request["slow"], watch)
+    arrays = {"samples": np.array(taken.samples, np.float64), "disturbed": taken.disturbed}
+    return {"busy_s": taken.busy_s, "cpu_s": time.process_time() - spent}, arrays
 
 
 def _features(request: Dict[str, Any], shim: Any) -> Dict[str, Any]:

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
+from edgeq_device.claim import Claim
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeq import demo
@@ -83,7 +84,7 @@ def test_a_bundle_against_its_float_model(bundle: Path) -> None:
     assert found.agreement is not None
     assert found.agreement.sqnr_db > 15
     assert found.measurement is not None
-    assert found.measurement.ratio("B")["low"] <= found.measurement.ratio("B")["estimate"]
+    assert found.measurement.ratio("B")["verdict"] in ("faster", "slower", "unsettled", "unknown")
     names = [row[0] for row in found.rows()]
     assert names[:3] == ["size", "MACs in int8", "top-1"]
     assert "latency p50" in names
@@ -134,23 +135,23 @@ def test_the_words_follow_the_interval() -> None:
         "latency": {
             "A": {"p50_ms": 2.0, "p90_ms": 2.0, "p99_ms": 2.0},
             "B": {"p50_ms": 1.0, "p90_ms": 1.0, "p99_ms": 1.0},
-            "ratio": {"estimate": 2.0, "low": 1.9, "high": 2.1, "confidence": 0.95},
+            "ratio": {"estimate": 2.0, "low": 1.9, "high": 2.1, "confidence": 0.96, "pairs": 9},
         },
     }
-    assert sentences(found)[0].startswith("B is 2.00× as fast as A")
+    assert sentences(found)[0].startswith("B runs at 2.00 times A's speed")
     assert sentences(found)[1] == "B is 2.50× A's size."
-    assert comparison_rows(found)[1] == ("latency p50", "2.00\u202fms", "1.00\u202fms", "2.00× as fast")
+    assert comparison_rows(found)[1] == ("latency p50", "2.00\u202fms", "1.00\u202fms", "")
     found["latency"]["ratio"] |= {"low": 0.9, "high": 2.1}
-    assert "equally fast" in sentences(found)[0]
+    assert "no difference in speed is settled" in sentences(found)[0]
     found["latency"]["ratio"] |= {"estimate": 0.5, "low": 0.4, "high": 0.6}
-    assert "slower" in sentences(found)[0]
+    assert "SLOWER" in sentences(found)[0]
 
 
 def figures(low: float, high: float, after: float, *, higher: bool = True, same: bool = False) -> dict[str, Any]:
     def accuracy(value: float) -> dict[str, Any]:
         return {"accuracy": {"primary": "top1", "metrics": {"top1": value}, "higher_is_better": higher}}
 
-    ratio = {"estimate": (low + high) / 2, "low": low, "high": high}
+    ratio = {"estimate": (low + high) / 2, "low": low, "high": high, "confidence": 0.96, "pairs": 9}
     return {"same": same, "a": accuracy(0.9), "b": accuracy(after), "latency": {"ratio": ratio}}
 
 
@@ -172,7 +173,7 @@ NOTHING: dict[str, Any] = {"same": False, "a": {"accuracy": None}, "b": {"accura
         (figures(1.2, 1.8, 0.9), Limits(None, 1.5), ["was not shown"]),
         (figures(1.2, 1.4, 0.9, same=True), Limits(0.0, 1.0), []),
         (figures(1.2, 1.4, 0.9, same=True), Limits(0.0, 1.01), ["less than"]),
-        (NOTHING, Limits(0.01, 1.0), ["could not be measured", "could not be measured"]),
+        (NOTHING, Limits(0.01, 1.0), ["could not be measured", "was not shown"]),
     ],
 )
 def test_a_limit_holds_only_where_that_is_shown(found: dict[str, Any], limits: Limits, said: list[str]) -> None:
@@ -182,7 +183,9 @@ def test_a_limit_holds_only_where_that_is_shown(found: dict[str, Any], limits: L
         assert part in sentence
 
 
-def test_limits_fail_a_build(tmp_path: Path) -> None:
+def test_limits_fail_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Whether this machine is quiet enough to claim anything is not what is tested.
+    monkeypatch.setattr("edgeq_device.bench.claim", lambda baseline, model: Claim(1.1, 1.0, 1.2, 0.96, 9))
     a, b = scaled(tmp_path / "a.onnx", 2.0), scaled(tmp_path / "b.onnx", 3.0)
     command = ["compare", str(a), str(b), "--duration", "0.02", "--json"]
     failed = CliRunner().invoke(group, [*command, "--min-speedup", "1000"])

@@ -22,6 +22,10 @@ def only(**changes: Any) -> dict[str, Any]:
     return {"int8": {**samples.variant(), "warnings": [], **changes}}
 
 
+def ratio(estimate: float, low: float, high: float, pairs: int = 20) -> dict[str, float]:
+    return {"estimate": estimate, "low": low, "high": high, "confidence": 1 - 2 * 0.5**pairs, "pairs": pairs}
+
+
 def plain(text: str) -> str:
     return text.replace("\u202f", " ").replace("\u2212", "-")
 
@@ -42,7 +46,7 @@ def test_the_goal_was_not_met() -> None:
 
 def test_slower_is_said_first() -> None:
     bench = samples.bench_report(1.0, 2.0)
-    bench["scenarios"]["single-stream"]["ratios"]["int8"] = {"estimate": 0.5, "low": 0.4, "high": 0.6}
+    bench["scenarios"]["single-stream"]["ratios"]["int8"] = ratio(0.5, 0.4, 0.6)
     found = verdict(tuning=None, bench=bench, variants=only())
     assert found.tone == "bad"
     assert found.sentence.startswith("The int8 model is slower than float32 (0.50×)")
@@ -50,10 +54,26 @@ def test_slower_is_said_first() -> None:
 
 def test_a_difference_within_the_error_is_none() -> None:
     bench = samples.bench_report()
-    bench["scenarios"]["single-stream"]["ratios"]["int8"] = {"estimate": 1.05, "low": 0.9, "high": 1.2}
+    bench["scenarios"]["single-stream"]["ratios"]["int8"] = ratio(1.05, 0.9, 1.2)
     found = verdict(tuning=None, bench=bench, variants=only())
     assert "about as fast as float32" in found.sentence
     assert found.figures[0].tone == "neutral"
+
+
+def test_one_pair_of_runs_is_no_verdict() -> None:
+    bench = samples.bench_report()
+    bench["scenarios"]["single-stream"]["ratios"]["int8"] = ratio(1.53, 1.53, 1.53, pairs=1)
+    found = verdict(bench=bench)
+    assert (found.tone, found.status) == ("neutral", "Speed unknown")
+    assert found.figures[0].value == "not measurable"
+    assert "as fast" not in found.sentence
+
+
+def test_ratio_and_milliseconds_are_of_the_same_runs() -> None:
+    bench = samples.bench_report(12.9, 8.2)
+    claimed = {**ratio(1.73, 1.6, 1.8), "baseline_ms": 12.9, "ms": 7.46}
+    bench["scenarios"]["single-stream"]["ratios"]["int8"] = claimed
+    assert verdict(bench=bench).figures[0].note == "1.60 to 1.80; 12.9 → 7.46 ms"
 
 
 @pytest.mark.parametrize(("int8", "tone"), [(0.5678, "good"), (0.57, "good"), (0.5650, "good"), (0.50, "bad")])

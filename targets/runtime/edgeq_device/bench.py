@@ -13,12 +13,12 @@ import numpy as np
 
 from edgeq_device import environment
 from edgeq_device.bench_settings import BOUND_FACTOR, BenchSettings
+from edgeq_device.claim import Claim, claim
 from edgeq_device.distribution import Distribution, histogram, shared_edges
 from edgeq_device.environment import ROOT
 from edgeq_device.errors import DataError, UsageError
 from edgeq_device.latency import Clock, Runner, WarmedUp, measure_interleaved, warm_up
 from edgeq_device.monitor import Monitor, environment_notes
-from edgeq_device.ranking import Ratio, ratio
 from edgeq_device.scenarios import (
     OFFLINE,
     SCENARIOS,
@@ -158,7 +158,7 @@ class _Bench:
             if not w.stable
         ]
         models: Dict[str, Report] = {name: {} for name in runners}
-        ratios: Dict[str, Ratio] = {}
+        claims: Dict[str, Claim] = {}
         if scenario is SERVER:
             served = self._serve(runners)
             distributions = {name: result.latency for name, result in served.items()}
@@ -171,13 +171,14 @@ class _Bench:
                 runners,
                 min_duration_s=self.settings.min_duration_s,
                 min_runs=self.settings.min_queries,
+                patience_s=self.settings.min_duration_s,
                 seed=self.settings.seed,
                 samples_per_query=per_query,
                 clock=self.clock,
                 on_progress=lambda share: self._tick(scenario.name, share),
             )
             base = distributions[self.baseline]
-            ratios = {name: ratio(base, d) for name, d in distributions.items() if name != self.baseline}
+            claims = {name: claim(base, d) for name, d in distributions.items() if name != self.baseline}
         edges = shared_edges(list(distributions.values()))
         for name, distribution in distributions.items():
             latency = distribution.to_dict()
@@ -192,7 +193,7 @@ class _Bench:
             "samples_per_query": per_query,
             "batch": batch,
             "models": models,
-            "ratios": {name: r.to_dict() for name, r in ratios.items()},
+            "ratios": {name: c.to_dict() for name, c in claims.items()},
             "histogram_edges_ms": [float(e) for e in edges],
         }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Sequence
 
+from edgeq_device.claim import Claim
 from edgeq_device.distribution import sparkline
 
 _COLUMNS = ("p50 ms", "p90 ms", "p99 ms", "p99.9 ms", "mean ms", "CV %", "samples/s", "queries")
@@ -57,7 +58,7 @@ def _scenario(name: str, scenario: Mapping[str, Any], report: Mapping[str, Any],
     for model, result in models.items():
         if "server" in result:
             lines.append("  " + _server(model, result["server"]))
-    lines += ["  " + _ratio(model, report["baseline"], r) for model, r in scenario["ratios"].items()]
+    lines += [f"  {Claim.read(r).sentence(model, report['baseline'])}" for model, r in scenario["ratios"].items()]
     if verbose:
         edges = scenario["histogram_edges_ms"]
         width = max(len(model) for model in models)
@@ -90,19 +91,6 @@ def _server(model: str, server: Mapping[str, Any]) -> str:
         f"{model} {verdict} {_rate(server['target_qps'])} queries/s with p99 within {bound} ms"
         f" (achieved {_rate(server['achieved_qps'])}, {100 * server['over_bound_share']:.2f} % over the bound)"
     )
-
-
-def _ratio(model: str, baseline: str, r: Mapping[str, float]) -> str:
-    if r["confidence"] < 0.9:
-        return f"{model} against {baseline}: {r['estimate']:.2f}x, but {r['pairs']} rounds are too few to be sure"
-    sure = f"{100 * min(r['confidence'], 0.95):.0f} % confidence"
-    if r["low"] > 1:
-        return f"{model} is {r['estimate']:.2f}x faster than {baseline} ({r['low']:.2f} to {r['high']:.2f}, {sure})"
-    if r["high"] < 1:
-        low, high = 1 / r["high"], 1 / r["low"]
-        return f"{model} is {1 / r['estimate']:.2f}x SLOWER than {baseline} ({low:.2f} to {high:.2f}, {sure})"
-    interval = f"{r['low']:.2f} to {r['high']:.2f}, {sure}"
-    return f"{model} against {baseline}: no difference is settled ({r['estimate']:.2f}x, {interval})"
 
 
 def _ms(value: float) -> str:

@@ -35,12 +35,18 @@ class Distribution:
             Runners measured together have the same rounds, which is what pairs them. Default: a round a query.
         samples_per_query: how many model samples one query runs.
         elapsed_s: wall-clock seconds that the throughput refers to; default: the sum of the latencies.
+        disturbed: bool[n]: runs during which a thread of the process waited for a core; empty where that is not known.
+        busy: share of the machine's time that others used meanwhile, 0 to 1; 0 where that is not known.
+        sessions: round i ran in session i modulo this.
     """
 
     samples_ms: np.ndarray
     rounds: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     samples_per_query: int = 1
     elapsed_s: float = 0.0
+    disturbed: np.ndarray = field(default_factory=lambda: np.empty(0, bool))
+    busy: float = 0.0
+    sessions: int = 1
     _ordered: np.ndarray = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -54,6 +60,10 @@ class Distribution:
             rounds = np.arange(samples.size, dtype=np.int64)
         if rounds[0] != 0 or rounds[-1] >= samples.size or np.any(np.diff(rounds) <= 0):
             raise ValueError("rounds must start at 0 and rise within the latencies")
+        disturbed = np.asarray(self.disturbed, bool)
+        if disturbed.size not in (0, samples.size):
+            raise ValueError("there must be as many marks of disturbance as latencies")
+        object.__setattr__(self, "disturbed", disturbed)
         object.__setattr__(self, "samples_ms", samples)
         object.__setattr__(self, "rounds", rounds)
         object.__setattr__(self, "elapsed_s", self.elapsed_s or float(samples.sum()) / 1e3)
@@ -113,12 +123,24 @@ class Distribution:
         """The share of queries slower than `bound_ms`, 0 to 1."""
         return float(np.count_nonzero(self.samples_ms > bound_ms)) / self.count
 
+    @property
+    def disturbed_share(self) -> float:
+        """The share of queries that were disturbed, 0 to 1; 0 where that is not known."""
+        return float(self.disturbed.mean()) if self.disturbed.size else 0.0
+
+    def undisturbed(self) -> Distribution:
+        """The queries that nothing disturbed; all where there are none, or none is known to be so."""
+        if not 0 < self.disturbed_share < 1:
+            return self
+        return Distribution(self.samples_ms[~self.disturbed], samples_per_query=self.samples_per_query, busy=self.busy)
+
     def round_medians(self) -> np.ndarray:
-        """float64[r]: the median latency of each round, milliseconds."""
+        """float64[r]: the median latency of each round, milliseconds, without disturbed queries; NaN if all are."""
+        samples = np.where(self.disturbed, np.nan, self.samples_ms) if self.disturbed.size else self.samples_ms
         ends = np.append(self.rounds[1:], self.count)
         if np.all(ends - self.rounds == 1):
-            return self.samples_ms
-        return np.array([np.median(self.samples_ms[a:b]) for a, b in zip(self.rounds, ends)])
+            return samples
+        return np.array([_median(samples[a:b]) for a, b in zip(self.rounds, ends)])
 
     def to_dict(self) -> Dict[str, float]:
         """The figures under stable names; latencies in milliseconds, throughput in samples a second."""
@@ -134,6 +156,11 @@ class Distribution:
             "cv": self.cv,
             "samples_per_s": self.throughput,
         }
+
+
+def _median(samples: np.ndarray) -> float:
+    known = samples[~np.isnan(samples)]
+    return float(np.median(known)) if known.size else float("nan")
 
 
 def shared_edges(distributions: Sequence[Distribution], bins: int = 40) -> np.ndarray:

@@ -14,12 +14,13 @@ import random
 import time
 from array import array
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from dataclasses import dataclass, replace
+from typing import Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 
 from edgeq_device.distribution import Distribution, percentile
+from edgeq_device.disturbance import Watch
 
 __all__ = ["Bursts", "Distribution", "Recorder", "WarmUp", "WarmedUp", "measure_interleaved", "percentile", "warm_up"]
 
@@ -29,6 +30,9 @@ Clock = Callable[[], float]
 Runner = Callable[[], object]
 """Runs one query. One that runs it in another process has a method `burst`, as the function of that name without its
 first and last argument, so that what is timed is not the way there and back."""
+Runners = Union[Runner, Sequence[Runner]]
+"""One runner, or several of the same model in sessions of their own, whose turns they take one after the other: where a
+session's memory happens to lie moves the speed of a small model by up to a fifth."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,21 @@ class WarmedUp:
     seconds: float
     stable: bool
     typical_s: float
+
+
+def _each(runners: Runners) -> Sequence[Runner]:
+    return (runners,) if callable(runners) else runners
+
+
+def warm_up_all(runners: Iterable[Runners], settings: Optional[WarmUp], clock: Clock) -> None:
+    """Warm up every runner, each of several sessions for its part of the time; without settings none."""
+    if settings is None:
+        return
+    for run in runners:
+        sessions = _each(run)
+        least, most = settings.min_s / len(sessions), settings.max_s / len(sessions)
+        for session in sessions:
+            warm_up(session, replace(settings, min_s=least, max_s=most), clock=clock)
 
 
 def warm_up(run: Runner, settings: Optional[WarmUp] = None, *, clock: Clock = time.perf_counter) -> WarmedUp:
@@ -103,35 +122,66 @@ class Bursts:
     lead_in_s: float = 0.02
 
 
-def burst(run: Runner, bursts: Bursts, slow: bool, clock: Clock = time.perf_counter) -> Tuple["array[float]", float]:
-    """One turn: the latencies of its runs, and how long they took together, in seconds; `slow`: without a lead-in."""
-    samples = array("d")  # 8 bytes a query even in a ten-minute run
+class Burst(NamedTuple):
+    """One turn of a runner.
+
+    Attributes:
+        samples: seconds of each run.
+        busy_s: seconds that they took together.
+        disturbed: as `Waits.disturbed` has it.
+        cpu_s: processor time of a process that is not this one.
+    """
+
+    samples: Sequence[float]
+    busy_s: float
+    disturbed: np.ndarray
+    cpu_s: float = 0.0
+
+
+def burst(run: Runner, bursts: Bursts, slow: bool, watch: Watch) -> Burst:
+    """One turn; `slow`: without a lead-in."""
+    clock, look = watch.clock, watch.look
+    samples, ends = array("d"), array("d")  # 8 bytes a query even in a ten-minute run
     now = clock()
     if not slow and bursts.lead_in_s > 0:
         end = now + bursts.lead_in_s
         while now < end:
             run()
             now = clock()
-    begin, end = now, now + bursts.length_s
-    while True:
+    watch.start()
+    begin = now = clock()
+    end = begin + bursts.length_s
+    while now < end or not samples:
         before = clock()
         run()
         now = clock()
         samples.append(now - before)
-        if now >= end:
-            return samples, now - begin
+        ends.append(now)
+        look(now)
+    finished = np.array(ends)
+    return Burst(samples, now - begin, watch.disturbed(finished - np.array(samples), finished))
+
+
+UNDISTURBED_TURNS = 20
+"""Enough for the runs of two models to share the six turns that an interval needs."""
+
+
+def _turn_of(run: Runner, watch: Watch) -> Callable[[Bursts, bool], Burst]:
+    elsewhere: Optional[Callable[[Bursts, bool], Burst]] = getattr(run, "burst", None)
+    return elsewhere or (lambda bursts, slow: burst(run, bursts, slow, watch))
 
 
 class Recorder:
     """The latencies of one runner as they come in, turn by turn."""
 
-    def __init__(self, run: Runner, bursts: Bursts, clock: Clock) -> None:
-        self._burst: Callable[[Bursts, bool], Tuple[Sequence[float], float]] = getattr(run, "burst", None) or (
-            lambda bursts, slow: burst(run, bursts, slow, clock)
-        )
+    def __init__(self, run: Runners, bursts: Bursts, watch: Watch) -> None:
+        self._turns = [_turn_of(one, watch) for one in _each(run)]
         self._bursts = bursts
+        self._watch = watch
         self._samples = array("d")  # seconds
         self._starts: List[int] = []
+        self._disturbed: List[np.ndarray] = []
+        self.undisturbed_turns = 0
         self.busy_s = 0.0
 
     @property
@@ -147,26 +197,35 @@ class Recorder:
     def turn(self) -> None:
         """One burst."""
         slow = self.count > 0 and self.busy_s / self.count >= self._bursts.length_s
-        taken, busy_s = self._burst(self._bursts, slow)
+        taken = self._turns[self.rounds % len(self._turns)](self._bursts, slow)
         self._starts.append(self.count)
-        self._samples.extend(taken)
-        self.busy_s += busy_s
+        self._samples.extend(taken.samples)
+        self._disturbed.append(taken.disturbed)
+        self.undisturbed_turns += not taken.disturbed.size or not taken.disturbed.all()
+        self._watch.used_elsewhere(taken.cpu_s)
+        self.busy_s += taken.busy_s
 
     def distribution(self, samples_per_query: int = 1) -> Distribution:
         """What was recorded so far: latencies in milliseconds, a round a turn, throughput over the recorded time."""
+        disturbed = np.concatenate(self._disturbed) if self._disturbed else np.empty(0, bool)
         return Distribution(
             np.array(self._samples, np.float64) * 1e3,
             np.array(self._starts, np.int64),
             samples_per_query,
             self.busy_s,
+            # Known of every run or of none.
+            disturbed if len(disturbed) == self.count else np.empty(0, bool),
+            self._watch.busy(),
+            len(self._turns),
         )
 
 
 def measure_interleaved(
-    runners: Mapping[str, Runner],
+    runners: Mapping[str, Runners],
     *,
     min_duration_s: float = 2.0,
     min_runs: int = 100,
+    patience_s: float = 0.0,
     warmup: Optional[WarmUp] = None,
     seed: int = 0,
     bursts: Optional[Bursts] = None,
@@ -179,6 +238,8 @@ def measure_interleaved(
     Args:
         min_duration_s: recorded seconds that every runner gets at least,
         min_runs: and recorded runs; both must be met by each.
+        patience_s: seconds to go on for after that, until each had `UNDISTURBED_TURNS` turns with a run that nothing
+            disturbed: on a busy machine.
         warmup: how to warm up each runner first; None where the caller has done it.
         seed: decides the order of the runners in each round.
         bursts: default `Bursts()`, shortened for a short `min_duration_s` so that there are at least 20 rounds.
@@ -190,24 +251,28 @@ def measure_interleaved(
     check_limits(min_duration_s, min_runs)
     if not runners:
         raise ValueError("nothing to measure: no runners")
-    if warmup is not None:
-        for run in runners.values():
-            warm_up(run, warmup, clock=clock)
+    warm_up_all(runners.values(), warmup, clock)
     if bursts is None:
         length = min(Bursts.length_s, min_duration_s / 20)
         bursts = Bursts(length, min(Bursts.lead_in_s, length / 5))
-    recorders = {name: Recorder(run, bursts, clock) for name, run in runners.items()}
-    order = list(recorders.values())
-    shuffle = random.Random(seed).shuffle
-    while True:
-        shuffle(order)
-        with quiet_collector():
-            for recorder in order:
-                recorder.turn()
-        share = min(min(_share(r.busy_s, min_duration_s), _share(r.count, min_runs)) for r in order)
-        on_progress(share)
-        if share >= 1:
-            return {name: r.distribution(samples_per_query) for name, r in recorders.items()}
+    with Watch(clock) as watch:
+        recorders = {name: Recorder(run, bursts, watch) for name, run in runners.items()}
+        order = list(recorders.values())
+        shuffle = random.Random(seed).shuffle
+        given_up: Optional[float] = None
+        while True:
+            shuffle(order)
+            with quiet_collector():
+                for recorder in order:
+                    recorder.turn()
+            share = min(min(_share(r.busy_s, min_duration_s), _share(r.count, min_runs)) for r in order)
+            on_progress(share)
+            if share < 1:
+                continue
+            given_up = clock() + patience_s if given_up is None else given_up
+            fewest = min(r.undisturbed_turns for r in order)
+            if clock() >= given_up or fewest >= min(order[0].rounds, UNDISTURBED_TURNS):
+                return {name: r.distribution(samples_per_query) for name, r in recorders.items()}
 
 
 def check_limits(min_duration_s: float, min_queries: int) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
 from edgeq_device import environment
+from edgeq_device.disturbance import Others
 from edgeq_device.environment import ROOT
 
 CLOCK_MOVED = 0.05
@@ -39,8 +39,7 @@ class Monitor:
         self.load_before = load_before
         self.mhz: List[float] = []
         self.celsius: Dict[str, List[float]] = {}
-        self._cpu_first = environment.read_cpu_times(root)
-        self._own_first = own_cpu_s()
+        self._others = Others(root=root, own_cpu_s=own_cpu_s)
         self._throttles_first = environment.read_throttle_count(root)
         self._quota_first = environment.read_quota_throttles(root)
         self._read()
@@ -66,29 +65,11 @@ class Monitor:
             "clock_mhz": _range(self.mhz),
             "temperature_c": {zone: _range(values) for zone, values in sorted(self.celsius.items())},
             "load_before": self.load_before,
-            "others_share": self._others_share(),
-            "stolen_share": self._stolen_share(),
+            "others_share": self._others.share(),
+            "stolen_share": self._others.stolen_share(),
             "thermal_throttles": _difference(self._throttles_first, environment.read_throttle_count(self._root)),
             "quota_throttles": _difference(self._quota_first, environment.read_quota_throttles(self._root)),
         }
-
-    def _others_share(self) -> Optional[float]:
-        last = environment.read_cpu_times(self._root)
-        if self._cpu_first is None or last is None or last.total <= self._cpu_first.total:
-            return None
-        own = (self._own_cpu_s() - self._own_first) * _ticks_per_second()
-        others = last.work - self._cpu_first.work - own
-        return min(1.0, max(0.0, others / (last.total - self._cpu_first.total)))
-
-    def _stolen_share(self) -> Optional[float]:
-        last = environment.read_cpu_times(self._root)
-        if self._cpu_first is None or last is None or last.total <= self._cpu_first.total:
-            return None
-        return (last.stolen - self._cpu_first.stolen) / (last.total - self._cpu_first.total)
-
-
-def _ticks_per_second() -> float:
-    return float(os.sysconf("SC_CLK_TCK")) if hasattr(os, "sysconf") else 100.0
 
 
 def _range(values: List[float]) -> Optional[Dict[str, float]]:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 import random
 import time
-from dataclasses import asdict, dataclass
-from typing import Dict, List, Mapping, Optional, Tuple
+from dataclasses import dataclass
+from typing import List, Mapping, Optional, Tuple
 
 import numpy as np
 
 from edgeq_device.distribution import Distribution
-from edgeq_device.latency import Bursts, Clock, Recorder, Runner, WarmUp, quiet_collector, warm_up
+from edgeq_device.disturbance import Watch
+from edgeq_device.latency import Bursts, Clock, Recorder, Runners, WarmUp, quiet_collector, warm_up_all
+
+FEWEST_SESSIONS = 6
+"""From so many sessions on they, not their rounds, are what an interval is taken over."""
 
 
 @dataclass(frozen=True)
@@ -19,10 +23,11 @@ class Ratio:
     """A paired latency ratio with its confidence interval.
 
     Attributes:
-        estimate: median over the rounds of (latency of a / latency of b): how many times faster b is.
+        estimate: median over the pairs of (latency of a / latency of b): how many times faster b is. One of them, never
+            an average of two.
         low, high: ends of the interval.
         confidence: what the interval really covers; below what was asked where the rounds are too few for that.
-        pairs: number of rounds.
+        pairs: number of ratios.
     """
 
     estimate: float
@@ -31,26 +36,57 @@ class Ratio:
     confidence: float
     pairs: int
 
-    def to_dict(self) -> Dict[str, float]:
-        """The five figures under their own names."""
-        return asdict(self)
+
+@dataclass(frozen=True)
+class Paired:
+    """A ratio, and the median latencies in milliseconds of the very pair that its estimate is of (None: no pair)."""
+
+    ratio: Ratio
+    a_ms: Optional[float] = None
+    b_ms: Optional[float] = None
 
 
 def ratio(a: Distribution, b: Distribution, *, confidence: float = 0.95) -> Ratio:
-    """How many times faster `b` is than `a`, from the rounds in which both were measured.
+    """How many times faster `b` is than `a`: `paired` without its milliseconds."""
+    return paired(a, b, confidence=confidence).ratio
+
+
+def paired(a: Distribution, b: Distribution, *, confidence: float = 0.95, by_session: bool = False) -> Paired:
+    """How many times faster `b` is than `a`, from the rounds in which both ran undisturbed.
 
     Each round gives one ratio, of the medians of the two bursts that lie next to each other in time, so drift of the
     clock or of the load cancels. The interval is the order-statistic interval of their median, which assumes nothing
     about the distribution: with n ratios in ascending order, (x[k], x[n-1-k]) covers the median with probability
     1 - 2 P(Binomial(n, 1/2) <= k), and k is the largest for which that is at least `confidence`.
 
+    With `by_session`, and where both ran in `FEWEST_SESSIONS` sessions or more, a pair is a session, not a round: the
+    median of its rounds. They share where the session's memory lies, so more of them say nothing about the next one.
+
     Where one runner has more rounds than the other (it was measured for longer), the rounds beyond are left out.
     """
-    pairs = min(len(a.rounds), len(b.rounds))
-    quotients = a.round_medians()[:pairs] / np.maximum(b.round_medians()[:pairs], 1e-12)
-    quotients = np.sort(quotients)
+    rounds = min(len(a.rounds), len(b.rounds))
+    times = np.stack([a.round_medians()[:rounds], b.round_medians()[:rounds]])
+    group = np.arange(rounds)
+    if by_session and a.sessions == b.sessions >= FEWEST_SESSIONS:
+        group %= a.sessions
+    known = ~np.isnan(times).any(axis=0)
+    times, group = times[:, known], group[known]
+    quotients = times[0] / np.maximum(times[1], 1e-12)
+    # Of each group the middle round, so that a ratio always is that of two latencies that were observed together.
+    middles = [rows[_middle(quotients[rows])] for rows in (np.flatnonzero(group == g) for g in np.unique(group))]
+    pairs = len(middles)
+    if pairs == 0:
+        return Paired(Ratio(float("nan"), 0.0, float("inf"), 0.0, 0))
+    centre = middles[_middle(quotients[middles])]
+    ordered = np.sort(quotients[middles])
     k, covered = _interval_rank(pairs, confidence)
-    return Ratio(float(np.median(quotients)), float(quotients[k]), float(quotients[-1 - k]), covered, pairs)
+    found = Ratio(float(quotients[centre]), float(ordered[k]), float(ordered[-1 - k]), covered, pairs)
+    return Paired(found, float(times[0][centre]), float(times[1][centre]))
+
+
+def _middle(values: np.ndarray) -> int:
+    """Where the median is; of an even number, the upper one of the two in the middle."""
+    return int(np.argsort(values, kind="stable")[len(values) // 2])
 
 
 def _interval_rank(n: int, confidence: float) -> Tuple[int, float]:
@@ -86,11 +122,12 @@ class Ranking:
 
 
 def rank_until_settled(
-    runners: Mapping[str, Runner],
+    runners: Mapping[str, Runners],
     *,
     confidence: float = 0.95,
     tie: float = 0.01,
     top: Optional[int] = None,
+    keep: str = "",
     min_rounds: int = 6,
     max_rounds: int = 400,
     max_duration_s: float = 60.0,
@@ -109,50 +146,47 @@ def rank_until_settled(
     Args:
         top: how many of the fastest are of interest (None: all). A runner that is settled to be slower than all of
             them is dropped from further rounds.
+        keep: a runner that is never dropped, since the others are compared with it.
         max_rounds, max_duration_s: give up after these; `settled` is then False.
         warmup: how to warm up first; None where the caller has done it.
     """
     if not runners:
         raise ValueError("nothing to rank: no runners")
     start = clock()
-    if warmup is not None:
-        for run in runners.values():
-            warm_up(run, warmup, clock=clock)
-    recorders = {name: Recorder(run, bursts or Bursts(0.05, 0.01), clock) for name, run in runners.items()}
-    active = list(recorders)
+    warm_up_all(runners.values(), warmup, clock)
+    active = list(runners)
     places = len(runners) if top is None else max(1, min(top, len(runners)))
     allowance = (1 - confidence) / max(1, math.comb(len(runners), 2))
     random_order = random.Random(seed)
     rounds, looks, next_look = 0, 0, min_rounds
-    while True:
-        turn = list(active)
-        random_order.shuffle(turn)
-        with quiet_collector():
-            for name in turn:
-                recorders[name].turn()
-        rounds += 1
-        out_of_time = rounds >= max_rounds or clock() - start >= max_duration_s
-        if rounds < next_look and not out_of_time:
-            continue
-        looks += 1
-        next_look = rounds + max(1, rounds // 4)
-        measured = {name: recorders[name].distribution() for name in recorders}
-        sure = 1 - allowance / (looks * (looks + 1))
-        ranking = _look(measured, active, places, rounds, sure, tie)
-        if ranking.settled or out_of_time:
-            return ranking
-        last = ranking.order[places - 1]
-        active = [
-            name
-            for name in active
-            if name in ranking.order[:places] or not _slower(measured[name], measured[last], sure)
-        ]
+    with Watch(clock) as watch:
+        recorders = {name: Recorder(run, bursts or Bursts(0.05, 0.01), watch) for name, run in runners.items()}
+        while True:
+            turn = list(active)
+            random_order.shuffle(turn)
+            with quiet_collector():
+                for name in turn:
+                    recorders[name].turn()
+            rounds += 1
+            out_of_time = rounds >= max_rounds or clock() - start >= max_duration_s
+            if rounds < next_look and not out_of_time:
+                continue
+            looks += 1
+            next_look = rounds + max(1, rounds // 4)
+            measured = {name: recorders[name].distribution() for name in recorders}
+            sure = 1 - allowance / (looks * (looks + 1))
+            ranking = _look(measured, active, places, rounds, sure, tie)
+            if ranking.settled or out_of_time:
+                return ranking
+            last = ranking.order[places - 1]
+            remaining = {*ranking.order[:places], keep}
+            active = [n for n in active if n in remaining or not _slower(measured[n], measured[last], sure)]
 
 
 def _look(
     measured: Mapping[str, Distribution], active: List[str], places: int, rounds: int, sure: float, tie: float
 ) -> Ranking:
-    speed = {name: float(np.median(d.round_medians())) for name, d in measured.items()}
+    speed = {name: d.undisturbed().p50 for name, d in measured.items()}
     order = sorted(measured, key=lambda name: (name not in active, speed[name]))
     contest = order[: len(active)]
     neighbours = [(contest[i], contest[i + 1]) for i in range(places - 1)]

@@ -1,0 +1,160 @@
+"""What can be claimed: on series whose true ratio is known, the interval covers it or there is no claim."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from edgeq_device.claim import CONFIDENCE, FASTER, FEWEST_PAIRS, SLOWER, UNKNOWN, UNSETTLED, WIDEST, Claim, claim
+from edgeq_device.distribution import Distribution
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+ROUNDS, PER_ROUND = 24, 12
+
+
+def series(times: np.ndarray, disturbed: np.ndarray | None = None, **known: Any) -> Distribution:
+    """Rounds of `PER_ROUND` runs."""
+    starts = np.arange(0, times.size, PER_ROUND)
+    return Distribution(times.ravel(), starts, disturbed=np.empty(0, bool) if disturbed is None else disturbed, **known)
+
+
+def heavy_tailed(random: np.random.Generator, drift: np.ndarray) -> np.ndarray:
+    return 1 + 0.05 * random.pareto(1.5, drift.shape)
+
+
+def drifting(random: np.random.Generator, drift: np.ndarray) -> np.ndarray:
+    return drift * random.lognormal(0, 0.03, drift.shape)
+
+
+def calm(random: np.random.Generator, drift: np.ndarray) -> np.ndarray:
+    return random.lognormal(0, 0.02, drift.shape)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    noise=st.sampled_from([heavy_tailed, drifting, calm]),
+    truth=st.floats(0.3, 8.0),
+    first=st.integers(0, 10_000),
+)
+def test_the_interval_covers_the_truth_as_often_as_it_says(noise: Any, truth: float, first: int) -> None:
+    missed = wrong = 0
+    for seed in range(first, first + 60):
+        random = np.random.default_rng(seed)
+        drift = np.linspace(1, 3, ROUNDS)[:, None] * np.ones(PER_ROUND)
+        found = claim(series(truth * noise(random, drift)), series(noise(random, drift)))
+        if found.interval is not None:
+            missed += not found.interval[1] <= truth <= found.interval[2]
+            wrong += found.verdict == FASTER and truth < 0.98
+    assert missed <= 0.15 * 60  # 5 % are expected: 9 of 60 is beyond any chance
+    assert wrong == 0
+
+
+def time_sliced(
+    need_s: float, runs: int, threads: int, load: int, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Runs of `need_s` on as many cores as threads, on each of which `load` others take their slices of 3 ms in turn.
+
+    A run goes on only while all of its threads have a core. Returns milliseconds, and which runs were kept waiting.
+    """
+    slices = 0.003
+    offsets = random.integers(0, load + 1, threads)
+    now, times, disturbed = float(random.uniform(0, slices)), [], []
+    for _ in range(runs):
+        start, left = now, need_s
+        while left > 1e-9:
+            step = min(left, slices - now % slices or slices)
+            turn = round((now - now % slices) / slices)
+            if all((turn + offset) % (load + 1) == 0 for offset in offsets):
+                left -= step
+            now += step + 1e-12
+        times.append((now - start) * 1e3)
+        disturbed.append(now - start > need_s * 1.01)
+    return np.array(times), np.array(disturbed)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    float_ms=st.floats(0.05, 8.0),
+    truth=st.floats(0.4, 6.0),
+    load=st.integers(1, 4),
+    seed=st.integers(0, 10_000),
+)
+def test_a_competitor_on_each_core_is_seen_through_or_nothing_is_claimed(
+    float_ms: float, truth: float, load: int, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    sides = []
+    for need in (float_ms, float_ms / truth):
+        rounds = [time_sliced(need / 1e3, PER_ROUND, 1, load, random) for _ in range(ROUNDS)]
+        times, disturbed = (np.concatenate(part) for part in zip(*rounds, strict=True))
+        sides.append(series(times, disturbed, busy=load / (load + 1)))
+    found = claim(*sides)
+    if found.interval is None:
+        assert "busy" in found.reason
+    else:
+        assert found.interval[1] <= truth <= found.interval[2]
+
+
+def test_disturbance_of_one_side_only_moves_nothing() -> None:
+    random = np.random.default_rng(0)
+    a, b = 2.0 * calm(random, np.ones((ROUNDS, PER_ROUND))), calm(random, np.ones((ROUNDS, PER_ROUND)))
+    hit = random.random(a.size) < 0.7
+    a.ravel()[hit] *= 4
+    found = claim(series(a, hit), series(b, np.zeros(b.size, bool)))
+    assert found.interval == pytest.approx((2.0, 2.0, 2.0), rel=0.02)
+    assert found.baseline_ms == pytest.approx(2.0, rel=0.05)
+    assert found.estimate == found.baseline_ms / found.ms  # the very runs that the ratio is of
+    unseen = claim(series(a), series(b))
+    assert unseen.estimate == pytest.approx(8.0, rel=0.1), "or else this test shows nothing"
+
+
+@pytest.mark.parametrize("pairs", range(1, 12))
+def test_no_claim_rests_on_fewer_pairs_than_an_interval_needs(pairs: int) -> None:
+    found = claim(Distribution(np.full(pairs, 3.0)), Distribution(np.full(pairs, 2.0)))
+    assert (found.verdict == FASTER) == (pairs >= FEWEST_PAIRS)
+    assert (found.confidence >= CONFIDENCE) == (pairs >= FEWEST_PAIRS)
+    assert (found.estimate is None) == bool(found.reason) == (pairs < FEWEST_PAIRS)
+    assert found.pairs == pairs
+
+
+def test_a_busy_machine_widens_the_interval() -> None:
+    quiet, busy = (claim(*(Distribution(np.full(30, t), busy=b) for t in (2.2, 2.0))) for b in (0.0, 0.9))
+    assert (quiet.verdict, busy.verdict) == (FASTER, UNSETTLED)
+    assert busy.estimate == quiet.estimate
+
+
+def test_runs_that_contradict_each_other_are_no_claim() -> None:
+    spread = np.geomspace(1, 1.2 * WIDEST**2, 12)
+    found = claim(Distribution(np.append(spread, spread)), Distribution(np.ones(24)))
+    assert found.verdict == UNKNOWN
+    assert "the runs disagree" in found.reason
+
+
+def test_where_a_model_runs_in_several_sessions_they_are_the_pairs() -> None:
+    """Rounds of one session are alike, so that more of them say nothing about the next."""
+    lies = np.tile([1.0, 1.1, 1.2, 0.9, 1.05, 0.95], 20)
+    in_six = Distribution(2 * lies, sessions=6), Distribution(np.ones(120), sessions=6)
+    found = claim(*in_six)
+    assert found.pairs == 6
+    assert found.interval == pytest.approx((2.1, 1.8, 2.4))
+    assert claim(*(Distribution(d.samples_ms) for d in in_six)).pairs == 120
+
+
+@pytest.mark.parametrize(
+    ("figures", "verdict"),
+    [
+        ((2.0, 1.9, 2.1, 0.96, 20), FASTER),
+        ((0.5, 0.4, 0.9, 0.96, 20), SLOWER),
+        ((0.9, 0.74, 1.24, 0.96, 20), UNSETTLED),
+        ((1.53, 1.53, 1.53, 0.0, 1), UNKNOWN),
+        ((2.0, 2.1, 1.9, 0.96, 20), UNKNOWN),
+        ((float("nan"), 1.0, 2.0, 0.96, 20), UNKNOWN),
+    ],
+)
+def test_a_record_is_believed_only_as_far_as_its_figures_go(figures: tuple[Any, ...], verdict: str) -> None:
+    found = Claim(*figures)
+    assert found.verdict == verdict
+    read = Claim.read({**found.to_dict(), "verdict": "faster", "more": 1})
+    assert read.verdict == verdict

@@ -1,0 +1,121 @@
+"""Which runs were disturbed, from the counts of a made-up system."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from edgeq_device.disturbance import Waits
+from edgeq_device.latency import Bursts, measure_interleaved
+
+OWN, WORKER = threading.get_native_id(), 10_000_001
+
+
+class System:
+    """Threads that run and wait at will."""
+
+    def __init__(self, root: Path, clock: Any) -> None:
+        self.clock = clock
+        self.tasks = root / "proc/self/task"
+        self.waited = {OWN: 0.0, WORKER: 0.0}
+        self.state = "S"
+        self.waits = Waits(root=root, clock=clock, sleep=lambda s: None)
+        self.write()
+        self.waits.start()
+
+    def write(self) -> None:
+        for thread, waited in self.waited.items():
+            folder = self.tasks / str(thread)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "schedstat").write_text(f"1000 {round(waited * 1e9)} 5\n")
+            (folder / "stat").write_text(f"1 (a (R) b) {self.state} 1 1\n")
+
+    def run(self, seconds: float, **waited: float) -> tuple[float, float]:
+        start = self.clock.now
+        self.clock.now += seconds
+        self.waited[OWN] += waited.get("own", 0.0)
+        self.waited[WORKER] += waited.get("worker", 0.0)
+        self.write()
+        self.waits.look(self.clock.now)
+        return start, self.clock.now
+
+    def disturbed(self, runs: list[tuple[float, float]]) -> list[bool]:
+        return list(self.waits.disturbed(*(np.array(side) for side in zip(*runs, strict=True))))
+
+
+@pytest.fixture
+def system(tmp_path: Path, clock: Any) -> System:
+    return System(tmp_path, clock)
+
+
+def test_nobody_waits(system: System) -> None:
+    assert system.disturbed([system.run(0.01) for _ in range(5)]) == [False] * 5
+
+
+def test_a_wait_of_this_thread_is_in_the_run_in_which_it_ended(system: System) -> None:
+    runs = [system.run(0.01), system.run(0.03, own=0.02), system.run(0.01)]
+    assert system.disturbed(runs) == [False, True, False]
+
+
+def test_a_worker_that_got_its_core_late_was_missing_in_earlier_runs(system: System) -> None:
+    runs = [system.run(0.01), system.run(0.01), system.run(0.01), system.run(0.01, worker=0.015), system.run(0.01)]
+    assert system.disturbed(runs) == [False, True, True, True, False]
+
+
+def test_waits_too_short_to_matter_are_none(system: System) -> None:
+    assert system.disturbed([system.run(0.01, own=0.0001)]) == [False]
+
+
+def test_a_worker_that_still_waits_disturbs_all(system: System) -> None:
+    runs = [system.run(0.01)]
+    system.state = "R"
+    system.write()
+    assert system.disturbed(runs) == [True]
+
+
+def test_a_thread_that_ended_is_no_trouble(system: System) -> None:
+    for name in ("schedstat", "stat"):
+        (system.tasks / str(WORKER) / name).unlink()
+    (system.tasks / str(WORKER)).rmdir()
+    system.waited.pop(WORKER)
+    system.waits.start()
+    assert system.waits.known
+
+
+@pytest.mark.parametrize("text", ["0 0 0\n", ""])
+def test_where_the_kernel_does_not_count_nothing_is_known(tmp_path: Path, text: str) -> None:
+    folder = tmp_path / "proc/self/task" / str(OWN)
+    folder.mkdir(parents=True)
+    (folder / "schedstat").write_text(text)
+    for root in (tmp_path, tmp_path / "absent"):
+        waits = Waits(root=root)
+        waits.start()
+        waits.look(time.perf_counter())
+        assert not waits.known
+        assert waits.disturbed(np.zeros(3), np.ones(3)).size == 0
+        waits.close()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone counts waits")
+def test_on_this_machine_every_run_has_its_mark() -> None:
+    measured = measure_interleaved(
+        {"sum": lambda: np.arange(1000).sum()}, min_duration_s=0.02, min_runs=10, bursts=Bursts(0.005, 0.001)
+    )["sum"]
+    assert measured.disturbed.size in (0, measured.count)
+    assert 0 <= measured.busy <= 1
+
+
+def test_on_a_busy_machine_it_goes_on_only_as_long_as_its_patience(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgeq_device.disturbance import Watch
+
+    monkeypatch.setattr(Watch, "disturbed", lambda self, starts, ends: np.ones(len(starts), bool))
+    measured = measure_interleaved(
+        {"a": clock.runner([0.01])}, min_duration_s=0.5, min_runs=1, patience_s=3.0, bursts=Bursts(0.1, 0), clock=clock
+    )
+    assert 3.5 <= measured["a"].elapsed_s <= 3.8
+    assert measured["a"].disturbed_share == 1
