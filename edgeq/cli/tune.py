@@ -118,25 +118,27 @@ def _draw(console: Console, record: Mapping[str, Any], *, verbose: bool) -> None
 
 
 def _draw_timed(console: Console, record: Mapping[str, Any], *, verbose: bool) -> None:
+    from edgeq_device.claim import Claim
     from rich.table import Table
 
     first, *details = record["verdict"]
     console.print(first, style="bold")
     for line in details:
         console.print(line)
-    table = Table(
-        "", "p50 ms", "times float32", "points lost", "at most", "MB", "", title="Pareto front", title_justify="left"
-    )
+    # A ratio and its milliseconds are of the same runs; those of several candidates may be of several races.
+    heads = ("", "times float32", "interval, milliseconds", "points lost", "at most", "MB", "")
+    table = Table(*heads, title="Pareto front", title_justify="left")
     timing = record["float32"]["timing"]
     if timing:
         size = record["float32"]["bytes"] / 1e6
-        table.add_row("float32", f"{timing['latency']['p50_ms']:.3f}", "1.00", "0.00", "", f"{size:.2f}", "")
+        table.add_row("float32", "1.00", f"{timing['latency']['p50_ms']:.3g} ms", "0.00", "", f"{size:.2f}", "")
     front = [c for c in record["candidates"] if c["pareto"] or c["status"] == "chosen"]
     for one in sorted(front, key=lambda c: float(c["timing"]["latency"]["p50_ms"])):
+        claim = Claim.read(one["timing"]["speedup"])
         table.add_row(
             one["name"],
-            f"{one['timing']['latency']['p50_ms']:.3f}",
-            f"{one['timing']['speedup']['estimate']:.2f}",
+            f"{claim.interval[0]:.2f}" if claim.interval else "not measurable",
+            claim.figures(),
             f"{100 * one['accuracy']['drop']:.2f}",
             f"{100 * one['accuracy']['bound']:.2f}",
             f"{one['screening']['bytes'] / 1e6:.2f}",

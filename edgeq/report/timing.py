@@ -9,7 +9,7 @@ from typing import Any
 
 from edgeq_device.claim import Claim
 
-from edgeq.records import Amount, Count, Finite, Positive, Share, readable
+from edgeq.records import Amount, Finite, Positive, readable
 from edgeq.report.facts import Pairs, pairs
 from edgeq.report.numbers import significant
 from edgeq.report.tuning_record import TuningRecord
@@ -34,30 +34,11 @@ class LatencyFigures:
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """An `edgeq_device.claim.Claim` as it was recorded."""
-
-    estimate: Positive | None = None
-    low: Positive | None = None
-    high: Positive | None = None
-    confidence: Share = 0.0
-    pairs: Count = 0
-    baseline_ms: Positive | None = None
-    ms: Positive | None = None
-    reason: str = ""
-
-    @property
-    def claim(self) -> Claim:
-        """What can be claimed by these figures."""
-        return Claim.read(vars(self))
-
-
-@dataclass(frozen=True)
 class Speed:
     """A proof's `speed`: the latency of each model, and int8's ratio to float32."""
 
     latency: Mapping[str, LatencyFigures]
-    ratio: Ratio | None = None
+    ratio: Claim | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +54,7 @@ class BenchScenario:
     """Latencies measured side by side, and ratios against the baseline."""
 
     models: Mapping[str, BenchEntry]
-    ratios: Mapping[str, Ratio] = field(default_factory=dict)
+    ratios: Mapping[str, Claim] = field(default_factory=dict)
     histogram_edges_ms: tuple[Finite, ...] = ()
 
 
@@ -140,7 +121,7 @@ class Timing:
     scenario: str = ""
     baseline: str = FLOAT
     edges_ms: tuple[float, ...] = ()
-    ratios: Mapping[str, Ratio] = field(default_factory=dict)
+    ratios: Mapping[str, Claim] = field(default_factory=dict)
     machine: Pairs = ()
     versions: Pairs = ()
     settings: Pairs = ()
@@ -188,9 +169,8 @@ def finalists_timing(record: TuningRecord) -> Timing | None:
         if timing is None or figures is None:
             continue
         models.append(Latency(name, figures, None, counts.get(name, ())))
-        ratio = readable(timing.speedup, Ratio)
-        if ratio is not None:
-            ratios[name] = ratio
+        if timing.speedup is not None:
+            ratios[name] = timing.speedup
     return Timing(tuple(models), edges_ms=_edges(record.histograms.edges_ms), ratios=ratios) if models else None
 
 

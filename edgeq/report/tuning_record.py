@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from edgeq_device.claim import UNKNOWN, Claim
+
 from edgeq.records import Amount, Count, Finite, NullIsInfinite, Positive, Share, computed
 
 SCHEMA = "edgeq.tuning/1"
@@ -82,12 +84,24 @@ class Timing:
     """Latency of one structure with one number of threads, in milliseconds, and its ratio to float32's best.
 
     Attributes:
-        latency: count, min_ms, p50_ms, p90_ms, p99_ms, p999_ms, max_ms, mean_ms, cv, samples_per_s.
-        speedup: how many times faster than float32: estimate, low, high, confidence, pairs. None for float32 itself.
+        latency: of the runs that nothing disturbed (of all where there are none): count, min_ms, p50_ms, p90_ms,
+            p99_ms, p999_ms, max_ms, mean_ms, cv, samples_per_s.
+        speedup: what can be claimed of its speed against float32's in the same race. None for float32 itself.
     """
 
     latency: Mapping[str, float]
-    speedup: Mapping[str, float] | None = None
+    speedup: Claim | None = None
+
+    @property
+    def verdict(self) -> str:
+        """Of its speed against float32's; unknown where it was not timed beside it."""
+        return self.speedup.verdict if self.speedup is not None else UNKNOWN
+
+    @property
+    def share(self) -> float:
+        """Its latency over float32's in the same runs; 1 where there are none."""
+        found = self.speedup
+        return found.ms / found.baseline_ms if found is not None and found.ms and found.baseline_ms else 1.0
 
 
 @dataclass(frozen=True)

@@ -119,8 +119,7 @@ def compared(timing: Timing | None, variant: Variant | None) -> tuple[Latency, L
 def _claim(timing: Timing | None, variant: Variant | None) -> Claim | None:
     """What can be claimed of its speed; None where it was not timed beside float32."""
     pair = compared(timing, variant)
-    ratio = timing.ratios.get(pair[1].name) if timing is not None and pair is not None else None
-    return ratio.claim if ratio is not None else None
+    return timing.ratios.get(pair[1].name) if timing is not None and pair is not None else None
 
 
 def _speed(timing: Timing | None, variant: Variant | None) -> Figure | None:

@@ -35,8 +35,8 @@ def decide(
     if not evaluator.timed:
         _choose(table, table.qualified())
         return baseline
-    seconds = deadline.left_s(MOST_S)
     while finalists := _finalists(table, evaluator):
+        seconds = deadline.left_s(MOST_S)
         # All that qualify get these threads: speeds with others must not be compared with what the race measures.
         remaining = [t for t in table.qualified() if t.name not in {f.name for f in finalists}]
         float_threads, _ = choose_threads(table, [*finalists, *remaining], evaluator, threads, seconds / 3, "last")
@@ -46,7 +46,7 @@ def decide(
         for trial in table.qualified():
             if not not_slower(trial, strict=table.objective in _BY_TIME):
                 assert trial.timing is not None
-                table.eliminate(trial.name, f"not faster than float32: {times(trial.timing)}")
+                table.eliminate(trial.name, f"not faster than float32 beyond doubt: {times(trial.timing)}")
         structures = {structure_of(trial) for trial in finalists}
         ranked = [trial for trial in table.qualified() if structure_of(trial) in structures]
         tied = {structure_of(table[name]) for name in raced.tied} if table.objective in _BY_TIME else set()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from edgeq_device.claim import FASTER, UNKNOWN
+
 from edgeq.report.tuning_record import Assessment, Timing
 from edgeq.tune.goal import Goal
 from edgeq.tune.record import Outcome, Trial
@@ -22,9 +24,13 @@ def loses(found: Assessment) -> str:
 
 def times(timing: Timing, of: str = "") -> str:
     """The ratio to float32 with its interval."""
-    s = timing.speedup
+    found = timing.speedup
+    if found is None:
+        return ""
+    if found.interval is None:
+        return f"the speed is not measurable here: {found.reason or 'too few pairs of runs'}"
     whose = f"{of}'s" if of else "its"
-    return "" if s is None else f"{s['estimate']:.2f} times {whose} speed ({s['low']:.2f} to {s['high']:.2f})"
+    return f"{found.interval[0]:.2f} times {whose} speed ({found.figures()})"
 
 
 def hopeless(found: Assessment, max_drop: float) -> str:
@@ -77,7 +83,8 @@ def needed(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     lines = []
     timed = [t for t in outcome.trials if t.timing]
     measured = [t for t in timed if t.assessment and t.assessment.complete]
-    quick = [t for t in measured if _faster(t)]
+    quick = [t for t in measured if _verdict(t) == FASTER]
+    unclear = next((t.timing for t in timed if _verdict(t) == UNKNOWN and t.timing), None)
     accurate = [t for t in measured if _loss(t) <= goal.max_drop]
     if quick:
         near = min(quick, key=_loss)
@@ -85,12 +92,14 @@ def needed(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
             f"{near.name} is faster than float32 and {loses(near.assessment) if near.assessment else ''}: "
             f"--max-drop {100 * _loss(near) + 0.005:.2f}% would let it through"
         )
+    elif unclear is not None:
+        lines.append(f"{times(unclear)}. --resume measures it again; try it when the machine is quiet")
     elif accurate:
-        near = max(accurate, key=_speed)
-        lines.append(f"{near.name} keeps the accuracy, at {_speed(near):.2f} times float32's speed: not worth shipping")
-    elif timed and not any(_faster(t) for t in timed):
-        near = max(timed, key=_speed)
-        lines.append(f"int8 does not pay here: the fastest, {near.name}, has {_speed(near):.2f} times float32's speed")
+        near = min(accurate, key=_share)
+        lines.append(f"{near.name} keeps the accuracy, at {_times_float(near)}: not worth shipping")
+    elif timed and not any(_verdict(t) == FASTER for t in timed):
+        near = min(timed, key=_share)
+        lines.append(f"int8 does not pay here: the fastest, {near.name}, has {_times_float(near)}")
     elif not outcome.out_of_time:
         lines.append("no candidate was measured in full: the reasons are with the candidates")
     if outcome.out_of_time:
@@ -107,11 +116,13 @@ def _loss(trial: Trial) -> float:
     return trial.assessment.bound if trial.assessment else float("inf")
 
 
-def _speed(trial: Trial) -> float:
-    speedup = trial.timing.speedup if trial.timing else None
-    return speedup["estimate"] if speedup else 0.0
+def _share(trial: Trial) -> float:
+    return trial.timing.share if trial.timing else float("inf")
 
 
-def _faster(trial: Trial) -> bool:
-    speedup = trial.timing.speedup if trial.timing else None
-    return speedup is not None and speedup["low"] > 1
+def _times_float(trial: Trial) -> str:
+    return times(trial.timing, of="float32") if trial.timing else ""
+
+
+def _verdict(trial: Trial) -> str:
+    return trial.timing.verdict if trial.timing else UNKNOWN

@@ -8,7 +8,7 @@ from edgeq.progress import Progress
 from edgeq.report.tuning_record import Stage
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.evaluator import Evaluator
-from edgeq.tune.explain import hopeless, less_accurate, loses, points
+from edgeq.tune.explain import hopeless, less_accurate, loses, points, times
 from edgeq.tune.goal import Deadline
 from edgeq.tune.record import Trial
 from edgeq.tune.screening import build
@@ -31,18 +31,19 @@ def halve(table: TrialTable, evaluator: Evaluator, deadline: Deadline, progress:
     that loses more than half of the others of its own structure. Afterwards every trial in the run was measured in
     full.
     """
-    steps = rungs(evaluator.total)
-    for step, samples in enumerate(steps):
+    seen, each_s = 0, 0.0  # samples so far; seconds a sample and candidate
+    for samples in rungs(evaluator.total):
+        best = sorted(table.alive(), key=lambda t: (accuracy_key(t), table.cost(t)))
+        # The one that looks best is measured in full all the same: an answer beats none.
+        for trial in best[max(1, _affordable(deadline, each_s * (samples - seen), len(best))) :]:
+            table.eliminate(trial.name, "the budget ran out before it was measured in full")
         entered = table.alive()
-        if deadline.passed() and step < len(steps) - 1:
-            # The one that looks best is measured in full all the same: an answer beats none.
-            for trial in sorted(entered, key=lambda t: (accuracy_key(t), table.cost(t)))[1:]:
-                table.eliminate(trial.name, "the budget ran out before it was measured in full")
-            samples = evaluator.total
-            entered = table.alive()
         if not entered:
             return
+        start = deadline.elapsed_s
         found = evaluator.assess([t.candidate for t in entered], samples)
+        each_s = (deadline.elapsed_s - start) / ((samples - seen) * len(entered))
+        seen = samples
         for name, assessment in found.items():
             table.update(name, assessment=assessment)
         if samples == evaluator.total:
@@ -54,6 +55,12 @@ def halve(table: TrialTable, evaluator: Evaluator, deadline: Deadline, progress:
         if not table.meets(trial):
             _mark_shortfall(table, trial)
     _note_best(table, progress)
+
+
+def _affordable(deadline: Deadline, each_s: float, count: int) -> int:
+    """How many of `count` candidates can be assessed in the time that is left, at `each_s` seconds each."""
+    left = deadline.left_s()
+    return count if each_s * count <= left and not deadline.passed() else int(left / each_s) if each_s else 0
 
 
 def build_and_assess(
@@ -89,10 +96,9 @@ def _note_best(table: TrialTable, progress: Progress) -> None:
     for trial in leaders[:1]:
         if trial.assessment is None:
             return
-        speed = trial.timing.speedup if trial.timing else None
-        times = f", {speed['estimate']:.2f} times float32's speed" if speed else ""
+        speed = f", {times(trial.timing, of='float32')}" if trial.timing else ""
         seen = f" on {trial.assessment.samples} samples" if not trial.assessment.complete else ""
-        progress.note(f"best so far: {trial.name}: {loses(trial.assessment)}{seen}{times}")
+        progress.note(f"best so far: {trial.name}: {loses(trial.assessment)}{seen}{speed}")
 
 
 def _drop_hopeless(table: TrialTable) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from edgeq_device.claim import UNKNOWN
+
 from edgeq.errors import EdgeqError, OutputError
 from edgeq.ownership import is_plain
 from edgeq.records import parse, plain
@@ -150,12 +152,17 @@ class JournaledEvaluator:
     def time(
         self, runners: Mapping[str, Runner], baseline: str, *, top: int | None, tie: float, seconds: float
     ) -> Race:
-        """See `Evaluator.time`; by the names of the runners, what they run, and `top`."""
+        """See `Evaluator.time`; by the names of the runners, what they run, and `top`. A race on a machine that was too
+        busy to tell anything is run again the next time."""
         raced = {name: [candidate and digest(candidate), threads] for name, (candidate, threads) in runners.items()}
         key = "race " + _hash([raced, baseline, top])
         time = self._evaluator.time
-        value = self._journal.remember(key, lambda: plain(time(runners, baseline, top=top, tie=tie, seconds=seconds)))
-        return parse(value, Race, self._journal.path)
+        if key in self._journal:
+            return parse(self._journal[key], Race, self._journal.path)
+        race = time(runners, baseline, top=top, tie=tie, seconds=seconds)
+        if all(timing.verdict != UNKNOWN for timing in race.timings.values() if timing.speedup is not None):
+            self._journal.remember(key, lambda: plain(race))
+        return race
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
         """See `Evaluator.slow_layers`; by candidate and threads."""

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from edgeq_device.claim import claim
 from edgeq_device.distribution import Distribution, histogram, shared_edges
 from edgeq_device.latency import Bursts, WarmUp
 from edgeq_device.memory import measure_memory
-from edgeq_device.ranking import rank_until_settled, ratio
+from edgeq_device.ranking import FEWEST_SESSIONS, rank_until_settled
 
 from edgeq.backends import Artifact
 from edgeq.errors import CheckFailedError
 from edgeq.hardware.target import Target
 from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.inference import Session
+from edgeq.measure.latency import sessions_to_time
 from edgeq.measure.task import Task
 from edgeq.model.int8_rules import int8_rules, quantizable_operators
 from edgeq.model.load import model_bytes
@@ -45,11 +46,10 @@ from edgeq.tune.structure import content_digest, structure_digest
 _SCREENED = 8
 _BATCH = 8
 _LEAST_SQNR_DB = -200.0
-# Two sessions of one small model differ by up to a fifth, by where their memory happens to lie: a race runs several.
-_SESSIONS, _SMALL = 3, 2**25
-# Short ones: what distinguishes runners is the number of rounds. The pause is longer than any within a burst.
-_SURE = 0.95
-_BURSTS, _PAUSE_S = Bursts(0.025, 0.006), 0.02
+# A larger field is raced roughly, to be raced again.
+_RUNNERS_IN_SESSIONS, _SESSIONS_ROUGHLY = 8, 3
+# Short ones: what distinguishes runners is the number of rounds. Two of each session.
+_BURSTS, _LEAST_ROUNDS = Bursts(0.025, 0.006), 12
 
 
 class LocalEvaluator:
@@ -130,29 +130,33 @@ class LocalEvaluator:
     ) -> Race:
         """See `Evaluator.time`. Small models run in several sessions each, in bursts that take turns."""
         batch, feed = self._feed()
-        few = model_bytes(self._job.prepared.path) <= _SMALL
+        few = len(runners) <= _RUNNERS_IN_SESSIONS
+        count = min(sessions_to_time(self._job.prepared.path), FEWEST_SESSIONS if few else _SESSIONS_ROUGHLY)
         ranking = rank_until_settled(
             {
-                name: in_turn([self._session(*runner) for _ in range(_SESSIONS if few else 1)], feed)
+                name: [partial(self._session(*runner).run, None, feed) for _ in range(count)]
                 for name, runner in runners.items()
             },
             top=top,
+            keep=baseline,
             tie=tie,
+            min_rounds=_LEAST_ROUNDS,
             max_duration_s=seconds,
-            warmup=WarmUp(min_s=0.1, max_s=1.0),
+            warmup=WarmUp(min_s=0.1, max_s=min(1.0, seconds / (4 * len(runners)))),
             bursts=_BURSTS,
         )
-        measured = ranking.distributions
+        claims = {name: claim(ranking.distributions[baseline], d) for name, d in ranking.distributions.items()}
+        measured = {name: distribution.undisturbed() for name, distribution in ranking.distributions.items()}
         timings = {}
         for name, distribution in measured.items():
             figures = plain(distribution)
             figures["samples_per_s"] *= batch
-            against = None if name == baseline else plain(ratio(measured[baseline], distribution))
-            timings[name] = Timing(figures, against)
+            timings[name] = Timing(figures, None if name == baseline else claims[name])
         edges = shared_edges(list(measured.values()))
         counts = {name: histogram(distribution, edges) for name, distribution in measured.items()}
         order = [name for name in ranking.order if name != baseline]
-        tied = tuple(name for name in order if not slower(measured[name], measured[order[0]], tie))
+        whole = ranking.distributions
+        tied = tuple(name for name in order if not slower(whole[name], whole[order[0]], tie))
         return Race(timings, ranking.order, ranking.settled, {"edges_ms": edges.tolist(), "counts": counts}, tied)
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
@@ -258,31 +262,10 @@ class LocalEvaluator:
 
 def slower(one: Distribution, other: Distribution, tie: float) -> bool:
     """Whether `one` takes longer than `other` beyond doubt, and by more than the share `tie`."""
-    found = ratio(one, other)
-    return found.confidence >= _SURE and found.low > 1 + tie
+    found = claim(one, other).interval
+    return found is not None and found[1] > 1 + tie
 
 
 def _proof_session(artifact: Artifact) -> Session:
     session: Session = open_session(artifact.proof_model, artifact.proof_settings())
     return session
-
-
-def in_turn(
-    sessions: Sequence[Any], feed: Mapping[str, Any], clock: Callable[[], float] = time.perf_counter
-) -> Callable[[], object]:
-    """Runs one of the sessions, and the next one after a pause.
-
-    Not the next one at every call: the threads of the one before would still be awake, and take a core from it.
-    """
-    turns = itertools.cycle(sessions)
-    session, ended = next(turns), clock()
-
-    def run() -> object:
-        nonlocal session, ended
-        if clock() - ended > _PAUSE_S:
-            session = next(turns)
-        made = session.run(None, feed)
-        ended = clock()
-        return made
-
-    return run

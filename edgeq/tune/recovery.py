@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from edgeq_device.claim import SLOWER
+
 from edgeq.progress import Progress
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.evaluator import Evaluator
@@ -111,9 +113,8 @@ def _bases(table: TrialTable, evaluator: Evaluator) -> list[Trial]:
 
 
 def _perhaps_faster(trial: Trial) -> bool:
-    """Whether it was timed, and is faster than float32 at the favourable end of the interval."""
-    speedup = trial.timing.speedup if trial.timing else None
-    return speedup is not None and speedup["high"] >= 1
+    """Whether it was timed, and is not known to be slower than float32."""
+    return trial.timing is not None and trial.timing.verdict != SLOWER
 
 
 def _worthwhile(table: TrialTable, trial: Trial) -> bool:
@@ -135,7 +136,7 @@ def _relative_cost(table: TrialTable, trial: Trial) -> float:
     """Latency over float32's, 1 where it was not timed; where nothing can be timed, the share of MACs in float."""
     if table.objective == FLOAT_MACS:
         return table.cost(trial)
-    return 1 / trial.timing.speedup["estimate"] if trial.timing and trial.timing.speedup else 1.0
+    return trial.timing.share if trial.timing else 1.0
 
 
 def _in_full(table: TrialTable, evaluator: Evaluator, trial: Trial) -> Trial:

@@ -47,6 +47,8 @@ from edgeq.tune.space import kernel_candidates, method_candidates, thread_counts
 
 # Share of a model's multiply-accumulates from which on quantizing activations at run time is worth a try.
 _DYNAMIC_SHARE = 0.5
+# Least and most of a budget that is kept for what follows the search.
+_RESERVED = (0.05, 0.25)
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,7 @@ def tune(
                 chosen.profile,
                 JournaledEvaluator(evaluator, journal),
                 goal,
-                Deadline(None if goal.budget_s is None else deadline.left_s()),
+                Deadline(goal.budget_s and deadline.left_s() - _reserved_s(job, deadline, goal.budget_s)),
                 threads=thread_counts(machine.usable_threads),
                 progress=progress,
             )
@@ -256,6 +258,15 @@ def tune(
         )
         clear(kept, progress)
     return Tuned(output, chosen, outcome, goal, proof, record)
+
+
+def _reserved_s(job: Job, deadline: Deadline, budget_s: float) -> float:
+    """Seconds of the budget for the proof and the bundle: float32 and the winner run over the validation samples, at
+    about what the float pass, just now, took for each sample of the calibration."""
+    samples = job.statistics.samples if job.statistics is not None else 0
+    likely = deadline.elapsed_s * len(job.validation) / samples if samples else 0.0
+    least, most = _RESERVED
+    return min(max(likely, least * budget_s), most * budget_s, deadline.left_s())
 
 
 def _resolve(target: str | Path, machine: Machine) -> tuple[Target, bool]:

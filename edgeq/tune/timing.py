@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgeq_device.claim import SLOWER, UNKNOWN
+
 from edgeq.report.tuning_record import Timing
 from edgeq.tune.evaluator import FLOAT, Evaluator, Race, Runner
 from edgeq.tune.explain import share, times
@@ -62,7 +64,7 @@ def time_kernels(table: TrialTable, evaluator: Evaluator, deadline: Deadline, th
                 if structure_of(other) == structure_of(trial):
                     table.update(other.name, memory_bytes=peak)
     for trial in table.alive():
-        if trial.timing is not None and trial.timing.speedup is not None and trial.timing.speedup["high"] < 1:
+        if trial.timing is not None and trial.timing.verdict == SLOWER:
             table.eliminate(trial.name, f"slower than float32: {times(trial.timing)}")
     return Baseline(raced.timings[FLOAT], float_threads, raced.settled, raced.histograms)
 
@@ -81,7 +83,7 @@ def choose_threads(
     table: TrialTable, trials: Sequence[Trial], evaluator: Evaluator, threads: Sequence[int], seconds: float, when: str
 ) -> tuple[int, int]:
     """The threads that suit float32 and the first of `trials` best, which all of them get; more of them only where
-    they pay.
+    they pay. The first of `threads` where the machine is too busy to see what pays.
 
     Args:
         when: part of the runners' names, by which a journal distinguishes a later race of the same ones.
@@ -91,6 +93,9 @@ def choose_threads(
     runners: dict[str, Runner] = {f"{FLOAT} {n} {when}": (None, n) for n in threads}
     runners.update({f"int8 {n} {when}": (trials[0].candidate, n) for n in threads})
     found = evaluator.time(runners, f"{FLOAT} {threads[0]} {when}", top=None, tie=_ROUGHLY, seconds=seconds)
+    if any(timing.speedup is not None and timing.verdict == UNKNOWN for timing in found.timings.values()):
+        # What others leave of the cores now says nothing about the device at work: the choice stays the device's.
+        return threads[0], threads[0]
     best = []
     for kind in (FLOAT, "int8"):
         # Not the median: it hides the runs in which one thread waits for another on a core that is busy elsewhere.
@@ -124,8 +129,8 @@ def race(
 
 def not_slower(trial: Trial, *, strict: bool) -> bool:
     """Whether it is faster than float32 beyond doubt; without `strict`, as fast within a tie is enough."""
-    speedup = trial.timing.speedup if trial.timing else None
-    return speedup is not None and speedup["low"] > (1 if strict else 1 / (1 + TIE))
+    found = trial.timing.speedup.interval if trial.timing and trial.timing.speedup else None
+    return found is not None and found[1] > (1 if strict else 1 / (1 + TIE))
 
 
 def beginnings(names: Sequence[str]) -> list[tuple[str, ...]]:

@@ -96,7 +96,7 @@ def test_the_full_record_is_read() -> None:
     assert third.saturated == 0.01
     assert not variant.layers[3].error_source
     assert data.timing is not None
-    assert data.timing.ratios["int8"].claim.verdict == "faster"
+    assert data.timing.ratios["int8"].verdict == "faster"
     assert ("gpu", "A GPU") in data.machine
 
 

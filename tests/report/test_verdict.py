@@ -141,7 +141,7 @@ def test_a_slow_model_says_what_to_type() -> None:
     found = verdict(variants=only(), tuning=None, bench=samples.bench_report(1.0, 2.0) | {
         "scenarios": {"single-stream": {
             "models": {"float32": {"latency": samples.figures(1.0)}, "int8": {"latency": samples.figures(2.0)}},
-            "ratios": {"int8": {"estimate": 0.5, "low": 0.4, "high": 0.6}},
+            "ratios": {"int8": ratio(0.5, 0.4, 0.6)},
         }}
     })  # fmt: skip
     assert (found.status, found.commands) == ("Look closer", ("edgeq report BUNDLE --bench",))

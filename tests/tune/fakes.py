@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from edgeq_device.claim import Claim
+
 from edgeq.errors import EdgeqError, ModelError
 from edgeq.hardware.profile import Profile
 from edgeq.report.tuning_record import Assessment, Screening, Timing
@@ -36,7 +38,8 @@ class FakeEvaluator:
     """`facts` by candidate name; the first key that a name starts with counts for what is not listed.
 
     `ranked` are the layers in the order in which to keep them in float; without `timed` there is no clock. By threads:
-    `thread_gain` is the factor on the median latency, `tails` the mean over the median.
+    `thread_gain` is the factor on the median latency, `tails` the mean over the median. `busy` is why
+    no speed can be claimed.
     """
 
     facts: Mapping[str, Fact]
@@ -50,6 +53,7 @@ class FakeEvaluator:
     thread_gain: Mapping[int, float] = field(default_factory=dict)
     tails: Mapping[int, float] = field(default_factory=dict)
     tied: tuple[str, ...] = ()
+    busy: str = ""
     clock: Clock | None = None
     log: list[str] = field(default_factory=list)
 
@@ -89,7 +93,7 @@ class FakeEvaluator:
         timings = {}
         for name, value in p50.items():
             estimate = p50[baseline] / value
-            ratio = {"estimate": estimate, "low": estimate * 0.99, "high": estimate * 1.01}
+            ratio = Claim(estimate, estimate * 0.99, estimate * 1.01, 0.97, 6, p50[baseline], value, self.busy)
             timings[name] = Timing(
                 {"p50_ms": value, "mean_ms": value * self.tails.get(runners[name][1], 1.0)},
                 None if name == baseline else ratio,

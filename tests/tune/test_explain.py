@@ -23,7 +23,7 @@ def found(facts: dict[str, Fact], goal: Goal | None = None) -> str:
 
 def test_the_winner_its_speed_and_its_loss_come_first() -> None:
     text = found({"a": Fact(speed=2, loss=0.004)})
-    assert text.startswith("a runs at 2.00 times float32's speed (1.98 to 2.02); it loses 0.40 points")
+    assert text.startswith("a runs at 2.00 times float32's speed (1.98 to 2.02; 10 → 5 ms); it loses 0.40 points")
     assert "on 400 samples; 1.00 points were allowed" in text
 
 

@@ -111,3 +111,15 @@ def test_the_threads_are_measured_again_before_the_last_race(tmp_path: Path) -> 
     measured = JournaledEvaluator(evaluator, journal)
     search([Candidate("a", Scheme())], profile(), measured, Goal(), Deadline(None, Clock()), threads=(0, 1))
     assert len([line for line in evaluator.log if line.startswith("race float32 0")]) == 2
+
+
+def test_a_race_on_a_busy_machine_is_run_again(tmp_path: Path) -> None:
+    """Nothing was learnt from it."""
+    runners = {"float32": (None, 0), "a": (Candidate("a", Scheme()), 0)}
+    for busy, races in (("the machine was busy", 1), ("", 1), ("", 0)):
+        evaluator = FakeEvaluator({"a": Fact(speed=2)}, busy=busy)
+        journal = Journal(tmp_path / "journal.jsonl", {}, resume=True)
+        race = JournaledEvaluator(evaluator, journal).time(runners, "float32", top=1, tie=0.01, seconds=1)
+        assert race.timings["a"].speedup is not None
+        assert race.timings["a"].speedup.reason == busy
+        assert len(evaluator.log) == races

@@ -17,7 +17,7 @@ from edgeq.session import open_session
 from edgeq.tune import builders
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.float_layers import MacCosts, affordable, select_float_layers
-from edgeq.tune.local import LocalEvaluator, in_turn
+from edgeq.tune.local import LocalEvaluator
 from edgeq.tune.space import kernel_candidates, method_candidates
 
 
@@ -148,23 +148,6 @@ def test_what_is_simulated_has_no_clock_and_is_ranked_layer_by_layer(job: Job, n
     assert len(affordable(ranking, 1.0)) == len(ranking.layers) - 1
     mixed = candidate.replace(name="mixed", scheme=candidate.scheme.replace(exclude=ranking.layers[0].nodes))
     assert evaluator.build(mixed).int8_mac_share < evaluator.build(candidate).int8_mac_share
-
-
-def test_sessions_take_turns_between_bursts_not_within_them() -> None:
-    now, ran = 0.0, []
-
-    class Fake:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def run(self, outputs: None, feed: object) -> None:
-            ran.append(self.name)
-
-    run = in_turn([Fake("a"), Fake("b")], {}, clock=lambda: now)
-    for pause in (0.0, 0.001, 0.5, 0.001, 0.5):
-        now += pause
-        run()
-    assert ran == ["a", "a", "b", "b", "a"]
 
 
 def test_every_builder_is_named_as_it_is_registered() -> None:

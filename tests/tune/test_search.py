@@ -175,7 +175,7 @@ def test_threads_are_chosen_first_and_float_gets_its_own_best() -> None:
     assert outcome.baseline_threads == 1
     assert outcome.winner.timing is not None
     assert outcome.winner.timing.speedup is not None
-    assert outcome.winner.timing.speedup["estimate"] == pytest.approx(2)
+    assert outcome.winner.timing.speedup.estimate == pytest.approx(2)
 
 
 def test_threads_are_chosen_again_before_the_last_race() -> None:
@@ -199,6 +199,15 @@ def test_threads_that_are_quick_in_the_median_only_are_not_taken() -> None:
     outcome = run(FakeEvaluator({"a": Fact()}, thread_gain={0: 0.8}, tails={0: 1.5}), "a", threads=(0, 1))
     assert outcome.winner is not None
     assert outcome.winner.candidate.threads == 1
+
+
+def test_on_a_busy_machine_the_threads_are_left_to_the_device_and_nothing_is_chosen() -> None:
+    evaluator = FakeEvaluator({"a": Fact(speed=2)}, thread_gain={1: 0.5}, busy="the machine was busy")
+    outcome = run(evaluator, "a", threads=(0, 1))
+    assert outcome.winner is None
+    assert outcome.baseline_threads == 0
+    assert "not faster than float32 beyond doubt: the speed is not measurable here" in outcome.trial("a").reason
+    assert "--resume measures it again" in " ".join(verdict(outcome, Goal()))
 
 
 def test_of_equally_fast_threads_the_fewest() -> None:

@@ -6,6 +6,7 @@ that estimate, interval, verdict and milliseconds always come from the same runs
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Dict, Mapping, Optional, Tuple
 
@@ -54,9 +55,9 @@ class Claim:
         """(estimate, low, high); None where nothing can be claimed, whatever the fields of a record claim."""
         if self.reason or self.estimate is None or self.low is None or self.high is None:
             return None
-        if self.pairs < FEWEST_PAIRS or self.confidence < CONFIDENCE or not 0 < self.low <= self.estimate <= self.high:
-            return None
-        return self.estimate, self.low, self.high
+        enough = self.pairs >= FEWEST_PAIRS and self.confidence >= CONFIDENCE
+        ordered = 0 < self.low <= self.estimate <= self.high < math.inf
+        return (self.estimate, self.low, self.high) if enough and ordered else None
 
     @property
     def verdict(self) -> str:
