@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _CLEAN_DB = 50.0
 _BAR = 10
 _WEIGHTS_SHOWN = 5
+_FIGURES, _LEAST_NAME, _WEIGHT_NAME = 90, 16, 40
 _LEAST_SHARE = 0.0001
 
 
@@ -27,6 +28,8 @@ def draw_diagnosis(console: Console, found: Diagnosis, *, verbose: bool) -> None
         console.print(f"note: {note}")
     console.print(f"outputs: {_outputs(found.optimised)} in the optimised session,")
     console.print(f"         {_outputs(found.written)} on the graph as written")
+    style = {"healthy": "green", "noisy": "yellow", "poor": "red"}[found.verdict]
+    console.print(f"verdict: {found.verdict_text}", style=style)
     _draw_error_sources(console, found)
     _draw_layers(console, found, verbose=verbose)
     _draw_weights(console, found, verbose=verbose)
@@ -38,7 +41,12 @@ def _draw_error_sources(console: Console, found: Diagnosis) -> None:
     if not found.error_sources:
         console.print("\nno layer stands out: the noise comes from many alike")
         return
-    console.print("\nlayers that cause the error, each with the outputs' SQNR with its error alone")
+    what = (
+        "layers with the largest part in what error there is"
+        if found.verdict == "healthy"
+        else "layers that cause the error"
+    )
+    console.print(f"\n{what}, each with the outputs' SQNR with its error alone")
     for rank, error_source in enumerate(found.error_sources, 1):
         who = f"{error_source.node} ({error_source.op_type})" if error_source.node else f"input {error_source.name}"
         console.print(
@@ -50,21 +58,26 @@ def _draw_error_sources(console: Console, found: Diagnosis) -> None:
 
 
 def _draw_layers(console: Console, found: Diagnosis, *, verbose: bool) -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
+
+    from edgeq.report.names import shorten
 
     ranks = {error_source.name: rank for rank, error_source in enumerate(found.error_sources, 1)}
+    # What the figures leave of the line; rich cuts at the end, where names differ.
+    room = max(_LEAST_NAME, (console.width - _FIGURES) // 2)
     pairs = list(zip(found.comparison.activations, found.noise, strict=True))
     shown = {id(noise) for _, noise in sorted(pairs, key=lambda pair: -pair[1].own)[: found.request.worst]}
     title = "layers in execution order (SQNR in dB)" if verbose else "worst layers in execution order (SQNR in dB)"
-    table = Table("", "tensor", "layer", "all so far", "alone", "", "rounding", "outside", "outputs", title=title)
+    tensor, layer = (Column(head, overflow="fold") for head in ("tensor", "layer"))
+    table = Table("", tensor, layer, "all so far", "alone", "", "rounding", "outside", "outputs", title=title)
     for activation, noise in pairs:
         if not verbose and id(noise) not in shown and activation.name not in ranks:
             continue
         operator = activation.op_type + (f"+{activation.folded}" if activation.folded else "")
         table.add_row(
             str(ranks.get(activation.name, "")),
-            activation.name,
-            f"{activation.node} {operator}".strip(),
+            shorten(activation.name, room),
+            f"{shorten(activation.node, room)} {operator}".strip(),
             _db(activation.accumulated.sqnr_db),
             _db(activation.layer.sqnr_db),
             _bar(activation.layer.sqnr_db),
@@ -80,6 +93,8 @@ def _draw_layers(console: Console, found: Diagnosis, *, verbose: bool) -> None:
 def _draw_weights(console: Console, found: Diagnosis, *, verbose: bool) -> None:
     from rich.table import Table
 
+    from edgeq.report.names import shorten
+
     weights = [w for w in found.comparison.weights if verbose or len(w.shape) > 1]
     chosen = weights if verbose else sorted(weights, key=lambda w: w.sqnr_db)[:_WEIGHTS_SHOWN]
     if not chosen:
@@ -89,8 +104,8 @@ def _draw_weights(console: Console, found: Diagnosis, *, verbose: bool) -> None:
     )
     for weight in chosen:
         table.add_row(
-            weight.name,
-            weight.node,
+            shorten(weight.name, _WEIGHT_NAME),
+            shorten(weight.node, _WEIGHT_NAME),
             _db(weight.sqnr_db),
             ", ".join(f"{channel}: {_db(db)}" for channel, db in weight.worst_channels),
             f"{weight.bits} {'per channel' if weight.per_channel else 'per tensor'}",

@@ -23,12 +23,18 @@ if TYPE_CHECKING:
     multiple=True,
     help="Predict what runs in int8 on this target or profile; may be given several times. Default: this machine.",
 )
+@click.option("--shape", "shapes", multiple=True, metavar="NAME=SIZES", help="Of an open input: x=1,3,224,224.")
 @common
-def command(model: Path, targets: tuple[str, ...], printer: Printer) -> None:
+def command(model: Path, targets: tuple[str, ...], shapes: tuple[str, ...], printer: Printer) -> None:
     """Show a model's operators, shapes, MACs and what runs in int8 where."""
+    from edgeq_device.feeds import parse_shapes
+
+    from edgeq.device import device_errors
     from edgeq.measure.inspect import inspect
 
-    report = inspect(model, targets or ("auto",), progress=printer.progress())
+    with device_errors():
+        given = parse_shapes(shapes)
+    report = inspect(model, targets or ("auto",), shapes=given, progress=printer.progress())
     printer.result(report, lambda console: _show(report, console, verbose=printer.verbose))
 
 

@@ -21,7 +21,7 @@ from edgeq.display import Displayed
 from edgeq.graph.query import consumers, name_of
 from edgeq.measure.profile import KernelRun, TypedShape, profile
 from edgeq.model.int8_prediction import NodePrediction
-from edgeq.model.macs import node_macs
+from edgeq.model.macs import node_macs, sized
 from edgeq.records import NOT_WRITTEN, Count, Share, written
 from edgeq.session import SessionSettings, open_session
 
@@ -297,16 +297,4 @@ def _macs_from_shapes(
 
 def sized_macs(source: ir.Model, feed: Mapping[str, np.ndarray]) -> dict[str, int]:
     """`node_macs` of an inference on `feed`."""
-    return node_macs(_sized(source, feed))
-
-
-def _sized(source: ir.Model, feed: Mapping[str, np.ndarray]) -> ir.Model:
-    """A copy whose inputs have the sizes of `feed`: what is symbolic in `source` is known in a run."""
-    sized = source.clone()
-    for value in sized.graph.inputs:
-        if value.name and value.name in feed:
-            value.shape = ir.Shape(feed[value.name].shape)
-    for node in sized.graph:
-        for output in node.outputs:
-            output.shape = output.shape if output.is_graph_output() else None
-    return sized
+    return node_macs(sized(source, {name: array.shape for name, array in feed.items()}))

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from edgeq.data.samples import open_samples
 from edgeq.display import Page
@@ -29,9 +29,13 @@ from edgeq.session import SessionSettings, given_options, open_session
 if TYPE_CHECKING:
     from edgeq.data.samples import Samples
 
+Verdict = Literal["healthy", "noisy", "poor"]
+
 SAMPLES = 32
 """Samples by default: sums over all elements of a tensor settle after a few."""
 
+# A hundredth, and a tenth, of the outputs' power is noise.
+_HEALTHY_DB, _POOR_DB = 20.0, 10.0
 # Fusing changes roundings; what costs more than this changes the outputs.
 _OPTIMISER_LOSS_DB = 3.0
 _DISABLED = "optimization.disable_specified_optimizers"
@@ -75,6 +79,13 @@ def debug_request(given: Mapping[str, Any]) -> DebugRequest:
     return DebugRequest(**remaining, settings=settings)
 
 
+_VERDICTS: Mapping[Verdict, str] = {
+    "healthy": "the outputs follow float32 closely, and nothing needs to be mended",
+    "noisy": "the outputs follow float32, with noise; measure the task's metric with `edgeq eval`",
+    "poor": "the outputs do not follow float32; keep the layers named in float, or see `edgeq tune`",
+}
+
+
 @dataclass(frozen=True)
 class Diagnosis(Page):
     """What was found.
@@ -101,6 +112,18 @@ class Diagnosis(Page):
     warnings: tuple[str, ...]
 
     @property
+    def verdict(self) -> Verdict:
+        """ "healthy", "noisy" or "poor", by the outputs of the session that ships."""
+        if not self.optimised.sqnr_db >= _POOR_DB or any(o.nonfinite for o in self.optimised.outputs):
+            return "poor"
+        return "healthy" if self.optimised.sqnr_db >= _HEALTHY_DB else "noisy"
+
+    @property
+    def verdict_text(self) -> str:
+        """The verdict as a sentence."""
+        return f"{self.verdict}: {_VERDICTS[self.verdict]} ({self.optimised.sqnr_db:.1f} dB SQNR)"
+
+    @property
     def exclude(self) -> tuple[str, ...]:
         """Nodes that would keep all error sources in float."""
         return nodes_to_exclude(self.error_sources)
@@ -108,7 +131,11 @@ class Diagnosis(Page):
     def __brief__(self) -> dict[str, Any]:
         models = {"float_model": self.request.float_model, "quantized": self.request.quantized}
         sources = {"error_sources": self.error_sources, "exclude": self.exclude}
-        agreement = {"sqnr_db": self.optimised.sqnr_db, "as_written_db": self.written.sqnr_db}
+        agreement = {
+            "verdict": self.verdict_text,
+            "sqnr_db": self.optimised.sqnr_db,
+            "as_written_db": self.written.sqnr_db,
+        }
         return {**models, **agreement, **sources, "samples": self.comparison.count, "warnings": self.warnings}
 
     def __page__(self) -> dict[str, Any]:
@@ -130,6 +157,8 @@ class Diagnosis(Page):
             "data": str(self.request.data),
             "count": self.comparison.count,
             "prepared": self.prepared,
+            "verdict": self.verdict,
+            "verdict_text": self.verdict_text,
             "outputs": {"optimised": self.optimised, "as_written": self.written},
             "culprits": self.error_sources,
             "exclude": self.exclude,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from edgeq.hardware.target import AUTO, resolve
@@ -10,15 +10,22 @@ from edgeq.model.inspect import ModelReport, inspect_model
 from edgeq.progress import SILENT, Progress
 
 
-def inspect(model: str | Path, targets: Sequence[str | Path] = (AUTO,), *, progress: Progress = SILENT) -> ModelReport:
+def inspect(
+    model: str | Path,
+    targets: Sequence[str | Path] = (AUTO,),
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    progress: Progress = SILENT,
+) -> ModelReport:
     """A model's operators, shapes and multiply-accumulates, and a forecast of what runs in int8 on each target.
 
     Args:
         targets: names of targets or profiles, or paths to TOML files; "auto" is this machine.
+        shapes: sizes of inputs, where they are open, to count multiply-accumulates with.
 
     Raises:
         ModelError: not a model, or one that cannot be prepared for a forecast.
         HardwareError: an unknown target.
     """
     wanted = [(target.name, target.backend, target.profile.scheme) for target in map(resolve, targets)]
-    return inspect_model(Path(model), wanted, progress=progress)
+    return inspect_model(Path(model), wanted, shapes=shapes, progress=progress)

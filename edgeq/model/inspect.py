@@ -12,12 +12,13 @@ from typing import Any
 import onnx_ir as ir
 
 from edgeq.display import Page
+from edgeq.errors import UsageError
 from edgeq.graph.convert import from_proto
-from edgeq.graph.query import MAIN_DOMAINS, every_node, opset_of
+from edgeq.graph.query import MAIN_DOMAINS, constant_tensor, every_node, opset_of
 from edgeq.model.int8_prediction import NodePrediction, predict_int8
 from edgeq.model.int8_rules import int8_rules, rules_title
 from edgeq.model.load import is_quantized, load_model, model_digest, model_files, signature_of
-from edgeq.model.macs import node_macs
+from edgeq.model.macs import assumed_shapes, node_macs, sized
 from edgeq.model.names import node_names
 from edgeq.model.opset import LOWEST, RAISED_TO
 from edgeq.model.prepare import prepare_model
@@ -71,8 +72,9 @@ class ModelReport(Page):
     Attributes:
         path, files, file_bytes, digest: the model file; it and its external data; their bytes; SHA-256.
         ir_version, opsets, producer: as the model has them. The main operator set is "ai.onnx".
-        parameters, parameter_bytes: elements and bytes of all initializers.
-        macs: multiply-accumulates of one inference, symbolic sizes taken as 1.
+        parameters, parameter_bytes: elements and bytes of all initializers and Constant nodes.
+        macs: multiply-accumulates of one inference, with the sizes of `assumed` for inputs with open ones.
+        assumed: sizes by input.
         operators: by type, the most work first.
         dynamic: symbolic and unknown sizes of the inputs, as "input[axis] name".
         quantized: whether the model holds quantized operators already.
@@ -94,6 +96,7 @@ class ModelReport(Page):
     macs: int
     operators: tuple[OperatorCount, ...]
     dynamic: tuple[str, ...]
+    assumed: Mapping[str, tuple[int, ...]]
     quantized: bool
     preparation: tuple[str, ...]
     targets: tuple[TargetPrediction, ...]
@@ -134,6 +137,7 @@ class ModelReport(Page):
             "inputs": [_plain_spec(s) for s in self.signature.inputs],
             "outputs": [_plain_spec(s) for s in self.signature.outputs],
             "dynamic": self.dynamic,
+            "assumed": {name: list(sizes) for name, sizes in self.assumed.items()},
             "parameters": self.parameters,
             "parameter_bytes": self.parameter_bytes,
             "macs": self.macs,
@@ -146,12 +150,17 @@ class ModelReport(Page):
 
 
 def inspect_model(
-    path: Path, targets: Sequence[tuple[str, str, Scheme]] = (), *, progress: Progress = SILENT
+    path: Path,
+    targets: Sequence[tuple[str, str, Scheme]] = (),
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    progress: Progress = SILENT,
 ) -> ModelReport:
     """Read a model and report what it is, and for each target what will and will not run in int8, and why.
 
     Args:
         targets: (name to show, backend, scheme) of each.
+        shapes: sizes of inputs, where they are open.
 
     Raises:
         ModelError: not a model, or one that cannot be prepared for a prediction.
@@ -163,6 +172,13 @@ def inspect_model(
     files = model_files(path)
     quantized = is_quantized(model)
     notes = list(_notes(model, path))
+    for name, sizes in (shapes or {}).items():
+        _check_shape(model, name, sizes, path)
+    assumed = assumed_shapes(model, shapes or {})
+    for name, sizes in assumed.items():
+        if name not in (shapes or {}) and max(sizes, default=1) > 1:
+            listed = ",".join(map(str, sizes))
+            notes.append(f"counted with {name} of {listed}, as its sizes are open; --shape {name}=SIZES sets others")
     preparation: tuple[str, ...] = ()
     predictions: tuple[TargetPrediction, ...] = ()
     if quantized and rules:
@@ -171,13 +187,16 @@ def inspect_model(
         with tempfile.TemporaryDirectory() as workdir:
             prepared = prepare_model(path, Path(workdir), progress=progress)
             preparation = prepared.notes
+            counted = node_macs(sized(prepared.model, assumed))
             predictions = tuple(
-                TargetPrediction(name, backend, predict_int8(prepared.model, r, scheme))
+                TargetPrediction(name, backend, predict_int8(prepared.model, r, scheme, counted))
                 for name, backend, r, scheme in rules
             )
     signature = signature_of(proto, path)
-    macs = node_macs(model)
+    macs = node_macs(sized(model, assumed))
     weights = [v.const_value for graph in model.graphs() for v in graph.initializers.values() if v.const_value]
+    made = (constant_tensor(node.outputs[0]) for node in every_node(model) if node.op_type == "Constant")
+    weights += [tensor for tensor in made if tensor is not None]
     return ModelReport(
         path=path,
         files=files,
@@ -192,6 +211,7 @@ def inspect_model(
         macs=sum(macs.values()),
         operators=_operators(model, macs),
         dynamic=tuple(d for spec in signature.inputs for d in _dynamic(spec)),
+        assumed=assumed,
         quantized=quantized,
         preparation=preparation,
         targets=predictions,
@@ -228,6 +248,16 @@ def _notes(model: ir.Model, path: Path) -> list[str]:
     if domains:
         notes.append(f"has operators of other domains: {', '.join(domains)}")
     return notes
+
+
+def _check_shape(model: ir.Model, name: str, sizes: Sequence[int], path: Path) -> None:
+    value = next((value for value in model.graph.inputs if value.name == name), None)
+    if value is None:
+        raise UsageError(f"{path} has no input {name!r}", "Name one of its inputs in --shape")
+    known = value.shape
+    fixed = [] if known is None else list(zip(known, sizes, strict=False))
+    if known is not None and (len(known) != len(sizes) or any(isinstance(a, int) and 0 < a != b for a, b in fixed)):
+        raise UsageError(f"{path}: input {name!r} is {known}, not {list(sizes)}", "Correct --shape")
 
 
 def _dynamic(spec: TensorSpec) -> list[str]:

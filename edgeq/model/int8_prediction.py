@@ -45,7 +45,7 @@ class NodePrediction:
 
 
 def predict_int8(
-    model: ir.Model, rules: Mapping[str, Rule], scheme: Scheme | None = None
+    model: ir.Model, rules: Mapping[str, Rule], scheme: Scheme | None = None, macs: Mapping[str, int] | None = None
 ) -> tuple[NodePrediction, ...]:
     """Predict each node of a prepared float model, in graph order; nodes inside If, Loop and Scan come last, as float.
 
@@ -53,9 +53,10 @@ def predict_int8(
         model: named, sorted, with shapes, as `prepare_model` gives it; weights may be external.
         rules: of the backend, see `edgeq.model.int8_rules.int8_rules`.
         scheme: what is quantized, and how; None for all that the rules let run in int8, by static quantization.
+        macs: by node name, where they are other than `node_macs` gives them.
     """
     judge = _judge if scheme is None else partial(_judge_under, scheme, _Facts(model))
-    macs = node_macs(model)
+    macs = node_macs(model) if macs is None else macs
     index = GraphIndex(model)
     constants = {name for name in index.values if index.is_constant(name)}
     quantized: set[str] = set()

@@ -1,7 +1,7 @@
 """Multiply-accumulates of each node: what share of the work a node is.
 
 A multiply-accumulate is one product added to a sum; a convolution's bias and element-wise operators count nothing.
-Sizes that are symbolic or unknown count as 1, so a dynamic batch counts one sample.
+Sizes that are symbolic or unknown count as 1, so a dynamic batch counts one sample; `assumed_shapes` has better ones.
 """
 
 from __future__ import annotations
@@ -17,17 +17,22 @@ from edgeq.model.names import node_names
 from edgeq.model.shapes import infer_shapes
 
 Shape = tuple[int, ...]
+IMAGE_SIDE, LENGTH = 224, 128
+_UNNAMED = "?"
 _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 
 
 def node_macs(model: ir.Model) -> dict[str, int]:
     """Node name → multiply-accumulates of one inference, for every node, 0 for those that multiply no matrices.
 
-    Nodes of If, Loop and Scan bodies count once: how often they run is not known. Unnamed nodes have the names that
+    Nodes of Loop and Scan bodies count once: how often they run is not known. Of the branches of an If, the one with
+    more work counts and the others are 0. Unnamed nodes have the names that
     `edgeq.model.names.name_nodes` would give them. Shapes come from the model; where it has none they are inferred.
     Also counts the quantized and fused forms that ONNX Runtime rewrites layers to.
     """
-    described = all(output.shape is not None for node in model.graph for output in node.outputs if output.name)
+    described = all(
+        output.shape is not None for graph in model.graphs() for node in graph for output in node.outputs if output.name
+    )
     inferred = {} if described else infer_shapes(model)[0]
 
     def shape_of(value: ir.Value | None) -> Shape:
@@ -35,7 +40,7 @@ def node_macs(model: ir.Model) -> dict[str, int]:
         if value is None:
             return ()
         tensor = constant_tensor(value)
-        known = inferred.get(value.name or "", value) if value.graph is model.graph else value
+        known = inferred.get(value.name or "", value)
         shape = known.shape if tensor is None else ir.Shape(list(tensor.shape))  # type: ignore[arg-type]
         return tuple(size if isinstance(size, int) and size > 0 else 1 for size in shape or ())
 
@@ -48,7 +53,56 @@ def node_macs(model: ir.Model) -> dict[str, int]:
         operands = [shape_of(node_input(node, place)) for place in places]
         return _RULES[row.mac_rule](node, operands, shape_of(node.outputs[0]))
 
-    return {name: count(node) for node, name in node_names(model).items()}
+    names = node_names(model)
+    macs = {name: count(node) for node, name in names.items()}
+    # A body stands behind the node that holds it: the innermost branches are compared first.
+    for node in reversed(names):
+        branches = [[names[n] for n in ir.traversal.RecursiveGraphIterator(graph)] for graph in _branches(node)]
+        for skipped in sorted(branches, key=lambda branch: sum(macs[name] for name in branch))[:-1]:
+            macs.update(dict.fromkeys(skipped, 0))
+    return macs
+
+
+def sized(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> ir.Model:
+    """A copy whose inputs have these sizes, and whose other tensors' sizes are to be inferred again."""
+    copy = model.clone()
+    for value in copy.graph.inputs:
+        if value.name and value.name in shapes:
+            value.shape = ir.Shape(shapes[value.name])
+    for node in copy.graph:
+        for output in node.outputs:
+            output.shape = output.shape if output.is_graph_output() else None
+    return copy
+
+
+def assumed_shapes(model: ir.Model, given: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    """Sizes to count with, of inputs with open ones: those given, else 1 for a symbol that is some input's first size
+    (the batch), `IMAGE_SIDE` in inputs of four and more dimensions, `LENGTH` in others."""
+    inputs = [v for v in model.graph.inputs if v.name and v.shape is not None and not v.is_initializer()]
+    batches = {_symbol(v.shape[0]) for v in inputs if v.shape} - {_UNNAMED}
+    found = {}
+    for value in inputs:
+        shape = value.shape or ()
+        side = IMAGE_SIDE if len(shape) > 3 else LENGTH
+        name = str(value.name)
+        if name in given:
+            found[name] = tuple(given[name])
+        elif not all(isinstance(size, int) and size > 0 for size in shape):
+            found[name] = tuple(
+                size if isinstance(size, int) and size > 0 else 1 if not place or _symbol(size) in batches else side
+                for place, size in enumerate(shape)
+            )
+    return found
+
+
+def _symbol(size: object) -> str:
+    """The name of a symbolic size; a text that no size has where it has no name."""
+    return str(size.value) if isinstance(size, ir.SymbolicDim) and size.value else _UNNAMED
+
+
+def _branches(node: ir.Node) -> list[ir.Graph]:
+    """The bodies of an If, of which one is run."""
+    return [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH] * (node.op_type == "If")
 
 
 def _conv(node: ir.Node, operands: Sequence[Shape], output: Shape) -> int:
@@ -92,10 +146,10 @@ def _recurrent(node: ir.Node, operands: Sequence[Shape], output: Shape) -> int:
     # X [sequence, batch, input], W [directions, gates × hidden, input], R [directions, gates × hidden, hidden];
     # DynamicQuantizeLSTM has W and R with their last two dimensions swapped, which leaves the products alone.
     data, weight = operands
-    hidden = node.attributes.get_int("hidden_size", 0)
+    gates = _GATES[operator_of(node).float_form or node.op_type]
+    hidden = node.attributes.get_int("hidden_size", 0) or (weight[1] // gates if len(weight) == 3 else 0)
     if len(weight) != 3 or not hidden:
         return 0
-    gates = _GATES[operator_of(node).float_form or node.op_type]
     return math.prod(data[:2]) * (math.prod(weight) + weight[0] * gates * hidden * hidden)
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -16,6 +19,8 @@ from edgeq.model.skeleton import skeleton
 MAX_ACTIVATION_BYTES = 2**36
 """Bytes. A static shape that needs more than this for one tensor is taken for an attack or an error."""
 _WIDEST_ELEMENT = 16
+SYMBOLIC_LIMIT_S = 10.0
+"""Symbolic inference grows its expressions from node to node, in some models without end."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +62,22 @@ def infer_shapes(
     except (
         Exception
     ) as error:  # sympy, assertions and bare Exceptions of the inference tool: any of them means fallback
-        problem = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        problem = _sentence(error)
         inferred = onnx.shape_inference.infer_shapes(bare)
-    for value in [*inferred.graph.value_info, *inferred.graph.output]:
+    for value in _described(inferred.graph):
         if value.name not in known or _knowledge(value) >= _knowledge(known[value.name]):
             known[value.name] = value
     return {name: ir.serde.deserialize_value_info_proto(value, None) for name, value in known.items()}, problem
+
+
+def _described(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
+    """What a graph and the bodies in it say of their values; names are unique among them."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+                yield from _described(body)
+    yield from graph.value_info
+    yield from graph.output
 
 
 def write_shapes(model: ir.Model, symbolic: SymbolicOptions | None = SymbolicOptions()) -> str:
@@ -131,6 +146,9 @@ def _symbolic(bare: onnx.ModelProto, options: SymbolicOptions) -> onnx.ModelProt
 
     inference = SymbolicShapeInference(options.int_max, options.auto_merge, options.guess_output_rank, options.verbose)
     inference._preprocess(bare)
+    ends = time.monotonic() + SYMBOLIC_LIMIT_S
+    inference.dispatcher_ = {name: _until(ends, infer) for name, infer in inference.dispatcher_.items()}
+    inference._onnx_infer_single_node = _until(ends, inference._onnx_infer_single_node)
     complete = False
     while inference.run_:
         complete = inference._infer_impl()
@@ -139,6 +157,25 @@ def _symbolic(bare: onnx.ModelProto, options: SymbolicOptions) -> onnx.ModelProt
         raise ValueError("some shapes could not be inferred")
     result: onnx.ModelProto = inference.out_mp_
     return result
+
+
+def _until(ends: float, infer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`infer` of a node, refused from a point in time on."""
+
+    def infer_in_time(node: Any) -> Any:
+        if time.monotonic() > ends:
+            raise TimeoutError(f"it takes more than {SYMBOLIC_LIMIT_S:g} s")
+        return infer(node)
+
+    return infer_in_time
+
+
+def _sentence(error: Exception) -> str:
+    """Why the inference gave up, for a reader who does not know its source."""
+    text = " ".join(str(error).split())[:200]
+    if isinstance(error, AssertionError | LookupError | AttributeError | TypeError) or not text:
+        return "it does not know how to treat these shapes"
+    return text
 
 
 def _knowledge(value: onnx.ValueInfoProto) -> tuple[bool, int]:

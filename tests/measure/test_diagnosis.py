@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from edgeq.bundle.write import BundleSpec, VariantSpec, write_bundle
 from edgeq.cli import group
@@ -20,7 +24,7 @@ from tests.measure.quantized_models import SCHEMES, Quantized, float_model, quan
 
 KEYS = {
     "float_model", "quantized_model", "variant", "data", "count", "prepared", "outputs", "culprits", "exclude",
-    "weights", "activations", "notes", "warnings",
+    "verdict", "verdict_text", "weights", "activations", "notes", "warnings",
 }  # fmt: skip
 
 
@@ -53,6 +57,34 @@ def test_for_people(quantized: Quantized) -> None:
     whole = debug(quantized.source, quantized.models["u8u8-per-tensor"], "--data", quantized.data, "-v")
     positions = [whole.output.index(f"│ {name}") for name in ("stem_act", "pw_out", "features", "logits")]
     assert positions == sorted(positions)
+
+
+@pytest.mark.parametrize(
+    ("sqnr_db", "verdict"),
+    [(math.inf, "healthy"), (32.0, "healthy"), (15.0, "noisy"), (3.0, "poor"), (math.nan, "poor")],
+)
+def test_a_verdict_comes_first(quantized: Quantized, sqnr_db: float, verdict: str) -> None:
+    found = diagnose(DebugRequest(quantized.source, quantized.models["u8s8"], quantized.data, count=2))
+    assert found.verdict == "healthy"
+    (output,) = found.optimised.outputs
+    changed = Agreement((dataclasses.replace(output, sqnr_db=sqnr_db),), 2)
+    assert dataclasses.replace(found, optimised=changed).verdict_text.startswith(f"{verdict}: the outputs ")
+
+
+def test_a_healthy_model_is_called_so_and_names_are_cut_in_the_middle(quantized: Quantized) -> None:
+    from edgeq.cli._layers import draw_diagnosis
+
+    found = diagnose(DebugRequest(quantized.source, quantized.models["u8s8"], quantized.data, count=2))
+    long = [dataclasses.replace(a, name=f"/model/backbone/blocks.{i}/Conv2d/weight_quantized_{i}_output")
+            for i, a in enumerate(found.comparison.activations)]  # fmt: skip
+    noise = [dataclasses.replace(n, name=a.name) for a, n in zip(long, found.noise, strict=True)]
+    comparison = dataclasses.replace(found.comparison, activations=tuple(long))
+    console = Console(width=140, file=io.StringIO(), record=True)
+    draw_diagnosis(console, dataclasses.replace(found, comparison=comparison, noise=tuple(noise)), verbose=True)
+    text = console.export_text()
+    assert "verdict: healthy: the outputs follow float32 closely" in text
+    assert "layers that cause the error" not in text
+    assert all(f"ed_{i}_output" in text for i in range(len(long))), "the ends, where names differ"
 
 
 def test_a_model_with_batch_normalization_is_prepared_first(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from onnx import TensorProto, numpy_helper
 
 from edgeq.cli import group
-from edgeq.errors import HardwareError, ModelError
+from edgeq.errors import HardwareError, ModelError, UsageError
 from edgeq.model.inspect import inspect_model
 from edgeq.scheme import Scheme
 
@@ -151,3 +151,27 @@ class TestCommand:
         code, _, err = self.run(str(path), "-t", "gemini")
         assert code == 5
         assert "gemmini" in err
+
+
+def test_open_sizes_are_assumed_and_said_or_given(tmp_path: Path) -> None:
+    path = model_file(
+        tmp_path,
+        """<ir_version: 8, opset_import: ["": 17]> g (float[N,3,H,W] x) => (float[N,4,H,W] y)
+        { w = Constant <value = float[4,3,1,1] {1,1,1,1,1,1,1,1,1,1,1,1}> ()
+        y = Conv (x, w) }""",
+    )
+    report = inspect_model(path)
+    assert (report.parameters, report.parameter_bytes) == (12, 48), "in a Constant node"
+    assert report.assumed == {"x": (1, 3, 224, 224)}
+    assert report.macs == 12 * 224 * 224
+    assert any("counted with x of 1,3,224,224" in note and "--shape" in note for note in report.notes)
+    given = inspect_model(path, shapes={"x": (2, 3, 10, 10)})
+    assert given.macs == 2 * 12 * 100
+    assert not any("counted with" in note for note in given.notes)
+    for wrong in ({"z": (1,)}, {"x": (1, 4, 2, 2)}, {"x": (1, 3)}):
+        with pytest.raises(UsageError, match=r"--shape"):
+            inspect_model(path, shapes=wrong)
+
+
+def model_file(folder: Path, text: str) -> Path:
+    return write(folder / "m.onnx", onnx.parser.parse_model(text))

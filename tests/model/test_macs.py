@@ -190,7 +190,7 @@ def test_unnamed_nodes_subgraphs_and_other_operators() -> None:
     nodes = [node("If", ["c"], ["m"], then_branch=body, else_branch=other), node("Relu", ["m"], ["y"])]
     weights = {"w": rand(4, 5), "v": rand(4, 5), "c": np.array(True)}
     counts = macs_of(model(nodes, {"x": [2, 4]}, weights=weights))
-    assert sum(counts.values()) == 2 * (2 * 4 * 5)
+    assert sum(counts.values()) == 2 * 4 * 5, "of two branches one is run"
     assert set(counts) == {"If_0", "Relu_1", "inside", "inside_3"}
 
 
@@ -201,3 +201,22 @@ def test_the_model_is_left_as_it_was() -> None:
     before = to_proto(unnamed)
     assert node_macs(unnamed)["Conv_0"] == 8 * 8 * 8 * 27
     assert to_proto(unnamed) == before
+
+
+def test_of_an_if_the_larger_branch_counts_and_recurrent_layers_in_it_do() -> None:
+    """silero-vad is an If of two networks with an LSTM each, one for each sample rate; it had no MACs."""
+    body = """{name} () => (float[S,1,B,{hidden}] {name}_y)
+        {{ {name}_w = Constant <value = float[1,{rows},5] {{ {w} }}> ()
+        {name}_r = Constant <value = float[1,{rows},{hidden}] {{ {r} }}> ()
+        {name}_y = LSTM <hidden_size = {hidden}> (x, {name}_w, {name}_r) }}"""
+
+    def branch(name: str, hidden: int) -> str:
+        rows = 4 * hidden
+        return body.format(
+            name=name, hidden=hidden, rows=rows, w=",".join(["1"] * rows * 5), r=",".join(["1"] * rows * hidden)
+        )
+
+    text = f"""<ir_version: 8, opset_import: ["": 17]> g (bool c, float[7,2,5] x) => (float y)
+        {{ y = If (c) <then_branch = {branch("a", 2)}, else_branch = {branch("b", 3)}> }}"""
+    macs = node_macs(from_proto(onnx.parser.parse_model(text)))
+    assert sum(macs.values()) == 7 * 2 * (12 * 5 + 12 * 3)

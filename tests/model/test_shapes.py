@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnx_ir as ir
+import pytest
 
-from edgeq.graph.convert import to_proto
+from edgeq.graph.convert import from_proto, to_proto
 from edgeq.graph.edit import set_constant
+from edgeq.model import shapes
 from edgeq.model.shapes import element_types, infer_shapes, unknown_shapes, write_shapes
 from edgeq.model.skeleton import reattach, skeleton
 from edgeq.model.tensors import weight_bytes
@@ -54,3 +57,20 @@ def test_weight_bytes_count_bodies_and_attributes() -> None:
     assert weight_bytes(model(CONV)) == 4 * 3 * 4 + 2 * 8
     held = model("net (float x) => (float[2] y) { c = Constant <value = float[2] {1, 2}> () y = Add (x, c) }")
     assert weight_bytes(held) == 8
+
+
+def test_symbolic_inference_ends_in_time_and_says_why_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (
+        """<ir_version: 8, opset_import: ["": 17]> g (float[N,3] x) => (float[N,3] y) { a = Relu (x) y = Relu (a) }"""
+    )
+    monkeypatch.setattr(shapes, "SYMBOLIC_LIMIT_S", 0.0)
+    found, problem = shapes.infer_shapes(from_proto(onnx.parser.parse_model(text)))
+    assert problem == "it takes more than 0 s"
+    assert found["a"].shape is not None, "onnx's own inference takes over"
+
+    def assertion(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(shapes, "_symbolic", assertion)
+    _, problem = shapes.infer_shapes(from_proto(onnx.parser.parse_model(text)))
+    assert problem == "it does not know how to treat these shapes"
