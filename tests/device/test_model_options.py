@@ -106,17 +106,13 @@ def test_options_by_hand_are_those_of_the_table(command: str, model: Path, tmp_p
 def test_options_by_hand_are_set(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import numpy as np
 
-    import edgeq.measure.latency as latency
-    import edgeq.measure.loaded_model as loaded_model
-
     seen: list[dict[str, str]] = []
 
     def spy(path: Path, settings: SessionSettings) -> Any:
         seen.append(dict(settings.config))
         return open_session(path, settings)
 
-    for module in (latency, loaded_model):
-        monkeypatch.setattr(module, "open_session", spy)
+    monkeypatch.setattr("edgeq.workers.engine.open_session", spy)
     np.save(tmp_path / "x.npy", np.ones((2, 4), np.float32))
     reference = carrying(tmp_path / "float.onnx")
     by_hand = ["--data", str(tmp_path / "x.npy"), "--session-option", f"{OTHER}=1", "--json"]
