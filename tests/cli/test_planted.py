@@ -54,6 +54,7 @@ CASES: dict[str, list[tuple[str, ...]]] = {
     "compare": [("net.onnx", "bundle", *DATA, "--duration", "0.01")],
     "report": [("bundle", "--bench")],
     "preprocess": [("list",)],
+    "run": [("recipe.toml",)],
     "extensions": [()],
     "doctor": [()],
     "demo": [("-o", "demo")],
@@ -106,6 +107,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_bundle(spec, folder / "bundle")
     write_bundle(spec, folder / "bundle.edgeq")
     np.save(folder / "input.npy", INPUT)
+    (folder / "recipe.toml").write_text('[inspect]\nmodel = "net.onnx"\n')
     for name, options in (("quantized.onnx", ()), ("array.onnx", ("--profile", "gemmini"))):
         words = ["-P", "-m", "edgeq", "quantize", "net.onnx", *DATA, *options, "--no-timing", "-o", name]
         done = run([*words], folder, REPOSITORY, RUNNER)
