@@ -27,6 +27,8 @@ from edgeq.model.int8_rules import int8_rules
 from edgeq.records import plain
 from edgeq.registry import BACKENDS, DECODERS, RECOVERIES, STEPS, TASKS, Group, data_folders
 from edgeq.tune.recover.methods import recoveries, recovery_groups
+from tests.docs.blocks import blocks
+from tests.docs.plugin import install
 from tests.graphs import proto
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -43,29 +45,8 @@ DETECTOR = """detector (float[1,3,8,8] x) => (float[1,1,6] boxes) <float[1,1,6] 
 
 
 def files_of_the_page() -> dict[str, str]:
-    """The indented blocks of the page that begin with "# PATH"."""
-    blocks = re.findall(r"(?:^    .*\n|^\n)+", PAGE.read_text("utf-8"), re.MULTILINE)
-    files = {}
-    for block in blocks:
-        lines = [line[4:] for line in block.strip("\n").split("\n")]
-        # A file ends where a command of the page begins.
-        kept = [line for line in lines if not line.startswith("edgeq ")]
-        if match := re.fullmatch(r"# (\S+\.\w+)", kept[0]):
-            files[match[1]] = "\n".join(kept[1:]) + "\n"
-    return files
-
-
-def install(site: Path, name: str, files: dict[str, str], points: dict[str, dict[str, str]]) -> Path:
-    """Files and a distribution's metadata under `site`, as an installer leaves them."""
-    for path, text in files.items():
-        (site / path).parent.mkdir(parents=True, exist_ok=True)
-        (site / path).write_text(text, "utf-8")
-    info = site / f"{name.replace('-', '_')}-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    sections = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in found.items()) for group, found in points.items()]
-    (info / "entry_points.txt").write_text("\n".join(sections))
-    return site
+    """The blocks of the page that show a file."""
+    return {block.file: block.text for block in blocks(PAGE) if block.file}
 
 
 @pytest.fixture(scope="module")

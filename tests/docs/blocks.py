@@ -1,0 +1,83 @@
+"""Every code block, command line and code span of the README and the pages."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LANGUAGES = ("sh", "console", "python", "toml", "json", "text")
+"""`console` holds commands after "$ " and what they print; `text` is output, a formula or a format."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced or indented block.
+
+    Attributes:
+        page: below the repository.
+        line: of its first line in the page, counted from 1.
+        language: of its fence; "" where there is none.
+    """
+
+    page: str
+    line: int
+    language: str
+    text: str
+
+    @property
+    def file(self) -> str | None:
+        """The name of the file that the block shows: a comment in its first line, as in `# prepare.py`."""
+        found = re.match(r"# ([\w./-]+\.\w+)\n", self.text)
+        return found[1] if found and self.language in ("python", "toml", "json") else None
+
+    def commands(self) -> Iterator[tuple[int, str]]:
+        """Line number and text of each command, continued lines joined, comments left out."""
+        held, began = "", 0
+        for number, line in enumerate(self.text.splitlines(), self.line):
+            if self.language == "console":
+                if not line.startswith("$ ") and not held:
+                    continue
+                line = line.removeprefix("$ ")
+            began = began if held else number
+            held += line
+            if held.endswith("\\"):
+                held = held[:-1]
+                continue
+            if shlex.split(held, comments=True):
+                yield began, held
+            held = ""
+
+
+def pages() -> list[Path]:
+    """The README and all pages."""
+    return [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+
+
+def blocks(page: Path) -> list[Block]:
+    """The blocks of a page in their order, without the site generator's directives."""
+    name = page.relative_to(REPOSITORY).as_posix()
+    found = []
+    for token in _tokens(page):
+        if token.type in ("fence", "code_block") and token.map and not token.info.startswith("{"):
+            line = token.map[0] + (2 if token.type == "fence" else 1)
+            found.append(Block(name, line, token.info.strip(), token.content))
+    return found
+
+
+def spans(page: Path) -> Iterator[tuple[int, str]]:
+    """Line and text of every code span."""
+    for token in _tokens(page):
+        for child in token.children or ():
+            if child.type == "code_inline":
+                yield (token.map or [0])[0] + 1, child.content
+
+
+def _tokens(page: Path) -> list[Token]:
+    return MarkdownIt().enable("table").parse(page.read_text("utf-8"))

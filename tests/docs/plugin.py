@@ -1,0 +1,27 @@
+"""A package of one's own, installed as an installer leaves it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def install(site: Path, name: str, files: Mapping[str, str], points: Mapping[str, Mapping[str, str]]) -> Path:
+    """Files and a distribution's metadata under `site`."""
+    for path, text in files.items():
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        (site / path).write_text(text, "utf-8")
+    info = site / f"{name.replace('-', '_')}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    sections = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in found.items()) for group, found in points.items()]
+    (info / "entry_points.txt").write_text("\n".join(sections))
+    return site
+
+
+def install_as_a_package(site: Path, pyproject: Path) -> None:
+    """What `pip install -e .` does with a project whose modules lie beside its pyproject.toml."""
+    project = tomllib.loads(pyproject.read_text("utf-8"))["project"]
+    package = project["name"].replace("-", "_")
+    install(site, project["name"], {f"{package}/__init__.py": ""}, project["entry-points"])

@@ -1,0 +1,65 @@
+"""Who reads a TOML block of the pages: one of the readers of files that a user writes."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from edgeq.cli import group
+from edgeq.cli._recipe import read as _recipe_steps
+from edgeq.data.spec import parse_spec
+from edgeq.errors import EdgeqError
+from edgeq.hardware import document, schema
+from edgeq.hardware.target import resolve
+from edgeq.model.int8_rules import int8_rules
+
+
+def _project(path: Path) -> None:
+    if "name" not in tomllib.loads(path.read_text("utf-8")).get("project", {}):
+        raise EdgeqError("no project")
+
+
+def _preprocessing(path: Path) -> None:
+    parse_spec(tomllib.loads(path.read_text("utf-8")), str(path))
+
+
+def _hardware(path: Path) -> None:
+    document.read(path, schema.EitherFile)
+    resolve(str(path))
+
+
+def _rules(path: Path) -> None:
+    int8_rules(path.stem, path.parent)
+
+
+def _recipe(path: Path) -> None:
+    _recipe_steps(path, group)
+
+
+READERS: Mapping[str, Callable[[Path], Any]] = {
+    "pyproject": _project,
+    "preprocessing": _preprocessing,
+    "int8 rules": _rules,
+    "recipe": _recipe,
+    "profile or target": _hardware,
+}
+
+
+def read_by_one(path: Path, text: str) -> None:
+    """Write `text` to `path` and have it read.
+
+    Raises:
+        AssertionError: no reader takes it; with what each says.
+    """
+    path.write_text(text, "utf-8")
+    refused = []
+    for name, read in READERS.items():
+        try:
+            read(path)
+        except EdgeqError as error:
+            refused.append(f"{name}: {error}")
+        else:
+            return
+    raise AssertionError("no reader takes this:\n" + "\n".join(refused))
