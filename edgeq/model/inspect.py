@@ -176,7 +176,9 @@ def inspect_model(
         _check_shape(model, name, sizes, path)
     assumed = assumed_shapes(model, shapes or {})
     for name, sizes in assumed.items():
-        if name not in (shapes or {}) and max(sizes, default=1) > 1:
+        own = next(value.shape for value in model.graph.inputs if value.name == name) or ()
+        guessed = [size for size, open_ in zip(sizes, own, strict=True) if size > 1 and size != open_]
+        if name not in (shapes or {}) and guessed:
             listed = ",".join(map(str, sizes))
             notes.append(f"counted with {name} of {listed}, as its sizes are open; --shape {name}=SIZES sets others")
     preparation: tuple[str, ...] = ()

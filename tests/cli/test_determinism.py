@@ -19,7 +19,7 @@ model, data, *targets = sys.argv[1:]
 same = ("--data", data, "--count", "16", "--no-timing", "-q")
 for line in (
     ("quantize", model, *same, "-o", "int8.onnx"),
-    ("quantize", model, *same, "-o", "dynamic.onnx", "--dynamic"),
+    ("quantize", model, *same, "-o", "dynamic.onnx", "--dynamic", *("--op-type", "Conv", "--weight-type", "uint8")),
     ("package", model, *same, "-o", "bundle", "--with-float", "--no-emulate", *(a for t in targets for a in ("-t", t))),
     ("package", model, *same, "-o", "bundle.edgeq"),
     ("calibrate", model, *same[:4], "-q", "-o", "statistics"),
