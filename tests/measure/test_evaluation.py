@@ -137,8 +137,8 @@ def test_a_damaged_bundle_is_refused(folder: Path) -> None:
     place = bundle(folder, "b")
     manifest = place / "manifest.json"
     manifest.write_text(manifest.read_text().replace("demo", "dem0"))
-    (place / "extra.txt").write_text("x")
-    with pytest.raises(BundleError, match=r"extra\.txt"):
+    (place / "extra.py").write_text("x")
+    with pytest.raises(BundleError, match=r"extra\.py"):
         run_evaluation(ask(folder, "b"))
 
 
@@ -220,14 +220,3 @@ def test_the_command_ends_on_one_line(folder: Path, arguments: list[str], code: 
     assert text in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
-
-
-def test_the_example_of_the_documentation_runs(folder: Path) -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "eval.md").read_text("utf-8")
-    start = text.index("    # mine.py")
-    block = text[start : text.index("\n`--task mine.py", start)]
-    (folder / "mine.py").write_text("\n".join(line[4:] for line in block.splitlines()))
-    found = run_evaluation(ask(folder, task=f"{folder / 'mine.py'}:task"))
-    assert found.accuracy is not None
-    assert found.accuracy.metrics == {"error": pytest.approx(np.abs(X[:, 0] - Y).mean())}
-    assert found.accuracy.higher_is_better is False
