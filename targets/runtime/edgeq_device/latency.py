@@ -162,8 +162,8 @@ def burst(run: Runner, bursts: Bursts, slow: bool, watch: Watch) -> Burst:
     return Burst(samples, now - begin, watch.disturbed(finished - np.array(samples), finished))
 
 
-UNDISTURBED_TURNS = 20
-"""Enough for the runs of two models to share the six turns that an interval needs."""
+UNDISTURBED_ROUNDS = 24
+"""Rounds in which all runners ran undisturbed that make up for a busy machine: four of each of six sessions."""
 
 
 def _turn_of(run: Runner, watch: Watch) -> Callable[[Bursts, bool], Burst]:
@@ -181,7 +181,6 @@ class Recorder:
         self._samples = array("d")  # seconds
         self._starts: List[int] = []
         self._disturbed: List[np.ndarray] = []
-        self.undisturbed_turns = 0
         self.busy_s = 0.0
 
     @property
@@ -194,16 +193,16 @@ class Recorder:
         """The number of turns taken."""
         return len(self._starts)
 
-    def turn(self) -> None:
-        """One burst."""
+    def turn(self) -> bool:
+        """One burst: whether a run of it was not disturbed."""
         slow = self.count > 0 and self.busy_s / self.count >= self._bursts.length_s
         taken = self._turns[self.rounds % len(self._turns)](self._bursts, slow)
         self._starts.append(self.count)
         self._samples.extend(taken.samples)
         self._disturbed.append(taken.disturbed)
-        self.undisturbed_turns += not taken.disturbed.size or not taken.disturbed.all()
         self._watch.used_elsewhere(taken.cpu_s)
         self.busy_s += taken.busy_s
+        return not taken.disturbed.size or not taken.disturbed.all()
 
     def distribution(self, samples_per_query: int = 1) -> Distribution:
         """What was recorded so far: latencies in milliseconds, a round a turn, throughput over the recorded time."""
@@ -238,8 +237,8 @@ def measure_interleaved(
     Args:
         min_duration_s: recorded seconds that every runner gets at least,
         min_runs: and recorded runs; both must be met by each.
-        patience_s: seconds to go on for after that, until each had `UNDISTURBED_TURNS` turns with a run that nothing
-            disturbed: on a busy machine.
+        patience_s: seconds to go on for after that, on a busy machine, until there are `UNDISTURBED_ROUNDS`, spread
+            over all sessions.
         warmup: how to warm up each runner first; None where the caller has done it.
         seed: decides the order of the runners in each round.
         bursts: default `Bursts()`, shortened for a short `min_duration_s` so that there are at least 20 rounds.
@@ -260,18 +259,20 @@ def measure_interleaved(
         order = list(recorders.values())
         shuffle = random.Random(seed).shuffle
         given_up: Optional[float] = None
+        together = [0] * max(len(_each(run)) for run in runners.values())  # undisturbed rounds of each session
         while True:
             shuffle(order)
+            session = order[0].rounds % len(together)
             with quiet_collector():
-                for recorder in order:
-                    recorder.turn()
+                turns = [recorder.turn() for recorder in order]
+            together[session] += all(turns)
             share = min(min(_share(r.busy_s, min_duration_s), _share(r.count, min_runs)) for r in order)
             on_progress(share)
             if share < 1:
                 continue
             given_up = clock() + patience_s if given_up is None else given_up
-            fewest = min(r.undisturbed_turns for r in order)
-            if clock() >= given_up or fewest >= min(order[0].rounds, UNDISTURBED_TURNS):
+            enough = min(order[0].rounds, UNDISTURBED_ROUNDS) // len(together)
+            if clock() >= given_up or min(together) >= enough:
                 return {name: r.distribution(samples_per_query) for name, r in recorders.items()}
 
 
