@@ -1,19 +1,16 @@
-"""The public interface: the curated list, what its functions take, and the examples of docs/api.md."""
+"""The public interface: the curated list, and what its functions take. tests/docs runs the examples of docs/api.md."""
 
 from __future__ import annotations
 
 import inspect
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 
 import edgeq
-from edgeq import demo
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "api.md").read_text("utf-8")
-EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 FUNCTIONS = [name for name in edgeq.__all__ if callable(getattr(edgeq, name)) and name[0].islower()]
 PATHS = ("model", "output", "path", "statistics", "against", "float_model", "quantized")
 
@@ -44,14 +41,3 @@ def test_every_function_says_what_it_takes_and_raises(name: str) -> None:
     assert len(text.split()) > 8
     if name not in ("detect",):
         assert "Raises:" in text
-
-
-@pytest.mark.slow
-def test_the_examples_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for file in (demo.MODEL, demo.CALIBRATION, demo.VALIDATION):
-        shutil.copy(file, tmp_path)
-    assert len(EXAMPLES) == 3
-    for example in EXAMPLES:
-        exec(compile(example, "docs/api.md", "exec"), {})
-    assert Path("int8.onnx").stat().st_size < Path("model.onnx").stat().st_size

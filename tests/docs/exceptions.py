@@ -1,4 +1,4 @@
-"""Lines of the pages that are not run as they stand, each with the reason. The lists are exact: a test fails for a line
+"""Lines of the pages that are not run as they stand, each with the reason. The list is exact: a test fails for a line
 that no page has. What is listed is checked otherwise: `edgeq` lines by the command's own parser, scripts and benchmarks
 by being there, extras of `pip install` by pyproject.toml."""
 
@@ -9,7 +9,6 @@ from collections.abc import Mapping
 CHECKOUT = "makes an environment in the checkout, from a package index; CI runs it"
 INDEX = "installs from a package index"
 MINUTES = "takes many minutes, and models and data beside the checkout"
-SEARCH = "a search of minutes"
 ENGINE = "needs the package of the engine: tests/workers/test_engine.py"
 BOARD = "needs an ARM64 machine: tests/emulate/test_arm64.py does this where there is one"
 
@@ -36,20 +35,3 @@ NOT_RUN: Mapping[str, str] = {
     "from edgeq.compat import YoloV3DataReader, YoloV3Evaluator": "needs 5000 images: tests/compat/test_detector.py",
 }
 """Line, or first line of a Python block → why it cannot be run here."""
-
-HEAVY: Mapping[str, str] = {
-    "edgeq tune digits/model.onnx --data digits/calibration.npz --val digits/validation.npz --task classification"
-    " --budget 60s -o tuned": SEARCH,
-    "edgeq tune model.onnx --data calib/ --preprocess imagenet -o tuned/": SEARCH,
-    "edgeq tune model.onnx --data calib/ --val val/ --task classification --max-drop 0.5pt --budget 10m"
-    " -o tuned.edgeq": SEARCH,
-    "edgeq tune model.onnx --data calib/ -o stopped/ --resume": SEARCH,
-    "edgeq tune detector.onnx --data calib/ --val val/ --task detection --decoder yolox --annotations"
-    " instances_val.json --preprocess yolox.toml --max-drop 1pt --budget 10m -o tuned/": SEARCH,
-    "edgeq tune bert.onnx --data tokens.npz --max-drop 1% --budget 10m -o bert.edgeq": SEARCH,
-    "edgeq package model.onnx --data calib/ -t raspberry-pi-4 -t raspberry-pi-5 -t graviton3 -t haswell -t cascade-lake"
-    " -o dist/": "builds and proves for five machines",
-    "edgeq bench dist/ --scenario all --pin 0-1 -v": "all scenarios",
-    "python dist/edgeq_run.py bench --scenario all": "all scenarios",
-}
-"""Line → why it is left to `-m slow`."""

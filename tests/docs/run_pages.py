@@ -1,7 +1,7 @@
 """Runs the blocks of pages as they stand, each page in a folder of its own, top to bottom.
 
-`python -m tests.docs.run_pages docs/quantize.md` from the root of the repository; without a name all pages, with
---heavy what takes minutes too. What fails is printed with its place; the exit code is their number.
+`python -m tests.docs.run_pages docs/quantize.md` from the root of the repository; without a name all pages. What fails
+is printed with its place; the exit code is their number.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from click.testing import CliRunner
 from edgeq.cli import group
 from edgeq.errors import CheckFailedError, GoalNotMetError
 from tests.docs.blocks import REPOSITORY, Block, blocks, pages
-from tests.docs.exceptions import HEAVY, NOT_RUN
+from tests.docs.exceptions import NOT_RUN
 from tests.docs.plugin import install_as_a_package
 from tests.docs.stand_ins import STAND_INS
 from tests.docs.toml_readers import read_by_one
@@ -51,8 +51,8 @@ class PageRun:
     What a line needs and no earlier line made is put there first: a stand-in of the name that it uses.
     """
 
-    def __init__(self, folder: Path, made: Path, *, heavy: bool) -> None:
-        self.folder, self.made, self.heavy = folder, made, heavy
+    def __init__(self, folder: Path, made: Path) -> None:
+        self.folder, self.made = folder, made
         self.names: dict[str, Any] = {"__name__": "page"}
         self.installed = False
 
@@ -107,7 +107,7 @@ class PageRun:
     def command(self, text: str) -> None:
         """Type one line."""
         line = " ".join(shlex.split(text, comments=True))
-        if line in NOT_RUN or (line in HEAVY and not self.heavy):
+        if line in NOT_RUN:
             return
         words = shlex.split(text, comments=True)
         for before, word in zip(["", *words], words, strict=False):
@@ -203,13 +203,13 @@ def _cpu() -> float:
     return sum(os.times()[:4])
 
 
-def run_page(page: Path, made: Path, *, heavy: bool, say: Callable[[str], None]) -> int:
+def run_page(page: Path, made: Path, *, say: Callable[[str], None]) -> int:
     """Run the blocks of a page; `say` what fails, and return how many did."""
     failed, began = 0, _cpu()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place).resolve()
         with _restored(folder):
-            run = PageRun(folder, made, heavy=heavy)
+            run = PageRun(folder, made)
             for block in blocks(page):
                 try:
                     run.run(block)
@@ -222,12 +222,11 @@ def run_page(page: Path, made: Path, *, heavy: bool, say: Callable[[str], None])
 
 def main(arguments: list[str]) -> int:
     """Run the named pages, or all."""
-    heavy = "--heavy" in arguments
-    named = [(REPOSITORY / name) for name in arguments if name != "--heavy"] or pages()
+    named = [REPOSITORY / name for name in arguments] or pages()
     os.environ["BROWSER"] = "true"
     os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     with tempfile.TemporaryDirectory() as made:
-        return sum(run_page(page, Path(made), heavy=heavy, say=print) for page in named)
+        return sum(run_page(page, Path(made), say=print) for page in named)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -15,8 +16,8 @@ import pytest
 
 from edgeq.cli import group
 from edgeq.errors import UsageError
-from tests.docs.blocks import LANGUAGES, REPOSITORY, blocks, pages, spans
-from tests.docs.exceptions import HEAVY, NOT_RUN
+from tests.docs.blocks import LANGUAGES, REPOSITORY, Block, blocks, pages, spans
+from tests.docs.exceptions import NOT_RUN
 
 SHARDS = 4
 PLACEHOLDER = re.compile(r"[…|]|\.\.\.")
@@ -29,47 +30,27 @@ def typed() -> set[str]:
     return found | {" ".join(shlex.split(line, comments=True)) for line in lines}
 
 
-def _commands(block):  # type: ignore[no-untyped-def]
+def _commands(block: Block) -> Iterable[tuple[int, str]]:
     return block.commands() if block.language in ("sh", "console") else ()
 
 
-def run(*arguments: str, folder: Path) -> None:
-    """`python -m tests.docs.run_pages` with the fast clock, beside the user's own settings."""
-    fast = Path(__file__).parent / "fast_clock"
-    path = os.pathsep.join(map(str, (fast, REPOSITORY, REPOSITORY / "targets" / "runtime")))
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.docs.run_pages", *arguments],
-        cwd=REPOSITORY,
-        env={
-            **os.environ,
-            "PYTHONPATH": path,
-            "XDG_CONFIG_HOME": str(folder),
-            "XDG_CACHE_HOME": str(folder),
-            "PYTHONDONTWRITEBYTECODE": "1",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_every_block_does_what_its_page_says(shard: int, tmp_path: Path) -> None:
-    """In as many processes as there are shards, so that several can run at once."""
-    names = [str(page.relative_to(REPOSITORY)) for page in pages()]
-    run(*names[shard::SHARDS], folder=tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not HEAVY, reason="no line is heavy")
-def test_heavy_lines_do_what_their_pages_say(tmp_path: Path) -> None:
-    heavy = [page for page in pages() if any(line in HEAVY for line in lines_of(page))]
-    run("--heavy", *[str(page.relative_to(REPOSITORY)) for page in heavy], folder=tmp_path)
-
-
-def lines_of(page: Path) -> set[str]:
-    return {" ".join(shlex.split(c, comments=True)) for block in blocks(page) for _, c in _commands(block)}
+    """With the fast clock, and without the user's settings and emulated machines; in several processes at once."""
+    fast = Path(__file__).parent / "fast_clock"
+    own = {
+        "PYTHONPATH": os.pathsep.join(map(str, (fast, REPOSITORY, REPOSITORY / "targets" / "runtime"))),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "XDG_CONFIG_HOME": str(tmp_path),
+        "XDG_CACHE_HOME": str(tmp_path),
+    }
+    names = [str(page.relative_to(REPOSITORY)) for page in pages()[shard::SHARDS]]
+    command = [sys.executable, "-m", "tests.docs.run_pages", *names]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env={**os.environ, **own}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
 def test_every_block_says_what_it_is() -> None:
@@ -78,7 +59,7 @@ def test_every_block_says_what_it_is() -> None:
 
 
 def test_what_is_listed_as_not_run_is_there() -> None:
-    assert (NOT_RUN.keys() | HEAVY.keys()) - typed() == set()
+    assert NOT_RUN.keys() - typed() == set()
 
 
 def parsed(words: list[str]) -> str:
@@ -104,7 +85,7 @@ def test_the_parser_is_strict() -> None:
     assert parsed(["profiles", "show", "--why"]) == ""
 
 
-@pytest.mark.parametrize("line", sorted(NOT_RUN.keys() | HEAVY.keys()))
+@pytest.mark.parametrize("line", sorted(NOT_RUN))
 def test_what_is_listed_exists(line: str) -> None:
     words = line.split()
     if words[0] == "edgeq":
