@@ -69,6 +69,11 @@ class Artifact:
             return plain
         return dataclasses.replace(plain, engine=self.engine.engine, precision=self.engine.precision)
 
+    @property
+    def plugin(self) -> EngineChoice | None:
+        """`engine`, where it is not one that onnxruntime has built in."""
+        return self.engine if self.engine is not None and self.engine.engine.module else None
+
     def in_engine(self, choice: EngineChoice) -> Artifact:
         """The same model, executed by `choice`.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from edgeq_device.arrays import write_npz
+from edgeq_device.engines import plugin_of
 from edgeq_device.errors import DeviceError
 from edgeq_device.manifest import BUNDLE_SCHEMA, COMPONENT, MANIFEST, SCHEMA_VERSION
 from edgeq_device.names import check_file_names
@@ -78,8 +79,9 @@ def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
 
 
 def _float_variants(spec: BundleSpec, model: Path) -> tuple[VariantSpec, ...]:
-    # One for each kind of place that the int8 variants run in, so that a comparison compares like with like.
-    places = list(dict.fromkeys((variant.ep, variant.device) for variant in spec.variants))
+    # One for each kind of place that the int8 variants run in, so that a comparison compares like with like; what a
+    # plug-in runs is compared with onnxruntime's own kernels.
+    places = list(dict.fromkeys((v.ep, v.device) for v in spec.variants if plugin_of(v.ep) is None))
     suffix = len(places) > 1
     return tuple(
         VariantSpec(f"{FLOAT}-{device}" if suffix else FLOAT, model, ep, device, info={"scheme": "float32"})

@@ -33,40 +33,55 @@ if TYPE_CHECKING:
     "--selftest", type=click.IntRange(min=1), default=2, show_default=True, help="Samples that travel as test vectors."
 )
 @click.option("--split", is_flag=True, help="One bundle for each target, OUTPUT/NAME.edgeq, instead of one for all.")
+@click.option(
+    "--engine",
+    "engines",
+    multiple=True,
+    metavar="ENGINE",
+    help="Add a variant that this plug-in runs, as NAME or NAME:PRECISION. Repeatable, the best first.",
+)
 @build_options
 @common
-def command(printer: Printer, model: Path, targets: tuple[str, ...], output: Path, **options: Any) -> None:
+def command(
+    printer: Printer, model: Path, targets: tuple[str, ...], engines: tuple[str, ...], output: Path, **options: Any
+) -> None:
     """Quantize MODEL and write a bundle that a device can verify, run and time by itself.
 
     \b
     edgeq package model.onnx --data calib/ --preprocess imagenet -o dist/
     edgeq package model.onnx --data calib/ -t raspberry-pi-5 -t haswell -t cascade-lake -o dist/
+    edgeq package model.onnx --data calib/ --engine openvino -o dist/
     python dist/edgeq_run.py verify
     """
+    from edgeq.engines import choose_engine
     from edgeq.pipeline.options import build_arguments
     from edgeq.pipeline.package import package
 
     extra = {name: options.pop(name) for name in ("with_float", "selftest", "split")}
     arguments = build_arguments(options)
-    result = package(model, output=output, targets=targets, progress=printer.progress(), **extra, **arguments)
+    chosen = [choose_engine(text) for text in engines]
+    result = package(
+        model, output=output, targets=targets, engines=chosen, progress=printer.progress(), **extra, **arguments
+    )
     printer.result(result, lambda console: _draw(console, result, verbose=printer.verbose))
 
 
 def _draw(console: Console, result: Packaged, *, verbose: bool) -> None:
     from edgeq.cli._proof import draw_decision, draw_proof
 
-    drawn: dict[Path, str] = {}
+    drawn: dict[tuple[Path, str], str] = {}
     for name, variant in result.variants.items():
         artifact = variant.built.artifact
+        engine = f" in {artifact.plugin.name}" if artifact.plugin is not None else ""
         console.print(
-            f"{name}: {artifact.scheme.title}, {variant.bytes / 1e6:.2f} MB, onnxruntime {variant.min_onnxruntime} "
-            "or newer",
+            f"{name}: {artifact.scheme.title}{engine}, {variant.bytes / 1e6:.2f} MB, "
+            f"onnxruntime {variant.min_onnxruntime} or newer",
             style="bold",
         )
-        if artifact.model in drawn:
-            console.print(f"  the same model as {drawn[artifact.model]}")
+        if (artifact.model, engine) in drawn:
+            console.print(f"  the same model as {drawn[artifact.model, engine]}")
         else:
-            drawn[artifact.model] = name
+            drawn[artifact.model, engine] = name
             draw_proof(console, variant.proof, verbose=verbose)
         if variant.decision is not None:
             draw_decision(console, variant.decision, verbose=verbose)

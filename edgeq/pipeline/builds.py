@@ -53,7 +53,7 @@ class Builds:
         self.job, self.task = job, task
         self._folder, self._timed, self._emulate, self._progress = folder, timed, emulate, progress
         self._built: dict[str, Built] = {}
-        self._proofs: dict[tuple[str, bool], Proof] = {}
+        self._proofs: dict[tuple[str, bool, str], Proof] = {}
         self._coverage: dict[tuple[str, str], Coverage] = {}
 
     def build(self, target: Target, scheme: Scheme) -> Built:
@@ -70,7 +70,7 @@ class Builds:
         return dataclasses.replace(self._built[key], target=target)
 
     def prove(self, built: Built, scheme: Scheme, machine: Machine, *, native: bool) -> Proof:
-        """The proof of what `build` gave for `scheme`.
+        """The proof of what `build` gave for `scheme`, in the engine that the artifact names.
 
         Args:
             machine: this one.
@@ -78,7 +78,8 @@ class Builds:
         """
         timed = self._timed and native
         artifact = artifact_key(built.target, scheme)
-        place, key = (artifact, built.target.name), (artifact, timed)
+        engine = built.artifact.engine.name if built.artifact.engine is not None else ""
+        place, key = (artifact, built.target.name), (artifact, timed, engine)
         if place not in self._coverage:
             self._coverage[place] = target_coverage(
                 self.job, built, machine, emulate=self._emulate, progress=self._progress

@@ -16,6 +16,7 @@ from edgeq.backends import backend_named
 from edgeq.bundle.owned import check_archive
 from edgeq.bundle.write import SUFFIX
 from edgeq.display import Page
+from edgeq.engines import EngineChoice
 from edgeq.errors import UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
@@ -27,6 +28,7 @@ from edgeq.pipeline.builds import Builds
 from edgeq.pipeline.checks import check_output, check_request
 from edgeq.pipeline.emit_c import with_c
 from edgeq.pipeline.emulated import check_built, checks_of
+from edgeq.pipeline.engine_variants import check_engines, exists_for, in_engine
 from edgeq.pipeline.job import Built, Data, as_data, open_job, scheme_for
 from edgeq.pipeline.saturation_mitigation import Decision, decide, decision_key, must_decide
 from edgeq.pipeline.target_checks import artifact_checks, runtime_requirements
@@ -36,6 +38,7 @@ from edgeq.pipeline.variants import (
     as_text,
     bundle_variants,
     variant_name,
+    with_fallback,
 )
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
@@ -90,6 +93,7 @@ def package(
     with_float: bool = False,
     selftest: int = 2,
     split: bool = False,
+    engines: Sequence[EngineChoice] = (),
     timed: bool = True,
     emulate: bool = True,
     force: bool = False,
@@ -103,6 +107,8 @@ def package(
         with_float: put the float32 model in too, so that the device can time both.
         selftest: how many samples travel as self-test vectors.
         split: write one bundle for each target, `output`/NAME.edgeq, instead of one for all.
+        engines: plug-ins that each target gets one more variant for, the best first: the same model, proven in the
+            engine. A device without the plug-in, or where it is not right, runs the variant that needs none.
         emulate: whether variants for other machines are checked on their own kernels where they can be run here.
         Others as `quantize`.
 
@@ -110,6 +116,7 @@ def package(
         CheckFailedError: a bar is not met by some variant, or its target's onnxruntime cannot load it, or it
             fails on its target's kernels; nothing is
             written then.
+        RuntimeUnavailableError: an engine is not installed here.
         EdgeqError: as the stages have it.
     """
     model, output = Path(model), Path(output)
@@ -120,6 +127,7 @@ def package(
     machine = detect_machine()
     resolved = {str(target): resolve(target, machine) for target in targets}
     chosen = _in_package_order([resolved[str(target)] for target in targets])
+    plugins = check_engines(engines, chosen)
     asked = {variant_name(target): name for name, target in resolved.items()}
     places = _places(output, list(asked), split=split)
     for place in places:
@@ -160,13 +168,23 @@ def package(
             built = with_c(built, job.validation, workdir / f"c-{variant_name(target)}", images=selftest)
             variant = _variant(builds, built, scheme, decision, machine)
             variant.proof.check(max_drop=max_drop, require_coverage=require_coverage)
+            preferred = [
+                in_engine(builds, variant, scheme, choice, machine)
+                for choice in plugins
+                if exists_for(choice.engine, target)
+            ]
             if emulate and not variant.native:
                 variant = _emulated(variant, builds, machine, selftest, progress)
-            done[variant_name(target)] = variant
+            done.update(with_fallback(variant_name(target), variant, preferred))
         artifacts = itertools.chain.from_iterable(v.built.artifact.notes for v in done.values())
         notes = tuple(dict.fromkeys([*job.prepared.notes, *artifacts]))
         for place, names in places.items():
-            named = " ".join(f"-t {shlex.quote(asked[name])}" for name in sorted(names, key=asked.__getitem__))
+            named = " ".join(
+                [
+                    *(f"-t {shlex.quote(asked[name])}" for name in sorted(names, key=asked.__getitem__)),
+                    *(f"--engine {choice.name}" for choice in plugins),
+                ]
+            )
             own = workdir / f"bundle-{place.name}"
             own.mkdir()
             if split:
@@ -174,7 +192,7 @@ def package(
                 check_archive(place)
             bundle_variants(
                 job,
-                {name: variant for name, variant in done.items() if name in names},
+                {name: variant for name, variant in done.items() if variant_name(variant.built.target) in names},
                 place,
                 workdir=own,
                 command=f"edgeq package {shlex.quote(as_text(model.name))} --data CALIBRATION {named} -o BUNDLE",
@@ -184,7 +202,8 @@ def package(
                 force=force,
                 progress=progress,
             )
-    bundles = {name: place for place, names in places.items() for name in names}
+    written = {name: place for place, names in places.items() for name in names}
+    bundles = {name: written[variant_name(variant.built.target)] for name, variant in done.items()}
     return Packaged(output, bundles, done, notes)
 
 

@@ -13,6 +13,7 @@ from edgeq.bundle.write import SelfTestCase
 from edgeq.data.samples import Samples
 from edgeq.emulate.check import EmulatedCheck
 from edgeq.session import open_session
+from edgeq.workers.engine import Engines
 
 # Two architectures round differently: up to 1.6 % of an output's largest value was seen between x86 and ARM on the same
 # integers (requantization and QLinearAdd). A wrong kernel, one that saturates, is off by far more.
@@ -20,13 +21,14 @@ _SELFTEST_TOLERANCE = 0.025
 
 
 def selftest_cases(artifact: Artifact, samples: Samples, count: int) -> tuple[SelfTestCase, ...]:
-    """The first `count` samples with what the artifact makes of them here."""
-    session = open_session(artifact.proof_model, artifact.proof_settings())
-    names = [output.name for output in session.get_outputs()]
-    return tuple(
-        SelfTestCase(dict(sample.inputs), dict(zip(names, session.run(None, dict(sample.inputs)), strict=True)))
-        for sample in itertools.islice(samples, count)
-    )
+    """The first `count` samples with what the artifact makes of them here, in its engine."""
+    with Engines() as engines:
+        session = engines.open(artifact.proof_model, artifact.proof_settings())
+        names = [output.name for output in session.get_outputs()]
+        return tuple(
+            SelfTestCase(dict(sample.inputs), dict(zip(names, session.run(None, dict(sample.inputs)), strict=True)))
+            for sample in itertools.islice(samples, count)
+        )
 
 
 def expected_outputs(

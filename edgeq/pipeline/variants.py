@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from edgeq_device.engines import engine_options
 
 from edgeq.backends import Alternative
 from edgeq.bundle.weights import share_weights
@@ -47,6 +49,7 @@ class PackagedVariant(Displayed):
         decision: what was done about saturating kernels, and why; None where there was nothing to decide.
         compatibility: what it needs of onnxruntime; None where that is not looked up.
         emulated: the check on the target's own kernels, where this machine's are others; None where none was made.
+        preference: among the variants of one profile, the highest that a device can run wins; see `with_fallback`.
     """
 
     built: Built
@@ -58,6 +61,7 @@ class PackagedVariant(Displayed):
     decision: Decision | None = None
     compatibility: Compatibility | None = None
     emulated: EmulatedCheck | None = None
+    preference: int = 0
 
     def __brief__(self) -> dict[str, Any]:
         artifact = self.built.artifact
@@ -69,6 +73,8 @@ class PackagedVariant(Displayed):
         """The oldest onnxruntime that is known to run it."""
         known = [self.built.artifact.min_onnxruntime or self.built.target.profile.min_onnxruntime]
         known += [self.compatibility.minimum] if self.compatibility else []
+        plugin = self.built.artifact.plugin
+        known += [plugin.engine.min_onnxruntime] if plugin is not None and plugin.engine.min_onnxruntime else []
         return max(known, key=version_key)
 
     def __record__(self) -> dict[str, Any]:
@@ -90,6 +96,23 @@ class PackagedVariant(Displayed):
 def variant_name(target: Target) -> str:
     """What a target's variant is called; "this machine" means nothing elsewhere, so its profile stands for it."""
     return target.profile.name if target.name == THIS_MACHINE else target.name
+
+
+def with_fallback(
+    name: str, fallback: PackagedVariant, preferred: Sequence[PackagedVariant]
+) -> dict[str, PackagedVariant]:
+    """Variants for one target by name: `fallback`, which needs nothing but onnxruntime, then those of plug-in engines.
+
+    Args:
+        preferred: the best first; a device takes the first whose engine is installed and right there.
+    """
+    found = {name: fallback}
+    for place, variant in enumerate(preferred):
+        plugin = variant.built.artifact.plugin
+        assert plugin is not None, "what onnxruntime runs by itself is the fall-back"
+        own = f"{name}-{plugin.name.replace(':', '-')}"
+        found[own] = dataclasses.replace(variant, preference=len(preferred) - place)
+    return found
 
 
 def bundle_variants(
@@ -119,7 +142,8 @@ def bundle_variants(
     extras = report_files(_report_record(job, variants, command, notes, progress), tuning)
     models = share_weights({name: v.built.artifact.model for name, v in variants.items()}, workdir / "shared")
     cases = {
-        model: selftest_cases(v.built.artifact, job.validation, selftest) for model, v in _by_model(variants).items()
+        key: selftest_cases(variant.built.artifact, job.validation, selftest)
+        for key, variant in {_answers(variant): variant for variant in variants.values()}.items()
     }
     if tuning is not None:
         extras[TUNING] = (json.dumps(tuning, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()
@@ -130,7 +154,7 @@ def bundle_variants(
         name=as_text(job.source.stem),
         variants=(
             *(
-                _variant(name, variant, job, cases[variant.built.artifact.model], models[name])
+                _variant(name, variant, job, cases[_answers(variant)], models[name])
                 for name, variant in variants.items()
             ),
             *(_alternative(stand_ins[name], job, selftest) for name in sorted(stand_ins) if name not in variants),
@@ -176,14 +200,15 @@ def _report_record(
     )
 
 
-def _by_model(variants: Mapping[str, PackagedVariant]) -> dict[Path, PackagedVariant]:
-    """One variant for each model: several targets may share it."""
-    return {variant.built.artifact.model: variant for variant in variants.values()}
+def _answers(variant: PackagedVariant) -> tuple[Path, str]:
+    """What decides the self-test's outputs: the model, which several targets may share, and the plug-in."""
+    plugin = variant.built.artifact.plugin
+    return variant.built.artifact.model, plugin.name if plugin is not None else ""
 
 
 def _figures(job: Job, built: Built, progress: Progress) -> dict[str, Any]:
-    """What the report draws of one artifact's tensors and layers."""
-    artifact = built.artifact
+    """What the report draws of one artifact's tensors and layers, which onnxruntime's own kernels run."""
+    artifact = dataclasses.replace(built.artifact, engine=None)
     histograms = []
     if job.statistics is not None and built.ranges:
         among = quantized_tensors(read_model(artifact.model))
@@ -200,22 +225,27 @@ def _variant(
     built, proof = variant.built, variant.proof
     target, artifact = built.target, built.artifact
     cases, allowed = expected_outputs(cases, variant.emulated, job.prepared.path, native=variant.native)
+    plugin = artifact.plugin
     return VariantSpec(
         name=name,
         model=model,
-        ep=artifact.provider,
+        ep=plugin.engine.provider if plugin is not None else artifact.provider,
         device=artifact.device,
         session_options=artifact.session_options,
-        provider_options=artifact.provider_options,
+        # edgeq's runner has them from the engine's description; ONNX Runtime's own reader of packages from here.
+        provider_options=(
+            engine_options(plugin.engine, plugin.precision) if plugin is not None else artifact.provider_options
+        ),
         info={
             **artifact.requires,
             **({"table_file": f"{name}.{artifact.requires['table']}"} if "table" in artifact.requires else {}),
             "title": target.title,
             "target": target.name,
             "profile": target.profile.name,
+            **({"engine": plugin.engine.name, "precision": plugin.precision} if plugin is not None else {}),
             "architecture": target.architecture,
             "required_features": sorted(target.profile.requires),
-            "rank": target.profile.rank,
+            "rank": target.profile.rank + variant.preference,
             "min_onnxruntime": variant.min_onnxruntime,
             "scheme": plain(artifact.scheme),
             "preprocessing": _preprocessing(job.validation),

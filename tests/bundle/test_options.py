@@ -17,6 +17,7 @@ from typing import Any
 import onnx
 import pytest
 from click.testing import CliRunner
+from edgeq_device.engines import EngineSpec, engine_options, engines
 from edgeq_device.errors import BundleError
 from edgeq_device.options import Rule, provider_problem, rules, session_problem
 from edgeq_device.package import open_bundle
@@ -129,6 +130,7 @@ VALUES = (
     (QNN, "backend_type", "saver"),
     (QNN, "backend_type", "../../evil.so"),
     ("OpenVINOExecutionProvider", "device_type", "HETERO:GPU,CPU"),
+    ("OpenVINOExecutionProvider", "load_config", '{"CPU":{"CACHE_DIR":"/tmp"}}'),
 )
 REFUSED = [
     *(("", f"session.{key}", "1") for key in SESSION),
@@ -181,6 +183,14 @@ def test_an_option_without_a_row_is_refused(ep: str, key: str, value: str, spoil
         assert len(str(refusal.value)) < 700 + len(str(bundle))
     with pytest.raises(UsageError, match=r"(session|provider) option"):
         variant("v", Path("m.onnx"), 0.0, **changes(ep, key, value))
+
+
+@pytest.mark.parametrize("engine", [e for e in engines().values() if e.module], ids=lambda e: str(e.name))
+def test_of_a_plugin_the_very_values_of_its_description_are_taken(engine: EngineSpec) -> None:
+    for precision in engine.precisions:
+        for key, value in engine_options(engine, precision).items():
+            assert provider_problem(engine.provider, key, value) == ""
+            assert provider_problem(engine.provider, key, f"{value} ")
 
 
 @pytest.mark.parametrize(("ep", "key", "rule"), ALL, ids=lambda part: "" if isinstance(part, Rule) else part)

@@ -13,8 +13,9 @@ import os
 import pkgutil
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Callable, Dict, Iterable, Mapping
+from typing import Any, Callable, Dict, Iterable, List, Mapping
 
+from edgeq_device.engines import engine_options, plugin_of
 from edgeq_device.errors import BundleError
 
 MAX_KEY = 128
@@ -95,6 +96,8 @@ def session_problem(key: str, value: str, *, references: bool = True) -> str:
 
 def provider_problem(ep: str, key: str, value: str) -> str:
     """The same for option `key` of execution provider `ep`."""
+    if value in _engine_values(ep, key):
+        return ""
     known = rules().providers.get(ep)
     if known is None:
         return f"is refused: a bundle may set none of {_quoted(ep)}"
@@ -125,9 +128,18 @@ def read_provider_options(
     found = {}
     for key, value in options.items():
         _refuse(provider_problem(ep, key, value), f"{where}: provider option {_quoted(key)}")
-        place = rules().providers[ep][key].place
-        found[key] = resolve(value, place) if place else value
+        rule = rules().providers.get(ep, {}).get(key)
+        found[key] = resolve(value, rule.place) if rule is not None and rule.place else value
     return found
+
+
+def _engine_values(ep: str, key: str) -> List[str]:
+    """The values that `key` has in the description of the plug-in engine with that provider, one for each precision:
+    what ONNX Runtime's own reader of packages needs in the bundle. The runner takes them from the description."""
+    engine = plugin_of(ep)
+    if engine is None:
+        return []
+    return [found[key] for found in (engine_options(engine, name) for name in engine.precisions) if key in found]
 
 
 def check_names(session: Iterable[str], ep: str, provider: Iterable[str]) -> None:
@@ -142,7 +154,7 @@ def check_names(session: Iterable[str], ep: str, provider: Iterable[str]) -> Non
         if key not in rules().session:
             raise BundleError(f"session option {_quoted(key)} is not one that a bundle may set", _FIX)
     for key in provider:
-        if key not in rules().providers.get(ep, {}):
+        if key not in rules().providers.get(ep, {}) and not _engine_values(ep, key):
             raise BundleError(f"provider option {_quoted(key)} is not one that a bundle may set of {ep}", _FIX)
 
 
