@@ -1,12 +1,13 @@
-"""Write edgeq_device/engines.json, which devices read, from targets/engines/*.toml."""
+"""Write what devices read beside edgeq_device's code: engines.json from targets/engines/*.toml, known_wrong.json from
+targets/onnxruntime/known_wrong.toml."""
 
 from __future__ import annotations
 
 from edgeq.engines import device_table, load_engines
+from edgeq.model.compatibility import wrong_table
 from edgeq.resources import shipped
 
 if __name__ == "__main__":
-    engines = load_engines(shipped("targets") / "engines")
-    (shipped("targets") / "runtime" / "edgeq_device" / "engines.json").write_text(
-        device_table(engines), encoding="utf-8"
-    )
+    folder = shipped("targets") / "runtime" / "edgeq_device"
+    (folder / "engines.json").write_text(device_table(load_engines(shipped("targets") / "engines")), encoding="utf-8")
+    (folder / "known_wrong.json").write_text(wrong_table(), encoding="utf-8")

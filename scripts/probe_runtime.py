@@ -1,8 +1,10 @@
 """Find out what each onnxruntime release can run: `python scripts/probe_runtime.py 1.16.3 1.24.4 ...`
 
 Each release goes into an environment of its own in a temporary folder, by pip. A set of models of one operator is
-loaded there, and models of every IR version and opset. What came out is printed as targets/onnxruntime/versions.toml
-has it; redirect it there. Without versions it probes the onnxruntime of this interpreter.
+loaded there, and models of every IR version and opset; models whose answers are known (probe_answers.py) are run. What
+came out is printed as targets/onnxruntime/versions.toml has it; redirect it there. Wrong answers are printed as
+comments: they belong into targets/onnxruntime/known_wrong.toml, with the hardware that they need. Without versions it
+probes the onnxruntime of this interpreter.
 
 `--models DIR` only writes the models, and `--inside DIR` only loads them, with nothing but onnxruntime and numpy: so it
 runs on a device or under emulation (`qemu-aarch64 ... python probe_runtime.py --inside DIR`), and its JSON goes back in
@@ -55,7 +57,8 @@ def main() -> None:
 
 
 def load_all(folder: Path) -> dict[str, Any]:
-    """Model name → whether this interpreter's onnxruntime loads it; "" → its version."""
+    """Model name → whether this interpreter's onnxruntime loads it, and of one with answers beside it the shapes that
+    are wrong, if it loads; "" → the version."""
     import onnxruntime
 
     found: dict[str, Any] = {"": onnxruntime.__version__}
@@ -63,18 +66,38 @@ def load_all(folder: Path) -> dict[str, Any]:
     options.log_severity_level = 4
     for path in sorted(folder.glob("*.onnx")):
         try:
-            onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-            found[path.stem] = True
+            session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            answers = path.with_suffix(".npz")
+            found[path.stem] = _wrong(session, answers) if answers.is_file() else True
         except Exception:  # any refusal, of whatever type: that is the finding
             found[path.stem] = False
     return found
 
 
+def _wrong(session: Any, answers: Path) -> list[str]:
+    """Shapes of the inputs whose answers are not those in the file. Floats may differ as much as sums of them do."""
+    import numpy as np
+
+    with np.load(answers) as file:
+        known = {name: file[name] for name in file.files}
+    inputs = {value.name: known[value.name] for value in session.get_inputs()}
+    names = [value.name for value in session.get_outputs()]
+    wrong = []
+    for name, given in zip(names, session.run(names, inputs), strict=True):
+        wanted = known[name]
+        close = {"rtol": 1e-3, "atol": 0.5} if wanted.dtype.kind == "f" else {"rtol": 0, "atol": 0}
+        if not np.allclose(given.astype(float), wanted.astype(float), **close):
+            wrong.append("x".join(map(str, known["x" + name[1:]].shape)))
+    return wrong
+
+
 def write_models(folder: Path) -> None:
     """One model per operator and types ("ConvInteger u8s8.onnx"), IR version ("ir 9.onnx") and opset."""
     from onnx import helper
+    from probe_answers import write_answers  # not with --inside, where there is no onnx
 
     folder.mkdir(parents=True, exist_ok=True)
+    write_answers(folder)
     for ir in _IRS:
         _save(folder / f"ir {ir}.onnx", helper.make_node("Identity", ["x"], ["y"]), ir=ir)
     for opset in _OPSETS:
@@ -188,7 +211,8 @@ def _probe(version: str, folder: Path) -> dict[str, Any]:
     subprocess.run([*install, *(["numpy<2"] if old else [])], check=True, stdout=sys.stderr)
     inside = [python, "-I", str(Path(__file__).resolve()), "--inside", str(folder / "models")]
     found: dict[str, Any] = json.loads(subprocess.run(inside, check=True, capture_output=True, text=True).stdout)
-    print(f"{version}: {sum(v is True for v in found.values())} of {len(found) - 1}", file=sys.stderr)
+    wrong = sum(bool(answer) for name, answer in found.items() if name.startswith("answer "))
+    print(f"{version}: {sum(v is not False for v in found.values())} of {len(found)}, {wrong} wrong", file=sys.stderr)
     return found
 
 
@@ -226,8 +250,12 @@ def as_toml(found: list[tuple[str, dict[str, Any]]]) -> str:
             lines.append("")
         lines.append(f"[kernels.{architecture}]")
         for name, version in sorted(since.items()):
-            if not name.startswith(("opset ", "ir ")):
+            if not name.startswith(("opset ", "ir ", "answer ")):
                 lines.append(f'"{name}" = "{version}"')
+        for run in runs:
+            for name, wrong in sorted(run.items()):
+                if name.startswith("answer ") and wrong:
+                    lines.append(f"# {run['']}: wrong {name}: {', '.join(wrong)}")
         lines.append("")
     return "\n".join(lines)
 

@@ -14,7 +14,7 @@ def command(printer: Printer) -> None:
     from edgeq.engines import load_engines
     from edgeq.hardware import show
     from edgeq.hardware.detect import detect_machine
-    from edgeq.hardware.engines import detect_engines
+    from edgeq.hardware.engines import detect_engines, wrong_on
     from edgeq.hardware.profile import load_profiles, match_profile
 
     profiles = load_profiles()
@@ -22,4 +22,4 @@ def command(printer: Printer) -> None:
     match = match_profile(machine, profiles)
     engines = detect_engines(machine, load_engines())
     lines = show.machine_lines(machine, match, profiles, engines, every_feature=printer.verbose)
-    printer.lines({"machine": machine, "match": match, "engines": engines}, lines)
+    printer.lines({"machine": machine, "match": match, "engines": engines, "wrong_kernels": wrong_on(machine)}, lines)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from edgeq_device.engines import find_library, install_command, installed_version, this_platform
 from edgeq_device.errors import DeviceError
 from edgeq_device.version import parse_version
+from edgeq_device.wrong import WrongKernels, wrong_here
 
 from edgeq.engines import DEFAULT, Engine
 from edgeq.hardware.machine import Machine
@@ -58,6 +59,12 @@ def detect_engines(machine: Machine, engines: Mapping[str, Engine]) -> tuple[Eng
                 )
             )
     return tuple(states)
+
+
+def wrong_on(machine: Machine) -> tuple[WrongKernels, ...]:
+    """What the onnxruntime that is installed here is known to compute wrongly on this machine."""
+    installed = machine.onnxruntime
+    return wrong_here(installed, machine.architecture, machine.features) if installed else ()
 
 
 def _problem(engine: Engine, runtime: str) -> str:

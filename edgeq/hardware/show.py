@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from edgeq.errors import HardwareError, UsageError, suggest
-from edgeq.hardware.engines import EngineState
+from edgeq.hardware.engines import EngineState, wrong_on
 from edgeq.hardware.machine import Cache, Machine
 from edgeq.hardware.profile import Profile, ProfileMatch
 from edgeq.hardware.target import Target
@@ -57,6 +57,7 @@ def machine_lines(
         *[("GPU", gpu) for gpu in gpus or ["none"]],
         ("runtimes", ", ".join(f"{name} {version}" for name, version in sorted(machine.runtimes.items()))),
         *[("engine", _engine(state)) for state in engines],
+        *[("wrong", row.explain(machine.onnxruntime or "")) for row in wrong_on(machine)],
         *[("note", note) for note in machine.notes],
         ("profile", f"{match.profile.name}: {match.profile.title}"),
         *[("because" if index == 0 else "", line) for index, line in enumerate(match.explain())],

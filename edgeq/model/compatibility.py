@@ -3,6 +3,7 @@ was filled by probing releases (targets/onnxruntime/versions.toml, scripts/probe
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import onnx_ir as ir
 
 from edgeq.errors import ModelError
 from edgeq.graph.query import every_node, node_input, opset_of
+from edgeq.model.products import integer_products
 from edgeq.resources import shipped
 
 _SHORT: dict[ir.DataType | None, str] = {
@@ -61,10 +63,12 @@ class Compatibility:
     Attributes:
         requirements: the most demanding first.
         probed: whether its architecture was probed; else the figures are those of another one.
+        products: kinds of integer products in it, by which releases with wrong kernels are recognised.
     """
 
     requirements: tuple[Requirement, ...]
     probed: bool
+    products: tuple[str, ...] = ()
 
     @property
     def minimum(self) -> str:
@@ -100,7 +104,7 @@ class _Table:
 
 
 def compatibility(model: ir.Model, architecture: str = "") -> Compatibility:
-    """What `model` needs of onnxruntime on `architecture`. Its external data is not read.
+    """What `model` needs of onnxruntime on `architecture`. Of its external data, int8 weights are read.
 
     Raises:
         ModelError: something in it that no probed release knows.
@@ -118,7 +122,8 @@ def compatibility(model: ir.Model, architecture: str = "") -> Compatibility:
             raise ModelError(f"no probed onnxruntime has a kernel for {kernel}", "Choose other integer types")
         if since:
             found.append(Requirement(kernel, since))
-    return Compatibility(tuple(sorted(found, key=lambda r: _key(r.since), reverse=True)), architecture in tables)
+    found.sort(key=lambda r: _key(r.since), reverse=True)
+    return Compatibility(tuple(found), architecture in tables, integer_products(model))
 
 
 def _kernels(model: ir.Model) -> Iterator[str]:
@@ -143,6 +148,12 @@ def _since(known: Mapping[str, int], wanted: int, what: str) -> str:
         if highest >= wanted:
             return version
     raise ModelError(f"no probed onnxruntime reads {what} {wanted}", "Convert the model to an older one")
+
+
+def wrong_table() -> str:
+    """The content of `edgeq_device/known_wrong.json`: what devices get to know of releases with wrong kernels."""
+    text = (shipped("targets") / "onnxruntime" / "known_wrong.toml").read_text("utf-8")
+    return json.dumps(tomllib.loads(text)["wrong"], indent=1) + "\n"
 
 
 @cache

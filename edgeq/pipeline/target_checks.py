@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from edgeq_device.wrong import known_wrong
+
 from edgeq.backends import Artifact
 from edgeq.emulate.saturation.audit import audit
 from edgeq.errors import CheckFailedError
@@ -80,11 +82,17 @@ def runtime_requirements(target: Target, artifact: Artifact) -> tuple[Compatibil
     """What an artifact needs of onnxruntime, held against what the target has.
 
     Raises:
-        CheckFailedError: the target's is too old.
+        CheckFailedError: the target's is too old, or computes some of it wrongly on such a CPU.
         ModelError: no release that was probed could load it.
     """
     needed = compatibility(read_model(artifact.model), target.architecture)
     device = target.runtime.get("onnxruntime")
+    for row in known_wrong():
+        # A target that names no release may have any; weights that are right in all of them cost nothing.
+        there = row.in_release(device) if device is not None else row.weight_limit > 0
+        concerned = row.provider == artifact.provider and set(row.products).intersection(needed.products)
+        if there and concerned and row.on(target.architecture, target.features):
+            raise CheckFailedError(f"{target.name}: {row.explain(device or 'of some releases', needed.products)}")
     if device is None:
         return needed, Check("runtime", "none", _TABLE, f"needs onnxruntime {needed.minimum}; the target names none")
     if not needed.runs_on(device):

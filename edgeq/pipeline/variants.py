@@ -247,6 +247,7 @@ def _variant(
             "required_features": sorted(target.profile.requires),
             "rank": target.profile.rank + variant.preference,
             "min_onnxruntime": variant.min_onnxruntime,
+            **({"products": list(variant.compatibility.products)} if variant.compatibility else {}),
             "scheme": plain(artifact.scheme),
             "preprocessing": _preprocessing(job.validation),
             "coverage": _coverage(proof.coverage),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+from edgeq_device.wrong import WrongKernels, known_wrong
 
 from edgeq.atomic import check_apart, output_file
 from edgeq.backends.cpu import settle
@@ -16,17 +17,18 @@ from edgeq.display import Displayed
 from edgeq.errors import ModelError, UsageError
 from edgeq.graph.convert import from_proto, to_proto
 from edgeq.graph.query import opset_of
-from edgeq.hardware.target import resolve
+from edgeq.hardware.target import Target, resolve
 from edgeq.model.clean import remove_no_ops, tidy
 from edgeq.model.load import check_valid, is_quantized, load_model, model_files, save_model
 from edgeq.model.names import name_nodes
 from edgeq.model.opset import LOWEST, raise_opset
+from edgeq.model.products import integer_products
 from edgeq.model.shapes import write_shapes
 from edgeq.retarget.compare import USUAL, Comparison, compare
 from edgeq.retarget.normalise import normalise
 from edgeq.retarget.params import INTEGERS
 from edgeq.retarget.read import Form, check_form, read_form
-from edgeq.retarget.shift import shift_activations, shift_weights
+from edgeq.retarget.shift import limit_weights, shift_activations, shift_weights
 from edgeq.retarget.to_qdq import to_qdq
 from edgeq.retarget.to_qoperator import to_qoperator
 
@@ -121,6 +123,12 @@ def retarget(
         session_options, why, _ = settle(graph)
         save_model(graph, draft)
         comparison = compare(model, draft, same_operators=format is None and before.format == "QDQ")
+        for row in _limits(graph, resolve(target)) if target is not None else ():
+            count = limit_weights(graph, row.weight_limit)
+            changes.append(
+                f"{count} weights below -{row.weight_limit} → -{row.weight_limit}: {row.what} ({row.source})"
+            )
+            save_model(graph, draft)
         if comparison is None:
             kept.append("not compared on noise: the model does not run on made-up inputs")
         elif comparison.largest > USUAL:
@@ -129,6 +137,17 @@ def retarget(
                 "steps; compare both on data of yours (`edgeq compare`)"
             )
     return Retargeted(output, before, after, tuple(changes), (*kept, *why), comparison, session_options)
+
+
+def _limits(graph: ir.Model, target: Target) -> list[WrongKernels]:
+    """What releases that the target has, or may have, compute wrongly unless the weights are smaller."""
+    release, kinds = target.runtime.get("onnxruntime"), set(integer_products(graph))
+    return [
+        row
+        for row in known_wrong()
+        if row.weight_limit and kinds.intersection(row.products) and row.on(target.architecture, target.features)
+        if release is None or row.in_release(release)
+    ]
 
 
 def _opened(path: Path) -> tuple[ir.Model, list[str]]:

@@ -17,6 +17,7 @@ from edgeq.graph.edit import Editor
 from edgeq.graph.operators import DATA_MOVEMENT, operator_of
 from edgeq.graph.quant_params import QuantParams
 from edgeq.graph.query import MAIN_DOMAINS, constant, is_constant, is_op, node_input, readers
+from edgeq.model.products import integers
 from edgeq.retarget.params import INTEGERS, params_of, type_name
 
 # Operators that look up a weight, their first input.
@@ -63,6 +64,20 @@ def shift_weights(model: ir.Model, dtype: ir.DataType) -> int:
         node.replace_input_with(0, _shifted_constant(source, dtype, editor))
         _set_zero_point(node, dtype, editor)
         count += 1
+    return count
+
+
+def limit_weights(model: ir.Model, limit: int) -> int:
+    """Keep int8 weights at -`limit` and above, in place; returns how many were below."""
+    count = 0
+    for node in model.graph:
+        place = operator_of(node).weight
+        for value in integers(node, place)[:1] if place is not None else ():
+            values = constant(value)
+            if value is None or values is None or values.dtype != np.int8:
+                continue
+            count += int((values < -limit).sum())
+            value.const_value = ir.tensor(np.maximum(values, np.int8(-limit)), name=value.name)
     return count
 
 

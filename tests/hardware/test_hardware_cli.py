@@ -49,7 +49,7 @@ def test_detect() -> None:
 
 def test_detect_json() -> None:
     plain = run_json("detect")
-    assert set(plain) == {"machine", "match", "engines"}
+    assert set(plain) == {"machine", "match", "engines", "wrong_kernels"}
     assert plain["match"]["profile"] == "x86-64-avx2"
     assert {"profile": "x86-64-avx-vnni", "missing": ["avx_vnni"]} in plain["match"]["runner_ups"]
     assert plain["machine"]["cores"] == 2

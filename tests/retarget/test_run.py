@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import edgeq
 from edgeq.cli import group
@@ -291,3 +291,18 @@ def test_a_weight_with_a_scale_for_each_block_stays(
     result = retarget(saved(given, tmp_path), tmp_path / "new.onnx", **wanted)  # type: ignore[arg-type]
     assert result.comparison is not None
     assert result.comparison.identical
+
+
+def test_no_least_weight_goes_where_kernels_overflow_on_it(tmp_path: Path) -> None:
+    net = Net()
+    weight = np.full((4, 3, 1, 1), -128, np.int8)
+    scale, zero = net.params("w", np.full(4, 0.01), np.zeros(4, np.int8))
+    net.add("DequantizeLinear", [net.constant("w", weight), scale, zero], "w_dq", axis=0)
+    net.add("Conv", [net.pair("x", 0.05, np.int8(0)), "w_dq"], "c")
+    net.add("Identity", [net.pair("c", 0.05, np.int8(0))], "y")
+    path = saved(net.model(), tmp_path)
+    for target, least in (("raspberry-pi-4", -127), ("raspberry-pi-5", -128)):
+        result = retarget(path, tmp_path / f"{target}.onnx", target=target)
+        made = [numpy_helper.to_array(t) for t in onnx.load(result.output).graph.initializer]
+        assert min(values.min() for values in made if values.shape == weight.shape) == least
+        assert any("12 weights below -127" in line for line in result.changes) is (least == -127)

@@ -10,6 +10,7 @@ from edgeq_device.gpu import Gpu
 from edgeq_device.package import MAIN, Bundle
 from edgeq_device.variants import Variant
 from edgeq_device.version import parse_version
+from edgeq_device.wrong import wrong_here
 
 CPU = "CPUExecutionProvider"
 
@@ -75,7 +76,17 @@ def judge(variant: Variant, device: Device) -> Verdict:
     reasons.extend(_gpu_reasons(variant, device))
     if parse_version(device.runtime) < parse_version(variant.min_onnxruntime):
         reasons.append(f"it needs onnxruntime {variant.min_onnxruntime}, here is {device.runtime}")
+    reasons.extend(_wrong_reasons(variant, device))
     return Verdict(variant, tuple(reasons))
+
+
+def _wrong_reasons(variant: Variant, device: Device) -> List[str]:
+    """What of the variant this release of onnxruntime is known to compute wrongly on this device."""
+    products = variant.info.get("products", [])
+    if not isinstance(products, list) or not all(isinstance(product, str) for product in products):
+        raise BundleError(f"variant {variant.name}: products is not a list of strings")
+    wrong = wrong_here(device.runtime, device.architecture, device.features, variant.ep)
+    return [row.explain(device.runtime, products) for row in wrong if set(row.products).intersection(products)]
 
 
 def _gpu_reasons(variant: Variant, device: Device) -> List[str]:
