@@ -92,10 +92,12 @@ def test_the_demo_speaks_json(workspace: Workspace, monkeypatch: pytest.MonkeyPa
 
 def test_the_documented_exit_codes_are_these() -> None:
     text = (REPOSITORY / "docs" / "errors.md").read_text("utf-8")
-    rows = {int(code): name for code, name in re.findall(r"^\| (\d+) \| (?:`(\w+)`)? ?\|", text, re.MULTILINE)}
-    tree = {c.exit_code: c.__name__ for c in vars(errors).values() if isinstance(c, type) and issubclass(c, EdgeqError)}
-    shells = {ending.INTERRUPTED: "", ending.READER_GONE: "", ending.TERMINATED: ""}
-    assert rows == {0: "", **tree, **shells}
+    rows = {(int(code), name) for code, name in re.findall(r"^\| (\d+) \| (?:`(\w+)`)? ?\|", text, re.MULTILINE)}
+    tree = {
+        (c.exit_code, c.__name__) for c in vars(errors).values() if isinstance(c, type) and issubclass(c, EdgeqError)
+    }
+    shells = {(ending.INTERRUPTED, ""), (ending.READER_GONE, ""), (ending.TERMINATED, "")}
+    assert rows == {(0, ""), *tree, *shells}
 
 
 def test_the_documented_reasons_are_those_of_the_tree() -> None:
