@@ -12,7 +12,8 @@ from edgeq_device.claim import UNKNOWN, Claim
 from edgeq.records import Amount, Count, Finite, NullIsInfinite, Positive, Share, computed
 
 SCHEMA = "edgeq.tuning/1"
-_NINE_OF_TEN = 1.2816  # one-sided 90 % of the normal distribution
+# One-sided 90 % of the normal distribution, for the difference of two sets of samples: both are as uncertain.
+_NINE_OF_TEN = 1.2816 * math.sqrt(2)
 
 Stage = Literal["space", "recovery", "exclusion", "threads"]
 Status = Literal["chosen", "qualified", "short", "eliminated"]
@@ -74,8 +75,8 @@ class Assessment:
 
     @computed
     def bound(self) -> float:
-        """What is held against the loss allowed: by nine chances of ten the loss on other samples is not larger; and no
-        less than what these samples show."""
+        """What is held against the loss allowed: by nine chances of ten the loss on as many other samples is not
+        larger; and no less than what these samples show."""
         return max(self.drop, self.expected + _NINE_OF_TEN * self.doubt)
 
 
