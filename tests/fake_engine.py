@@ -44,7 +44,7 @@ import onnxruntime as real
 sys.path.append(here)
 from types import SimpleNamespace as Of
 
-devices, behaviour = [Of(ep_name="CPUExecutionProvider")], ""
+devices, behaviour, runs = [Of(ep_name="CPUExecutionProvider")], "", []
 
 def register(name, library):
     global behaviour
@@ -68,7 +68,8 @@ class InferenceSession(real.InferenceSession):
     def get_providers(self):
         return [d.ep_name for d in devices if behaviour != "does not start"][::-1]
     def run(self, names, feeds):
-        if behaviour == "crashes at run":
+        runs.append(names)
+        if behaviour == "crashes at run" or (behaviour == "crashes later" and len(runs) > 1):
             os.kill(os.getpid(), signal.SIGSEGV)
         if behaviour == "hangs":
             time.sleep(600)
@@ -84,8 +85,8 @@ def install(folder: Path, patch: pytest.MonkeyPatch, behaviour: str = "", versio
     """Put the fake where this process and its workers find it; `version` "" leaves the package out.
 
     Args:
-        behaviour: "crashes at load", "does not load", "no device", "does not start", "crashes at run", "hangs",
-            "answers wrong"; anything else behaves.
+        behaviour: "crashes at load", "does not load", "no device", "does not start", "crashes at run", "crashes
+            later" (at the second run), "hangs", "answers wrong"; anything else behaves.
     """
     (folder / "engines").mkdir()
     (folder / "engines" / "fake.toml").write_text(DESCRIPTION)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeq_device.arrays import read_arrays
+from edgeq_device.engines import plugin_of
 from edgeq_device.selftest import OutputCheck, compare
 
 from edgeq.device import device_errors
@@ -156,6 +157,10 @@ def check_variant(
     progress: Progress = SILENT,
 ) -> EmulatedCheck:
     """Check a variant of an opened bundle on the kernels of `target`. See `check_trial`."""
+    plugin = plugin_of(variant.ep)
+    if plugin is not None:
+        reason = f"{plugin.name} has kernels of its own; without --on, its self-test runs on this machine"
+        return EmulatedCheck(target.name, variant.name, NOT_RUN, "", NOT_RUN, reason)
     with device_errors():
         vectors = [(read_arrays(case.inputs), read_arrays(case.outputs)) for case in variant.cases]
     if variant.model is None:

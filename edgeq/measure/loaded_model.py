@@ -9,6 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgeq_device.engines import FLOAT, plugin_of
+from edgeq_device.select import precision_of
+
 from edgeq.device import device_errors
 from edgeq.errors import UsageError
 from edgeq.measure.inference import Session
@@ -96,9 +99,8 @@ def open_model(
 @contextmanager
 def _open_variant(path: Path, settings: SessionSettings, name: str | None) -> Iterator[LoadedModel]:
     import onnx
+    from edgeq_device.opening import open_best
     from edgeq_device.package import open_bundle
-    from edgeq_device.select import select
-    from edgeq_device.sessions import open_session as open_on_device
     from edgeq_device.sessions import read_device
     from edgeq_device.variants import EXTERNAL_FOLDER
 
@@ -108,8 +110,8 @@ def _open_variant(path: Path, settings: SessionSettings, name: str | None) -> It
         bundle = open_bundle(path)
     with bundle:
         with device_errors():
-            chosen = select(bundle, read_device(), name=name).variant
-            session = open_on_device(chosen, settings.intra_op_threads)
+            found = open_best(bundle, read_device(), name=name, threads=settings.intra_op_threads)
+        chosen = found.choice.variant
         assert chosen.model is not None, "select() takes no variant that ONNX Runtime does not run"
         # The bundle's files were checked when it was opened. External weights may lie elsewhere in it.
         model = onnx.load(chosen.model, load_external_data=False)
@@ -121,15 +123,18 @@ def _open_variant(path: Path, settings: SessionSettings, name: str | None) -> It
             variant=chosen.name,
             signature=signature_of(model, path),
             settings=settings,
-            session=session,
+            session=found.session,
             preprocess=variant_preprocessing(chosen),
         )
 
 
 def variant_settings(variant: Variant, settings: SessionSettings | None = None) -> SessionSettings:
     """What a variant is opened with; of `settings` only the thread count is taken."""
+    engine = plugin_of(variant.ep)
     return replace(
         settings or SessionSettings(),
+        engine=engine,
+        precision=precision_of(variant, engine) if engine is not None else FLOAT,
         providers=tuple(dict.fromkeys((variant.ep, "CPUExecutionProvider"))),
         config=dict(variant.session_options),
         optimization=variant.info.get("optimization", "all"),

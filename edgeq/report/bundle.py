@@ -11,6 +11,7 @@ from typing import Any
 from edgeq_device.arrays import read_arrays
 from edgeq_device.bench_bundle import bundle_variants
 from edgeq_device.bench_settings import BenchSettings
+from edgeq_device.engines import plugin_of
 from edgeq_device.errors import DeviceError
 from edgeq_device.package import FLOAT, MAIN, Bundle
 from edgeq_device.plainjson import MAX_BYTES, parse_json
@@ -30,6 +31,7 @@ from edgeq.ownership import is_plain
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
 from edgeq.report.data import ReportData
+from edgeq.report.facts import string
 from edgeq.report.page import render
 from edgeq.report.read import read_report
 from edgeq.report.record import RECORD, TUNING
@@ -207,7 +209,7 @@ def _kernels(variants: list[Variant]) -> dict[str, Any]:
     source = read_model(first)
     found = {}
     for variant in variants:
-        if variant.model is not None:
+        if variant.model is not None and plugin_of(variant.ep) is None:
             times = kernel_times(variant.model, variant_settings(variant), feed, source)
             found["float32" if variant.component == FLOAT else "int8"] = plain(times)
     return found
@@ -223,6 +225,7 @@ def _variant(variant: Variant, bundle: Bundle) -> dict[str, Any]:
         "target": info.get("target"),
         "profile": info.get("profile"),
         "provider": variant.ep,
+        "engine": ":".join(string(info[key]) for key in ("engine", "precision") if key in info),
         "checked": ", ".join(dict.fromkeys(f"{c.get('kind')}: {c.get('where')}" for c in checks)),
         "scheme": info.get("scheme") if isinstance(info.get("scheme"), dict) else {},
         "session_options": {k: v for k, v in variant.session_options.items() if not _is_path(k)},

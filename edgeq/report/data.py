@@ -41,6 +41,7 @@ class VariantRecord:
     target: str | None = None
     profile: str | None = None
     provider: str | None = None
+    engine: str | None = None
     min_onnxruntime: str | None = None
     checked: str = ""
     saturation: Saturation | None = None

@@ -52,6 +52,7 @@ def _variant(name: str, record: VariantRecord) -> Variant:
         "target": record.target,
         "profile": record.profile,
         "provider": record.provider,
+        "engine": record.engine,
         "min_onnxruntime": record.min_onnxruntime,
         "checked": record.checked,
         "16-bit sums": record.saturation.why if record.saturation else "",

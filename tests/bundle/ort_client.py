@@ -1,9 +1,10 @@
 """ONNX Runtime's own model-package reader, called through ctypes. Run as a program, in a process of its own: a slot
 taken wrongly would crash it.
 
-    python ort_client.py PACKAGE COMPONENT INPUT.npy
+    python ort_client.py PACKAGE COMPONENT INPUT.npy [PROVIDER LIBRARY]
 
-prints one JSON object. `reachable` is false, with `reason`, where this onnxruntime does not give the functions away.
+prints one JSON object. With the library of a plug-in, its provider is registered and named, in place of the CPU's.
+`reachable` is false, with `reason`, where this onnxruntime does not give the functions away.
 
 The functions were experimental in 1.28 to 1.30, looked up by name through `OrtApi::GetExperimentalFunction`, and are a
 stable table from 1.31 on, which `OrtApi::GetModelPackageApi` returns: in 1.31.1 the lookup knows its own test function
@@ -38,6 +39,12 @@ SLOTS = {
     "SessionGetInputName": 36,
     "SessionGetOutputName": 37,
     "GetAllocatorWithDefaultOptions": 78,
+    "RegisterExecutionProviderLibrary": 301,
+    "GetEpDevices": 303,
+    "SessionOptionsAppendExecutionProvider_V2": 304,
+    "HardwareDevice_Type": 307,
+    "EpDevice_EpName": 312,
+    "EpDevice_Device": 316,
     "GetExperimentalFunction": 422,
     "GetModelPackageApi": 427,
 }
@@ -78,6 +85,34 @@ class Api:
         append = self._library.OrtSessionOptionsAppendExecutionProvider_CPU
         append.restype, append.argtypes = POINTER, (POINTER, ctypes.c_int)
         assert not append(options, 1)
+
+    def append_plugin(self, env: POINTER, options: POINTER, provider: str, library: str) -> None:
+        """Register a plug-in and name its CPU device, without options: those are the package's to bring."""
+        self.call(
+            "RegisterExecutionProviderLibrary",
+            env,
+            ctypes.c_char_p(provider.encode()),
+            ctypes.c_char_p(library.encode()),
+        )
+        devices, count = ctypes.POINTER(POINTER)(), ctypes.c_size_t()
+        out = [ctypes.cast(ctypes.pointer(value), POINTER) for value in (devices, count)]
+        self.call("GetEpDevices", env, *out)
+        for i in range(count.value):
+            device = POINTER(devices[i])
+            if self.get("EpDevice_EpName", ctypes.c_char_p, device) != provider.encode():
+                continue
+            if self.get("HardwareDevice_Type", ctypes.c_int, self.get("EpDevice_Device", POINTER, device)) == 0:
+                one = ctypes.cast((POINTER * 1)(device), POINTER)
+                nothing, none = POINTER(), ctypes.c_size_t(0)
+                append = "SessionOptionsAppendExecutionProvider_V2"
+                self.call(append, options, env, one, ctypes.c_size_t(1), nothing, nothing, none)
+                return
+        raise RefusedError(f"{provider} has no CPU device")
+
+    def get(self, name: str, result: Any, *arguments: POINTER | None) -> Any:
+        """Call a function that returns no status but a value."""
+        values = [POINTER(a) if isinstance(a, int) else a for a in arguments]
+        return ctypes.CFUNCTYPE(result, *[POINTER for _ in values])(self._slots[SLOTS[name]])(*values)
 
     def call(self, name: str, *arguments: Any) -> None:
         address = self._package.get(name) or self._slots[SLOTS[name]]
@@ -134,11 +169,14 @@ def _experimental(slots: Any) -> dict[str, int]:
     return {name: address for name, address in found.items() if address} if all(found.values()) else {}
 
 
-def describe(api: Api, root: str, component: str, data: np.ndarray[Any, Any]) -> dict[str, Any]:
+def describe(api: Api, root: str, component: str, data: np.ndarray[Any, Any], plugin: list[str]) -> dict[str, Any]:
     """Open the package, select a variant of `component`, run it on `data` (float32, its only input)."""
     env = api.make("CreateEnv", ctypes.c_int(3), ctypes.c_char_p(b"edgeq"))
     options = api.make("CreateSessionOptions")
-    api.append_cpu(options)
+    if plugin:
+        api.append_plugin(env, options, *plugin)
+    else:
+        api.append_cpu(options)
     package_options = api.make("CreateModelPackageOptionsFromSessionOptions", env, options)
     context = api.make("CreateModelPackageContext", ctypes.c_char_p(root.encode()))
     components = names(api, "ModelPackage_GetComponentNames", context)
@@ -201,13 +239,13 @@ def run(api: Api, session: POINTER, data: np.ndarray[Any, Any]) -> np.ndarray[An
 
 
 def main() -> None:
-    root, component, file = sys.argv[1:]
+    root, component, file, *plugin = sys.argv[1:]
     api = find()
     if isinstance(api, str):
         print(json.dumps({"reachable": False, "reason": api}))
         return
     try:
-        print(json.dumps(describe(api, root, component, np.load(file, allow_pickle=False))))
+        print(json.dumps(describe(api, root, component, np.load(file, allow_pickle=False), plugin)))
     except RefusedError as error:
         print(json.dumps({"reachable": True, "refused": str(error)}))
 

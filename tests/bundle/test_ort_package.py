@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
+from edgeq_device.engines import engine_options, engines, find_library
+from edgeq_device.errors import RuntimeUnavailableError
 
 from edgeq.bundle.write import BundleSpec, write_bundle
 
@@ -20,12 +23,16 @@ from .strict_reader import FormatError, read_package
 CLIENT = Path(__file__).with_name("ort_client.py")
 
 
-def open_in_onnxruntime(root: Path, component: str, tmp_path: Path) -> dict[str, Any]:
-    """What ONNX Runtime's model-package reader makes of `root`, in a process of its own."""
+def open_in_onnxruntime(root: Path, component: str, tmp_path: Path, *plugin: str) -> dict[str, Any]:
+    """What ONNX Runtime's model-package reader makes of `root`, in a process of its own.
+
+    Args:
+        plugin: provider and library of one to register.
+    """
     data = tmp_path / "input.npy"
     np.save(data, INPUT)
     done = subprocess.run(
-        [sys.executable, str(CLIENT), str(root), component, str(data)],
+        [sys.executable, str(CLIENT), str(root), component, str(data), *plugin],
         capture_output=True,
         text=True,
         timeout=120,
@@ -67,6 +74,27 @@ def test_onnxruntime_finds_shared_models_and_weights(tmp_path: Path) -> None:
     result = open_in_onnxruntime(place, "model", tmp_path)
     assert result.get("selected") == "one", result
     np.testing.assert_allclose(result["output"], answer(0.0), atol=1e-4)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["one model", "weights that two models share"])
+def test_onnxruntime_opens_a_plugins_variant_in_the_precision_of_the_bundle(shared: bool, tmp_path: Path) -> None:
+    plugin = engines()["openvino"]
+    try:
+        library = find_library(plugin, onnxruntime.__version__)
+    except RuntimeUnavailableError as error:
+        pytest.skip(str(error))
+    own = linear(tmp_path / "own" / "m.onnx", 0.0, external="weights.bin")
+    other = linear(tmp_path / "other" / "m.onnx", 1.0, external="weights.bin")
+    options = engine_options(plugin, "f32")
+    specs = (
+        variant("own", own, 0.0),
+        variant("better", other if shared else own, float(shared), ep=plugin.provider, provider_options=options),
+    )
+    write_bundle(BundleSpec("linear", specs), tmp_path / "b")
+    result = open_in_onnxruntime(tmp_path / "b", "model", tmp_path, plugin.provider, str(library))
+    assert result.get("selected") == "better", result
+    # bfloat16, which the plug-in takes by itself where the CPU has it, is off by 0.01 here.
+    np.testing.assert_allclose(result["output"], answer(float(shared)), atol=1e-4)
 
 
 def test_onnxruntime_refuses_what_the_format_forbids(copy: Path, tmp_path: Path) -> None:
@@ -113,8 +141,6 @@ def test_the_strict_reader_is_strict(copy: Path) -> None:
 
 
 def outputs_in_python(root: Path, component: str, name: str) -> np.ndarray[Any, Any]:
-    import onnxruntime
-
     found = read_package(root)[component][name]
     options = onnxruntime.SessionOptions()
     for key, value in found.session_options.items():

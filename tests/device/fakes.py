@@ -39,9 +39,13 @@ def bundle(*variants: Variant) -> Bundle:
 
 
 def device(
-    features: str = "", architecture: str = "x86_64", runtime: str = "1.31.1", providers: tuple[str, ...] = (CPU,)
+    features: str = "",
+    architecture: str = "x86_64",
+    runtime: str = "1.31.1",
+    providers: tuple[str, ...] = (CPU,),
+    plugins: Mapping[str, str] | None = None,
 ) -> Device:
-    return Device(architecture, frozenset(features.split()), runtime, providers)
+    return Device(architecture, frozenset(features.split()), runtime, providers, plugins=plugins or {})
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,10 @@ def test_what_goes_wrong_there_is_one_line_here(
     behaviour: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = fake_engine.install(tmp_path, monkeypatch, behaviour)
-    with start_engine(engine, answer_s=2) as guest, pytest.raises(EngineError, match=line) as caught:
+    with (
+        start_engine(engine, answer_s=2 if behaviour == "hangs" else 60) as guest,
+        pytest.raises(EngineError, match=line) as caught,
+    ):
         guest.open(demo.MODEL, SessionSettings(engine=engine)).run(None, FEED)
     assert caught.value.exit_code == 8
     assert "\n" not in str(caught.value)

@@ -7,12 +7,14 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from edgeq_device.arrays import read_arrays
 from edgeq_device.bench_models import BenchModel, Shapes
+from edgeq_device.engines import FLOAT as FLOAT32
+from edgeq_device.engines import plugin_of
 from edgeq_device.memory import MemoryUse, measure_memory
-from edgeq_device.opening import open_best
+from edgeq_device.opening import open_best, open_variant
 from edgeq_device.package import FLOAT, Bundle
 from edgeq_device.scenarios import Feed
-from edgeq_device.select import Device
-from edgeq_device.sessions import open_session, read_device
+from edgeq_device.select import Device, precision_of
+from edgeq_device.sessions import read_device
 from edgeq_device.tensorrt_engine import is_tensorrt, plan_engine
 from edgeq_device.variants import Variant
 
@@ -42,7 +44,7 @@ def bundle_models(variants: Sequence[Variant]) -> List[BenchModel]:
     return [
         BenchModel(
             FLOAT if variant.component == FLOAT else variant.name,
-            partial(open_session, variant),
+            partial(open_variant, variant),
             partial(_memory, variant),
         )
         for variant in variants
@@ -60,7 +62,7 @@ def bundle_feeds(variants: Sequence[Variant]) -> Optional[Callable[[Any], Sequen
 
 def _memory(variant: Variant, threads: int, shapes: Shapes) -> MemoryUse:
     assert variant.model is not None  # select() gives only what onnxruntime runs
-    cpu = "CPUExecutionProvider"
+    cpu, plugin = "CPUExecutionProvider", plugin_of(variant.ep)
     # Without the folder of engines the provider would look for them, and keep new ones, in the current directory.
     options = plan_engine(variant, read_device()).options if is_tensorrt(variant) else variant.provider_options
     return measure_memory(
@@ -71,4 +73,6 @@ def _memory(variant: Variant, threads: int, shapes: Shapes) -> MemoryUse:
         config=variant.session_options,
         optimization=variant.info.get("optimization", "all"),
         threads=threads,
+        engine=plugin,
+        precision=precision_of(variant, plugin) if plugin is not None else FLOAT32,
     )

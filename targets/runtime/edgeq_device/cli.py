@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from edgeq_device.errors import BundleError, DeviceError
 from edgeq_device.package import Bundle, open_bundle
+from edgeq_device.variants import Variant
 
 INTERRUPTED = 130
 
@@ -133,13 +134,17 @@ def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
 def _infer(bundle: Bundle, arguments: argparse.Namespace) -> int:
     from edgeq_device.infer import infer, output_place, read_feeds, save_outputs
-    from edgeq_device.opening import open_best
+    from edgeq_device.opening import open_best, open_variant
     from edgeq_device.sessions import read_device
 
     output = output_place(bundle, arguments.output)
-    opened = open_best(bundle, read_device(), name=arguments.variant, threads=arguments.threads)
-    choice, session = opened.choice, opened.session
-    outputs = infer(session, read_feeds(session, arguments.inputs))
+
+    def run(variant: Variant, threads: int) -> Dict[str, Any]:
+        session = open_variant(variant, threads)
+        return infer(session, read_feeds(session, arguments.inputs))
+
+    opened = open_best(bundle, read_device(), name=arguments.variant, threads=arguments.threads, open_it=run)
+    choice, outputs = opened.choice, opened.session
     save_outputs(output, outputs, force=arguments.force)
     shapes: Dict[str, Any] = {
         name: {"dtype": str(array.dtype), "shape": list(array.shape)} for name, array in outputs.items()

@@ -145,6 +145,15 @@ def find_library(engine: EngineSpec, runtime: str) -> Path:
     return found[0]
 
 
+def problem_of(engine: EngineSpec, runtime: str) -> str:
+    """Why a plug-in cannot be used here and what helps, from its package's metadata; "" where nothing is known."""
+    try:
+        find_library(engine, runtime)
+    except RuntimeUnavailableError as error:
+        return str(error)
+    return ""
+
+
 def engine_options(engine: EngineSpec, precision: str = FLOAT, threads: int = 0) -> Dict[str, str]:
     """The provider options that open `engine`.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import FrozenSet, List, Mapping, Optional, Tuple
 
+from edgeq_device.engines import FLOAT, EngineSpec, plugin_of
 from edgeq_device.errors import BundleError
 from edgeq_device.gpu import Gpu
 from edgeq_device.package import MAIN, Bundle
@@ -26,6 +27,8 @@ class Device:
         providers: execution providers that this onnxruntime has.
         gpus: NVIDIA GPUs; `gpu_problem` says why there are none.
         tensorrt: version of the TensorRT that onnxruntime would use, "" where it has none; `tensorrt_problem` says why.
+        plugins: of plug-in engines, by provider, why they cannot be used here and what helps; "" where they can, as far
+            as their package says.
     """
 
     architecture: str
@@ -36,6 +39,7 @@ class Device:
     gpu_problem: str = ""
     tensorrt: str = ""
     tensorrt_problem: str = ""
+    plugins: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,10 @@ def judge(variant: Variant, device: Device) -> Verdict:
         missing = [feature for feature in variant.required_features if feature not in device.features]
         if missing:
             reasons.append(f"this device has no {', '.join(missing)}")
-    if variant.ep not in device.providers:
+    engine = plugin_of(variant.ep)
+    if engine is not None and variant.ep in device.plugins:
+        reasons.extend(_engine_reasons(variant, engine, device))
+    elif variant.ep not in device.providers:
         reasons.append(f"onnxruntime {device.runtime} here has no {variant.ep}")
     reasons.extend(_gpu_reasons(variant, device))
     if parse_version(device.runtime) < parse_version(variant.min_onnxruntime):
@@ -87,6 +94,29 @@ def _wrong_reasons(variant: Variant, device: Device) -> List[str]:
         raise BundleError(f"variant {variant.name}: products is not a list of strings")
     wrong = wrong_here(device.runtime, device.architecture, device.features, variant.ep)
     return [row.explain(device.runtime, products) for row in wrong if set(row.products).intersection(products)]
+
+
+def _engine_reasons(variant: Variant, engine: EngineSpec, device: Device) -> List[str]:
+    """What of a plug-in engine `variant` needs and `device` lacks."""
+    precision = precision_of(variant, engine)
+    fast_on = engine.precisions[precision].fast_on
+    reasons = [device.plugins[variant.ep]] if device.plugins[variant.ep] else []
+    if fast_on and not device.features.intersection(fast_on):
+        reasons.append(f"{precision} is slow in {engine.name} without {' or '.join(fast_on)}")
+    return reasons
+
+
+def precision_of(variant: Variant, engine: EngineSpec) -> str:
+    """What `variant` computes in where its model is float.
+
+    Raises:
+        BundleError: `engine` has no such precision.
+    """
+    precision = variant.info.get("precision", FLOAT)
+    if not isinstance(precision, str) or precision not in engine.precisions:
+        known = ", ".join(engine.precisions)
+        raise BundleError(f"variant {variant.name}: precision is {precision!r}; it can be {known}")
+    return precision
 
 
 def _gpu_reasons(variant: Variant, device: Device) -> List[str]:

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Tuple
 import numpy as np
 
 from edgeq_device.arrays import read_arrays
-from edgeq_device.errors import BundleError
+from edgeq_device.errors import BundleError, RuntimeUnavailableError
 from edgeq_device.variants import Variant
 
 
@@ -45,12 +45,24 @@ class SelfTest:
         """Whether there is at least one case and every output of it passed."""
         return self.cases > 0 and all(check.passed for check in self.outputs)
 
+    @property
+    def reason(self) -> str:
+        """Why it did not pass; "" where it did."""
+        if self.cases == 0:
+            return "it brings no self-test"
+        return "; ".join(
+            f"output {check.name}: {check.problem or f'error {check.max_error:.6g} is over {check.tolerance:.6g}'}"
+            for check in self.outputs
+            if not check.passed
+        )
+
 
 def run_selftest(variant: Variant, session: Any) -> SelfTest:
     """Run every case of `variant` in `session` and compare each expected output.
 
     Raises:
         BundleError: vectors that do not fit the model.
+        RuntimeUnavailableError: the process that runs it crashed or hangs.
         DataError: vectors that cannot be read.
     """
     worst: Dict[str, float] = {}
@@ -60,6 +72,8 @@ def run_selftest(variant: Variant, session: Any) -> SelfTest:
         names = sorted(expected)
         try:
             results = session.run(names, feeds)
+        except RuntimeUnavailableError:  # the process that ran it has ended
+            raise
         except Exception as error:  # onnxruntime's exceptions have no common base
             text = " ".join(str(error).split())
             raise BundleError(f"variant {variant.name}: the self-test does not fit the model ({text})") from error

@@ -8,14 +8,14 @@ import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, Iterator, List
+from typing import Any, Callable, Iterator, List, Optional
 
-from edgeq_device.engines import FLOAT, EngineSpec, open_engine, plugin_of
+from edgeq_device.engines import EngineSpec, engines, open_engine, plugin_of, problem_of
 from edgeq_device.errors import BundleError, RuntimeUnavailableError
 from edgeq_device.gpu import read_gpus
 from edgeq_device.gpu_sessions import GPU_PROVIDERS, open_on_gpu
 from edgeq_device.options import check_names, ignore_options_in_models
-from edgeq_device.select import CPU, Device
+from edgeq_device.select import CPU, Device, precision_of
 from edgeq_device.session_options import BRIEF_SPIN, LEVELS, session_options
 from edgeq_device.tensorrt import read_tensorrt
 from edgeq_device.variants import EXTERNAL_FOLDER, Variant
@@ -59,16 +59,18 @@ def read_device() -> Device:
         gpu_problem,
         tensorrt,
         tensorrt_problem,
+        {engine.provider: problem_of(engine, str(ort.__version__)) for engine in engines().values() if engine.module},
     )
 
 
-def open_session(variant: Variant, threads: int = 0) -> Any:
+def open_session(variant: Variant, threads: int = 0, engine: Optional[EngineSpec] = None) -> Any:
     """An `onnxruntime.InferenceSession` for `variant` with the options that travel with it; for one that runs on a GPU,
     a `BoundSession` around it whose provider has really started.
 
     Args:
         threads: threads inside an operator; 0 takes those that the variant was found to run best with, and where it
             names none leaves it to ONNX Runtime.
+        engine: what executes it; None: what has the variant's provider.
 
     Raises:
         RuntimeUnavailableError: onnxruntime is missing or refuses the model.
@@ -83,11 +85,11 @@ def open_session(variant: Variant, threads: int = 0) -> Any:
     if level not in LEVELS:
         raise BundleError(f"variant {variant.name}: optimization is {level!r}; it can be {', '.join(LEVELS)}")
     config = {**BRIEF_SPIN, **variant.session_options}
-    threads = threads or _best_threads(variant)
+    threads = threads or best_threads(variant)
     options = session_options(ort, config=config, threads=threads, optimization=level)
-    plugin = plugin_of(variant.ep)
+    plugin = engine or plugin_of(variant.ep)
     if plugin is not None:
-        precision = _precision(variant, plugin)
+        precision = precision_of(variant, plugin)
         return _open(variant, ort, lambda m: open_engine(ort, plugin, m, options, precision=precision, threads=threads))
 
     def open_with(providers: List[Any]) -> Any:
@@ -118,15 +120,8 @@ def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any]) -> Any:
         ) from error
 
 
-def _precision(variant: Variant, engine: EngineSpec) -> str:
-    precision = variant.info.get("precision", FLOAT)
-    if not isinstance(precision, str) or precision not in engine.precisions:
-        known = ", ".join(engine.precisions)
-        raise BundleError(f"variant {variant.name}: precision is {precision!r}; it can be {known}")
-    return precision
-
-
-def _best_threads(variant: Variant) -> int:
+def best_threads(variant: Variant) -> int:
+    """The threads that the variant was found to run best with; 0 where it names none."""
     threads = variant.info.get("threads", 0)
     if not isinstance(threads, int) or isinstance(threads, bool) or not 0 <= threads <= _MOST_THREADS:
         raise BundleError(f"variant {variant.name}: threads is {threads!r}; it can be 0 to {_MOST_THREADS}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional
 
+from edgeq_device.engines import EngineSpec, installed_version, plugin_of
 from edgeq_device.package import Bundle
 from edgeq_device.select import Choice, Device, Verdict, judge
 from edgeq_device.tensorrt_engine import is_tensorrt, trtexec_line
@@ -30,6 +31,10 @@ def describe(bundle: Bundle, device: Device, choice: Optional[Choice]) -> Dict[s
             "providers": list(device.providers),
             "gpus": [gpu.to_dict() for gpu in device.gpus],
             "tensorrt": device.tensorrt,
+            "engines": {
+                engine.name: {"version": installed_version(engine), "problem": device.plugins.get(engine.provider, "")}
+                for engine in _plugins(bundle)
+            },
         },
         "chosen": choice.variant.name if choice else None,
         "why": choice.why if choice else None,
@@ -65,6 +70,7 @@ def info_lines(bundle: Bundle, device: Device, choice: Optional[Choice]) -> List
         f"this device: {device.architecture}, onnxruntime {device.runtime}",
         *(f"  {gpu.name}, compute capability {gpu.to_dict()['compute_capability']}" for gpu in device.gpus),
         *([f"  TensorRT {device.tensorrt}"] if device.tensorrt else []),
+        *(f"  engine {engine.name}: {_engine_state(engine, device)}" for engine in _plugins(bundle)),
         "",
     ]
     for group in bundle.components.values():
@@ -73,6 +79,16 @@ def info_lines(bundle: Bundle, device: Device, choice: Optional[Choice]) -> List
             if choice is not None and variant is choice.variant and is_tensorrt(variant):
                 lines.append(f"    with TensorRT's own tool: {trtexec_line(variant, device.tensorrt, {})}")
     return lines
+
+
+def _plugins(bundle: Bundle) -> List[EngineSpec]:
+    """The plug-in engines that the bundle has variants for."""
+    providers = dict.fromkeys(variant.ep for group in bundle.components.values() for variant in group)
+    return [engine for engine in map(plugin_of, providers) if engine is not None]
+
+
+def _engine_state(engine: EngineSpec, device: Device) -> str:
+    return device.plugins.get(engine.provider, "") or f"{engine.packages[0]} {installed_version(engine)}"
 
 
 def _variant_line(verdict: Verdict, choice: Optional[Choice]) -> str:

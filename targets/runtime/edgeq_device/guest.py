@@ -1,0 +1,220 @@
+"""A process of its own, on other kernels or not, and sessions inside it that are used like onnxruntime's own.
+
+The other side is `edgeq_device.serve`.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import tempfile
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar, Union
+
+import numpy as np
+
+from edgeq_device.children import describe_exit
+from edgeq_device.errors import RuntimeUnavailableError
+from edgeq_device.frames import read_frame, write_frame
+from edgeq_device.latency import Burst, Bursts
+
+Arrays = Dict[str, "np.ndarray[Any, Any]"]
+AnyGuest = TypeVar("AnyGuest", bound="Guest")
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """As onnxruntime's NodeArg."""
+
+    name: str
+    type: str
+    shape: List[Union[int, str, None]]
+
+
+class Guest:
+    """A running program that answers requests; made by `start`.
+
+    Attributes:
+        request_s: seconds after which a request without an answer ends it.
+    """
+
+    def __init__(
+        self,
+        process: "subprocess.Popen[bytes]",
+        stderr: IO[bytes],
+        title: str,
+        request_s: float,
+        failure: Type[Exception],
+    ) -> None:
+        self._process = process
+        self._stderr = stderr
+        self.title = title
+        self.request_s = request_s
+        self._failure = failure
+        self._late = False
+
+    @classmethod
+    def start(
+        cls: Type[AnyGuest],
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        title: str,
+        *,
+        request_s: float,
+        failure: Type[Exception] = RuntimeUnavailableError,
+    ) -> AnyGuest:
+        """Run the program; `end` it when it is not needed any more.
+
+        Args:
+            title: names it in messages.
+            failure: what is raised for the program and for the runtime in it.
+
+        Raises:
+            RuntimeUnavailableError: it cannot be started.
+        """
+        lines = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `end`
+        try:
+            process = subprocess.Popen(
+                list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=lines, env=dict(environment)
+            )
+        except OSError as error:
+            lines.close()
+            raise RuntimeUnavailableError(f"{command[0]} cannot be started ({error.strerror})") from error
+        return cls(process, lines, title, request_s, failure)
+
+    def finish(self, within_s: float) -> None:
+        """Let it end by itself, at the end of its input, so that what it keeps for later is written."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        watchdog = threading.Timer(within_s, self._process.kill)
+        watchdog.start()
+        try:
+            self._process.wait()
+        finally:
+            watchdog.cancel()
+
+    def end(self) -> None:
+        """End it now; safe to call twice."""
+        self._process.kill()
+        with suppress(BrokenPipeError), self._process:  # what it has not read is lost
+            pass
+        self._stderr.close()
+
+    def exchange(
+        self, request: Mapping[str, Any], arrays: Optional[Mapping[str, "np.ndarray[Any, Any]"]] = None
+    ) -> Tuple[Dict[str, Any], Arrays]:
+        """Send one request; gives the values and the arrays of the reply.
+
+        Raises:
+            RuntimeUnavailableError: the guest has ended or does not answer, or the runtime in it refuses.
+            ValueError: the runtime refuses the inputs, as it does in this process.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        watchdog = threading.Timer(self.request_s, self._give_up)
+        watchdog.start()
+        try:
+            write_frame(self._process.stdin, request, arrays or {})
+            frame = read_frame(self._process.stdout)
+        except (OSError, ValueError) as error:  # the pipe is closed, or a frame ends in its middle
+            raise self._failure(f"{self.title} {self._last_error()}") from error
+        finally:
+            watchdog.cancel()
+        if frame is None:
+            raise self._failure(f"{self.title} {self._last_error()}")
+        reply, results = frame
+        if "error" in reply:
+            if reply["kind"] in ("InvalidArgument", "ValueError"):
+                raise ValueError(reply["error"])
+            raise self._failure(f"{self.title}: {reply['error']}")
+        return reply, results
+
+    def opened(self, request: Mapping[str, Any]) -> GuestSession:
+        """The session that a request to open one gives."""
+        reply, _ = self.exchange({"do": "open", **request})
+        inputs, outputs = _infos(reply["inputs"]), _infos(reply["outputs"])
+        return GuestSession(self, reply["session"], inputs, outputs, tuple(reply["providers"]))
+
+    def _give_up(self) -> None:
+        self._late = True
+        self._process.kill()
+
+    def _last_error(self) -> str:
+        if self._late:
+            return f"does not answer within {self.request_s:g} s"
+        self._process.kill()
+        code = self._process.wait()
+        self._stderr.seek(0)
+        lines = [line.strip() for line in self._stderr.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        # After a crash the last line may be about anything; a process that was killed, by this one too, writes none.
+        crashed = code < 0 and code != -signal.SIGKILL
+        return f"ended: {'; '.join([describe_exit(code)] * (crashed or not lines) + lines[-1:])}"
+
+
+@dataclass(frozen=True)
+class GuestSession:
+    """The part of `onnxruntime.InferenceSession` that measuring needs."""
+
+    guest: Guest
+    number: int
+    inputs: Tuple[TensorInfo, ...]
+    outputs: Tuple[TensorInfo, ...]
+    providers: Tuple[str, ...] = ()
+
+    def get_inputs(self) -> Sequence[TensorInfo]:
+        """As onnxruntime's."""
+        return self.inputs
+
+    def get_outputs(self) -> Sequence[TensorInfo]:
+        """As onnxruntime's."""
+        return self.outputs
+
+    def get_providers(self) -> Sequence[str]:
+        """As onnxruntime's: those that really started."""
+        return self.providers
+
+    def run(self, output_names: Optional[Sequence[str]], input_feed: Mapping[str, Any]) -> List[Any]:
+        """As onnxruntime's; None for an output that is no array."""
+        names = list(output_names or [output.name for output in self.outputs])
+        feeds = {name: np.asarray(value) for name, value in input_feed.items()}
+        _, results = self.guest.exchange({"do": "run", "session": self.number, "outputs": names}, feeds)
+        return [results.get(name) for name in names]
+
+    def end_profiling(self) -> str:
+        """As onnxruntime's: the profile of a session that was opened with `profile_prefix`."""
+        return str(self.guest.exchange({"do": "end profiling", "session": self.number})[0]["profile"])
+
+    def query_runner(self, feeds: Sequence[Mapping[str, Any]], **queries: int) -> GuestRunner:
+        """As `edgeq_device.scenarios.query_runner`, which calls this: the samples are sent once."""
+        arrays = {f"{i} {name}": np.asarray(value) for i, feed in enumerate(feeds) for name, value in feed.items()}
+        request = {"do": "prepare", "session": self.number, "samples": len(feeds), "queries": queries}
+        reply, _ = self.guest.exchange(request, arrays)
+        return GuestRunner(self, reply["runner"])
+
+    def close(self) -> None:
+        """Give the session's memory back."""
+        self.guest.exchange({"do": "close", "session": self.number})
+
+
+@dataclass(frozen=True)
+class GuestRunner:
+    """Queries that run in the guest: see `edgeq_device.latency.Runner`."""
+
+    session: GuestSession
+    number: int
+
+    def __call__(self) -> object:
+        return self.burst(Bursts(0.0, 0.0), slow=True)
+
+    def burst(self, bursts: Bursts, slow: bool) -> Burst:
+        """As `edgeq_device.latency.burst`, on the guest's clock."""
+        turn = {"length_s": bursts.length_s, "lead_in_s": bursts.lead_in_s, "slow": slow}
+        request = {"do": "burst", "session": self.session.number, "runner": self.number, **turn}
+        reply, results = self.session.guest.exchange(request)
+        return Burst(results["samples"].tolist(), reply["busy_s"], results["disturbed"], reply["cpu_s"])
+
+
+def _infos(listed: Sequence[Sequence[Any]]) -> Tuple[TensorInfo, ...]:
+    return tuple(TensorInfo(name, kind, shape) for name, kind, shape in listed)
