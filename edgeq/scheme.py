@@ -12,7 +12,7 @@ from edgeq.display import Displayed
 from edgeq.errors import UsageError
 from edgeq.registry import METHODS
 
-Mode = Literal["static", "dynamic", "weight-only"]
+Mode = Literal["static", "dynamic", "weight-only", "float"]
 Format = Literal["QDQ", "QOperator", "table"]
 FloatType = Literal["float32", "float16", "bfloat16"]
 IntegerType = Literal["int8", "uint8"]
@@ -27,8 +27,9 @@ class Scheme(Displayed):
     """One way to quantize a model.
 
     Attributes:
-        mode: "static" (activation ranges from calibration), "dynamic" (ranges measured at run time) or "weight-only"
-            (constant matrices as blocks of integers, activations as the kernel likes them).
+        mode: "static" (activation ranges from calibration), "dynamic" (ranges measured at run time), "weight-only"
+            (constant matrices as blocks of integers, activations as the kernel likes them) or "float" (the model as it
+            is, for an engine that computes it faster).
         format: "QDQ" (QuantizeLinear/DequantizeLinear pairs), "QOperator" (QLinearConv and the like) or "table" (the
             float model, with a calibration table beside it from which the runtime quantizes).
         activation_type, weight_type: integer types.
@@ -98,6 +99,8 @@ class Scheme(Displayed):
         """Operator types that the scheme quantizes; None means all that the backend can."""
         if self.mode == "static":
             return frozenset(self.op_types) if self.op_types is not None else None
+        if self.mode == "float":
+            return frozenset()
         types = frozenset(self.dynamic_weight_types if self.mode == "dynamic" else WEIGHT_ONLY_TYPES)
         return types if self.op_types is None else types & frozenset(self.op_types)
 
@@ -106,6 +109,8 @@ class Scheme(Displayed):
         """The scheme in a few words: "static QDQ U8S8", "dynamic (Gemm int8, MatMul int8)", "weight-only 4 bits"."""
         if self.mode == "static":
             return f"static {self.format} {self.pair}"
+        if self.mode == "float":
+            return "not quantized"
         if self.mode == "weight-only":
             return f"weight-only {self.weight_bits} bits"
         types = sorted(self.quantized_types or ())

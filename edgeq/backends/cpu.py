@@ -49,6 +49,8 @@ class CpuBackend:
             raise UsageError("ONNX Runtime's CPU kernels take no calibration table", "Make --format QDQ")
         if scheme.rest != "float32":
             raise UsageError(f"the CPU kernels for {scheme.rest} are few and slow", "Leave --rest float32")
+        if scheme.mode == "float":
+            raise UsageError("there is nothing to quantize in mode float", "Choose another mode")
         if scheme.mode == "dynamic":
             check_dynamic(scheme)
         elif scheme.mode == "static" and scheme.pair == "S8U8":

@@ -36,30 +36,41 @@ _LOSERS_SHOWN = 10
     show_default=True,
     help="auto, or a target or profile that runs on this machine or is simulated on it.",
 )
+@click.option(
+    "--engine",
+    "engines",
+    multiple=True,
+    metavar="ENGINE",
+    help="Race only this engine, as NAME or NAME:PRECISION. Repeatable. Default: all that are installed and right.",
+)
 @click.option("-o", "--output", type=PATH, required=True, metavar="DIR|FILE.edgeq", help="Where the bundle goes.")
 @click.option("--with-float", is_flag=True, help="Put the float32 model in, so that the device can time both.")
 @click.option("--resume", is_flag=True, help="Go on where an interrupted run stopped.")
 @click.option("--dry-run", is_flag=True, help="List the candidates and the plan, and do nothing.")
 @FORCE
 @common
-def command(printer: Printer, model: Path, output: Path, dry_run: bool, **options: Any) -> None:
+def command(
+    printer: Printer, model: Path, output: Path, engines: tuple[str, ...], dry_run: bool, **options: Any
+) -> None:
     """Find the best int8 form of MODEL for this machine, by measuring, and write it as a bundle.
 
     \b
     edgeq tune model.onnx --data calib/ --preprocess imagenet -o tuned/
     edgeq tune model.onnx --data calib/ --val val/ --task classification -t nvidia-t4 -o for-t4/
+    edgeq tune model.onnx --data calib/ --engine onnxruntime --engine openvino:bf16 -o tuned/
     edgeq tune model.onnx --data calib/ --val val/ --task classification --max-drop 0.5pt --budget 10m -o tuned/
     """
+    from edgeq.engines import choose_engine
     from edgeq.errors import GoalNotMetError
     from edgeq.pipeline.options import tune_arguments
     from edgeq.tune.goal import Goal, parse_budget
     from edgeq.tune.run import plan, tune
 
-    arguments = tune_arguments(options)
+    arguments = {**tune_arguments(options), "engines": [choose_engine(text) for text in engines]}
     drop = arguments.pop("max_drop")
     goal = Goal(options["objective"], Goal.max_drop if drop is None else drop, parse_budget(options["budget"]))
     if dry_run:
-        named = {name: arguments[name] for name in ("data", "statistics", "target")}
+        named = {name: arguments[name] for name in ("data", "statistics", "target", "engines")}
         steps = plan(model, **named, goal=goal, progress=printer.progress())
         printer.result(steps, lambda console: _draw_plan(console, steps))
         return
@@ -102,6 +113,8 @@ def _draw_plan(console: Console, steps: Plan) -> None:
     console.print(f"kernel choices, {steps_of}:")
     for candidate in steps.candidates:
         console.print(f"  {candidate.name}")
+    if steps.engines.plugins:
+        console.print(f"raced beside onnxruntime's own kernels: {', '.join(c.name for c in steps.engines.plugins)}")
     console.print("calibration methods, on those that are worth it:")
     for name in steps.methods:
         console.print(f"  {name}")

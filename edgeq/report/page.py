@@ -16,7 +16,7 @@ from edgeq import __version__
 from edgeq.report import numbers, views
 from edgeq.report.charts.histogram import histogram_chart
 from edgeq.report.charts.latency import latency_chart
-from edgeq.report.charts.pareto import NAMES, mark, pareto
+from edgeq.report.charts.pareto import NAMES, mark, pareto, ring
 from edgeq.report.charts.profile import layer_profile
 from edgeq.report.data import ReportData
 from edgeq.report.names import isolated, shorten, visible
@@ -112,6 +112,7 @@ def _environment() -> Environment:
         layer_profile,
         mark,
         pareto,
+        ring,
         timing_of,
         verdict_of,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgeq.engines import DEFAULT
 from edgeq.report.facts import Pairs, pairs
 from edgeq.report.numbers import difference, metric_name
 from edgeq.report.tuning_record import Assessment, GoalRecord, Timing, TrialRecord, TuningRecord
@@ -25,6 +26,7 @@ class Candidate:
         latency_ms: median; `low_ms` and `high_ms` bound it.
         status: "chosen", "front", "behind", "short" (of the accuracy), "slow" (than float32), "dropped" or "float32".
         reason: why it is not the chosen one.
+        engine: what runs it, with its precision; "" for onnxruntime's own kernels.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Candidate:
     coverage: float | None = None
     status: str = "behind"
     reason: str = ""
+    engine: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,11 @@ class Tuning:
     facts: Pairs = ()
     notes: tuple[str, ...] = ()
     left_out: int = 0
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Those that run candidates, besides onnxruntime's own kernels."""
+        return tuple(dict.fromkeys(c.engine for c in self.candidates if c.engine))
 
 
 def tuning_of(record: TuningRecord) -> Tuning | None:
@@ -105,12 +113,15 @@ def _candidate(trial: TrialRecord, metric: str, base: float | None, sign: float)
         coverage=trial.screening.int8_mac_share if trial.screening else None,
         status="front" if trial.pareto and status != "chosen" else status,
         reason=trial.reason,
+        engine=trial.engine if trial.engine != DEFAULT else "",
     )
 
 
 def _settings(trial: TrialRecord) -> Pairs:
     scheme = [(key, value) for key, value in pairs(trial.scheme, 30) if _USUAL.get(key) != value]
     rest = {
+        "engine": trial.engine,
+        "precision": trial.precision,
         "recoveries": trial.recoveries,
         "threads": trial.threads or "",
         "builder": trial.builder,

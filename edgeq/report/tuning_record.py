@@ -124,6 +124,8 @@ class TrialRecord:
     recoveries: tuple[str, ...] = ()
     threads: Count = 0
     builder: str = ""
+    engine: str = ""
+    precision: str = ""
     stage: str = ""
     parent: str = ""
     status: str = ""
@@ -194,6 +196,7 @@ class TuningRecord:
     needed: tuple[str, ...] = ()
     float32: FloatRecord = FloatRecord()
     chosen: str | None = ""
+    fallback: str | None = None
     candidates: tuple[TrialRecord, ...] = ()
     settled: bool | None = None
     out_of_time: bool = False

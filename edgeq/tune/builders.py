@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from edgeq.backends import Artifact
+from edgeq.engines import DEFAULT, load_engines
 from edgeq.hardware.target import Target
 from edgeq.pipeline.job import Built, Derived, Job, build_derived, derive
 from edgeq.progress import SILENT, Progress
@@ -63,6 +65,8 @@ class CandidateBuilder:
             EdgeqError: it cannot be built.
         """
         job, target, scheme = self._job, self._target, candidate.scheme
+        if not candidate.quantized:
+            return Built(target, Artifact(job.prepared.path, scheme, load_engines()[DEFAULT].provider))
         if candidate.builder:
             return BUILDERS[candidate.builder].build(job, target, candidate, destination, self._progress)
         if candidate.recoveries:

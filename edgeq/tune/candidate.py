@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from edgeq.engines import DEFAULT, EngineChoice
 from edgeq.scheme import Scheme
 
 
@@ -19,6 +20,7 @@ class Candidate:
         recoveries: names of accuracy recoveries, in the order in which they are applied.
         threads: inside an operator; 0 lets ONNX Runtime take all cores.
         builder: what builds it: "" is the target's backend; else a name in `edgeq.tune.builders`.
+        engine: what runs it; None is onnxruntime's own kernels.
     """
 
     name: str
@@ -26,7 +28,18 @@ class Candidate:
     recoveries: tuple[str, ...] = ()
     threads: int = 0
     builder: str = ""
+    engine: EngineChoice | None = None
+
+    @property
+    def quantized(self) -> bool:
+        """Whether it is not simply the float model, in an engine that runs it faster."""
+        return self.scheme.mode != "float"
 
     def replace(self, **changes: Any) -> Candidate:
         """A copy with `changes`."""
         return dataclasses.replace(self, **changes)
+
+
+def engine_name(candidate: Candidate) -> str:
+    """Of what runs it."""
+    return candidate.engine.engine.name if candidate.engine else DEFAULT

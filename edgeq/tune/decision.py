@@ -39,7 +39,7 @@ def decide(
         seconds = deadline.left_s(MOST_S)
         # All that qualify get these threads: speeds with others must not be compared with what the race measures.
         remaining = [t for t in table.qualified() if t.name not in {f.name for f in finalists}]
-        float_threads, _ = choose_threads(table, [*finalists, *remaining], evaluator, threads, seconds / 3, "last")
+        float_threads = choose_threads(table, [*finalists, *remaining], evaluator, threads, seconds / 3, "last")
         finalists = [table[trial.name] for trial in finalists]
         raced = race(table, evaluator, finalists, float_threads, top=1, tie=TIE, seconds=seconds * 2 / 3)
         baseline = Baseline(raced.timings[FLOAT], float_threads, raced.settled, raced.histograms)

@@ -16,12 +16,15 @@ from edgeq.model.load import model_bytes, model_digest
 from edgeq.pipeline.job import Job
 from edgeq.records import plain
 from edgeq.report.tuning_record import SCHEMA
+from edgeq.tune.engines import Field
 from edgeq.tune.explain import needed, verdict
 from edgeq.tune.goal import Goal
 from edgeq.tune.record import Outcome
 
 
-def settings_of(job: Job, target: Target, machine: Machine, task: Task | None, goal: Goal) -> dict[str, Any]:
+def settings_of(
+    job: Job, target: Target, machine: Machine, task: Task | None, goal: Goal, engines: Field
+) -> dict[str, Any]:
     """What every measurement of a run depends on."""
     return {
         "model": job.prepared.digest,
@@ -34,6 +37,7 @@ def settings_of(job: Job, target: Target, machine: Machine, task: Task | None, g
         # Not the accuracy asked for, nor the time: they decide what is measured, not what comes out.
         "objective": goal.objective,
         "version": tool_versions(),
+        **({"set_of_engines": plain(engines)} if engines.plugins else {}),
     }
 
 
@@ -61,6 +65,7 @@ def make_record(
     task: Task | None,
     goal: Goal,
     outcome: Outcome,
+    engines: Field,
     elapsed_s: float,
     float32: Mapping[str, float],
 ) -> dict[str, Any]:
@@ -85,7 +90,7 @@ def make_record(
         "target": target.name,
         "profile": target.profile.name,
         "machine": {"cpu": machine.cpu_name, "architecture": machine.architecture, "threads": machine.usable_threads},
-        "versions": tool_versions(),
+        "versions": {**tool_versions(), **engines.versions},
         "goal": plain(goal),
         "metric": {"name": metric, "higher_is_better": task.higher_is_better if task else True},
         "elapsed_s": round(elapsed_s, 3),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from edgeq_device.claim import FASTER, UNKNOWN
 
 from edgeq.report.tuning_record import Assessment, Timing
+from edgeq.tune.candidate import engine_name
 from edgeq.tune.goal import Goal
-from edgeq.tune.record import Outcome, Trial
+from edgeq.tune.record import Outcome, Trial, p50_of
 
 
 def points(loss: float) -> str:
@@ -69,6 +70,7 @@ def verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
             f"it loses {points(found.drop)}{_interval(found)}, by {found.basis}, on {found.samples} samples; "
             f"{points(goal.max_drop)} were allowed",
         ]
+        lines += _engines(outcome, winner)
         if found.doubt:
             lines.append(f"on other samples up to {points(found.bound)} are to be expected (nine chances of ten)")
     if not outcome.settled:
@@ -76,6 +78,22 @@ def verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     if outcome.out_of_time:
         lines.append("the budget ended the search; more time may find a better one")
     return tuple(lines)
+
+
+def _engines(outcome: Outcome, winner: Trial) -> list[str]:
+    """How the engine that won compares with the others; nothing where there was one."""
+    best: dict[str, Trial] = {}
+    for trial in sorted((t for t in outcome.trials if t.timing), key=p50_of):
+        best.setdefault(engine_name(trial.candidate), trial)
+    own, lines = engine_name(winner.candidate), []
+    for name, trial in best.items():
+        if name != own:
+            behind = f"{share(trial, winner):.2f} times its latency: {trial.name}, {trial.status}"
+            lines.append(f"{own} runs it; the fastest in {name} has {behind}")
+    if winner.candidate.engine is not None:
+        what = outcome.fallback or "float32"
+        lines.append(f"where {own} is not installed, {what} runs in onnxruntime's own kernels")
+    return lines
 
 
 def needed(outcome: Outcome, goal: Goal) -> tuple[str, ...]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,12 @@ from edgeq_device.distribution import Distribution, histogram, shared_edges
 from edgeq_device.latency import Bursts, WarmUp
 from edgeq_device.memory import measure_memory
 from edgeq_device.ranking import FEWEST_SESSIONS, rank_until_settled
+from edgeq_device.scenarios import query_runner
 
 from edgeq.backends import Artifact
 from edgeq.errors import CheckFailedError
 from edgeq.hardware.target import Target
 from edgeq.measure.coverage import measure_coverage
-from edgeq.measure.inference import Session
 from edgeq.measure.latency import sessions_to_time
 from edgeq.measure.task import Task
 from edgeq.model.int8_rules import int8_rules, quantizable_operators
@@ -37,11 +39,13 @@ from edgeq.tune.candidate import Candidate
 from edgeq.tune.evaluator import Race, Runner
 from edgeq.tune.float_layers import MacCosts, Ranking, rank_by_probing
 from edgeq.tune.goal import Deadline
+from edgeq.tune.journal import digest
 from edgeq.tune.recover.exclude import rank_static
 from edgeq.tune.recover.methods import recovery_groups
 from edgeq.tune.slow_layers import slow_layers
 from edgeq.tune.store import MEMORY
 from edgeq.tune.structure import content_digest, structure_digest
+from edgeq.workers.engine import Engines
 
 _SCREENED = 8
 _BATCH = 8
@@ -62,6 +66,7 @@ class LocalEvaluator:
             validation samples alone, as their proof reports them.
         batched: time batches of 8 where the model's first axis is open, for throughput.
         memory: bytes of samples and float32 outputs to hold in memory.
+        engines: opens sessions of plug-ins; needed where candidates name one.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class LocalEvaluator:
         timed: bool = True,
         batched: bool = False,
         memory: int = MEMORY,
+        engines: Engines | None = None,
         progress: Progress = SILENT,
     ) -> None:
         self._job = job
@@ -86,32 +92,37 @@ class LocalEvaluator:
         self.total = self._accuracy.total
         (workdir / "recover").mkdir()
         self._builder = CandidateBuilder(job, target, workdir / "recover", progress)
+        self._engines = engines or Engines()
         self._built: dict[str, Built] = {}
         self._shares: dict[str, float] = {}
 
     def built(self, candidate: Candidate) -> Built:
-        """The artifact of `candidate`, made at the first call."""
-        if candidate.name not in self._built:
+        """The artifact of `candidate`, made at the first call for any engine."""
+        file = digest(candidate.replace(name="", engine=None))
+        if file not in self._built:
             folder = Path(tempfile.mkdtemp(prefix="candidate-", dir=self._workdir))
-            self._built[candidate.name] = self._builder.build(candidate, folder / "model.onnx")
-        return self._built[candidate.name]
+            self._built[file] = self._builder.build(candidate, folder / "model.onnx")
+        built = self._built[file]
+        return replace(built, artifact=built.artifact.in_engine(candidate.engine)) if candidate.engine else built
 
     def build(self, candidate: Candidate) -> Screening:
         """See `Evaluator.build`. Outputs are compared on 8 samples; what runs in int8 is found once a structure."""
         start = time.perf_counter()
         artifact = self.built(candidate).artifact
         spent = time.perf_counter() - start
-        agreement = self._accuracy.compare(_proof_session(artifact), _SCREENED, model=candidate.name)
+        with self._opened(artifact.proof_model, artifact.proof_settings()) as session:
+            agreement = self._accuracy.compare(session, _SCREENED, model=candidate.name)
         if any(output.nonfinite for output in agreement.outputs):
             raise CheckFailedError("its outputs are not finite where the float model's are")
-        structure = structure_digest(artifact.proof_model, artifact.session_options)
-        if structure not in self._shares:
-            self._shares[structure] = self._int8_mac_share(artifact)
+        graph = structure_digest(artifact.proof_model, artifact.session_options)
+        if graph not in self._shares:
+            self._shares[graph] = self._int8_mac_share(self.built(candidate.replace(engine=None)).artifact)
+        engine = candidate.engine.name if candidate.engine else ""
         return Screening(
             bytes=model_bytes(artifact.model),
-            structure=structure,
-            content=content_digest(artifact.proof_model, artifact.session_options),
-            int8_mac_share=round(self._shares[structure], 6),
+            structure=structure_digest(artifact.proof_model, artifact.session_options, engine),
+            content=content_digest(artifact.proof_model, artifact.session_options, engine),
+            int8_mac_share=round(self._shares[graph], 6),
             sqnr_db=max(_LEAST_SQNR_DB, agreement.sqnr_db),
             build_s=round(spent, 3),
         )
@@ -121,8 +132,11 @@ class LocalEvaluator:
         found = {}
         with self._progress.stage(f"accuracy on {samples} samples", samples * len(candidates)) as advance:
             for candidate in candidates:
-                session = partial(self._proof_session, candidate)
-                found[candidate.name] = self._accuracy.assess(candidate.name, session, samples, advance)
+                artifact = self.built(candidate).artifact
+                with ExitStack() as stack:
+                    opened = self._opened(artifact.proof_model, artifact.proof_settings())
+                    session = partial(stack.enter_context, opened)
+                    found[candidate.name] = self._accuracy.assess(candidate.name, session, samples, advance)
         return found
 
     def time(
@@ -132,19 +146,20 @@ class LocalEvaluator:
         batch, feed = self._feed()
         few = len(runners) <= _RUNNERS_IN_SESSIONS
         count = min(sessions_to_time(self._job.prepared.path), FEWEST_SESSIONS if few else _SESSIONS_ROUGHLY)
-        ranking = rank_until_settled(
-            {
-                name: [partial(self._session(*runner).run, None, feed) for _ in range(count)]
-                for name, runner in runners.items()
-            },
-            top=top,
-            keep=baseline,
-            tie=tie,
-            min_rounds=_LEAST_ROUNDS,
-            max_duration_s=seconds,
-            warmup=WarmUp(min_s=0.1, max_s=min(1.0, seconds / (4 * len(runners)))),
-            bursts=_BURSTS,
-        )
+        with ExitStack() as stack:
+            ranking = rank_until_settled(
+                {
+                    name: [query_runner(stack.enter_context(self._session(*runner)), [feed]) for _ in range(count)]
+                    for name, runner in runners.items()
+                },
+                top=top,
+                keep=baseline,
+                tie=tie,
+                min_rounds=_LEAST_ROUNDS,
+                max_duration_s=seconds,
+                warmup=WarmUp(min_s=0.1, max_s=min(1.0, seconds / (4 * len(runners)))),
+                bursts=_BURSTS,
+            )
         claims = {name: claim(ranking.distributions[baseline], d) for name, d in ranking.distributions.items()}
         measured = {name: distribution.undisturbed() for name, distribution in ranking.distributions.items()}
         timings = {}
@@ -170,6 +185,7 @@ class LocalEvaluator:
         if candidate is None:
             return measure_memory(self._job.prepared.path, shapes=shapes, threads=threads).session_peak_bytes
         artifact = self.built(candidate).artifact
+        settings = artifact.settings(threads=threads)
         return measure_memory(
             artifact.model,
             shapes=shapes,
@@ -177,6 +193,8 @@ class LocalEvaluator:
             provider_options=artifact.provider_options,
             config=artifact.session_options,
             threads=threads,
+            engine=settings.engine,
+            precision=settings.precision,
         ).session_peak_bytes
 
     def float_metrics(self) -> dict[str, float]:
@@ -208,8 +226,13 @@ class LocalEvaluator:
                 return rank_by_probing(macs, noise, expired)
             return rank_by_probing(macs, noise, expired, groups=len(macs))
 
-    def _proof_session(self, candidate: Candidate) -> Session:
-        return _proof_session(self.built(candidate).artifact)
+    @contextmanager
+    def _opened(self, model: Path, settings: SessionSettings) -> Iterator[Any]:
+        """A session here or in its engine's process, which gives its memory back behind the block."""
+        session = self._engines.open(model, settings)
+        yield session
+        if settings.engine is not None and settings.engine.module:
+            session.close()
 
     def _quantized_macs(self, candidate: Candidate) -> dict[str, int]:
         """Multiply-accumulates of the layers that run in int8 and may be kept in float, in execution order."""
@@ -234,13 +257,14 @@ class LocalEvaluator:
         probe = candidate.replace(name=f"{candidate.name}, only {nodes[0]}", scheme=scheme, recoveries=())
         with tempfile.TemporaryDirectory(dir=self._workdir) as folder:
             artifact = self._builder.build(probe, Path(folder) / "model.onnx").artifact
-            return self._accuracy.noise(_proof_session(artifact), _SCREENED, model=probe.name)
+            session = open_session(artifact.proof_model, artifact.proof_settings())
+            return self._accuracy.noise(session, _SCREENED, model=probe.name)
 
-    def _session(self, candidate: Candidate | None, threads: int) -> Any:
+    def _session(self, candidate: Candidate | None, threads: int) -> AbstractContextManager[Any]:
         if candidate is None:
-            return open_session(self._job.prepared.path, SessionSettings(intra_op_threads=threads))
+            return self._opened(self._job.prepared.path, SessionSettings(intra_op_threads=threads))
         artifact = self.built(candidate).artifact
-        return open_session(artifact.model, artifact.settings(threads=threads))
+        return self._opened(artifact.model, artifact.settings(threads=threads))
 
     def _feed(self) -> tuple[int, dict[str, Any]]:
         """What a timed query runs: (samples in it, inputs)."""
@@ -264,8 +288,3 @@ def slower(one: Distribution, other: Distribution, tie: float) -> bool:
     """Whether `one` takes longer than `other` beyond doubt, and by more than the share `tie`."""
     found = claim(one, other).interval
     return found is not None and found[1] > 1 + tie
-
-
-def _proof_session(artifact: Artifact) -> Session:
-    session: Session = open_session(artifact.proof_model, artifact.proof_settings())
-    return session

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgeq_device.engines import FLOAT
+
+from edgeq.engines import DEFAULT
 from edgeq.records import plain
 from edgeq.report.tuning_record import Assessment, Screening, Stage, StageTime, Status, Timing
 from edgeq.tune.candidate import Candidate
@@ -47,8 +50,11 @@ class Trial:
         return dataclasses.replace(self, **changes)
 
     def __record__(self) -> dict[str, Any]:
+        engine = self.candidate.engine
         return {
             **plain(self.candidate),
+            "engine": engine.engine.name if engine else DEFAULT,
+            "precision": engine.precision if engine else FLOAT,
             "stage": self.stage,
             "parent": self.parent,
             "status": self.status,
@@ -68,6 +74,8 @@ class Outcome:
     Attributes:
         trials: all candidates, in the order in which they were made.
         chosen: name of the winner; "" where nothing qualified.
+        fallback: name of the candidate that runs where the winner's engine is missing; "" where it has none, or float32
+            has to do.
         baseline: float32's timing, with the threads that suit it best.
         baseline_threads: those threads.
         stages: what took how long.
@@ -84,6 +92,7 @@ class Outcome:
     settled: bool = True
     out_of_time: bool = False
     histograms: Mapping[str, Any] = field(default_factory=dict)
+    fallback: str = ""
 
     def trial(self, name: str) -> Trial:
         """The trial of that name.
@@ -101,6 +110,7 @@ class Outcome:
     def __record__(self) -> dict[str, Any]:
         return {
             "chosen": self.chosen or None,
+            "fallback": self.fallback or None,
             "candidates": self.trials,
             "baseline": self.baseline,
             "baseline_threads": self.baseline_threads,
@@ -109,3 +119,8 @@ class Outcome:
             "out_of_time": self.out_of_time,
             "histograms": self.histograms,
         }
+
+
+def p50_of(trial: Trial) -> float:
+    """Median latency in milliseconds; infinity where it was not timed."""
+    return trial.timing.latency["p50_ms"] if trial.timing else float("inf")

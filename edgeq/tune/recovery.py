@@ -105,7 +105,7 @@ def _bases(table: TrialTable, evaluator: Evaluator) -> list[Trial]:
     """The most accurate trial of each structure that loses too much and is cheaper than the best that qualifies."""
     best: dict[str, Trial] = {}
     for trial in sorted((t for t in table if t.assessment), key=loss_of):
-        if not evaluator.timed or _perhaps_faster(trial):
+        if trial.candidate.quantized and (not evaluator.timed or _perhaps_faster(trial)):
             best.setdefault(structure_of(trial), trial)
     short = [t for t in best.values() if not table.meets(t) and _worthwhile(table, t)]
     chosen = sorted(short, key=lambda t: (table.cost(t), loss_of(t)))[:_BASES]

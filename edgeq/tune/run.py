@@ -13,7 +13,8 @@ from edgeq.backends import backend_named
 from edgeq.backends.base import TargetedBackend
 from edgeq.calibrate.files import save_statistics
 from edgeq.display import Page
-from edgeq.errors import GoalNotMetError, HardwareError
+from edgeq.engines import DEFAULT, EngineChoice
+from edgeq.errors import EngineError, GoalNotMetError, HardwareError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target, resolve, runs_natively
@@ -28,12 +29,15 @@ from edgeq.pipeline.package import check_bundle_output
 from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.target_checks import artifact_checks
 from edgeq.pipeline.target_coverage import target_coverage
-from edgeq.pipeline.variants import PackagedVariant, as_text, bundle_variants, variant_name
+from edgeq.pipeline.variants import PackagedVariant, as_text, bundle_variants, variant_name, with_fallback
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
+from edgeq.scheme import Scheme
 from edgeq.tune import builders
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.document import make_record, settings_of
+from edgeq.tune.engines import Field, find_field, with_entrants
+from edgeq.tune.evaluator import FLOAT
 from edgeq.tune.explain import verdict
 from edgeq.tune.folder import COLLECTED, JOURNAL, check_folder, claim, clear, folder_of
 from edgeq.tune.goal import Deadline, Goal
@@ -44,6 +48,7 @@ from edgeq.tune.recover.methods import recovery_groups
 from edgeq.tune.search import search
 from edgeq.tune.simulated import bundle_note, shortfall, simulated_record
 from edgeq.tune.space import kernel_candidates, method_candidates, thread_counts
+from edgeq.workers.engine import Engines
 
 # Share of a model's multiply-accumulates from which on quantizing activations at run time is worth a try.
 _DYNAMIC_SHARE = 0.5
@@ -60,6 +65,7 @@ class Plan:
         methods: names of the candidates with other calibration methods, as the first kernel choice would have them.
         recoveries: names of accuracy recoveries, in the order in which they are tried.
         threads: numbers that are compared; 0 is all cores. Empty where the target is simulated and nothing is timed.
+        engines: what runs them.
     """
 
     target: Target
@@ -68,6 +74,7 @@ class Plan:
     methods: tuple[str, ...]
     recoveries: tuple[str, ...]
     threads: tuple[int, ...]
+    engines: Field
 
     def __record__(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -79,6 +86,7 @@ class Plan:
             "methods": self.methods,
             "recoveries": self.recoveries,
             "threads": self.threads,
+            "engines": [*([DEFAULT] if self.engines.own else []), *self.engines.plugins],
         }
 
 
@@ -126,6 +134,7 @@ def plan(
     target: str | Path = "auto",
     goal: Goal | None = None,
     statistics: Path | None = None,
+    engines: Sequence[EngineChoice] = (),
     progress: Progress = SILENT,
 ) -> Plan:
     """The candidates that `tune` would start from, without building anything.
@@ -135,17 +144,19 @@ def plan(
     """
     machine = detect_machine()
     chosen, timed = _resolve(target, machine)
+    goal, raced = goal or Goal(), find_field(chosen, machine, engines, timed=timed, progress=progress)
     with tempfile.TemporaryDirectory(prefix="edgeq-tune-") as folder:
         prepared = prepare_model(model, Path(folder), progress=progress)
         first = _kernels(prepared, chosen, static=_is_static(chosen, data, statistics))
     methods = method_candidates(first[0], chosen.profile) if first else ()
     return Plan(
         target=chosen,
-        goal=goal or Goal(),
-        candidates=first,
+        goal=goal,
+        candidates=with_entrants(first, raced, unquantized=goal.objective != "size"),
         methods=tuple(c.name for c in methods),
         recoveries=tuple(name for group in recovery_groups() for name in group) if timed else (),
         threads=thread_counts(machine.usable_threads) if timed else (),
+        engines=raced,
     )
 
 
@@ -159,6 +170,7 @@ def tune(
     target: str | Path = "auto",
     task: Task | None = None,
     goal: Goal | None = None,
+    engines: Sequence[EngineChoice] = (),
     resume: bool = False,
     with_float: bool = False,
     selftest: int = 2,
@@ -177,6 +189,8 @@ def tune(
             simulated on it, where the share of multiply-accumulates in int8 takes the place of the goal's objective.
         task: what to measure by labels; None measures agreement with float32.
         goal: objective, accuracy and time; default: the lowest latency at 0.01 accuracy.
+        engines: those that are raced; default: onnxruntime's own kernels and every plug-in that is installed and right,
+            each in the precisions that are fast here.
         resume: go on from the journal of an interrupted run, which lies beside `output`.
         with_float, selftest, force: as `edgeq.package`.
 
@@ -196,13 +210,14 @@ def tune(
     chosen, timed = _resolve(target, machine)
     check_request([chosen], {}, task=task, max_drop=None)
     kept = folder_of(output)
-    with tempfile.TemporaryDirectory(prefix="edgeq-tune-") as folder:
+    field = find_field(chosen, machine, engines, timed=timed, progress=progress)
+    with tempfile.TemporaryDirectory(prefix="edgeq-tune-") as folder, Engines() as opener:
         workdir = Path(folder)
         collected = kept / COLLECTED
         reuse = collected if statistics is None and resume and collected.exists() else statistics
         static = _is_static(chosen, data, statistics)
         job = open_job(model, data, validation, workdir, statistics=reuse, static=static, progress=progress)
-        settings = settings_of(job, chosen, machine, task, goal)
+        settings = settings_of(job, chosen, machine, task, goal, field)
         journal = Journal(kept / JOURNAL, settings, resume=resume, force=force)
         claim(kept)
         if journal.known:
@@ -211,53 +226,75 @@ def tune(
             save_statistics(job.statistics, collected, force=True)
         batched = goal.objective == "throughput"
         evaluator = LocalEvaluator(
-            job, chosen, workdir / "tune", task=task, timed=timed, batched=batched, progress=progress
+            job, chosen, workdir / "tune", task=task, timed=timed, batched=batched, engines=opener, progress=progress
         )
-        try:
-            outcome = search(
-                _promising_first(_kernels(job.prepared, chosen, static=static), _extra(job, chosen)),
-                chosen.profile,
-                JournaledEvaluator(evaluator, journal),
-                goal,
-                Deadline(goal.budget_s and deadline.left_s() - _reserved_s(job, deadline, goal.budget_s)),
-                threads=thread_counts(machine.usable_threads),
-                progress=progress,
-            )
-        except KeyboardInterrupt:
-            progress.note(f"{journal.known} measurements are kept in {journal.path}: --resume goes on from there")
-            raise
+        candidates = _promising_first(_kernels(job.prepared, chosen, static=static), _extra(job, chosen))
+        ends = Deadline(goal.budget_s and deadline.left_s() - _reserved_s(job, deadline, goal.budget_s))
+        outcome = None
+        while outcome is None:
+            try:
+                outcome = search(
+                    candidates,
+                    chosen.profile,
+                    JournaledEvaluator(evaluator, journal),
+                    goal,
+                    ends,
+                    threads=thread_counts(machine.usable_threads),
+                    engines=field,
+                    progress=progress,
+                )
+            except KeyboardInterrupt:
+                progress.note(f"{journal.known} measurements are kept in {journal.path}: --resume goes on from there")
+                raise
+            except EngineError as error:
+                left = field.without(opener.ended())
+                if not field.own or left == field:
+                    raise
+                # What was measured so far is in the journal, and is not measured again.
+                progress.note(f"{error.problem}; the search goes on without it")
+                field = left
         if timed:
             float32 = evaluator.float_metrics()
-            record = make_record(job, chosen, machine, task, goal, outcome, deadline.elapsed_s, float32)
+            record = make_record(job, chosen, machine, task, goal, outcome, field, deadline.elapsed_s, float32)
         else:
             record = simulated_record(chosen, goal, outcome, deadline.elapsed_s)
         if outcome.winner is None:
             problem = "; ".join(verdict(outcome, goal)) if timed else shortfall(chosen, goal, outcome)
             hint = f"-v lists all candidates; what was measured is kept in {kept} for --resume with another --max-drop"
             raise GoalNotMetError(problem, hint, record)
-        winner = outcome.winner.candidate
-        built = evaluator.built(winner)
-        coverage = target_coverage(job, built, machine, progress=progress)
-        proof = prove_built(job, built, coverage, task=task, timed=False, threads=winner.threads, progress=progress)
-        size, native = model_bytes(built.artifact.model), runs_natively(chosen, machine)
-        checks = artifact_checks(built, proof, machine, None)
+
+        def proven(candidate: Candidate) -> PackagedVariant:
+            built, threads = evaluator.built(candidate), candidate.threads
+            # Coverage is that of onnxruntime's own kernels: another engine's graph cannot be written by its profiler.
+            own = evaluator.built(candidate.replace(engine=None))
+            coverage = target_coverage(job, own, machine, progress=progress)
+            proof = prove_built(job, built, coverage, task=task, timed=False, threads=threads, progress=progress)
+            size, native = model_bytes(built.artifact.model), runs_natively(chosen, machine)
+            return PackagedVariant(built, proof, native, size, threads, artifact_checks(built, proof, machine, None))
+
+        winner, preferred = proven(outcome.winner.candidate), []
+        stand_in = winner
+        if outcome.winner.candidate.engine is not None:
+            plain = Candidate(FLOAT, Scheme(mode="float"), threads=outcome.baseline_threads)
+            stand_in = proven(outcome.trial(outcome.fallback).candidate if outcome.fallback else plain)
+            preferred = [winner]
         named = "" if timed else f" -t {chosen.name}"
         notes = () if timed else (bundle_note(record),)
         bundle_variants(
             job,
-            {variant_name(chosen): PackagedVariant(built, proof, native, size, winner.threads, checks)},
+            with_fallback(variant_name(chosen), stand_in, preferred),
             output,
             workdir=workdir,
             selftest=selftest,
             with_float=with_float,
             command=f"edgeq tune {shlex.quote(as_text(model.name))} --data CALIBRATION{named} -o BUNDLE",
             tuning=record if timed else None,
-            notes=(*job.prepared.notes, *notes, *built.artifact.notes),
+            notes=(*job.prepared.notes, *notes, *winner.built.artifact.notes),
             force=force,
             progress=progress,
         )
         clear(kept, progress)
-    return Tuned(output, chosen, outcome, goal, proof, record)
+    return Tuned(output, chosen, outcome, goal, winner.proof, record)
 
 
 def _reserved_s(job: Job, deadline: Deadline, budget_s: float) -> float:

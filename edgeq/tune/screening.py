@@ -11,9 +11,8 @@ from edgeq.report.tuning_record import Stage
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.evaluator import Evaluator
 from edgeq.tune.goal import Deadline
-from edgeq.tune.record import Trial
 from edgeq.tune.space import method_candidates
-from edgeq.tune.trials import TrialTable, structure_of
+from edgeq.tune.trials import TrialTable, sqnr_of, structure_of
 
 # Of candidates that cost the same, one whose outputs are this much further from float32's is not worth measuring.
 _SQNR_BEHIND_DB = 6.0
@@ -47,7 +46,7 @@ def build(
     table.update(candidate.name, screening=screening)
     if duplicate is not None:
         table.eliminate(candidate.name, f"the same model as {duplicate.name}")
-    elif screening.int8_mac_share == 0:
+    elif screening.int8_mac_share == 0 and candidate.quantized:
         table.eliminate(candidate.name, "nothing of it runs in int8")
     table.timed(table[candidate.name])
     return not table[candidate.name].reason
@@ -61,9 +60,9 @@ def build_methods(table: TrialTable, evaluator: Evaluator, deadline: Deadline, p
         build_all(table, evaluator, deadline, [c.replace(threads=kernel.candidate.threads) for c in methods])
     for structure in dict.fromkeys(structure_of(t) for t in table.alive()):
         group = [t for t in table.alive() if structure_of(t) == structure]
-        best = max(group, key=_sqnr)
+        best = max(group, key=sqnr_of)
         for trial in group:
-            behind = _sqnr(best) - _sqnr(trial)
+            behind = sqnr_of(best) - sqnr_of(trial)
             if behind > _SQNR_BEHIND_DB:
                 why = f"as fast as {best.name}, and its outputs' SQNR is {behind:.0f} dB lower"
                 table.eliminate(trial.name, why)
@@ -73,15 +72,10 @@ def _drop_dominated(table: TrialTable) -> None:
     """Kernel choices that are no cheaper than another one whose outputs are far closer to float32's."""
     for trial in table.alive():
         for other in table.alive():
-            behind = _sqnr(other) - _sqnr(trial)
+            behind = sqnr_of(other) - sqnr_of(trial)
             if not table.cheaper(trial, other) and behind > _SQNR_BEHIND_DB:
                 why = (
                     f"no better than {other.name} in {table.objective}, and its outputs' SQNR is {behind:.0f} dB lower"
                 )
                 table.eliminate(trial.name, why)
                 break
-
-
-def _sqnr(trial: Trial) -> float:
-    """Of the screening, dB; equal outputs count as 200, so that differences are numbers."""
-    return min(200.0, trial.screening.sqnr_db) if trial.screening else -200.0

@@ -23,7 +23,9 @@ from edgeq.progress import SILENT, Progress
 from edgeq.report.tuning_record import StageTime
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.decision import decide
+from edgeq.tune.engines import Field, with_entrants
 from edgeq.tune.evaluator import Evaluator
+from edgeq.tune.fallback import fall_back
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.halving import halve
 from edgeq.tune.record import Outcome
@@ -44,6 +46,7 @@ def search(
     deadline: Deadline,
     *,
     threads: Sequence[int] = (0,),
+    engines: Field | None = None,
     progress: Progress = SILENT,
 ) -> Outcome:
     """The best candidate for `goal`, searched from `candidates`, the most promising first.
@@ -51,7 +54,9 @@ def search(
     Args:
         profile: whose search table says which calibration methods to try.
         threads: numbers of threads inside an operator to compare; 0 is all cores.
+        engines: what is raced; default: onnxruntime's own kernels.
     """
+    engines = engines or Field()
     table = TrialTable(goal, timed=evaluator.timed)
     stages: list[StageTime] = []
 
@@ -63,9 +68,10 @@ def search(
         stages.append(StageTime(name, round(deadline.elapsed_s - start, 3), entered, len(table.alive())))
 
     with stage("building"):
-        build_all(table, evaluator, deadline.until(_SCREENED), candidates)
+        entered = with_entrants(candidates, engines, unquantized=goal.objective != "size")
+        build_all(table, evaluator, deadline.until(_SCREENED), entered)
     with stage("timing"):
-        baseline = time_kernels(table, evaluator, deadline.until(_TIMED), threads)
+        baseline = time_kernels(table, evaluator, deadline.until(_TIMED), threads, own=engines.own)
     with stage("methods"):
         build_methods(table, evaluator, deadline.until(_METHODS), profile)
     with stage("accuracy"):
@@ -74,10 +80,13 @@ def search(
         recover_accuracy(table, evaluator, deadline.until(_RECOVERED), baseline.threads, progress)
     with stage("last race"):
         final = decide(table, evaluator, deadline, threads, baseline)
+        winner = next((t for t in table if t.status == "chosen"), None)
+        fallback = fall_back(table, evaluator, deadline, winner, final.threads)
     table.mark_pareto()
     return Outcome(
         trials=tuple(table),
-        chosen=next((t.name for t in table if t.status == "chosen"), ""),
+        chosen=winner.name if winner else "",
+        fallback=fallback,
         baseline=final.timing,
         baseline_threads=final.threads,
         stages=tuple(stages),

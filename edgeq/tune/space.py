@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from edgeq.calibrate.methods import REGISTRY
+from edgeq.engines import EngineChoice
 from edgeq.hardware.profile import Profile
 from edgeq.scheme import Scheme
 from edgeq.tune.candidate import Candidate
@@ -42,13 +43,13 @@ def kernel_candidates(profile: Profile, *, static: bool = True, dynamic: bool = 
 
 def method_candidates(candidate: Candidate, profile: Profile) -> tuple[Candidate, ...]:
     """`candidate` with every other calibration method of the profile's search table; empty for a dynamic one."""
-    if candidate.scheme.mode == _DYNAMIC or candidate.builder:
+    if candidate.scheme.mode != "static" or candidate.builder:
         return ()
     found: dict[str, Candidate] = {}
     for method in profile.search.get("method", ()):
         for options in REGISTRY.load(method).search:
             scheme = candidate.scheme.replace(method=method, method_options=options)
-            made = candidate.replace(name=_name(scheme), scheme=scheme)
+            made = _with_scheme(candidate, scheme)
             if made.name != candidate.name:
                 found.setdefault(made.name, made)
     return tuple(found.values())
@@ -57,7 +58,17 @@ def method_candidates(candidate: Candidate, profile: Profile) -> tuple[Candidate
 def in_float(candidate: Candidate, nodes: Iterable[str]) -> Candidate:
     """`candidate` with `nodes` kept in float, too."""
     scheme = candidate.scheme.replace(exclude=(*candidate.scheme.exclude, *nodes))
-    return candidate.replace(name=_name(scheme), scheme=scheme)
+    return _with_scheme(candidate, scheme)
+
+
+def in_engine(candidate: Candidate, choice: EngineChoice) -> Candidate:
+    """`candidate`, run by `choice`."""
+    return candidate.replace(name=f"{candidate.name} in {choice.name}", engine=choice)
+
+
+def _with_scheme(candidate: Candidate, scheme: Scheme) -> Candidate:
+    made = candidate.replace(name=_name(scheme), scheme=scheme)
+    return in_engine(made, candidate.engine) if candidate.engine else made
 
 
 def thread_counts(cores: int) -> tuple[int, ...]:

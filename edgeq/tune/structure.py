@@ -10,11 +10,12 @@ from pathlib import Path
 from edgeq.model.load import load_model, model_files
 
 
-def structure_digest(model: Path, session_options: Mapping[str, str]) -> str:
-    """Hash of operators, attributes, connections, shapes and dtypes, not of the values of constants: two models of one
-    digest, made from one float model, run the same kernels on the same shapes."""
+def structure_digest(model: Path, session_options: Mapping[str, str], engine: str = "") -> str:
+    """Hash of operators, attributes, connections, shapes and dtypes, not of the values of constants, and of the
+    `engine` that runs them: two models of one digest, made from one float model, run the same kernels on the same
+    shapes."""
     graph = load_model(model, external_data="none").graph
-    digest = hashlib.sha256(json.dumps(sorted(session_options.items())).encode())
+    digest = hashlib.sha256((json.dumps(sorted(session_options.items())) + engine).encode())
     for node in graph.node:
         attributes = sorted(a.SerializeToString(deterministic=True) for a in node.attribute)
         digest.update(json.dumps([node.domain, node.op_type, list(node.input), list(node.output)]).encode())
@@ -25,9 +26,9 @@ def structure_digest(model: Path, session_options: Mapping[str, str]) -> str:
     return digest.hexdigest()
 
 
-def content_digest(model: Path, session_options: Mapping[str, str]) -> str:
-    """Hash of the files and the options: two models of one digest are the same model."""
-    digest = hashlib.sha256(json.dumps(sorted(session_options.items())).encode())
+def content_digest(model: Path, session_options: Mapping[str, str], engine: str = "") -> str:
+    """Hash of the files, the options and the engine: two models of one digest are the same model."""
+    digest = hashlib.sha256((json.dumps(sorted(session_options.items())) + engine).encode())
     for file in model_files(model):
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())

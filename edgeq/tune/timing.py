@@ -15,13 +15,15 @@ from typing import Any
 from edgeq_device.claim import SLOWER, UNKNOWN
 
 from edgeq.report.tuning_record import Timing
+from edgeq.tune.candidate import Candidate, engine_name
+from edgeq.tune.engines import FAR_BEHIND, drop_slower_twins, more_in_engines
 from edgeq.tune.evaluator import FLOAT, Evaluator, Race, Runner
 from edgeq.tune.explain import share, times
 from edgeq.tune.goal import Deadline
-from edgeq.tune.record import Trial
+from edgeq.tune.record import Trial, p50_of
 from edgeq.tune.screening import build
 from edgeq.tune.space import in_float
-from edgeq.tune.trials import TIE, TrialTable, p50_of, structure_of
+from edgeq.tune.trials import TIE, TrialTable, structure_of
 
 MOST_S = 18.0
 """A stage of races that are not settled by then: what is left in doubt is close enough not to matter."""
@@ -47,19 +49,30 @@ class Baseline:
     histograms: Mapping[str, Any] = field(default_factory=dict)
 
 
-def time_kernels(table: TrialTable, evaluator: Evaluator, deadline: Deadline, threads: Sequence[int]) -> Baseline:
+def time_kernels(
+    table: TrialTable, evaluator: Evaluator, deadline: Deadline, threads: Sequence[int], *, own: bool = True
+) -> Baseline:
     """Choose the threads, time every structure that is in the run, keep layers in float that are faster so, and drop
-    what is slower than float32. Nothing is done where the evaluator has no clock."""
+    what is slower than float32. Nothing is done where the evaluator has no clock.
+
+    Args:
+        own: whether what runs in onnxruntime's own kernels may win.
+    """
     if not evaluator.timed or not table.alive():
         return Baseline()
     seconds = deadline.left_s(MOST_S) / 3
-    float_threads, int8_threads = choose_threads(table, table.alive(), evaluator, threads, seconds, "first")
+    float_threads = choose_threads(table, table.alive(), evaluator, threads, seconds, "first")
     first = list({structure_of(t): t for t in reversed(table.alive())}.values())[::-1]
     raced = race(table, evaluator, first, float_threads, top=RACED, tie=_ROUGHLY, seconds=seconds)
+    sources = [t.candidate for t in table.alive() if t.candidate.engine is None]
+    for candidate in () if own else sources:
+        table.eliminate(candidate.name, "--engine leaves onnxruntime's own kernels out")
+    drop_slower_twins(table)
     _keep_slow_layers_in_float(table, evaluator, float_threads, seconds)
+    _race_more_in_engines(table, evaluator, sources, float_threads, seconds)
     if table.goal.objective == "memory":
         for trial in first:
-            peak = evaluator.memory(trial.candidate, int8_threads)
+            peak = evaluator.memory(trial.candidate, table[trial.name].candidate.threads)
             for other in table.alive():
                 if structure_of(other) == structure_of(trial):
                     table.update(other.name, memory_bytes=peak)
@@ -81,31 +94,38 @@ def time_new(table: TrialTable, evaluator: Evaluator, deadline: Deadline, float_
 
 def choose_threads(
     table: TrialTable, trials: Sequence[Trial], evaluator: Evaluator, threads: Sequence[int], seconds: float, when: str
-) -> tuple[int, int]:
-    """The threads that suit float32 and the first of `trials` best, which all of them get; more of them only where
-    they pay. The first of `threads` where the machine is too busy to see what pays.
+) -> int:
+    """The threads that suit float32 best. The trials of each engine get those that suit the first of them best; more
+    of them only where they pay. The first of `threads` where the machine is too busy to see what pays.
 
     Args:
         when: part of the runners' names, by which a journal distinguishes a later race of the same ones.
     """
     if len(threads) == 1:
-        return threads[0], threads[0]
+        return threads[0]
     runners: dict[str, Runner] = {f"{FLOAT} {n} {when}": (None, n) for n in threads}
-    runners.update({f"int8 {n} {when}": (trials[0].candidate, n) for n in threads})
+    groups: dict[str, list[Trial]] = {}
+    for trial in trials:
+        groups.setdefault(_kind(trial), []).append(trial)
+    runners.update({f"{kind} {n} {when}": (group[0].candidate, n) for kind, group in groups.items() for n in threads})
     found = evaluator.time(runners, f"{FLOAT} {threads[0]} {when}", top=None, tie=_ROUGHLY, seconds=seconds)
     if any(timing.speedup is not None and timing.verdict == UNKNOWN for timing in found.timings.values()):
         # What others leave of the cores now says nothing about the device at work: the choice stays the device's.
-        return threads[0], threads[0]
-    best = []
-    for kind in (FLOAT, "int8"):
+        return threads[0]
+    best = {}
+    for kind in (FLOAT, *groups):
         # Not the median: it hides the runs in which one thread waits for another on a core that is busy elsewhere.
         mean = {n: found.timings[f"{kind} {n} {when}"].latency["mean_ms"] for n in threads}
         fastest = min(mean.values())
         fewest = [n for n in threads if mean[n] <= fastest * (1 + TIE)]
-        best.append(min(fewest, key=lambda n: n if n else float("inf")))
+        best[kind] = min(fewest, key=lambda n: n if n else float("inf"))
     for trial in trials:
-        table.update(trial.name, candidate=trial.candidate.replace(threads=best[1]))
-    return best[0], best[1]
+        table.update(trial.name, candidate=trial.candidate.replace(threads=best[_kind(trial)]))
+    return best[FLOAT]
+
+
+def _kind(trial: Trial) -> str:
+    return engine_name(trial.candidate) if trial.candidate.engine else "int8"
 
 
 def race(
@@ -139,15 +159,30 @@ def beginnings(names: Sequence[str]) -> list[tuple[str, ...]]:
     return [tuple(names[:size]) for size in (*sizes, len(names)) if size]
 
 
+def _race_more_in_engines(
+    table: TrialTable, evaluator: Evaluator, sources: Sequence[Candidate], float_threads: int, seconds: float
+) -> None:
+    """Time the other kernel choices, and those with layers in float, in the engines where the first int8 candidate is
+    not far behind."""
+    kept = [t.candidate for t in table.alive() if t.stage == "exclusion" and t.candidate.engine is None]
+    more = [c for c in more_in_engines(table, [*sources, *kept]) if build(table, evaluator, c)]
+    if more:
+        trials = [table[c.name] for c in more]
+        race(table, evaluator, trials, float_threads, top=None, tie=_ROUGHLY, seconds=seconds)
+        drop_slower_twins(table)
+
+
 def _keep_slow_layers_in_float(table: TrialTable, evaluator: Evaluator, float_threads: int, seconds: float) -> None:
     """Try the fastest static kernel choice with its slow layers in float, and keep only the fastest of that family.
 
     Where size counts, this is tried only if the choice is not worth shipping otherwise.
     """
-    static = [t for t in table.alive() if t.timing and t.candidate.scheme.mode == "static" and not t.candidate.builder]
-    if not static:
+    # The profile that names slow layers is that of onnxruntime's own kernels.
+    own = [t for t in table.alive() if t.timing and t.candidate.engine is None]
+    static = [t for t in own if t.candidate.scheme.mode == "static" and not t.candidate.builder]
+    least = min((p50_of(t) for t in static), default=0.0)
+    if not static or least > FAR_BEHIND * min(p50_of(t) for t in table.alive()):
         return
-    least = min(p50_of(t) for t in static)
     base = next(t for t in static if p50_of(t) <= least * (1 + _ROUGHLY))
     if table.goal.objective in ("size", "memory") and not_slower(base, strict=False):
         return

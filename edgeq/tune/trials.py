@@ -8,7 +8,7 @@ from typing import Any
 from edgeq.report.tuning_record import Stage, Timing
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.goal import Goal
-from edgeq.tune.record import Trial
+from edgeq.tune.record import Trial, p50_of
 
 TIE = 0.01
 """Speeds that differ by less, as a share, are equal: the more accurate one wins then."""
@@ -124,14 +124,14 @@ def accuracy_key(trial: Trial) -> tuple[float, float, str]:
     return loss_of(trial), -sqnr, trial.name
 
 
+def sqnr_of(trial: Trial) -> float:
+    """Of the screening, dB; equal outputs count as 200, so that differences are numbers."""
+    return min(200.0, trial.screening.sqnr_db) if trial.screening else -200.0
+
+
 def structure_of(trial: Trial) -> str:
     """Hash of the trial's structure; "" where it was not built."""
     return trial.screening.structure if trial.screening else ""
-
-
-def p50_of(trial: Trial) -> float:
-    """Median latency in milliseconds; infinity where it was not timed."""
-    return trial.timing.latency["p50_ms"] if trial.timing else float("inf")
 
 
 def _speed_key(trial: Trial) -> tuple[str, int]:

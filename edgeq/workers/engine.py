@@ -65,9 +65,13 @@ class Engines:
         engine = settings.engine
         if engine is None or not engine.module:
             return open_session(model, settings)
-        if engine.name not in self._running:
+        if engine.name not in self._running or self._running[engine.name].ended:
             self._running[engine.name] = self._stack.enter_context(start_engine(engine))
         return self._running[engine.name].open(model, with_carried(model, settings))
+
+    def ended(self) -> tuple[str, ...]:
+        """Names of the engines whose process has ended by itself: `open` starts another one."""
+        return tuple(name for name, guest in self._running.items() if guest.ended)
 
     def __enter__(self) -> Self:
         return self

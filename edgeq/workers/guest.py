@@ -57,6 +57,11 @@ class Guest(edgeq_device.guest.Guest):
         with device_errors():
             return super().exchange(request, arrays)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the process has ended."""
+        return self._process.poll() is not None
+
     def features(self, masked: Sequence[str] = (), *, runtime: bool = True) -> dict[str, Any]:
         """What the guest reports: "architecture", "features", "python", "numpy" and, with `runtime`, "onnxruntime" and
         "trapped" (how many CPUID instructions a mask has replaced the result of)."""

@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 import edgeq
 from edgeq import demo
 from edgeq.cli import group
+from edgeq.engines import choose_engine
 from edgeq.errors import GoalNotMetError, HardwareError, OutputError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
@@ -36,6 +37,7 @@ def tuned(output: Path, **changes: Any) -> Tuned:
         "validation": Data(demo.VALIDATION),
         "task": make_task("classification"),
         "goal": GOAL,
+        "engines": [choose_engine("onnxruntime")],
         **changes,
     }
     return edgeq.tune(demo.MODEL, Data(demo.CALIBRATION, count=20), output, **arguments)

@@ -43,6 +43,7 @@ NAMES = {
     "short": "ruled out",
     "off": "less accurate than the plot reaches",
 }
+_DASHES = (None, "5 3", "1.5 3")
 _DRAWN_LAST = ("float32", "front", "chosen")
 _WINDOW = 5.0
 """The accuracy axis reaches this many times the allowed loss below the best; what is further down sits on its edge."""
@@ -62,6 +63,14 @@ def mark(status: str, x: float = 0, y: float = 0) -> Markup:
     shown = status if status in SHAPES else "behind"
     moved = f"translate({x:.1f} {y:.1f})" if x or y else None
     return tag("path", d=SHAPES[shown], class_=f"mark {shown}", transform=moved)
+
+
+def ring(engine: str, engines: Sequence[str], x: float = 0, y: float = 0) -> Markup:
+    """The ring around the mark of a candidate that `engine`, one of `engines`, runs; nothing for "" and others."""
+    if engine not in engines:
+        return Markup()
+    dashes = _DASHES[engines.index(engine) % len(_DASHES)]
+    return tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=10, class_="mark ring", stroke_dasharray=dashes)
 
 
 def pareto(tuning: Tuning, width: float, height: float) -> Markup:
@@ -182,6 +191,7 @@ def _mark(point: _Point, tuning: Tuning) -> Markup:
         y = point.y - 6 if tuning.higher_is_better else point.y + 6
         shape = tag("path", d="M-5,-4H5L0,5Z", class_="mark off", transform=f"translate({point.x:.1f} {y:.1f}){turn}")
     else:
-        shape = mark(point.candidate.status, point.x, point.y)
+        around = ring(point.candidate.engine, tuning.engines, point.x, point.y)
+        shape = join([mark(point.candidate.status, point.x, point.y), around])
     target = tag("circle", cx=point.x, cy=point.y, r=12, class_="target")
     return tag("g", target, shape, tabindex=0, role="img", aria_label=text, data_candidate=point.index, class_="point")

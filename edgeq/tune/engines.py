@@ -1,0 +1,164 @@
+"""Engines in a search: which are raced, what runs in each, and which are not worth going on with.
+
+A candidate's file is built once and runs in every engine that its types suit; the float model runs in each engine, in
+each precision that is fast here. To keep the search short, first only one int8 candidate and the float model are timed
+in each engine; what is behind its twin in another engine, or behind float32, is not raced further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from edgeq_device.engines import find_library, installed_version
+
+from edgeq.backends import Artifact, backend_named
+from edgeq.backends.base import TargetedBackend
+from edgeq.device import device_errors
+from edgeq.engines import DEFAULT, Engine, EngineChoice, load_engines
+from edgeq.errors import EngineError, UsageError
+from edgeq.hardware.engines import detect_engines
+from edgeq.hardware.machine import Machine
+from edgeq.hardware.target import THIS_MACHINE, Target
+from edgeq.pipeline.engine_checks import check_engine
+from edgeq.progress import SILENT, Progress
+from edgeq.scheme import Scheme
+from edgeq.session import onnxruntime
+from edgeq.tune.candidate import Candidate
+from edgeq.tune.record import Trial, p50_of
+from edgeq.tune.space import in_engine
+from edgeq.tune.trials import TrialTable, sqnr_of
+
+FAR_BEHIND = 1.3
+"""What takes so many times as long as the fastest is not worth variants of its own."""
+# Of one file in two engines, the one that takes longer by this factor is dropped: its accuracy is hardly another.
+_TWIN_BEHIND = 1.1
+_SQNR_AHEAD_DB = 6.0
+
+
+@dataclass(frozen=True)
+class Field:
+    """The engines of a search.
+
+    Attributes:
+        plugins: plug-in engines, each in the precisions that are raced.
+        own: whether onnxruntime's own kernels are raced, too.
+        versions: of the packages that bring the plug-ins, by name.
+    """
+
+    plugins: tuple[EngineChoice, ...] = ()
+    own: bool = True
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def without(self, names: Iterable[str]) -> Field:
+        """Those whose engine is not among `names`."""
+        left = tuple(choice for choice in self.plugins if choice.engine.name not in set(names))
+        return replace(self, plugins=left)
+
+
+def find_field(
+    target: Target,
+    machine: Machine,
+    asked: Sequence[EngineChoice] = (),
+    *,
+    timed: bool = True,
+    progress: Progress = SILENT,
+) -> Field:
+    """The engines that are raced for `target`: those that are installed and give right answers on this machine, or of
+    these the ones that are named. Each is loaded and checked in a process of its own.
+
+    Raises:
+        UsageError: a plug-in is named where nothing of it runs.
+        RuntimeUnavailableError: one that is named is not installed, or EngineError: gives wrong answers.
+    """
+    known, wanted = load_engines(), {choice.engine.name for choice in asked}
+    own = not asked or DEFAULT in wanted
+    if not timed or isinstance(backend_named(target.backend), TargetedBackend):
+        if not own:
+            raise UsageError(f"{asked[0].name} does not run what is built for {target.name}", "Leave --engine out")
+        return Field()
+    for name in sorted(wanted):
+        if known[name].module:
+            with device_errors():
+                find_library(known[name], str(onnxruntime().__version__))
+    features = machine.features if target.name == THIS_MACHINE else target.profile.requires
+    found = []
+    for state in detect_engines(machine, known):
+        engine = known[state.name]
+        if not engine.module or not state.version or (asked and state.name not in wanted):
+            continue
+        fast = engine.fast_precisions(features)
+        choices = [c for c in asked if c.engine.name == engine.name] or [EngineChoice(engine, name) for name in fast]
+        problem = state.problem or _unfit(engine, tuple(c.precision for c in choices))
+        if problem and asked:
+            raise EngineError(f"{engine.name}: {problem}", "`edgeq doctor` checks the engines")
+        if problem:
+            progress.note(f"{engine.name} is left out: {problem}")
+        else:
+            found += choices
+    return Field(tuple(found), own, {c.engine.name: installed_version(c.engine) for c in found})
+
+
+def _unfit(engine: Engine, precisions: tuple[str, ...]) -> str:
+    if Artifact.device.upper() not in engine.devices:
+        return f"it runs on {', '.join(engine.devices)}, and what is built here is for the CPU"
+    right, what = check_engine(engine, precisions)
+    return "" if right else what
+
+
+def suits(candidate: Candidate, engine: Engine) -> bool:
+    """Whether `engine` has integer kernels for a candidate of the target's backend."""
+    scheme = candidate.scheme
+    plain = scheme.mode == "static" and scheme.format == "QDQ" and not candidate.builder and not scheme.session_options
+    return plain and scheme.pair in engine.int8.pairs
+
+
+def with_entrants(candidates: Sequence[Candidate], field: Field, *, unquantized: bool = True) -> tuple[Candidate, ...]:
+    """`candidates`, and behind the first that suits an engine the same in each engine, and the float model in each.
+
+    Args:
+        unquantized: whether the float model enters.
+    """
+    if not field.plugins:
+        return tuple(candidates)
+    first = {c.engine.name: next((x for x in candidates if suits(x, c.engine)), None) for c in field.plugins}
+    entrants = [in_engine(made, c) for c in field.plugins if (made := first[c.engine.name]) is not None]
+    if unquantized:
+        entrants += [in_engine(Candidate("unquantized", Scheme(mode="float")), c) for c in field.plugins]
+    position = 1 + min((candidates.index(made) for made in first.values() if made is not None), default=-1)
+    return (*candidates[:position], *entrants, *candidates[position:])
+
+
+def drop_slower_twins(table: TrialTable) -> None:
+    """Drop what another engine, or the same one in another precision, runs faster from the same file, unless its
+    outputs are much closer to float32's."""
+    for trial in sorted(table.alive(), key=p50_of, reverse=True):
+        for other in table.alive():
+            slower = p50_of(other) * _TWIN_BEHIND < p50_of(trial) < float("inf")
+            if slower and same_file(trial, other) and sqnr_of(trial) < sqnr_of(other) + _SQNR_AHEAD_DB:
+                table.eliminate(trial.name, f"{p50_of(trial) / p50_of(other):.2f} times the latency of {other.name}")
+                break
+
+
+def more_in_engines(table: TrialTable, sources: Sequence[Candidate]) -> list[Candidate]:
+    """`sources` in each engine that is in the run with an int8 candidate that is not far behind, in the precision that
+    is fastest there; those that were not made yet."""
+    timed = [t for t in table.alive() if t.timing is not None]
+    least = min((p50_of(t) for t in timed), default=0.0)
+    best: dict[str, Trial] = {}
+    for trial in sorted(timed, key=p50_of):
+        if trial.candidate.engine and trial.candidate.quantized and p50_of(trial) <= FAR_BEHIND * least:
+            best.setdefault(trial.candidate.engine.engine.name, trial)
+    made = []
+    for trial in best.values():
+        choice = trial.candidate.engine
+        assert choice is not None
+        twins = [in_engine(c, choice) for c in sources if suits(c, choice.engine)]
+        made += [t.replace(threads=trial.candidate.threads) for t in twins if t.name not in table]
+    return made
+
+
+def same_file(one: Trial, other: Trial) -> bool:
+    """Whether two trials run one file in two engines, or in one with two precisions."""
+    a, b = (t.candidate.replace(name="", threads=0, engine=None) for t in (one, other))
+    return one.candidate.engine != other.candidate.engine and a == b

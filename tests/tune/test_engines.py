@@ -1,0 +1,244 @@
+"""The race of engines: decisions on figures that are made up, and one tune with a plug-in that is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from edgeq_device.package import open_bundle
+
+import edgeq
+from edgeq import demo
+from edgeq.engines import Engine, EngineChoice, choose_engine, load_engines
+from edgeq.errors import EngineError, RuntimeUnavailableError
+from edgeq.hardware.detect import detect_machine
+from edgeq.hardware.target import resolve
+from edgeq.pipeline.job import Data
+from edgeq.records import plain
+from edgeq.scheme import Scheme
+from edgeq.tune import engines as tune_engines
+from edgeq.tune.candidate import Candidate
+from edgeq.tune.engines import Field, find_field, suits, with_entrants
+from edgeq.tune.explain import verdict
+from edgeq.tune.goal import Deadline, Goal
+from edgeq.tune.journal import digest
+from edgeq.tune.record import Outcome
+from edgeq.tune.search import search
+from edgeq.workers.engine import Engines
+from tests import fake_engine
+from tests.tune.fakes import Clock, Fact, FakeEvaluator, profile
+from tests.tune.steady import steady_timings
+
+A, B = Candidate("a", Scheme()), Candidate("b", Scheme(per_channel=False))
+UINT8 = Candidate("uint8", Scheme(weight_type="uint8"))
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    folder = tmp_path_factory.mktemp("engines")
+    (folder / "fake.toml").write_text(fake_engine.DESCRIPTION)
+    return load_engines(folder)["fake"]
+
+
+def run(
+    engine: Engine,
+    facts: Mapping[str, Fact],
+    candidates: Sequence[Candidate] = (A, B),
+    *,
+    goal: Goal | None = None,
+    threads: tuple[int, ...] = (0,),
+    own: bool = True,
+    **more: Any,
+) -> tuple[Outcome, FakeEvaluator]:
+    """A search with the fake in both precisions; what of an engine is not in `facts` is slow."""
+    slow = {f"{name} in fake": Fact(speed=0.1) for name in ("a", "b", "unquantized")}
+    near = {f"{name} in fake:bf16": Fact(speed=0.2) for name in ("a", "b", "unquantized")}
+    evaluator = FakeEvaluator({**slow, **near, **facts}, **more)
+    field = Field((EngineChoice(engine), EngineChoice(engine, "bf16")), own)
+    goal = goal or Goal()
+    deadline = Deadline(goal.budget_s, Clock())
+    return search(candidates, profile(), evaluator, goal, deadline, threads=threads, engines=field), evaluator
+
+
+def test_without_plugins_the_search_is_as_before() -> None:
+    assert with_entrants([A, B, UINT8], Field()) == (A, B, UINT8)
+    assert plain(A)["engine"] is None
+
+
+def test_first_one_int8_candidate_and_the_float_model_enter_in_each_precision(fake: Engine) -> None:
+    field = Field((EngineChoice(fake), EngineChoice(fake, "bf16")))
+    assert [c.name for c in with_entrants([UINT8, A, B], field)] == [
+        "uint8",
+        "a",
+        "a in fake",
+        "a in fake:bf16",
+        "unquantized in fake",
+        "unquantized in fake:bf16",
+        "b",
+    ]
+    assert "unquantized in fake" not in {c.name for c in with_entrants([A], field, unquantized=False)}
+
+
+def test_only_what_an_engine_has_integer_kernels_for_runs_in_it(fake: Engine) -> None:
+    assert suits(A, fake)
+    assert not suits(UINT8, fake)
+    assert not suits(replace(A, builder="sequence"), fake)
+    assert not suits(replace(A, scheme=Scheme(format="QOperator")), fake)
+    assert not suits(replace(A, scheme=Scheme(mode="dynamic")), fake)
+
+
+def test_a_faster_engine_wins_and_onnxruntime_is_the_fallback(fake: Engine) -> None:
+    facts = {"a": Fact(2.0), "b": Fact(1.5), "a in fake": Fact(4.0), "b in fake": Fact(3.0)}
+    outcome, _ = run(fake, facts)
+    assert (outcome.chosen, outcome.fallback) == ("a in fake", "a")
+    assert outcome.trial("a").assessment is not None
+    assert outcome.trial("a").reason == "the fall-back where fake is not installed"
+    lines = verdict(outcome, Goal())
+    assert any("fake runs it; the fastest in onnxruntime has 2.00 times its latency: a, " in line for line in lines)
+    assert "where fake is not installed, a runs in onnxruntime's own kernels" in lines
+    record = plain(outcome.trial("a in fake"))
+    assert (record["engine"], record["precision"]) == ("fake", "f32")
+    assert (plain(outcome.trial("a"))["engine"], plain(outcome)["fallback"]) == ("onnxruntime", "a")
+
+
+def test_the_winner_can_be_unquantized(fake: Engine) -> None:
+    facts = {"a": Fact(3.0, loss=0.2), "b": Fact(1.2), "unquantized in fake:bf16": Fact(2.0, share=0.0, sqnr_db=45)}
+    outcome, _ = run(fake, facts)
+    assert outcome.chosen == "unquantized in fake:bf16"
+    assert outcome.fallback == "b"
+
+
+def test_where_no_int8_model_will_do_float32_is_the_fallback(fake: Engine) -> None:
+    facts = {"a": Fact(3.0, loss=0.2), "b": Fact(0.8), "unquantized in fake:bf16": Fact(2.0, share=0.0)}
+    outcome, _ = run(fake, facts)
+    assert (outcome.chosen, outcome.fallback) == ("unquantized in fake:bf16", "")
+    assert any("float32 runs in onnxruntime's own kernels" in line for line in verdict(outcome, Goal()))
+
+
+def test_what_stays_float_can_be_bf16(fake: Engine) -> None:
+    facts = {"a": Fact(2.0), "b": Fact(1.5), "a in fake": Fact(3.0), "a in fake:bf16": Fact(4.0)}
+    outcome, evaluator = run(fake, facts)
+    assert outcome.chosen == "a in fake:bf16"
+    assert "build b in fake:bf16" in evaluator.log
+    assert "build b in fake" not in evaluator.log
+    assert "1.33 times the latency of a in fake:bf16" in outcome.trial("a in fake").reason
+
+
+def test_an_engine_that_is_far_behind_is_not_raced_further(fake: Engine) -> None:
+    outcome, evaluator = run(fake, {"a": Fact(2.0), "b": Fact(1.5)})
+    alone = FakeEvaluator({"a": Fact(2.0), "b": Fact(1.5)})
+    search([A, B], profile(), alone, Goal(), Deadline(None, Clock()))
+    assert outcome.chosen == "a"
+    assert outcome.trial("a in fake").reason == "20.00 times the latency of a"
+    assert "slower than float32" in outcome.trial("unquantized in fake:bf16").reason
+    assert not [line for line in evaluator.log if line.startswith("assess") and "fake" in line]
+    assert [x for x in evaluator.log if x.startswith("assess")] == [x for x in alone.log if x.startswith("assess")]
+    assert "build b in fake" not in evaluator.log
+
+
+def test_one_file_is_assessed_in_one_engine_only(fake: Engine) -> None:
+    facts = {"a": Fact(2.0), "b": Fact(1.5), "a in fake": Fact(4.0), "b in fake": Fact(3.0)}
+    _, evaluator = run(fake, facts)
+    before = evaluator.log[: evaluator.log.index("assess a in fake 400")]
+    assert not [line for line in before if line.startswith("assess a ") and "fake" not in line]
+
+
+def test_the_smallest_is_quantized(fake: Engine) -> None:
+    facts = {"a": Fact(1.5, bytes=50), "b": Fact(1.5, bytes=60), "unquantized in fake:bf16": Fact(5, bytes=1, share=0)}
+    outcome, _ = run(fake, facts, goal=Goal("size"))
+    assert outcome.chosen == "a"
+
+
+def test_threads_are_chosen_for_each_engine(fake: Engine) -> None:
+    outcome, evaluator = run(fake, {"a": Fact(2.0), "a in fake": Fact(4.0)}, threads=(0, 1), thread_gain={1: 1.2})
+    assert "race float32 0 first, float32 1 first, int8 0 first, int8 1 first, fake 0 first, fake 1 first" in (
+        evaluator.log
+    )
+    assert outcome.chosen == "a in fake"
+
+
+def test_engine_can_leave_onnxruntimes_own_kernels_out(fake: Engine) -> None:
+    outcome, _ = run(fake, {"a": Fact(4.0), "a in fake": Fact(2.0)}, own=False)
+    assert (outcome.chosen, outcome.fallback) == ("a in fake", "a")
+
+
+def test_the_engine_is_part_of_what_measurements_are_filed_under(fake: Engine) -> None:
+    both = [replace(A, engine=EngineChoice(fake, name)) for name in ("f32", "bf16")]
+    assert len({digest(candidate) for candidate in (A, *both)}) == 3
+
+
+class Notes:
+    """Progress that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def stage(self, title: str, total: int | None = None) -> Any:
+        raise AssertionError("nothing is drawn")
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+
+@pytest.mark.parametrize("behaviour", ["crashes at load", "crashes at run", "answers wrong"])
+def test_a_broken_plugin_is_one_line_and_an_error_where_it_is_asked_for(
+    behaviour: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = fake_engine.install(tmp_path, monkeypatch, behaviour)
+    known = {"onnxruntime": load_engines()["onnxruntime"], "fake": broken}
+    monkeypatch.setattr(tune_engines, "load_engines", lambda: known)
+    machine, notes = detect_machine(), Notes()
+    found = find_field(resolve("auto", machine), machine, progress=notes)
+    assert found == Field()
+    assert len(notes.texts) == 1
+    assert notes.texts[0].startswith("fake is left out: ")
+    with pytest.raises(EngineError, match="fake: "):
+        find_field(resolve("auto", machine), machine, [EngineChoice(broken)])
+
+
+def test_one_that_is_not_installed_is_no_word_unless_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent = fake_engine.install(tmp_path, monkeypatch, version="")
+    known = {"onnxruntime": load_engines()["onnxruntime"], "fake": absent}
+    monkeypatch.setattr(tune_engines, "load_engines", lambda: known)
+    machine, notes = detect_machine(), Notes()
+    assert find_field(resolve("auto", machine), machine, progress=notes) == Field()
+    assert notes.texts == []
+    with pytest.raises(RuntimeUnavailableError, match="edgeq-fake-engine"):
+        find_field(resolve("auto", machine), machine, [EngineChoice(absent)])
+
+
+@pytest.mark.skipif(find_spec("onnxruntime_ep_openvino") is None, reason="onnxruntime-ep-openvino is not installed")
+@pytest.mark.slow
+def test_a_race_with_openvino(tmp_path: Path) -> None:
+    choices = [choose_engine("onnxruntime"), choose_engine("openvino")]
+    goal = Goal(max_drop=0.05, budget_s=40)
+    with steady_timings():
+        result = edgeq.tune(demo.MODEL, Data(demo.CALIBRATION, count=20), tmp_path / "t", goal=goal, engines=choices)
+    trials = {trial["name"]: trial for trial in result.record["candidates"]}
+    assert trials["unquantized in openvino"]["screening"]["sqnr_db"] > 90
+    assert {trial["engine"] for trial in trials.values()} == {"onnxruntime", "openvino"}
+    assert result.record["versions"]["openvino"]
+    # All candidates are equally fast here, so the most accurate one wins.
+    assert result.record["chosen"] == "unquantized in openvino"
+    with open_bundle(tmp_path / "t") as bundle:
+        variants = {variant.ep: variant for variant in bundle.components["model"]}
+    assert set(variants) == {"CPUExecutionProvider", "OpenVINOExecutionProvider"}
+    assert variants["OpenVINOExecutionProvider"].info["precision"] == "f32"
+    assert edgeq.verify(tmp_path / "t").passed
+
+
+def test_a_process_that_has_ended_is_started_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = fake_engine.install(tmp_path, monkeypatch, "crashes at run")
+    settings = edgeq.session.SessionSettings(engine=engine)
+    with Engines() as opened:
+        for _ in range(2):
+            session = opened.open(demo.MODEL, settings)
+            with pytest.raises(EngineError, match="fake"):
+                session.run(None, {})
+            assert opened.ended() == ("fake",)
