@@ -20,6 +20,7 @@ NOT_RUN: Mapping[str, str] = {
     "edgeq bench int8.onnx --engine onnxruntime --engine openvino": ENGINE,
     "edgeq eval model.onnx --data val/ --reference model.onnx --engine openvino:bf16": ENGINE,
     "edgeq quantize model.onnx --data calib/ --engine openvino -o int8.onnx": ENGINE,
+    "edgeq package model.onnx --data calib/ --engine openvino -o dist/": ENGINE,
     "scripts/benchmark nvidia": MINUTES,
     "scripts/benchmark tune": MINUTES,
     "scripts/benchmark unlabelled": MINUTES,
