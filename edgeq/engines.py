@@ -19,6 +19,7 @@ from edgeq.errors import HardwareError, UsageError, suggest
 from edgeq.records import parse, toml_table
 from edgeq.registry import data_folders
 from edgeq.resources import shipped
+from edgeq.scheme import Scheme
 
 DEFAULT = "onnxruntime"
 """The engine that runs wherever edgeq does."""
@@ -34,12 +35,42 @@ class Int8:
         backend: the backend whose int8 rules say so.
         saturates_without: CPU features without any of which its kernels add two products of U8S8 in 16 bits, which
             saturates; none: another file has it, or they are exact everywhere.
+        saturation: the file under targets/ that says which kernels do.
+        remedy_cost: mitigations against it, fields of `Scheme`, with the time that each takes relative to none.
     """
 
     pairs: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
     backend: str = ""
     saturates_without: tuple[str, ...] = ()
+    saturation: str = ""
+    remedy_cost: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class IsaLevel:
+    """A value that limits an engine to the instructions of CPUs with these features."""
+
+    value: str
+    features: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class IsaCap:
+    """How an engine's process is kept from instructions that another CPU does not have.
+
+    Attributes:
+        variable: of its environment; "" where there is no such thing.
+        levels: the least first.
+    """
+
+    variable: str = ""
+    levels: tuple[IsaLevel, ...] = ()
+
+    def environment(self, features: frozenset[str]) -> dict[str, str]:
+        """What makes its kernels those of a CPU with `features`; empty where none of the levels does."""
+        found = [level.value for level in self.levels if features.issuperset(level.features)]
+        return {self.variable: found[-1]} if found else {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +80,7 @@ class Engine(EngineSpec):
     Attributes:
         title: for people.
         verified: what of this was executed, and on what; "never run: ..." where nothing was.
+        cap: how it runs its kernels for lesser CPUs.
         present_on: platforms of which every machine has hardware for it; a CPU engine's are all of `platforms`.
         min_compute_capability: of an NVIDIA GPU that it needs; "" where it needs none.
         why, source: the reason for a value and where it is known from, by its key.
@@ -57,6 +89,7 @@ class Engine(EngineSpec):
     title: str
     verified: str
     int8: Int8 = field(default_factory=Int8)
+    cap: IsaCap = field(default_factory=IsaCap)
     present_on: tuple[str, ...] = ()
     min_compute_capability: str = ""
     why: Mapping[str, str] = field(default_factory=dict)
@@ -68,6 +101,13 @@ class Engine(EngineSpec):
     def fast_precisions(self, features: frozenset[str]) -> tuple[str, ...]:
         """Precisions that a CPU with these features has instructions for."""
         return tuple(n for n, p in self.precisions.items() if not p.fast_on or features.intersection(p.fast_on))
+
+    def saturates(self, scheme: Scheme, architecture: str, features: frozenset[str]) -> bool:
+        """Whether its kernels for `scheme` add two products in 16 bits on such a CPU."""
+        without = self.int8.saturates_without
+        there = any(platform.split()[1] == architecture for platform in self.platforms)
+        signed = scheme.mode == "static" and scheme.weight_type == "int8" and scheme.pair in self.int8.pairs
+        return bool(without) and there and signed and not features.intersection(without)
 
 
 @dataclass(frozen=True)

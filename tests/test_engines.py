@@ -7,6 +7,8 @@ from edgeq_device.engines import engines, plugin_of
 
 from edgeq.engines import DEFAULT, choose_engine, device_table, load_engines
 from edgeq.errors import HardwareError, UsageError
+from edgeq.hardware.target import resolve
+from edgeq.pipeline.saturation_mitigation import must_decide
 from edgeq.records import plain
 from edgeq.resources import shipped
 from edgeq.session import SessionSettings
@@ -69,3 +71,23 @@ def test_a_malformed_description_is_one_line(change: tuple[str, str], line: str,
     (tmp_path / "odd.toml").write_text(DESCRIPTION.replace(*change))
     with pytest.raises(HardwareError, match=rf"odd\.toml.*{line}"):
         load_engines(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("target", "saturates", "level"),
+    [
+        ("haswell", True, "AVX2"),
+        ("x86-64-avx512", True, "AVX512_CORE"),
+        ("alder-lake", False, "AVX2_VNNI"),
+        ("cascade-lake", False, "AVX512_CORE_VNNI"),
+        ("raspberry-pi-4", False, None),
+    ],
+)
+def test_what_an_engine_does_on_another_cpu(target: str, saturates: bool, level: str | None) -> None:
+    engine, there = SHIPPED["openvino"], resolve(target)
+    full = there.profile.scheme.replace(reduce_range=False)
+    assert engine.saturates(full, there.architecture, there.features) is saturates
+    assert not engine.saturates(full.replace(activation_type="uint8", weight_type="uint8"), "x86_64", there.features)
+    assert engine.cap.environment(there.features).get(engine.cap.variable) == level
+    assert must_decide(there, full, {}, engine) is saturates
+    assert not must_decide(there, full, {"reduce_range": True}, engine)

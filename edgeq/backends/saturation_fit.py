@@ -18,7 +18,7 @@ from edgeq.errors import UsageError
 from edgeq.graph.operators import OPERATORS, channel_axis
 from edgeq.graph.query import constant, node_input
 from edgeq.model.prepare import PreparedModel
-from edgeq.model.saturation import PAIR_LIMIT, conv_rows, pair_sums, saturation_table
+from edgeq.model.saturation import PAIR_LIMIT, conv_rows, neighbour_sums, saturation_table
 from edgeq.scheme import Scheme
 
 _LEVEL = 127
@@ -67,7 +67,8 @@ def fitted_ranges(prepared: PreparedModel, scheme: Scheme) -> dict[str, list[dic
 
 
 def fit_factors(rows: NDArray[np.float32], *, per_channel: bool = True) -> NDArray[np.float32]:
-    """By what each row's scale (largest magnitude / 127) must grow for no pair along it to exceed `PAIR_LIMIT`.
+    """By what each row's scale (largest magnitude / 127) must grow for no two neighbours along it to exceed
+    `PAIR_LIMIT`, whichever of them a kernel pairs.
 
     Args:
         rows: [N, K] float weights in the kernel's order.
@@ -93,7 +94,7 @@ def fit_factors(rows: NDArray[np.float32], *, per_channel: bool = True) -> NDArr
 def _worst_pairs(rows: NDArray[np.float32], limits: NDArray[np.float32]) -> NDArray[np.float32]:
     """The largest pair of each row in integers, where `limits` are the weights that become 127."""
     scale = (limits / _LEVEL).astype(np.float32)
-    worst: NDArray[np.float32] = pair_sums(np.rint(rows / scale[:, None])).max(axis=1, initial=0)
+    worst: NDArray[np.float32] = neighbour_sums(np.rint(rows / scale[:, None])).max(axis=1, initial=0)
     return worst
 
 

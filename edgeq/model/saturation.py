@@ -33,6 +33,9 @@ class SaturatingPath:
         swapped: the weight is the left operand, not the right one.
         order: how k runs in a convolution.
         exact_depthwise: a convolution with one input channel per group takes another, exact kernel.
+        any_neighbours: some of the kernels split k at odd places, so that any two neighbours along k may be a pair.
+        even_channels: a convolution without groups has the channels of each tap in pairs of their own: where they are
+            odd in number, the last is alone.
         modelled: whether `edgeq.emulate.saturation` computes the operator.
     """
 
@@ -42,6 +45,8 @@ class SaturatingPath:
     swapped: bool = False
     order: Order = "taps, channels"
     exact_depthwise: bool = False
+    any_neighbours: bool = False
+    even_channels: bool = False
     modelled: bool = False
 
     @property
@@ -71,15 +76,28 @@ class SaturationTable:
 
 
 @cache
-def saturation_table() -> SaturationTable:
-    """targets/onnxruntime/saturation.toml."""
-    content = tomllib.loads((shipped("targets") / "onnxruntime" / "saturation.toml").read_text("utf-8"))
-    precision = content["precision"]
+def saturation_table(file: str = "onnxruntime/saturation.toml") -> SaturationTable:
+    """A file under targets/; the first one is of ONNX Runtime's own kernels."""
+    content = tomllib.loads((shipped("targets") / file).read_text("utf-8"))
+    precision = content.get("precision", {})
     return SaturationTable(
         tuple(SaturatingPath(**{**path, "operators": tuple(path["operators"])}) for path in content["path"]),
-        str(precision["option"]),
-        frozenset(precision["operators"]),
+        str(precision.get("option", "")),
+        frozenset(precision.get("operators", ())),
     )
+
+
+def bounding_sums(rows: NDArray[Any], path: SaturatingPath) -> NDArray[Any]:
+    """`pair_sums` of all the pairs that the kernels of `path` may make."""
+    return neighbour_sums(rows) if path.any_neighbours else pair_sums(rows)
+
+
+def with_even_channels(values: NDArray[Any], fill: int = 0, *, axis: int = 1) -> NDArray[Any]:
+    """`values` with a channel of `fill` more where their number is odd."""
+    if values.shape[axis] % 2 == 0:
+        return values
+    pads = [(0, int(place == axis % values.ndim)) for place in range(values.ndim)]
+    return np.pad(values, pads, constant_values=fill)
 
 
 def as_pairs(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -100,6 +118,12 @@ def pair_sums(rows: NDArray[Any]) -> NDArray[Any]:
     lower = np.minimum(first, 0) + np.minimum(second, 0)
     result: NDArray[Any] = np.maximum(upper, -lower)
     return result
+
+
+def neighbour_sums(rows: NDArray[Any]) -> NDArray[Any]:
+    """As `pair_sums`, of every two neighbours along k, [N, K]: whatever pairs a kernel makes of them, where it splits k
+    at an odd place or leaves the last channel of a tap alone."""
+    return np.concatenate([pair_sums(rows), pair_sums(rows[:, 1:])], axis=1)
 
 
 def conv_rows(weight: NDArray[Any], order: Order = "taps, channels") -> NDArray[Any]:

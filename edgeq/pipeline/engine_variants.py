@@ -14,6 +14,7 @@ from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target
 from edgeq.measure.checks import Check
 from edgeq.pipeline.builds import Builds
+from edgeq.pipeline.saturation_mitigation import Decision
 from edgeq.pipeline.variants import PackagedVariant
 from edgeq.scheme import Scheme
 from edgeq.session import onnxruntime
@@ -46,9 +47,17 @@ def exists_for(engine: Engine, target: Target) -> bool:
 
 
 def in_engine(
-    builds: Builds, variant: PackagedVariant, scheme: Scheme, choice: EngineChoice, machine: Machine
+    builds: Builds,
+    variant: PackagedVariant,
+    scheme: Scheme,
+    choice: EngineChoice,
+    machine: Machine,
+    decision: Decision | None = None,
 ) -> PackagedVariant:
     """The model of `variant`, proven in `choice`; coverage is that of onnxruntime's own kernels.
+
+    Args:
+        decision: what was done about saturation in that engine.
 
     Raises:
         EngineError: the engine crashes, hangs or refuses the model.
@@ -62,4 +71,4 @@ def in_engine(
         for name in ("load", "accuracy", "self-test")
     ]
     runtime = [check for check in variant.checks if check.name == "runtime"]
-    return dataclasses.replace(variant, built=built, proof=proof, checks=(*made, *runtime), decision=None)
+    return dataclasses.replace(variant, built=built, proof=proof, checks=(*made, *runtime), decision=decision)

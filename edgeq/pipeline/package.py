@@ -156,7 +156,7 @@ def package(
         done: dict[str, PackagedVariant] = {}
         decisions: dict[str, Decision] = {}
         for target, scheme in zip(chosen, schemes, strict=True):
-            decision = None
+            decision, asked_for = None, scheme
             if must_decide(target, scheme, overrides):
                 key = decision_key(target, scheme)
                 if key not in decisions:
@@ -168,11 +168,16 @@ def package(
             built = with_c(built, job.validation, workdir / f"c-{variant_name(target)}", images=selftest)
             variant = _variant(builds, built, scheme, decision, machine)
             variant.proof.check(max_drop=max_drop, require_coverage=require_coverage)
-            preferred = [
-                in_engine(builds, variant, scheme, choice, machine)
-                for choice in plugins
-                if exists_for(choice.engine, target)
-            ]
+            preferred = []
+            for choice in plugins:
+                if not exists_for(choice.engine, target):
+                    continue
+                other, fitting, alike = None, scheme, variant
+                if must_decide(target, asked_for, overrides, choice.engine):
+                    other = decide(builds, target, asked_for, machine, engine=choice.engine, progress=progress)
+                    fitting = other.chosen.scheme
+                    alike = _variant(builds, builds.build(target, fitting), fitting, other, machine)
+                preferred.append(in_engine(builds, alike, fitting, choice, machine, other))
             if emulate and not variant.native:
                 variant = _emulated(variant, builds, machine, selftest, progress)
             done.update(with_fallback(variant_name(target), variant, preferred))

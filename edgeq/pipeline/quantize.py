@@ -156,9 +156,10 @@ def quantize(
             progress=progress,
         )
         decision = None
-        if builder is None and must_decide(chosen, scheme, overrides):
+        plugin = engine.engine if engine is not None and engine.engine.module else None
+        if builder is None and must_decide(chosen, scheme, overrides, plugin):
             builds = Builds(job, Path(workdir), task=task, progress=progress)
-            decision = decide(builds, chosen, scheme, machine, progress=progress)
+            decision = decide(builds, chosen, scheme, machine, engine=plugin, progress=progress)
             scheme = decision.chosen.scheme
         if builder is None:
             built = build(job, chosen, scheme.fields(), draft)

@@ -14,13 +14,14 @@ from typing import Any
 from edgeq.backends import Artifact
 from edgeq.emulate.saturation.audit import Audit, audit, sample_count
 from edgeq.emulate.saturation.simulate import SimulatedSession, Simulation
+from edgeq.engines import Engine
 from edgeq.errors import EdgeqError
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import Target
 from edgeq.measure.accuracy import Evaluation, evaluate_sessions
 from edgeq.model.macs import node_macs
-from edgeq.model.saturation import saturation_table
+from edgeq.model.saturation import SaturationTable, saturation_table
 from edgeq.pipeline.builds import Builds, artifact_key
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
@@ -106,16 +107,36 @@ def decision_key(target: Target, scheme: Scheme) -> str:
     return json.dumps([artifact_key(target, _full(scheme)), dict(target.profile.hazards.get("remedy_cost", {}))])
 
 
-def must_decide(target: Target, scheme: Scheme, overrides: Mapping[str, Any]) -> bool:
-    """Whether there is something to decide: saturating kernels, known mitigations, and a user who has not decided."""
-    mitigations = target.profile.hazards.get("remedy_cost")
-    return bool(mitigations) and target.profile.saturates(_full(scheme)) and not _DECIDED.intersection(overrides)
+def must_decide(target: Target, scheme: Scheme, overrides: Mapping[str, Any], engine: Engine | None = None) -> bool:
+    """Whether there is something to decide: saturating kernels, known mitigations, and a user who has not decided.
+
+    Args:
+        engine: the plug-in whose kernels count; None: ONNX Runtime's own.
+    """
+    saturates = target.profile.saturates(_full(scheme))
+    if engine is not None:
+        on_cpu = target.profile.min_compute_capability is None and not target.systolic
+        saturates = on_cpu and engine.saturates(_full(scheme), target.architecture, target.features)
+    return saturates and bool(_costs(target, engine)) and not _DECIDED.intersection(overrides)
+
+
+def _costs(target: Target, engine: Engine | None) -> Mapping[str, float]:
+    return engine.int8.remedy_cost if engine is not None else target.profile.hazards.get("remedy_cost", {})
 
 
 def decide(
-    builds: Builds, target: Target, scheme: Scheme, machine: Machine, *, progress: Progress = SILENT
+    builds: Builds,
+    target: Target,
+    scheme: Scheme,
+    machine: Machine,
+    *,
+    engine: Engine | None = None,
+    progress: Progress = SILENT,
 ) -> Decision:
     """Choose how `scheme` is best built for a target whose kernels can saturate.
+
+    Args:
+        engine: as for `must_decide`.
 
     Raises:
         EdgeqError: the full range cannot be built or run.
@@ -132,9 +153,10 @@ def decide(
         reference=reference,
         exact=_exact_session(full, here=saturates_natively(full.scheme)),
         count=sample_count(macs),
+        table=(table := saturation_table(engine.int8.saturation) if engine is not None else saturation_table()),
         progress=progress,
     )
-    candidates = _mitigations(target, scheme)
+    candidates = _mitigations(_costs(target, engine), scheme)
     artifacts: dict[str, Artifact] = {}
     failed: dict[str, str] = {}
     for mitigation in candidates if not found.safe else candidates[:1]:
@@ -153,7 +175,9 @@ def decide(
         progress=progress,
         count=None if builds.task else max(_SAMPLES, found.samples),
     )
-    measured = [_measured(r, artifacts.get(r.name), evaluation, found, failed.get(r.name, "")) for r in candidates]
+    measured = [
+        _measured(r, artifacts.get(r.name), evaluation, found, failed.get(r.name, ""), table) for r in candidates
+    ]
     exact_db, exact_metric = evaluation.agreement[FULL].sqnr_db, _metric(evaluation, FULL)
     loss = _loss(evaluation, exact_db, exact_metric)
     considered = tuple(r for r in measured if r.name in artifacts or r.failed)
@@ -167,8 +191,8 @@ def _full(scheme: Scheme) -> Scheme:
     return scheme.replace(reduce_range=False, fit_pairs=False)
 
 
-def _mitigations(target: Target, scheme: Scheme) -> tuple[Mitigation, ...]:
-    full, cost = _full(scheme), target.profile.hazards.get("remedy_cost", {})
+def _mitigations(cost: Mapping[str, float], scheme: Scheme) -> tuple[Mitigation, ...]:
+    full = _full(scheme)
     option = saturation_table().precision_option
     precise = full.replace(session_options={**full.session_options, option: "1"})
     changed = {
@@ -191,11 +215,16 @@ def _exact_session(artifact: Artifact, *, here: bool) -> Any:
 
 
 def _measured(
-    mitigation: Mitigation, artifact: Artifact | None, evaluation: Evaluation, full: Audit, failed: str
+    mitigation: Mitigation,
+    artifact: Artifact | None,
+    evaluation: Evaluation,
+    full: Audit,
+    failed: str,
+    table: SaturationTable,
 ) -> Mitigation:
     if artifact is None:
         return replace(mitigation, failed=failed)
-    safe = full.safe if mitigation.name == FULL else audit(artifact.model, artifact.settings()).safe
+    safe = full.safe if mitigation.name == FULL else audit(artifact.model, artifact.settings(), table=table).safe
     if safe:
         return replace(
             mitigation,

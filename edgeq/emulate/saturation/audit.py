@@ -16,7 +16,7 @@ from edgeq.emulate.saturation.simulate import Arrays, SimulatedSession, Simulati
 from edgeq.measure.agreement import Comparison
 from edgeq.measure.inference import Session
 from edgeq.model.macs import node_macs
-from edgeq.model.saturation import pair_sums
+from edgeq.model.saturation import SaturationTable, bounding_sums
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings
 
@@ -119,6 +119,7 @@ def audit(
     reference: Session | None = None,
     exact: Session | None = None,
     count: int | None = None,
+    table: SaturationTable | None = None,
     progress: Progress = SILENT,
 ) -> Audit:
     """Audit a quantized model.
@@ -129,16 +130,17 @@ def audit(
         reference: the float model's session, to measure what saturation costs.
         exact: the same model on kernels that do not saturate; None computes them, which takes as long again.
         count: samples to simulate; None takes 2 to 8, fewer for larger models.
+        table: whose kernels saturate; None: ONNX Runtime's own.
 
     Raises:
         RuntimeUnavailableError: onnxruntime refuses the model.
         DataError: a sample does not fit.
     """
-    simulation = Simulation(model, settings)
+    simulation = Simulation(model, settings, table=table)
     bounds = {layer.name: _bound(layer) for layer in (*simulation.layers, *simulation.unmodelled)}
     if samples is None or not any(bound.can_saturate for bound in bounds.values()):
         return Audit(tuple(bounds.values()))
-    plain = exact or SimulatedSession(Simulation(model, settings, saturating=False))
+    plain = exact or SimulatedSession(Simulation(model, settings, saturating=False, table=table))
     total = min(len(samples), count or sample_count(model_macs(simulation)))
     names = ("saturating", "exact")
     against_float = {name: Comparison() for name in names}
@@ -189,7 +191,7 @@ def _bound(layer: Layer) -> LayerAudit:
         layer.node.op_type,
         channels=len(layer.rows),
         suspects=int(suspects.sum()),
-        worst_pair=int(pair_sums(layer.rows).max(initial=0)),
+        worst_pair=int(bounding_sums(layer.rows, layer.path).max(initial=0)),
         modelled=layer.path.modelled,
     )
 

@@ -15,7 +15,14 @@ from edgeq.emulate.saturation.operators import Computed, compute
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.operators import operator_of
 from edgeq.graph.query import constant, constant_tensor, name_of, node_input
-from edgeq.model.saturation import PAIR_LIMIT, SaturatingPath, conv_rows, pair_sums, saturation_table
+from edgeq.model.saturation import (
+    PAIR_LIMIT,
+    SaturatingPath,
+    SaturationTable,
+    bounding_sums,
+    conv_rows,
+    saturation_table,
+)
 
 _TYPES = {ir.DataType.UINT8: "uint8", ir.DataType.INT8: "int8"}
 
@@ -45,20 +52,23 @@ class Layer:
         """Per output channel, whether some input makes it saturate; None where the weight is not known."""
         if self.rows is None:
             return None
-        return np.asarray((pair_sums(self.rows) > PAIR_LIMIT).any(axis=1))
+        return np.asarray((bounding_sums(self.rows, self.path) > PAIR_LIMIT).any(axis=1))
 
     def compute(self, inputs: Sequence[NDArray[Any] | None], *, saturating: bool = True) -> Computed:
         """What it makes of its inputs, which come in the node's order."""
         return compute(self.node, inputs, saturating_product if saturating else exact_product, self.path)
 
 
-def find_layers(graph: GraphIndex, config: Mapping[str, str]) -> tuple[Layer, ...]:
+def find_layers(
+    graph: GraphIndex, config: Mapping[str, str], table: SaturationTable | None = None
+) -> tuple[Layer, ...]:
     """Every node of an optimised graph on a saturating path.
 
     Args:
         config: session options that the model runs with; one of them makes kernels exact.
+        table: whose kernels; None: ONNX Runtime's own.
     """
-    table = saturation_table()
+    table = table or saturation_table()
     precise = table.precision_operators if config.get(table.precision_option) == "1" else frozenset()
     found = []
     for node in graph.graph:
@@ -72,7 +82,7 @@ def find_layers(graph: GraphIndex, config: Mapping[str, str]) -> tuple[Layer, ..
         array = constant(weight)
         if path is None or (array is not None and node.op_type in precise):
             continue
-        if path.exact_depthwise and array is not None and _is_depthwise(node, array):
+        if path.exact_depthwise and array is not None and is_depthwise(node, array):
             continue
         found.append(Layer(node, path, None if array is None else _rows(node, array, path)))
     return tuple(found)
@@ -91,7 +101,7 @@ def simulate_layer(node: ir.Node, inputs: Sequence[NDArray[Any] | None], *, satu
     activation, weight = np.asarray(inputs[0]), np.asarray(inputs[row.weight])
     kind = "uint8" if row.dynamic else str(activation.dtype)
     path = saturation_table().path(node.op_type, kind, str(weight.dtype))
-    exact = path is None or (path.exact_depthwise and _is_depthwise(node, weight))
+    exact = path is None or (path.exact_depthwise and is_depthwise(node, weight))
     swapped = node.op_type == "ConvInteger"
     layer = Layer(node, path or SaturatingPath((node.op_type,), "", "", swapped=swapped), None)
     return layer.compute(inputs, saturating=saturating and not exact).output
@@ -110,7 +120,7 @@ def _dtype(*values: ir.Value | None) -> str:
     return ""
 
 
-def _is_depthwise(node: ir.Node, weight: NDArray[Any]) -> bool:
+def is_depthwise(node: ir.Node, weight: NDArray[Any]) -> bool:
     group = node.attributes.get_int("group", 1)
     return weight.shape[1] == 1 and len(weight) == group
 

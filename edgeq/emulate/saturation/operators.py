@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgeq.emulate.saturation.arithmetic import Product
 from edgeq.emulate.saturation.windows import geometry, windows
-from edgeq.model.saturation import SaturatingPath
+from edgeq.model.saturation import SaturatingPath, with_even_channels
 
 Array = NDArray[Any]
 Multiply = Callable[[Array, Array], Product]
@@ -46,6 +46,11 @@ def compute(node: ir.Node, inputs: Sequence[Array | None], multiply: Multiply, p
     padded = [*inputs, *[None] * (12 - len(inputs))]
     if path.swapped:
         return _conv_integer(node, padded, multiply)
+    if path.even_channels and node.attributes.get_int("group", 1) == 1:
+        # The channel that is added has no weight, and no value either.
+        axis = -1 if node.attributes.get_int("channels_last", 0) else 1
+        padded[0] = with_even_channels(np.asarray(padded[0]), int(_zero(padded[2]).ravel()[0]), axis=axis)
+        padded[3] = with_even_channels(np.asarray(padded[3]))
     return OPERATORS[node.op_type](node, padded, multiply)
 
 

@@ -24,6 +24,7 @@ from edgeq.graph.convert import to_bytes
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.query import name_of, reads
 from edgeq.model.load import in_memory
+from edgeq.model.saturation import SaturationTable
 from edgeq.session import SessionSettings, open_session
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -66,15 +67,23 @@ class Simulation:
         model: quantized, in any form that ONNX Runtime takes.
         settings: what it is run with.
         saturating: False computes the same layers exactly: what the model gives where nothing saturates.
+        table: whose kernels saturate; None: ONNX Runtime's own. What is between them is computed as it does.
 
     Raises:
         RuntimeUnavailableError: onnxruntime refuses the model.
     """
 
-    def __init__(self, model: Path, settings: SessionSettings | None = None, *, saturating: bool = True) -> None:
+    def __init__(
+        self,
+        model: Path,
+        settings: SessionSettings | None = None,
+        *,
+        saturating: bool = True,
+        table: SaturationTable | None = None,
+    ) -> None:
         settings = settings or SessionSettings()
         self.graph = optimised_graph(model, settings)
-        found = find_layers(self.graph, settings.config)
+        found = find_layers(self.graph, settings.config, table)
         self.unmodelled = tuple(layer for layer in found if not layer.path.modelled)
         self.layers = tuple(layer for layer in found if layer.path.modelled)
         self._saturating = saturating
