@@ -19,7 +19,6 @@ from edgeq.errors import HardwareError, UsageError, suggest
 from edgeq.records import parse, toml_table
 from edgeq.registry import data_folders
 from edgeq.resources import shipped
-from edgeq.scheme import Scheme
 
 DEFAULT = "onnxruntime"
 """The engine that runs wherever edgeq does."""
@@ -102,12 +101,11 @@ class Engine(EngineSpec):
         """Precisions that a CPU with these features has instructions for."""
         return tuple(n for n, p in self.precisions.items() if not p.fast_on or features.intersection(p.fast_on))
 
-    def saturates(self, scheme: Scheme, architecture: str, features: frozenset[str]) -> bool:
-        """Whether its kernels for `scheme` add two products in 16 bits on such a CPU."""
+    def saturates(self, pair: str, architecture: str, features: frozenset[str]) -> bool:
+        """Whether its kernels for such types add two products in 16 bits on such a CPU."""
         without = self.int8.saturates_without
         there = any(platform.split()[1] == architecture for platform in self.platforms)
-        signed = scheme.mode == "static" and scheme.weight_type == "int8" and scheme.pair in self.int8.pairs
-        return bool(without) and there and signed and not features.intersection(without)
+        return bool(without) and there and pair in self.int8.pairs and not features.intersection(without)
 
 
 @dataclass(frozen=True)

@@ -86,8 +86,8 @@ def test_a_malformed_description_is_one_line(change: tuple[str, str], line: str,
 def test_what_an_engine_does_on_another_cpu(target: str, saturates: bool, level: str | None) -> None:
     engine, there = SHIPPED["openvino"], resolve(target)
     full = there.profile.scheme.replace(reduce_range=False)
-    assert engine.saturates(full, there.architecture, there.features) is saturates
-    assert not engine.saturates(full.replace(activation_type="uint8", weight_type="uint8"), "x86_64", there.features)
+    assert engine.saturates(full.pair, there.architecture, there.features) is saturates
+    assert not engine.saturates("U8U8", "x86_64", there.features)
     assert engine.cap.environment(there.features).get(engine.cap.variable) == level
     assert must_decide(there, full, {}, engine) is saturates
     assert not must_decide(there, full, {"reduce_range": True}, engine)

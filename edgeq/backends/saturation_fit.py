@@ -8,6 +8,7 @@ tenth of a bit. The kernels are the same, so it costs no time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from edgeq.errors import UsageError
 from edgeq.graph.operators import OPERATORS, channel_axis
 from edgeq.graph.query import constant, node_input
 from edgeq.model.prepare import PreparedModel
-from edgeq.model.saturation import PAIR_LIMIT, conv_rows, neighbour_sums, saturation_table
+from edgeq.model.saturation import PAIR_LIMIT, conv_rows, neighbour_sums, pair_sums, pairs_vary, saturation_table
 from edgeq.scheme import Scheme
 
 _LEVEL = 127
@@ -54,7 +55,9 @@ def fitted_ranges(prepared: PreparedModel, scheme: Scheme) -> dict[str, list[dic
             continue
         axis = channel_axis(node) % weight.ndim
         rows = conv_rows(weight) if node.op_type == "Conv" else np.moveaxis(weight, axis, 0)
-        factors = fit_factors(rows.reshape(len(rows), -1), per_channel=scheme.per_channel)
+        rows = rows.reshape(len(rows), -1)
+        vary = pairs_vary(rows.shape[1], weight.shape[1] if node.op_type == "Conv" else 0)
+        factors = fit_factors(rows, per_channel=scheme.per_channel, neighbours=vary)
         name = str(value.name)
         if name in found:
             factors = np.maximum(found[name][2], factors)
@@ -66,13 +69,15 @@ def fitted_ranges(prepared: PreparedModel, scheme: Scheme) -> dict[str, list[dic
     }
 
 
-def fit_factors(rows: NDArray[np.float32], *, per_channel: bool = True) -> NDArray[np.float32]:
-    """By what each row's scale (largest magnitude / 127) must grow for no two neighbours along it to exceed
-    `PAIR_LIMIT`, whichever of them a kernel pairs.
+def fit_factors(
+    rows: NDArray[np.float32], *, per_channel: bool = True, neighbours: bool = False
+) -> NDArray[np.float32]:
+    """By what each row's scale (largest magnitude / 127) must grow for no pair along it to exceed `PAIR_LIMIT`.
 
     Args:
         rows: [N, K] float weights in the kernel's order.
         per_channel: False gives every row the same scale and so the same factor.
+        neighbours: any two neighbours may be a pair, not just those from even places on.
     """
     largest = np.abs(rows).max(axis=1)
     if not per_channel:
@@ -80,7 +85,7 @@ def fit_factors(rows: NDArray[np.float32], *, per_channel: bool = True) -> NDArr
     factors = np.ones(len(rows), np.float32)
     left = np.flatnonzero(largest > 0)
     for _ in range(_MOST_STEPS):
-        worst = _worst_pairs(rows[left], largest[left] * factors[left])
+        worst = _worst_pairs(rows[left], largest[left] * factors[left], neighbour_sums if neighbours else pair_sums)
         if not per_channel:
             worst = np.full_like(worst, worst.max(initial=0))
         left, worst = left[worst > PAIR_LIMIT], worst[worst > PAIR_LIMIT]
@@ -91,10 +96,12 @@ def fit_factors(rows: NDArray[np.float32], *, per_channel: bool = True) -> NDArr
     return factors
 
 
-def _worst_pairs(rows: NDArray[np.float32], limits: NDArray[np.float32]) -> NDArray[np.float32]:
+def _worst_pairs(
+    rows: NDArray[np.float32], limits: NDArray[np.float32], sums: Callable[[NDArray[Any]], NDArray[Any]]
+) -> NDArray[np.float32]:
     """The largest pair of each row in integers, where `limits` are the weights that become 127."""
     scale = (limits / _LEVEL).astype(np.float32)
-    worst: NDArray[np.float32] = neighbour_sums(np.rint(rows / scale[:, None])).max(axis=1, initial=0)
+    worst: NDArray[np.float32] = sums(np.rint(rows / scale[:, None])).max(axis=1, initial=0)
     return worst
 
 

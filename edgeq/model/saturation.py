@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from edgeq.resources import shipped
 
 PAIR_LIMIT = (2**15 - 1) // 255
+_MOST_AT_ONCE = 256
 
 Order = Literal["taps, channels", "channels, taps"]
 
@@ -33,7 +34,7 @@ class SaturatingPath:
         swapped: the weight is the left operand, not the right one.
         order: how k runs in a convolution.
         exact_depthwise: a convolution with one input channel per group takes another, exact kernel.
-        any_neighbours: some of the kernels split k at odd places, so that any two neighbours along k may be a pair.
+        any_neighbours: where `pairs_vary`, any two neighbours along k may be a pair.
         even_channels: a convolution without groups has the channels of each tap in pairs of their own: where they are
             odd in number, the last is alone.
         modelled: whether `edgeq.emulate.saturation` computes the operator.
@@ -87,9 +88,10 @@ def saturation_table(file: str = "onnxruntime/saturation.toml") -> SaturationTab
     )
 
 
-def bounding_sums(rows: NDArray[Any], path: SaturatingPath) -> NDArray[Any]:
-    """`pair_sums` of all the pairs that the kernels of `path` may make."""
-    return neighbour_sums(rows) if path.any_neighbours else pair_sums(rows)
+def pairs_vary(depth: int, channels: int) -> bool:
+    """Whether kernels differ in what they pair along k: an odd number of channels in a tap, or more than 256 products,
+    which some of them split into equal parts of an odd size."""
+    return channels % 2 == 1 or (depth > _MOST_AT_ONCE and -(-depth // -(-depth // _MOST_AT_ONCE)) % 2 == 1)
 
 
 def with_even_channels(values: NDArray[Any], fill: int = 0, *, axis: int = 1) -> NDArray[Any]:

@@ -116,7 +116,8 @@ def must_decide(target: Target, scheme: Scheme, overrides: Mapping[str, Any], en
     saturates = target.profile.saturates(_full(scheme))
     if engine is not None:
         on_cpu = target.profile.min_compute_capability is None and not target.systolic
-        saturates = on_cpu and engine.saturates(_full(scheme), target.architecture, target.features)
+        static = on_cpu and scheme.mode == "static"
+        saturates = static and engine.saturates(scheme.pair, target.architecture, target.features)
     return saturates and bool(_costs(target, engine)) and not _DECIDED.intersection(overrides)
 
 

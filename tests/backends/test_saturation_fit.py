@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgeq.backends.saturation_fit import fit_factors
 from edgeq.emulate.saturation.audit import audit
-from edgeq.model.saturation import PAIR_LIMIT, neighbour_sums
+from edgeq.model.saturation import PAIR_LIMIT, pair_sums
 from tests.backends.build import bench, mixed, residual, weights
 
 
@@ -28,8 +28,8 @@ def test_no_pair_overflows_and_none_grows_without_need(n: int, k: int, seed: int
     rows = (random.standard_t(3, (n, k)) * random.random((n, 1))).astype(np.float32)
     factors = fit_factors(rows, per_channel=per_channel)
     if per_channel:
-        assert (neighbour_sums(integers(rows, factors)) <= PAIR_LIMIT).all()
-        fits = (neighbour_sums(integers(rows, np.ones(n, np.float32))) <= PAIR_LIMIT).all(axis=1)
+        assert (pair_sums(integers(rows, factors)) <= PAIR_LIMIT).all()
+        fits = (pair_sums(integers(rows, np.ones(n, np.float32))) <= PAIR_LIMIT).all(axis=1)
         np.testing.assert_array_equal(factors == 1, fits)
         assert factors.max() <= 2.02
     else:

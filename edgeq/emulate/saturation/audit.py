@@ -16,7 +16,7 @@ from edgeq.emulate.saturation.simulate import Arrays, SimulatedSession, Simulati
 from edgeq.measure.agreement import Comparison
 from edgeq.measure.inference import Session
 from edgeq.model.macs import node_macs
-from edgeq.model.saturation import SaturationTable, bounding_sums
+from edgeq.model.saturation import SaturationTable
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings
 
@@ -184,14 +184,15 @@ def _outputs(session: Session, inputs: Arrays) -> Arrays:
 
 def _bound(layer: Layer) -> LayerAudit:
     suspects = layer.suspects
-    if layer.rows is None or suspects is None:
+    sums = layer.pair_sums
+    if layer.rows is None or suspects is None or sums is None:
         return LayerAudit(layer.name, layer.node.op_type, None, None, None, layer.path.modelled)
     return LayerAudit(
         layer.name,
         layer.node.op_type,
         channels=len(layer.rows),
         suspects=int(suspects.sum()),
-        worst_pair=int(bounding_sums(layer.rows, layer.path).max(initial=0)),
+        worst_pair=int(sums.max(initial=0)),
         modelled=layer.path.modelled,
     )
 

@@ -19,8 +19,10 @@ from edgeq.model.saturation import (
     PAIR_LIMIT,
     SaturatingPath,
     SaturationTable,
-    bounding_sums,
     conv_rows,
+    neighbour_sums,
+    pair_sums,
+    pairs_vary,
     saturation_table,
 )
 
@@ -36,11 +38,21 @@ class Layer:
         path: the kernel that it takes.
         rows: its constant weight as [output channels, K] in the order of k; None where the weight is computed, or is of
             a form that has no single matrix.
+        channels: of its image that one output sees; 0 where it is no convolution.
     """
 
     node: ir.Node
     path: SaturatingPath
     rows: NDArray[Any] | None
+    channels: int = 0
+
+    @property
+    def pair_sums(self) -> NDArray[Any] | None:
+        """Of `rows`: `edgeq.model.saturation.pair_sums` of all pairs that its kernels may make."""
+        if self.rows is None:
+            return None
+        vary = self.path.any_neighbours and pairs_vary(self.rows.shape[1], self.channels)
+        return neighbour_sums(self.rows) if vary else pair_sums(self.rows)
 
     @property
     def name(self) -> str:
@@ -50,9 +62,8 @@ class Layer:
     @property
     def suspects(self) -> NDArray[np.bool_] | None:
         """Per output channel, whether some input makes it saturate; None where the weight is not known."""
-        if self.rows is None:
-            return None
-        return np.asarray((bounding_sums(self.rows, self.path) > PAIR_LIMIT).any(axis=1))
+        sums = self.pair_sums
+        return None if sums is None else np.asarray((sums > PAIR_LIMIT).any(axis=1))
 
     def compute(self, inputs: Sequence[NDArray[Any] | None], *, saturating: bool = True) -> Computed:
         """What it makes of its inputs, which come in the node's order."""
@@ -84,7 +95,8 @@ def find_layers(
             continue
         if path.exact_depthwise and array is not None and is_depthwise(node, array):
             continue
-        found.append(Layer(node, path, None if array is None else _rows(node, array, path)))
+        channels = array.shape[1] if array is not None and "Conv" in node.op_type else 0
+        found.append(Layer(node, path, None if array is None else _rows(node, array, path), channels))
     return tuple(found)
 
 

@@ -43,7 +43,7 @@ def random_layer(rng: np.random.Generator, op: str, table: str, *, small: bool =
 
     Args:
         small: weights of at most 64, which nothing saturates on.
-        plain: no groups, padding or strides, and at most 256 products in a MatMul.
+        plain: no groups, padding, strides or single channels, and at most 256 products in a MatMul.
     """
     signed = bool(rng.integers(2))
     kind, low, high = ("int8", -128, 127) if signed else ("uint8", 0, 255)
@@ -56,7 +56,7 @@ def random_layer(rng: np.random.Generator, op: str, table: str, *, small: bool =
             group, ins, outs = int(rng.choice([4, 8, 16, 19])), 1, int(rng.choice([1, 1, 2]))
         taps, stride, dilation = (int(rng.choice(c)) for c in ([1, 1, 2, 3, 3, 5], [1, 1, 2], [1, 1, 1, 2]))
         pad = int(rng.choice([0, 0, taps // 2]))
-        group, stride, pad = (1, 1, 0) if plain else (group, stride, pad)
+        group, stride, pad, ins = (1, 1, 0, max(ins, 2)) if plain else (group, stride, pad, ins)
         size = max(int(rng.integers(1, 12)), (taps - 1) * dilation + 1)
         shape, weights = (1, ins * group, size, size), (outs * group, ins, taps, taps)
         attributes = (
