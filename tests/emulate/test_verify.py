@@ -156,6 +156,5 @@ def test_a_package_is_checked_on_its_target_s_kernels(maskable: None, data: Path
     with opened(tmp_path / "b") as bundle:
         (variant,) = bundle.components["model"]
     checks = {check["name"]: check for check in variant.info["checks"]}
-    for name in ("self-test", "load", "accuracy"):
+    for name in ("self-test", "load", "accuracy", "coverage"):
         assert (checks[name]["kind"], checks[name]["where"]) == ("emulated", check.how)
-    assert checks["coverage"]["kind"] == "none", "that was read off this machine's kernels"
