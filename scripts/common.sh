@@ -74,3 +74,8 @@ create_environment() {
   "$outer" -m pip --python "$venv/bin/python" install -qq pip ||
     fail "$outer has neither ensurepip nor a pip of 22.3 or newer. Install one (Debian: apt install python3-venv)"
 }
+
+# add_engines: the plug-in engines (docs/engines.md), 60 MB, into $python's environment, where they can be had.
+add_engines() {
+  "$python" -m pip install -qq "edgeq[openvino]" || echo "could not install edgeq[openvino]; what needs it is left out" >&2
+}
