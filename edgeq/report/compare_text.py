@@ -74,10 +74,9 @@ def _size(found: Mapping[str, Any]) -> list[Row]:
 
 
 def _coverage(found: Mapping[str, Any]) -> list[Row]:
-    a, b = found["a"]["coverage"], found["b"]["coverage"]
-    if not a or not b:
+    before, after = ((found[side]["coverage"] or {}).get("int8_mac_share") for side in ("a", "b"))
+    if before is None or after is None:
         return []
-    before, after = a["int8_mac_share"], b["int8_mac_share"]
     return [("MACs in int8", share(before), share(after), f"{signed(100 * (after - before), 1)} pt")]
 
 

@@ -94,6 +94,7 @@ def _environment() -> Environment:
         views.layer_table,
         views.layers_view,
         views.metric_rows,
+        views.coverage_text,
         views.operators_drawn,
         views.ordered_candidates,
         views.output_table,

@@ -286,6 +286,14 @@ def layer_table(variant: Variant) -> Table:
     return known_columns(heads, rows, always=2)
 
 
+def coverage_text(coverage: Coverage) -> str:
+    """What the share is and what it rests on."""
+    if coverage.int8_mac_share is None:
+        return f"How much runs on integers is not known: {coverage.how}."
+    own = "as ONNX Runtime's own profile of the optimised graph shows, which is not always what the file asks for"
+    return f"{share(coverage.int8_mac_share)} of the multiply-accumulates run on integers, {coverage.origin or own}."
+
+
 def operators_drawn(coverage: Coverage) -> tuple[float, list[OperatorCoverage]]:
     """All MACs (at least 1), and the operators that have any; all operators where none has."""
     total = sum(o.int8_macs + o.float_macs for o in coverage.operators) or 1

@@ -80,19 +80,19 @@ def open_but(*broken: str) -> Any:
 
 
 def test_a_provider_that_does_not_start_gives_way() -> None:
-    opened = open_best(ALL, gpu_device("a100"), open_variant=open_but("a100", "t4"))
+    opened = open_best(ALL, gpu_device("a100"), open_it=open_but("a100", "t4"))
     assert opened.session == "session of cuda"
     assert opened.passed_over == ("not a100: a100 does not start", "not t4: t4 does not start")
 
 
 def test_what_was_asked_for_does_not_give_way() -> None:
     with pytest.raises(RuntimeUnavailableError, match="a100 does not start"):
-        open_best(ALL, gpu_device("a100"), name="a100", open_variant=open_but("a100"))
+        open_best(ALL, gpu_device("a100"), name="a100", open_it=open_but("a100"))
 
 
 def test_the_last_one_fails_for_good() -> None:
     with pytest.raises(RuntimeUnavailableError, match="cpu does not start"):
-        open_best(ALL, gpu_device("a100"), open_variant=open_but("a100", "t4", "cuda", "cpu"))
+        open_best(ALL, gpu_device("a100"), open_it=open_but("a100", "t4", "cuda", "cpu"))
 
 
 def test_a_listed_provider_that_onnxruntime_cannot_start_is_an_error(models: dict[str, Path], tmp_path: Path) -> None:

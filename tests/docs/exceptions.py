@@ -25,6 +25,7 @@ NOT_RUN: Mapping[str, str] = {
     "scripts/benchmark tune": MINUTES,
     "scripts/benchmark unlabelled": MINUTES,
     "scripts/benchmark halves": MINUTES,
+    "scripts/benchmark engines": MINUTES,
     "scripts/benchmark shapes": MINUTES,
     "scripts/benchmark sequence --tune": MINUTES,
     "edgeq emulate setup arm64": "makes an ARM64 machine from a distribution's packages: tests/emulate/test_arm64.py",
