@@ -34,3 +34,11 @@ def shared_data() -> Path:
     if found is None:
         pytest.skip("shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA)")
     return found
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_patience() -> None:
+    """Waiting for undisturbed runs is in vain where other tests run beside: it only took seconds of every build."""
+    from edgeq.pipeline import proof
+
+    proof._PATIENCE_SECONDS = 0.0
