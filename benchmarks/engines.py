@@ -157,6 +157,9 @@ def main() -> None:
                 results[case.name] = judge(case.name, case.model, own, feed, records, options.by_hand)
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=2) + "\n", "utf-8")
+    unknown = set(options.only) - results.keys()
+    if unknown:
+        parser.error(f"there is no model {', '.join(sorted(unknown))} here")
 
 
 if __name__ == "__main__":
