@@ -64,7 +64,7 @@ def _draw_layers(console: Console, found: Diagnosis, *, verbose: bool) -> None:
 
     ranks = {error_source.name: rank for rank, error_source in enumerate(found.error_sources, 1)}
     # What the figures leave of the line; rich cuts at the end, where names differ.
-    room = max(_LEAST_NAME, (console.width - _FIGURES) // 2)
+    width = max(_LEAST_NAME, (console.width - _FIGURES) // 2)
     pairs = list(zip(found.comparison.activations, found.noise, strict=True))
     shown = {id(noise) for _, noise in sorted(pairs, key=lambda pair: -pair[1].own)[: found.request.worst]}
     title = "layers in execution order (SQNR in dB)" if verbose else "worst layers in execution order (SQNR in dB)"
@@ -76,8 +76,8 @@ def _draw_layers(console: Console, found: Diagnosis, *, verbose: bool) -> None:
         operator = activation.op_type + (f"+{activation.folded}" if activation.folded else "")
         table.add_row(
             str(ranks.get(activation.name, "")),
-            shorten(activation.name, room),
-            f"{shorten(activation.node, room)} {operator}".strip(),
+            shorten(activation.name, width),
+            f"{shorten(activation.node, width)} {operator}".strip(),
             _db(activation.accumulated.sqnr_db),
             _db(activation.layer.sqnr_db),
             _bar(activation.layer.sqnr_db),

@@ -73,7 +73,7 @@ def parsed(words: list[str]) -> str:
             command, context = found, click.Context(found, parent=context, info_name=name)
         command.make_parser(context).parse_args(list(words))
     except click.BadOptionUsage:
-        pass  # the name of an option alone, in the text
+        return ""  # the name of an option alone, in the text
     except (click.UsageError, UsageError) as error:
         return str(error)
     return ""
