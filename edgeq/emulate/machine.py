@@ -45,7 +45,12 @@ def emulated_command(emulator: Emulator, cpu: str, *, log: Path | None = None) -
     if qemu.key < emulator.honest_cpuinfo:
         root = _with_cpuinfo(emulator, cpu, qemu, sysroot, arguments, environment)
     folders = (sysroot.site,) if sysroot.site is not None else ()
-    return Command((*arguments, "-L", str(root), str(sysroot.python)), (), environment, folders)
+    return Command((*arguments, "-L", str(root), str(sysroot.python)), (), environment, folders, _compiled())
+
+
+def _compiled() -> Path:
+    """Packages and wheels hold sources alone: compiling them took an emulated CPU most of the time of every start."""
+    return home() / "compiled"
 
 
 def need_sysroot(emulator: Emulator) -> Sysroot:
@@ -100,7 +105,8 @@ def _with_cpuinfo(
     if view.is_dir():
         return view
     # Only onnxruntime fails on the host's file: without it the guest can report its features.
-    command = Command((*arguments, "-L", str(sysroot.root), str(sysroot.python)), (), environment)
+    interpreter = (*arguments, "-L", str(sysroot.root), str(sysroot.python))
+    command = Command(interpreter, (), environment, compiled=_compiled())
     with start_guest(command, f"{emulator.program} -cpu {cpu}") as guest:
         features = guest.features(runtime=False)["features"]
     implementer, part = _identity(cpu)

@@ -50,6 +50,13 @@ def read_folder(folder: Path, kind: type) -> dict[str, Document]:
     return {document.name: document for document in documents}
 
 
+def state_of(folders: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
+    """Names, times and sizes of the .toml files in `folders`: what is read of them stays true while these do."""
+    files = [path for folder in folders for path in sorted(folder.glob("*.toml"))]
+    found = ((path, path.stat() if path.exists() else path.lstat()) for path in files)
+    return tuple((str(path), stat.st_mtime_ns, stat.st_size) for path, stat in found)
+
+
 def overlay(below: Document, above: Document) -> Document:
     """`above` over `below`: tables are merged key by key, everything else replaced."""
     return Document(above.name, merge(below.content, above.content), (*below.files, *above.files))

@@ -11,7 +11,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from edgeq.display import Displayed
@@ -161,16 +163,24 @@ class ProfileMatch:
         }
 
 
-def load_profiles(folders: Sequence[Path] | None = None) -> dict[str, Profile]:
+def load_profiles(folders: Sequence[Path] | None = None) -> Mapping[str, Profile]:
     """All profiles by name, in order of rank: the shipped ones with the user's merged over them, or of `folders`.
+
+    Read again only where a file has changed.
 
     Raises:
         HardwareError: a file that is not a good profile, or two that could tie.
     """
-    documents = schema.layered(folders or schema.default_folders("profiles"), schema.ProfileFile)
+    chosen = tuple(folders or schema.default_folders("profiles"))
+    return _load_profiles(chosen, doc.state_of(chosen))
+
+
+@lru_cache(maxsize=4)
+def _load_profiles(folders: Sequence[Path], state: object) -> Mapping[str, Profile]:
+    documents = schema.layered(folders, schema.ProfileFile)
     profiles = [build_profile(schema.inherit(document, documents)) for document in documents.values()]
     _refuse_ties(profiles)
-    return {profile.name: profile for profile in sorted(profiles, key=lambda p: (p.rank, p.name))}
+    return MappingProxyType({profile.name: profile for profile in sorted(profiles, key=lambda p: (p.rank, p.name))})
 
 
 def match_profile(machine: Machine, profiles: Mapping[str, Profile]) -> ProfileMatch:

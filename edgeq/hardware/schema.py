@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, get_type_hints
 
 import platformdirs
@@ -153,16 +155,21 @@ def default_folders(name: str) -> tuple[Path, ...]:
     return shipped(name), *data_folders(name), config_folder(name)
 
 
-def layered(folders: Sequence[Path], kind: type) -> dict[str, Document]:
-    """The documents of all folders by name, later folders over earlier ones.
+def layered(folders: Sequence[Path], kind: type) -> Mapping[str, Document]:
+    """The documents of all folders by name, later folders over earlier ones. Read again only where a file has changed.
 
     An override without a reason of its own does not keep the reason that it overrides.
     """
+    return _layered(tuple(folders), kind, doc.state_of(folders))
+
+
+@lru_cache(maxsize=16)
+def _layered(folders: Sequence[Path], kind: type, state: object) -> Mapping[str, Document]:
     first, *later = (doc.read_folder(folder, kind) for folder in folders)
     for document in [*first.values(), *(document for layer in later for document in layer.values())]:
         check_session_options(document)
     own = [{name: explain_override(document) for name, document in layer.items()} for layer in later]
-    return doc.overlay_all([first, *own])
+    return MappingProxyType(doc.overlay_all([first, *own]))
 
 
 def check_session_options(document: Document) -> None:

@@ -112,11 +112,11 @@ def runs_natively(target: Target, machine: Machine) -> bool:
     return match_profile(machine, load_profiles()).profile.name == target.profile.name
 
 
-def _profile_documents() -> dict[str, Document]:
+def _profile_documents() -> Mapping[str, Document]:
     return schema.layered(schema.default_folders("profiles"), schema.ProfileFile)
 
 
-def _target_documents() -> dict[str, Document]:
+def _target_documents() -> Mapping[str, Document]:
     return schema.layered(schema.default_folders("targets"), schema.TargetFile)
 
 

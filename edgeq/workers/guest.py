@@ -34,12 +34,21 @@ class Command:
         interpreter: the command line up to the script; `arguments`: what follows the script.
         environment: of the process.
         folders: where modules are looked for first: Python runs isolated, so that PYTHONPATH does nothing.
+        compiled: folder that keeps compiled modules from one start to the next; None: nothing is written, and only what
+            lies beside the modules is read.
     """
 
     interpreter: tuple[str, ...]
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
     folders: tuple[Path, ...] = ()
+    compiled: Path | None = None
+
+    @property
+    def python(self) -> tuple[str, ...]:
+        """The interpreter with its own options, up to the script."""
+        kept = ("-X", f"pycache_prefix={self.compiled}") if self.compiled is not None else ("-B",)
+        return (*self.interpreter, "-I", *kept)
 
 
 def guest_program() -> Path:
@@ -105,7 +114,7 @@ def start_guest(
     """
     program = guest_program()
     path = os.pathsep.join(map(str, (program.parent, *command.folders)))
-    line = [*command.interpreter, "-I", "-B", str(program), path, *command.arguments]
+    line = [*command.python, str(program), path, *command.arguments]
     with device_errors():
         guest = Guest.start(line, command.environment, title, request_s=request_s, failure=failure)
     try:

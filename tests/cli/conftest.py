@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from edgeq.hardware import detect
 from tests.cli.workspace import Workspace, fill
 
 
@@ -24,9 +23,3 @@ def workspace(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     shutil.copytree(filled, place)
     monkeypatch.chdir(place)
     return Workspace(place)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _detected_once() -> None:
-    """Detection takes a second and is cached for the process: pay it before the first test."""
-    detect.detect_machine()

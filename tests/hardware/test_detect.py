@@ -7,7 +7,8 @@ from edgeq_device.features import Reading
 
 from edgeq.hardware import detect, nvidia, runtimes
 from edgeq.hardware.detect import combine
-from edgeq.hardware.machine import Gpu
+from edgeq.hardware.machine import Cache, Gpu
+from tests.hardware.recorded import RECORDS, evidence_of
 
 
 def test_this_machine() -> None:
@@ -16,6 +17,28 @@ def test_this_machine() -> None:
     assert machine.usable_threads >= 1
     assert machine.runtimes["python"]
     assert machine.os
+
+
+@pytest.mark.parametrize(
+    ("name", "caches", "needed"),
+    [
+        ("sierra-forest", True, False),
+        ("sierra-forest", False, True),
+        ("haswell", True, True),  # CPUID was not read
+        ("windows-alder-lake", True, True),
+        ("cortex-a76", True, True),
+    ],
+)
+def test_py_cpuinfo_is_run_only_where_something_is_open(
+    name: str, caches: bool, needed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(detect, "gather", lambda: evidence_of(RECORDS[name]))
+    monkeypatch.setattr(detect, "query_py_cpuinfo", lambda: asked.append(name) or ({}, ("asked",)))
+    held = (Cache(1, "data", 1 << 15),) * caches
+    monkeypatch.setattr(detect, "read_system", lambda: detect.SystemInfo(caches=held, notes=("read",)))
+    assert detect.detect_machine().notes[-2 if needed else -1 :] == (("asked", "read") if needed else ("read",))
+    assert bool(asked) is needed
 
 
 def test_the_system_is_believed_where_it_lists_features() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +74,16 @@ def test_what_the_runtime_refuses_is_told(here: Guest, model: Path) -> None:
     with pytest.raises(RuntimeUnavailableError, match=r"refuses variant"):
         here.open(Path(__file__), SessionSettings())
     assert probe(session, "still there") in ("exact", "saturated")
+
+
+def test_compiled_modules_are_kept_where_the_command_says_and_nowhere_else(tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text("")
+    code = ("-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import module")
+    command = Command((sys.executable,), (), {})
+    subprocess.run([*command.python, *code], check=True)
+    assert [path.name for path in tmp_path.rglob("*")] == ["module.py"]
+    subprocess.run([*replace(command, compiled=tmp_path / "kept").python, *code], check=True)
+    assert {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*.pyc")} == {"kept"}
 
 
 def test_a_guest_that_dies_is_one_line(tmp_path: Path) -> None:
