@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from edgeq.bundle.sign import sign_bundle as sign
     from edgeq.bundle.verify import verify_bundle as verify
     from edgeq.calibrate.run import calibrate
     from edgeq.data.preprocess import register as register_preprocess
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from edgeq.measure.bench import bench
     from edgeq.measure.debug import debug
     from edgeq.measure.inspect import inspect
+    from edgeq.oci.transfer import pull_bundle as pull
+    from edgeq.oci.transfer import push_bundle as push
     from edgeq.pipeline.job import Data
     from edgeq.pipeline.package import package
     from edgeq.pipeline.quantize import quantize
@@ -51,12 +54,15 @@ _PUBLIC = {
     "open_samples": "edgeq.data.samples:open_samples",
     "package": "edgeq.pipeline.package:package",
     "plain": "edgeq.records:plain",
+    "pull": "edgeq.oci.transfer:pull_bundle",
+    "push": "edgeq.oci.transfer:push_bundle",
     "quantize": "edgeq.pipeline.quantize:quantize",
     "recovering": "edgeq.tune.recover.standalone:recovering",
     "register_preprocess": "edgeq.data.preprocess:register",
     "report": "edgeq.report",
     "retarget": "edgeq.retarget",
     "resolve_target": "edgeq.hardware.target:resolve",
+    "sign": "edgeq.bundle.sign:sign_bundle",
     "tune": "edgeq.tune",
     "verify": "edgeq.bundle.verify:verify_bundle",
 }
@@ -78,12 +84,15 @@ __all__ = [
     "open_samples",
     "package",
     "plain",
+    "pull",
+    "push",
     "quantize",
     "recovering",
     "register_preprocess",
     "report",
     "resolve_target",
     "retarget",
+    "sign",
     "tune",
     "verify",
 ]

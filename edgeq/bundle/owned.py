@@ -8,6 +8,7 @@ from pathlib import Path
 from edgeq_device.errors import DeviceError
 from edgeq_device.manifest import MANIFEST, FileRecord, parse_manifest
 from edgeq_device.plainjson import MAX_BYTES, parse_json
+from edgeq_device.signature import SIGNATURE, parse_signature
 
 from edgeq.bundle.read import opened
 from edgeq.errors import EdgeqError, OutputError
@@ -28,9 +29,22 @@ def _judge(folder: Path) -> Judge | None:
         compiled = _COMPILED.fullmatch(name)
         if compiled is not None:
             return f"{compiled['folder']}{compiled['module']}.py" in digests
-        return name == MANIFEST or as_listed(folder, digests, name)
+        return (
+            name == MANIFEST or as_listed(folder, digests, name) or (name == SIGNATURE and is_signature(folder / name))
+        )
 
     return judge
+
+
+def is_signature(path: Path) -> bool:
+    """Whether the file is a signature, as `edgeq sign` and others write it, which can be made again."""
+    if not is_plain(path) or path.stat().st_size > MAX_BYTES:
+        return False
+    try:
+        parse_signature(path.read_bytes(), str(path))
+    except DeviceError:
+        return False
+    return True
 
 
 def _records(manifest: Path) -> dict[str, FileRecord] | None:

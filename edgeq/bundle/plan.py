@@ -20,6 +20,7 @@ from edgeq_device.package import FLOAT, MAIN
 from edgeq_device.variants import EXTERNAL_FOLDER
 
 from edgeq import __version__
+from edgeq.bundle.sbom import SBOM, make_sbom
 from edgeq.bundle.sharing import ModelFiles, Placement, StoredFile, share
 from edgeq.bundle.spec import CALIBRATION_FILES, Arrays, BundleSpec, VariantSpec
 from edgeq.errors import BundleError, CalibrationError, DataError
@@ -70,6 +71,7 @@ def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
             files.update({f"{FILES}/{variant.name}/{name}": path for name, path in sorted(variant.files.items())})
         files[f"models/{component}/{COMPONENT}"] = _json({"component_name": component, "variants": bodies}, component)
     files.update({path: data for data, path in vectors.items()})
+    files[SBOM] = _json(make_sbom(spec, digests, tool_versions()), "bill of materials")
     try:
         check_file_names([MANIFEST, *files], f"bundle {spec.name}")
     except DeviceError as error:

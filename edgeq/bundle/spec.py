@@ -25,7 +25,9 @@ _RESERVED_NAMES = frozenset(
         "edgeq_run.py",
         "files",
         "manifest.json",
+        "model.sig",
         "models",
+        "sbom.cdx.json",
         "selftest",
         "shared_assets",
     }

@@ -34,7 +34,7 @@ def write_bundle(spec: BundleSpec, destination: Path, *, force: bool = False) ->
     files = plan_bundle(spec)
     if destination.suffix == SUFFIX:
         with output_file(destination, force=force) as draft:
-            _write_archive(files, draft)
+            write_archive(files, draft)
             with opened(draft):
                 pass
     else:
@@ -54,7 +54,8 @@ def _write_directory(files: Mapping[str, Content], folder: Path) -> None:
             shutil.copyfile(content, target)
 
 
-def _write_archive(files: Mapping[str, Content], path: Path) -> None:
+def write_archive(files: Mapping[str, Content], path: Path) -> None:
+    """Write `files` (path inside the bundle → content) as a zip: the same content gives the same bytes."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in files.items():
             entry = zipfile.ZipInfo(name, _FIXED_DATE)

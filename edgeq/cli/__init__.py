@@ -38,6 +38,11 @@ GROUPS = {
         "debug": "Find the layers that lose accuracy in a quantized model.",
         "audit": "Tell which layers of a quantized model saturate where two products are added in 16 bits.",
     },
+    "Sign and ship": {
+        "sign": "Sign a bundle with a key, in the OpenSSF Model Signing format.",
+        "push": "Upload a bundle to an OCI registry.",
+        "pull": "Get a bundle from an OCI registry, by its digest.",
+    },
     "Targets": {
         "targets": "List deployment targets, or show one.",
         "profiles": "List hardware profiles, or show one with its reasons.",

@@ -70,6 +70,15 @@ SESSION_OPTIONS = click.option(
 )
 ENGINE_HELP = "What executes the model, as NAME or NAME:PRECISION (openvino:bf16); `edgeq detect` lists engines."
 ENGINE = click.option("--engine", metavar="ENGINE", help=ENGINE_HELP)
+TRUST = click.option(
+    "--trust",
+    type=PATH,
+    metavar="PATH",
+    help="Keys and certificates one of which must have signed it: a file or a folder. [$EDGEQ_TRUST, /etc/edgeq/trust]",
+)
+REQUIRE_SIGNATURE = click.option(
+    "--require-signature", is_flag=True, help="Refuse where no key is trusted, instead of not looking at signatures."
+)
 FORCE = click.option("--force", is_flag=True, help="Replace what is there.")
 
 _TASK = (

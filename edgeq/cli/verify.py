@@ -8,12 +8,14 @@ from typing import Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import PATH, TASK_NAMES, Renamed, complete_target, task_options
+from edgeq.cli._options import PATH, REQUIRE_SIGNATURE, TASK_NAMES, TRUST, Renamed, complete_target, task_options
 
 
 @click.command()
 @click.argument("bundle", type=PATH)
 @click.option("--variant", metavar="NAME", help="Check this variant alone.")
+@TRUST
+@REQUIRE_SIGNATURE
 @click.option(
     "--on",
     multiple=True,
@@ -34,18 +36,24 @@ from edgeq.cli._options import PATH, TASK_NAMES, Renamed, complete_target, task_
 @task_options
 @click.option("--max-drop", metavar="DROP", help="Fail if accuracy on the target falls by more: 0.005, 0.5% or 0.5pt.")
 @common
-def command(bundle: Path, variant: str | None, printer: Printer, **options: Any) -> None:
-    """Check BUNDLE (a directory or an .edgeq file): hashes, loading, and the self-test of what can run here.
+def command(
+    bundle: Path, variant: str | None, trust: Path | None, require_signature: bool, printer: Printer, **options: Any
+) -> None:
+    """Check BUNDLE (a directory or an .edgeq file): hashes, signature, loading, the self-test of what can run here.
 
     \b
+    edgeq verify dist/ --trust build.pub
     edgeq verify dist/ --on all
     edgeq verify dist/ --on raspberry-pi-5 --data val/ --count 100 --task classification
     """
+    from edgeq.bundle.verify import check_report, check_trusted, verify_bundle
+
     if options["on"]:
         from edgeq.emulate.verify import summary, verify_on
         from edgeq.pipeline.emulated import verify_request
         from edgeq.pipeline.simulators import SIMULATORS
 
+        check_trusted(bundle, trust=trust, required=require_signature)
         found = verify_on(verify_request(bundle, variant, options), simulators=SIMULATORS, progress=printer.progress())
         printer.lines(found, summary(found.checks))
         found.check()
@@ -53,10 +61,11 @@ def command(bundle: Path, variant: str | None, printer: Printer, **options: Any)
 
     from edgeq_device.text import report_lines
 
-    from edgeq.bundle.verify import check_report, verify_bundle
     from edgeq.pipeline.emulated import refuse_without_target
 
     refuse_without_target(options)
-    report = verify_bundle(bundle, variant=variant, progress=printer.progress())
+    report = verify_bundle(
+        bundle, variant=variant, trust=trust, require_signature=require_signature, progress=printer.progress()
+    )
     printer.lines(report, report_lines(report))
     check_report(report)

@@ -162,6 +162,7 @@ def bundle_variants(
         calibration=_tables(job, workdir / "tables"),
         metadata={
             "source_model_sha256": model_digest(job.source),
+            **_licence(job),
             "calibration_sha256": job.statistics.data_digest if job.statistics else "",
             "calibration_samples": job.statistics.samples if job.statistics else 0,
         },
@@ -320,6 +321,13 @@ def _tables(job: Job, folder: Path) -> Path | None:
     tensors = quantizable_tensors(job.prepared.model)
     write_tables(folder, derive_ranges(job.statistics, "minmax"), tensors=tensors)
     return folder
+
+
+def _licence(job: Job) -> dict[str, str]:
+    """The model's licence, where its metadata has one."""
+    held = {key.lower(): value.strip() for key, value in job.prepared.model.metadata_props.items()}
+    licence = held.get("license") or held.get("licenses") or held.get("licence")
+    return {"license": licence} if licence else {}
 
 
 def _preprocessing(samples: Samples) -> dict[str, Any] | None:

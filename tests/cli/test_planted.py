@@ -25,10 +25,10 @@ from tests.cli.workspace import fill
 RUNNER = REPOSITORY / "targets" / "runtime"
 # What Python has loaded before it looks at the working directory (os, codecs ...) cannot be replaced from there.
 NAMES = (
-    "argparse", "click", "coloredlogs", "cpuinfo", "dataclasses", "edgeq_device", "flatbuffers", "hashlib", "inspect",
-    "json", "numpy", "onnx", "onnxruntime", "packaging", "pathlib", "PIL", "pip", "platform", "rich", "runpy", "signal",
-    "sklearn", "socket", "subprocess", "sympy", "tempfile", "tomllib", "typing_extensions", "webbrowser", "yaml",
-    "zipfile",
+    "argparse", "click", "coloredlogs", "cpuinfo", "cryptography", "dataclasses", "edgeq_device", "flatbuffers",
+    "hashlib", "inspect", "json", "numpy", "onnx", "onnxruntime", "packaging", "pathlib", "PIL", "pip", "platform",
+    "rich", "runpy", "signal", "sklearn", "socket", "subprocess", "sympy", "tempfile", "tomllib",
+    "typing_extensions", "webbrowser", "yaml", "zipfile",
 )  # fmt: skip
 BENCH = ("--duration", "0", "--queries", "2")
 DATA = ("--data", "x.npz")
@@ -46,6 +46,9 @@ CASES: dict[str, list[tuple[str, ...]]] = {
     "package": [("net.onnx", *DATA, "--no-timing", "-o", "new")],
     "emit-c": [("array.onnx", *DATA, "-o", "c")],
     "verify": [("bundle",), ("bundle.edgeq",), ("bundle", "--on", "all")],
+    "sign": [("bundle", "--key", "key.pem"), ("bundle.edgeq", "--key", "key.pem")],
+    "push": [("bundle", "127.0.0.1:1/net")],
+    "pull": [(f"127.0.0.1:1/net@sha256:{'0' * 64}", "-o", "pulled")],
     "emulate": [("status",)],
     "bench": [("net.onnx", *BENCH), ("bundle", *BENCH), ("bundle.edgeq", *BENCH)],
     "audit": [("net.onnx", *DATA)],
@@ -59,6 +62,13 @@ CASES: dict[str, list[tuple[str, ...]]] = {
     "doctor": [()],
     "demo": [("-o", "demo")],
 }
+# Of this test alone.
+KEY = """-----BEGIN EC PRIVATE KEY-----
+MHcCAQEEICkhi17shRw4aFm4v5yp1dR4wz5XuY6ytLFmN0VIktF9oAoGCCqGSM49
+AwEHoUQDQgAE02l1G45vX2MoG2GqlCx6JKDy5rAiYd5H/ZFArBv30DSMvyQcTZQU
++M54539fHA42hc3QLq6dM+n5lmChwcs4xw==
+-----END EC PRIVATE KEY-----
+"""
 SLOW = {"demo", "tune", "package", "quantize", "report"}
 DOCUMENTED = {0, *(kind.exit_code for kind in (EdgeqError, *EdgeqError.__subclasses__())), 2}
 
@@ -107,6 +117,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_bundle(spec, folder / "bundle")
     write_bundle(spec, folder / "bundle.edgeq")
     np.save(folder / "input.npy", INPUT)
+    (folder / "key.pem").write_text(KEY)
     (folder / "recipe.toml").write_text('[inspect]\nmodel = "net.onnx"\n')
     for name, options in (("quantized.onnx", ()), ("array.onnx", ("--profile", "gemmini"))):
         words = ["-P", "-m", "edgeq", "quantize", "net.onnx", *DATA, *options, "--no-timing", "-o", name]

@@ -35,7 +35,7 @@ def variant(name: str = "v", **changes: Any) -> Variant:
 
 
 def bundle(*variants: Variant) -> Bundle:
-    return Bundle(Path("b"), Path("b"), "b", "0" * 64, {"model": variants}, {}, {})
+    return Bundle(Path("b"), Path("b"), "b", b"{}", {"model": variants}, {}, {})
 
 
 def device(

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 CHECKOUT = "makes an environment in the checkout, from a package index; CI runs it"
 INDEX = "installs from a package index"
 MINUTES = "takes many minutes, and models and data beside the checkout"
+REGISTRY = "needs a registry: tests/oci"
+REFERENCE = "needs the reference package: tests/signing/test_reference.py"
+CERTIFICATES = "needs certificates: tests/signing/test_sign.py"
 ENGINE = "needs the package of the engine: tests/workers/test_engine.py"
 BOARD = "needs an ARM64 machine: tests/emulate/test_arm64.py does this where there is one"
 
@@ -28,6 +31,13 @@ NOT_RUN: Mapping[str, str] = {
     "scripts/benchmark engines": MINUTES,
     "scripts/benchmark shapes": MINUTES,
     "scripts/benchmark sequence --tune": MINUTES,
+    "edgeq push dist/ registry.example.com/models/net:1.2": REGISTRY,
+    "edgeq pull registry.example.com/models/net@sha256:0123… -o dist/ --trust build.pub": REGISTRY,
+    "python runner/edgeq_run.py pull registry.example.com/models/net@sha256:0123… -o dist/": REGISTRY,
+    "model_signing verify key dist/ --signature dist/model.sig --public_key build.pub": REFERENCE,
+    "model_signing sign key dist/ --signature dist/model.sig --private_key build.pem": REFERENCE,
+    "edgeq sign dist/ --key build.pem --certificate build.crt --certificate issuer.crt": CERTIFICATES,
+    "edgeq verify dist/ --trust root.crt": CERTIFICATES,
     "edgeq emulate setup arm64": "makes an ARM64 machine from a distribution's packages: tests/emulate/test_arm64.py",
     "edgeq verify dist/ --on raspberry-pi-5 --data val/ --count 100 --task classification --max-drop 0.5pt": BOARD,
     "edgeq doctor --gpu": "needs a GPU: tests/gpu",

@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from edgeq_device.errors import BundleError, DeviceError
 from edgeq_device.package import Bundle, open_bundle
+from edgeq_device.trust import PLACE, Trust, check_signature, trust_for
 from edgeq_device.variants import Variant
 
 INTERRUPTED = 130
@@ -19,7 +20,11 @@ def main(argv: Optional[Sequence[str]] = None, root: Optional[Path] = None) -> i
     """Run one command on the bundle at `root` (or --bundle) and return the exit code."""
     arguments = _parser(root).parse_args(argv)
     try:
+        trust = trust_for(arguments.trust, required=arguments.require_signature)
+        if arguments.run is None:
+            return _pull(arguments, trust)
         with open_bundle(arguments.bundle) as bundle:
+            arguments.signer = check_signature(bundle, trust)
             return int(arguments.run(bundle, arguments))
     except DeviceError as error:
         print(f"edgeq_run: {error}", file=sys.stderr)
@@ -37,14 +42,23 @@ def _parser(root: Optional[Path]) -> argparse.ArgumentParser:
         ("verify", _verify, "Check the hashes and run the self-test of every variant that runs here."),
         ("bench", _bench, "Measure latency and throughput."),
         ("infer", _infer, "Run the model on tensors from .npy or .npz files."),
+        ("pull", None, "Get a bundle from an OCI registry, by its digest."),
     ):
         command = commands.add_parser(name, help=summary, description=summary)
         command.set_defaults(run=run)
         command.add_argument("--json", action="store_true", help="print JSON and nothing else on stdout")
-        command.add_argument("--variant", metavar="NAME", help="use this variant instead of the best one")
+        if name == "pull":
+            command.add_argument("reference", metavar="REF", help="HOST/REPOSITORY@sha256:...")
+            command.add_argument("-o", "--output", type=Path, required=True, help="the bundle's directory, a new one")
+        else:
+            command.add_argument("--variant", metavar="NAME", help="use this variant instead of the best one")
+            command.add_argument(
+                "--bundle", type=Path, default=root, required=root is None, help="a bundle directory or .edgeq file"
+            )
         command.add_argument(
-            "--bundle", type=Path, default=root, required=root is None, help="a bundle directory or .edgeq file"
+            "--trust", type=Path, metavar="PATH", help=f"keys whose signature counts, a file or folder ({PLACE})"
         )
+        command.add_argument("--require-signature", action="store_true", help="refuse where no key is trusted")
         if name in ("bench", "infer"):
             command.add_argument("--threads", type=_count, default=0, help="threads inside an operator (0: all cores)")
         if name == "bench":
@@ -107,7 +121,7 @@ def _verify(bundle: Bundle, arguments: argparse.Namespace) -> int:
     from edgeq_device.text import report_lines
     from edgeq_device.verify import verify
 
-    report = verify(bundle, read_device(), arguments.variant)
+    report = verify(bundle, read_device(), arguments.variant, arguments.signer)
     _show(arguments, report.to_dict(), report_lines(report))
     report.check()
     return 0
@@ -160,6 +174,15 @@ def _infer(bundle: Bundle, arguments: argparse.Namespace) -> int:
     lines += [f"  {reason}" for reason in opened.passed_over]
     lines += [f"  {name}: {entry['dtype']}{entry['shape']}" for name, entry in shapes.items()]
     _show(arguments, plain, [*lines, f"written to {arguments.output or output}"])
+    return 0
+
+
+def _pull(arguments: argparse.Namespace, trust: Optional[Trust]) -> int:
+    from edgeq_device.oci import parse_reference, pull
+
+    digest = pull(parse_reference(arguments.reference), arguments.output, trust)
+    plain = {"reference": arguments.reference, "output": str(arguments.output), "manifest_sha256": digest}
+    _show(arguments, plain, [f"{arguments.output}: pulled, all hashes right", f"manifest sha256 {digest}"])
     return 0
 
 

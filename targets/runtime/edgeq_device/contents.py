@@ -17,6 +17,7 @@ from edgeq_device.errors import BundleError
 from edgeq_device.manifest import MANIFEST, FileRecord
 from edgeq_device.names import check_file_names
 from edgeq_device.plainjson import MAX_BYTES
+from edgeq_device.signature import SIGNATURE
 
 MAX_TOTAL = 1 << 40
 # Deflate reaches 1032:1; real bundles stay under 10:1. Small archives are let be, zeros in a tiny model compress well.
@@ -78,15 +79,15 @@ def list_archive(archive: zipfile.ZipFile, where: str) -> Dict[str, zipfile.ZipI
     return entries
 
 
-def read_manifest(stream: IO[bytes], where: str) -> bytes:
-    """The bytes of the manifest, at most `MAX_BYTES`.
+def read_unlisted(stream: IO[bytes], what: str) -> bytes:
+    """The bytes of the manifest or of the signature, at most `MAX_BYTES`.
 
     Raises:
         BundleError: it is larger.
     """
     data = stream.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
-        raise BundleError(f"{where}: {MANIFEST} is larger than {MAX_BYTES} bytes")
+        raise BundleError(f"{what} is larger than {MAX_BYTES} bytes")
     return data
 
 
@@ -108,7 +109,7 @@ def check_listing(
         The names of those files, sorted.
     """
     declared = set(records) | {MANIFEST}
-    missing, others = sorted(declared - set(found)), sorted(set(found) - declared)
+    missing, others = sorted(declared - set(found)), sorted(set(found) - declared - {SIGNATURE})
     if missing:
         raise BundleError(f"{where}: {missing[0]} is missing{_and_more(missing)}", _AGAIN)
     extra = [name for name in others if not (in_use and is_harmless(name))]
@@ -130,8 +131,8 @@ def check_directory(root: Path, records: Mapping[str, FileRecord]) -> None:
     """Hash every file of a bundle directory."""
     for name, record in sorted(records.items()):
         try:
-            with _open_plain(root / name) as stream:
-                _check_content(stream, record, f"{root}: {name}", None)
+            with open_plain(root / name) as stream:
+                check_content(stream, record, f"{root}: {name}", None)
         except OSError as error:
             raise BundleError(f"{root}: {name} cannot be read ({error.strerror})") from error
 
@@ -152,7 +153,7 @@ def extract(
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             with archive.open(entries[name]) as stream, target.open("xb") as sink:
-                _check_content(stream, record, f"{where}: {name}", sink)
+                check_content(stream, record, f"{where}: {name}", sink)
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError) as error:
             raise BundleError(f"{where}: {name} cannot be unpacked ({error})", _AGAIN) from error
         except OSError as error:
@@ -177,7 +178,7 @@ def directory_hash(members: Mapping[str, str]) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
-def _check_content(stream: IO[bytes], record: FileRecord, what: str, sink: Optional[IO[bytes]]) -> None:
+def check_content(stream: IO[bytes], record: FileRecord, what: str, sink: Optional[IO[bytes]]) -> None:
     digest = hashlib.sha256()
     size = 0
     for chunk in _chunks(stream):
@@ -201,7 +202,8 @@ def _chunks(stream: IO[bytes]) -> Iterator[bytes]:
         yield chunk
 
 
-def _open_plain(path: Path) -> IO[bytes]:
+def open_plain(path: Path) -> IO[bytes]:
+    """Open a file for reading that is no link."""
     # O_NOFOLLOW: the file could have become a link since it was listed.
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     return os.fdopen(os.open(path, flags), "rb")

@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 from edgeq_device.errors import BundleError
 from edgeq_device.names import check_file_name, check_file_names, is_plain_name
+from edgeq_device.signature import SIGNATURE
 
 MANIFEST = "manifest.json"
 COMPONENT = "component.json"
@@ -123,7 +124,7 @@ def _parse_files(values: object, where: str) -> Dict[str, FileRecord]:
     entries = _object(values, f"{where}: additional_metadata.edgeq.files")
     if len(entries) > MAX_FILES:
         raise BundleError(f"{where}: more than {MAX_FILES} files")
-    check_file_names([MANIFEST, *entries], where)
+    check_file_names([MANIFEST, SIGNATURE, *entries], where)
     for name, entry in entries.items():
         record = _object(entry, f"{where}: file {name!r}")
         sha256, size = record.get("sha256"), record.get("size")

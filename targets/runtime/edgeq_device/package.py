@@ -18,12 +18,14 @@ from edgeq_device.contents import (
     extract,
     list_archive,
     list_directory,
-    read_manifest,
+    open_plain,
+    read_unlisted,
 )
 from edgeq_device.errors import BundleError
 from edgeq_device.external import check_models
 from edgeq_device.manifest import MANIFEST, FileRecord, Manifest, parse_manifest
 from edgeq_device.plainjson import parse_json
+from edgeq_device.signature import SIGNATURE
 from edgeq_device.variants import Variant, load_variants
 
 MAIN = "model"
@@ -37,20 +39,27 @@ class Bundle:
     Attributes:
         source: what was opened.
         root: the directory that holds the files.
-        manifest_sha256: the hash that stands for the whole bundle, since the manifest holds all others.
+        manifest: the bytes of its manifest.
         metadata: additional_metadata.edgeq without the file list.
         extra: files at the top of its directory that are no part of it; nothing reads them.
+        signature: the bytes of its signature, unverified (see `edgeq_device.trust`); None where it has none.
     """
 
     source: Path
     root: Path
     name: str
-    manifest_sha256: str
+    manifest: bytes = field(repr=False)
     components: Mapping[str, Tuple[Variant, ...]]
     metadata: Mapping[str, Any]
     files: Mapping[str, FileRecord]
     extra: Tuple[str, ...] = ()
+    signature: Optional[bytes] = None
     _cleanup: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
+
+    @property
+    def manifest_sha256(self) -> str:
+        """The hash that stands for the whole bundle, since the manifest holds all others."""
+        return hashlib.sha256(self.manifest).hexdigest()
 
     def close(self) -> None:
         """Remove the temporary directory of a bundle that was opened from a zip; safe to call twice."""
@@ -84,15 +93,19 @@ def _open_directory(root: Path) -> Bundle:
         found = list_directory(root)
         if MANIFEST not in found:
             raise BundleError(f"{root} is not a bundle: it has no {MANIFEST}", "Name a bundle directory or .edgeq file")
-        with (root / MANIFEST).open("rb") as stream:
-            data = read_manifest(stream, str(root))
+        with open_plain(root / MANIFEST) as stream:
+            data = read_unlisted(stream, f"{root}: {MANIFEST}")
+        signature = None
+        if SIGNATURE in found:
+            with open_plain(root / SIGNATURE) as stream:
+                signature = read_unlisted(stream, f"{root}: {SIGNATURE}")
     except OSError as error:
         raise BundleError(f"{root} cannot be read ({error.strerror}: {error.filename})") from error
     manifest = parse_manifest(parse_json(data, f"{root}: {MANIFEST}"), f"{root}: {MANIFEST}")
     extra = check_listing(found, manifest.files, str(root), in_use=True)
     check_assets(manifest.files, str(root))
     check_directory(root, manifest.files)
-    return replace(_assemble(root, root, data, manifest, lambda: None), extra=extra)
+    return replace(_assemble(root, root, data, manifest, lambda: None), extra=extra, signature=signature)
 
 
 def _open_archive(source: Path) -> Bundle:
@@ -108,7 +121,8 @@ def _open_archive(source: Path) -> Bundle:
         entries = list_archive(archive, str(source))
         if MANIFEST not in entries:
             raise BundleError(f"{source} is not a bundle: it has no {MANIFEST}")
-        data = _manifest_of(archive, entries[MANIFEST], source)
+        data = _unlisted(archive, entries[MANIFEST], source)
+        signature = _unlisted(archive, entries[SIGNATURE], source) if SIGNATURE in entries else None
         manifest = parse_manifest(parse_json(data, f"{source}: {MANIFEST}"), f"{source}: {MANIFEST}")
         check_listing({name: info.file_size for name, info in entries.items()}, manifest.files, str(source))
         check_assets(manifest.files, str(source))
@@ -120,20 +134,20 @@ def _open_archive(source: Path) -> Bundle:
 
         try:
             extract(archive, entries, manifest.files, root)
-            return _assemble(source, root, data, manifest, cleanup)
+            return replace(_assemble(source, root, data, manifest, cleanup), signature=signature)
         except BaseException:
             cleanup()
             raise
 
 
-def _manifest_of(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, source: Path) -> bytes:
+def _unlisted(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, source: Path) -> bytes:
     try:
         with archive.open(entry) as stream:
-            return read_manifest(stream, str(source))
+            return read_unlisted(stream, f"{source}: {entry.filename}")
     except BundleError:
         raise
     except Exception as error:  # zlib.error, BadZipFile, RuntimeError: a damaged entry raises many types
-        raise BundleError(f"{source}: {MANIFEST} cannot be unpacked ({error})") from error
+        raise BundleError(f"{source}: {entry.filename} cannot be unpacked ({error})") from error
 
 
 def _assemble(source: Path, root: Path, data: bytes, manifest: Manifest, cleanup: Callable[[], None]) -> Bundle:
@@ -149,7 +163,7 @@ def _assemble(source: Path, root: Path, data: bytes, manifest: Manifest, cleanup
         source=source,
         root=root,
         name=manifest.name,
-        manifest_sha256=hashlib.sha256(data).hexdigest(),
+        manifest=data,
         components=components,
         metadata=manifest.edgeq,
         files=manifest.files,

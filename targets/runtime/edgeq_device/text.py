@@ -109,6 +109,10 @@ def extra_lines(bundle: Bundle) -> List[str]:
 def report_lines(report: Report) -> List[str]:
     """What `verify` prints: the status of each variant, and of each output its error and tolerance (absolute)."""
     lines = [f"{report.bundle.source}: {len(report.bundle.files)} files, all hashes right", *extra_lines(report.bundle)]
+    if report.signer is not None:
+        lines.append(f"signed by {report.signer.name} ({report.signer.key})")
+    elif report.bundle.signature is not None:
+        lines.append("signed; whether by a key that you trust was not checked (--trust)")
     for entry in report.variants:
         lines.append(f"  {_name(entry.variant)}: {entry.status}" + (f" ({entry.reason})" if entry.reason else ""))
         if entry.selftest is not None:

@@ -11,6 +11,7 @@ from edgeq_device.opening import start_variant
 from edgeq_device.package import Bundle
 from edgeq_device.select import Device, judge
 from edgeq_device.selftest import SelfTest, run_selftest
+from edgeq_device.trust import Signer
 from edgeq_device.variants import Variant
 
 PASSED, LOADED, FAILED, SKIPPED, UNUSED = "passed", "loaded", "failed", "not run", "not used"
@@ -54,11 +55,14 @@ class VariantReport:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole bundle. It is verified when nothing failed and something ran."""
+    """A whole bundle. It is verified when nothing failed and something ran.
+
+    `signer` is None where no trust was given to verify a signature by."""
 
     bundle: Bundle
     device: Device
     variants: Tuple[VariantReport, ...]
+    signer: Optional[Signer] = None
 
     @property
     def passed(self) -> bool:
@@ -92,6 +96,8 @@ class Report:
             "files": len(self.bundle.files),
             "bytes": sum(record.size for record in self.bundle.files.values()),
             "extra_files": list(self.bundle.extra),
+            "signed": self.bundle.signature is not None,
+            "signer": self.signer.to_dict() if self.signer is not None else None,
             "architecture": self.device.architecture,
             "onnxruntime": self.device.runtime,
             "passed": self.passed,
@@ -99,12 +105,13 @@ class Report:
         }
 
 
-def verify(bundle: Bundle, device: Device, name: Optional[str] = None) -> Report:
+def verify(bundle: Bundle, device: Device, name: Optional[str] = None, signer: Optional[Signer] = None) -> Report:
     """Load and self-test every variant that `device` can run; the others are listed with the reason.
 
     A plug-in engine that is broken or wrong here fails the bundle only where its variant was named: another one runs.
 
     The hashes were checked when the bundle was opened. `name` restricts the work to the variants of that name.
+    `signer` is who was found to have signed it (`edgeq_device.trust.check_signature`).
 
     Raises:
         BundleError: there is no variant of that name.
@@ -119,7 +126,7 @@ def verify(bundle: Bundle, device: Device, name: Optional[str] = None) -> Report
     if not reports:
         known = sorted({variant.name for variants in bundle.components.values() for variant in variants})
         raise BundleError(f"{bundle.source} has no variant {name!r}", f"It has {', '.join(known)}")
-    return Report(bundle, device, tuple(reports))
+    return Report(bundle, device, tuple(reports), signer)
 
 
 def _report(variant: Variant, device: Device) -> VariantReport:

@@ -1,0 +1,43 @@
+"""`edgeq pull REF@sha256:… -o BUNDLE`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgeq.cli._common import Printer, common
+from edgeq.cli._options import FORCE, PATH, REQUIRE_SIGNATURE, TRUST
+
+
+@click.command("pull")
+@click.argument("reference", metavar="REF@DIGEST")
+@click.option("-o", "--output", type=PATH, required=True, metavar="DIR", help="The bundle.")
+@TRUST
+@REQUIRE_SIGNATURE
+@FORCE
+@common
+def command(
+    printer: Printer, reference: str, output: Path, trust: Path | None, require_signature: bool, force: bool
+) -> None:
+    """Get the bundle at REF, HOST/REPOSITORY@sha256:…, from an OCI registry, with every check that `verify` makes.
+
+    Nothing of it is loaded. A device does the same with `edgeq_run.py pull`.
+
+    \b
+    edgeq pull registry.example.com/models/net@sha256:0123… -o dist/ --trust build.pub
+    """
+    from edgeq.oci.transfer import pull_bundle
+
+    pulled = pull_bundle(
+        reference,
+        output,
+        trust=trust,
+        require_signature=require_signature,
+        force=force,
+        progress=printer.progress(),
+    )
+    lines = [f"{output}: pulled, all hashes right", f"manifest sha256 {pulled.manifest_sha256}"]
+    if pulled.signer is not None:
+        lines.append(f"signed by {pulled.signer['trusted_by']} ({pulled.signer['key']})")
+    printer.lines(pulled, lines)

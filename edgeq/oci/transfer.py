@@ -1,0 +1,176 @@
+"""`edgeq push` and `edgeq pull`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from edgeq_device.manifest import MANIFEST
+from edgeq_device.oci import ARTIFACT_TYPE, FILE_PATH, MANIFEST_TYPE, Registry, fetch, parse_reference
+from edgeq_device.package import Bundle
+from edgeq_device.signature import SIGNATURE
+from edgeq_device.trust import check_signature, trust_for
+
+from edgeq.atomic import output_directory
+from edgeq.bundle.owned import BUNDLE
+from edgeq.bundle.read import opened
+from edgeq.device import device_errors
+from edgeq.progress import SILENT, Progress
+from edgeq.signing.certificates import verified_key
+
+_CONFIG_TYPE = "application/vnd.cncf.model.config.v1+json"
+_KINDS = {".py": "code", ".json": "weight.config", ".html": "doc", ".sig": "doc", ".npz": "dataset"}
+"""Suffix → what ModelPack calls such a file; all else is weights."""
+_AT_ONCE = 8
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What `push_bundle` did: the reference by digest, by which `pull` gets the same bytes, and bytes uploaded."""
+
+    reference: str
+    digest: str
+    files: int
+    bytes: int
+    uploaded: int
+    signed: bool
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """What `pull_bundle` did; `signer` is None where no key is trusted."""
+
+    output: Path
+    reference: str
+    manifest_sha256: str
+    signer: Mapping[str, Any] | None
+
+
+def push_bundle(path: str | Path, reference: str, *, progress: Progress = SILENT) -> Pushed:
+    """Upload the bundle at `path`, with its signature: each file a layer, what the registry has already left out.
+
+    Args:
+        reference: HOST/REPOSITORY[:TAG].
+
+    Raises:
+        UsageError: no such reference.
+        BundleError: it is no bundle, or a damaged one.
+        RuntimeUnavailableError: the registry does not answer, or refuses.
+    """
+    with device_errors():
+        place = replace(parse_reference(reference), digest="")
+        with opened(Path(path)) as bundle, progress.stage(f"pushing {path}"):
+            registry = Registry(place)
+            blobs = _blobs(bundle)
+            config = _json(_config(bundle, [digest for digest, _ in blobs.values()]))
+            layers = [
+                {**_descriptor(_kind(name), digest, content), "annotations": {FILE_PATH: name}}
+                for name, (digest, content) in blobs.items()
+            ]
+            described = _descriptor(_CONFIG_TYPE, _digest(config), config)
+            manifest = _json(
+                {
+                    "schemaVersion": 2,
+                    "mediaType": MANIFEST_TYPE,
+                    "artifactType": ARTIFACT_TYPE,
+                    "config": described,
+                    "layers": layers,
+                    "annotations": {"org.opencontainers.image.title": bundle.name},
+                }
+            )
+            once = dict([*blobs.values(), (_digest(config), config)])
+            with ThreadPoolExecutor(_AT_ONCE) as workers:
+                sent = list(workers.map(lambda item: _upload(registry, *item), once.items()))
+            digest = _digest(manifest)
+            registry.send("PUT", f"manifests/{place.tag or digest}", {"Content-Type": MANIFEST_TYPE}, manifest).close()
+    total = sum(layer["size"] for layer in layers)
+    return Pushed(
+        str(replace(place, digest=digest)), digest, len(layers), total, sum(sent), bundle.signature is not None
+    )
+
+
+def pull_bundle(
+    reference: str,
+    output: str | Path,
+    *,
+    trust: str | Path | None = None,
+    require_signature: bool = False,
+    force: bool = False,
+    progress: Progress = SILENT,
+) -> Pulled:
+    """Write the bundle at `reference` (HOST/REPOSITORY@sha256:…) as the directory `output`.
+
+    Args:
+        trust, require_signature: as `edgeq.verify`.
+
+    Raises:
+        UsageError: no such reference, or one without a digest.
+        RuntimeUnavailableError: the registry does not answer, or does not have it.
+        BundleError: what came does not have that digest, is no bundle, or is not signed as it must be.
+        OutputError: there is something at `output` (without `force`), or it cannot be written.
+    """
+    with device_errors():
+        place, output = parse_reference(reference), Path(output)
+        trusted = trust_for(Path(trust) if trust is not None else None, required=require_signature)
+        with (
+            progress.stage(f"pulling {reference}"),
+            output_directory(output, force=force, check=BUNDLE.check) as folder,
+        ):
+            fetch(place, folder)
+            with opened(folder) as bundle:
+                signer = check_signature(bundle, trusted, verified_key)
+                digest = bundle.manifest_sha256
+    return Pulled(output, str(place), digest, signer.to_dict() if signer is not None else None)
+
+
+def _blobs(bundle: Bundle) -> dict[str, tuple[str, bytes | Path]]:
+    """Path inside the bundle → digest and content of every file of it, sorted."""
+    found: dict[str, tuple[str, bytes | Path]] = {
+        name: (f"sha256:{record.sha256}", bundle.root / name) for name, record in bundle.files.items()
+    }
+    unlisted = {MANIFEST: bundle.manifest} | ({SIGNATURE: bundle.signature} if bundle.signature is not None else {})
+    found |= {name: (_digest(data), data) for name, data in unlisted.items()}
+    return dict(sorted(found.items()))
+
+
+def _upload(registry: Registry, digest: str, content: bytes | Path) -> int:
+    """Upload one blob unless it is there; how many bytes that were."""
+    if registry.has(f"blobs/{digest}"):
+        return 0
+    with registry.send("POST", "blobs/uploads/", {}, b"") as begun:
+        place = begun.headers.get("Location", "")
+    place += f"{'&' if '?' in place else '?'}digest={digest}"
+    registry.send("PUT", place, {"Content-Type": "application/octet-stream"}, content).close()
+    return len(content) if isinstance(content, bytes) else content.stat().st_size
+
+
+def _config(bundle: Bundle, digests: Sequence[str]) -> dict[str, Any]:
+    """ModelPack's description of a model."""
+    licence = bundle.metadata.get("license")
+    return {
+        "descriptor": {"name": bundle.name, **({"licenses": [licence]} if isinstance(licence, str) else {})},
+        "config": {"format": "onnx"},
+        "modelfs": {"type": "layers", "diffIds": list(digests)},
+    }
+
+
+def _kind(name: str) -> str:
+    return f"application/vnd.cncf.model.{_KINDS.get(PurePosixPath(name).suffix, 'weight')}.v1.raw"
+
+
+def _descriptor(media_type: str, digest: str, content: bytes | Path) -> dict[str, Any]:
+    size = len(content) if isinstance(content, bytes) else content.stat().st_size
+    return {"mediaType": media_type, "digest": digest, "size": size}
+
+
+def _digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True).encode("utf-8")

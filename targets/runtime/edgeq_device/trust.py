@@ -1,0 +1,215 @@
+"""Whose signatures count on this machine: those of a file or a folder that its owner keeps, never of a bundle."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+from dataclasses import dataclass
+from datetime import date, datetime, timezone
+from pathlib import Path
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
+
+from edgeq_device.ecdsa import PublicKey, read_public_key
+from edgeq_device.errors import BundleError, UsageError
+from edgeq_device.manifest import MANIFEST
+from edgeq_device.package import Bundle
+from edgeq_device.signature import Signature, check_files, parse_signature, signed_files
+
+PLACE = "/etc/edgeq/trust"
+VARIABLE = "EDGEQ_TRUST"
+REVOKED = "revoked.txt"
+_SUFFIXES = (".pem", ".pub", ".crt", ".cer", ".der")
+_MAX_BYTES = 1 << 20
+_PEM = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----([A-Za-z0-9+/=\s]*)-----END \1-----")
+_NOT_AFTER = re.compile(r"^not-after:[ \t]*(.*)$", re.MULTILINE | re.IGNORECASE)
+_KEY_ID = re.compile(r"[0-9a-f]{64}")
+
+Chain = Callable[[Sequence[bytes], Sequence[bytes]], PublicKey]
+"""The key of a chain's first certificate, where that leads to one of the trusted certificates (all in DER)."""
+
+
+@dataclass(frozen=True)
+class TrustedKey:
+    """A key whose signatures count, until the end of the day `not_after` (UTC) where that is given."""
+
+    key: PublicKey
+    name: str
+    not_after: Optional[date] = None
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Keys and certificates (DER) that count, and the ids of keys that do not any more, whoever vouches for them."""
+
+    source: str
+    keys: Tuple[TrustedKey, ...]
+    certificates: Tuple[bytes, ...]
+    revoked: FrozenSet[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Signer:
+    """Who signed a bundle: the id of the key, and the name of the file that made it trusted."""
+
+    key: str
+    name: str
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Plain JSON values."""
+        return {"key": self.key, "trusted_by": self.name}
+
+
+def trust_for(given: Optional[Path], *, required: bool) -> Optional[Trust]:
+    """The trust in `given`, else that of this machine: $EDGEQ_TRUST, or /etc/edgeq/trust; None where there is none.
+
+    Raises:
+        UsageError: it cannot be read, or it is `required` and there is none.
+    """
+    named = os.environ.get(VARIABLE)
+    if given is not None or named or _is_there(PLACE):
+        return read_trust(given if given is not None else Path(named or PLACE))
+    if required:
+        raise UsageError("no key is trusted here", f"Name one with --trust, or put it into {PLACE}")
+    return None
+
+
+def _is_there(place: str) -> bool:
+    """Whether there is anything at `place`, or may be: what cannot be looked at must not count as absent."""
+    try:
+        Path(place).stat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def read_trust(path: Path) -> Trust:
+    """The trust in a file of keys or certificates (PEM or DER), or in a folder of such files and a `revoked.txt`.
+
+    Raises:
+        UsageError: something in it is not understood: leaving it out could mean to trust a key that was revoked.
+    """
+    try:
+        folder = path.is_dir()
+        files = sorted(p for p in path.iterdir() if not p.name.startswith(".")) if folder else [path]
+        contents = {file: _read(file) for file in files}
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}), so that nothing is trusted") from error
+    keys: List[TrustedKey] = []
+    certificates: List[bytes] = []
+    revoked: FrozenSet[str] = frozenset()
+    for file, data in contents.items():
+        if folder and file.name == REVOKED:
+            revoked = _read_revoked(data, str(file))
+            continue
+        if folder and file.suffix not in _SUFFIXES:
+            raise UsageError(f"{file} is none of {', '.join(_SUFFIXES)} or {REVOKED}", "Remove or rename it")
+        for label, der, not_after in _blocks(data, str(file)):
+            if label == "CERTIFICATE":
+                certificates.append(der)
+            else:
+                keys.append(TrustedKey(read_public_key(der, str(file)), file.name, not_after))
+    if not keys and not certificates:
+        raise UsageError(f"{path} holds no key", "Put a public key or a certificate there")
+    return Trust(str(path), tuple(keys), tuple(certificates), revoked)
+
+
+def verify_signature(
+    data: Optional[bytes], found: Mapping[str, str], trust: Trust, where: str, chain: Optional[Chain] = None
+) -> Signer:
+    """Who signed the files `found` (relative path → sha256 in hex), by the signature file `data`, None where missing.
+
+    Args:
+        chain: what verifies certificates; a device has none.
+
+    Raises:
+        BundleError: not signed, by a key that is not trusted (any more), or other files were signed.
+    """
+    if data is None:
+        raise BundleError(f"{where} is not signed", f"{trust.source} says whose signature it needs")
+    signature = parse_signature(data, f"{where}: signature")
+    signer = _signer(signature, trust, where, chain)
+    check_files(signed_files(signature.payload, where), found, where)
+    return signer
+
+
+def check_signature(bundle: Bundle, trust: Optional[Trust], chain: Optional[Chain] = None) -> Optional[Signer]:
+    """`verify_signature` of an opened bundle, whose files were hashed already; None where there is no `trust`."""
+    if trust is None:
+        return None
+    found = {name: record.sha256 for name, record in bundle.files.items()}
+    found[MANIFEST] = bundle.manifest_sha256
+    return verify_signature(bundle.signature, found, trust, str(bundle.source), chain)
+
+
+def _signer(signature: Signature, trust: Trust, where: str, chain: Optional[Chain]) -> Signer:
+    fix = f"Do not use it, unless the key belongs into {trust.source}"
+    today = datetime.now(timezone.utc).date()
+    for trusted in trust.keys:
+        if signature.hint not in ("", trusted.key.id) or not signature.is_by(trusted.key):
+            continue
+        if trusted.not_after is not None and today > trusted.not_after:
+            raise BundleError(f"{where} is signed by {trusted.name}, which is trusted until {trusted.not_after}", fix)
+        return _unrevoked(Signer(trusted.key.id, trusted.name), trust, where)
+    if not signature.chain or not trust.certificates:
+        by = f" ({signature.hint})" if signature.hint else " (a certificate's)" if signature.chain else ""
+        raise BundleError(f"{where} is not signed by a key of {trust.source}{by}", fix)
+    if chain is None:
+        raise BundleError(
+            f"{where} is signed with a certificate, which edgeq verifies on a workstation only",
+            "Trust the public key of the certificate on this device",
+        )
+    key = chain(signature.chain, trust.certificates)
+    if not signature.is_by(key):
+        raise BundleError(f"{where}: the signature is not that of its certificate", fix)
+    return _unrevoked(Signer(key.id, Path(trust.source).name), trust, where)
+
+
+def _unrevoked(signer: Signer, trust: Trust, where: str) -> Signer:
+    if signer.key in trust.revoked:
+        raise BundleError(f"{where} is signed by {signer.key}, a key that was revoked", "Have it signed by another key")
+    return signer
+
+
+def _read(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        data = stream.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise UsageError(f"{file} is larger than {_MAX_BYTES} bytes", "Name a file of keys")
+    return data
+
+
+def _read_revoked(data: bytes, where: str) -> FrozenSet[str]:
+    """One id of a key a line; what follows a # is a remark."""
+    lines = [line.partition("#")[0].strip() for line in data.decode("utf-8", "replace").splitlines()]
+    wrong = next((line for line in lines if line and not _KEY_ID.fullmatch(line)), None)
+    if wrong is not None:
+        raise UsageError(f"{where}: {wrong[:80]!a} is no id of a key", "Write the 64 hex digits that `verify` prints")
+    return frozenset(line for line in lines if line)
+
+
+def _blocks(data: bytes, where: str) -> List[Tuple[str, bytes, Optional[date]]]:
+    """Label, content and last day of each key and certificate: of DER data that one, of PEM text every block."""
+    if b"-----BEGIN" not in data:
+        # A certificate's first element is a sequence of 128 bytes or more, a key's a short one.
+        return [("CERTIFICATE" if data[:2] == b"\x30\x82" else "PUBLIC KEY", data, None)]
+    found: List[Tuple[str, bytes, Optional[date]]] = []
+    text, end = data.decode("utf-8", "replace"), 0
+    for match in _PEM.finditer(text):
+        label, before, end = match.group(1), text[end : match.start()], match.end()
+        if label not in ("PUBLIC KEY", "CERTIFICATE"):
+            raise UsageError(f"{where} holds a {label}", "Only public keys and certificates belong there")
+        days = _NOT_AFTER.findall(before)
+        if days and label == "CERTIFICATE":
+            raise UsageError(f"{where}: a certificate has its own last day", "Remove the line not-after before it")
+        try:
+            last = min((date.fromisoformat(day.strip()) for day in days), default=None)
+            found.append((label, base64.b64decode("".join(match.group(2).split()), validate=True), last))
+        except (binascii.Error, ValueError) as error:
+            raise UsageError(f"{where}: a block or its not-after cannot be read ({error})") from error
+    if len(found) != text.count("-----BEGIN"):
+        raise UsageError(f"{where} holds a block of PEM that is not whole")
+    return found

@@ -1,0 +1,131 @@
+"""Whose signatures count: files and folders of keys, rotation, expiry, revocation."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+from pathlib import Path
+
+import pytest
+from edgeq_device import trust as trust_module
+from edgeq_device.ecdsa import CURVES, PublicKey
+from edgeq_device.errors import BundleError, UsageError
+from edgeq_device.trust import read_trust, trust_for
+
+KEY = PublicKey(CURVES[0], CURVES[0].x, CURVES[0].y)
+
+
+def pem(key: PublicKey, label: str = "PUBLIC KEY") -> str:
+    return f"-----BEGIN {label}-----\n{base64.encodebytes(key.der).decode()}-----END {label}-----\n"
+
+
+def write(place: Path, text: str | bytes) -> Path:
+    place.write_bytes(text.encode() if isinstance(text, str) else text)
+    return place
+
+
+def test_pem_and_der_and_what_stands_around(tmp_path: Path) -> None:
+    text = f"Public Key Info:\n\tAlgorithm: EC\n\n{pem(KEY)}\n# another\nnot-after: 2031-02-03\n{pem(KEY)}"
+    first, second = read_trust(write(tmp_path / "a", text)).keys
+    assert (first.key, first.not_after) == (KEY, None)
+    assert str(second.not_after) == "2031-02-03"
+    assert [k.key for k in read_trust(write(tmp_path / "b", KEY.der)).keys] == [KEY]
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    write(tmp_path / "one.pub", pem(KEY))
+    write(tmp_path / "two.der", KEY.der)
+    write(tmp_path / ".keep", "")
+    write(tmp_path / "revoked.txt", f"# lost\n\n{'a' * 64}  # laptop\n{KEY.id}\n")
+    found = read_trust(tmp_path)
+    assert [key.name for key in found.keys] == ["one.pub", "two.der"]
+    assert found.revoked == {"a" * 64, KEY.id}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("x.pub", "nothing", "not an elliptic-curve public key"),
+        ("x.pub", pem(KEY).replace("-----END", "----END"), "not whole"),
+        ("x.pub", pem(KEY) + "-----BEGIN PUBLIC KEY-----\n", "not whole"),
+        ("x.pub", pem(KEY).replace("M", "-", 1), "not whole"),
+        ("x.pem", pem(KEY, "EC PRIVATE KEY"), "holds a EC PRIVATE KEY"),
+        ("x.pub", f"not-after: tomorrow\n{pem(KEY)}", "cannot be read"),
+        ("x.pub", f"Not-After: 1\n{pem(KEY)}", "cannot be read"),
+        ("x.crt", f"not-after: 2031-01-01\n{pem(KEY, 'CERTIFICATE')}", "has its own last day"),
+        ("x.pub", "x" * (1 << 20) + "x", "larger than"),
+        ("revoked.text", "a" * 64, "is none of"),
+        ("revoked.txt", "a" * 63, "is no id of a key"),
+        ("revoked.txt", "", "holds no key"),
+    ],
+)
+def test_what_is_not_understood_is_refused(name: str, text: str, problem: str, tmp_path: Path) -> None:
+    """A revocation that is passed over would trust what it revokes."""
+    write(tmp_path / name, text)
+    with pytest.raises(UsageError, match=problem):
+        read_trust(tmp_path)
+
+
+def test_the_place_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EDGEQ_TRUST", raising=False)
+    place = tmp_path / "trust"
+    monkeypatch.setattr(trust_module, "PLACE", str(place))
+    assert trust_for(None, required=False) is None
+    with pytest.raises(UsageError, match="no key is trusted here"):
+        trust_for(None, required=True)
+    place.mkdir()
+    with pytest.raises(UsageError, match="holds no key"):
+        trust_for(None, required=False)
+    write(place / "a.pub", pem(KEY))
+    found = trust_for(None, required=False)
+    assert found is not None
+    assert found.source == str(place)
+    monkeypatch.setenv("EDGEQ_TRUST", str(tmp_path / "absent"))
+    with pytest.raises(UsageError, match="cannot be read"):
+        trust_for(None, required=False)
+    given = trust_for(place / "a.pub", required=True)
+    assert given is not None
+    # A file in the place of its folder: what cannot be looked at is not absent.
+    monkeypatch.delenv("EDGEQ_TRUST")
+    monkeypatch.setattr(trust_module, "PLACE", str(place / "a.pub" / "trust"))
+    with pytest.raises(UsageError, match="cannot be read"):
+        trust_for(None, required=False)
+
+
+def test_rotation_expiry_and_revocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two keys are trusted while one takes over from the other; then the old one ends, or is revoked."""
+    pytest.importorskip("cryptography")
+    from edgeq.signing.sign import read_signing_key, sign_files
+    from tests.signing.keys import write_key
+
+    files = {"a": "0" * 64}
+    old, new = (read_signing_key(write_key(tmp_path, name)) for name in ("old", "new"))
+    by_old, by_new = sign_files(files, "m", old), sign_files(files, "m", new)
+    folder = tmp_path / "trust"
+    folder.mkdir()
+
+    def who(data: bytes) -> str:
+        return trust_module.verify_signature(data, files, read_trust(folder), "m").name
+
+    shutil.copy(tmp_path / "old.pub", folder)
+    assert who(by_old) == "old.pub"
+    with pytest.raises(BundleError, match=new.public.id):
+        who(by_new)
+    shutil.copy(tmp_path / "new.pub", folder)
+    assert (who(by_old), who(by_new)) == ("old.pub", "new.pub")
+
+    text = (tmp_path / "old.pub").read_text()
+    write(folder / "old.pub", f"not-after: 2999-12-31\n{text}")
+    assert who(by_old) == "old.pub"
+    write(folder / "old.pub", f"not-after: 2020-01-01\n{text}")
+    with pytest.raises(BundleError, match="trusted until 2020-01-01"):
+        who(by_old)
+
+    write(folder / "old.pub", text)
+    write(folder / "revoked.txt", f"{old.public.id}\n")
+    with pytest.raises(BundleError, match="was revoked"):
+        who(by_old)
+    assert who(by_new) == "new.pub"
+    other = {"a": "1" * 64}
+    with pytest.raises(BundleError, match="was changed, by its signature"):
+        trust_module.verify_signature(by_new, other, read_trust(folder), "m")

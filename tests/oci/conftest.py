@@ -1,0 +1,5 @@
+"""The bundles of tests/bundle, here too."""
+
+from tests.bundle.conftest import copy, good, good_zip, spec
+
+__all__ = ["copy", "good", "good_zip", "spec"]
