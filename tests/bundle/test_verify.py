@@ -45,6 +45,8 @@ def test_command(good: Path) -> None:
         "files",
         "bytes",
         "extra_files",
+        "signed",
+        "signer",
         "architecture",
         "onnxruntime",
         "passed",
