@@ -11,7 +11,8 @@
     │   └── EngineError         8   an engine's process ended, does not answer, or refuses the model
     ├── CalibrationError         9   statistics or a table: incomplete, non-finite, of another model
     ├── CheckFailedError        10   a proof that did not hold: self-test, accuracy, coverage, speed
-    └── GoalNotMetError         11   tuning ended and nothing meets the goal
+    ├── GoalNotMetError         11   tuning ended and nothing meets the goal
+    └── BudgetError             12   more memory or processor time than the budget has
 
     Interrupted by Ctrl-C is 130, as shells have it.
 
@@ -89,6 +90,12 @@ class GoalNotMetError(EdgeqError):
     def __init__(self, problem: str, fix: str = "", record: Mapping[str, Any] | None = None) -> None:
         super().__init__(problem, fix)
         self.record = record or {}
+
+
+class BudgetError(EdgeqError):
+    """What was to be read takes more memory or processor time than `EDGEQ_BUDGET` allows."""
+
+    exit_code = 12
 
 
 def suggest(given: str, known: Iterable[str]) -> str:

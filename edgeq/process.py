@@ -1,8 +1,8 @@
 """How the program ends: one line on stderr and an exit code, whatever went wrong.
 
 0        done
-1        a bug in edgeq, or memory ran out
-2 to 11  see edgeq/errors.py; 2 is also click's code for an option that makes no sense
+1        a bug in edgeq
+2 to 12  see edgeq/errors.py; 2 is also click's code for an option that makes no sense
 130      interrupted (Ctrl-C)
 141      whoever read the output went away (`edgeq profiles | head`), in silence
 143      terminated
@@ -22,8 +22,9 @@ from types import FrameType
 from typing import NoReturn
 
 import click
+from edgeq_device.budget import interrupt_once
 
-from edgeq.errors import EdgeqError, OutputError
+from edgeq.errors import BudgetError, EdgeqError, OutputError
 
 BUG = 1
 INTERRUPTED = 128 + signal.SIGINT
@@ -37,13 +38,14 @@ _EXHAUSTED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, err
 def restore_interrupts() -> None:
     """From here on Ctrl-C and SIGTERM unwind the stack, so that temporary files are removed."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, interrupt_once)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _terminate)
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    del number, frame
+    del frame
+    signal.signal(number, signal.SIG_IGN)  # it may come twice, see `interrupt_once`
     sys.exit(TERMINATED)
 
 
@@ -66,7 +68,7 @@ def ends_in_one_line(*, verbose: bool = False) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(READER_GONE)
     except MemoryError:
-        _end("memory ran out. Give smaller inputs, or run it on a machine that has more", BUG)
+        _end("memory ran out. Give smaller inputs, or set EDGEQ_BUDGET (docs/security.md)", BudgetError.exit_code)
     except OSError as error:
         if error.errno not in _EXHAUSTED:
             _end_bug(error, verbose=verbose)

@@ -80,7 +80,7 @@ def test_a_bug_is_called_one_and_shows_its_traceback_on_request() -> None:
 
 def test_memory_that_runs_out_is_no_bug() -> None:
     code, out, err = run(MemoryError())
-    assert (code, out) == (1, "")
+    assert (code, out) == (errors.BudgetError.exit_code, "")
     assert err.startswith("edgeq: memory ran out")
 
 

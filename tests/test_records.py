@@ -130,6 +130,7 @@ def test_json_files_are_bounded(tmp_path: Path, content: bytes, problem: str) ->
         (b"a = ", "is not TOML"),
         (b"a = '\xff'", "is not UTF-8 text"),
         (b" " * ((1 << 20) + 1), "is larger than 1 MiB"),
+        (b".".join([b"a"] * 300_000) + b" = 1", "has a line of more than 1000 dots"),
     ],
 )
 def test_toml_files_are_bounded(tmp_path: Path, content: bytes, problem: str) -> None:

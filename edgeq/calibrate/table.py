@@ -30,7 +30,7 @@ from edgeq.ownership import is_plain, shown
 
 FLATBUFFERS, JSON, CACHE = "calibration.flatbuffers", "calibration.json", "calibration.cache"
 LEVELS = 127
-MAX_BYTES = 2**28
+MAX_BYTES = 2**25
 """A table file larger than this is refused."""
 
 Table = dict[str, float]

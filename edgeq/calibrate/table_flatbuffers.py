@@ -13,6 +13,8 @@ import flatbuffers
 
 DICT, KEY, VALUE = 0, 0, 1
 """Slots. A table's fields are numbered in the order of the schema."""
+LONGEST_VALUE = 256
+"""Bytes of a number's decimal text."""
 
 
 def encode_table(table: Mapping[str, str]) -> bytes:
@@ -49,12 +51,17 @@ def decode_table(content: bytes) -> list[tuple[str, str]]:
     if count > len(content) // 4:
         raise ValueError("its vector is longer than the file")
     pairs = []
+    # Names differ, so that each has bytes of its own in an honest file; else a megabyte of offsets to one long name
+    # would become gigabytes of text.
+    left = len(content)
     for index in range(count):
         pair = view.follow(vector + 4 + 4 * index)
         key, value = view.field(pair, KEY), view.field(pair, VALUE)
         if key is None or value is None:
             raise ValueError("an entry lacks its key or value")
-        pairs.append((view.string(key), view.string(value)))
+        name, text = view.string(key, left), view.string(value, LONGEST_VALUE)
+        left -= len(name)
+        pairs.append((name, text))
     return pairs
 
 
@@ -83,9 +90,11 @@ class _View:
         (offset,) = struct.unpack_from("<H", self._content, self._inside(vtable + place, 2))
         return self.follow(table + offset) if offset else None
 
-    def string(self, at: int) -> str:
-        """The text at byte `at`: its length in bytes as uint32, then UTF-8."""
+    def string(self, at: int, most: int) -> str:
+        """The text at byte `at`, of at most `most` bytes: its length in bytes as uint32, then UTF-8."""
         length = self.unsigned(at)
+        if length > most:
+            raise ValueError(f"a text has {length} bytes, more than there can be")
         self._inside(at + 4, length)
         return self._content[at + 4 : at + 4 + length].decode()
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from edgeq_device.budget import Budget, renew
 
 from edgeq.cli._next import next_line
 from edgeq.errors import OutputError
@@ -27,11 +28,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Printer:
-    """Where output goes: the result on stdout, as JSON or for people; progress and notes on stderr."""
+    """Where output goes: the result on stdout, as JSON or for people; progress and notes on stderr.
+
+    Attributes:
+        budget: what the process may take, if it runs under limits; each step of progress renews it.
+    """
 
     as_json: bool
     quiet: bool
     verbose: bool
+    budget: Budget | None = None
 
     def result(self, record: Any, human: Callable[[Console], None]) -> None:
         """Print a command's result: `record` (see `edgeq.records`) as JSON with --json, else what `human` draws."""
@@ -69,9 +75,33 @@ class Printer:
 
     def progress(self) -> Progress:
         """A progress display on stderr when a person is watching; notes alone otherwise; nothing with --quiet."""
-        if self.quiet:
-            return SILENT
-        return _StderrProgress()
+        shown = SILENT if self.quiet else _StderrProgress()
+        return shown if self.budget is None else _Renewing(shown, self.budget)
+
+
+@dataclass(frozen=True)
+class _Renewing:
+    """Progress of which each step gives the process its time again."""
+
+    shown: Progress
+    budget: Budget
+
+    @contextmanager
+    def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
+        """See `Progress.stage`."""
+        with self.shown.stage(title, total) as advance:
+            renew(self.budget)
+
+            def renewing(steps: int) -> None:
+                renew(self.budget)
+                advance(steps)
+
+            yield renewing
+        renew(self.budget)
+
+    def note(self, text: str) -> None:
+        """See `Progress.note`."""
+        self.shown.note(text)
 
 
 class _StderrProgress:
@@ -129,7 +159,8 @@ def common(function: F) -> F:
 
                 click.echo(written(click.get_current_context()))
                 return
-            function(*args, printer=Printer(as_json, quiet, verbose), **kwargs)
+            budget = click.get_current_context().find_object(Budget)
+            function(*args, printer=Printer(as_json, quiet, verbose, budget), **kwargs)
             if not as_json and not quiet and (line := next_line(click.get_current_context())) is not None:
                 click.echo(f"next: {line}")
 

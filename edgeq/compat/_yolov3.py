@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgeq.compat._evaluator import DetectionEvaluator, chooses, printed
-from edgeq.data.texts import read_text
+from edgeq.data.records import read_text
 from edgeq.errors import DataError, UsageError
 from edgeq.measure.boxes import Detections
 from edgeq.measure.coco import load_annotations, load_package, score_guesses

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from edgeq.data.records import check_size
 from edgeq.data.state import Array, State
 from edgeq.data.step import Step, field_kind, read_number
 from edgeq.errors import DataError
@@ -55,8 +56,15 @@ class Arithmetic(Step):
 
 
 def floating(array: Array) -> Array:
-    """`array` itself if it is floating, else as float32."""
-    return array if array.dtype.kind == "f" else array.astype(np.float32)
+    """`array` itself if it is floating, else as float32.
+
+    Raises:
+        DataError: it takes more bytes than a sample may.
+    """
+    if array.dtype.kind == "f":
+        return array
+    check_size(4 * array.size, "as float32", "Give smaller items")
+    return array.astype(np.float32)
 
 
 def _along_channels(constant: Array, array: Array, axes: str) -> Array:

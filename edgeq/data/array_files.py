@@ -13,7 +13,7 @@ import numpy as np
 from edgeq.data.arrays import ArrayFile, Header, Slices, load_labels, read_arrays
 from edgeq.data.fit import LABEL_KEYS, Plan, first_input, match_names, plan_prepared
 from edgeq.data.images import decode_bytes
-from edgeq.data.records import MAX_SAMPLE_BYTES, Hash, Record, Rows, spans, update_with_file
+from edgeq.data.records import Hash, Record, Rows, check_size, spans, update_with_file
 from edgeq.data.source_options import SourceOptions
 from edgeq.errors import DataError
 from edgeq.signature import Signature
@@ -205,11 +205,15 @@ def _take(slices: Slices, plan: Plan, index: int) -> Any:
 def _read_encoded(file: ArrayFile, entry: Entry, local: range) -> Iterator[tuple[int, Mapping[str, Any]]]:
     assert entry.offsets is not None
     offsets = file.load(entry.offsets)
+    # Going back in a compressed array means unpacking it again from its beginning.
+    if (offsets[1:] < offsets[:-1]).any():
+        raise DataError(f"{entry.path}: the offsets {entry.offsets!r} do not rise", "Correct the offsets")
     ((name, key),) = entry.arrays.items()
     total = file.headers[key].shape[0]
     for index in local:
         start, stop = int(offsets[index]), int(offsets[index + 1])
         where = f"{entry.path}[{index}]"
-        if not 0 <= start < stop <= total or stop - start > MAX_SAMPLE_BYTES:
+        if not 0 <= start < stop <= total:
             raise DataError(f"{where}: offsets {start}..{stop} of {total} bytes", "Correct the offsets")
+        check_size(stop - start, f"{where} is read whole", "Correct the offsets")
         yield index, {name: decode_bytes(file.read_bytes(key, start, stop), where)}

@@ -5,6 +5,7 @@ Headers are checked against the size of the file before anything is allocated; p
 
 from __future__ import annotations
 
+import csv
 import gzip
 import math
 import re
@@ -22,14 +23,14 @@ from typing import IO, Any, Protocol
 import numpy as np
 from numpy.lib import format as npy
 
-from edgeq.data.records import MAX_SAMPLE_BYTES
+from edgeq.data.records import check_size
 from edgeq.data.state import Array
 from edgeq.errors import DataError
 
 MAX_MEMBERS = 10_000
 IDX_NAME = re.compile(r"[-.]idx\d")
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-_DAMAGE = (
+DAMAGE = (
     OSError,
     EOFError,
     ValueError,
@@ -39,6 +40,7 @@ _DAMAGE = (
     RuntimeError,
     SyntaxError,  # numpy parses a damaged .npy header as Python text
     tokenize.TokenError,
+    csv.Error,
 )
 
 
@@ -72,7 +74,7 @@ def damage(path: Path | str) -> Iterator[None]:
     """Turn what broken files raise into one line about the file."""
     try:
         yield
-    except _DAMAGE as error:
+    except DAMAGE as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise DataError(f"{path} cannot be read: {error.strerror}", "Check the file and its permissions") from error
         text = " ".join(str(error).split()) or type(error).__name__
@@ -95,11 +97,12 @@ class ArrayFile:
         self._open: dict[str, IO[bytes]] = {}
         try:
             with damage(path):
+                self._held = path.stat().st_size
                 if path.suffix == ".npz":
                     self._open_archive()
                 else:
                     with self._stream("") as stream:
-                        self.headers[""] = self._header(stream, path.stat().st_size)
+                        self.headers[""] = self._header(stream, self._held)
         except DataError:
             self._stack.close()
             raise
@@ -114,23 +117,26 @@ class ArrayFile:
         """Slices of the array `key`, seen as `shape` (same number of elements; C order) if given."""
         header = self.headers[key]
         view = replace(header, shape=shape) if shape is not None else header
-        if math.prod(view.shape[1:]) * view.dtype.itemsize > MAX_SAMPLE_BYTES:
-            raise DataError(
-                f"{self._where(key)} claims {header.dtype}{list(header.shape)}, over {MAX_SAMPLE_BYTES} bytes a sample",
-                "The file is damaged, or its first axis does not count samples",
-            )
+        check_size(
+            math.prod(view.shape[1:]) * view.dtype.itemsize,
+            f"{self._where(key)} claims samples of {header.dtype}{list(view.shape[1:])}",
+            "The file is damaged, or its first axis does not count samples",
+            held=self._held,
+        )
         if header.fortran and len(header.shape) > 1:
             return _Loaded(self.load(key).reshape(view.shape))
         stream = self._stack.enter_context(self._stream(key))
-        return _Streamed(stream, view, self._where(key))
+        return _Streamed(stream, view, self._where(key), self._held)
 
     def load(self, key: str) -> Array:
         """The whole array, bounded."""
         header = self.headers[key]
-        if header.nbytes > MAX_SAMPLE_BYTES:
-            raise DataError(f"{self._where(key)} takes {header.nbytes} bytes", "Store it in C order, or in parts")
+        check_size(
+            header.nbytes, f"{self._where(key)} is read whole", "Store it in C order, or in parts", held=self._held
+        )
         with self._stream(key) as stream:
-            flat = _Streamed(stream, replace(header, shape=(1, math.prod(header.shape))), self._where(key)).take(0)
+            whole = replace(header, shape=(1, math.prod(header.shape)))
+            flat = _Streamed(stream, whole, self._where(key), self._held).take(0)
         return flat.reshape(header.shape, order="F" if header.fortran else "C")
 
     def read_bytes(self, key: str, start: int, stop: int) -> bytes:
@@ -196,8 +202,8 @@ class ArrayFile:
 
 
 class _Streamed:
-    def __init__(self, stream: IO[bytes], header: Header, where: str) -> None:
-        self.stream, self.header, self.where = stream, header, where
+    def __init__(self, stream: IO[bytes], header: Header, where: str, held: int) -> None:
+        self.stream, self.header, self.where, self.held = stream, header, where, held
 
     def take(self, index: int) -> Array:
         """Slice `index` of the first axis, a copy."""
@@ -214,10 +220,9 @@ class _Streamed:
 
     def whole(self) -> Array:
         """All values."""
-        if self.header.nbytes > MAX_SAMPLE_BYTES:
-            raise DataError(f"{self.where} takes {self.header.nbytes} bytes", "Store samples in smaller files")
+        check_size(self.header.nbytes, f"{self.where} is read whole", "Store samples in smaller files", held=self.held)
         flat = replace(self.header, shape=(1, math.prod(self.header.shape)))
-        return _Streamed(self.stream, flat, self.where).take(0).reshape(self.header.shape)
+        return _Streamed(self.stream, flat, self.where, self.held).take(0).reshape(self.header.shape)
 
 
 class _Loaded:
@@ -238,6 +243,8 @@ def load_labels(file: ArrayFile, key: str) -> list[Any]:
     header = file.headers[key]
     if math.prod(header.shape) != max(header.shape, default=0):
         raise DataError(f"{file.path}: labels {key} have shape {list(header.shape)}", "Give one label a sample")
+    # Each becomes an object of Python's.
+    check_size(64 * math.prod(header.shape), f"{file.path}: labels {key}", "Give one label a sample")
     values: list[Any] = file.load(key).reshape(-1).tolist()
     return values
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from edgeq.data.records import check_size
 from edgeq.data.state import Array
 from edgeq.errors import DataError
 from edgeq.signature import Signature, TensorSpec
@@ -174,6 +175,7 @@ def _convert(where: str, array: Array, spec: TensorSpec, *, prepared: bool) -> A
         raise DataError(f"{where}: input {spec.name!r} holds {what}", "Remove the sample or correct its data")
     if array.dtype == spec.dtype:
         return np.asarray(array, order="C")
+    check_size(array.size * spec.dtype.itemsize, f"{where}: input {spec.name!r}", "Give smaller samples")
     with np.errstate(over="ignore"):
         converted = array.astype(spec.dtype)
     lossless = spec.dtype.kind == "f" or bool((converted == array).all())

@@ -15,7 +15,9 @@ A name in a file is the path below the data folder, the file name, or the file n
 from __future__ import annotations
 
 import csv
+import itertools
 import json
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -24,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from edgeq.data.arrays import ArrayFile, damage, is_idx, load_labels
-from edgeq.data.records import MAX_TEXT_BYTES, Record
+from edgeq.data.records import Record, read_text
 from edgeq.errors import DataError
 
 LabelOf = Callable[[int, Record], Any]
@@ -94,10 +96,7 @@ def _from_file(path: Path, count: int) -> LabelOf:
     if path.suffix == ".npy" or is_idx(path):
         with ArrayFile(path) as file:
             return _by_position(load_labels(file, ""), count, str(path))
-    with damage(path):
-        if path.stat().st_size > MAX_TEXT_BYTES:
-            raise DataError(f"{path} is larger than {MAX_TEXT_BYTES} bytes", "Keep only names and labels")
-        text = path.read_text(encoding="utf-8-sig")
+    text = read_text(path, "Keep only names and labels")
     if path.suffix == ".json":
         return _by_name(_from_json(text, path), str(path))
     if path.suffix in (".csv", ".txt", ".tsv"):
@@ -130,7 +129,7 @@ def _named(rows: list[list[str]], path: Path) -> dict[str, Any]:
 def _from_json(text: str, path: Path) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON: {error}", "Correct the file") from error
     if isinstance(value, dict) and "annotations" in value and "images" in value:
         raise DataError(f"{path} holds COCO annotations, not one label a file", "Pass it as the annotations of `eval`")
@@ -172,16 +171,41 @@ def _by_name(table: Mapping[str, Any], where: str) -> LabelOf:
 def _by_pattern(pattern: str) -> LabelOf:
     if pattern.count("{label}") != 1 or len(pattern) > 200:
         raise DataError(f"labels = 'name:{pattern}'", "Write {label} once where the label stands, as name:{label}_*")
-    # Only * and {label}: a regular expression of an untrusted file is never run.
-    before, after = ("".join(".*?" if c == "*" else re.escape(c) for c in part) for part in pattern.split("{label}"))
-    compiled = re.compile(f"{before}(.+?){after}", re.DOTALL)
 
     def label_of(index: int, record: Record) -> Any:
         """What stands in place of {label} in the file name."""
         file = str(record.context.get("file", record.name))
-        match = compiled.fullmatch(PurePosixPath(file).stem) or compiled.fullmatch(file)
-        if match is None:
+        stem, whole = _label_in(PurePosixPath(file).stem, pattern), _label_in(file, pattern)
+        found = whole if stem is None else stem
+        if found is None:
             raise DataError(f"{record.name} does not match the label pattern {pattern!r}", "Correct the pattern")
-        return plain_label(match[1])
+        return plain_label(found)
 
     return label_of
+
+
+def _label_in(text: str, pattern: str) -> str | None:
+    """What stands for {label} where `text` matches `pattern`, each * taking as little as it can from left to right;
+    None where it does not match. In time proportional to the product of their lengths, whatever they are: a regular
+    expression would try combinations."""
+    parts = [part for part in re.split(r"(\*|\{label\})", pattern) if part]
+    # fits[j][i]: whether text[i:] matches parts[j:].
+    fits = [[False] * len(text) + [True]]
+    for part in reversed(parts):
+        behind = fits[-1]
+        if part in ("*", "{label}"):
+            least = part != "*"
+            later = list(itertools.accumulate(reversed(behind), operator.or_))[::-1]
+            fits.append([*later[least:], *[False] * least])
+        else:
+            size = len(part)
+            fits.append([text.startswith(part, i) and behind[i + size] for i in range(len(text) + 1)])
+    fits.reverse()
+    if not fits[0][0]:
+        return None
+    at, label = 0, ""
+    for part, behind in zip(parts, fits[1:], strict=True):
+        stop = at + len(part) if part not in ("*", "{label}") else behind.index(True, at + (part != "*"))
+        label = text[at:stop] if part == "{label}" else label
+        at = stop
+    return label

@@ -26,6 +26,7 @@ FILTERS = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
+FEWER = "Give fewer pixels"
 ROUNDINGS = ("floor", "round", "ceil")
 
 Size = tuple[int, int] | str

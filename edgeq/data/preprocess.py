@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from edgeq.data.builtin import ALIASES, BUILTIN
+from edgeq.data.records import check_size
 from edgeq.data.source_options import SourceOptions, parse_source
 from edgeq.data.spec import Spec, parse_spec, parse_text
 from edgeq.data.state import Array, Geometry, Picture, State, assumed_axes
@@ -77,7 +78,10 @@ class Preprocess:
         if not isinstance(raw, Picture | np.ndarray):
             raise DataError(f"preprocessing {self.name} takes images and arrays", "Use a function of your own for text")
         items, batched = self._items(raw, spec)
-        done = [self._run(item, spec) for item in items]
+        done: list[State] = []
+        for item in items:
+            done.append(self._run(item, spec))
+            check_size(len(items) * done[-1].array.nbytes, f"{len(items)} items", "Store fewer in one array")
         context = done[0].geometry.context() if len(done) == 1 and done[0].geometry is not None else {}
         if len(done) == 1 and not (batched and "N" not in done[0].axes):
             return Prepared(np.asarray(done[0].array, order="C"), context)

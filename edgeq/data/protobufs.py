@@ -16,11 +16,12 @@ from onnx import numpy_helper
 
 from edgeq.data.arrays import damage
 from edgeq.data.fit import Plan, plan_prepared
-from edgeq.data.records import MAX_SAMPLE_BYTES, Hash, Record, Rows, update_with_file
+from edgeq.data.records import Hash, Record, Rows, update_with_file
 from edgeq.data.state import Array
 from edgeq.errors import DataError
 from edgeq.signature import Signature
 
+MAX_BYTES = 1 << 30
 CASE = re.compile(r"test_data_set_(\d+)")
 INPUT = re.compile(r"input_(\d+)\.pb")
 
@@ -32,8 +33,8 @@ def read_tensor(path: Path) -> tuple[str, Array]:
         DataError: not a TensorProto, damaged, too large, or with values in another file.
     """
     with damage(path):
-        if path.stat().st_size > MAX_SAMPLE_BYTES:
-            raise DataError(f"{path} is larger than {MAX_SAMPLE_BYTES} bytes", "Split it into several cases")
+        if path.stat().st_size > MAX_BYTES:
+            raise DataError(f"{path} is larger than {MAX_BYTES} bytes", "Split it into several cases")
         data = path.read_bytes()
     tensor = onnx.TensorProto()
     try:

@@ -8,16 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from edgeq.errors import DataError
+from edgeq_device.budget import VARIABLE, largest_sample
 
-MAX_SAMPLE_BYTES = 1 << 30
-"""The most that one sample's array may take; beyond it a header is taken for damaged or hostile."""
+from edgeq.errors import DataError
 
 MAX_PIXELS = 1 << 26
 """The most pixels of one image (64 M): above it, a decompression bomb."""
 
-MAX_TEXT_BYTES = 1 << 28
+MAX_TEXT_BYTES = 1 << 26
 """The most that a file of labels or text lines may take."""
+
+MAX_CELLS = 1 << 23
+"""The most lines and cells in one: each becomes an object of Python's, however short it is."""
+
+_SEPARATORS = ",\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 
 MAX_FILES = 10_000_000
 
@@ -70,6 +74,40 @@ class Source(Protocol):
 
     def update(self, digest: Hash, indices: range) -> None:
         """Feed the contents behind `indices` to `digest`."""
+
+
+def check_size(size: int, what: str, fix: str, *, held: int = 0) -> None:
+    """Refuse what would take more bytes than one sample may, before they are allocated.
+
+    Args:
+        what: begins the message.
+        held: bytes of the file behind it, which it may take in any case.
+
+    Raises:
+        DataError: it would.
+    """
+    most = largest_sample()
+    if size > most + held:
+        raise DataError(f"{what}: {size} bytes, where a sample may take {most}", f"{fix}; {VARIABLE} sets the limit")
+
+
+def read_text(path: Path, fix: str = "Split it") -> str:
+    """A UTF-8 file of bounded size and number of lines and cells.
+
+    Raises:
+        DataError: it is larger, with the advice `fix`, or cannot be read.
+    """
+    try:
+        if path.stat().st_size > MAX_TEXT_BYTES:
+            raise DataError(f"{path} is larger than {MAX_TEXT_BYTES} bytes", fix)
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}", "Check the file and its permissions") from error
+    except ValueError as error:
+        raise DataError(f"{path} is not UTF-8 text", "It is damaged or of another kind") from error
+    if sum(map(text.count, _SEPARATORS)) > MAX_CELLS:
+        raise DataError(f"{path} has more than {MAX_CELLS} lines and cells", fix)
+    return text
 
 
 def spans(counts: Sequence[int], indices: range) -> Iterator[tuple[int, range, range]]:

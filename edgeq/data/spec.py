@@ -19,6 +19,9 @@ from edgeq.data.steps import build_step, parse_step
 from edgeq.errors import DataError
 from edgeq.records import plain
 
+LONGEST_TEXT = 4096
+"""Characters of steps in one line."""
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -66,6 +69,8 @@ def parse_spec(value: Mapping[str, Any], where: str) -> Spec:
 
 def parse_text(text: str, where: str = "--preprocess") -> Spec:
     """Read "step=value,step=value"; values are parts joined by ":"; source options stand among the steps."""
+    if len(text) > LONGEST_TEXT:
+        raise DataError(f"{where[:60]}… has {len(text)} characters, more than {LONGEST_TEXT}", "Give a .toml file")
     steps: list[Step] = []
     source: dict[str, Any] = {}
     names = {f.name for f in fields(SourceOptions)} - {"layout", "channels"}

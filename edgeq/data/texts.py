@@ -10,7 +10,7 @@ from typing import Any
 
 from edgeq.data.arrays import damage
 from edgeq.data.labels import plain_label
-from edgeq.data.records import MAX_TEXT_BYTES, Hash, Record, Rows, update_with_file
+from edgeq.data.records import Hash, Record, Rows, read_text, update_with_file
 from edgeq.errors import DataError
 
 SUFFIXES = frozenset({".csv", ".txt", ".tsv"})
@@ -60,14 +60,6 @@ def open_text(path: Path, target: str, label: str | None) -> TextFile:
     if not lines:
         raise DataError(f"{path} is empty", "Give one sample a line")
     return TextFile(path, tuple(lines), target, None if label is None else int(label))
-
-
-def read_text(path: Path) -> str:
-    """A UTF-8 file, bounded."""
-    with damage(path):
-        if path.stat().st_size > MAX_TEXT_BYTES:
-            raise DataError(f"{path} is larger than {MAX_TEXT_BYTES} bytes", "Split it")
-        return path.read_text(encoding="utf-8-sig")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from edgeq.errors import DataError, RuntimeUnavailableError
 from edgeq.measure.average_precision import Matches, match
 from edgeq.measure.boxes import Detections
 
-MAX_FILE_BYTES = 2 << 30
+MAX_FILE_BYTES = 512 << 20
 
 # Module, class of the annotations, class of the evaluation, in order of preference.
 PACKAGES = (
@@ -58,7 +58,7 @@ def load_annotations(path: Path) -> CocoAnnotations:
     fix = "Give a COCO instances JSON file as --annotations"
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise DataError(f"{path} is larger than {MAX_FILE_BYTES >> 30} GiB", fix)
+            raise DataError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB", fix)
         plain = json.loads(path.read_bytes())
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", fix) from error
@@ -66,7 +66,7 @@ def load_annotations(path: Path) -> CocoAnnotations:
         raise DataError(f"{path} is not JSON: {error}", fix) from error
     try:
         return _annotations(path, plain)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DataError(f"{path} is not a COCO instances file: {type(error).__name__} {error}", fix) from error
 
 

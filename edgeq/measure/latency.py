@@ -164,8 +164,7 @@ def _drawn(progress: Progress, settings: BenchSettings) -> Iterator[OnProgress]:
             nonlocal done
             # A search for the server rate starts over and over; the bar only ever moves forward.
             now = int(steps * (settings.scenarios.index(scenario) + min(1.0, share)))
-            if now > done:
-                advance(now - done)
-                done = now
+            advance(max(0, now - done))  # none, too: it is a sign of life
+            done = max(now, done)
 
         yield on_progress

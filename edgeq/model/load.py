@@ -23,6 +23,7 @@ from edgeq.model.parse import parse_model
 from edgeq.model.skeleton import proto_skeleton
 from edgeq.model.tensors import (
     DAMAGED,
+    check_external,
     check_sparse_tensor,
     check_tensor,
     external_span,
@@ -67,7 +68,7 @@ def load_model(path: Path, *, external_data: ExternalData = "small") -> onnx.Mod
         check_tensor(tensor, path)
     for sparse in iter_sparse_tensors(model):
         check_sparse_tensor(sparse, path)
-    total = sum(external_span(t, path).length for t in iter_tensors(model) if is_external(t))
+    total = check_external(filter(is_external, iter_tensors(model)), path)
     for graph in iter_graphs(model.graph):
         sort_nodes(graph, path)
         _free_sizes(graph)

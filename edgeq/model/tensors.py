@@ -10,14 +10,12 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import onnx
 import onnx_ir as ir
+from edgeq_device.budget import largest_sample
 
 from edgeq.errors import ModelError
 from edgeq.graph.query import every_node
 
 DAMAGED = "The file is damaged or was tampered with; export or download it again"
-
-MAX_ELEMENTS = 2**31
-"""A sparse tensor of more elements is refused."""
 
 # Bits of one element. Strings have no fixed size and are bounded by the file that holds them.
 _BITS = {
@@ -151,11 +149,30 @@ def check_tensor(tensor: onnx.TensorProto, path: Path) -> None:
 
 
 def check_sparse_tensor(sparse: onnx.SparseTensorProto, path: Path) -> None:
-    """Refuse a sparse tensor of more than `MAX_ELEMENTS` elements: runtimes make it dense."""
-    if any(d < 0 for d in sparse.dims) or math.prod(sparse.dims) > MAX_ELEMENTS:
+    """Refuse a sparse tensor that is far larger as a dense one, which runtimes make it: more than the budget's `sample`
+    beyond a hundred times its values."""
+    values = tensor_bytes(sparse.values)
+    one = max(1, (_bits(sparse.values.data_type) or 0) // 8)
+    if any(d < 0 for d in sparse.dims) or math.prod(sparse.dims) * one > largest_sample() + 100 * values:
         raise ModelError(
-            f"{path}: sparse tensor {sparse.values.name!r} has the shape {list(sparse.dims)}", "Export dense weights"
+            f"{path}: sparse tensor {sparse.values.name!r} has the shape {list(sparse.dims)[:16]}",
+            "Export dense weights",
         )
+
+
+def check_external(tensors: Iterable[onnx.TensorProto], path: Path) -> int:
+    """The bytes of all external tensors.
+
+    Raises:
+        ModelError: one is not where it may be, as `external_span`; or they share so many bytes of their files that they
+            would be more than twice as large, and the budget's `sample`, where each is stored by itself.
+    """
+    spans = [external_span(tensor, path) for tensor in tensors]
+    total = sum(span.length for span in spans)
+    held = sum(file.stat().st_size for file in {span.file for span in spans})
+    if total > 2 * held + largest_sample():
+        raise ModelError(f"{path}: its external tensors are {total} bytes of {held} in its files", DAMAGED)
+    return total
 
 
 def external_span(tensor: onnx.TensorProto, model_path: Path) -> ExternalSpan:

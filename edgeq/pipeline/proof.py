@@ -22,7 +22,7 @@ from edgeq.measure.coverage import Coverage
 from edgeq.measure.latency import sessions_to_time
 from edgeq.measure.task import Task
 from edgeq.model.prepare import PreparedModel
-from edgeq.progress import SILENT, Progress
+from edgeq.progress import SILENT, Advance, Progress
 from edgeq.session import SessionSettings, open_session
 from edgeq.workers.engine import Engines
 
@@ -216,8 +216,8 @@ def prove(
         optimiser = _optimiser_effect(sessions, artifact, samples, threads, agreement.sqnr_db)
         speed = None
         if timed and artifact.simulation is None:
-            with progress.stage("Timing int8 against float32"):
-                speed = _time(prepared, artifact, opened, engines, first.inputs)
+            with progress.stage("Timing int8 against float32") as advance:
+                speed = _time(prepared, artifact, opened, engines, first.inputs, advance)
     return Proof(
         coverage=coverage,
         agreement=agreement,
@@ -252,6 +252,7 @@ def _time(
     settings: Mapping[str, SessionSettings],
     engines: Engines,
     feed: Mapping[str, Any],
+    advance: Advance,
 ) -> Speed:
     files = {FLOAT: prepared.path, INT8: artifact.model}
     count = sessions_to_time(prepared.path)
@@ -264,6 +265,7 @@ def _time(
         min_runs=_TIMED_RUNS,
         patience_s=_PATIENCE_SECONDS,
         warmup=_WARM_UP,
+        on_progress=lambda share: advance(0),
     )
     found = claim(latency[FLOAT], latency[INT8])
     return Speed({name: distribution.undisturbed() for name, distribution in latency.items()}, found)

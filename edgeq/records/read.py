@@ -21,6 +21,8 @@ from edgeq.records.fields import NullIsInfinite
 T = TypeVar("T")
 
 _LARGEST_TOML = 1 << 20
+# The parser takes time in proportion to the square of a key's parts.
+_MOST_DOTS = 1000
 
 
 def parse(
@@ -132,6 +134,8 @@ def toml_table(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]:
             content = stream.read(_LARGEST_TOML + 1)
         if len(content) > _LARGEST_TOML:
             raise error(f"{path} is larger than 1 MiB", fix)
+        if any(line.count(b".") > _MOST_DOTS for line in content.split(b"\n")):
+            raise error(f"{path} has a line of more than {_MOST_DOTS} dots", fix)
         return tomllib.loads(content.decode("utf-8"))
     except OSError as problem:
         raise error(f"{path} cannot be read: {problem.strerror}", fix) from problem

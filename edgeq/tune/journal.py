@@ -23,7 +23,7 @@ from edgeq.tune.candidate import Candidate
 from edgeq.tune.evaluator import Evaluator, Race, Runner
 
 FORMAT = "edgeq-tuning-journal/1"
-_MOST_BYTES = 1 << 28
+_MOST_BYTES = 1 << 26
 # How the header line of every version begins.
 _HEAD = b'{"format": "edgeq-tuning-journal/'
 
@@ -82,16 +82,16 @@ class Journal:
     def _read(self) -> None:
         if self.path.stat().st_size > _MOST_BYTES:
             raise OutputError(f"{self.path} is too large for a journal", "Remove it, or start without --resume")
-        text = self.path.read_text("utf-8")
-        # A line that was being written when the power failed has no end.
-        lines = text.split("\n")[:-1]
         try:
+            text = self.path.read_text("utf-8")
+            # A line that was being written when the power failed has no end.
+            lines = text.split("\n")[:-1]
             header, *entries = [json.loads(line) for line in lines]
             if header["format"] != FORMAT:
                 raise ValueError(f"format {header['format']!r}")
             settings = header["settings"]
             self._known = {entry["key"]: entry["value"] for entry in entries}
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise OutputError(
                 f"{self.path} is no journal of this version ({error})", "Remove it, or start without --resume"
             ) from error

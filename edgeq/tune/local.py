@@ -146,7 +146,7 @@ class LocalEvaluator:
         batch, feed = self._feed()
         few = len(runners) <= _RUNNERS_IN_SESSIONS
         count = min(sessions_to_time(self._job.prepared.path), FEWEST_SESSIONS if few else _SESSIONS_ROUGHLY)
-        with ExitStack() as stack:
+        with ExitStack() as stack, self._progress.stage(f"timing {len(runners)} runners") as advance:
             ranking = rank_until_settled(
                 {
                     name: [query_runner(stack.enter_context(self._session(*runner)), [feed]) for _ in range(count)]
@@ -159,6 +159,7 @@ class LocalEvaluator:
                 max_duration_s=seconds,
                 warmup=WarmUp(min_s=0.1, max_s=min(1.0, seconds / (4 * len(runners)))),
                 bursts=_BURSTS,
+                on_round=lambda: advance(1),
             )
         claims = {name: claim(ranking.distributions[baseline], d) for name, d in ranking.distributions.items()}
         measured = {name: distribution.undisturbed() for name, distribution in ranking.distributions.items()}

@@ -81,6 +81,6 @@ if __name__ == "__main__":
         print(f"edgeq_run: {root} is not whole: {PACKAGE} is missing. Get the bundle again", file=sys.stderr)
         sys.exit(7)
     sys.meta_path.insert(0, finder)
-    from edgeq_device.cli import main
+    from edgeq_device.cli import program
 
-    sys.exit(main(root=Path(__file__).parent))
+    sys.exit(program(Path(__file__).parent))

@@ -100,6 +100,27 @@ def test_flatbuffers_round_trip(table: dict[str, str]) -> None:
     assert [k.encode() for k, _ in pairs] == sorted(k.encode() for k in table)
 
 
+def test_entries_that_share_one_long_name_are_refused() -> None:
+    """300 KB of offsets to one entry of 150 KB would become 12 GB of text."""
+    whole = encode_table({"a" * 150_000: "1"})
+    table = int.from_bytes(whole[:4], "little")
+    vector = int.from_bytes(whole[table + 4 : table + 8], "little") + table + 4
+    entry = int.from_bytes(whole[vector + 4 : vector + 8], "little") + vector + 4
+    count = 30_000
+    # A vector at the end, all of whose offsets lead forward to a copy of the entry behind it.
+    body = bytearray(whole)
+    body += b"\0" * (-len(body) % 4)
+    start = len(body)
+    body[table + 4 : table + 8] = (start - table - 4).to_bytes(4, "little")
+    behind = start + 4 + 4 * count
+    body += count.to_bytes(4, "little")
+    for index in range(count):
+        body += (behind + entry - (start + 4 + 4 * index)).to_bytes(4, "little")
+    body += whole
+    with pytest.raises(ValueError, match="more than there can be"):
+        decode_table(bytes(body))
+
+
 @given(st.data())
 @settings(max_examples=200)
 def test_damaged_flatbuffers_end_in_an_error_or_a_table(data: st.DataObject) -> None:

@@ -99,10 +99,11 @@ def test_a_signal_in_the_middle(tmp_path: Path, number: signal.Signals, codes: s
 HANDLERS = """
 import signal
 import edgeq.__main__
+from edgeq_device.budget import interrupt_once
 from edgeq.process import restore_interrupts
 print(signal.getsignal(signal.SIGINT) is signal.SIG_DFL)
 restore_interrupts()
-print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+print(signal.getsignal(signal.SIGINT) is interrupt_once)
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 restore_interrupts()
 print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgeq.data.labels import load_labels_from, plain_label
 from edgeq.data.records import Record
@@ -57,6 +60,24 @@ def test_default_folder_and_none() -> None:
 )
 def test_patterns(pattern: str, file: str, expected: Any) -> None:
     assert label(pattern, Record(file, {}, None, {"file": file})) == expected
+
+
+@given(st.text("ab*", max_size=5), st.text("ab*", max_size=5), st.text("ab", max_size=9))
+def test_patterns_are_the_regular_expressions_of_lazy_matches(before: str, after: str, name: str) -> None:
+    lazy = (part.replace("*", ".*?") for part in (before, after))
+    match = re.fullmatch("(.+?)".join(lazy), name)
+    record = Record(name, {}, None, {"file": name})
+    if match is None:
+        with pytest.raises(DataError, match="does not match"):
+            label(f"name:{before}{{label}}{after}", record)
+    else:
+        assert label(f"name:{before}{{label}}{after}", record) == match[1]
+
+
+def test_a_pattern_does_not_backtrack() -> None:
+    name = "a" * 250
+    with pytest.raises(DataError, match="does not match"):
+        label("name:" + "*a" * 90 + "{label}b", Record(name, {}, None, {"file": name}))
 
 
 @pytest.mark.parametrize("pattern", ["name:{label}{label}", "name:*", "name:" + "*" * 300 + "{label}"])

@@ -23,6 +23,22 @@ def state(height: int, width: int) -> State:
     return State(pixels(height, width), "HWC", "RGB", Geometry((width, height)))
 
 
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"op": "resize", "size": 65536},
+        {"op": "resize", "size": 9000, "rule": "short"},
+        {"op": "letterbox", "size": 65536},
+        {"op": "window", "frames": 40, "step": 1},
+    ],
+    ids=["resize", "short", "letterbox", "window"],
+)
+def test_what_would_be_larger_than_a_sample_may_be_is_refused(table: dict[str, object]) -> None:
+    array = np.zeros((80, 8192, 3), np.uint8) if table["op"] == "window" else pixels(1, 4)
+    with pytest.raises(DataError, match=r"bytes, where a sample may take \d+.*EDGEQ_BUDGET"):
+        build_step(table).apply(State(np.tile(array, (1, 8, 1)), "HWC", "RGB"), None)
+
+
 def rounded(value: Fraction, rule: str) -> int:
     return {"floor": math.floor, "ceil": math.ceil, "round": round}[rule](value)
 

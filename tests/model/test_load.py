@@ -207,6 +207,20 @@ class TestTensors:
 
 
 class TestExternalData:
+    def test_tensors_that_share_one_file_are_counted_once_each(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("EDGEQ_BUDGET", "sample=1KiB")
+        (tmp_path / "weights.bin").write_bytes(bytes(64))
+        path = external(tmp_path)
+        proto = onnx.load(path, load_external_data=False)
+        for number in range(100):
+            proto.graph.initializer.add().CopyFrom(proto.graph.initializer[0])
+            proto.graph.initializer[-1].name = f"w{number}"
+        write(path, proto)
+        with pytest.raises(ModelError, match="external tensors are 6464 bytes of 64 in its files"):
+            load_model(path, external_data="none")
+
     def test_good(self, tmp_path: Path) -> None:
         (tmp_path / "weights.bin").write_bytes(rand(4, 4).tobytes())
         path = external(tmp_path)

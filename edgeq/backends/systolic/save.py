@@ -11,7 +11,8 @@ from typing import Any, get_args
 
 import numpy as np
 import onnx
-from edgeq_device.arrays import write_npz
+from edgeq_device.arrays import read_arrays, write_npz
+from edgeq_device.errors import DeviceError
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
@@ -22,7 +23,6 @@ from edgeq.ownership import is_plain
 from edgeq.records import parse, plain
 
 FORMAT = 1
-MAX_BYTES = 2**31
 _STEPS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Step)}
 _MAIN = "program"
 _DAMAGED = "The file is damaged or was made by another version; build it again"
@@ -97,13 +97,7 @@ def load_program(path: Path) -> Program:
         BundleError: no such file, or not a program of this format.
     """
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise BundleError(f"{path} is larger than any program", _DAMAGED)
-        with zipfile.ZipFile(path) as archive:
-            if sum(entry.file_size for entry in archive.infolist()) > MAX_BYTES:
-                raise BundleError(f"{path} unpacks to more than any program", _DAMAGED)
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+        arrays = read_arrays(path)
         document = json.loads(arrays.pop(_MAIN).tobytes().decode("utf-8"))
         if document["format"] != FORMAT:
             raise BundleError(f"{path} is a program of format {document['format']!r}, not {FORMAT}", _DAMAGED)
@@ -117,7 +111,7 @@ def load_program(path: Path) -> Program:
             tuple(_step(entry, arrays) for entry in found.steps),
             found.notes,
         )
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+    except (DeviceError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise BundleError(f"{path} holds no program ({type(error).__name__}: {error})", _DAMAGED) from error
 
 

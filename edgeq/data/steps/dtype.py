@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+import numpy as np
+
+from edgeq.data.records import check_size
 from edgeq.data.state import State
 from edgeq.data.step import Step, one_of
 from edgeq.signature import TensorSpec
@@ -19,7 +22,12 @@ class Dtype(Step):
     dtype: str = field(metadata=one_of("float16", "float32", "float64"))
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """The values as that dtype."""
+        """The values as that dtype.
+
+        Raises:
+            DataError: they take more bytes than a sample may.
+        """
+        check_size(np.dtype(self.dtype).itemsize * state.array.size, f"as {self.dtype}", "Give smaller items")
         return replace(state, array=state.array.astype(self.dtype))
 
     def describe(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from edgeq.data.pixels import (
+    FEWER,
     FILTER,
     ROUNDING,
     SIZE,
@@ -19,6 +20,7 @@ from edgeq.data.pixels import (
     target_size,
     to_hwc,
 )
+from edgeq.data.records import check_size
 from edgeq.data.state import Geometry, State
 from edgeq.data.step import Step, UnfitError, field_kind, integer, listed, one_of
 from edgeq.data.steps.resize import Resize
@@ -69,6 +71,7 @@ class Letterbox(Step):
         array = to_hwc(resized.array, resized.axes)
         if len(self.value) not in (1, array.shape[2]):
             raise DataError(f"{len(self.value)} pad values for {array.shape[2]} channels", "Give one, or one a channel")
+        check_size(size[0] * size[1] * array.shape[2], f"padded to {size[0]}x{size[1]}", FEWER)
         canvas = np.empty((size[1], size[0], array.shape[2]), array.dtype)
         canvas[:] = self.value
         canvas[top : top + height, left : left + width] = array

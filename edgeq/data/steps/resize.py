@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from edgeq.data.pixels import (
+    FEWER,
     FILTER,
     FILTERS,
     ROUNDING,
@@ -17,6 +19,7 @@ from edgeq.data.pixels import (
     target_size,
     through_pillow,
 )
+from edgeq.data.records import check_size
 from edgeq.data.state import Geometry, State
 from edgeq.data.step import Step, one_of
 from edgeq.errors import DataError
@@ -55,6 +58,7 @@ class Resize(Step):
             return state
         if min(new) < 1:
             raise DataError(f"an image of {width}x{height} would shrink to {new[0]}x{new[1]}", "Leave it out")
+        check_size(math.prod(new) * state.array.size // max(1, width * height), f"resized to {new[0]}x{new[1]}", FEWER)
         array = through_pillow(state, "resize", lambda image: image.resize(new, FILTERS[self.filter]))
         geometry = state.geometry or Geometry((width, height))
         return replace(state, array=array, geometry=geometry.scaled(x, y))

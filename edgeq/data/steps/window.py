@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from edgeq.data.records import check_size
 from edgeq.data.state import State
 from edgeq.data.step import Step, whole_number
 from edgeq.errors import DataError
@@ -35,6 +36,9 @@ class Window(Step):
                 f"a window of {self.frames} frames does not fit into shape {list(array.shape)}", "Use fewer"
             )
         starts = range(0, array.shape[0] - self.frames + 1, self.step)
+        check_size(
+            len(starts) * array[: self.frames].nbytes, f"{len(starts)} windows", "Take fewer, with a larger step"
+        )
         rows = np.stack([array[i : i + self.frames].reshape(-1) for i in starts])
         return State(rows, "NF")
 

@@ -11,6 +11,7 @@ from typing import IO, Any, Dict, Mapping, Union
 
 import numpy as np
 
+from edgeq_device.budget import VARIABLE, largest_sample
 from edgeq_device.errors import DataError
 
 MAX_ARRAY_BYTES = 1 << 32
@@ -60,8 +61,9 @@ def _read_npz(stream: IO[bytes], path: Path) -> Dict[str, "np.ndarray[Any, Any]"
     try:
         with zipfile.ZipFile(stream) as archive:
             total = sum(info.file_size for info in archive.infolist())
-            if total > MAX_ARRAY_BYTES:
-                raise DataError(f"{path} holds {total} bytes, more than {MAX_ARRAY_BYTES}")
+            most = min(MAX_ARRAY_BYTES, path.stat().st_size + largest_sample())
+            if total > most:
+                raise DataError(f"{path} unpacks to {total} bytes, more than {most}", f"{VARIABLE} sets the limit")
             for info in archive.infolist():
                 if not info.filename.endswith(".npy") or info.filename[:-4] in arrays:
                     raise DataError(f"{path}: member {info.filename!r} is not an array, or is there twice")
@@ -86,7 +88,7 @@ def _read_npy(stream: IO[bytes], size: int, where: str) -> "np.ndarray[Any, Any]
             shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
         else:
             raise ValueError(f"format version {version}")
-    except (ValueError, EOFError, SyntaxError, TypeError) as error:
+    except Exception as error:  # numpy parses the header as Python text: TokenError, RecursionError, MemoryError ...
         raise DataError(f"{where} is not an .npy array ({' '.join(str(error).split())})", fix) from error
     if dtype.hasobject:
         raise DataError(f"{where} holds pickled Python objects", fix)
@@ -94,5 +96,8 @@ def _read_npy(stream: IO[bytes], size: int, where: str) -> "np.ndarray[Any, Any]
     expected = math.prod(shape) * dtype.itemsize
     if len(data) != expected:
         raise DataError(f"{where}: its header promises {expected} bytes, {len(data)} are there", fix)
-    array = np.frombuffer(data, dtype=dtype)
-    return array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
+    try:
+        array = np.frombuffer(data, dtype=dtype)
+        return array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
+    except (ValueError, OverflowError) as error:  # elements of no bytes, more dimensions than numpy has
+        raise DataError(f"{where} is not an .npy array ({error})", fix) from error

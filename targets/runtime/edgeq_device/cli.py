@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
-from edgeq_device.errors import BundleError, DeviceError
+from edgeq_device.budget import confine, interrupt_once, lift_seconds
+from edgeq_device.errors import BudgetError, BundleError, DeviceError
 from edgeq_device.package import Bundle, open_bundle
 from edgeq_device.trust import PLACE, Trust, check_signature, trust_for
 from edgeq_device.variants import Variant
 
 INTERRUPTED = 130
+
+
+def program(root: Path) -> int:
+    """`main` in a process under the limits of the budget, for the program that travels in a bundle."""
+    try:
+        confine("edgeq_run")
+    except DeviceError as error:
+        return _failed(error)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt_once)
+    return main(root=root)
 
 
 def main(argv: Optional[Sequence[str]] = None, root: Optional[Path] = None) -> int:
@@ -27,11 +40,17 @@ def main(argv: Optional[Sequence[str]] = None, root: Optional[Path] = None) -> i
             arguments.signer = check_signature(bundle, trust)
             return int(arguments.run(bundle, arguments))
     except DeviceError as error:
-        print(f"edgeq_run: {error}", file=sys.stderr)
-        return error.exit_code
+        return _failed(error)
+    except MemoryError:
+        return _failed(BudgetError("memory ran out", "EDGEQ_BUDGET sets how much may be taken; give smaller inputs"))
     except KeyboardInterrupt:
         print("edgeq_run: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _failed(error: DeviceError) -> int:
+    print(f"edgeq_run: {error}", file=sys.stderr)
+    return error.exit_code
 
 
 def _parser(root: Optional[Path]) -> argparse.ArgumentParser:
@@ -135,6 +154,7 @@ def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
     from edgeq_device.feeds import parse_shapes
     from edgeq_device.sessions import read_device
 
+    lift_seconds()  # its options say how long it runs
     settings = ("scenario", "duration", "official", "min_queries", "pin", "batch", "target_qps", "latency_bound_ms")
     wanted = parse_settings(**{name: getattr(arguments, name) for name in (*settings, "seed", "threads")})
     shapes = parse_shapes(arguments.shapes)

@@ -6,7 +6,8 @@
     ├── OutputError              6   a place that cannot be written, or that holds something already
     ├── BundleError              7   a bundle that is damaged, tampered with or not for this device
     ├── RuntimeUnavailableError  8   onnxruntime is missing, or refuses the model
-    └── CheckFailedError        10   a self-test that did not hold
+    ├── CheckFailedError        10   a self-test that did not hold
+    └── BudgetError             12   more memory or processor time than the budget has
 
 The device side has a tree of its own because it imports nothing of edgeq; edgeq translates it class by class.
 """
@@ -47,3 +48,7 @@ class RuntimeUnavailableError(DeviceError):
 
 class CheckFailedError(DeviceError):
     exit_code = 10
+
+
+class BudgetError(DeviceError):
+    exit_code = 12

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import PurePosixPath
-from typing import Dict, Iterable
+from typing import Dict, Iterable, Set
 
 from edgeq_device.errors import BundleError
 
 MAX_NAME = 512
+MAX_FOLDERS = 20_000
+"""Of all names together: each becomes a directory where the bundle is unpacked."""
 _CONTROL_OR_RESERVED = re.compile(r'[\x00-\x1f\x7f\\:*?"<>|]')
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 
@@ -45,10 +46,17 @@ def check_file_names(names: Iterable[str], where: str) -> None:
         if folded in seen:
             raise BundleError(f"{where}: {name!r} is there twice (the other is {seen[folded]!r})")
         seen[folded] = name
-    for folded, name in seen.items():
-        for parent in PurePosixPath(folded).parents:
-            if str(parent) in seen:
-                raise BundleError(f"{where}: {seen[str(parent)]!r} is both a file and the directory of {name!r}")
+    folders: Set[str] = set()
+    for name in seen:
+        parent = name.rpartition("/")[0]
+        while parent and parent not in folders:
+            folders.add(parent)
+            parent = parent.rpartition("/")[0]
+        if len(folders) > MAX_FOLDERS:
+            raise BundleError(f"{where}: the files lie in more than {MAX_FOLDERS} folders")
+    for name in sorted(folders & seen.keys()):
+        inside = next(seen[other] for other in seen if other.startswith(f"{name}/"))
+        raise BundleError(f"{where}: {seen[name]!r} is both a file and the directory of {inside!r}")
 
 
 def is_plain_name(name: object) -> bool:

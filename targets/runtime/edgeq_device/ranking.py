@@ -6,7 +6,7 @@ import math
 import random
 import time
 from dataclasses import dataclass
-from typing import List, Mapping, Optional, Tuple
+from typing import Callable, List, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -135,6 +135,7 @@ def rank_until_settled(
     bursts: Optional[Bursts] = None,
     seed: int = 0,
     clock: Clock = time.perf_counter,
+    on_round: Callable[[], None] = lambda: None,
 ) -> Ranking:
     """Measure in interleaved rounds until the order of the runners is statistically settled.
 
@@ -149,6 +150,7 @@ def rank_until_settled(
         keep: a runner that is never dropped, since the others are compared with it.
         max_rounds, max_duration_s: give up after these; `settled` is then False.
         warmup: how to warm up first; None where the caller has done it.
+        on_round: called after each round.
     """
     if not runners:
         raise ValueError("nothing to rank: no runners")
@@ -168,6 +170,7 @@ def rank_until_settled(
                 for name in turn:
                     recorders[name].turn()
             rounds += 1
+            on_round()
             out_of_time = rounds >= max_rounds or clock() - start >= max_duration_s
             if rounds < next_look and not out_of_time:
                 continue

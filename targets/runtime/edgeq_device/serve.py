@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
+from edgeq_device.budget import lift_seconds
 from edgeq_device.engines import read_engine
 from edgeq_device.frames import read_frame, write_frame
 from edgeq_device.sessions import open_session
@@ -36,6 +37,7 @@ def serve(
         open_it: opens the session of a request.
         more: answers other requests, by what they want done.
     """
+    lift_seconds()  # whoever asks waits a limited time for each answer
     # What anybody prints must not come between the frames.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -46,10 +46,10 @@ def test_a_program_comes_back_as_it_was(seed: int, tmp_path: Path) -> None:
 
 def test_what_is_no_program_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bad.npz"
-    with pytest.raises(BundleError, match=r"bad.npz holds no program \(FileNotFoundError"):
+    with pytest.raises(BundleError, match=r"bad.npz holds no program \(DataError.*cannot be read"):
         load_program(path)
     path.write_bytes(b"PK nothing")
-    with pytest.raises(BundleError, match="BadZipFile"):
+    with pytest.raises(BundleError, match="not a zip file"):
         load_program(path)
     np.savez(path, other=np.zeros(3))
     with pytest.raises(BundleError, match="KeyError"):

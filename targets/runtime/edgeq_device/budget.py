@@ -1,0 +1,226 @@
+"""What a command may take to read files that may be hostile: memory, processor time, the size of what a file claims.
+
+One value for workstation and device. The program forks before it imports anything large: the child does the work under
+limits that the system keeps, and the parent waits, so that a model that crashes onnxruntime, takes all memory or never
+ends is one line and an exit code. Systems without fork have the readers' own checks alone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import dataclass, replace
+from typing import Any, Mapping, NoReturn, Optional
+
+from edgeq_device.errors import BudgetError, UsageError
+
+VARIABLE = "EDGEQ_BUDGET"
+_UNITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
+_FIX = f"Set {VARIABLE} as in memory=8GiB,seconds=900,sample=1GiB; 0 is no limit, and off leaves out all but sample"
+_ENDS = ("SIGINT", "SIGTERM", "SIGHUP")
+_DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a command may take.
+
+    Attributes:
+        memory: bytes of private memory (RLIMIT_DATA) of each process; 0: no limit; None: three quarters of what the
+            machine, or the container, has.
+        seconds: of processor time, of all threads together, between two steps of progress; 0: no limit.
+        sample: bytes that one sample, table or text may take beyond those that its file holds.
+        confined: whether the work runs in a child process, under the first two.
+    """
+
+    memory: Optional[int] = None
+    seconds: int = 300
+    sample: int = 1 << 28
+    confined: bool = True
+
+
+def read_budget(environment: Mapping[str, str] = os.environ) -> Budget:
+    """The budget that `EDGEQ_BUDGET` sets, with defaults for what it leaves out.
+
+    Raises:
+        UsageError: it says something else.
+    """
+    found = Budget()
+    for part in filter(None, environment.get(VARIABLE, "").split(",")):
+        name, _, text = part.strip().partition("=")
+        if part.strip() == "off":
+            found = replace(found, confined=False)
+        elif name == "seconds" and text.isdecimal() and len(text) < 10:
+            found = replace(found, seconds=int(text))
+        elif name == "memory" and (size := _bytes(text)) is not None:
+            found = replace(found, memory=size)
+        elif name == "sample" and (size := _bytes(text)):
+            found = replace(found, sample=size)
+        else:
+            raise UsageError(f"{VARIABLE} has {part[:60]!r}", _FIX)
+    return found
+
+
+def largest_sample() -> int:
+    """Bytes that one sample, table or text may take beyond those that its file holds.
+
+    Raises:
+        UsageError: as `read_budget`.
+    """
+    return read_budget().sample
+
+
+def confine(program: str) -> Optional[Budget]:
+    """Go on in a child process under the limits of the budget; this process waits for it and ends as it does.
+
+    Call it before threads are started. Returns in the child alone; where there is no fork, or the budget is "off", in
+    this process, without limits.
+
+    Args:
+        program: what the line begins with that says why the child was ended.
+
+    Returns:
+        The limits that hold; None where there are none.
+
+    Raises:
+        UsageError: as `read_budget`.
+    """
+    budget = read_budget()
+    if not budget.confined or not hasattr(os, "fork"):
+        return None
+    parent = os.getpid()
+    child = os.fork()
+    if child:
+        _wait(child, program, budget)
+    _die_with(parent)
+    return enforce(budget)
+
+
+def enforce(budget: Budget) -> Budget:
+    """Set the limits of `budget` for this process and those that it starts; gives it with its memory in bytes."""
+    import resource
+
+    memory = _three_quarters() if budget.memory is None else budget.memory
+    if memory:
+        _lower(resource.RLIMIT_DATA, memory)
+    _lower(resource.RLIMIT_CORE, 0)
+    budget = replace(budget, memory=memory)
+    renew(budget)
+    return budget
+
+
+def renew(budget: Budget) -> None:
+    """There was progress: from now on the process has all of its processor time again."""
+    if budget.seconds:
+        import resource
+
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        # One more, because the system counts whole seconds.
+        _lower(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + budget.seconds + 1)
+
+
+def lift_seconds() -> None:
+    """Take the limit on processor time from this process: whoever started it limits how long it waits."""
+    if hasattr(os, "fork"):
+        import resource
+
+        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
+
+
+def interrupt_once(number: int, frame: Any) -> NoReturn:
+    """Raise KeyboardInterrupt, once: a terminal interrupts both processes, and the parent hands its signal on."""
+    del frame
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _lower(kind: int, limit: int) -> None:
+    """Set a soft limit, at most the hard one."""
+    import resource
+
+    hard = resource.getrlimit(kind)[1]
+    resource.setrlimit(kind, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+def _wait(child: int, program: str, budget: Budget) -> NoReturn:
+    def forward(number: int, frame: Any) -> None:
+        del frame
+        os.kill(child, number)
+
+    for name in _ENDS:
+        # What the caller has made deaf (nohup) stays so.
+        if signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN:
+            signal.signal(getattr(signal, name), forward)
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status):
+        os._exit(os.WEXITSTATUS(status))
+    number = os.WTERMSIG(status)
+    if number in [getattr(signal, name) for name in (*_ENDS, "SIGPIPE")]:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    try:
+        print(f"{program}: {_reason(number, budget)}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(BudgetError.exit_code)
+
+
+def _reason(number: int, budget: Budget) -> str:
+    """Why a child that a signal ended was ended."""
+    if number == getattr(signal, "SIGXCPU", None):
+        return str(
+            BudgetError(
+                f"ended after {budget.seconds} s of processor time without progress, which a file that it reads may be "
+                "made for",
+                f"Where you trust the files, raise it: {VARIABLE}=seconds={4 * budget.seconds}",
+            )
+        )
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = str(number)
+    return str(
+        BudgetError(
+            f"ended by signal {name}: a file that it reads crashed a library, or takes more memory than there is",
+            f"Do not trust the files; {VARIABLE} sets the limits (docs/security.md)",
+        )
+    )
+
+
+def _die_with(parent: int) -> None:
+    """End this process when `parent` ends, where the system can (Linux)."""
+    if not sys.platform.startswith("linux"):
+        return
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it has ended in between
+        os._exit(BudgetError.exit_code)
+
+
+def _three_quarters() -> int:
+    """Three quarters of the memory of the machine or the container; 0 where neither can be read."""
+    sizes = []
+    try:
+        sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (ValueError, OSError):
+        sizes.append(0)
+    try:
+        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as stream:  # noqa: PTH123  # before pathlib is imported
+            text = stream.read(32).strip()
+    except OSError:
+        text = ""
+    if text.isdecimal():
+        sizes.append(int(text))
+    known = [size for size in sizes if size > 0]
+    return min(known) // 4 * 3 if known else 0
+
+
+def _bytes(text: str) -> Optional[int]:
+    """A size such as "512MiB" in bytes; None where it is none."""
+    number = text.rstrip("KMGTiB")
+    unit = text[len(number) :]
+    if not (number.isdecimal() and len(number) < 18 and unit in _UNITS):
+        return None
+    return int(number) << _UNITS[unit]
