@@ -14,7 +14,15 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 BASH = shutil.which("bash")
-COMMANDS = ["scripts/quickstart", "scripts/test", "scripts/lint", "scripts/benchmark", "scripts/docs", ".ci/run"]
+COMMANDS = [
+    "scripts/quickstart",
+    "scripts/test",
+    "scripts/lint",
+    "scripts/benchmark",
+    "scripts/docs",
+    "scripts/fuzz",
+    ".ci/run",
+]
 
 pytestmark = pytest.mark.skipif(BASH is None, reason="bash is not installed")
 

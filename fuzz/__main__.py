@@ -1,0 +1,74 @@
+"""`scripts/fuzz [LAYER...]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+from fuzz.guided import guided
+from fuzz.layers import Layer, make_seeds
+from fuzz.run import Tally, case_of, layers_named, run_case, run_layer, table
+
+SAVED = Path(__file__).resolve().parent.parent / ".fuzz"
+
+
+def main() -> int:
+    """Run layers, or one case again; 1 if anything was found."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/fuzz", description="Read mutated files as edgeq reads untrusted ones."
+    )
+    parser.add_argument("layers", nargs="*", metavar="LAYER", help="layers to run; all without any")
+    parser.add_argument("--cases", type=int, metavar="N", help="cases of each layer; else each layer's own number")
+    parser.add_argument("--scale", type=float, default=1.0, metavar="X", help="times each layer's own number of cases")
+    parser.add_argument(
+        "--minutes", type=float, metavar="N", help="run for so long, each layer for an equal part of it"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="decides all cases; the same seed gives the same")
+    parser.add_argument("--start", type=int, default=0, metavar="N", help="the first case")
+    parser.add_argument(
+        "--case", type=int, metavar="N", help="run this case alone, in this process, with its traceback"
+    )
+    parser.add_argument("--guided", action="store_true", help="by coverage, with atheris; needs --minutes")
+    given = parser.parse_args()
+    chosen = layers_named(tuple(given.layers))
+    if given.guided:
+        if given.minutes is None:
+            parser.error("--guided needs --minutes")
+        return max(guided(layer, given.seed, 60 * given.minutes / len(chosen), SAVED) != 0 for layer in chosen)
+    if given.case is not None:
+        if len(chosen) != 1:
+            parser.error("--case needs one LAYER")
+        return _again(chosen[0], given.seed, given.case)
+    tallies: dict[str, Tally] = {}
+    for layer in chosen:
+        cases = given.cases or max(1, int(layer.cases * given.scale))
+        ends = None
+        if given.minutes is not None:
+            ends = time.monotonic() + 60 * given.minutes / len(chosen)
+            cases = given.cases or 1 << 40
+        late = (lambda ends=ends: time.monotonic() > ends) if ends is not None else (lambda: False)
+        tally = run_layer(layer, given.seed, given.start, cases, SAVED, until=late)
+        tallies[layer.name] = tally
+        found = sum(tally.findings.values())
+        print(f"{layer.name}: {tally.cases} cases in {tally.seconds:.0f} s, {found} findings", flush=True)
+    print(f"\nseed {given.seed}\n\n{table(tallies)}")
+    return int(any(tally.findings for tally in tallies.values()))
+
+
+def _again(layer: Layer, seed: int, index: int) -> int:
+    with tempfile.TemporaryDirectory(prefix="edgeq-fuzz-") as folder:
+        seeds = make_seeds(layer, Path(folder) / "seeds")
+        name, content = case_of(layer, seeds, seed, index)
+        print(f"{name}: {content[:400]!r}")
+        error = run_case(layer, name, content, Path(folder))
+    if error is not None:
+        traceback.print_exception(error)
+    return int(error is not None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,644 @@
+"""What is fuzzed: each layer makes its own small files and reads a changed one as edgeq does."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import onnx
+
+from fuzz.mutate import Mutation, of_bytes, of_json, of_message, of_text, of_zip
+from tests.graphs import proto
+
+Read = Callable[[Path], object]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A reader of untrusted files.
+
+    Attributes:
+        seeds: writes its files into an empty folder.
+        read: reads the file at a path, in a folder of its own; refuses it with an EdgeqError or a DeviceError.
+        mutate: what changes a file.
+        cases: how many are run where nobody says; what takes long per case has fewer.
+        native: whether libraries run untrusted graphs in it. `edgeq` does that in a process under limits, so a crash,
+            or memory or time that runs out there, is counted and is no finding.
+    """
+
+    name: str
+    seeds: Callable[[Path], None]
+    read: Read
+    mutate: Mutation = of_bytes
+    cases: int = 2000
+    native: bool = False
+
+
+LAYERS: dict[str, Layer] = {}
+
+
+def layer(name: str, seeds: Callable[[Path], None], **settings: Any) -> Callable[[Read], Read]:
+    """Register the function below as the reader of a layer."""
+
+    def register(read: Read) -> Read:
+        LAYERS[name] = Layer(name, seeds, read, **settings)
+        return read
+
+    return register
+
+
+# Models and samples
+
+
+def _models(folder: Path) -> None:
+    from onnx.external_data_helper import convert_model_to_external_data
+
+    conv = proto(
+        """g (float[N,1,5,5] x) => (float[N,3] y) {
+            [conv] c = Conv<kernel_shape=[3,3]>(x, w, b)  [relu] r = Relu(c)
+            [flatten] f = Flatten(r)  [matmul] y = MatMul(f, m) }"""
+    )
+    random = np.random.default_rng(0)
+    for name, shape in (("w", (4, 1, 3, 3)), ("b", (4,)), ("m", (36, 3))):
+        values = random.standard_normal(shape).astype(np.float32)
+        conv.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    branches = proto(
+        """g (bool c, float[2] x) => (float[2] y) {
+            y = If(c) <then_branch = t () => (float[2] a) { a = Relu(x) },
+                       else_branch = e () => (float[2] b) { b = Neg(x) }> }"""
+    )
+    loop = proto(
+        """g (float[2] x) => (float[2] y) <int64 n = {3}, bool go = {1}> {
+            y = Loop(n, go, x) <body = l (int64 i, bool g, float[2] a) => (bool h, float[2] d)
+                { h = Identity(g)  d = Add(a, a) }> }"""
+    )
+    filled = proto(
+        """g (float[2] x) => (float[2] y) <int64[1] s = {2}> {
+            c = ConstantOfShape<value = float[1] {1.0}>(s)  y = Add(x, c) }"""
+    )
+    quantized = proto(
+        """g (float[1,4] x) => (float[1,4] y) <float s = {0.1}, int8 z = {0}> {
+            q = QuantizeLinear(x, s, z)  y = DequantizeLinear(q, s, z) }"""
+    )
+    function = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17, "f": 1]> g (float[2] x) => (float[2] y) { y = f.twice(x) }
+        <domain: "f", opset_import: ["": 17]> twice (a) => (b) { b = Add(a, a) }"""
+    )
+    made = {"conv": conv, "if": branches, "loop": loop, "filled": filled, "qdq": quantized, "function": function}
+    for name, model in made.items():
+        (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
+    convert_model_to_external_data(conv, location="../weights.bin", size_threshold=0)
+    (folder / "external.onnx").write_bytes(conv.SerializeToString())
+
+
+_ONNX = of_message(onnx.ModelProto)
+
+
+@layer("model", _models, mutate=_ONNX, cases=500, native=True)
+def _model(path: Path) -> None:
+    from edgeq.model.prepare import prepare_model
+
+    prepare_model(path, path.parent / "work")
+
+
+@layer("model-load", _models, mutate=_ONNX, cases=2000)
+def _model_load(path: Path) -> None:
+    from edgeq.model.load import model_digest, model_signature
+
+    model_signature(path)
+    model_digest(path)
+
+
+@layer("model-wire", _models, mutate=_ONNX, cases=5000)
+def _model_wire(path: Path) -> None:
+    from edgeq_device.model_options import model_options
+    from edgeq_device.onnxfile import read_onnx
+
+    model_options(path, "model")
+    read_onnx(path, "model")
+
+
+@layer("inspect", _models, mutate=_ONNX, cases=300, native=True)
+def _inspect(path: Path) -> None:
+    from edgeq.measure.inspect import inspect
+    from edgeq.records import plain
+
+    plain(inspect(path, ["generic-x86-64"]))
+
+
+# Arrays and other samples
+
+
+def _npy(array: Any) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+def _arrays(folder: Path) -> None:
+    image = np.arange(75, dtype=np.float32).reshape(3, 1, 5, 5)
+    (folder / "a.npy").write_bytes(_npy(image))
+    (folder / "b.npy").write_bytes(_npy(np.asfortranarray(image)))
+    (folder / "c.npy").write_bytes(_npy(np.array(["a", "bc"])))
+
+
+def _archives(folder: Path) -> None:
+    image = np.arange(75, dtype=np.float32).reshape(3, 1, 5, 5)
+    np.savez(folder / "a.npz", x=image, label=np.arange(3))
+    np.savez_compressed(folder / "b.npz", x=image.astype(np.uint8), y=np.arange(3))
+    files = _image_bytes()
+    offsets = np.cumsum([0, *map(len, files.values())])
+    np.savez(folder / "c.npz", images=np.frombuffer(b"".join(files.values()), np.uint8), offsets=offsets)
+
+
+def _read_samples(path: Path, preprocess: Any, *, shape: Sequence[Any] = ("N", 1, 5, 5), **options: Any) -> None:
+    from edgeq.data.samples import open_samples
+    from edgeq.signature import Signature, TensorSpec
+
+    signature = Signature((TensorSpec("x", np.dtype(np.float32), tuple(shape)),), ())
+    samples = open_samples(path, signature, preprocess=preprocess, count=4, **options)
+    for sample in samples:
+        assert sample.inputs
+    samples.digest()
+
+
+_RAW = {"source": {"key": "x", "label": "label", "layout": "CHW"}, "steps": [{"op": "divide", "value": 255}]}
+_ENCODED = {"source": {"encoded": "images", "offsets": "offsets"}, "steps": [{"op": "resize", "size": 5}]}
+
+
+@layer("npy", _arrays, cases=5000)
+def _workstation_npy(path: Path) -> None:
+    _read_samples(path, None)
+
+
+@layer("npz", _archives, mutate=of_zip(of_bytes), cases=5000)
+def _workstation_npz(path: Path) -> None:
+    last: Exception | None = None
+    for preprocess in (None, _RAW, _ENCODED):
+        try:
+            _read_samples(path, preprocess)
+        except Exception as error:
+            if not expected(error):
+                raise
+            last = error
+    if last is not None:
+        raise last
+
+
+@layer("runner-npy", _arrays, cases=5000)
+def _runner_npy(path: Path) -> None:
+    from edgeq_device.arrays import read_arrays
+
+    read_arrays(path)
+
+
+@layer("runner-npz", _archives, mutate=of_zip(of_bytes), cases=5000)
+def _runner_npz(path: Path) -> None:
+    from edgeq_device.arrays import read_arrays
+
+    read_arrays(path)
+
+
+def _idx(folder: Path) -> None:
+    import gzip
+
+    head = b"\0\0\x08\x03" + b"".join(n.to_bytes(4, "big") for n in (3, 5, 5))
+    (folder / "a-images-idx3-ubyte").write_bytes(head + bytes(range(75)))
+    (folder / "b-images-idx3-ubyte.gz").write_bytes(gzip.compress(head + bytes(75), mtime=0))
+    (folder / "c-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01\0\0\0\x03\1\2\3")
+
+
+@layer("idx", _idx, cases=5000)
+def _read_idx(path: Path) -> None:
+    _read_samples(path, {"source": {"layout": "HW"}, "steps": [{"op": "divide", "value": 255}]}, shape=("N", 5, 5))
+
+
+def _tensors(folder: Path) -> None:
+    from onnx import helper, numpy_helper
+
+    image = np.arange(75, dtype=np.float32).reshape(3, 1, 5, 5)
+    (folder / "a.pb").write_bytes(numpy_helper.from_array(image, "x").SerializeToString())
+    floats = helper.make_tensor("x", onnx.TensorProto.FLOAT, [1, 1, 5, 5], [0.5] * 25)
+    (folder / "b.pb").write_bytes(floats.SerializeToString())
+    texts = helper.make_tensor("x", onnx.TensorProto.STRING, [2], [b"a", b"b"])
+    (folder / "c.pb").write_bytes(texts.SerializeToString())
+    packed = helper.make_tensor("x", onnx.TensorProto.INT4, [3], [1, 2, 3])
+    (folder / "d.pb").write_bytes(packed.SerializeToString())
+
+
+@layer("pb", _tensors, mutate=of_message(onnx.TensorProto), cases=5000)
+def _read_pb(path: Path) -> None:
+    _read_samples(path, None)
+
+
+def _image_bytes() -> dict[str, bytes]:
+    from PIL import Image
+
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8)
+    files = {}
+    for suffix, kind in (("png", "PNG"), ("jpg", "JPEG"), ("gif", "GIF"), ("bmp", "BMP"), ("webp", "WEBP")):
+        stream = io.BytesIO()
+        Image.fromarray(pixels).save(stream, kind)
+        files[suffix] = stream.getvalue()
+    for suffix, compression in (("tif", "tiff_lzw"), ("tiff", "raw")):
+        stream = io.BytesIO()
+        Image.fromarray(pixels).save(stream, "TIFF", compression=compression)
+        files[suffix] = stream.getvalue()
+    return {**files, "ppm": b"P6 7 9 255\n" + pixels.tobytes()}
+
+
+def _images(folder: Path) -> None:
+    for suffix, content in _image_bytes().items():
+        (folder / f"a.{suffix}").write_bytes(content)
+
+
+@layer("images", _images, cases=5000)
+def _read_images(path: Path) -> None:
+    _read_samples(path, "resize=fit:32,letterbox=32,divide=255,layout=NCHW", shape=("N", 3, 32, 32))
+
+
+# Words and tables
+
+
+def _specs(folder: Path) -> None:
+    (folder / "a.toml").write_text(
+        'title = "t"\nsteps = [{op = "resize", size = [7, 9], rule = "fit", filter = "box"},\n'
+        ' {op = "letterbox", size = 16, value = [1, 2, 3]},\n {op = "crop", size = 8},\n {op = "add", value = 255},\n'
+        ' {op = "subtract", value = [0.1, 0.2, 0.3]},\n {op = "layout", axes = "NCHW"}]\n'
+        '[source]\nkey = "x"\nlabel = "y"\nlayout = "HWC"\nchannels = "RGB"\n'
+    )
+    (folder / "b.toml").write_text('steps = "resize=short:256,crop=224,divide=255,mean=[0.4,0.5,0.6],layout=NCHW"\n')
+    (folder / "c.toml").write_text(
+        'steps = [{op = "window", frames = 2, step = 1}, {op = "reshape", shape = [1, 49, 10]},\n'
+        ' {op = "expand", axis = 0}, {op = "dtype", dtype = "float64"}, {op = "center"}]\n'
+    )
+    (folder / "d.toml").write_text('steps = [{op = "channels", order = "L"},\n {op = "add", value = 0.5}]\n')
+
+
+@layer("specs", _specs, mutate=of_text, cases=5000)
+def _read_spec(path: Path) -> None:
+    from edgeq.data.preprocess import load_preprocess
+    from edgeq.data.state import Picture
+    from edgeq.signature import TensorSpec
+
+    preprocess = load_preprocess(path)
+    preprocess.arithmetic()
+    preprocess(Picture(np.zeros((20, 30, 3), np.uint8)), TensorSpec("x", np.dtype(np.float32), ("N", 3, 8, 8)))
+
+
+def _labels(folder: Path) -> None:
+    (folder / "a.csv").write_text("name,label\na.png,1\nb.png,2\nc/d.png,cat\n")
+    (folder / "b.txt").write_text("a.png 1\nb.png 2\n")
+    (folder / "c.json").write_text('{"a.png": 1, "b": "x", "c/d.png": 2.5}')
+    (folder / "d.json").write_text('[{"name": "a.png", "label": 1}, {"file": "b.png", "label": 3}]')
+    (folder / "e.csv").write_text("1\n2\n3\n")
+    (folder / "f.pattern").write_text("name:*_{label}_*")
+    (folder / "g.npy").write_bytes(_npy(np.arange(3)))
+
+
+@layer("labels", _labels, mutate=of_text, cases=5000)
+def _read_labels(path: Path) -> None:
+    from edgeq.data.labels import load_labels_from
+    from edgeq.data.records import Record
+
+    labels: Any = path
+    if path.suffix == ".pattern":
+        labels = path.read_bytes().decode("utf-8", "replace")
+    label_of = load_labels_from(labels, path.parent, 3)
+    names = ("a.png", "b.png", "x_7_" + "ab_" * 60)
+    for index, name in enumerate(names if label_of is not None else ()):
+        assert label_of is not None
+        label_of(index, Record(name, {}, None, {"file": name, "path": name}))
+
+
+def _annotations(folder: Path) -> None:
+    (folder / "a.json").write_text(
+        '{"images": [{"id": 1, "file_name": "a.png", "width": 8, "height": 9}], "categories": [{"id": 3, "name": "c"}],'
+        ' "annotations": [{"id": 1, "image_id": 1, "category_id": 3, "bbox": [1, 2, 3, 4], "area": 12, "iscrowd": 0}]}'
+    )
+
+
+@layer("annotations", _annotations, mutate=of_json, cases=3000)
+def _read_annotations(path: Path) -> None:
+    from edgeq.measure.coco import load_annotations
+
+    load_annotations(path)
+
+
+def _tables(folder: Path) -> None:
+    from edgeq.calibrate.ranges import Range
+    from edgeq.calibrate.table import write_native, write_tables
+
+    ranges = {"conv/out": Range(-1.5, 2.0), "relu": Range(0.0, 3.5), "x": Range(0.0, 0.0)}
+    write_tables(folder, ranges)
+    write_native(folder / "native.cache", ranges)
+
+
+@layer("tables", _tables, cases=5000)
+def _read_table(path: Path) -> None:
+    from edgeq.calibrate.table import read_table
+
+    read_table(path)
+
+
+def _statistics(folder: Path) -> None:
+    from edgeq.calibrate.files import save_statistics
+    from edgeq.calibrate.observer import Observer
+    from edgeq.calibrate.statistics import Statistics, TensorStatistics
+
+    random = np.random.default_rng(0)
+    tensors = {}
+    for name, axis, shape in (("b", 1, (2, 3)), ("a", None, (50,)), ("empty", None, (0, 4))):
+        running = Observer(TensorStatistics(), axis)
+        running.observe(np.asarray(random.normal(size=shape) * 1e3, np.float32))
+        tensors[name] = running.freeze()
+    save_statistics(Statistics("model", "data", 1, tensors), folder / "saved")
+    for file in sorted((folder / "saved").iterdir()):
+        file.rename(folder / file.name)
+    (folder / "saved").rmdir()
+
+
+@layer("statistics", _statistics, mutate=lambda r, d, o: (of_zip(of_bytes) if d[:2] == b"PK" else of_json)(r, d, o))
+def _read_statistics(path: Path) -> None:
+    from edgeq.calibrate.files import load_statistics
+    from edgeq.calibrate.ranges import derive_ranges
+
+    place = path.parent / "statistics"
+    place.mkdir()
+    for file in sorted(seed_folder("statistics").iterdir()):
+        content = path.read_bytes() if file.suffix == path.suffix else file.read_bytes()
+        (place / file.name).write_bytes(content)
+    found = load_statistics(place)
+    derive_ranges(found, "entropy")
+
+
+# Records
+
+
+def _reports(folder: Path) -> None:
+    from tests.report import samples
+
+    (folder / "a.json").write_text(json.dumps(samples.record()))
+
+
+def _read_report_file(path: Path) -> None:
+    from edgeq.report.bundle import read_record
+    from edgeq.report.page import render
+    from edgeq.report.read import read_report
+
+    render(read_report(read_record(path)))
+
+
+layer("reports", _reports, mutate=of_json, cases=500)(_read_report_file)
+
+
+def _journals(folder: Path) -> None:
+    lines = [
+        {"format": "edgeq-tuning-journal/1", "settings": {"model": "a", "goal": "speed"}},
+        {"key": "screen 1", "value": {"found": {"bytes": 3, "notes": ["n"]}}},
+        {"key": "assess 3 1", "value": {"accuracy": 0.5}},
+    ]
+    (folder / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@layer("journals", _journals, mutate=of_text, cases=5000)
+def _read_journal(path: Path) -> None:
+    from edgeq.tune.journal import Journal, is_journal
+
+    is_journal(path)
+    Journal(path, {"model": "a", "goal": "speed"}, resume=True)
+
+
+def _profiles(folder: Path) -> None:
+    from edgeq.resources import shipped
+
+    for number, file in enumerate([*sorted(shipped("profiles").glob("*.toml"))[:6], shipped("targets") / "zen4.toml"]):
+        (folder / f"{number}.toml").write_bytes(file.read_bytes())
+
+
+@layer("profiles", _profiles, mutate=of_text, cases=1000)
+def _read_profile(path: Path) -> None:
+    from edgeq.hardware.target import resolve
+
+    resolve(path)
+
+
+def _recipes(folder: Path) -> None:
+    (folder / "a.toml").write_text(
+        'data = "calib"\n[quantize]\nmodel = "m.onnx"\noutput = "o.onnx"\ncount = 8\nexclude = ["a", "b"]\n'
+        '[calibrate.show]\npath = "CAL"\n[verify]\nbundle = "b"\n'
+    )
+
+
+@layer("recipes", _recipes, mutate=of_text, cases=3000)
+def _read_recipe(path: Path) -> None:
+    from edgeq.cli import group
+    from edgeq.cli._recipe import read
+
+    read(path, group)
+
+
+def _programs(folder: Path) -> None:
+    from edgeq.backends.systolic.save import save_program
+    from tests.backends.systolic.graphs import program_of, random_graph
+
+    for seed in range(4):
+        save_program(program_of(*random_graph(seed)), folder / f"{seed}.npz")
+
+
+@layer("programs", _programs, mutate=of_zip(lambda r, d, o: (of_json if d[-1:] == b"}" else of_bytes)(r, d, o)))
+def _read_program(path: Path) -> None:
+    from edgeq.backends.systolic.save import load_program
+
+    load_program(path)
+
+
+# Bundles. A case is the name of a file, a line, whether the manifest is made to agree, and the file's content.
+
+_JSON_FILES = ("manifest.json", "models/model/component.json", "models/model/plain/edgeq.json")
+_SEAL = (b"sealed\n", b"as it is\n")
+
+
+def _make_bundle(place: Path) -> None:
+    from edgeq.bundle.write import write_bundle
+    from tests.bundle.samples import small_spec
+
+    write_bundle(small_spec(place.parent / "models"), place)
+
+
+def _bundle_cases(*names: str, sealed: Sequence[bytes] = _SEAL) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        place = folder / "made" / "bundle"
+        _make_bundle(place)
+        kept = [n for n in names if (place / n).is_file()]
+        cases = [f"{name}\n".encode() + seal + (place / name).read_bytes() for name in kept for seal in sealed]
+        _remove(folder / "made")
+        for number, case in enumerate(cases):
+            (folder / f"{number}.case").write_bytes(case)
+
+    return make
+
+
+def _remove(folder: Path) -> None:
+    import shutil
+
+    shutil.rmtree(folder)
+
+
+def _of_case(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
+    name, seal, content = data.split(b"\n", 2)
+    contents = [other.split(b"\n", 2)[2] for other in others]
+    change: Mutation = of_bytes
+    if name.endswith(b".json"):
+        change = of_json
+    elif name.endswith(b".onnx"):
+        change = _ONNX
+    elif name.endswith(b".npz"):
+        change = of_zip(of_bytes)
+    return name + b"\n" + seal + b"\n" + change(random, content, contents)
+
+
+def _put(path: Path) -> Path:
+    """The good bundle of this layer with the case's file in it."""
+    import shutil
+
+    parts = path.read_bytes().split(b"\n", 2)
+    place = path.parent / "bundle"
+    if not place.exists():
+        _make_bundle(place)
+        shutil.copytree(place, path.parent / "good")
+    name, seal, content = (*parts, b"", b"")[:3]
+    target = os.path.normpath(place / name.decode("utf-8", "replace").replace("\0", ""))
+    if Path(target).is_relative_to(place) and Path(target).is_file():
+        Path(target).write_bytes(content)
+    if seal == b"sealed":
+        _seal(place)
+    return place
+
+
+def _seal(root: Path) -> None:
+    manifest = json.loads((root / "manifest.json").read_bytes())
+    try:
+        files = manifest["additional_metadata"]["edgeq"]["files"]
+        for name in list(files):
+            data = (root / name).read_bytes()
+            files[name] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
+    except (KeyError, TypeError, OSError, ValueError):
+        return
+    (root / "manifest.json").write_text(json.dumps(manifest))
+
+
+def _restore(path: Path) -> None:
+    place, good = path.parent / "bundle", path.parent / "good"
+    for file in (path.read_bytes().split(b"\n", 1)[0].decode("utf-8", "replace").replace("\0", ""), "manifest.json"):
+        if (good / file).is_file():
+            (place / file).write_bytes((good / file).read_bytes())
+
+
+@layer("manifest", lambda folder: _json_seeds(folder), mutate=of_json, cases=10_000)
+def _read_manifest(path: Path) -> None:
+    from edgeq_device.manifest import parse_component, parse_manifest
+    from edgeq_device.plainjson import parse_json
+
+    values = parse_json(path.read_bytes(), "manifest.json")
+    (parse_component if "variants" in values else parse_manifest)(values, "manifest.json")
+
+
+def _json_seeds(folder: Path) -> None:
+    _make_bundle(folder / "made" / "bundle")
+    made = {Path(name).name: (folder / "made" / "bundle" / name).read_bytes() for name in _JSON_FILES[:2]}
+    _remove(folder / "made")
+    for name, content in made.items():
+        (folder / name).write_bytes(content)
+
+
+@layer("bundle", _bundle_cases(*_JSON_FILES, "models/model/plain/model.onnx"), mutate=_of_case, cases=1000)
+def _read_bundle(path: Path) -> None:
+    from edgeq.bundle.read import opened
+
+    place = _put(path)
+    try:
+        with opened(place):
+            pass
+    finally:
+        _restore(path)
+
+
+_RUN = ("models/model/plain/model.onnx", "models/model/plain/edgeq.json", "selftest/inputs-1.npz", *_JSON_FILES[1:2])
+
+
+@layer("sealed", _bundle_cases(*_RUN, sealed=_SEAL[:1]), mutate=_of_case, cases=300, native=True)
+def _run_sealed(path: Path) -> None:
+    from edgeq_device.text import report_lines
+
+    from edgeq.bundle.verify import verify_bundle
+
+    place = _put(path)
+    try:
+        for line in report_lines(verify_bundle(place)):
+            assert "\n" not in line
+    finally:
+        _restore(path)
+
+
+def _zips(folder: Path) -> None:
+    from edgeq.bundle.write import write_bundle
+    from tests.bundle.samples import small_spec
+
+    write_bundle(small_spec(folder / "models"), folder / "whole.edgeq")
+    _remove(folder / "models")
+    # Without the runner, most of whose bytes say nothing to a reader.
+    with zipfile.ZipFile(folder / "whole.edgeq") as archive:
+        kept = {name: archive.read(name) for name in archive.namelist() if not name.endswith((".py", "ines.json"))}
+    manifest: dict[str, Any] = json.loads(kept["manifest.json"])
+    files: Mapping[str, Any] = manifest["additional_metadata"]["edgeq"]["files"]
+    manifest["additional_metadata"]["edgeq"]["files"] = {n: r for n, r in files.items() if n in kept}
+    kept["manifest.json"] = json.dumps(manifest).encode()
+    (folder / "whole.edgeq").unlink()
+    for name, method in (("a", zipfile.ZIP_STORED), ("b", zipfile.ZIP_DEFLATED)):
+        with zipfile.ZipFile(folder / f"{name}.edgeq", "w", method) as archive:
+            for file, content in kept.items():
+                archive.writestr(zipfile.ZipInfo(file), content, method)
+
+
+@layer("zip", _zips, mutate=of_zip(lambda r, d, o: (of_json if d[:1] == b"{" else of_bytes)(r, d, o)), cases=1000)
+def _read_zip(path: Path) -> None:
+    from edgeq.bundle.read import opened
+
+    with opened(path):
+        pass
+
+
+def expected(error: BaseException) -> bool:
+    """Whether an error is one of those that end a command in one line, its text made one where it is printed."""
+    from edgeq_device.errors import DeviceError
+
+    from edgeq.errors import EdgeqError
+
+    return isinstance(error, EdgeqError | DeviceError)
+
+
+_SEEDS: dict[str, Path] = {}
+
+
+def seed_folder(name: str) -> Path:
+    """Where the files of a layer lie, made at the first call in a process by `make_seeds`."""
+    return _SEEDS[name]
+
+
+def make_seeds(chosen: Layer, folder: Path) -> list[Path]:
+    """The layer's files, written into `folder` unless they are there."""
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        chosen.seeds(folder)
+    _SEEDS[chosen.name] = folder
+    return sorted(file for file in folder.iterdir() if file.is_file())

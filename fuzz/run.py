@@ -1,0 +1,288 @@
+"""Cases in forked processes under limits: what is not refused in one line, crashes, takes too long, too much memory, or
+touches a file outside of its folder is a finding."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import resource
+import shutil
+import signal
+import struct
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from edgeq_device.budget import Budget, renew
+
+from fuzz.layers import LAYERS, Layer, expected, make_seeds
+
+SECONDS = 20
+MEMORY = 1 << 30
+"""Bytes beyond those that the process has before its first case."""
+BATCH = 2000
+_REPOSITORY = Path(__file__).resolve().parent.parent
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_CHANGES = frozenset(
+    {"os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.chmod", "os.truncate"}
+)
+_FORBIDDEN = frozenset(
+    {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "socket.connect", "pickle.find_class"}
+)
+
+
+@dataclass
+class Tally:
+    """What came of the cases of one layer.
+
+    Attributes:
+        refused: ended in one line; `contained`: ended by a limit or a crash in a library that runs graphs.
+        findings: what went wrong → how often.
+    """
+
+    cases: int = 0
+    refused: int = 0
+    contained: int = 0
+    seconds: float = 0.0
+    findings: dict[str, int] = field(default_factory=dict)
+
+
+def case_of(layer: Layer, seeds: list[Path], seed: int, index: int) -> tuple[str, bytes]:
+    """The name and the content of a case, always the same for the same seed and index; the first are the files as they
+    are."""
+    random = Random(f"{seed} {layer.name} {index}")
+    chosen = seeds[index] if index < len(seeds) else random.choice(seeds)
+    content = chosen.read_bytes()
+    if index >= len(seeds):
+        like = [file.read_bytes() for file in seeds if file.suffix == chosen.suffix]
+        content = layer.mutate(random, content, like)
+    return chosen.name, content
+
+
+def run_case(layer: Layer, name: str, content: bytes, folder: Path) -> BaseException | None:
+    """Read one case in `folder`; what it raised."""
+    path = folder / "case" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            layer.read(path)
+    except Exception as error:
+        return error
+    finally:
+        for left in path.parent.iterdir():
+            if left.is_file():
+                left.unlink()
+            elif left.name not in ("bundle", "good"):  # which a layer keeps from case to case
+                shutil.rmtree(left)
+    return None
+
+
+def run_layer(
+    layer: Layer, seed: int, start: int, cases: int, save: Path, *, until: Callable[[], bool] = lambda: False
+) -> Tally:
+    """Run cases `start` to `start + cases` in child processes, or until it is time; findings are saved under `save`."""
+    tally = Tally()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="edgeq-fuzz-") as name, _counter() as counter:
+        work = Path(name)
+        _in_child(lambda: make_seeds(layer, work / "seeds"))
+        seeds = make_seeds(layer, work / "seeds")
+        at = start
+        while at < start + cases and not until():
+            stop = min(at + BATCH, start + cases)
+            log = work / "log"
+            log.unlink(missing_ok=True)
+            counter[:8] = struct.pack("q", at)
+            status = _in_child(lambda: _run_batch(layer, seeds, seed, (at, stop), work, log, counter))  # noqa: B023
+            done = struct.unpack("q", counter[:8])[0]
+            lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+            for index, kind, what in lines:
+                if kind == "finding":
+                    _report(tally, layer, seeds, seed, index, what, save)
+                else:
+                    setattr(tally, kind, getattr(tally, kind) + what)
+            if status:
+                what = _ended(status)
+                if layer.native:
+                    tally.contained += 1
+                else:
+                    _report(tally, layer, seeds, seed, done, what, save)
+                tally.cases += done + 1 - at
+                at = done + 1
+                shutil.rmtree(work / "case", ignore_errors=True)
+            else:
+                tally.cases += stop - at
+                at = stop
+            outside = sorted(p.name for p in work.iterdir() if p.name not in ("seeds", "case", "log", "tmp"))
+            if outside:
+                _report(tally, layer, seeds, seed, done, f"left {outside[0]} outside of its folder", save)
+                for extra in outside:
+                    (work / extra).unlink()
+    tally.seconds = time.monotonic() - began
+    return tally
+
+
+def _run_batch(
+    layer: Layer, seeds: list[Path], seed: int, span: tuple[int, int], work: Path, log: Path, counter: mmap.mmap
+) -> None:
+    folder, temporary = work / "case", work / "tmp"
+    folder.mkdir(exist_ok=True)
+    temporary.mkdir(exist_ok=True)
+    os.chdir(folder)
+    tempfile.tempdir = str(temporary)
+    os.environ["TMPDIR"] = str(temporary)
+    run_case(layer, *case_of(layer, seeds, seed, 0), folder)  # what is imported by it is not counted
+    resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + MEMORY, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    refused = contained = 0
+    touched: list[str] = []
+    with log.open("a") as stream:
+        _watch(touched, (folder, temporary), work)
+
+        def note(*line: Any) -> None:
+            stream.write(json.dumps(line) + "\n")
+            stream.flush()
+
+        for index in range(*span):
+            counter[:8] = struct.pack("q", index)
+            renew(Budget(seconds=SECONDS))
+            error = run_case(layer, *case_of(layer, seeds, seed, index), folder)
+            if touched:
+                note(index, "finding", touched[0])
+                touched.clear()
+            if isinstance(error, MemoryError) and layer.native:
+                contained += 1
+            elif error is not None and not expected(error):
+                note(index, "finding", _where(error))
+            elif error is not None:
+                refused += 1
+            if index % 100 == 99 or index + 1 == span[1]:
+                note(index, "refused", refused)
+                note(index, "contained", contained)
+                refused = contained = 0
+
+
+def _where(error: BaseException) -> str:
+    """The type of an error and the line of edgeq's that it came through last, by which findings are one or several."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/edgeq" in f.filename]
+    own = [f for f in frames if "site-packages" not in f.filename]
+    place = f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else "?"
+    return f"{type(error).__name__} at {place}: {' '.join(str(error).split())[:120]}"
+
+
+def _report(tally: Tally, layer: Layer, seeds: list[Path], seed: int, index: int, what: str, save: Path) -> None:
+    kind = what.partition(": ")[0]
+    tally.findings[kind] = tally.findings.get(kind, 0) + 1
+    if tally.findings[kind] > 1:
+        return
+    name, content = case_of(layer, seeds, seed, index)
+    save.mkdir(parents=True, exist_ok=True)
+    place = save / f"{layer.name}-{seed}-{index}{Path(name).suffix}"
+    place.write_bytes(content)
+    print(f"{layer.name}: case {index}: {what}\n  {place}")
+    print(f"  again: scripts/fuzz {layer.name} --seed {seed} --case {index}", flush=True)
+
+
+def _ended(status: int) -> str:
+    if os.WIFEXITED(status):
+        return f"ended with exit code {os.WEXITSTATUS(status)}"
+    number = os.WTERMSIG(status)
+    if number == signal.SIGXCPU:
+        return f"took more than {SECONDS} s"
+    return f"ended by {signal.Signals(number).name}"
+
+
+def _in_child(work: Callable[[], object]) -> int:
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            null = os.open(os.devnull, os.O_WRONLY)
+            if not os.environ.get("EDGEQ_FUZZ_LOUD"):
+                os.dup2(null, 2)
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitpid(child, 0)[1]
+
+
+@contextmanager
+def _counter() -> Iterator[mmap.mmap]:
+    with mmap.mmap(-1, 8) as shared:
+        yield shared
+
+
+def _data_bytes() -> int:
+    """Private writable memory of this process, as RLIMIT_DATA counts it."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmData:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+def _watch(touched: list[str], own: tuple[Path, ...], work: Path) -> None:
+    """Note files that are changed outside of `own`, and read outside of `work` and of what is installed."""
+    inside = tuple(f"{os.path.realpath(path)}/" for path in own)
+    installed = tuple(f"{os.path.realpath(p)}/" for p in (work, sys.prefix, sys.base_prefix, _REPOSITORY))
+    system = (
+        "/proc/",
+        "/sys/",
+        "/dev/",
+        "/usr/",
+        "/lib",
+        "/etc/ld.so",
+        "/etc/localtime",
+        "/etc/mime.types",
+        "/etc/os-release",
+    )
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in _FORBIDDEN:
+            touched.append(f"{event} was called")
+        elif event == "open" and isinstance(arguments[0], str | bytes):
+            path = os.path.realpath(os.fsdecode(arguments[0]))
+            writes = bool((arguments[2] or 0) & _WRITES)
+            if not path.startswith(inside if writes else (*installed, *system)) and path != os.devnull:
+                touched.append(f"{'writes' if writes else 'opens'} {path}")
+        elif event in _CHANGES and isinstance(arguments[0], str | bytes):
+            path = os.path.realpath(Path(os.fsdecode(arguments[0])).parent)
+            if not f"{path}/".startswith(inside):
+                touched.append(f"{event} of {path}")
+
+    sys.addaudithook(hook)
+
+
+def table(tallies: dict[str, Tally]) -> str:
+    """The figures as a table of Markdown."""
+    lines = ["| layer | cases | refused | contained | s | findings |", "|---|---|---|---|---|---|"]
+    for name, tally in tallies.items():
+        found = "; ".join(f"{what} ({count})" for what, count in tally.findings.items()) or "0"
+        lines.append(
+            f"| {name} | {tally.cases} | {tally.refused} | {tally.contained} | {tally.seconds:.0f} | {found} |"
+        )
+    total = sum(tally.cases for tally in tallies.values())
+    bad = sum(sum(tally.findings.values()) for tally in tallies.values())
+    return "\n".join([*lines, f"| all | {total} | | | {sum(t.seconds for t in tallies.values()):.0f} | {bad} |"])
+
+
+def layers_named(names: tuple[str, ...]) -> list[Layer]:
+    """The layers of these names, all where there are none."""
+    unknown = sorted(set(names) - set(LAYERS))
+    if unknown:
+        raise SystemExit(f"fuzz: there is no layer {unknown[0]}. There are: {', '.join(LAYERS)}")
+    return [LAYERS[name] for name in names] or list(LAYERS.values())
