@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,9 +37,53 @@ def shared_data() -> Path:
     return found
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long comes first, so that no worker ends with it alone."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(autouse=True, scope="session")
-def _no_patience() -> None:
-    """Waiting for undisturbed runs is in vain where other tests run beside: it only took seconds of every build."""
+def _brief_timings() -> None:
+    """No test looks at how long something takes, and beside other tests no run is undisturbed: proofs are timed, but
+    for a moment."""
+    from edgeq_device.latency import WarmUp
+
     from edgeq.pipeline import proof
 
-    proof._PATIENCE_SECONDS = 0.0
+    proof._TIMED_SECONDS, proof._PATIENCE_SECONDS = 0.05, 0.0
+    proof._WARM_UP = WarmUp(window=3, min_s=0.0, max_s=0.05)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> Iterator[None]:
+    """Sessions that name no number of threads get one: another worker has the other core, and threads that wait for
+    each other keep it busy."""
+    import onnxruntime
+
+    threads = onnxruntime.SessionOptions.intra_op_num_threads
+
+    class SessionOptions(onnxruntime.SessionOptions):
+        def __init__(self) -> None:
+            super().__init__()
+            self.intra_op_num_threads = 0
+
+        intra_op_num_threads = property(threads.fget, lambda self, count: threads.fset(self, count or 1))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnxruntime, "SessionOptions", SessionOptions)
+        yield
+
+
+@pytest.fixture(scope="session")
+def masked() -> None:
+    """The runtime for lesser CPUs, where it can be made: once for all workers, as it takes a quarter of a minute."""
+    from edgeq.emulate import mask
+    from edgeq.emulate.emulator import home
+
+    if not mask.why_not():
+        import fcntl
+
+        home().mkdir(parents=True, exist_ok=True)
+        with (home() / "masked.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            mask.masked_command(())

@@ -53,6 +53,6 @@ def haswell() -> str:
 
 
 @pytest.fixture(scope="session")
-def maskable() -> None:
+def maskable(masked: None) -> None:
     if mask.why_not() or "avx512_vnni" not in read_features()[1]:
         pytest.skip(mask.why_not() or "this CPU has no AVX-512 VNNI to mask")

@@ -37,7 +37,7 @@ def device(arm64: tuple[Qemu, Sysroot]) -> Run:
     def run(cpu: str, script: Path, *arguments: str, modules: str = "") -> subprocess.CompletedProcess[str]:
         command = emulated_command(emulator_named("arm64"), cpu)
         environment = {**command.environment, "PYTHONPATH": modules or str(arm64[1].site)}
-        words = [*command.interpreter, str(script), *arguments]
+        words = [*command.interpreter, "-X", f"pycache_prefix={command.compiled}", str(script), *arguments]
         return subprocess.run(words, capture_output=True, text=True, env=environment)
 
     return run

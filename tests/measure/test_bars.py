@@ -55,7 +55,7 @@ def request(shared: Path, bar: Bar, **changes: Any) -> EvalRequest:
         task=bar.task,
         options=TaskOptions(**options),
         preprocess=SPECS / f"{bar.model}.toml",
-        settings=SessionSettings(intra_op_threads=2),
+        settings=SessionSettings(intra_op_threads=1),
         **changes,
     )
 
