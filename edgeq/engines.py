@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -156,6 +156,20 @@ def choose_engine(text: str, engines: Mapping[str, Engine] | None = None) -> Eng
     if precision not in engine.precisions:
         raise UsageError(f"{name} has no precision {precision!r}", suggest(precision, engine.precisions))
     return EngineChoice(engine, precision)
+
+
+def engine_for(backend: str, options: Mapping[str, str]) -> Engine:
+    """The engine that runs what `backend` builds, with these provider options over its own.
+
+    Raises:
+        HardwareError: there is none.
+    """
+    found = next(
+        (engine for engine in load_engines().values() if engine.int8.backend == backend and engine.module), None
+    )
+    if found is None:
+        raise HardwareError(f"no engine in targets/engines has int8.backend = {backend!r}", "Install edgeq again")
+    return replace(found, options={**found.options, **options})
 
 
 def device_table(engines: Mapping[str, Engine]) -> str:

@@ -98,6 +98,7 @@ BACKENDS = Group(
     "edgeq.backends",
     own={
         "cpu": "edgeq.backends.cpu:CpuBackend",
+        "qnn": "edgeq.backends.qnn.backend:QnnBackend",
         "systolic": "edgeq.backends.systolic.backend:SystolicBackend",
         "tensorrt": "edgeq.backends.tensorrt:TensorrtBackend",
     },

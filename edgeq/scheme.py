@@ -42,6 +42,8 @@ class Scheme(Displayed):
         method_options: parameters of the method, for example {"percentile": 99.99}.
         op_types: operator types to quantize; None means all that the backend can.
         exclude: names of nodes kept in float.
+        wide: names of nodes that compute on 16-bit activations and 8-bit weights, for hardware that has such kernels;
+            "*" is every node.
         dynamic_weight_types: weight type per operator type in dynamic mode; types that are not named stay float.
         rest: type in which the file computes what is not quantized.
         stored_types: operator types that compute in float, but whose weights are 8-bit integers in the file.
@@ -63,6 +65,7 @@ class Scheme(Displayed):
     method_options: Mapping[str, int | float] = field(default_factory=dict)
     op_types: tuple[str, ...] | None = None
     exclude: tuple[str, ...] = ()
+    wide: tuple[str, ...] = ()
     dynamic_weight_types: Mapping[str, IntegerType] = field(default_factory=dict)
     rest: FloatType = "float32"
     stored_types: tuple[str, ...] = ()
@@ -83,7 +86,7 @@ class Scheme(Displayed):
             _one_of(f"dynamic_weight_types.{op_type}", weight_type, get_args(IntegerType))
         for name in ("method_options", "dynamic_weight_types", "session_options"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
-        for name in ("exclude", "stored_types"):
+        for name in ("exclude", "wide", "stored_types"):
             object.__setattr__(self, name, tuple(sorted(set(getattr(self, name)))))
         if self.op_types is not None:
             object.__setattr__(self, "op_types", tuple(sorted(set(self.op_types))))
@@ -108,7 +111,8 @@ class Scheme(Displayed):
     def title(self) -> str:
         """The scheme in a few words: "static QDQ U8S8", "dynamic (Gemm int8, MatMul int8)", "weight-only 4 bits"."""
         if self.mode == "static":
-            return f"static {self.format} {self.pair}"
+            wide = "all nodes" if "*" in self.wide else f"{len(self.wide)} nodes"
+            return f"static {self.format} {self.pair}" + (f", {wide} on 16-bit activations" if self.wide else "")
         if self.mode == "float":
             return "not quantized"
         if self.mode == "weight-only":

@@ -98,12 +98,14 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Alternative:
-    """An artifact that stands in for another: `name` and `title` for the bundle, `rank` among its variants."""
+    """An artifact that stands in for another: `name` and `title` for the bundle, `rank` among its variants, and the
+    `architecture` that it needs."""
 
     name: str
     title: str
     rank: int
     artifact: Artifact
+    architecture: str = "any"
 
 
 @runtime_checkable
@@ -160,6 +162,16 @@ class TargetedBackend(Backend, Protocol):
     def configured(self, target: Target, observed: Mapping[str, Range], cut: Mapping[str, float]) -> Backend:
         """The backend for `target`, knowing of each tensor what calibration saw of it, unclipped, and the share of its
         power that its range cuts off."""
+
+
+def refuse_wide(scheme: Scheme, where: str) -> None:
+    """Refuse 16-bit activations for hardware that has no kernels for them.
+
+    Raises:
+        UsageError: `where` names the hardware.
+    """
+    if scheme.wide:
+        raise UsageError(f"{where} has no kernels for 16-bit activations", "Leave --wide out")
 
 
 def check_names(prepared: PreparedModel, names: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx_ir as ir
 from edgeq_device.model_options import KEY as CARRIED
 
-from edgeq.backends.base import Artifact, check_names
+from edgeq.backends.base import Artifact, check_names, refuse_wide
 from edgeq.backends.dynamic import OPERATORS as DYNAMIC_OPERATORS
 from edgeq.backends.dynamic import check_dynamic, expand_recurrence, write_dynamic
 from edgeq.backends.float_guard import guard_float_layers, requantized_at_load
@@ -45,6 +45,7 @@ class CpuBackend:
 
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that no model could be built with. See `Backend.check`."""
+        refuse_wide(scheme, self.title)
         if scheme.format == "table":
             raise UsageError("ONNX Runtime's CPU kernels take no calibration table", "Make --format QDQ")
         if scheme.rest != "float32":

@@ -98,6 +98,13 @@ _DATA = (
     click.option("--labels", help="Where the --val labels are, if not with the data."),
     click.option("--task", help=f"What to measure on --val: {TASK_NAMES}."),
     *_TASK,
+    click.option(
+        "--fix",
+        "fixed",
+        multiple=True,
+        metavar="NAME=SIZE",
+        help="A number for a free size of the inputs, such as N=1, or x:0=1 where it has no name. Repeatable.",
+    ),
 )
 
 _SCHEME = (
@@ -141,6 +148,9 @@ _SCHEME = (
     ),
     click.option("--op-type", "op_types", multiple=True, help="Quantize only this operator type. Repeatable."),
     click.option("--exclude", multiple=True, metavar="NODE", help="Keep this node in float. Repeatable."),
+    click.option(
+        "--wide", multiple=True, metavar="NODE", help="16-bit activations for this node, or * for all. Repeatable."
+    ),
 )
 
 _BARS = (

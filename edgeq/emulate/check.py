@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgeq_device.arrays import read_arrays
 from edgeq_device.engines import plugin_of
+from edgeq_device.select import CPU
 from edgeq_device.selftest import OutputCheck, compare
 
 from edgeq.device import device_errors
@@ -158,7 +159,7 @@ def check_variant(
 ) -> EmulatedCheck:
     """Check a variant of an opened bundle on the kernels of `target`. See `check_trial`."""
     plugin = plugin_of(variant.ep)
-    if plugin is not None:
+    if plugin is not None and target.emulate.get("simulator") != plugin.name:
         reason = f"{plugin.name} has kernels of its own; without --on, its self-test runs on this machine"
         return EmulatedCheck(target.name, variant.name, NOT_RUN, "", NOT_RUN, reason)
     with device_errors():
@@ -222,7 +223,8 @@ def _run(trial: Trial, target: Target, route: ExecutionRoute, running: Running, 
         return replace(found, status=FAILED, reason=f"self-test: output {wrong[0].name}: {worst}")
     if trial.samples is None:
         return found
-    sessions: dict[str, Session] = {HOST: open_session(trial.model, trial.settings), TARGET: session}
+    here = replace(trial.settings, engine=None, providers=(CPU,)) if trial.settings.engine else trial.settings
+    sessions: dict[str, Session] = {HOST: open_session(trial.model, here), TARGET: session}
     reference = HOST
     if trial.float_model is not None:
         reference = FLOAT

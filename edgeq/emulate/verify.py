@@ -17,6 +17,7 @@ from edgeq.bundle.read import opened
 from edgeq.data.samples import Samples, open_samples
 from edgeq.emulate.check import EmulatedCheck, check_variant
 from edgeq.emulate.routes import NOT_RUN, Simulator
+from edgeq.engines import load_engines
 from edgeq.errors import BundleError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
@@ -136,12 +137,13 @@ def _built_for(variant: Variant, machine: Machine) -> Target:
 
 def _taken(bundle: Bundle, target: Target, name: str | None) -> Variant:
     """The variant that the runner takes on a device of `target`, by the very rules that it goes by there."""
-    here = read_device()
+    here, simulated = read_device(), load_engines().get(target.emulate.get("simulator", ""))
     device = Device(
         architecture=target.architecture,
         features=target.features,
         runtime=target.runtime.get("onnxruntime", here.runtime),
         providers=here.providers,
+        plugins={simulated.provider: ""} if simulated is not None else {},
     )
     return select(bundle, device, name=name).variant
 

@@ -100,6 +100,7 @@ class Profile(Displayed):
         return (
             other.architecture in (ANY, self.architecture)
             and other.requires <= self.requires
+            and other.requires_runtimes <= self.requires_runtimes
             and (other_gpu is None or (gpu is not None and gpu >= other_gpu))
         )
 
@@ -200,7 +201,12 @@ def match_profile(machine: Machine, profiles: Mapping[str, Profile]) -> ProfileM
         raise HardwareError(
             f"no profile fits this {machine.architecture} machine: {lacks}", "Name one with --profile, or write one"
         )
-    better = [RunnerUp(profile, missing) for profile, missing in lacking if profile.rank > winner.rank]
+    better = [
+        RunnerUp(profile, missing)
+        for profile, missing in lacking
+        # What is simulated and needs no feature of a CPU is chosen by naming a target.
+        if profile.rank > winner.rank and (profile.requires or "simulator" not in profile.emulate)
+    ]
     return ProfileMatch(winner, _reasons(winner, machine), tuple(reversed(better)))
 
 
@@ -252,6 +258,8 @@ def _search(document: Document) -> dict[str, Any]:
     for name, values in search.items():
         for value in () if isinstance(values, Mapping) else values:
             _checked_scheme(document, f"search.{name}", {name: value})
+        if not isinstance(values, Mapping):
+            search[name] = [tuple(value) if isinstance(value, list) else value for value in values]
     return search
 
 

@@ -106,11 +106,13 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Device:
-    """[device]: cores, memory in MiB, and the GPU's compute capability."""
+    """[device]: cores, memory in MiB, the GPU's compute capability, and what a compiler or simulator of the device is
+    set to."""
 
     cores: int | None = None
     memory_mib: int | None = None
     compute_capability: doc.Version | None = None
+    engine_options: Mapping[str, doc.Text] | None = None
 
 
 @dataclass(frozen=True)

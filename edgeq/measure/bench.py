@@ -82,6 +82,11 @@ def bench(
         return _bench_bundle(path, variant, data, settings, progress)
     if variant is not None:
         raise UsageError(f"{path} is a model, which has no variants", "Leave --variant out")
+    simulated = next((choice.name for choice in engines if choice.engine.simulated), "")
+    if simulated:
+        raise UsageError(
+            f"{simulated} is a simulator here, whose times say nothing", "Run edgeq_run.py bench on a device"
+        )
     signature = model_signature(path)
     plain = SessionSettings(config=session_options or {})
     name, models = path.name, {}

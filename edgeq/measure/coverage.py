@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -243,7 +243,7 @@ def classify(
     runs: dict[tuple[str, str, Kind], NodeRun] = {}
     for kernel in kernels:
         name, op_type = kernel.name, kernel.op_type
-        stem = _stem(name, known)
+        stem = source_name(name, known)
         computed = _macs_from_shapes(op_type, kernel.inputs, kernel.outputs, weights.get(name, ()))
         # A name stands for the node it was made from only if what ran under it multiplies: not an activation that was
         # not fused, not the scaling behind a dynamically quantized node.
@@ -257,7 +257,7 @@ def classify(
     return tuple(runs.values())
 
 
-def _stem(name: str, known: Mapping[str, str]) -> str:
+def source_name(name: str, known: Collection[str]) -> str:
     """`name` without what was appended to it, as far as that leads to a known one."""
     while name not in known and (shorter := _RENAMED.sub("", name)) != name:
         name = shorter

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import onnx_ir as ir
 from edgeq.errors import ModelError
 from edgeq.graph.convert import from_proto, to_proto
 from edgeq.graph.query import every_node, opset_of
+from edgeq.model.fixed_sizes import fix_sizes
 from edgeq.model.load import (
     INLINE_LIMIT,
     check_valid,
@@ -71,6 +73,7 @@ def prepare_model(
     *,
     loaded: ir.Model | None = None,
     simplify: bool = True,
+    fix: Mapping[str, int] | None = None,
     progress: Progress = SILENT,
     inline_limit: int = INLINE_LIMIT,
 ) -> PreparedModel:
@@ -84,15 +87,20 @@ def prepare_model(
     Args:
         loaded: `source` as `read_model` gave it, where it has been read before; it is not changed.
         simplify: False keeps every node that some output depends on: nothing is removed, folded or optimised.
+        fix: numbers for free sizes of the inputs, by name; see `edgeq.model.fixed_sizes`.
         inline_limit: bytes of weights above which the prepared model keeps them in external data.
 
     Raises:
+        UsageError: `fix` names a size that is not free.
         ModelError: the model is damaged, already quantized, too old to be raised, or has operators that
             ONNX Runtime does not know.
     """
     notes: list[str] = []
     with progress.stage("Preparing the model", total=4) as advance:
         model = _named(loaded.clone() if loaded is not None else _loaded(source), source, notes)
+        if fix:
+            fix_sizes(model, fix, source)
+            notes.append(f"sizes fixed: {', '.join(f'{name} = {size}' for name, size in fix.items())}")
         external = weight_bytes(model) > inline_limit
         advance(1)
         _rewrite(model, notes, simplify)

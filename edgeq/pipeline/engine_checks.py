@@ -22,6 +22,19 @@ from edgeq.workers.guest import Guest
 LEAST_DB = 90.0
 """How close f32 must come to ONNX Runtime's float32: what rounding in another order leaves, and bf16 does not."""
 _PRODUCTS = 256
+_CPU = "CPU"
+# What one step of difference in some of 256 leaves.
+_LEAST_PAIRS_DB = 30.0
+_PAIRS = """<ir_version: 8, opset_import: ["": 17]>
+pairs (float[1, 16, 8, 8] x) => (float[1, 16, 8, 8] y)
+<float fine = {0.03}, uint8 middle = {128}, float small = {0.01}, int8 none = {0}, float coarse = {0.25}> {
+    q = QuantizeLinear(x, fine, middle)
+    d = DequantizeLinear(q, fine, middle)
+    f = DequantizeLinear(w, small, none)
+    c = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(d, f)
+    r = QuantizeLinear(c, coarse, middle)
+    y = DequantizeLinear(r, coarse, middle)
+}"""
 # Products of two weights of 7 bits and two activations of 8 bits fit into 16 bits.
 _SMALL, _LARGE = 63, 127
 
@@ -32,6 +45,8 @@ def check_engine(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str
     Args:
         precisions: those to try besides f32.
     """
+    if _CPU not in engine.devices:
+        return _check_pairs(engine)
     try:
         with start_engine(engine) as guest, tempfile.TemporaryDirectory(prefix="edgeq-doctor-") as folder:
             exact = {largest: _wrong_by(guest, engine, Path(folder), largest) for largest in (_SMALL, _LARGE)}
@@ -48,6 +63,27 @@ def check_engine(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str
     limit = f"8-bit weights saturate, by up to {exact[_LARGE]:.2g} of the largest answer" if exact[_LARGE] else "exact"
     figures = ", ".join(f"{name} {value:.1f} dB" for name, value in db.items())
     return True, f"int8 {limit}; to onnxruntime's float32: {figures}"
+
+
+def _check_pairs(engine: Engine) -> tuple[bool, str]:
+    """The same for other hardware, which need not round as CPUs do nor compute in float32: a convolution between Q/DQ
+    pairs, held against ONNX Runtime's kernels."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(1, 16, 8, 8)).astype(np.float32)
+    model = onnx.parser.parse_model(_PAIRS)
+    weights = random.integers(-127, 128, (16, 16, 3, 3)).astype(np.int8)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    try:
+        with start_engine(engine) as guest, tempfile.TemporaryDirectory(prefix="edgeq-doctor-") as folder:
+            file = Path(folder) / "pairs.onnx"
+            file.write_bytes(model.SerializeToString())
+            found = guest.open(file, SessionSettings(engine=engine)).run(None, {"x": x})[0]
+            right = open_session(file).run(None, {"x": x})[0].astype(np.float64)
+    except EdgeqError as error:
+        return False, str(error)
+    db = decibels(float((right**2).sum()), float(((found - right) ** 2).sum()))
+    kind = "its simulator" if engine.simulated else "it"
+    return db >= _LEAST_PAIRS_DB, f"a Q/DQ convolution in {kind}: {db:.1f} dB to onnxruntime's CPU kernels"
 
 
 def _wrong_by(guest: Guest, engine: Engine, folder: Path, largest: int) -> float:

@@ -91,6 +91,7 @@ def open_job(
     static: bool = True,
     exclude: Sequence[str] = (),
     adopting: bool = False,
+    fix: Mapping[str, int] | None = None,
     progress: Progress = SILENT,
 ) -> Job:
     """Prepare `model`, open the samples and, if anything static is to be built, calibrate once.
@@ -102,6 +103,7 @@ def open_job(
         static: whether any scheme needs ranges.
         exclude: names of nodes to be kept in float, looked up before anything is calibrated.
         adopting: whether a model that is quantized already (Q/DQ pairs) is taken, with its parameters.
+        fix: numbers for free sizes of the inputs, by name.
 
     Raises:
         UsageError: samples are needed and were not given; `exclude` names a node that is not there.
@@ -114,10 +116,10 @@ def open_job(
     if adopting and is_quantized(read_model(model)):
         adoption = adopt(model, workdir / "adopted.onnx")
         adopted = adoption.ranges
-        prepared = prepare_model(adoption.model, workdir, progress=progress)
+        prepared = prepare_model(adoption.model, workdir, fix=fix, progress=progress)
         prepared = replace(prepared, source=model, notes=(*prepared.notes, *adoption.notes))
     else:
-        prepared = prepare_model(model, workdir, progress=progress)
+        prepared = prepare_model(model, workdir, fix=fix, progress=progress)
     if not prepared.signature.inputs:
         raise ModelError(f"{model} takes no inputs", "Give a model whose inputs are not built in")
     if static and not quantizable_tensors(prepared.model):

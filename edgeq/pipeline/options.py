@@ -59,6 +59,7 @@ def _data_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
         "validation": Data(options["val"], preprocess, options["labels"]) if options["val"] else None,
         "statistics": options["calibration"],
         "task": task,
+        "fix": dict(_fixed(text) for text in options["fixed"]),
     }
 
 
@@ -81,9 +82,18 @@ def _overrides(options: Mapping[str, Any]) -> dict[str, Any]:
         chosen |= {"mode": "weight-only", "weight_bits": int(options["weight_only"])}
     if options["op_types"]:
         chosen["op_types"] = options["op_types"]
-    if options["exclude"]:
-        chosen["exclude"] = options["exclude"]
+    for name in ("exclude", "wide"):
+        if options[name]:
+            chosen[name] = options[name]
     return chosen
+
+
+def _fixed(text: str) -> tuple[str, int]:
+    """The name and size of "NAME=SIZE"."""
+    name, _, size = text.rpartition("=")
+    if not name or not size.isdecimal() or int(size) < 1:
+        raise UsageError(f"--fix {text!r} is not NAME=SIZE", "Write it as N=1")
+    return name.strip(), int(size)
 
 
 def _setting(text: str) -> tuple[str, float]:

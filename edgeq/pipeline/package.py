@@ -26,6 +26,7 @@ from edgeq.measure.task import Task
 from edgeq.model.load import model_bytes
 from edgeq.pipeline.builds import Builds
 from edgeq.pipeline.checks import check_output, check_request
+from edgeq.pipeline.compiled import with_compiled
 from edgeq.pipeline.emit_c import with_c
 from edgeq.pipeline.emulated import check_built, checks_of
 from edgeq.pipeline.engine_variants import check_engines, exists_for, in_engine
@@ -87,6 +88,7 @@ def package(
     validation: Data | Any | None = None,
     statistics: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
+    fix: Mapping[str, int] | None = None,
     task: Task | None = None,
     max_drop: float | None = None,
     require_coverage: float | None = None,
@@ -150,6 +152,7 @@ def package(
             static=any(scheme.mode == "static" for scheme in schemes),
             exclude=sorted({name for scheme in schemes for name in scheme.exclude}),
             adopting=all(backend_named(target.backend).adopts_quantized for target in chosen),
+            fix=fix,
             progress=progress,
         )
         builds = Builds(job, workdir, task=task, timed=timed, emulate=emulate, progress=progress)
@@ -166,6 +169,7 @@ def package(
                 scheme = decision.chosen.scheme
             built = builds.build(target, scheme)
             built = with_c(built, job.validation, workdir / f"c-{variant_name(target)}", images=selftest)
+            built = with_compiled(job, built, workdir / f"compiled-{variant_name(target)}", progress=progress)
             variant = _variant(builds, built, scheme, decision, machine)
             variant.proof.check(max_drop=max_drop, require_coverage=require_coverage)
             preferred = []

@@ -21,6 +21,7 @@ from edgeq.measure.agreement import Agreement
 from edgeq.measure.coverage import Coverage
 from edgeq.measure.latency import sessions_to_time
 from edgeq.measure.task import Task
+from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
 from edgeq.progress import SILENT, Advance, Progress
 from edgeq.session import SessionSettings, open_session
@@ -37,6 +38,9 @@ _TIMED_SECONDS = 1.5
 _PATIENCE_SECONDS = 8.0
 # A model of seconds is timed this often, not for minutes: the fewest pairs that a 95 % interval of their median needs.
 _TIMED_RUNS = 6
+# Multiply-accumulates that a simulator of an engine's hardware runs in about two minutes.
+_SIMULATED_MACS = 4_000_000_000
+_LEAST_SIMULATED = 16
 _WARM_UP = WarmUp(window=3, max_s=2.0)
 # Below this, a tenth of the output's power is quantization noise.
 _POOR_SQNR_DB = 10.0
@@ -204,7 +208,13 @@ def prove(
             INT8: engines.open(artifact.proof_model, settings),
         }
         evaluation = evaluate_sessions(
-            sessions, samples, task=task, reference=FLOAT, settings=opened, progress=progress
+            sessions,
+            samples,
+            task=task,
+            reference=FLOAT,
+            settings=opened,
+            count=_simulated_count(prepared, artifact),
+            progress=progress,
         )
         agreement = evaluation.agreement[INT8]
         broken = [output.name for output in agreement.outputs if output.nonfinite]
@@ -228,6 +238,14 @@ def prove(
         held_out=held_out,
         engine=artifact.engine.name if artifact.engine is not None else DEFAULT,
     )
+
+
+def _simulated_count(prepared: PreparedModel, artifact: Artifact) -> int | None:
+    """How many samples are run where the engine is a simulator: by the work in one, so that it is the same everywhere;
+    None for all of them."""
+    if artifact.simulation is not None or artifact.plugin is None or not artifact.plugin.engine.simulated:
+        return None
+    return max(_LEAST_SIMULATED, _SIMULATED_MACS // max(1, sum(node_macs(prepared.model).values())))
 
 
 def _optimiser_effect(

@@ -96,6 +96,7 @@ def quantize(
     validation: Data | Any | None = None,
     statistics: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
+    fix: Mapping[str, int] | None = None,
     task: Task | None = None,
     max_drop: float | None = None,
     require_coverage: float | None = None,
@@ -115,6 +116,7 @@ def quantize(
         validation: held-out samples for the proof, labelled where `task` is given; None proves on `data`.
         statistics: folder written by `edgeq calibrate`, instead of a calibration pass.
         overrides: fields of `Scheme` to set instead of the profile's; None values are ignored.
+        fix: numbers for free sizes of the inputs, by name; some hardware needs every size fixed.
         max_drop: accuracy that may be lost at most, as a fraction (0.01 is one point); needs `task`.
         require_coverage: share of MACs that must run on integers.
         builder: what builds the artifact from the job and the scheme, instead of the target's backend alone; see
@@ -153,6 +155,7 @@ def quantize(
             static=scheme.mode == "static",
             exclude=scheme.exclude,
             adopting=backend_named(chosen.backend).adopts_quantized,
+            fix=fix,
             progress=progress,
         )
         decision = None
@@ -180,7 +183,7 @@ def quantize(
         notes.append(f"proven in {engine.name}; coverage is that of onnxruntime's own kernels")
     if built.artifact.simulation is not None:
         notes.append(f"checked in simulation on a CPU: nothing of {chosen.name} was run")
-    elif not native:
+    elif not native and built.artifact.device == "cpu":
         notes.append(f"answers were checked on this machine's kernels, which are not those of {chosen.name}")
     return Quantized(
         output=output,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,13 @@ from edgeq.backends.systolic.save import load_program
 from edgeq.backends.systolic.simulate import Simulator as ArraySimulator
 from edgeq.bundle.plan import FILES
 from edgeq.emulate.routes import Open, Simulator
+from edgeq.engines import engine_for
 from edgeq.errors import RuntimeUnavailableError
 from edgeq.hardware.target import Target
 from edgeq.measure.inference import Session
 from edgeq.pipeline.emit_c import SUFFIX
 from edgeq.session import SessionSettings
+from edgeq.workers.engine import Engines
 
 
 @dataclass(frozen=True)
@@ -62,5 +64,13 @@ def _array(target: Target) -> Iterator[Open]:
     yield open_program
 
 
-SIMULATORS: Mapping[str, Simulator] = {"systolic": _array}
+@contextmanager
+def _engine(target: Target) -> Iterator[Open]:
+    """The engine that the target's backend builds for, where it simulates the hardware."""
+    engine = engine_for(target.backend, target.device.get("engine_options", {}))
+    with Engines() as engines:
+        yield lambda model, settings: engines.open(model, replace(settings, engine=engine))
+
+
+SIMULATORS: Mapping[str, Simulator] = {"systolic": _array, "qnn": _engine}
 """By the name that a profile gives in [emulate] simulator."""

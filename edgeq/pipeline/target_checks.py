@@ -44,6 +44,8 @@ def _made_here(built: Built, proof: Proof, machine: Machine, decision: Decision 
     }
     if runs_natively(target, machine):
         return tuple(Check(name, "native", "this machine", found[name], True) for name in _MADE)
+    if built.artifact.coverage is not None and built.artifact.plugin is not None:
+        return tuple(Check(name, "modelled", built.artifact.coverage.how, found[name], True) for name in _MADE)
     if built.artifact.coverage is not None:
         where = "a model of the target's arithmetic, run on this machine"
         return (

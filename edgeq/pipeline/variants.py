@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from edgeq_device.engines import engine_options
 
-from edgeq.backends import Alternative
+from edgeq.backends import Alternative, Artifact
 from edgeq.bundle.weights import share_weights
 from edgeq.bundle.write import BundleSpec, SelfTestCase, VariantSpec, write_bundle
 from edgeq.calibrate.ranges import derive_ranges
@@ -226,24 +226,21 @@ def _variant(
     built, proof = variant.built, variant.proof
     target, artifact = built.target, built.artifact
     cases, allowed = expected_outputs(cases, variant.emulated, job.prepared.path, native=variant.native)
-    plugin = artifact.plugin
+    ep, options, engine = _engine(artifact)
     return VariantSpec(
         name=name,
         model=model,
-        ep=plugin.engine.provider if plugin is not None else artifact.provider,
+        ep=ep,
         device=artifact.device,
         session_options=artifact.session_options,
-        # edgeq's runner has them from the engine's description; ONNX Runtime's own reader of packages from here.
-        provider_options=(
-            engine_options(plugin.engine, plugin.precision) if plugin is not None else artifact.provider_options
-        ),
+        provider_options=options,
         info={
             **artifact.requires,
             **({"table_file": f"{name}.{artifact.requires['table']}"} if "table" in artifact.requires else {}),
             "title": target.title,
             "target": target.name,
             "profile": target.profile.name,
-            **({"engine": plugin.engine.name, "precision": plugin.precision} if plugin is not None else {}),
+            **engine,
             "architecture": target.architecture,
             "required_features": sorted(target.profile.requires),
             "rank": target.profile.rank + variant.preference,
@@ -264,24 +261,36 @@ def _variant(
     )
 
 
+def _engine(artifact: Artifact) -> tuple[str, Mapping[str, str], dict[str, str]]:
+    """Provider, its options, and what a variant's info says of the engine. edgeq's runner has a plug-in's options from
+    its description; ONNX Runtime's own reader of packages has them from the bundle."""
+    plugin = artifact.plugin
+    if plugin is None:
+        return artifact.provider, artifact.provider_options, {}
+    options = engine_options(plugin.engine, plugin.precision)
+    return plugin.engine.provider, options, {"engine": plugin.engine.name, "precision": plugin.precision}
+
+
 def _alternative(alternative: Alternative, job: Job, selftest: int) -> VariantSpec:
     """The variant of an artifact that stands in for another, once a bundle: every target's is the same."""
     artifact = alternative.artifact
     cases = selftest_cases(artifact, job.validation, selftest)
-    simulated = artifact.simulation is not None
+    ep, options, engine = _engine(artifact)
+    simulated = artifact.simulation is not None or bool(engine)
     where = "in simulation on a CPU" if simulated else "this machine"
     checks = [Check(name, "modelled" if simulated else "native", where, "", True) for name in ("load", "self-test")]
     return VariantSpec(
         name=alternative.name,
         model=artifact.model,
-        ep=artifact.provider,
+        ep=ep,
         device=artifact.device,
         session_options=artifact.session_options,
-        provider_options=artifact.provider_options,
+        provider_options=options,
         info={
             **artifact.requires,
+            **engine,
             "title": alternative.title,
-            "architecture": "any",
+            "architecture": alternative.architecture,
             "required_features": [],
             "rank": alternative.rank,
             "min_onnxruntime": artifact.min_onnxruntime,

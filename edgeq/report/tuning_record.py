@@ -29,6 +29,7 @@ class Screening:
         structure: hash of the graph without the values of scales and weights: the same structure, the same speed.
         content: hash of the file: the same content, the same model.
         int8_mac_share: of the multiply-accumulates, after the runtime's optimisation.
+        wide_share: of the bytes of activations, were all in 8 bits: what is in 16.
         sqnr_db: of the worst output against float32 on a few samples; infinity where all is equal.
         build_s: seconds that building took.
     """
@@ -39,6 +40,7 @@ class Screening:
     int8_mac_share: Share
     sqnr_db: NullIsInfinite
     build_s: float = 0.0
+    wide_share: Share = 0.0
 
 
 @dataclass(frozen=True)

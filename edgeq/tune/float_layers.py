@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 REFINEMENTS = 4
 _GROUPS = 8
@@ -73,11 +73,13 @@ class Ranking:
     Attributes:
         costs: by the layers' names.
         slack: factor on the cost that is allowed, for costs that are estimates.
+        field: of the scheme, which names the layers that are kept in float, or in what else is more precise.
     """
 
     layers: tuple[RankedLayer, ...]
     costs: LayerCosts
     slack: float = 1.0
+    field: Literal["exclude", "wide"] = "exclude"
 
 
 def select_float_layers(

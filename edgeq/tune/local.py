@@ -32,7 +32,7 @@ from edgeq.pipeline.job import Built, Job
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
 from edgeq.report.tuning_record import Assessment, Screening, Timing
-from edgeq.session import SessionSettings, open_session
+from edgeq.session import SessionSettings
 from edgeq.tune.accuracy import AccuracyMeter
 from edgeq.tune.builders import CandidateBuilder
 from edgeq.tune.candidate import Candidate
@@ -45,6 +45,7 @@ from edgeq.tune.recover.methods import recovery_groups
 from edgeq.tune.slow_layers import slow_layers
 from edgeq.tune.store import MEMORY
 from edgeq.tune.structure import content_digest, structure_digest
+from edgeq.tune.wide_tensors import FIELD, rank_tensors
 from edgeq.workers.engine import Engines
 
 _SCREENED = 8
@@ -123,6 +124,7 @@ class LocalEvaluator:
             structure=structure_digest(artifact.proof_model, artifact.session_options, engine),
             content=content_digest(artifact.proof_model, artifact.session_options, engine),
             int8_mac_share=round(self._shares[graph], 6),
+            wide_share=round(float(artifact.details.get("wide_share", 0.0)), 6),
             sqnr_db=max(_LEAST_SQNR_DB, agreement.sqnr_db),
             build_s=round(spent, 3),
         )
@@ -213,6 +215,14 @@ class LocalEvaluator:
             return rank_static(
                 self._builder.recoverer, self._job, candidate.scheme, candidate.recoveries, progress=self._progress
             )
+        if FIELD in self._target.profile.search:
+            with self._progress.stage("ranking tensors"):
+                return rank_tensors(
+                    self._job.prepared.model,
+                    self.built(candidate).ranges,
+                    lambda session: self._accuracy.noise(session, _SCREENED, model=candidate.name),
+                    Deadline(seconds / 2).passed,
+                )
         macs = self._quantized_macs(candidate)
         if len(macs) < 2 or min(macs.values()) > headroom * sum(macs.values()):
             return Ranking((), MacCosts({}))
@@ -258,8 +268,8 @@ class LocalEvaluator:
         probe = candidate.replace(name=f"{candidate.name}, only {nodes[0]}", scheme=scheme, recoveries=())
         with tempfile.TemporaryDirectory(dir=self._workdir) as folder:
             artifact = self._builder.build(probe, Path(folder) / "model.onnx").artifact
-            session = open_session(artifact.proof_model, artifact.proof_settings())
-            return self._accuracy.noise(session, _SCREENED, model=probe.name)
+            with self._opened(artifact.proof_model, artifact.proof_settings()) as session:
+                return self._accuracy.noise(session, _SCREENED, model=probe.name)
 
     def _session(self, candidate: Candidate | None, threads: int) -> AbstractContextManager[Any]:
         if candidate is None:

@@ -17,6 +17,7 @@ from edgeq.tune.timing import time_new
 from edgeq.tune.trials import FLOAT_MACS, TrialTable, loss_of, structure_of
 
 _BASES = 2
+_SPARED = {"exclude": "layers in float", "wide": "tensors in 16 bits"}
 
 
 def recover_accuracy(
@@ -83,9 +84,10 @@ def _keep_layers_in_float(
     def loss(nodes: tuple[str, ...]) -> float:
         named[len(nodes)] += 1
         again = f", choice {named[len(nodes)]}" if named[len(nodes)] > 1 else ""
+        field = ranking.field
         candidate = base.candidate.replace(
-            name=f"{base.name}, {len(nodes)} layers in float{again}",
-            scheme=scheme.replace(exclude=(*scheme.exclude, *nodes)),
+            name=f"{base.name}, {len(nodes)} {_SPARED[field]}{again}",
+            scheme=scheme.replace(**{field: (*getattr(scheme, field), *nodes)}),
         )
         return loss_of(build_and_assess(table, evaluator, candidate, "exclusion", base.name, progress))
 

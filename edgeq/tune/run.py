@@ -171,6 +171,7 @@ def tune(
     task: Task | None = None,
     goal: Goal | None = None,
     engines: Sequence[EngineChoice] = (),
+    fix: Mapping[str, int] | None = None,
     resume: bool = False,
     with_float: bool = False,
     selftest: int = 2,
@@ -191,6 +192,7 @@ def tune(
         goal: objective, accuracy and time; default: the lowest latency at 0.01 accuracy.
         engines: those that are raced; default: onnxruntime's own kernels and every plug-in that is installed and right,
             each in the precisions that are fast here.
+        fix: as `edgeq.quantize`.
         resume: go on from the journal of an interrupted run, which lies beside `output`.
         with_float, selftest, force: as `edgeq.package`.
 
@@ -216,7 +218,7 @@ def tune(
         collected = kept / COLLECTED
         reuse = collected if statistics is None and resume and collected.exists() else statistics
         static = _is_static(chosen, data, statistics)
-        job = open_job(model, data, validation, workdir, statistics=reuse, static=static, progress=progress)
+        job = open_job(model, data, validation, workdir, statistics=reuse, static=static, fix=fix, progress=progress)
         settings = settings_of(job, chosen, machine, task, goal, field)
         journal = Journal(kept / JOURNAL, settings, resume=resume, force=force)
         claim(kept)

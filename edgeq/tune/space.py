@@ -125,6 +125,8 @@ def _name(scheme: Scheme) -> str:
         parts.append("asymmetric-weights")
     if scheme.reduce_range:
         parts.append("7-bit")
+    if scheme.wide:
+        parts.append("on 16 bits" if "*" in scheme.wide else f"({len(scheme.wide)} on 16 bits)")
     parts += [f"{key.rpartition('.')[2]}={value}" for key, value in sorted(scheme.session_options.items())]
     method = [scheme.method, *(f"{value:g}" for value in scheme.method_options.values())]
     if scheme.exclude:

@@ -65,9 +65,31 @@ class Engines:
         engine = settings.engine
         if engine is None or not engine.module:
             return open_session(model, settings)
+        return self._guest(engine).open(model, with_carried(model, settings))
+
+    def assigned_nodes(self, engine: EngineSpec, model: Path) -> tuple[tuple[str, ...], ...]:
+        """Names of the nodes of `model` that a plug-in takes: one tuple for each graph that it makes of them.
+
+        Raises:
+            RuntimeUnavailableError, EngineError: as `open`.
+        """
+        request = {"do": "assign", "model": str(model.resolve()), "engine": engine.to_dict()}
+        graphs = self._guest(engine).exchange(request)[0]["graphs"]
+        return tuple(tuple(nodes) for provider, nodes in graphs if provider == engine.provider)
+
+    def compile(self, engine: EngineSpec, model: Path, output: Path) -> None:
+        """Write `model` as a plug-in has compiled it, all of it in one file.
+
+        Raises:
+            RuntimeUnavailableError, EngineError: as `open`.
+        """
+        files = {"model": str(model.resolve()), "output": str(output.resolve())}
+        self._guest(engine).exchange({"do": "compile", **files, "engine": engine.to_dict()})
+
+    def _guest(self, engine: EngineSpec) -> Guest:
         if engine.name not in self._running or self._running[engine.name].ended:
             self._running[engine.name] = self._stack.enter_context(start_engine(engine))
-        return self._running[engine.name].open(model, with_carried(model, settings))
+        return self._running[engine.name]
 
     def ended(self) -> tuple[str, ...]:
         """Names of the engines whose process has ended by itself: `open` starts another one."""

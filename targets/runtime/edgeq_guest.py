@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from typing import Any, Dict, Sequence
+from typing import Any, Dict, Sequence, Tuple
 
 if __name__ == "__main__":
     sys.path[:0] = sys.argv.pop(1).split(os.pathsep)
@@ -30,7 +30,37 @@ from edgeq_device.serve import open_requested, serve
 def main(arguments: Sequence[str]) -> int:
     """Answer requests until there are no more."""
     shim = _mask(arguments[1], arguments[2:]) if arguments[:1] == ["--mask"] else None
-    return serve(_open, {"features": lambda request: _features(request, shim)})
+    more = {"features": lambda request: _features(request, shim), "assign": _assign, "compile": _compile}
+    return serve(_open, more)
+
+
+def _assign(request: Dict[str, Any]) -> Dict[str, Any]:
+    """Which provider takes which nodes, graph by graph."""
+    ort, options = _engine_options(request)
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    session = ort.InferenceSession(request["model"], options)
+    graphs = session.get_provider_graph_assignment_info()
+    return {"graphs": [[graph.ep_name, [node.name for node in graph.get_nodes()]] for graph in graphs]}
+
+
+def _compile(request: Dict[str, Any]) -> Dict[str, Any]:
+    """The model as the engine has compiled it, with the engine's own form of it inside."""
+    ort, options = _engine_options(request)
+    compiler = ort.ModelCompiler(options, request["model"], embed_compiled_data_into_model=True)
+    compiler.compile_to_file(request["output"])
+    return {}
+
+
+def _engine_options(request: Dict[str, Any]) -> Tuple[Any, Any]:
+    """onnxruntime, and options with the request's engine in them."""
+    from edgeq_device.engines import add_engine, read_engine
+    from edgeq_device.session_options import BRIEF_SPIN, session_options
+    from edgeq_device.sessions import onnxruntime
+
+    ort = onnxruntime()
+    options = session_options(ort, config=BRIEF_SPIN, threads=0, optimization="all")
+    add_engine(ort, read_engine(request["engine"]), options)
+    return ort, options
 
 
 def _features(request: Dict[str, Any], shim: Any) -> Dict[str, Any]:

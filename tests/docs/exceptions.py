@@ -13,6 +13,7 @@ REGISTRY = "needs a registry: tests/oci"
 REFERENCE = "needs the reference package: tests/signing/test_reference.py"
 CERTIFICATES = "needs certificates: tests/signing/test_sign.py"
 ENGINE = "needs the package of the engine: tests/workers/test_engine.py"
+NPU = "needs onnxruntime-qnn, and minutes in its simulator: tests/backends/qnn"
 BOARD = "needs an ARM64 machine: tests/emulate/test_arm64.py does this where there is one"
 
 NOT_RUN: Mapping[str, str] = {
@@ -24,6 +25,12 @@ NOT_RUN: Mapping[str, str] = {
     "edgeq eval model.onnx --data val/ --reference model.onnx --engine openvino:bf16": ENGINE,
     "edgeq quantize model.onnx --data calib/ --engine openvino -o int8.onnx": ENGINE,
     "edgeq package model.onnx --data calib/ --engine openvino -o dist/": ENGINE,
+    "pip install .[cpu,qnn]": INDEX,
+    "edgeq quantize model.onnx --data calib/ --fix N=1 -t snapdragon-8-gen-3 -o npu.onnx": NPU,
+    "edgeq package model.onnx --data calib/ --fix N=1 -t snapdragon-8-gen-3 -t qcs6490 -o dist/": NPU,
+    "edgeq verify dist/ --on snapdragon-8-gen-3 --data val/ --count 50": NPU,
+    "edgeq eval npu.onnx --data val/ --reference model.onnx --engine qnn --count 50": NPU,
+    "edgeq tune model.onnx --data calib/ --val val/ --task classification --fix N=1 -t hexagon-v73 -o tuned/": NPU,
     "scripts/benchmark nvidia": MINUTES,
     "scripts/benchmark tune": MINUTES,
     "scripts/benchmark unlabelled": MINUTES,

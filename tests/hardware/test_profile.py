@@ -79,6 +79,8 @@ def test_backends_and_their_shapes(profile: Profile) -> None:
             assert (scheme.format, scheme.pair, scheme.per_channel) == ("QOperator", "S8S8", False)
             assert scheme.activation_symmetric
             assert scheme.weight_symmetric
+        case "qnn":
+            assert (scheme.format, scheme.pair, scheme.per_channel) == ("QDQ", "U8S8", True)
         case _:
             pytest.fail(f"no backend is called {profile.backend}")
 

@@ -31,8 +31,8 @@ def test_there_are_enough_and_every_file_is_used() -> None:
     assert named == {path.name for path in FOLDER.iterdir()} - {"machines.toml"}
 
 
-def test_every_profile_but_the_named_accelerator_is_some_machine() -> None:
-    assert set(PROFILES) - {record["profile"] for record in RECORDS.values()} == {"systolic-int8"}
+def test_every_profile_but_the_named_accelerators_is_some_machine() -> None:
+    assert set(PROFILES) - {record["profile"] for record in RECORDS.values()} == {"systolic-int8", "qualcomm-htp"}
 
 
 @pytest.mark.parametrize(

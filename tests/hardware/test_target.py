@@ -35,6 +35,9 @@ EXPECTED = {
     "nvidia-a100": "nvidia-sm80",
     "jetson-orin": "nvidia-sm86",
     "gemmini": "systolic-int8",
+    **{f"hexagon-v{version}": "qualcomm-htp" for version in (68, 69, 73, 75, 79, 81)},
+    **{f"snapdragon-{name}": "qualcomm-htp" for name in ("8-gen-2", "8-gen-3", "8-elite", "x-elite")},
+    "qcs6490": "qualcomm-htp",
 }
 RECORD_OF = {
     "raspberry-pi-4": "cortex-a72",
@@ -59,6 +62,7 @@ def test_the_device_would_choose_the_same_profile(name: str) -> None:
     capability = target.device.get("compute_capability")
     gpus = (Gpu(name, tuple(int(part) for part in capability.split("."))),) if capability else ()
     runtimes = {"onnxruntime-gpu": "1.31.1", "tensorrt": "10.9"} if capability else {}
+    runtimes |= dict.fromkeys(target.profile.requires_runtimes, "2.7.0") if not capability else {}
     machine = Machine(target.architecture, target.features, gpus=gpus, runtimes=runtimes)
     assert match_profile(machine, PROFILES).profile.name == target.profile.name
 

@@ -34,6 +34,7 @@ def test_nothing_given_is_nothing_set() -> None:
         "validation": None,
         "statistics": None,
         "task": None,
+        "fix": {},
         "overrides": {},
         "max_drop": None,
         "require_coverage": None,

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
+from edgeq_device.engines import problem_of, this_platform
 from edgeq_device.latency import measure_interleaved
 from edgeq_device.scenarios import query_runner
 
 from edgeq import demo
-from edgeq.engines import load_engines
-from edgeq.errors import EngineError, RuntimeUnavailableError
+from edgeq.engines import EngineChoice, load_engines
+from edgeq.errors import EngineError, RuntimeUnavailableError, UsageError
+from edgeq.measure.bench import bench
 from edgeq.session import SessionSettings, open_session
 from edgeq.workers.engine import Engines, start_engine
 from tests import fake_engine
@@ -98,3 +101,14 @@ def test_single_precision_is_single_precision(shared_data: Path) -> None:
     with Engines() as engines:
         found = engines.open(model, SessionSettings(engine=load_engines()["openvino"])).run(None, feed)[0]
     assert 10 * np.log10((right**2).sum() / ((found - right) ** 2).sum()) >= 90
+
+
+def test_a_simulator_is_opened_on_request_and_never_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = replace(fake_engine.install(tmp_path, monkeypatch), devices=("NPU",), simulated_on=(this_platform(),))
+    assert engine.simulated
+    assert "is a simulator" in problem_of(engine, "1.31.1")
+    with Engines() as engines:
+        session = engines.open(demo.MODEL, SessionSettings(engine=engine))
+        assert session.get_providers()[0] == "FakeExecutionProvider"
+    with pytest.raises(UsageError, match="fake is a simulator here, whose times say nothing"):
+        bench(demo.MODEL, engines=[EngineChoice(engine)])

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from edgeq.backends.base import Artifact, check_names
+from edgeq.backends.base import Artifact, check_names, refuse_wide
 from edgeq.backends.systolic.array import array_config
 from edgeq.backends.systolic.compile import compile_program
 from edgeq.backends.systolic.dialect import write_dialect
@@ -50,6 +50,7 @@ class SystolicBackend:
 
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that the array cannot do. See `Backend.check`."""
+        refuse_wide(scheme, self.title)
         array_config(self._table)
         for name, value, needed in (
             ("mode", scheme.mode, "static"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from edgeq.backends.base import Alternative, Artifact, check_names
+from edgeq.backends.base import Alternative, Artifact, check_names, refuse_wide
 from edgeq.backends.tensorrt import implicit, options
 from edgeq.backends.tensorrt.check import Placement, check_placement
 from edgeq.backends.tensorrt.explicit import insert_pairs
@@ -63,6 +63,7 @@ class TensorrtBackend:
 
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that no model could be built with. See `Backend.check`."""
+        refuse_wide(scheme, self.title)
         if scheme.mode != "static":
             raise UsageError(f"TensorRT has no {scheme.mode} int8: its scales are fixed in the engine", "Leave it out")
         if scheme.format == "QOperator":

@@ -52,6 +52,7 @@ class EngineSpec:
         oldest: the oldest version of the package that is known to be right; "" where any is.
         min_onnxruntime: the oldest onnxruntime that the library can be registered with.
         platforms: where the package exists, as "linux x86_64"; none: everywhere.
+        simulated_on: those of them where the package simulates its hardware: right and slow.
         precisions: by name; the first is the one unless another is chosen.
         options: provider options. A table is given as JSON. "{precision}" stands for the precision's value, "{threads}"
             for the threads inside an operator: without a number of them that entry is left out.
@@ -66,8 +67,14 @@ class EngineSpec:
     oldest: str = ""
     min_onnxruntime: str = ""
     platforms: Tuple[str, ...] = ()
+    simulated_on: Tuple[str, ...] = ()
     precisions: Mapping[str, Precision] = field(default_factory=lambda: {FLOAT: Precision(FLOAT)})
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def simulated(self) -> bool:
+        """Whether what is opened here is a simulator: its times say nothing."""
+        return this_platform() in self.simulated_on
 
     def to_dict(self) -> Dict[str, Any]:
         """Plain JSON values, which `read_engine` takes."""
@@ -78,7 +85,7 @@ class EngineSpec:
 def read_engine(values: Mapping[str, Any]) -> EngineSpec:
     """The engine of `EngineSpec.to_dict`, whose values are trusted."""
     precisions = {name: Precision(p["value"], tuple(p["fast_on"])) for name, p in values["precisions"].items()}
-    lists = {name: tuple(values[name]) for name in ("devices", "packages", "libraries", "platforms")}
+    lists = {name: tuple(values[name]) for name in ("devices", "packages", "libraries", "platforms", "simulated_on")}
     return EngineSpec(**{**values, **lists, "precisions": precisions})
 
 
@@ -146,7 +153,9 @@ def find_library(engine: EngineSpec, runtime: str) -> Path:
 
 
 def problem_of(engine: EngineSpec, runtime: str) -> str:
-    """Why a plug-in cannot be used here and what helps, from its package's metadata; "" where nothing is known."""
+    """Why a plug-in is not used here and what helps, from its package's metadata; "" where nothing is known."""
+    if engine.simulated:
+        return f"{engine.name} on {this_platform()} is a simulator, which no device runs models in"
     try:
         find_library(engine, runtime)
     except RuntimeUnavailableError as error:
@@ -193,14 +202,19 @@ def open_engine(
         UsageError: it has no such precision.
         Exception: whatever onnxruntime raises for the model.
     """
-    given = engine_options(engine, precision, threads)
     if not engine.module:
+        given = engine_options(engine, precision, threads)
         return ort.InferenceSession(model, options, providers=[(engine.provider, given)])
-    options.add_provider_for_devices(_devices(ort, engine)[:1], given)
+    add_engine(ort, engine, options, precision=precision, threads=threads)
     session = ort.InferenceSession(model, options)
     if engine.provider not in session.get_providers():
         raise RuntimeUnavailableError(f"onnxruntime {ort.__version__} does not start {engine.provider} here")
     return session
+
+
+def add_engine(ort: Any, engine: EngineSpec, options: Any, *, precision: str = FLOAT, threads: int = 0) -> None:
+    """Add a plug-in to `onnxruntime.SessionOptions`; else as `open_engine`."""
+    options.add_provider_for_devices(_devices(ort, engine)[:1], engine_options(engine, precision, threads))
 
 
 def _devices(ort: Any, engine: EngineSpec) -> List[Any]:
@@ -219,6 +233,7 @@ def _devices(ort: Any, engine: EngineSpec) -> List[Any]:
             raise RuntimeUnavailableError(problem, f"Renew it: {install_command(engine)}") from error
     own = [device for device in ort.get_ep_devices() if device.ep_name == engine.provider]
     found = [device for kind in engine.devices for device in own if device.device.type.name == kind]
+    found = found or (own if engine.simulated else [])  # a simulator is reported as what it runs on
     if not found:
         raise RuntimeUnavailableError(f"{engine.name} finds no {' or '.join(engine.devices)} that it can use here")
     return found

@@ -1,0 +1,127 @@
+"""Models for Qualcomm's NPU, in its simulator: what is delegated, and the accuracy beside float32 and the CPU's.
+
+    python benchmarks/qnn.py [--only NAME ...] [--target hexagon-v73] [--count 50] [--wide NODE ...] [--helper]
+
+`--helper` builds with ONNX Runtime's own helper instead, get_qnn_qdq_config, with its defaults. Needs onnxruntime-qnn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tasks import shared_data
+from tune_cases import Case, cases
+
+import edgeq
+from edgeq.backends import backend_for
+from edgeq.data.samples import Samples
+from edgeq.engines import engine_for
+from edgeq.hardware.target import Target, resolve
+from edgeq.measure.accuracy import evaluate_sessions
+from edgeq.model.fixed_sizes import free_sizes
+from edgeq.model.load import read_model
+from edgeq.model.prepare import prepare_model
+from edgeq.pipeline.job import Data, build, open_job
+from edgeq.session import SessionSettings, open_session
+from edgeq.workers.engine import Engines
+
+FLOAT, CPU, NPU = "float32", "CPU", "simulator"
+
+
+def spread(samples: Samples, count: int) -> list[Any]:
+    """About `count` samples, spread over all: folders are sorted by class."""
+    every = max(1, len(samples) // count)
+    return list(itertools.islice(samples, 0, every * count, every))
+
+
+def with_edgeq(case: Case, target: Target, wide: tuple[str, ...], folder: Path) -> tuple[Path, list[str]]:
+    """The model that edgeq builds, and what it says."""
+    fix = dict.fromkeys(free_sizes(read_model(case.model)), 1)
+    data = Data(case.data, case.preprocess, count=case.count)
+    job = open_job(case.model, data, None, folder / "work", fix=fix)
+    built = build(job, target, {"wide": wide}, folder / "int8.onnx")
+    return built.artifact.model, list(built.artifact.notes)
+
+
+def with_helper(case: Case, folder: Path) -> tuple[Path, list[str]]:
+    """The model that ONNX Runtime's helper builds."""
+    from onnxruntime.quantization import CalibrationDataReader, quantize
+    from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
+
+    fix = dict.fromkeys(free_sizes(read_model(case.model)), 1)
+    prepared = prepare_model(case.model, folder / "fixed", simplify=False, fix=fix)
+    source = folder / "helped.onnx"
+    if not qnn_preprocess_model(str(prepared.path), str(source)):
+        source = prepared.path
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self._feeds = (dict(sample.inputs) for sample in case.open(case.data, case.count))
+
+        def get_next(self) -> Any:
+            return next(self._feeds, None)
+
+    quantize(source, folder / "int8.onnx", get_qnn_qdq_config(str(source), Reader()))
+    return folder / "int8.onnx", []
+
+
+def run(case: Case, target: Target, count: int, wide: tuple[str, ...], helper: bool, folder: Path) -> dict[str, Any]:
+    began = time.perf_counter()
+    model, notes = with_helper(case, folder) if helper else with_edgeq(case, target, wide, folder)
+    took = time.perf_counter() - began
+    task, samples = case.make_task(), spread(case.open(case.judged_on), count)
+    engine = engine_for(backend_for(target).name, target.device.get("engine_options", {}))
+    with Engines() as engines:
+        began = time.perf_counter()
+        there = engines.open(model, SessionSettings(engine=engine))
+        opened = time.perf_counter() - began
+        sessions = {FLOAT: open_session(case.model), CPU: open_session(model), NPU: there}
+        began = time.perf_counter()
+        found = evaluate_sessions(sessions, samples, task=task, reference=FLOAT)
+        ran = time.perf_counter() - began
+        near = evaluate_sessions({CPU: sessions[CPU], NPU: there}, samples[:8], reference=CPU)
+    return {
+        "name": case.name,
+        "notes": [note for note in notes if "NPU" in note or "CPU" in note or "cross" in note],
+        "samples": found.count,
+        "accuracy": {name: accuracy.value for name, accuracy in found.accuracy.items()},
+        "sqnr_db": {name: found.agreement[name].sqnr_db for name in (CPU, NPU)},
+        "simulator_to_cpu_db": near.agreement[NPU].sqnr_db,
+        "build_s": round(took, 1),
+        "open_s": round(opened, 1),
+        "ms_per_sample": round(1000 * ran / found.count, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", help="names of cases")
+    parser.add_argument("--target", default="hexagon-v73", help="what to build for")
+    parser.add_argument("--count", type=int, default=50, help="samples to judge on")
+    parser.add_argument("--wide", nargs="*", default=[], help="nodes on 16-bit activations; * for all")
+    parser.add_argument("--helper", action="store_true", help="build with ONNX Runtime's helper instead")
+    parser.add_argument("--json", type=Path, help="where the figures go")
+    given = parser.parse_args()
+    root = shared_data()
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        for case in cases(root, Path(name) / "halves"):
+            if given.only and case.name not in given.only:
+                continue
+            folder = Path(name) / case.name.replace(" ", "-")
+            folder.mkdir()
+            row = run(case, resolve(given.target), given.count, tuple(given.wide), given.helper, folder)
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+    if given.json:
+        given.json.write_text(json.dumps({"edgeq": edgeq.__version__, "rows": rows}, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Q/DQ pairs on every tensor of every node that the NPU takes, by ONNX Runtime's own quantizer and its rules for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+
+import onnx_ir as ir
+
+from edgeq.backends.quantizer import quant_type, quantize_with_ranges, quiet
+from edgeq.calibrate.groups import share_ranges
+from edgeq.calibrate.ranges import Range
+from edgeq.errors import ModelError
+from edgeq.graph.operators import DATA_MOVEMENT
+from edgeq.graph.query import name_of, sizes
+from edgeq.model.int8_prediction import predict_int8
+from edgeq.model.int8_rules import Rule, int8_rules
+from edgeq.model.prepare import PreparedModel
+from edgeq.scheme import Scheme
+
+ALL = "*"
+
+
+def write_pairs(
+    prepared: PreparedModel,
+    ranges: Mapping[str, Range],
+    scheme: Scheme,
+    destination: Path,
+    rules: Mapping[str, Rule] | None = None,
+) -> dict[str, str]:
+    """Write the quantized model; gives the nodes that stay in float, each with its reason.
+
+    Args:
+        rules: what is quantized; None: what is known of the NPU.
+
+    Raises:
+        CalibrationError: a tensor has no range.
+        ModelError: the quantizer refuses the model, or nothing in it can be quantized.
+    """
+    from onnxruntime.quantization import QuantType
+    from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
+
+    predicted = predict_int8(prepared.model, rules or int8_rules("qnn"), scheme.replace(per_channel=False))
+    left = {node.name: node.reason for node in predicted if node.verdict == "float"}
+    types = sorted({node.op_type for node in predicted if node.verdict == "int8"})
+    if not types:
+        raise ModelError(f"{prepared.source}: no node of it runs in integers on the NPU", next(iter(left.values()), ""))
+    wide = {name_of(v): [{"quant_type": QuantType.QUInt16}] for v in _wide(prepared.model, scheme)}
+    activation = QuantType.QUInt16 if ALL in scheme.wide else quant_type(scheme.activation_type)
+    with quiet():
+        config = get_qnn_qdq_config(
+            str(prepared.path),
+            None,  # ranges are known
+            activation_type=activation,
+            weight_type=quant_type(scheme.weight_type),
+            per_channel=scheme.per_channel,
+            init_overrides=wide or None,
+            activation_symmetric=scheme.activation_symmetric,
+            weight_symmetric=scheme.weight_symmetric,
+            op_types_to_quantize=types,
+            nodes_to_exclude=sorted(left),
+        )
+    shared = {**ranges, **share_ranges(prepared.model, ranges, DATA_MOVEMENT)}
+    quantize_with_ranges(
+        prepared,
+        destination,
+        shared,
+        float_nodes=left,
+        fix="Keep the node in float with --exclude",
+        fix_ranges="The calibration does not cover this tensor: calibrate this model again",
+        op_types_to_quantize=types,
+        per_channel=scheme.per_channel,
+        activation_type=activation,
+        weight_type=quant_type(scheme.weight_type),
+        extra_options={k: v for k, v in config.extra_options.items() if v is not None},
+    )
+    return left
+
+
+def wide_share(model: ir.Model, scheme: Scheme) -> float:
+    """The share of the activations' elements that a scheme has in 16 bits."""
+    every = {name_of(v): prod(sizes(v) or (1,)) for v in _activations(model) if v.producer() is not None}
+    wide = every if ALL in scheme.wide else {name_of(value) for value in _wide(model, scheme)}
+    return sum(size for name, size in every.items() if name in wide) / max(1, sum(every.values()))
+
+
+def _wide(model: ir.Model, scheme: Scheme) -> list[ir.Value]:
+    """The tensors in 16 bits: what the nodes of the scheme make, and inputs that only those read. The quantizer's rules
+    convert what else those nodes read, and what others read of them."""
+    nodes = frozenset(scheme.wide) - {ALL}
+
+    def is_wide(value: ir.Value) -> bool:
+        maker = value.producer()
+        among = [maker] if maker is not None else [reader for reader, _ in value.uses()]
+        return bool(among) and all(node.name in nodes for node in among)
+
+    return [value for value in _activations(model) if is_wide(value)]
+
+
+def _activations(model: ir.Model) -> list[ir.Value]:
+    """The float tensors that are not constant."""
+    inputs = [value for value in model.graph.inputs if not value.is_initializer()]
+    made = [value for node in model.graph for value in node.outputs]
+    return [value for value in (*inputs, *made) if value.dtype in (None, ir.DataType.FLOAT)]

@@ -1,0 +1,64 @@
+"""Operators that the NPU computes wrongly, written as others that compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from edgeq.calibrate.ranges import Range
+from edgeq.graph.edit import Editor
+from edgeq.graph.query import is_op, name_of, sizes
+from edgeq.model.constants import float_constant
+from edgeq.model.prepare import PreparedModel, rewritten
+
+
+def rewrite(
+    prepared: PreparedModel, ranges: Mapping[str, Range], path: Path
+) -> tuple[PreparedModel, Mapping[str, Range]]:
+    """`prepared` with each BatchNormalization that preparation could not fold as a depthwise convolution of 1 x 1, and
+    the ranges with those of the tensors that this adds. Written to `path` where anything changes."""
+    if not any(is_op(node, "BatchNormalization") for node in prepared.model.graph):
+        return prepared, ranges
+    model, more = prepared.model.clone(), dict(ranges)
+    editor, changed = Editor(model), 0
+    for node in list(model.graph):
+        changed += is_op(node, "BatchNormalization") and _as_convolution(node, editor, more)
+    if not changed:
+        return prepared, ranges
+    return rewritten(prepared, model, path, f"{changed} BatchNormalization written as depthwise convolutions"), more
+
+
+def _as_convolution(norm: ir.Node, editor: Editor, ranges: dict[str, Range]) -> bool:
+    """y = x * factor + shift for each channel, in place; whether that could be done."""
+    source, result = norm.inputs[0], norm.outputs[0]
+    shape = sizes(source)
+    parameters = [float_constant(value) for value in norm.inputs[1:5]]
+    if source is None or shape is None or len(shape) < 2 or any(p is None for p in parameters):
+        return False
+    scale, bias, mean, variance = (p.ravel() for p in parameters if p is not None)
+    factor = scale / np.sqrt(variance + norm.attributes.get_float("epsilon", 1e-5))
+    channels, flat = len(factor), len(shape) != 4
+    name = str(norm.name)
+    read = source
+    if flat:
+        image = editor.constant(f"{name}/image", np.array([shape[0], channels, 1, -1], np.int64))
+        read = editor.node("Reshape", [source, image], f"{name}/image_of", before=norm)
+        ranges[name_of(read)] = ranges[name_of(source)]
+    weight = editor.constant(f"{name}/weight", factor.reshape(-1, 1, 1, 1).astype(np.float32))
+    shift = editor.constant(f"{name}/shift", (bias - mean * factor).astype(np.float32))
+    made = editor.node(
+        "Conv", [read, weight, shift], name, before=norm, attributes={"group": channels, "kernel_shape": [1, 1]}
+    )
+    if flat:
+        ranges[name_of(made)] = ranges[name_of(result)]
+        back = editor.constant(f"{name}/shape", np.array(shape, np.int64))
+        made = editor.node("Reshape", [made, back], f"{name}/shape_of", before=norm)
+    final = name_of(result)
+    result.name, made.name = f"{final}/replaced", final
+    made.shape, made.type = result.shape, result.type
+    result.replace_all_uses_with(made, replace_graph_outputs=True)
+    editor.graph.remove(norm, safe=True)
+    return True

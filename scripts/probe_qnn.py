@@ -1,0 +1,254 @@
+"""Run each operator alone in the simulator of Qualcomm's NPU, and write what it takes and what it answers.
+
+    python scripts/probe_qnn.py --arch 68 73 -o targets/qnn/htp.toml --rules targets/backends/qnn.toml
+
+An operator is taken where the engine, asked for its assignment of nodes, has it. What it answers is compared with the
+arithmetic: the same Q/DQ file on ONNX Runtime's CPU kernels, unoptimised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.numpy_helper
+import onnx.parser
+from edgeq_device.engines import installed_version
+
+from edgeq.backends.qnn.pairs import write_pairs
+from edgeq.calibrate.collect import collect
+from edgeq.calibrate.ranges import derive_ranges
+from edgeq.data.samples import open_samples
+from edgeq.engines import engine_for
+from edgeq.errors import EdgeqError
+from edgeq.measure.agreement import decibels
+from edgeq.measure.coverage import source_name
+from edgeq.model.int8_rules import DEFAULT, Rule
+from edgeq.model.prepare import prepare_model
+from edgeq.resources import shipped
+from edgeq.scheme import Scheme
+from edgeq.session import SessionSettings, onnxruntime, open_session
+from edgeq.workers.engine import Engines
+
+CASES = shipped("targets") / "qnn" / "operators.txt"
+SAMPLES = 4
+# What one step of the output's scale leaves, and two.
+LEAST_DB = 26.0
+_KINDS = {8: "8-bit activations", 16: "16-bit activations"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operator in one form: `graph` is ONNX's text, whose inputs "x..." are fed and whose others are constants,
+    those "p..." positive, those "v..." positive and over several magnitudes."""
+
+    operator: str
+    form: str
+    graph: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the engine does with a case.
+
+    Attributes:
+        taken: whether all of its nodes run in the engine.
+        problem: why not, where it says so.
+        db: SQNR of its answers to the arithmetic's; `float_db` of the arithmetic's to float32.
+        steps: largest difference in steps of the output's range, of 255 or 65535.
+    """
+
+    taken: bool
+    problem: str = ""
+    db: float = 0.0
+    float_db: float = 0.0
+    steps: float = 0.0
+
+    @property
+    def right(self) -> bool:
+        """Whether its answers are the arithmetic's but for roundings: as close as that is to float32, or close."""
+        return self.taken and self.db >= min(LEAST_DB, self.float_db - 1)
+
+
+def read_cases(path: Path = CASES) -> tuple[Case, ...]:
+    """The cases of a file: "Operator, form:" with the graph on the lines below it."""
+    blocks = re.split(r"^(\w+), (.+):$", path.read_text("utf-8"), flags=re.MULTILINE)[1:]
+    return tuple(Case(o, f, g.strip()) for o, f, g in zip(blocks[::3], blocks[1::3], blocks[2::3], strict=True))
+
+
+def ask(case: Case, bits: int, engine: Any, engines: Engines, folder: Path, **scheme: Any) -> Answer:
+    """Quantize `case`, and run it in `engine` and on the CPU."""
+    random = np.random.default_rng(len(case.graph))
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]>\n{case.graph}')
+    fed = {}
+    for value in list(model.graph.input):
+        shape = [size.dim_value for size in value.type.tensor_type.shape.dim]
+        if value.name.startswith("x"):
+            fed[value.name] = random.normal(size=(SAMPLES, *shape)).astype(np.float32)
+            continue
+        model.graph.input.remove(value)
+        array = random.normal(scale=0.3, size=shape)
+        if value.name.startswith("p"):  # positive
+            array = np.abs(array) + 0.5
+        if value.name.startswith("v"):  # over several magnitudes, as variances are
+            array = np.exp(10 * array)
+        array = array.astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, value.name))
+    file, quantized = folder / "float.onnx", folder / "quantized.onnx"
+    onnx.save(model, file)
+    prepared = prepare_model(file, folder / "work", simplify=False)
+    feeds = [{name: array[i] for name, array in fed.items()} for i in range(SAMPLES)]
+    samples = open_samples(feeds, prepared.signature)
+    ranges = derive_ranges(collect(prepared.model, samples, model_digest=prepared.digest), "minmax")
+    types = {node.op_type for node in prepared.model.graph}
+    rules = {name: Rule(True, "", "", "") for name in (*types, DEFAULT)}
+    wanted = Scheme(wide=("*",) if bits == 16 else (), **scheme)
+    try:
+        write_pairs(prepared, ranges, wanted, quantized, rules)
+    except EdgeqError as error:
+        return Answer(False, f"cannot be quantized: {error}")
+    nodes = {str(node.name) for node in prepared.model.graph if node.op_type != "Constant"}
+    kept = {node.name for node in onnx.load(quantized).graph.node}
+    try:
+        assigned = engines.assigned_nodes(engine, quantized)
+        missing = (nodes & kept).difference(source_name(name, nodes) for names in assigned for name in names)
+        if missing:
+            return Answer(False, "left to the CPU")
+        there = engines.open(quantized, SessionSettings(engine=engine))
+        found = [there.run(None, feed) for feed in feeds]
+    except EdgeqError as error:
+        return Answer(False, " ".join(str(error).split())[:300])
+    here = open_session(quantized, SessionSettings(optimization="none"))
+    right = open_session(prepared.path)
+    sums = np.zeros(4)
+    for feed, answers in zip(feeds, found, strict=True):
+        for got, known, exact in zip(answers, here.run(None, feed), right.run(None, feed), strict=True):
+            got, known, exact = (a.astype(np.float64) for a in (got, known, exact))
+            span = max(np.ptp(known), 1e-9) / (2**bits - 1)
+            sums += [(known**2).sum(), ((got - known) ** 2).sum(), ((known - exact) ** 2).sum(), 0]
+            sums[3] = max(sums[3], np.abs(got - known).max() / span)
+    return Answer(True, "", _db(sums[0], sums[1]), _db(sums[0], sums[2]), float(sums[3]))
+
+
+def _db(signal: float, noise: float) -> float:
+    return min(99.0, decibels(signal, noise)) if noise else 99.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the table; the rules from it too, where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arch", nargs="*", default=["73"], help="Hexagon architectures to ask.")
+    parser.add_argument("--only", nargs="*", help="Operator types.")
+    parser.add_argument("-o", "--output", type=Path, help="Where the table goes; default: print.")
+    parser.add_argument("--rules", type=Path, help="Where the int8 rules of the backend go.")
+    given = parser.parse_args(arguments)
+    cases = [case for case in read_cases() if not given.only or case.operator in given.only]
+    lines: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as name, Engines() as engines:
+        for number, (case, bits) in enumerate((case, bits) for case in cases for bits in (8, 16)):
+            found: dict[str, Answer] = {}
+            for arch in given.arch:
+                engine = engine_for("qnn", {"htp_arch": arch})
+                folder = Path(name) / f"{number}-{arch}"
+                folder.mkdir()
+                found[arch] = ask(case, bits, engine, engines, folder)
+                print(f"{case.operator} {case.form} {bits} v{arch}: {found[arch]}", file=sys.stderr)
+            lines.append(line(case, bits, found))
+    text = table(lines)
+    if given.output:
+        given.output.write_text(text, encoding="utf-8")
+    else:
+        print(text)
+    if given.rules:
+        given.rules.write_text(rules(lines), encoding="utf-8")
+    return 0
+
+
+def line(case: Case, bits: int, found: Mapping[str, Answer]) -> dict[str, Any]:
+    """A row of the table: one answer, and the architectures that gave it."""
+    first = next(iter(found.values()))
+    taken = [arch for arch, answer in found.items() if answer.taken]
+    row: dict[str, Any] = {"operator": case.operator, "form": case.form, "bits": bits, "taken_by": taken}
+    if taken:
+        best = found[taken[0]]
+        row |= {"right": best.right, "db": round(best.db, 1), "arithmetic_db": round(best.float_db, 1)}
+        row["steps"] = round(best.steps, 1)
+    else:
+        row["problem"] = first.problem
+    return row
+
+
+def table(lines: Sequence[Mapping[str, Any]]) -> str:
+    """The table as TOML."""
+    rows = "\n".join("  { " + ", ".join(f"{k} = {_value(v)}" for k, v in row.items()) + " }," for row in lines)
+    return _HEAD.format(version=version()) + f"line = [\n{rows}\n]\n"
+
+
+def version() -> str:
+    """What was asked."""
+    found = installed_version(engine_for("qnn", {}))
+    return f"onnxruntime-qnn {found}, onnxruntime {onnxruntime().__version__}, simulator on Linux x86-64"
+
+
+def rules(lines: Sequence[Mapping[str, Any]]) -> str:
+    """The backend's int8 rules: an operator whose plain form, its first, is taken and right on 8 bits."""
+    first: dict[str, Mapping[str, Any]] = {}
+    for row in lines:
+        if row["bits"] == 8:
+            first.setdefault(row["operator"], row)
+    groups: dict[tuple[str, str], list[str]] = {}
+    for operator, row in first.items():
+        if row.get("right"):
+            key = ("yes", "between Q and DQ it is one of the NPU's operators")
+        elif row["taken_by"]:
+            key = ("no", "the NPU's simulator answers otherwise than the arithmetic")
+        else:
+            key = ("no", "the provider does not take it in integers")
+        groups.setdefault(key, []).append(operator)
+    blocks = [
+        f"[[rule]]\noperators = {_value(sorted(names))}\nint8 = {_value(verdict)}\nreason = {_value(reason)}\n"
+        f'source = "executed: targets/qnn/htp.toml"\n'
+        for (verdict, reason), names in sorted(groups.items(), reverse=True)
+    ]
+    return _RULES.format(version=version()) + "\n".join(blocks)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return '"' + value.replace("\\", "\\\\").replace('"', "'") + '"' if isinstance(value, str) else str(value)
+
+
+_HEAD = """# What Qualcomm's NPU takes, each operator alone between Q and DQ, and how far off its answers are.
+# Written by scripts/probe_qnn.py; the graphs are in operators.txt. `taken_by`: architectures whose compiler took it,
+# `db`: SQNR of the simulator's answers to ONNX Runtime's CPU kernels on the same file, `arithmetic_db`: of those to
+# float32, `steps`: the largest difference in steps of the output, `right`: the differences are roundings.
+
+version = "{version}"
+"""
+
+_RULES = """# Which operators run in integers on Qualcomm's NPU. Written by scripts/probe_qnn.py from what the simulator
+# takes and answers. Meaning of the fields: see cpu.toml.
+
+title = "Qualcomm's NPU (HTP), QNN execution provider"
+backend = "qnn"
+verified = "{version}; never run on a chip"
+
+[default]
+reason = "not known to run in integers on the NPU: scripts/probe_qnn.py has no case of it"
+source = "targets/qnn/htp.toml"
+
+"""
+
+if __name__ == "__main__":
+    sys.exit(main())

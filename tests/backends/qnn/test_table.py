@@ -1,0 +1,48 @@
+"""targets/qnn/htp.toml: lines of it, executed where the simulator is."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeq.engines import engine_for
+from edgeq.model.int8_rules import int8_rules
+from edgeq.resources import shipped
+from edgeq.workers.engine import Engines
+from tests.backends.qnn.test_qnn import simulator
+
+TABLE: list[dict[str, Any]] = tomllib.loads((shipped("targets") / "qnn" / "htp.toml").read_text("utf-8"))["line"]
+# One that is right, one that is wrong, one that is not taken; the others take minutes.
+EXECUTED = (("Conv", "3x3", 8), ("Conv", "depthwise", 16), ("BatchNormalization", "four dimensions", 8))
+
+
+@simulator
+def test_lines_are_as_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "scripts"))
+    import probe_qnn
+
+    cases = {(case.operator, case.form): case for case in probe_qnn.read_cases()}
+    rows = {(row["operator"], row["form"], row["bits"]): row for row in TABLE}
+    with Engines() as engines:
+        for number, key in enumerate(EXECUTED):
+            row = rows[key]
+            arch = row["taken_by"][0]
+            (tmp_path / str(number)).mkdir()
+            engine = engine_for("qnn", {"htp_arch": arch})
+            found = probe_qnn.ask(cases[key[:2]], key[2], engine, engines, tmp_path / str(number))
+            assert found.taken, key
+            assert found.right == row["right"], (key, found)
+            assert found.db == pytest.approx(row["db"], abs=3), key
+
+
+def test_every_case_has_its_lines_and_every_operator_its_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "scripts"))
+    import probe_qnn
+
+    cases = {(case.operator, case.form, bits) for case in probe_qnn.read_cases() for bits in (8, 16)}
+    assert cases == {(row["operator"], row["form"], row["bits"]) for row in TABLE}
+    assert {operator for operator, *_ in cases} <= int8_rules("qnn").keys()
+    assert all(row["taken_by"] or row["problem"] for row in TABLE)
