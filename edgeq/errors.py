@@ -8,7 +8,8 @@
     ├── OutputError              6   a place that cannot be written, or that holds something already
     ├── BundleError              7   a bundle that is damaged, tampered with or not for this machine
     ├── RuntimeUnavailableError  8   onnxruntime (or an extra) is missing, or refuses the artifact
-    │   └── EngineError         8   an engine's process ended, does not answer, or refuses the model
+    │   ├── EngineError         8   an engine's process ended, does not answer, or refuses the model
+    │   └── BoardError          8   a board over SSH: not reached, in use, cut off, full, or without what it needs
     ├── CalibrationError         9   statistics or a table: incomplete, non-finite, of another model
     ├── CheckFailedError        10   a proof that did not hold: self-test, accuracy, coverage, speed
     ├── GoalNotMetError         11   tuning ended and nothing meets the goal
@@ -72,6 +73,10 @@ class RuntimeUnavailableError(EdgeqError):
 
 class EngineError(RuntimeUnavailableError):
     """An engine failed in its own process; edgeq goes on without it where something else can run the model."""
+
+
+class BoardError(RuntimeUnavailableError):
+    """A board over SSH cannot be used, or not any more; what was measured until then is kept where work is resumed."""
 
 
 class CalibrationError(EdgeqError):

@@ -48,6 +48,7 @@ GROUPS = {
     "Targets": {
         "targets": "List deployment targets, or show one.",
         "profiles": "List hardware profiles, or show one with its reasons.",
+        "device": "List boards, make an environment on one over SSH, remove what edgeq keeps there.",
         "emulate": "Make the machines on which other targets' kernels run.",
         "emit-c": "Write the C of a model that was quantized for a systolic array.",
     },

@@ -37,6 +37,8 @@ NEXT = {
     "targets show": "edgeq package MODEL.onnx -t {name} --data SAMPLES -o BUNDLE",
     "profiles list": "edgeq profiles show NAME --why",
     "profiles show": "edgeq quantize MODEL.onnx -t {name} --data SAMPLES -o int8.onnx",
+    "device setup": "edgeq doctor --on {board}",
+    "device list": "edgeq doctor --on BOARD",
     "emulate setup": "edgeq verify BUNDLE --on all",
     "emulate status": "edgeq emulate setup",
     "emit-c": "make -C {output} check",

@@ -47,6 +47,24 @@ def target_option(*names: str, before: Sequence[str] = ("--profile",), **attribu
     return click.option("-t", "--target", *names, cls=Renamed, before=before, **attributes)
 
 
+def complete_board(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """The names of the devices files that begin with `incomplete`, for the shell."""
+    from edgeq.remote.devices import known_boards
+
+    del ctx, parameter
+    return sorted(name for name in known_boards() if name.startswith(incomplete))
+
+
+def on_board(function: F) -> F:
+    """`--on`, which names one board."""
+    return click.option(
+        "--on",
+        metavar="BOARD",
+        shell_complete=complete_board,
+        help="Do it on this board: ssh://user@host[:port], or a name of devices.toml.",
+    )(function)
+
+
 # The package that reads a file reports what cannot be read, with its own exit code.
 PATH = click.Path(path_type=Path, readable=False)
 TASK_NAMES = f"{', '.join(TASKS.names())}, or your own: path.py:factory"

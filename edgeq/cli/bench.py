@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import ENGINE_HELP, OWN_PREPROCESS, PATH, SESSION_OPTIONS
+from edgeq.cli._options import ENGINE_HELP, OWN_PREPROCESS, PATH, SESSION_OPTIONS, complete_board
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from edgeq.measure.latency import Measurement
+    from edgeq.remote.devices import Board
+    from edgeq.remote.fleet import Fleet
 
 
 @click.command("bench")
@@ -39,9 +49,17 @@ from edgeq.cli._options import ENGINE_HELP, OWN_PREPROCESS, PATH, SESSION_OPTION
 @click.option("--qps", "target_qps", type=float, help="Server: arrival rate. Else the highest that holds is searched.")
 @click.option("--latency-bound", "latency_bound_ms", type=float, metavar="MS", help="Server: on p99. [10 x p50]")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of sample order, interleaving and arrivals.")
+@click.option(
+    "--on",
+    multiple=True,
+    metavar="BOARD|FLEET.toml",
+    shell_complete=complete_board,
+    help="Measure on this board: ssh://user@host[:port], a name of devices.toml, or a file of boards. Repeatable.",
+)
 @common
 def command(
     printer: Printer,
+    on: tuple[str, ...],
     model: Path,
     against: Path | None,
     variant: str | None,
@@ -61,6 +79,8 @@ def command(
     edgeq bench int8.onnx --against float.onnx --data val/ --preprocess imagenet
     edgeq bench bundle/ --scenario all --pin 0-3
     edgeq bench int8.onnx --engine onnxruntime --engine openvino
+    edgeq bench bundle/ --on ssh://pi@10.0.0.5
+    edgeq bench bundle/ --on fleet.toml
     """
     from edgeq_device.bench_settings import parse_settings
     from edgeq_device.feeds import parse_shapes
@@ -73,7 +93,8 @@ def command(
     with device_errors():
         settings = parse_settings(**options)
         data = BenchData(source, preprocess, count, parse_shapes(shapes))
-    found = bench(
+    run = functools.partial(
+        bench,
         model,
         against=against,
         variant=variant,
@@ -81,6 +102,54 @@ def command(
         data=data,
         settings=settings,
         session_options=given_options(session_options),
-        progress=printer.progress(),
     )
+    if on:
+        from edgeq.remote.bench import bench_on
+        from edgeq.remote.devices import fleet_of
+
+        boards = fleet_of(on)
+        if len(boards) > 1:
+            fleet = _on_fleet(printer, boards, run)
+            printer.result(fleet, lambda console: _draw_fleet(console, fleet))
+            fleet.check()
+            return
+        found = bench_on(boards[0], run, progress=printer.progress())
+    else:
+        found = run(progress=printer.progress())
     printer.result(found, lambda console: click.echo(found.text(verbose=printer.verbose)))
+
+
+def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Measurement]) -> Fleet:
+    """Measure on all boards, with what each is doing in one table on a terminal."""
+    from edgeq.remote.fleet import measure_fleet
+
+    if printer.quiet or not sys.stderr.isatty():
+        return measure_fleet(boards, run, lambda name, status: None)
+    from rich.console import Console
+    from rich.live import Live
+    from rich.table import Table
+    from rich.text import Text
+
+    doing = {board.name: "waiting" for board in boards}
+
+    def drawn() -> Table:
+        table = Table("board", "status")
+        for name, status in list(doing.items()):
+            table.add_row(Text(name), Text(status))
+        return table
+
+    with Live(console=Console(stderr=True), get_renderable=drawn, transient=True):
+        return measure_fleet(boards, run, doing.__setitem__)
+
+
+def _draw_fleet(console: Console, fleet: Fleet) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    for heads, rows in fleet.tables():
+        table = Table(*heads)
+        for row in rows:
+            table.add_row(*map(Text, row))
+        console.print(table)
+    for line in fleet.lines():
+        console.print(line)

@@ -16,6 +16,7 @@ from edgeq.cli._options import (
     STRIDE,
     TASK_NAMES,
     THREADS,
+    on_board,
     task_options,
 )
 
@@ -50,8 +51,9 @@ if TYPE_CHECKING:
     help="Graph optimisation of a model file; a bundle brings its own.",
 )
 @SESSION_OPTIONS
+@on_board
 @common
-def command(printer: Printer, **options: Any) -> None:
+def command(printer: Printer, on: str | None, **options: Any) -> None:
     """Measure accuracy of a model or a bundle on labelled data, or its agreement with another.
 
     \b
@@ -59,13 +61,23 @@ def command(printer: Printer, **options: Any) -> None:
     edgeq eval int8.onnx --data val/ --reference float.onnx
     edgeq eval float.onnx --data val/ --reference float.onnx --engine openvino:bf16
     edgeq eval m.onnx --data val/ --task classification --count 100 --try-preprocess
+    edgeq eval bundle/ --data val/ --task classification --on ssh://pi@10.0.0.5
     """
     from edgeq.measure.evaluation import request_from_options, run_evaluation
     from edgeq.measure.preprocess_trial import try_preprocess
 
     trial = options.pop("try_preprocess")
     request = request_from_options(options)
-    if trial:
+    if on is not None:
+        from edgeq.errors import UsageError
+        from edgeq.remote.devices import one_board
+        from edgeq.remote.evaluate import evaluate_on
+
+        if trial:
+            raise UsageError("--try-preprocess compares preprocessings here", "Leave --on out")
+        there = evaluate_on(request, one_board(on), progress=printer.progress())
+        printer.result(there, lambda console: _draw(console, there.result))
+    elif trial:
         tried = try_preprocess(request, progress=printer.progress())
         printer.result(tried, lambda console: _draw_trial(console, tried))
     else:

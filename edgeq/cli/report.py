@@ -24,11 +24,21 @@ if TYPE_CHECKING:
     "--bench", "measure", is_flag=True, help="Time it here and now against its float32 model, layer by layer."
 )
 @click.option("--variant", metavar="NAME", help="With --bench: this variant, not the best for this machine.")
+@click.option(
+    "--fleet", type=PATH, metavar="FILE.json", help="A section on boards: what `bench --on FLEET.toml --json` printed."
+)
 @click.option("--open", "opened", is_flag=True, help="Open the page in the browser.")
 @click.option("--force", is_flag=True, help="Replace what is there; an earlier report is replaced anyway.")
 @common
 def command(
-    printer: Printer, bundle: Path, output: Path | None, measure: bool, variant: str | None, opened: bool, force: bool
+    printer: Printer,
+    bundle: Path,
+    output: Path | None,
+    measure: bool,
+    variant: str | None,
+    fleet: Path | None,
+    opened: bool,
+    force: bool,
 ) -> None:
     """Write the report of BUNDLE (a directory or an .edgeq file): one HTML file that opens offline.
 
@@ -42,7 +52,9 @@ def command(
     """
     from edgeq.report.bundle import report_bundle
 
-    result = report_bundle(bundle, output, measure=measure, variant=variant, force=force, progress=printer.progress())
+    result = report_bundle(
+        bundle, output, measure=measure, variant=variant, fleet=fleet, force=force, progress=printer.progress()
+    )
     printer.result(result, lambda console: _draw(console, result))
     if opened:
         click.launch(str(result.page.absolute()))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import FORCE, PATH, data_options, target_option
+from edgeq.cli._options import FORCE, PATH, complete_board, data_options, target_option
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from edgeq.progress import Progress
+    from edgeq.remote.clock import BoardClock
     from edgeq.tune.run import Plan, Tuned
 
 _LOSERS_SHOWN = 10
@@ -43,6 +46,13 @@ _LOSERS_SHOWN = 10
     metavar="ENGINE",
     help="Race only this engine, as NAME or NAME:PRECISION. Repeatable. Default: all that are installed and right.",
 )
+@click.option(
+    "--on",
+    multiple=True,
+    metavar="BOARD",
+    shell_complete=complete_board,
+    help="Time on this board and check every candidate there; several of one kind take turns. Repeatable.",
+)
 @click.option("-o", "--output", type=PATH, required=True, metavar="DIR|FILE.edgeq", help="Where the bundle goes.")
 @click.option("--with-float", is_flag=True, help="Put the float32 model in, so that the device can time both.")
 @click.option("--resume", is_flag=True, help="Go on where an interrupted run stopped.")
@@ -50,18 +60,25 @@ _LOSERS_SHOWN = 10
 @FORCE
 @common
 def command(
-    printer: Printer, model: Path, output: Path, engines: tuple[str, ...], dry_run: bool, **options: Any
+    printer: Printer,
+    model: Path,
+    output: Path,
+    engines: tuple[str, ...],
+    on: tuple[str, ...],
+    dry_run: bool,
+    **options: Any,
 ) -> None:
     """Find the best int8 form of MODEL for this machine, by measuring, and write it as a bundle.
 
     \b
     edgeq tune model.onnx --data calib/ --preprocess imagenet -o tuned/
     edgeq tune model.onnx --data calib/ --val val/ --task classification -t nvidia-t4 -o for-t4/
+    edgeq tune model.onnx --data calib/ --on ssh://pi@10.0.0.5 -o for-the-board/
     edgeq tune model.onnx --data calib/ --engine onnxruntime --engine openvino:bf16 -o tuned/
     edgeq tune model.onnx --data calib/ --val val/ --task classification --max-drop 0.5pt --budget 10m -o tuned/
     """
     from edgeq.engines import choose_engine
-    from edgeq.errors import GoalNotMetError
+    from edgeq.errors import GoalNotMetError, UsageError
     from edgeq.pipeline.options import tune_arguments
     from edgeq.tune.goal import Goal, parse_budget
     from edgeq.tune.run import plan, tune
@@ -70,17 +87,33 @@ def command(
     drop = arguments.pop("max_drop")
     goal = Goal(options["objective"], Goal.max_drop if drop is None else drop, parse_budget(options["budget"]))
     if dry_run:
+        if on:
+            raise UsageError("--dry-run reaches no board", "Leave --on out, or name the board's target with -t")
         named = {name: arguments[name] for name in ("data", "statistics", "target", "engines")}
         steps = plan(model, **named, goal=goal, progress=printer.progress())
         printer.result(steps, lambda console: _draw_plan(console, steps))
         return
+    progress = printer.progress()
     try:
-        result = tune(model, output=output, goal=goal, progress=printer.progress(), **arguments)
+        with _clock(on, progress) as clock:
+            result = tune(model, output=output, goal=goal, clock=clock, progress=progress, **arguments)
     except GoalNotMetError as error:
         found = error.record
         printer.result(found, lambda console: _draw(console, found, verbose=printer.verbose))
         raise
     printer.result(result, lambda console: _draw_result(console, result, verbose=printer.verbose))
+
+
+@contextmanager
+def _clock(on: tuple[str, ...], progress: Progress) -> Iterator[BoardClock | None]:
+    if not on:
+        yield None
+        return
+    from edgeq.remote.clock import BoardClock
+    from edgeq.remote.devices import fleet_of
+
+    with BoardClock(fleet_of(on), progress=progress) as clock:
+        yield clock
 
 
 def _draw_result(console: Console, result: Tuned, *, verbose: bool) -> None:

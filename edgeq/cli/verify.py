@@ -19,9 +19,10 @@ from edgeq.cli._options import PATH, REQUIRE_SIGNATURE, TASK_NAMES, TRUST, Renam
 @click.option(
     "--on",
     multiple=True,
-    metavar="TARGET|all",
+    metavar="TARGET|BOARD|all",
     shell_complete=complete_target,
-    help="Run what this target would load, on its own kernels; all: each variant on its target. Repeatable.",
+    help="Run what this target would load, on its own kernels; all: each variant on its target; a board by its "
+    "ssh:// address or its name in devices.toml. Repeatable.",
 )
 @click.option("--data", help="With --on: samples to compare with this machine on: a folder, .npz, .npy, .pb ...")
 @click.option(
@@ -45,17 +46,16 @@ def command(
     edgeq verify dist/ --trust build.pub
     edgeq verify dist/ --on all
     edgeq verify dist/ --on raspberry-pi-5 --data val/ --count 100 --task classification
+    edgeq verify dist/ --on ssh://pi@10.0.0.5
     """
     from edgeq.bundle.verify import check_report, check_trusted, verify_bundle
 
     if options["on"]:
-        from edgeq.emulate.verify import summary, verify_on
-        from edgeq.pipeline.emulated import verify_request
-        from edgeq.pipeline.simulators import SIMULATORS
+        from edgeq.remote.verify import verify_everywhere
 
         check_trusted(bundle, trust=trust, required=require_signature)
-        found = verify_on(verify_request(bundle, variant, options), simulators=SIMULATORS, progress=printer.progress())
-        printer.lines(found, summary(found.checks))
+        found = verify_everywhere(bundle, variant, options, progress=printer.progress())
+        printer.lines(found, found.lines())
         found.check()
         return
 

@@ -155,6 +155,7 @@ def check_variant(
     count: int | None = None,
     task: Task | None = None,
     simulators: Mapping[str, Simulator] | None = None,
+    route: ExecutionRoute | None = None,
     progress: Progress = SILENT,
 ) -> EmulatedCheck:
     """Check a variant of an opened bundle on the kernels of `target`. See `check_trial`."""
@@ -171,7 +172,7 @@ def check_variant(
     trial = Trial(
         model, settings, vectors, variant.tolerance, samples=samples, count=count, task=task, name=variant.name
     )
-    return check_trial(trial, target, machine, simulators=simulators, progress=progress)
+    return check_trial(trial, target, machine, simulators=simulators, route=route, progress=progress)
 
 
 def check_trial(
@@ -180,6 +181,7 @@ def check_trial(
     machine: Machine,
     *,
     simulators: Mapping[str, Simulator] | None = None,
+    route: ExecutionRoute | None = None,
     progress: Progress = SILENT,
 ) -> EmulatedCheck:
     """Run a model on the kernels of `target`: load it, hold its self-test, and compare it with this machine on data.
@@ -190,11 +192,12 @@ def check_trial(
     Args:
         machine: this one.
         simulators: see `edgeq.emulate.routes.route_to`.
+        route: to the kernels, where it is known: a board of that kind.
 
     Raises:
         DataError: something is wrong with the samples.
     """
-    route = route_to(target, machine, simulators=simulators, progress=progress)
+    route = route or route_to(target, machine, simulators=simulators, progress=progress)
     if route.start is None:
         return EmulatedCheck(target.name, trial.name, NOT_RUN, route.how, NOT_RUN, route.reason)
     with ExitStack() as stack:

@@ -94,7 +94,7 @@ def verify_on(
     with opened(request.bundle) as bundle:
         pairs = list(_pairs(bundle, request, machine))
         for variant, target in pairs:
-            samples = _samples(request, variant, progress) if request.data is not None else None
+            samples = samples_of(request, variant, progress) if request.data is not None else None
             checks.append(
                 check_variant(
                     variant,
@@ -148,7 +148,8 @@ def _taken(bundle: Bundle, target: Target, name: str | None) -> Variant:
     return select(bundle, device, name=name).variant
 
 
-def _samples(request: VerifyRequest, variant: Variant, progress: Progress) -> Samples | None:
+def samples_of(request: VerifyRequest, variant: Variant, progress: Progress) -> Samples | None:
+    """The samples of a request, for a variant; None for one that onnxruntime does not run."""
     if variant.model is None:
         return None
     signature = signature_of(onnx.load(variant.model, load_external_data=False), request.bundle)

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edgeq_device.engines import find_library, install_command, installed_version, this_platform
-from edgeq_device.errors import DeviceError
+from edgeq_device.engines import install_command, installed_version, problem_of, this_platform
 from edgeq_device.version import parse_version
 from edgeq_device.wrong import WrongKernels, wrong_here
 
 from edgeq.engines import DEFAULT, Engine
 from edgeq.hardware.machine import Machine
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An engine on another machine: version of its package, and what is known against it; see `EngineState`."""
+
+    version: str = ""
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -40,19 +47,27 @@ class EngineState:
         return bool(self.version) and not self.problem
 
 
-def detect_engines(machine: Machine, engines: Mapping[str, Engine]) -> tuple[EngineState, ...]:
-    """The engines that are installed, and those that are not and have hardware here: onnxruntime's own first."""
+def detect_engines(
+    machine: Machine, engines: Mapping[str, Engine], elsewhere: Mapping[str, Installed] | None = None
+) -> tuple[EngineState, ...]:
+    """The engines that are installed, and those that are not and have hardware here: onnxruntime's own first.
+
+    Args:
+        elsewhere: what another machine, which `machine` then is, has of them, by name.
+    """
     states = []
-    runtime = installed_version(engines[DEFAULT])
+    installed = _installed(engines) if elsewhere is None else elsewhere
+    place = this_platform() if elsewhere is None else f"{machine.os.lower().partition(' ')[0]} {machine.architecture}"
     for engine in sorted(engines.values(), key=lambda e: (bool(e.module), e.name)):
-        version = installed_version(engine)
-        if version or _would_run(engine, machine):
+        found = installed.get(engine.name, Installed())
+        version = found.version
+        if version or _would_run(engine, machine, place):
             states.append(
                 EngineState(
                     name=engine.name,
                     title=engine.title,
                     version=version,
-                    problem=_problem(engine, runtime) if version else "",
+                    problem=found.problem,
                     precisions=engine.fast_precisions(machine.features),
                     int8_pairs=engine.int8.pairs,
                     install="" if version else install_command(engine),
@@ -67,21 +82,20 @@ def wrong_on(machine: Machine) -> tuple[WrongKernels, ...]:
     return wrong_here(installed, machine.architecture, machine.features) if installed else ()
 
 
-def _problem(engine: Engine, runtime: str) -> str:
-    try:
-        if engine.module:
-            find_library(engine, runtime)
-    except DeviceError as error:
-        return str(error)
-    return ""
+def _installed(engines: Mapping[str, Engine]) -> dict[str, Installed]:
+    versions = {name: installed_version(engine) for name, engine in engines.items()}
+    return {
+        name: Installed(version, problem_of(engines[name], versions[DEFAULT]) if engines[name].module else "")
+        for name, version in versions.items()
+        if version
+    }
 
 
-def _would_run(engine: Engine, machine: Machine) -> bool:
-    """Whether this machine is known to have what `engine` runs on."""
-    here = this_platform()
-    if engine.platforms and here not in engine.platforms:
+def _would_run(engine: Engine, machine: Machine, place: str) -> bool:
+    """Whether `machine`, a `place` as `this_platform` names it, is known to have what `engine` runs on."""
+    if engine.platforms and place not in engine.platforms:
         return False
     if engine.min_compute_capability:
         least = parse_version(engine.min_compute_capability)
         return any(gpu.compute_capability >= least for gpu in machine.gpus)
-    return here in engine.present_on or engine.devices == ("CPU",)
+    return place in engine.present_on or engine.devices == ("CPU",)

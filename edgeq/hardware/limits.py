@@ -6,10 +6,10 @@ Readers take the root of the file system, so that tests can give them one.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from edgeq_device.environment import allowed_cores
 from edgeq_device.features import parse_identity, read_bytes
 
 from edgeq.hardware.machine import Cache
@@ -18,12 +18,11 @@ ROOT = Path("/")
 _UNLIMITED = 1 << 60  # control groups v1 write "no limit" as a page-aligned number just under 2**63
 
 
-def usable_threads(root: Path = ROOT) -> int:
-    """Hardware threads by scheduler affinity, further limited by the control groups' CPU quota; at least 1."""
-    has_affinity = hasattr(os, "sched_getaffinity")
-    by_affinity = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+def usable_threads(root: Path = ROOT, affinity: int | None = None) -> int:
+    """Hardware threads by scheduler affinity (None: this process's), further limited by the control groups' CPU quota;
+    at least 1."""
     quotas = [math.ceil(quota) for quota in _cpu_quotas(root)]
-    return max(1, min([by_affinity, *quotas]))
+    return max(1, min([len(allowed_cores()) if affinity is None else affinity, *quotas]))
 
 
 def memory_bytes(root: Path = ROOT) -> int:

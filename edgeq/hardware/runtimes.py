@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 
 _DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
@@ -16,14 +16,28 @@ _DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
 
 def detect_runtimes() -> dict[str, str]:
     """Version per runtime that is installed, and Python's own."""
-    found = {name: version for name, packages in _DISTRIBUTIONS.items() if (version := _first_version(packages))}
-    return {**found, "python": platform.python_version()}
+    return runtimes_among(_installed(), platform.python_version())
 
 
-def _first_version(packages: Iterable[str]) -> str | None:
-    for package in packages:
+PACKAGES = tuple(package for packages in _DISTRIBUTIONS.values() for package in packages)
+"""Packages whose versions `runtimes_among` looks at."""
+
+
+def runtimes_among(versions: Mapping[str, str], python: str) -> dict[str, str]:
+    """The same from the versions of packages, as far as they are installed."""
+    found = {
+        name: next(versions[package] for package in packages if package in versions)
+        for name, packages in _DISTRIBUTIONS.items()
+        if any(package in versions for package in packages)
+    }
+    return {**found, "python": python}
+
+
+def _installed() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
         try:
-            return metadata.version(package)
+            found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return None
+    return found

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from edgeq_device.bench_models import Shapes
 from edgeq_device.bench_settings import BenchSettings
@@ -13,7 +13,7 @@ from edgeq_device.scenarios import Feed
 
 from edgeq.device import device_errors
 from edgeq.engines import EngineChoice
-from edgeq.errors import UsageError
+from edgeq.errors import BundleError, UsageError
 from edgeq.measure.latency import Measurement, bench_model, measure_models
 from edgeq.measure.loaded_model import is_bundle, variant_preprocessing
 from edgeq.model.load import model_signature, signature_of
@@ -24,8 +24,6 @@ from edgeq.workers.engine import Engines
 
 SAMPLES = 32
 """Samples taken from the data where no number is given: the same few over and over, as MLPerf does."""
-
-Feeds = Callable[[Any], Sequence[Feed]]
 
 
 @dataclass(frozen=True)
@@ -45,6 +43,29 @@ class BenchData:
     shapes: Shapes | None = None
 
 
+class BenchPlace(Protocol):
+    """Where a benchmark runs, if not here: samples are given, or None for those of a self-test or made-up ones."""
+
+    def models(
+        self,
+        models: Mapping[str, tuple[Path, SessionSettings]],
+        settings: BenchSettings,
+        samples: Sequence[Feed] | None,
+        shapes: Shapes | None,
+    ) -> Measurement:
+        """Measure model files side by side."""
+
+    def bundle(
+        self,
+        bundle: Path,
+        variant: str | None,
+        settings: BenchSettings,
+        samples: Sequence[Feed] | None,
+        shapes: Shapes | None,
+    ) -> Measurement:
+        """Measure the variant of a bundle that runs there."""
+
+
 def bench(
     path: str | Path,
     *,
@@ -54,9 +75,10 @@ def bench(
     data: BenchData | None = None,
     settings: BenchSettings | None = None,
     session_options: Mapping[str, str] | None = None,
+    place: BenchPlace | None = None,
     progress: Progress = SILENT,
 ) -> Measurement:
-    """Measure an .onnx file or a bundle on this machine.
+    """Measure an .onnx file or a bundle on this machine, or at another `place`.
 
     Args:
         path: a model, or a bundle (a directory or an .edgeq file), whose float32 model, if it has one, is measured too.
@@ -65,6 +87,7 @@ def bench(
         session_options: to run model files with, over those that they carry; a bundle brings its own.
         engines: what executes the model, one after another where there are several; `against` runs in onnxruntime's own
             kernels, as all does where none is given. Plug-ins run in processes of their own.
+        place: where it runs; None is this machine.
 
     Raises:
         UsageError, DataError, ModelError, BundleError, RuntimeUnavailableError: as the message says.
@@ -79,7 +102,7 @@ def bench(
             )
         if engines:
             raise UsageError(f"{path} is a bundle, whose variants bring their engine", "Leave --engine out")
-        return _bench_bundle(path, variant, data, settings, progress)
+        return _bench_bundle(path, variant, data, settings, place, progress)
     if variant is not None:
         raise UsageError(f"{path} is a model, which has no variants", "Leave --variant out")
     simulated = next((choice.name for choice in engines if choice.engine.simulated), "")
@@ -99,11 +122,14 @@ def bench(
     models |= _in_engines(name, path, engines, plain) or {name: (path, plain)}
     if against is not None or len(models) > 1:
         settings = replace(settings, baseline=next(iter(models)))
+    samples = _samples(data, signature, path, progress) if data.source is not None else None
+    if place is not None:
+        return place.models(models, settings, samples, data.shapes)
     with Engines() as processes:
         return measure_models(
             [bench_model(name, p, how, processes.open) for name, (p, how) in models.items()],
             settings,
-            feeds=_feeds(data, signature, path, progress) if data.source is not None else None,
+            feeds=(lambda session: samples) if samples is not None else None,
             shapes=data.shapes,
             progress=progress,
         )
@@ -116,28 +142,40 @@ def _in_engines(
 
 
 def _bench_bundle(
-    path: Path, variant: str | None, data: BenchData, settings: BenchSettings, progress: Progress
+    path: Path,
+    variant: str | None,
+    data: BenchData,
+    settings: BenchSettings,
+    place: BenchPlace | None,
+    progress: Progress,
 ) -> Measurement:
     import onnx
     from edgeq_device.bench_bundle import bundle_feeds, bundle_models, bundle_variants
-    from edgeq_device.package import open_bundle
+    from edgeq_device.package import MAIN, open_bundle
     from edgeq_device.sessions import read_device
 
     with device_errors(), open_bundle(path) as bundle:
-        variants = bundle_variants(bundle, read_device(), variant)
-        chosen = variants[-1]
-        assert chosen.model is not None, "select() takes no variant that onnxruntime does not run"
-        feeds = None if data.shapes else bundle_feeds(variants)
+        variants = bundle_variants(bundle, read_device(), variant) if place is None else bundle.components[MAIN]
+        samples = None
         if data.source is not None:
+            # All variants take the same inputs.
+            chosen = next((v for v in reversed(variants) if v.model is not None), None)
+            if chosen is None or chosen.model is None:
+                raise BundleError(f"{path} has no variant that onnxruntime runs", "Leave --data out")
             # Its external weights may lie elsewhere in the bundle, and only names and shapes are wanted.
             signature = signature_of(onnx.load(chosen.model, load_external_data=False), path)
             if data.preprocess is None:
                 data = replace(data, preprocess=variant_preprocessing(chosen))
-            feeds = _feeds(data, signature, chosen.model, progress)
+            samples = _samples(data, signature, chosen.model, progress)
+        if place is not None:
+            return place.bundle(path, variant, settings, samples, data.shapes)
+        feeds = None if data.shapes else bundle_feeds(variants)
+        if samples is not None:
+            feeds = lambda session: samples  # noqa: E731
         return measure_models(bundle_models(variants), settings, feeds=feeds, shapes=data.shapes, progress=progress)
 
 
-def _feeds(data: BenchData, signature: Signature, model: Path, progress: Progress) -> Feeds:
+def _samples(data: BenchData, signature: Signature, model: Path, progress: Progress) -> Sequence[Feed]:
     from edgeq.data.samples import open_samples
 
     samples = open_samples(
@@ -148,4 +186,4 @@ def _feeds(data: BenchData, signature: Signature, model: Path, progress: Progres
         model=model,
         progress=progress,
     )
-    return lambda session: [sample.inputs for sample in samples]
+    return [sample.inputs for sample in samples]

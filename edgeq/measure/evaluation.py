@@ -16,7 +16,7 @@ from edgeq.engines import choose_engine
 from edgeq.errors import UsageError
 from edgeq.measure.accuracy import Accuracy, evaluate_sessions
 from edgeq.measure.agreement import Agreement
-from edgeq.measure.loaded_model import LoadedModel, open_model
+from edgeq.measure.loaded_model import LoadedModel, Opener, open_model
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings, given_options
@@ -114,8 +114,11 @@ class EvalResult:
         }
 
 
-def run_evaluation(request: EvalRequest, *, progress: Progress = SILENT) -> EvalResult:
+def run_evaluation(request: EvalRequest, *, opener: Opener | None = None, progress: Progress = SILENT) -> EvalResult:
     """Open everything, run every sample once, and measure.
+
+    Args:
+        opener: where the model runs; None is this machine, where a reference always does.
 
     Raises:
         UsageError: neither a task nor a reference, or an option that makes no sense.
@@ -127,7 +130,9 @@ def run_evaluation(request: EvalRequest, *, progress: Progress = SILENT) -> Eval
     if task is None and request.options.given():
         raise UsageError("task options without a task", "Give a --task")
     with ExitStack() as stack:
-        loaded = stack.enter_context(open_model(request.model, request.settings, variant=request.variant))
+        loaded = stack.enter_context(
+            open_model(request.model, request.settings, variant=request.variant, opener=opener)
+        )
         loaded_models = {"model": loaded}
         if request.reference is not None:
             own = dataclasses.replace(request.settings, engine=None, precision=FLOAT)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.errors import DataError, RuntimeUnavailableError
+from edgeq.errors import BoardError, DataError, RuntimeUnavailableError
 from edgeq.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ def infer(session: Session, sample: Sample, *, model: str = "the model") -> Outp
     names = [output.name for output in session.get_outputs()]
     try:
         values = session.run(names, dict(sample.inputs))
+    except BoardError:  # it is not the model that failed
+        raise
     except Exception as error:  # onnxruntime's exceptions share no base class below Exception
         text = " ".join(str(error).split())
         if type(error).__name__ in ("InvalidArgument", "ValueError"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from edgeq.measure.coverage import Kind, aliases, classify
 from edgeq.measure.profile import RUNS, timed_profile
 from edgeq.model.macs import node_macs
 from edgeq.records import Amount, written
-from edgeq.session import SessionSettings
+from edgeq.session import SessionSettings, open_session
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,19 @@ def kernel_times(
     source: ir.Model,
     *,
     runs: int = RUNS,
+    opener: Callable[[Path, SessionSettings], Any] = open_session,
 ) -> tuple[KernelTime, ...]:
     """Run `model` under the profiler; what each kernel takes, in execution order.
 
     Args:
         feed: one sample.
         source: the float model that it was made from, by whose nodes kernels are named.
+        opener: see `edgeq.measure.profile.profile`.
 
     Raises:
         RuntimeUnavailableError: onnxruntime is missing, or refuses the model.
     """
-    profiled = timed_profile(model, settings, feed, runs=runs)
+    profiled = timed_profile(model, settings, feed, runs=runs, opener=opener)
     macs = {name: count for name, count in node_macs(source).items() if count}
     # The runtime may call a node by what it gives.
     nodes = {name_of(node.outputs[0]): node.name for node in source.graph if node.name and node.outputs}

@@ -136,15 +136,13 @@ def measure_models(
     settings = settings or BenchSettings()
     with device_errors(), _drawn(progress, settings) as on_progress:
         report = bench_models(models, settings, feeds=feeds, shapes=shapes, on_progress=on_progress)
-    return Measurement(
-        machine=report["machine"],
-        versions=report["versions"],
-        settings=report["settings"],
-        models=report["models"],
-        scenarios=report["scenarios"],
-        notes=tuple(report["notes"]),
-        report=report,
-    )
+    return measurement(report)
+
+
+def measurement(report: Mapping[str, Any]) -> Measurement:
+    """The report of `bench_models` as a value."""
+    named = ("machine", "versions", "settings", "models", "scenarios")
+    return Measurement(**{name: report[name] for name in named}, notes=tuple(report["notes"]), report=report)
 
 
 def sessions_to_time(model: Path) -> int:

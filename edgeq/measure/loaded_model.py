@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from edgeq_device.engines import FLOAT, plugin_of
 from edgeq_device.select import precision_of
@@ -53,6 +53,16 @@ class LoadedModel:
         return str(self.path) if self.variant is None else f"{self.path} ({self.variant})"
 
 
+class Opener(Protocol):
+    """Opens models where they are to run: here, or on a board."""
+
+    def open(self, model: Path, settings: SessionSettings) -> Any:
+        """A session of a model file."""
+
+    def open_bundle(self, bundle: Path, variant: str | None, threads: int) -> tuple[str, Any]:
+        """The name of the variant that runs there (or that is named), and its session."""
+
+
 def is_bundle(path: Path) -> bool:
     """Whether `path` is meant as a bundle: a directory, a zip, or named .edgeq."""
     return path.is_dir() or path.suffix == ".edgeq" or (path.is_file() and zipfile.is_zipfile(path))
@@ -60,12 +70,15 @@ def is_bundle(path: Path) -> bool:
 
 @contextmanager
 def open_model(
-    path: Path, settings: SessionSettings | None = None, *, variant: str | None = None
+    path: Path, settings: SessionSettings | None = None, *, variant: str | None = None, opener: Opener | None = None
 ) -> Iterator[LoadedModel]:
     """Open a model file or a bundle for measuring.
 
     A bundle's variant brings its own provider, options and optimisation level, because they are part of the artifact;
     of `settings` only the thread count is taken then. A plug-in engine runs a model file in a process of its own.
+
+    Args:
+        opener: what opens it; None opens it on this machine.
 
     Raises:
         ModelError, BundleError, RuntimeUnavailableError: it cannot be opened.
@@ -75,7 +88,7 @@ def open_model(
     if is_bundle(path):
         if settings.engine is not None:
             raise UsageError(f"{path} is a bundle, whose variants bring their engine", "Leave --engine out")
-        with _open_variant(path, settings, variant) as loaded:
+        with _open_variant(path, settings, variant, opener) as loaded:
             yield loaded
         return
     if variant is not None:
@@ -92,15 +105,17 @@ def open_model(
             variant=None,
             signature=signature_of(proto, path),
             settings=settings,
-            session=engines.open(path, settings),
+            session=(opener or engines).open(path, settings),
         )
 
 
 @contextmanager
-def _open_variant(path: Path, settings: SessionSettings, name: str | None) -> Iterator[LoadedModel]:
+def _open_variant(
+    path: Path, settings: SessionSettings, name: str | None, opener: Opener | None
+) -> Iterator[LoadedModel]:
     import onnx
     from edgeq_device.opening import open_best
-    from edgeq_device.package import open_bundle
+    from edgeq_device.package import MAIN, open_bundle
     from edgeq_device.sessions import read_device
     from edgeq_device.variants import EXTERNAL_FOLDER
 
@@ -109,9 +124,13 @@ def _open_variant(path: Path, settings: SessionSettings, name: str | None) -> It
     with device_errors():
         bundle = open_bundle(path)
     with bundle:
-        with device_errors():
-            found = open_best(bundle, read_device(), name=name, threads=settings.intra_op_threads)
-        chosen = found.choice.variant
+        if opener is None:
+            with device_errors():
+                found = open_best(bundle, read_device(), name=name, threads=settings.intra_op_threads)
+            chosen, session = found.choice.variant, found.session
+        else:
+            taken, session = opener.open_bundle(path, name, settings.intra_op_threads)
+            chosen = next(variant for variant in bundle.components[MAIN] if variant.name == taken)
         assert chosen.model is not None, "select() takes no variant that ONNX Runtime does not run"
         # The bundle's files were checked when it was opened. External weights may lie elsewhere in it.
         model = onnx.load(chosen.model, load_external_data=False)
@@ -123,7 +142,7 @@ def _open_variant(path: Path, settings: SessionSettings, name: str | None) -> It
             variant=chosen.name,
             signature=signature_of(model, path),
             settings=settings,
-            session=found.session,
+            session=session,
             preprocess=variant_preprocessing(chosen),
         )
 

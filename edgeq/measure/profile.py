@@ -79,9 +79,16 @@ def profile(
         return Profile(kernel_runs(events), _weight_shapes(optimized))
 
 
-def timed_profile(model: Path, settings: SessionSettings, feed: Mapping[str, Any], *, runs: int = RUNS) -> Profile:
+def timed_profile(
+    model: Path,
+    settings: SessionSettings,
+    feed: Mapping[str, Any],
+    *,
+    runs: int = RUNS,
+    opener: Callable[[Path, SessionSettings], Any] = open_session,
+) -> Profile:
     """`profile` with each kernel once, at its `typical` time over `runs` runs behind a warm-up."""
-    found = profile(model, settings, feed, runs=_WARM_UP + runs)
+    found = profile(model, settings, feed, runs=_WARM_UP + runs, opener=opener)
     return replace(found, kernels=typical(found.kernels, _WARM_UP + runs))
 
 

@@ -30,12 +30,19 @@ _LEFT_OUT = "--no-emulate leaves its kernels out"
 
 
 def target_coverage(
-    job: Job, built: Built, machine: Machine, *, emulate: bool = True, progress: Progress = SILENT
+    job: Job,
+    built: Built,
+    machine: Machine,
+    *,
+    emulate: bool = True,
+    route: ExecutionRoute | None = None,
+    progress: Progress = SILENT,
 ) -> Coverage:
     """The coverage of `built` on its target.
 
     Args:
         machine: this one.
+        route: to the target's kernels, where it is known: a board of that kind.
         emulate: whether the target's kernels are emulated where that is possible.
 
     Raises:
@@ -48,9 +55,9 @@ def target_coverage(
     rules = int8_rules(target.backend)
     predicted = predict_int8(source, rules, built.artifact.scheme)
     explain = explainer(built, predicted)
-    if runs_natively(target, machine):
+    if route is None and runs_natively(target, machine):
         return measure_coverage(built.artifact.model, built.artifact.settings(), feed, source, explain)
-    route = route_to(target, machine, progress=progress)
+    route = route or route_to(target, machine, progress=progress)
     reason = _why_not(route, emulate=emulate)
     if not reason:
         found = _measure(built, route, feed, source, explain, progress)

@@ -29,9 +29,10 @@ from edgeq.measure.loaded_model import is_bundle, variant_settings
 from edgeq.model.load import read_model
 from edgeq.ownership import is_plain
 from edgeq.progress import SILENT, Progress
-from edgeq.records import plain
+from edgeq.records import plain, read_json
 from edgeq.report.data import ReportData
 from edgeq.report.facts import string
+from edgeq.report.fleet import FleetRecord
 from edgeq.report.page import render
 from edgeq.report.read import read_report
 from edgeq.report.record import RECORD, TUNING
@@ -83,6 +84,7 @@ def report_bundle(
     measure: bool = False,
     variant: str | None = None,
     settings: BenchSettings | None = None,
+    fleet: Path | None = None,
     force: bool = False,
     progress: Progress = SILENT,
 ) -> Reported:
@@ -95,11 +97,12 @@ def report_bundle(
         measure: time the bundle on this machine now, against its float32 model if it has one, and its layers.
         variant: which one to measure; None takes the best for this machine.
         settings: how to time it.
+        fleet: what `edgeq bench --on FLEET.toml --json` printed, for a section of its own.
         force: replace `output` whatever it is; an earlier report that nobody changed is replaced anyway.
 
     Raises:
         UsageError: `path` is a model file, or a record that is to be measured.
-        DataError: `path` is a JSON file, but no record.
+        DataError: `path` is a JSON file, but no record; or `fleet` is none of a fleet.
         BundleError: the bundle is damaged, was changed, or nothing in it runs here.
         OutputError: `output` is something else, or cannot be written.
     """
@@ -118,6 +121,9 @@ def report_bundle(
             record = bundle_record(bundle)
             if measure:
                 record = measured(record, bundle, variant, settings, progress)
+    if fleet is not None:
+        found = read_json(fleet, FleetRecord, DataError, "Give what `edgeq bench --on FLEET.toml --json` printed")
+        record = {**record, "fleet": plain(found)}
     data = read_report(record)
     page = _sealed(render(data).encode("utf-8"))
     with output_file(place, force=force or _is_report(place)) as draft:

@@ -13,6 +13,7 @@ from edgeq.measure.coverage import Coverage
 from edgeq.measure.kernels import KernelTime
 from edgeq.records import Count, Finite, Positive, Share
 from edgeq.report.facts import Pairs
+from edgeq.report.fleet import FleetRecord
 from edgeq.report.histograms import TensorHistogram
 from edgeq.report.layer_rows import Layer
 from edgeq.report.layers import LayersRecord
@@ -65,13 +66,14 @@ class VariantRecord:
 
 @dataclass(frozen=True)
 class ReportRecord:
-    """report.json, with tuning.json as `tuning`, and `bench` and `machine` where they were taken now."""
+    """report.json, with tuning.json as `tuning`, and `bench`, `fleet` and `machine` where they were taken now."""
 
     name: str = ""
     model: ModelRecord | None = None
     variants: Mapping[str, VariantRecord] = field(default_factory=dict)
     tuning: TuningRecord | None = None
     bench: BenchReport | None = None
+    fleet: FleetRecord | None = None
     machine: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
     identity: Mapping[str, Any] = field(default_factory=dict)
@@ -141,6 +143,7 @@ class ReportData:
     float_bytes: float | None = None
     tuning: Tuning | None = None
     timing: Timing | None = None
+    fleet: FleetRecord | None = None
     machine: Pairs = ()
     versions: Pairs = ()
     identity: Pairs = ()

@@ -19,6 +19,7 @@ from edgeq.report.charts.latency import latency_chart
 from edgeq.report.charts.pareto import NAMES, mark, pareto, ring
 from edgeq.report.charts.profile import layer_profile
 from edgeq.report.data import ReportData
+from edgeq.report.fleet import board_table, failures, kind_table
 from edgeq.report.names import isolated, shorten, visible
 from edgeq.report.verdict import timing_of, verdict_of
 
@@ -91,6 +92,9 @@ def _environment() -> Environment:
         views.float_node_rows,
         views.histogram_texts,
         views.latency_table,
+        board_table,
+        kind_table,
+        failures,
         views.layer_table,
         views.layers_view,
         views.metric_rows,

@@ -35,6 +35,7 @@ def read_report(plain: Mapping[str, Any]) -> ReportData:
         float_bytes=model.bytes,
         tuning=tuning_of(tuning),
         timing=timing,
+        fleet=record.fleet,
         machine=_machine(record.machine or tuning.machine) or (timing.machine if timing else ()),
         versions=pairs(record.versions or tuning.versions, 20) or (timing.versions if timing else ()),
         identity=pairs(identity, 20),

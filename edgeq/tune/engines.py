@@ -7,7 +7,7 @@ in each engine; what is behind its twin in another engine, or behind float32, is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from edgeq_device.engines import find_library, installed_version
@@ -17,7 +17,7 @@ from edgeq.backends.base import TargetedBackend
 from edgeq.device import device_errors
 from edgeq.engines import DEFAULT, Engine, EngineChoice, load_engines
 from edgeq.errors import EngineError, UsageError
-from edgeq.hardware.engines import detect_engines
+from edgeq.hardware.engines import Installed, detect_engines
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import THIS_MACHINE, Target
 from edgeq.pipeline.engine_checks import check_engine
@@ -54,6 +54,23 @@ class Field:
         """Those whose engine is not among `names`."""
         left = tuple(choice for choice in self.plugins if choice.engine.name not in set(names))
         return replace(self, plugins=left)
+
+    def also_on(
+        self, installed: Mapping[str, Installed], asked: Sequence[EngineChoice], progress: Progress = SILENT
+    ) -> Field:
+        """Those that another machine has in the same version: it times what is built and assessed here.
+
+        Raises:
+            EngineError: one of `asked` is not among them.
+        """
+        other = {n for n, version in self.versions.items() if installed.get(n, Installed()) != Installed(version)}
+        for name in sorted(other):
+            found = installed.get(name, Installed())
+            problem = f"{name} {self.versions[name]} is here, {found.problem or found.version or 'none'} on the board"
+            if any(choice.engine.name == name for choice in asked):
+                raise EngineError(problem, "Install the same version on both, or leave --engine out")
+            progress.note(f"{name} is left out: {problem}")
+        return self.without(other)
 
 
 def find_field(

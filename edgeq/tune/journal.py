@@ -15,7 +15,7 @@ from typing import Any
 
 from edgeq_device.claim import UNKNOWN
 
-from edgeq.errors import EdgeqError, OutputError
+from edgeq.errors import BoardError, EdgeqError, OutputError
 from edgeq.ownership import is_plain
 from edgeq.records import parse, plain
 from edgeq.report.tuning_record import Assessment, Screening
@@ -133,6 +133,8 @@ class JournaledEvaluator:
         def measure() -> dict[str, Any]:
             try:
                 return {"found": plain(self._evaluator.build(candidate))}
+            except BoardError:
+                raise
             except EdgeqError as error:
                 return {"error": error.problem}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,13 +15,12 @@ import numpy as np
 from edgeq_device.claim import claim
 from edgeq_device.distribution import Distribution, histogram, shared_edges
 from edgeq_device.latency import Bursts, WarmUp
-from edgeq_device.memory import measure_memory
-from edgeq_device.ranking import FEWEST_SESSIONS, rank_until_settled
-from edgeq_device.scenarios import query_runner
+from edgeq_device.ranking import FEWEST_SESSIONS
 
 from edgeq.backends import Artifact
 from edgeq.errors import CheckFailedError
 from edgeq.hardware.target import Target
+from edgeq.measure.agreement import Agreement
 from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.latency import sessions_to_time
 from edgeq.measure.task import Task
@@ -36,6 +35,7 @@ from edgeq.session import SessionSettings
 from edgeq.tune.accuracy import AccuracyMeter
 from edgeq.tune.builders import CandidateBuilder
 from edgeq.tune.candidate import Candidate
+from edgeq.tune.clock import Clock, LocalClock, Model, opened
 from edgeq.tune.evaluator import Race, Runner
 from edgeq.tune.float_layers import MacCosts, Ranking, rank_by_probing
 from edgeq.tune.goal import Deadline
@@ -51,6 +51,8 @@ from edgeq.workers.engine import Engines
 _SCREENED = 8
 _BATCH = 8
 _LEAST_SQNR_DB = -200.0
+# Roundings differ between kernels without costing any; kernels that saturate cost several.
+_LOSS_DB = 3.0
 # A larger field is raced roughly, to be raced again.
 _RUNNERS_IN_SESSIONS, _SESSIONS_ROUGHLY = 8, 3
 # Short ones: what distinguishes runners is the number of rounds. Two of each session.
@@ -68,6 +70,7 @@ class LocalEvaluator:
         batched: time batches of 8 where the model's first axis is open, for throughput.
         memory: bytes of samples and float32 outputs to hold in memory.
         engines: opens sessions of plug-ins; needed where candidates name one.
+        clock: where latencies are measured; default: here.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class LocalEvaluator:
         batched: bool = False,
         memory: int = MEMORY,
         engines: Engines | None = None,
+        clock: Clock | None = None,
         progress: Progress = SILENT,
     ) -> None:
         self._job = job
@@ -94,6 +98,7 @@ class LocalEvaluator:
         (workdir / "recover").mkdir()
         self._builder = CandidateBuilder(job, target, workdir / "recover", progress)
         self._engines = engines or Engines()
+        self._clock = clock or LocalClock(self._engines)
         self._built: dict[str, Built] = {}
         self._shares: dict[str, float] = {}
 
@@ -111,10 +116,14 @@ class LocalEvaluator:
         start = time.perf_counter()
         artifact = self.built(candidate).artifact
         spent = time.perf_counter() - start
-        with self._opened(artifact.proof_model, artifact.proof_settings()) as session:
+        with opened(self._engines, artifact.proof_model, artifact.proof_settings()) as session:
             agreement = self._accuracy.compare(session, _SCREENED, model=candidate.name)
         if any(output.nonfinite for output in agreement.outputs):
             raise CheckFailedError("its outputs are not finite where the float model's are")
+        compare = partial(self._accuracy.compare, count=_SCREENED, model=candidate.name)
+        there = self._clock.answers(artifact.model, artifact.settings(), compare)
+        if there is not None:
+            _check_answers(agreement, there)
         graph = structure_digest(artifact.proof_model, artifact.session_options)
         if graph not in self._shares:
             self._shares[graph] = self._int8_mac_share(self.built(candidate.replace(engine=None)).artifact)
@@ -136,8 +145,8 @@ class LocalEvaluator:
             for candidate in candidates:
                 artifact = self.built(candidate).artifact
                 with ExitStack() as stack:
-                    opened = self._opened(artifact.proof_model, artifact.proof_settings())
-                    session = partial(stack.enter_context, opened)
+                    opening = opened(self._engines, artifact.proof_model, artifact.proof_settings())
+                    session = partial(stack.enter_context, opening)
                     found[candidate.name] = self._accuracy.assess(candidate.name, session, samples, advance)
         return found
 
@@ -148,19 +157,14 @@ class LocalEvaluator:
         batch, feed = self._feed()
         few = len(runners) <= _RUNNERS_IN_SESSIONS
         count = min(sessions_to_time(self._job.prepared.path), FEWEST_SESSIONS if few else _SESSIONS_ROUGHLY)
-        with ExitStack() as stack, self._progress.stage(f"timing {len(runners)} runners") as advance:
-            ranking = rank_until_settled(
-                {
-                    name: [query_runner(stack.enter_context(self._session(*runner)), [feed]) for _ in range(count)]
-                    for name, runner in runners.items()
-                },
-                top=top,
-                keep=baseline,
-                tie=tie,
-                min_rounds=_LEAST_ROUNDS,
-                max_duration_s=seconds,
+        with self._progress.stage(f"timing {len(runners)} runners") as advance:
+            ranking = self._clock.race(
+                {name: self._model(*runner) for name, runner in runners.items()},
+                feed,
+                sessions=count,
                 warmup=WarmUp(min_s=0.1, max_s=min(1.0, seconds / (4 * len(runners)))),
                 bursts=_BURSTS,
+                how={"top": top, "keep": baseline, "tie": tie, "min_rounds": _LEAST_ROUNDS, "max_duration_s": seconds},
                 on_round=lambda: advance(1),
             )
         claims = {name: claim(ranking.distributions[baseline], d) for name, d in ranking.distributions.items()}
@@ -180,25 +184,13 @@ class LocalEvaluator:
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
         """See `Evaluator.slow_layers`; on the first sample."""
         artifact, feed = self.built(candidate).artifact, self._feed()[1]
-        return slow_layers(self._job.prepared, artifact, feed, float_threads=float_threads, threads=candidate.threads)
+        how = {"float_threads": float_threads, "threads": candidate.threads}
+        return slow_layers(self._job.prepared, artifact, feed, **how, opener=self._clock.open_profiled)
 
     def memory(self, candidate: Candidate | None, threads: int) -> int:
-        """See `Evaluator.memory`; with the first sample, in a process of its own."""
+        """See `Evaluator.memory`; with the first sample."""
         shapes = {name: list(array.shape) for name, array in self._accuracy.samples[0].inputs.items()}
-        if candidate is None:
-            return measure_memory(self._job.prepared.path, shapes=shapes, threads=threads).session_peak_bytes
-        artifact = self.built(candidate).artifact
-        settings = artifact.settings(threads=threads)
-        return measure_memory(
-            artifact.model,
-            shapes=shapes,
-            providers=(artifact.provider,),
-            provider_options=artifact.provider_options,
-            config=artifact.session_options,
-            threads=threads,
-            engine=settings.engine,
-            precision=settings.precision,
-        ).session_peak_bytes
+        return self._clock.peak_memory(*self._model(candidate, threads), shapes)
 
     def float_metrics(self) -> dict[str, float]:
         """float32's metrics over all validation samples; empty without a task."""
@@ -237,14 +229,6 @@ class LocalEvaluator:
                 return rank_by_probing(macs, noise, expired)
             return rank_by_probing(macs, noise, expired, groups=len(macs))
 
-    @contextmanager
-    def _opened(self, model: Path, settings: SessionSettings) -> Iterator[Any]:
-        """A session here or in its engine's process, which gives its memory back behind the block."""
-        session = self._engines.open(model, settings)
-        yield session
-        if settings.engine is not None and settings.engine.module:
-            session.close()
-
     def _quantized_macs(self, candidate: Candidate) -> dict[str, int]:
         """Multiply-accumulates of the layers that run in int8 and may be kept in float, in execution order."""
         coverage = self.built(candidate).artifact.coverage
@@ -268,14 +252,14 @@ class LocalEvaluator:
         probe = candidate.replace(name=f"{candidate.name}, only {nodes[0]}", scheme=scheme, recoveries=())
         with tempfile.TemporaryDirectory(dir=self._workdir) as folder:
             artifact = self._builder.build(probe, Path(folder) / "model.onnx").artifact
-            with self._opened(artifact.proof_model, artifact.proof_settings()) as session:
+            with opened(self._engines, artifact.proof_model, artifact.proof_settings()) as session:
                 return self._accuracy.noise(session, _SCREENED, model=probe.name)
 
-    def _session(self, candidate: Candidate | None, threads: int) -> AbstractContextManager[Any]:
+    def _model(self, candidate: Candidate | None, threads: int) -> Model:
         if candidate is None:
-            return self._opened(self._job.prepared.path, SessionSettings(intra_op_threads=threads))
+            return self._job.prepared.path, SessionSettings(intra_op_threads=threads)
         artifact = self.built(candidate).artifact
-        return self._opened(artifact.model, artifact.settings(threads=threads))
+        return artifact.model, artifact.settings(threads=threads)
 
     def _feed(self) -> tuple[int, dict[str, Any]]:
         """What a timed query runs: (samples in it, inputs)."""
@@ -291,8 +275,24 @@ class LocalEvaluator:
             return artifact.coverage.int8_mac_share or 0.0
         source = self._job.prepared.model
         feed = self._accuracy.samples[0].inputs
-        found = measure_coverage(artifact.model, artifact.settings(), feed, source, lambda name, op_type: "")
+        opener = self._clock.open_profiled  # which operators are fused depends on the machine
+        found = measure_coverage(
+            artifact.model, artifact.settings(), feed, source, lambda name, op_type: "", opener=opener
+        )
         return found.int8_mac_share or 0.0
+
+
+def _check_answers(here: Agreement, there: Agreement) -> None:
+    """Refuse a candidate whose answers on another machine follow float32 clearly worse than here: the accuracy that is
+    measured here would not be had there.
+
+    Raises:
+        CheckFailedError: with both figures.
+    """
+    if any(output.nonfinite for output in there.outputs) or there.sqnr_db < here.sqnr_db - _LOSS_DB:
+        raise CheckFailedError(
+            f"on the board its outputs follow float32 to {there.sqnr_db:.1f} dB SQNR, here to {here.sqnr_db:.1f} dB"
+        )
 
 
 def slower(one: Distribution, other: Distribution, tie: float) -> bool:

@@ -14,10 +14,11 @@ from edgeq.backends.base import TargetedBackend
 from edgeq.calibrate.files import save_statistics
 from edgeq.display import Page
 from edgeq.engines import DEFAULT, EngineChoice
-from edgeq.errors import EngineError, GoalNotMetError, HardwareError
+from edgeq.errors import BoardError, EngineError, GoalNotMetError, HardwareError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target, resolve, runs_natively
+from edgeq.measure.checks import strongest
 from edgeq.measure.task import Task
 from edgeq.model.load import model_bytes
 from edgeq.model.macs import node_macs
@@ -35,6 +36,7 @@ from edgeq.records import plain
 from edgeq.scheme import Scheme
 from edgeq.tune import builders
 from edgeq.tune.candidate import Candidate
+from edgeq.tune.clock import RemoteClock
 from edgeq.tune.document import make_record, settings_of
 from edgeq.tune.engines import Field, find_field, with_entrants
 from edgeq.tune.evaluator import FLOAT
@@ -172,6 +174,7 @@ def tune(
     goal: Goal | None = None,
     engines: Sequence[EngineChoice] = (),
     fix: Mapping[str, int] | None = None,
+    clock: RemoteClock | None = None,
     resume: bool = False,
     with_float: bool = False,
     selftest: int = 2,
@@ -193,6 +196,8 @@ def tune(
         engines: those that are raced; default: onnxruntime's own kernels and every plug-in that is installed and right,
             each in the precisions that are fast here.
         fix: as `edgeq.quantize`.
+        clock: another machine, where all is timed and every candidate's answers are checked; the target then is that
+            machine's. What is built, and its accuracy, is found here.
         resume: go on from the journal of an interrupted run, which lies beside `output`.
         with_float, selftest, force: as `edgeq.package`.
 
@@ -208,11 +213,14 @@ def tune(
     data, validation = as_data(data), as_data(validation)
     check_bundle_output(output, force=force, model=model, samples=(data, validation), statistics=statistics)
     check_folder(output, read_paths(model, (data, validation), statistics))
-    machine = detect_machine()
+    here = detect_machine()
+    machine = here if clock is None else clock.machine
     chosen, timed = _resolve(target, machine)
     check_request([chosen], {}, task=task, max_drop=None)
     kept = folder_of(output)
     field = find_field(chosen, machine, engines, timed=timed, progress=progress)
+    if clock is not None:
+        field = field.also_on(clock.engines, engines, progress)
     with tempfile.TemporaryDirectory(prefix="edgeq-tune-") as folder, Engines() as opener:
         workdir = Path(folder)
         collected = kept / COLLECTED
@@ -228,7 +236,15 @@ def tune(
             save_statistics(job.statistics, collected, force=True)
         batched = goal.objective == "throughput"
         evaluator = LocalEvaluator(
-            job, chosen, workdir / "tune", task=task, timed=timed, batched=batched, engines=opener, progress=progress
+            job,
+            chosen,
+            workdir / "tune",
+            task=task,
+            timed=timed,
+            batched=batched,
+            engines=opener,
+            clock=clock,
+            progress=progress,
         )
         candidates = _promising_first(_kernels(job.prepared, chosen, static=static), _extra(job, chosen))
         ends = Deadline(goal.budget_s and deadline.left_s() - _reserved_s(job, deadline, goal.budget_s))
@@ -245,7 +261,7 @@ def tune(
                     engines=field,
                     progress=progress,
                 )
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, BoardError):
                 progress.note(f"{journal.known} measurements are kept in {journal.path}: --resume goes on from there")
                 raise
             except EngineError as error:
@@ -258,6 +274,7 @@ def tune(
         if timed:
             float32 = evaluator.float_metrics()
             record = make_record(job, chosen, machine, task, goal, outcome, field, deadline.elapsed_s, float32)
+            record |= {} if clock is None else {"boards": plain(clock.record())}
         else:
             record = simulated_record(chosen, goal, outcome, deadline.elapsed_s)
         if outcome.winner is None:
@@ -269,16 +286,19 @@ def tune(
             built, threads = evaluator.built(candidate), candidate.threads
             # Coverage is that of onnxruntime's own kernels: another engine's graph cannot be written by its profiler.
             own = evaluator.built(candidate.replace(engine=None))
-            coverage = target_coverage(job, own, machine, progress=progress)
+            route = None if clock is None else clock.route
+            coverage = target_coverage(job, own, here, route=route, progress=progress)
             proof = prove_built(job, built, coverage, task=task, timed=False, threads=threads, progress=progress)
-            size, native = model_bytes(built.artifact.model), runs_natively(chosen, machine)
-            return PackagedVariant(built, proof, native, size, threads, artifact_checks(built, proof, machine, None))
+            size, native = model_bytes(built.artifact.model), runs_natively(chosen, here)
+            there = () if clock is None else clock.checks()
+            checks = strongest((*artifact_checks(built, proof, here, None), *there))
+            return PackagedVariant(built, proof, native, size, threads, checks)
 
         winner, preferred = proven(outcome.winner.candidate), []
         stand_in = winner
         if outcome.winner.candidate.engine is not None:
-            plain = Candidate(FLOAT, Scheme(mode="float"), threads=outcome.baseline_threads)
-            stand_in = proven(outcome.trial(outcome.fallback).candidate if outcome.fallback else plain)
+            unquantized = Candidate(FLOAT, Scheme(mode="float"), threads=outcome.baseline_threads)
+            stand_in = proven(outcome.trial(outcome.fallback).candidate if outcome.fallback else unquantized)
             preferred = [winner]
         named = "" if timed else f" -t {chosen.name}"
         notes = () if timed else (bundle_note(record),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from edgeq.errors import EdgeqError
+from edgeq.errors import BoardError, EdgeqError
 from edgeq.hardware.profile import Profile
 from edgeq.report.tuning_record import Stage
 from edgeq.tune.candidate import Candidate
@@ -39,6 +39,8 @@ def build(
     table.add(candidate, stage, parent)
     try:
         screening = evaluator.build(candidate)
+    except BoardError:  # it says nothing of the candidate
+        raise
     except EdgeqError as error:
         table.eliminate(candidate.name, error.problem)
         return False

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from edgeq.backends import Artifact
 from edgeq.measure.kernels import KernelTime, kernel_times
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
-from edgeq.session import SessionSettings
+from edgeq.session import SessionSettings, open_session
 
 _LEAST_GAIN = 0.002
 """Share of float32's time that a layer must lose in integers to be looked at: less is noise of the profiler."""
 
 
 def slow_layers(
-    prepared: PreparedModel, artifact: Artifact, feed: Mapping[str, Any], *, float_threads: int, threads: int
+    prepared: PreparedModel,
+    artifact: Artifact,
+    feed: Mapping[str, Any],
+    *,
+    float_threads: int,
+    threads: int,
+    opener: Callable[[Path, SessionSettings], Any] = open_session,
 ) -> tuple[str, ...]:
     """Names of layers of `artifact` that take longer than in `prepared`, which it was made from, worst first.
 
     Args:
         feed: one query's inputs.
         float_threads, threads: that the float model and the artifact run with.
+        opener: see `edgeq.measure.profile.profile`.
     """
-    settings = SessionSettings(intra_op_threads=float_threads)
-    in_float = _by_layer(kernel_times(prepared.path, settings, feed, prepared.model))
-    in_int8 = _by_layer(kernel_times(artifact.model, artifact.settings(threads=threads), feed, prepared.model))
+    settings, quantized = SessionSettings(intra_op_threads=float_threads), artifact.settings(threads=threads)
+    in_float = _by_layer(kernel_times(prepared.path, settings, feed, prepared.model, opener=opener))
+    in_int8 = _by_layer(kernel_times(artifact.model, quantized, feed, prepared.model, opener=opener))
     macs = node_macs(prepared.model)
     layers = [node.name for node in prepared.model.graph if node.name and macs.get(node.name)]
     return slower_in_integers(layers, in_float, in_int8)

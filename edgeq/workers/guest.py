@@ -78,20 +78,22 @@ class Guest(edgeq_device.guest.Guest):
 
     def open(self, model: Path, settings: SessionSettings, name: str = "model") -> GuestSession:
         """A session of `model` in the guest."""
-        return self.opened(
-            {
-                "name": name,
-                "model": str(model.resolve()),
-                "provider": settings.providers[0],
-                "session_options": dict(settings.config),
-                "optimization": settings.optimization,
-                "threads": settings.intra_op_threads,
-                "profile": [str(settings.profile_prefix), str(settings.save_optimized_to)]
-                * bool(settings.profile_prefix),
-                "engine": settings.engine.to_dict() if settings.engine is not None else None,
-                "precision": settings.precision,
-            }
-        )
+        return self.opened(open_request(str(model.resolve()), settings, name))
+
+
+def open_request(model: str, settings: SessionSettings, name: str = "model") -> dict[str, Any]:
+    """What opens the model at a path of the guest's."""
+    return {
+        "name": name,
+        "model": model,
+        "provider": settings.providers[0],
+        "session_options": dict(settings.config),
+        "optimization": settings.optimization,
+        "threads": settings.intra_op_threads,
+        "profile": [str(settings.profile_prefix), str(settings.save_optimized_to)] * bool(settings.profile_prefix),
+        "engine": settings.engine.to_dict() if settings.engine is not None else None,
+        "precision": settings.precision,
+    }
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""What edgeq runs inside an emulated machine, or in a process of its own for a plug-in engine: it opens models as a
-device would and answers requests that come over standard input, on standard output, in the frames of
+"""What edgeq runs inside an emulated machine, on a board, or in a process of its own for a plug-in engine: it opens
+models as a device would and answers requests that come over standard input, on standard output, in the frames of
 edgeq_device/frames.py.
 
 Needs Python 3.9 or newer, numpy and onnxruntime, and edgeq_device beside it.
@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from pathlib import Path
 from typing import Any, Dict, Sequence, Tuple
 
 if __name__ == "__main__":
@@ -23,15 +24,17 @@ if __name__ == "__main__":
 
 import numpy as np
 from edgeq_device import cpuid
+from edgeq_device.arrays import read_arrays
 from edgeq_device.features import gather, normalise_architecture, parse_hwcap, read_hwcap
-from edgeq_device.serve import open_requested, serve
+from edgeq_device.serve import open_requested, requested_variant, serve
 
 
 def main(arguments: Sequence[str]) -> int:
     """Answer requests until there are no more."""
     shim = _mask(arguments[1], arguments[2:]) if arguments[:1] == ["--mask"] else None
-    more = {"features": lambda request: _features(request, shim), "assign": _assign, "compile": _compile}
-    return serve(_open, more)
+    engine = {"assign": _assign, "compile": _compile}
+    board = {"choose": _choose, "bench": _bench, "peak": _peak, "race": _race, "read": _read}
+    return serve(_open, {"features": lambda request: _features(request, shim), **engine, **board})
 
 
 def _assign(request: Dict[str, Any]) -> Dict[str, Any]:
@@ -86,7 +89,119 @@ def _features(request: Dict[str, Any], shim: Any) -> Dict[str, Any]:
 
 
 def _open(request: Dict[str, Any]) -> Any:
+    if request.get("bundle"):
+        return _best(request).session
     return _open_profiled(request) if request["profile"] else open_requested(request)
+
+
+def _best(request: Dict[str, Any]) -> Any:
+    """The variant of a bundle that fits this device, or the one that is named; opened."""
+    from edgeq_device.opening import open_best
+    from edgeq_device.package import open_bundle
+    from edgeq_device.sessions import read_device
+
+    bundle = open_bundle(request["bundle"])  # a directory: there is nothing to close
+    return open_best(bundle, read_device(), name=request["variant"], threads=request["threads"])
+
+
+def _choose(request: Dict[str, Any]) -> Dict[str, Any]:
+    opened = _best(request)
+    return {"variant": opened.choice.variant.name, "passed_over": list(opened.passed_over)}
+
+
+def _bench(request: Dict[str, Any]) -> Dict[str, Any]:
+    """`bench_models`, of a bundle's variants or of models that requests to open them describe."""
+    from edgeq_device.bench_bundle import bundle_feeds, bundle_models, explained_variants
+    from edgeq_device.bench_models import BenchModel, bench_models
+    from edgeq_device.bench_settings import BenchSettings
+    from edgeq_device.package import open_bundle
+    from edgeq_device.sessions import read_device
+
+    settings = {k: tuple(v) if isinstance(v, list) else v for k, v in request["settings"].items()}
+    feeds, notes = None, ()
+    if request["bundle"]:
+        variants, notes = explained_variants(open_bundle(request["bundle"]), read_device(), request["variant"])
+        models = bundle_models(variants)
+        feeds = None if request["shapes"] else bundle_feeds(variants)
+    else:
+        models = [BenchModel(one["name"], *_openers(one)) for one in request["models"]]
+    if request["feeds"]:
+        samples = [read_arrays(Path(file)) for file in request["feeds"]]
+        feeds = lambda session: samples  # noqa: E731
+    report = bench_models(models, BenchSettings(**settings), feeds=feeds, shapes=request["shapes"])
+    report["notes"] = [*notes, *report["notes"]]
+    return report
+
+
+def _openers(one: Dict[str, Any]) -> Any:
+    """How to open a model with a number of threads, and how to measure its memory."""
+    from edgeq_device.opening import start_variant
+
+    variant = requested_variant(one)
+    return (
+        lambda threads: start_variant(variant, threads),
+        lambda threads, shapes: _memory({**one, "threads": threads, "shapes": shapes}),
+    )
+
+
+def _race(request: Dict[str, Any]) -> Dict[str, Any]:
+    """`rank_until_settled`, of models that requests to open them describe, each in a number of sessions."""
+    from edgeq_device.latency import Bursts, WarmUp
+    from edgeq_device.opening import start_variant
+    from edgeq_device.ranking import rank_until_settled
+    from edgeq_device.scenarios import query_runner
+
+    feeds = [read_arrays(Path(request["feed"]))]
+    runners = {
+        one["name"]: [
+            query_runner(start_variant(requested_variant(one), one["threads"]), feeds)
+            for _ in range(request["sessions"])
+        ]
+        for one in request["models"]
+    }
+    warm_up, bursts = WarmUp(**request["warmup"]), Bursts(**request["bursts"])
+    ranking = rank_until_settled(runners, warmup=warm_up, bursts=bursts, **request["how"])
+    answer: Dict[str, Any] = {
+        "order": list(ranking.order),
+        "settled": ranking.settled,
+        "ties": [list(pair) for pair in ranking.ties],
+        "rounds": ranking.rounds,
+        "runners": {},
+    }
+    for index, (name, found) in enumerate(ranking.distributions.items()):
+        arrays = {"samples_ms": found.samples_ms, "rounds": found.rounds, "disturbed": found.disturbed}
+        answer.update({f"{index} {key}": value for key, value in arrays.items()})
+        figures = {"samples_per_query": found.samples_per_query, "elapsed_s": found.elapsed_s, "busy": found.busy}
+        answer["runners"][name] = {**figures, "index": index, "sessions": found.sessions}
+    return answer
+
+
+def _read(request: Dict[str, Any]) -> Dict[str, Any]:
+    """A file that was written here; it is removed."""
+    file = Path(request["file"])
+    content = np.frombuffer(file.read_bytes(), np.uint8)
+    file.unlink()
+    return {"content": content}
+
+
+def _peak(request: Dict[str, Any]) -> Dict[str, Any]:
+    return _memory(request).to_dict()
+
+
+def _memory(one: Dict[str, Any]) -> Any:
+    from edgeq_device.engines import read_engine
+    from edgeq_device.memory import measure_memory
+
+    return measure_memory(
+        Path(one["model"]),
+        shapes=one["shapes"],
+        providers=(one["provider"],),
+        config=one["session_options"],
+        optimization=one["optimization"],
+        threads=one["threads"],
+        engine=read_engine(one["engine"]) if one["engine"] is not None else None,
+        precision=one["precision"],
+    )
 
 
 def _open_profiled(request: Dict[str, Any]) -> Any:

@@ -15,6 +15,7 @@ CERTIFICATES = "needs certificates: tests/signing/test_sign.py"
 ENGINE = "needs the package of the engine: tests/workers/test_engine.py"
 NPU = "needs onnxruntime-qnn, and minutes in its simulator: tests/backends/qnn"
 BOARD = "needs an ARM64 machine: tests/emulate/test_arm64.py does this where there is one"
+SSH = "needs a board: tests/remote does this through a stand-in for ssh, and with sshd where it is installed"
 
 NOT_RUN: Mapping[str, str] = {
     "scripts/quickstart": CHECKOUT,
@@ -47,6 +48,17 @@ NOT_RUN: Mapping[str, str] = {
     "edgeq verify dist/ --trust root.crt": CERTIFICATES,
     "edgeq emulate setup arm64": "makes an ARM64 machine from a distribution's packages: tests/emulate/test_arm64.py",
     "edgeq verify dist/ --on raspberry-pi-5 --data val/ --count 100 --task classification --max-drop 0.5pt": BOARD,
+    "edgeq detect --on ssh://pi@10.0.0.5": SSH,
+    "edgeq doctor --on ssh://pi@10.0.0.5": SSH,
+    "edgeq device setup ssh://pi@10.0.0.5": SSH,
+    "edgeq verify dist/ --on ssh://pi@10.0.0.5": SSH,
+    "edgeq bench dist/ --on ssh://pi@10.0.0.5": SSH,
+    "edgeq eval dist/ --data val/ --task classification --on ssh://pi@10.0.0.5": SSH,
+    "edgeq tune model.onnx --data calib/ --on ssh://pi@10.0.0.5 -o for-the-board/": SSH,
+    "edgeq device clean ssh://pi@10.0.0.5": SSH,
+    "edgeq bench dist/ --on fleet.toml": SSH,
+    "edgeq bench dist/ --on fleet.toml --json > fleet.json": SSH,
+    "edgeq report dist/ --fleet fleet.json": SSH,
     "edgeq doctor --gpu": "needs a GPU: tests/gpu",
     "edgeq doctor --gpu --json": "needs a GPU: tests/gpu",
     "make -C c linux GEMMINI=../gemmini": "needs the headers and the compiler of the array",

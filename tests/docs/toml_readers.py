@@ -14,6 +14,7 @@ from edgeq.errors import EdgeqError
 from edgeq.hardware import document, schema
 from edgeq.hardware.target import resolve
 from edgeq.model.int8_rules import int8_rules
+from edgeq.remote.devices import boards_of
 
 
 def _project(path: Path) -> None:
@@ -38,11 +39,17 @@ def _recipe(path: Path) -> None:
     _recipe_steps(path, group)
 
 
+def _devices(path: Path) -> None:
+    if not boards_of(str(path)):
+        raise EdgeqError("no boards")
+
+
 READERS: Mapping[str, Callable[[Path], Any]] = {
     "pyproject": _project,
     "preprocessing": _preprocessing,
     "int8 rules": _rules,
     "recipe": _recipe,
+    "devices": _devices,
     "profile or target": _hardware,
 }
 

@@ -6,26 +6,38 @@ A frame is the length of a JSON text (4 bytes, little endian), the text, and the
 from __future__ import annotations
 
 import json
+import math
 import struct
 from typing import IO, Any, Dict, Mapping, Optional, Tuple
 
 import numpy as np
 
+from edgeq_device.arrays import MAX_ARRAY_BYTES
 from edgeq_device.errors import DataError
+from edgeq_device.plainjson import MAX_BYTES
 
 _LISTED = "arrays"
 
 
 def read_frame(stream: IO[bytes]) -> Optional[Tuple[Dict[str, Any], Dict[str, "np.ndarray[Any, Any]"]]]:
-    """The next frame: its content and its arrays by name; None at the end of the stream."""
-    size = stream.read(4)
-    if len(size) < 4:
+    """The next frame: its content and its arrays by name; None at the end of the stream.
+
+    Raises:
+        ValueError: it is no frame, or larger than 16 MiB of JSON or 4 GiB an array.
+    """
+    head = stream.read(4)
+    if len(head) < 4:
         return None
-    content = json.loads(stream.read(struct.unpack("<I", size)[0]))
+    size = struct.unpack("<I", head)[0]
+    if size > MAX_BYTES:
+        raise ValueError(f"a frame of {size} bytes")
+    content = json.loads(stream.read(size))
     arrays = {}
     for name, text, shape in content.pop(_LISTED):
         dtype = np.dtype(text)
-        count = int(np.prod(shape, dtype=np.int64))
+        count = math.prod(shape)
+        if dtype.hasobject or min(shape, default=0) < 0 or count * dtype.itemsize > MAX_ARRAY_BYTES:
+            raise ValueError(f"an array of {text}{shape}")
         arrays[name] = np.frombuffer(stream.read(count * dtype.itemsize), dtype, count).reshape(shape)
     return content, arrays
 

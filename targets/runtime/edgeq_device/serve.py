@@ -35,7 +35,7 @@ def serve(
 
     Args:
         open_it: opens the session of a request.
-        more: answers other requests, by what they want done.
+        more: answers other requests, by what they want done; arrays in an answer are sent as such.
     """
     lift_seconds()  # whoever asks waits a limited time for each answer
     # What anybody prints must not come between the frames.
@@ -49,7 +49,9 @@ def serve(
         request, arrays = frame
         try:
             if more and request["do"] in more:
-                write_frame(answers, more[request["do"]](request), {})
+                found = more[request["do"]](request)
+                arrays = {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
+                write_frame(answers, {name: value for name, value in found.items() if name not in arrays}, arrays)
             else:
                 write_frame(answers, *_answer(request, arrays, sessions, open_it))
         except Exception as error:  # whatever it is, it is reported to the other side
@@ -58,7 +60,13 @@ def serve(
 
 def open_requested(request: Request) -> Any:
     """A session, opened by the very code that opens a bundle's variant."""
-    variant = Variant(
+    engine = read_engine(request["engine"]) if request["engine"] is not None else None
+    return open_session(requested_variant(request), request["threads"], engine)
+
+
+def requested_variant(request: Request) -> Variant:
+    """The variant that a request to open one describes."""
+    return Variant(
         name=request["name"],
         component="model",
         ep=request["provider"],
@@ -73,8 +81,6 @@ def open_requested(request: Request) -> Any:
         tolerance={},
         info={"optimization": request["optimization"], "precision": request["precision"]},
     )
-    engine = read_engine(request["engine"]) if request["engine"] is not None else None
-    return open_session(variant, request["threads"], engine)
 
 
 class _Session:

@@ -1,0 +1,111 @@
+"""`edgeq bench --on`: the benchmark runs on the board; its report comes back with what the board is and was doing."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from edgeq_device.arrays import write_npz
+from edgeq_device.bench_models import Shapes
+from edgeq_device.bench_settings import BenchSettings
+from edgeq_device.scenarios import Feed
+
+from edgeq.device import device_errors
+from edgeq.measure.latency import Measurement, measurement
+from edgeq.progress import SILENT, Progress
+from edgeq.remote.channel import printable
+from edgeq.remote.devices import Board
+from edgeq.remote.guest import SENSELESS, BoardModels, senseless, start_board_guest
+from edgeq.remote.machine import board_record, describe_board
+from edgeq.remote.session import BoardSession, open_board
+from edgeq.session import SessionSettings, with_carried
+from edgeq.workers.guest import open_request
+
+# What opening, warming up and measuring memory may take beside the runs themselves.
+_BESIDES_S = 900.0
+_LONGEST_FACTOR = 20.0
+
+
+class BoardBench:
+    """Benchmarks on one board: see `edgeq.measure.bench.BenchPlace`."""
+
+    def __init__(self, session: BoardSession, progress: Progress = SILENT) -> None:
+        self._session = session
+        self._progress = progress
+
+    def models(
+        self,
+        models: Mapping[str, tuple[Path, SessionSettings]],
+        settings: BenchSettings,
+        samples: Sequence[Feed] | None,
+        shapes: Shapes | None,
+    ) -> Measurement:
+        """See `BenchPlace.models`."""
+        with BoardModels(self._session, self._progress) as opener:
+            subjects = [
+                {**open_request(opener.place(path), with_carried(path, how)), "name": name}
+                for name, (path, how) in models.items()
+            ]
+        return self._bench({"models": subjects, "bundle": ""}, settings, samples, shapes)
+
+    def bundle(
+        self,
+        bundle: Path,
+        variant: str | None,
+        settings: BenchSettings,
+        samples: Sequence[Feed] | None,
+        shapes: Shapes | None,
+    ) -> Measurement:
+        """See `BenchPlace.bundle`; the bundle is sent, unless it lies there already."""
+        place = self._session.send_bundle(bundle, self._progress)
+        return self._bench({"bundle": place, "variant": variant}, settings, samples, shapes)
+
+    def _bench(
+        self,
+        subject: Mapping[str, Any],
+        settings: BenchSettings,
+        samples: Sequence[Feed] | None,
+        shapes: Shapes | None,
+    ) -> Measurement:
+        session, plain = self._session, asdict(replace(settings))
+        del plain["warm_up"]
+        request = {"do": "bench", **subject, "settings": plain, "shapes": dict(shapes or {}), "feeds": []}
+        if samples is not None:
+            request["feeds"] = self._send_samples(samples)
+        before = describe_board(session)
+        limit_s = _BESIDES_S + _LONGEST_FACTOR * len(settings.scenarios) * max(settings.min_duration_s, 1.0)
+        stage = self._progress.stage(f"measuring on {session.board.name}")
+        with start_board_guest(session, request_s=limit_s) as guest, stage:
+            report = printable(guest.exchange(request)[0])
+        report["board"] = board_record(session, before, describe_board(session))
+        try:
+            found = measurement(report)
+            found.text(verbose=True)
+        except (*SENSELESS, ValueError) as error:
+            raise senseless(session) from error
+        return found
+
+    def _send_samples(self, samples: Sequence[Feed]) -> list[str]:
+        with tempfile.TemporaryDirectory(prefix="edgeq-samples-") as folder, device_errors():
+            files = {f"{index}.npz": Path(folder) / f"{index}.npz" for index in range(len(samples))}
+            for file, sample in zip(files.values(), samples, strict=True):
+                write_npz(file, sample)
+            place = self._session.send(files, keep=False, progress=self._progress)
+        return [f"{place}/{name}" for name in files]
+
+
+def bench_on(board: Board, run: Callable[..., Measurement], *, progress: Progress = SILENT) -> Measurement:
+    """Run a benchmark on a board.
+
+    Args:
+        run: `edgeq.measure.bench.bench`, of what is to be measured.
+
+    Raises:
+        BoardError: the board cannot be used.
+        EdgeqError: as `run`.
+    """
+    with open_board(board) as session:
+        return run(place=BoardBench(session, progress), progress=progress)

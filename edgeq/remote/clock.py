@@ -1,0 +1,257 @@
+"""`edgeq tune --on`: races, self-tests and profiles on boards of one kind. A board that fails is left out while another
+one is there; one that throttles is waited for once, then left out."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from edgeq_device.arrays import write_npz
+from edgeq_device.distribution import Distribution
+from edgeq_device.latency import Bursts, WarmUp
+from edgeq_device.ranking import Ranking
+
+from edgeq.device import device_errors
+from edgeq.emulate.routes import NATIVE, ExecutionRoute, Running
+from edgeq.errors import BoardError, UsageError
+from edgeq.hardware.engines import Installed
+from edgeq.hardware.machine import Machine
+from edgeq.hardware.profile import load_profiles, match_profile
+from edgeq.measure.checks import Check
+from edgeq.progress import SILENT, Progress
+from edgeq.remote.devices import Board
+from edgeq.remote.guest import SENSELESS, BoardGuest, BoardModels, senseless
+from edgeq.remote.machine import Description, describe_board
+from edgeq.remote.session import BoardSession, open_board
+from edgeq.session import SessionSettings, with_carried
+from edgeq.workers.guest import open_request
+
+T = TypeVar("T")
+COOL_S = 60.0
+"""How long a board that throttled rests before its race is run again."""
+
+
+@dataclass(frozen=True)
+class _Ready:
+    session: BoardSession
+    models: BoardModels
+    found: Description
+
+
+class BoardClock:
+    """Boards of one kind that take turns: each rests while another works. See `edgeq.tune.clock.RemoteClock`."""
+
+    def __init__(
+        self, boards: Sequence[Board], *, progress: Progress = SILENT, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._boards = boards
+        self._progress = progress
+        self._sleep = sleep
+        self._stack = ExitStack()
+        self._ready: list[_Ready] = []
+        self._used: dict[str, Description] = {}
+
+    def __enter__(self) -> Self:
+        try:
+            for board in self._boards:
+                session = self._stack.enter_context(open_board(board))
+                session.need("numpy", "onnxruntime")
+                models = self._stack.enter_context(BoardModels(session, self._progress))
+                self._ready.append(_Ready(session, models, describe_board(session)))
+            self._check_same()
+            self._first = self._ready[0].found
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    @property
+    def machine(self) -> Machine:
+        """What the boards are, as the first describes itself."""
+        return self._first.machine
+
+    @property
+    def engines(self) -> Mapping[str, Installed]:
+        """The engines that are there, by name."""
+        return self._first.engines
+
+    @property
+    def route(self) -> ExecutionRoute:
+        """How models are run there under the profiler."""
+        where = f"{', '.join(board.name for board in self._boards)}, over SSH"
+
+        @contextmanager
+        def running() -> Iterator[Running]:
+            yield Running(self.open_profiled, None)
+
+        return ExecutionRoute(NATIVE, where, native_speed=True, start=running)
+
+    def checks(self) -> tuple[Check, ...]:
+        """What was checked there of every candidate that was built."""
+        return tuple(Check(name, "native", self.route.how, "", True) for name in ("load", "self-test"))
+
+    def record(self) -> dict[str, Any]:
+        """The boards that were used, by name, with the machine and its state at the start."""
+        return {name: {"machine": found.machine, "state": found.state} for name, found in self._used.items()}
+
+    def answers(self, model: Path, settings: SessionSettings, judge: Callable[[Any], T]) -> T:
+        """See `Clock.answers`."""
+
+        def run(ready: _Ready) -> T:
+            session = ready.models.open(model, settings)
+            found = judge(session)
+            session.close()
+            return found
+
+        return self._on_one(run)
+
+    def race(
+        self,
+        models: Mapping[str, tuple[Path, SessionSettings]],
+        feed: Mapping[str, Any],
+        *,
+        sessions: int,
+        warmup: WarmUp,
+        bursts: Bursts,
+        how: Mapping[str, Any],
+        on_round: Callable[[], None],
+    ) -> Ranking:
+        """See `Clock.race`; all of it runs on one board."""
+        plain = {"sessions": sessions, "warmup": asdict(warmup), "bursts": asdict(bursts), "how": dict(how)}
+
+        def run(ready: _Ready) -> Ranking:
+            requests = [
+                {**open_request(ready.models.place(model), with_carried(model, settings)), "name": name}
+                for name, (model, settings) in models.items()
+            ]
+            request = {"do": "race", "models": requests, "feed": _send(ready.session, feed), **plain}
+            found = _ranking(ready.session, *ready.models.guest().exchange(request))
+            on_round()
+            return found
+
+        return self._on_one(lambda ready: self._undisturbed(ready, run))
+
+    def open_profiled(self, model: Path, settings: SessionSettings) -> Any:
+        """See `Clock.open_profiled`."""
+        return self._on_one(lambda ready: _Profiled(ready, model, settings))
+
+    def peak_memory(self, model: Path, settings: SessionSettings, shapes: Mapping[str, list[int]]) -> int:
+        """See `Clock.peak_memory`."""
+
+        def run(ready: _Ready) -> int:
+            request = {"do": "peak", **open_request(ready.models.place(model), settings), "shapes": dict(shapes)}
+            try:
+                return int(ready.models.guest().exchange(request)[0]["session_peak_bytes"])
+            except (*SENSELESS, ValueError) as error:
+                raise senseless(ready.session) from error
+
+        return self._on_one(run)
+
+    def _on_one(self, run: Callable[[_Ready], T]) -> T:
+        """Run on the board whose turn it is; if that fails, on the next one."""
+        while True:
+            ready = self._ready[0]
+            self._ready.append(self._ready.pop(0))
+            try:
+                done = run(ready)
+            except BoardError as error:
+                self._ready.remove(ready)
+                if not self._ready:
+                    raise
+                self._progress.note(f"{error}: going on without it")
+                continue
+            self._used[ready.session.board.name] = ready.found
+            return done
+
+    def _undisturbed(self, ready: _Ready, run: Callable[[_Ready], T]) -> T:
+        """Run, and once more after a rest where the board throttled meanwhile."""
+        name = ready.session.board.name
+        for rest in (True, False):
+            before = describe_board(ready.session).state.thermal_throttles
+            done = run(ready)
+            after = describe_board(ready.session).state.thermal_throttles
+            if before is None or after is None or after <= before:
+                return done
+            if rest:
+                self._progress.note(f"{name} throttled for heat during a race: it rests {COOL_S:g} s")
+                self._sleep(COOL_S)
+        raise BoardError(f"{name} throttles for heat again after a rest", "Cool it, then go on with --resume")
+
+    def _check_same(self) -> None:
+        profiles = load_profiles()
+        kinds = {
+            (match_profile(r.found.machine, profiles).profile.name, r.found.machine.cpu_name): r.session.board.name
+            for r in self._ready
+        }
+        if len(kinds) > 1:
+            named = ", ".join(f"{board} is {cpu or profile}" for (profile, cpu), board in kinds.items())
+            raise UsageError(f"the boards are of different kinds: {named}", "Tune for each kind by itself")
+
+
+class _Profiled:
+    """A session under the profiler on a board; its files are brought here when it ends."""
+
+    def __init__(self, ready: _Ready, model: Path, settings: SessionSettings) -> None:
+        assert settings.profile_prefix is not None
+        assert settings.save_optimized_to is not None
+        self._optimized = settings.save_optimized_to
+        self._prefix = settings.profile_prefix
+        self._guest: BoardGuest = ready.models.guest()
+        folder = f"{ready.session.hello.folder}/tmp"
+        self._there = f"{folder}/{self._optimized.name}"
+        request = open_request(ready.models.place(model), with_carried(model, settings))
+        self._session = self._guest.opened({**request, "profile": [f"{folder}/{self._prefix.name}", self._there]})
+
+    def run(self, names: Sequence[str] | None, feed: Mapping[str, Any]) -> list[Any]:
+        """As onnxruntime's."""
+        return self._session.run(names, feed)
+
+    def end_profiling(self) -> str:
+        """As onnxruntime's: the path here."""
+        here = self._prefix.with_name(f"{self._prefix.name}.json")
+        for there, file in ((self._session.end_profiling(), here), (self._there, self._optimized)):
+            _, arrays = self._guest.exchange({"do": "read", "file": there})
+            try:
+                file.write_bytes(arrays["content"].tobytes())
+            except KeyError as error:
+                raise senseless(self._guest.session) from error
+        self._session.close()
+        return str(here)
+
+
+def _send(session: BoardSession, feed: Mapping[str, Any]) -> str:
+    with tempfile.TemporaryDirectory(prefix="edgeq-feed-") as folder, device_errors():
+        file = Path(folder) / "feed.npz"
+        write_npz(file, feed)
+        return f"{session.send({file.name: file}, keep=False)}/{file.name}"
+
+
+def _ranking(session: BoardSession, answer: Mapping[str, Any], arrays: Mapping[str, Any]) -> Ranking:
+    """A race that ran on a board."""
+    try:
+        distributions = {}
+        for name, figures in answer["runners"].items():
+            index = figures["index"]
+            distributions[str(name)] = Distribution(
+                arrays[f"{index} samples_ms"],
+                arrays[f"{index} rounds"],
+                int(figures["samples_per_query"]),
+                float(figures["elapsed_s"]),
+                arrays[f"{index} disturbed"],
+                float(figures["busy"]),
+                int(figures["sessions"]),
+            )
+        order, ties = tuple(answer["order"]), tuple((first, second) for first, second in answer["ties"])
+        if set(order) != set(distributions):
+            raise ValueError("an order of others")
+        return Ranking(order, bool(answer["settled"]), ties, int(answer["rounds"]), distributions)
+    except (*SENSELESS, ValueError) as error:
+        raise senseless(session) from error

@@ -1,0 +1,157 @@
+"""What `--on` names: a board by its address, one of a devices file by its name, or all boards of such a file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import platformdirs
+from msgspec import Meta
+
+from edgeq.errors import HardwareError, UsageError, suggest
+from edgeq.records import parse, toml_table
+
+DEVICES = "devices.toml"
+"""The file's name, in the user's configuration folder and in the working directory."""
+SSH = "ssh://"
+_FIX = "See docs/boards.md for what a devices file holds"
+# What starts with "-" would be an option of ssh.
+_NAME, _V6, _USER = r"[A-Za-z0-9_][A-Za-z0-9_.-]*", r"[0-9A-Fa-f]*:[0-9A-Za-z:.%]+", r"[A-Za-z0-9_][A-Za-z0-9_.@+\\-]*"
+_ADDRESS = re.compile(rf"ssh://((?P<user>{_USER})@)?(?P<host>{_NAME}|\[{_V6}\])(:(?P<port>\d+))?/?")
+_LARGEST_PORT = 65535
+
+Host = Annotated[str, Meta(pattern=rf"^(({_USER})@)?({_NAME}|{_V6})$", description="[user@]host")]
+Port = Annotated[int, Meta(ge=1, le=_LARGEST_PORT)]
+Text = Annotated[str, Meta(pattern=r"^[^\x00-\x1f]+$", description="text")]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """[devices.NAME].
+
+    Attributes:
+        host: as ssh takes it, an alias of its configuration too.
+        kind: boards of one kind are compared with each other and share work; default: the name.
+        python: the interpreter there, with its arguments.
+        folder: the one directory there that edgeq writes to; default: edgeq-device in the user's cache.
+    """
+
+    host: Host
+    port: Port | None = None
+    kind: Text = ""
+    python: tuple[Text, ...] = ("python3",)
+    folder: Text = ""
+
+
+@dataclass(frozen=True)
+class DevicesFile:
+    """devices.toml, fleet.toml."""
+
+    devices: Mapping[str, Entry]
+
+
+@dataclass(frozen=True)
+class Board:
+    """One board: see `Entry`.
+
+    Attributes:
+        name: as the user wrote it.
+        user: "" leaves it to ssh.
+    """
+
+    name: str
+    host: str
+    user: str = ""
+    port: int | None = None
+    kind: str = ""
+    python: tuple[str, ...] = ("python3",)
+    folder: str = ""
+
+
+def boards_of(given: str) -> tuple[Board, ...]:
+    """The boards that an `--on` names; none where it is something else, such as a target.
+
+    Raises:
+        UsageError: an address that is none.
+        HardwareError: a devices file that is not as it should be.
+    """
+    if given.startswith(SSH):
+        return (_addressed(given),)
+    if given.endswith(".toml"):
+        path = Path(given)
+        content = toml_table(path, HardwareError, _FIX)
+        return tuple(_read(path).values()) if "devices" in content else ()
+    known = known_boards()
+    return (known[given],) if given in known else ()
+
+
+def one_board(given: str) -> Board:
+    """The one board that `given` names.
+
+    Raises:
+        UsageError: it names none, or several.
+        HardwareError: a devices file that is not as it should be.
+    """
+    found = boards_of(given)
+    if not found:
+        hint = suggest(given, known_boards()) if known_boards() else "Write ssh://user@host, or a name of devices.toml"
+        raise UsageError(f"there is no board {given!r}", hint)
+    if len(found) > 1:
+        raise UsageError(f"{given} names {len(found)} boards", "Name one of them")
+    return found[0]
+
+
+def known_boards() -> dict[str, Board]:
+    """The boards of the user's devices file, and over it of that in the working directory, by name.
+
+    Raises:
+        HardwareError: a file that is not as it should be.
+    """
+    files = [platformdirs.user_config_path("edgeq") / DEVICES, Path(DEVICES)]
+    return {name: board for file in files if file.is_file() for name, board in _read(file).items()}
+
+
+def _read(path: Path) -> dict[str, Board]:
+    content = toml_table(path, HardwareError, _FIX)
+    found = parse(content, DevicesFile, path, HardwareError, unknown_keys=False)
+    if not found.devices:
+        raise HardwareError(f"{path} names no board", "Add a table [devices.NAME] with its host")
+    return {name: _board(name, entry) for name, entry in found.devices.items()}
+
+
+def _board(name: str, entry: Entry) -> Board:
+    user, _, host = entry.host.rpartition("@")
+    return Board(name, host, user, entry.port, entry.kind or name, entry.python, entry.folder)
+
+
+def _addressed(address: str) -> Board:
+    fix = "Write it like ssh://user@host:port"
+    if re.match(r"ssh://[^@/]*:[^@/]*@", address):
+        raise UsageError("a board's address is given with a password", "Leave it out: set up a key with ssh-copy-id")
+    parts = _ADDRESS.fullmatch(address)
+    port = int(parts["port"]) if parts and parts["port"] else None
+    if parts is None or (port is not None and not 1 <= port <= _LARGEST_PORT):
+        raise UsageError(f"{address!r} is no address of a board", fix)
+    host = parts["host"].strip("[]")
+    board = Board(address, host, parts["user"] or "", port, host)
+    return next((replace(b, name=address) for b in known_boards().values() if _same(b, board)), board)
+
+
+def _same(one: Board, other: Board) -> bool:
+    return (one.host, one.user, one.port) == (other.host, other.user, other.port)
+
+
+def fleet_of(given: Sequence[str]) -> tuple[Board, ...]:
+    """All boards that several `--on` name, each once.
+
+    Raises:
+        UsageError: one names no board.
+    """
+    found: dict[str, Board] = {}
+    for text in given:
+        boards = boards_of(text) or (one_board(text),)
+        found.update((board.name, board) for board in boards)
+    return tuple(found.values())

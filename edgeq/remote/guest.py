@@ -1,0 +1,135 @@
+"""Models on a board, opened and run by the program that runs in emulated machines, and used like sessions here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Self
+
+from edgeq_device.guest import GuestSession
+from edgeq_device.package import MAIN
+
+from edgeq.bundle.read import opened
+from edgeq.errors import BoardError
+from edgeq.model.load import model_files
+from edgeq.progress import SILENT, Progress
+from edgeq.remote.link import LINK_FAILED, hangs
+from edgeq.remote.session import BoardSession
+from edgeq.session import SessionSettings, with_carried
+from edgeq.workers.guest import REQUEST_S, Array, Guest, guest_environment, open_request
+
+_EXIT_S = 5.0
+SENSELESS = (KeyError, TypeError, IndexError, AttributeError, RecursionError, OverflowError)
+
+
+class BoardGuest(Guest):
+    """The program, running; made by `start_board_guest`."""
+
+    session: BoardSession
+
+    def exchange(
+        self, request: Mapping[str, Any], arrays: Mapping[str, Array] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Array]]:
+        """As elsewhere; a link that was cut is a BoardError."""
+        try:
+            return super().exchange(request, arrays)
+        except SENSELESS as error:
+            raise senseless(self.session) from error
+
+    def _last_error(self) -> str:
+        if self._late:
+            raise hangs(self.session.board, self.request_s)
+        try:
+            code = self._process.wait(_EXIT_S)  # ssh gives the exit code after the end of the output
+        except subprocess.TimeoutExpired:
+            return super()._last_error()
+        if code == LINK_FAILED or code < 0:
+            self._stderr.seek(0)
+            raise self.session.link.failed(LINK_FAILED, self._stderr.read())
+        return super()._last_error()
+
+
+def senseless(session: BoardSession) -> BoardError:
+    """An answer that no program of edgeq gives."""
+    return BoardError(f"{session.board.name} answers what edgeq's program does not", "Look at what runs there")
+
+
+@contextmanager
+def start_board_guest(session: BoardSession, *, request_s: float = REQUEST_S) -> Iterator[BoardGuest]:
+    """Run the program on the board and end it behind the block.
+
+    Raises:
+        BoardError: the board lacks numpy or onnxruntime.
+    """
+    session.need("numpy", "onnxruntime")
+    runtime = session.runtime()
+    folders = os.pathsep.join((runtime, *session.hello.paths))
+    command = session.attached(*session.python, "-I", "-B", f"{runtime}/edgeq_guest.py", folders)
+    guest = BoardGuest.start(command, guest_environment(os.environ), session.board.name, request_s=request_s)
+    guest.session = session
+    try:
+        yield guest
+        with suppress(BrokenPipeError):  # the link is gone already
+            guest.finish(_EXIT_S)
+    finally:
+        guest.end()
+
+
+class BoardModels:
+    """Opens models on a board: a program for onnxruntime's own kernels, another for each plug-in engine, each started
+    when it is needed first. Ends them behind its `with` block."""
+
+    def __init__(self, session: BoardSession, progress: Progress = SILENT) -> None:
+        self._session = session
+        self._progress = progress
+        self._stack = ExitStack()
+        self._running: dict[str, BoardGuest] = {}
+
+    def open(self, model: Path, settings: SessionSettings) -> GuestSession:
+        """A session of `model`, a file here, which is sent there.
+
+        Raises:
+            BoardError: the link was cut, or there is no space.
+            RuntimeUnavailableError: the runtime there refuses it.
+        """
+        settings = with_carried(model, settings)
+        request = open_request(self.place(model), settings)
+        return self.guest(settings.engine.name if settings.engine and settings.engine.module else "").opened(request)
+
+    def open_bundle(self, bundle: Path, variant: str | None, threads: int) -> tuple[str, GuestSession]:
+        """The variant of a bundle that runs there (or that is named), and its session; the bundle is sent.
+
+        Raises:
+            BundleError: it is damaged.
+            RuntimeUnavailableError: no variant fits the board, or there is none of that name.
+        """
+        place = self._session.send_bundle(bundle, self._progress)
+        wanted = {"bundle": place, "variant": variant, "threads": threads}
+        with opened(bundle) as found:
+            known = [one.name for one in found.components[MAIN]]
+        chosen = self.guest().exchange({"do": "choose", **wanted})[0].get("variant")
+        if chosen not in known:
+            raise senseless(self._session)
+        return str(chosen), self.guest().opened({**wanted, "variant": chosen})
+
+    def place(self, model: Path) -> str:
+        """The path on the board of `model`, which is sent with its external data for as long as the session lasts."""
+        files = {file.relative_to(model.parent).as_posix(): file for file in model_files(model)}
+        # Its own name may be anything.
+        files["model.onnx"] = files.pop(model.name)
+        return f"{self._session.send(files, keep=False, progress=self._progress)}/model.onnx"
+
+    def guest(self, engine: str = "") -> BoardGuest:
+        """The program for an engine; "": onnxruntime's own kernels."""
+        if engine not in self._running or self._running[engine].ended:
+            self._running[engine] = self._stack.enter_context(start_board_guest(self._session))
+        return self._running[engine]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()

@@ -1,0 +1,119 @@
+"""Commands on a board through the system's ssh, with what people have configured for it: keys, agents, jump hosts and
+known host keys. Its failures are one line each."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+from edgeq.errors import BoardError
+from edgeq.remote.devices import Board
+
+CONNECT_S = 15
+# A link that is silently gone is noticed after three of these.
+_ALIVE_S = 10
+LINK_FAILED = 255
+"""ssh's exit code where it is the link that failed, not the command."""
+
+
+class Link:
+    """How to reach one board.
+
+    Args:
+        sockets: a folder for the socket by which all commands share one connection; short, as sockets' paths are.
+    """
+
+    def __init__(self, board: Board, sockets: Path) -> None:
+        self.board = board
+        self._ssh = _ssh()
+        shared = ["-o", "ControlMaster=auto", "-o", f"ControlPath={sockets}/%C", "-o", "ControlPersist=no"]
+        self._options = [
+            *("-T", "-x", "-a"),
+            *("-o", "BatchMode=yes"),
+            *("-o", f"ConnectTimeout={CONNECT_S}"),
+            *("-o", f"ServerAliveInterval={_ALIVE_S}"),
+            *("-o", "ServerAliveCountMax=3"),
+            # Windows' ssh has no sockets to share a connection by.
+            *(shared if os.name == "posix" else ()),
+            *(("-p", str(board.port)) if board.port else ()),
+            *(("-l", board.user) if board.user else ()),
+        ]
+
+    def command(self, script: str, *arguments: str) -> list[str]:
+        """The command line that runs a POSIX shell script on the board, whatever its login shell is."""
+        words = ["exec", "sh", "-c", shlex.quote(script), "sh", *map(shlex.quote, arguments)]
+        return [self._ssh, *self._options, "--", self.board.host, " ".join(words)]
+
+    def failed(self, code: int, errors: bytes) -> BoardError:
+        """What a command that failed wrote on stderr, as an error in one line."""
+        lines = [_printable(line).strip() for line in errors.decode("utf-8", "replace").splitlines()]
+        text = "\n".join(lines)
+        problem, fix = next(((p, f) for pattern, p, f in _FAILURES if re.search(pattern, text, re.I)), ("", ""))
+        name, host = self.board.name, self.board.host
+        if code == LINK_FAILED and problem:
+            return BoardError(f"{name}: {problem.format(host=host)}", fix.format(host=host))
+        last = next((line for line in reversed(lines) if line), f"exit code {code}")
+        if code == LINK_FAILED:
+            return BoardError(f"{name}: the link was cut ({last})", "Try again; --resume goes on where tune stopped")
+        return BoardError(f"{name}: {last}")
+
+
+def run(link: Link, script: str, *arguments: str, data: bytes | None = None, limit_s: float = 60.0) -> bytes:
+    """Standard output of a script that has to succeed.
+
+    Raises:
+        BoardError: it failed, or took longer than `limit_s`.
+    """
+    try:
+        done = subprocess.run(
+            link.command(script, *arguments),
+            input=data if data is not None else b"",
+            capture_output=True,
+            check=False,
+            timeout=limit_s,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise hangs(link.board, limit_s) from error
+    if done.returncode != 0:
+        raise link.failed(done.returncode, done.stderr)
+    return done.stdout
+
+
+def hangs(board: Board, limit_s: float) -> BoardError:
+    """A board that does not answer."""
+    return BoardError(f"{board.name} does not answer within {limit_s:g} s", "Look at the board; restart it if it hangs")
+
+
+_FAILURES = (
+    (
+        "identification has changed",
+        "its host key is not the one that is known for {host}",
+        "If the board was installed anew: ssh-keygen -R {host}. If not, something else answers in its place",
+    ),
+    (
+        "host key verification failed",
+        "its host key is not known yet",
+        "Connect once with ssh {host} and compare the fingerprint",
+    ),
+    ("permission denied", "it refuses the login", "Set up a key: ssh-copy-id {host}. Passwords are never used"),
+    ("could not resolve|name or service not known", "there is no host {host}", "Correct the name"),
+    ("connection refused", "nothing listens for SSH there", "Start sshd on it, or correct the port"),
+    ("timed? ?out|no route|unreachable", "it cannot be reached", "Is it switched on and on the network?"),
+)
+"""What ssh writes → what is wrong, what to do."""
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def _ssh() -> str:
+    folders = [folder for folder in os.environ.get("PATH", os.defpath).split(os.pathsep) if Path(folder).is_absolute()]
+    found = shutil.which("ssh", path=os.pathsep.join(folders))
+    if found is None:
+        raise BoardError("boards are reached by ssh, which is not installed here", "Install OpenSSH's client")
+    return found

@@ -1,0 +1,180 @@
+"""What a board is: its own evidence, interpreted here by the rules that this machine is judged by."""
+
+from __future__ import annotations
+
+import base64
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from edgeq_device import cpuid
+from edgeq_device.features import Evidence
+from edgeq_device.version import parse_version
+from msgspec import Meta
+
+from edgeq.errors import BoardError
+from edgeq.hardware import limits
+from edgeq.hardware.detect import SystemInfo, describe
+from edgeq.hardware.engines import Installed
+from edgeq.hardware.machine import Gpu, Machine
+from edgeq.hardware.runtimes import PACKAGES, runtimes_among
+from edgeq.records import Amount, Count, Finite, parse
+from edgeq.remote.session import BoardSession
+
+# Files of the system, as the readers of edgeq/hardware/limits.py know them: nothing else is written here.
+_SYSTEM_FILE = re.compile(r"(proc|sys)(/(?!\.\.?(/|$))[\w.:@-]+)+")
+Base64 = Annotated[str, Meta(pattern=r"^[A-Za-z0-9+/]*=*$", max_length=1 << 16)]
+
+
+@dataclass(frozen=True)
+class Cpuid:
+    """CPUID's answers: leaf, subleaf, EAX, EBX, ECX, EDX each; and XCR0."""
+
+    leaves: tuple[tuple[Count, Count, Count, Count, Count, Count], ...]
+    xcr0: Count
+
+
+@dataclass(frozen=True)
+class Reported:
+    """See `edgeq_device.features.Evidence`."""
+
+    system: str
+    machine: str
+    cpuinfo: str
+    auxv: Base64
+    sysctl: str
+    cpuid: Cpuid | None
+
+
+@dataclass(frozen=True)
+class ReportedGpu:
+    """See `edgeq_device.gpu.Gpu`."""
+
+    name: str
+    compute_capability: Annotated[str, Meta(pattern=r"^\d{1,3}\.\d{1,3}$")]
+    memory_bytes: Count
+    driver: str
+
+
+@dataclass(frozen=True)
+class State:
+    """What state a board is in; None where its system does not report it.
+
+    Attributes:
+        clock_mhz: of its fastest core now.
+        temperature_c: degrees Celsius by thermal zone.
+        thermal_throttles: how often cores were throttled for heat since it was started.
+        load: average of the last minute.
+        free_bytes: where edgeq's directory is.
+    """
+
+    clock_mhz: Amount | None = None
+    governors: tuple[str, ...] = ()
+    temperature_c: Mapping[str, Finite] = field(default_factory=dict)
+    thermal_throttles: Count | None = None
+    load: Amount | None = None
+    free_bytes: Count = 0
+
+    def text(self) -> str:
+        """For people, in one line."""
+        hottest = max(self.temperature_c.values(), default=None)
+        parts = (
+            f"{self.clock_mhz:.0f} MHz" if self.clock_mhz else "",
+            ", ".join(self.governors),
+            f"{hottest:.0f} degrees C" if hottest is not None else "",
+            f"throttled {self.thermal_throttles} times since its start" if self.thermal_throttles else "",
+            f"load {self.load:.2f}" if self.load is not None else "",
+            f"{self.free_bytes / 1e9:.1f} GB free",
+        )
+        return "; ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True)
+class _Described:
+    evidence: Reported
+    files: Mapping[str, str]
+    affinity: Count
+    os: str
+    versions: Mapping[str, str]
+    engines: Mapping[str, Installed]
+    gpus: tuple[ReportedGpu, ...]
+    state: State
+
+
+@dataclass(frozen=True)
+class Description:
+    """A board: the machine, the engines that it has, and the state that it is in."""
+
+    machine: Machine
+    engines: Mapping[str, Installed]
+    state: State
+
+
+def describe_board(session: BoardSession) -> Description:
+    """What a board is.
+
+    Raises:
+        BoardError: it does not answer, or what it answers makes no sense.
+    """
+    answer = session.ask({"do": "describe", "runtime": session.runtime(), "packages": PACKAGES})
+    found = parse(answer, _Described, session.board.name, BoardError)
+    try:
+        info = _system(found, session.hello.python)
+    except (ValueError, LookupError) as error:
+        raise BoardError(f"{session.board.name}: its system files are not as they should be ({error})") from error
+    # What py-cpuinfo reads beyond the system's own files is CPUID, which is here already.
+    machine = describe(_evidence(found.evidence), {}, info)
+    return Description(machine, found.engines, found.state)
+
+
+def board_record(session: BoardSession, before: Description, after: Description | None = None) -> dict[str, Any]:
+    """What is kept of a board beside what was measured on it."""
+    return {
+        "name": session.board.name,
+        "kind": session.board.kind,
+        "machine": before.machine,
+        "before": before.state,
+        "after": (after or before).state,
+        "bytes_sent": session.sent,
+    }
+
+
+def _evidence(reported: Reported) -> Evidence:
+    answers = None
+    if reported.cpuid is not None:
+        leaves = {(leaf, sub): registers for leaf, sub, *registers in reported.cpuid.leaves}
+        answers = cpuid.Answers({key: tuple(r) for key, r in leaves.items()}, reported.cpuid.xcr0)  # type: ignore[misc]
+    return Evidence(
+        reported.system,
+        reported.machine,
+        cpuinfo=reported.cpuinfo,
+        auxv=base64.b64decode(reported.auxv),
+        sysctl=reported.sysctl,
+        cpuid=answers,
+    )
+
+
+def _system(found: _Described, python: str) -> SystemInfo:
+    """The rest, by the readers that read this machine, from the board's files under a folder."""
+    gpus = tuple(
+        Gpu(gpu.name, parse_version(gpu.compute_capability)[:2], gpu.memory_bytes or None, gpu.driver)  # type: ignore[arg-type]
+        for gpu in found.gpus
+    )
+    with tempfile.TemporaryDirectory(prefix="edgeq-board-") as folder:
+        root = Path(folder)
+        for name, text in found.files.items():
+            if _SYSTEM_FILE.fullmatch(name):
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).write_text(text, "utf-8")
+        return SystemInfo(
+            board=limits.board(root),
+            usable_threads=limits.usable_threads(root, found.affinity),
+            caches=limits.caches(root),
+            memory_bytes=limits.memory_bytes(root),
+            os=found.os,
+            gpus=gpus,
+            runtimes=runtimes_among(found.versions, python),
+        )

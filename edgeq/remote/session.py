@@ -1,0 +1,249 @@
+"""A session on one board: its lock is held, files are sent by their hashes, and programs run there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from edgeq_device.manifest import MANIFEST
+from edgeq_device.signature import SIGNATURE
+
+from edgeq.bundle.read import opened
+from edgeq.errors import BoardError
+from edgeq.ownership import sha256
+from edgeq.progress import SILENT, Progress
+from edgeq.records import Count, parse
+from edgeq.remote.channel import Channel, open_channel, program_version
+from edgeq.remote.devices import Board
+from edgeq.remote.link import LINK_FAILED, Link, hangs
+from edgeq.resources import shipped
+
+OLDEST_PYTHON = (3, 9)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who uses a board: user and host, and since when (seconds of the epoch, on the board's clock)."""
+
+    who: str = ""
+    since: Count = 0
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a board says first.
+
+    Attributes:
+        folder: the one directory that is written to.
+        busy: who has it, where somebody has.
+        token: of the lock that is now held.
+        private: whether its Python is the one that `edgeq device setup` made.
+        free: bytes there.
+        modules: versions of numpy and onnxruntime, as far as they are installed.
+        paths: where they are looked for besides Python's own places.
+    """
+
+    python: str
+    system: str
+    folder: str
+    busy: Holder | None = None
+    token: str = ""
+    private: bool = False
+    free: Count = 0
+    modules: Mapping[str, str] = field(default_factory=dict)
+    paths: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Answer:
+    path: str = ""
+    missing: tuple[str, ...] = ()
+    free: Count = 0
+
+
+class BoardSession:
+    """A board that is held; made by `open_board`."""
+
+    def __init__(self, channel: Channel, hello: Hello) -> None:
+        self._channel = channel
+        self.link = channel.link
+        self.board = channel.link.board
+        self.hello = hello
+
+    @property
+    def sent(self) -> int:
+        """Bytes of files and requests that went to the board."""
+        return self._channel.sent
+
+    def need(self, *modules: str) -> None:
+        """Refuse a board that lacks one of the modules.
+
+        Raises:
+            BoardError: it does, and what to do.
+        """
+        lacks = [name for name in modules if name not in self.hello.modules]
+        if lacks:
+            raise BoardError(
+                f"{self.board.name}: Python {self.hello.python} there has no {' and no '.join(lacks)}",
+                f"Install it, or let edgeq do so: edgeq device setup {shlex.quote(self.board.name)}",
+            )
+
+    def ask(self, request: Mapping[str, Any], data: IO[bytes] | None = None) -> dict[str, Any]:
+        """The answer to one request; the bytes of `data` follow it.
+
+        Raises:
+            BoardError: the link was cut, the board hangs, or it reports an error.
+        """
+        answer = self._channel.ask(request, data)
+        if "error" in answer:
+            free = answer.get("free")
+            fix = f"{_mb(free)} are free there. {self._clean()}" if isinstance(free, int) else ""
+            raise BoardError(f"{self.board.name}: {answer['error']}", fix)
+        return answer
+
+    def send(
+        self,
+        files: Mapping[str, Path],
+        *,
+        keep: bool = True,
+        digests: Mapping[str, str] | None = None,
+        progress: Progress = SILENT,
+    ) -> str:
+        """The path on the board of a directory with `files`, by their names in it. What lies there is not sent again.
+
+        Args:
+            keep: for the next time, too; else it is gone with the session.
+            digests: SHA-256 of those files for which it is known.
+
+        Raises:
+            BoardError: no space for them; or as `ask`.
+        """
+        known = digests or {}
+        sizes = {name: path.stat().st_size for name, path in files.items()}
+        hashes = {name: known.get(name) or sha256(path) for name, path in files.items()}
+        listing = json.dumps({name: [hashes[name], sizes[name]] for name in sorted(files)})
+        tree = {"do": "tree", "keep": keep, "digest": hashlib.sha256(listing.encode()).hexdigest()}
+        if path := self._asked(tree).path:
+            return path
+        answer = self._asked({"do": "listing", "keep": keep, "listing": listing})
+        sources = {hashes[name]: (path, sizes[name]) for name, path in files.items()}
+        missing = {sha: sources[sha] for sha in answer.missing if sha in sources}
+        size = sum(length for _, length in missing.values())
+        if size > answer.free:
+            problem = f"{self.board.name}: {_mb(size)} are to be sent, {_mb(answer.free)} are free there"
+            raise BoardError(problem, self._clean())
+        with progress.stage(f"sending to {self.board.name}", size) as advance:
+            for sha, (source, length) in missing.items():
+                with source.open("rb") as stream:
+                    self.ask({"do": "put", "keep": keep, "sha256": sha, "size": length}, stream)
+                advance(length)
+        path = self._asked(tree).path
+        if not path:
+            raise BoardError(f"{self.board.name}: files do not stay there as they were sent", "Check its disk")
+        return path
+
+    def send_bundle(self, bundle: Path, progress: Progress = SILENT) -> str:
+        """The path on the board of `bundle`, checked here before it is sent.
+
+        Raises:
+            BundleError: it is damaged.
+            BoardError: as `send`.
+        """
+        with opened(bundle) as found, tempfile.TemporaryDirectory() as folder:
+            digests = {name: record.sha256 for name, record in found.files.items()}
+            files = {name: found.root / name for name in found.files}
+            # These two are in no list, and are not unpacked from a zip.
+            for name, content in ((MANIFEST, found.manifest), (SIGNATURE, found.signature)):
+                if content is not None:
+                    files[name] = Path(folder) / name
+                    files[name].write_bytes(content)
+            return self.send(files, digests=digests, progress=progress)
+
+    def runtime(self, progress: Progress = SILENT) -> str:
+        """The path on the board of edgeq's programs for devices."""
+        root = shipped("targets") / "runtime"
+        files = [root / "edgeq_guest.py", *sorted((root / "edgeq_device").iterdir())]
+        taken = {f.relative_to(root).as_posix(): f for f in files if f.suffix in (".py", ".json")}
+        return self.send(taken, progress=progress)
+
+    @property
+    def python(self) -> tuple[str, ...]:
+        """The interpreter that is used there, as a command."""
+        return (f"{self.hello.folder}/venv/bin/python",) if self.hello.private else self.board.python
+
+    def attached(self, *command: str) -> list[str]:
+        """The command line that runs a command on the board, for as long as this session lasts."""
+        folder = self.hello.folder
+        program = f"{folder}/board-{program_version()}.py"
+        held = (*self.python, "-I", "-B", program, "attach", folder, self.hello.token, "--")
+        return self.link.command('exec "$@"', *held, *command)
+
+    def run(self, *command: str, limit_s: float) -> tuple[int, bytes, str]:
+        """Run a command on the board: exit code, standard output, and the last line of its errors.
+
+        Raises:
+            BoardError: the link was cut, or it takes longer than `limit_s`.
+        """
+        try:
+            done = subprocess.run(
+                self.attached(*command), stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=limit_s
+            )
+        except subprocess.TimeoutExpired as error:
+            raise hangs(self.board, limit_s) from error
+        if done.returncode in (LINK_FAILED, -9):
+            raise self.link.failed(LINK_FAILED, done.stderr)
+        lines = [line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
+        return done.returncode, done.stdout, "".join(c for c in (lines or [""])[-1] if c.isprintable())
+
+    def _asked(self, request: Mapping[str, Any]) -> _Answer:
+        return parse(self.ask(request), _Answer, self.board.name, BoardError)
+
+    def _clean(self) -> str:
+        return f"Free some; edgeq device clean {shlex.quote(self.board.name)} removes all that edgeq keeps there"
+
+
+@contextmanager
+def open_board(board: Board) -> Iterator[BoardSession]:
+    """Reach a board, take its lock, and let it go behind the block: nothing of edgeq's runs there then.
+
+    Raises:
+        BoardError: it cannot be reached, somebody else has it, or its Python is missing or too old.
+    """
+    with ExitStack() as stack:
+        # A socket's path is short: the temporary folders of some systems alone would fill one.
+        sockets = stack.enter_context(tempfile.TemporaryDirectory(prefix="eq-", dir=_short_folder()))
+        channel, said = stack.enter_context(open_channel(Link(board, Path(sockets))))
+        hello = parse(said, Hello, board.name, BoardError)
+        _check(board, hello)
+        yield BoardSession(channel, hello)
+
+
+def _check(board: Board, hello: Hello) -> None:
+    version = tuple(int(part) for part in hello.python.split(".")[:2] if part.isdecimal())
+    if version < OLDEST_PYTHON:
+        raise BoardError(
+            f"{board.name}: Python {hello.python} there is older than 3.9",
+            "Install a newer one beside it, and name it as python in devices.toml",
+        )
+    if hello.system != "posix":
+        raise BoardError(f"{board.name} runs neither Linux nor macOS", "Run edgeq on it itself")
+    if hello.busy is not None:
+        since = time.strftime("%H:%M:%S", time.localtime(hello.busy.since))
+        raise BoardError(f"{board.name} is in use by {hello.busy.who or 'somebody'} since {since}", "Try again later")
+
+
+def _short_folder() -> str | None:
+    return "/tmp" if Path("/tmp").is_dir() else None
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"

@@ -1,0 +1,130 @@
+"""Where a search measures time: on this machine, or on a board (`edgeq.remote.clock`). What is built and what it costs
+in accuracy is found here in both cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from edgeq_device.latency import Bursts, WarmUp
+from edgeq_device.memory import measure_memory
+from edgeq_device.ranking import Ranking, rank_until_settled
+from edgeq_device.scenarios import query_runner
+
+from edgeq.emulate.routes import ExecutionRoute
+from edgeq.hardware.engines import Installed
+from edgeq.hardware.machine import Machine
+from edgeq.measure.checks import Check
+from edgeq.session import SessionSettings, open_session
+from edgeq.workers.engine import Engines
+
+T = TypeVar("T")
+Model = tuple[Path, SessionSettings]
+Feed = Mapping[str, Any]
+
+
+class Clock(Protocol):
+    """Times models where they are to run."""
+
+    def answers(self, model: Path, settings: SessionSettings, judge: Callable[[Any], T]) -> T | None:
+        """What `judge` finds of a session on that machine; None where that is this machine, and nothing is opened."""
+
+    def race(
+        self,
+        models: Mapping[str, Model],
+        feed: Feed,
+        *,
+        sessions: int,
+        warmup: WarmUp,
+        bursts: Bursts,
+        how: Mapping[str, Any],
+        on_round: Callable[[], None],
+    ) -> Ranking:
+        """`rank_until_settled` with `how` and `on_round`, each model in so many sessions."""
+
+    def open_profiled(self, model: Path, settings: SessionSettings) -> Any:
+        """A session under the profiler, whose files lie where the settings say when it has ended."""
+
+    def peak_memory(self, model: Path, settings: SessionSettings, shapes: Mapping[str, list[int]]) -> int:
+        """Peak memory of a session, bytes."""
+
+
+class RemoteClock(Clock, Protocol):
+    """A clock on another machine."""
+
+    @property
+    def machine(self) -> Machine:
+        """What it is."""
+
+    @property
+    def engines(self) -> Mapping[str, Installed]:
+        """The engines that are there, by name."""
+
+    @property
+    def route(self) -> ExecutionRoute:
+        """How models are run there under the profiler."""
+
+    def checks(self) -> tuple[Check, ...]:
+        """What was checked there of every candidate that was built."""
+
+    def record(self) -> Any:
+        """Where everything ran, for the tuning record."""
+
+
+class LocalClock:
+    """This machine."""
+
+    def __init__(self, engines: Engines) -> None:
+        self._engines = engines
+
+    def answers(self, model: Path, settings: SessionSettings, judge: Callable[[Any], T]) -> None:
+        """See `Clock.answers`."""
+        del model, settings, judge
+
+    def race(
+        self,
+        models: Mapping[str, Model],
+        feed: Feed,
+        *,
+        sessions: int,
+        warmup: WarmUp,
+        bursts: Bursts,
+        how: Mapping[str, Any],
+        on_round: Callable[[], None],
+    ) -> Ranking:
+        """See `Clock.race`."""
+        with ExitStack() as stack:
+            runners = {
+                name: [
+                    query_runner(stack.enter_context(opened(self._engines, *model)), [feed]) for _ in range(sessions)
+                ]
+                for name, model in models.items()
+            }
+            return rank_until_settled(runners, warmup=warmup, bursts=bursts, on_round=on_round, **how)
+
+    def open_profiled(self, model: Path, settings: SessionSettings) -> Any:
+        """See `Clock.open_profiled`."""
+        return open_session(model, settings)
+
+    def peak_memory(self, model: Path, settings: SessionSettings, shapes: Mapping[str, list[int]]) -> int:
+        """See `Clock.peak_memory`; in a process of its own."""
+        return measure_memory(
+            model,
+            shapes=shapes,
+            providers=settings.providers[:1],
+            config=settings.config,
+            threads=settings.intra_op_threads,
+            engine=settings.engine,
+            precision=settings.precision,
+        ).session_peak_bytes
+
+
+@contextmanager
+def opened(engines: Engines, model: Path, settings: SessionSettings) -> Iterator[Any]:
+    """A session here or in its engine's process, which gives its memory back behind the block."""
+    session = engines.open(model, settings)
+    yield session
+    if settings.engine is not None and settings.engine.module:
+        session.close()

@@ -1,0 +1,400 @@
+"""What edgeq runs on a board over SSH. It keeps files by their hashes, lets one user in at a time, and ends what runs.
+
+    edgeq_board.py serve FOLDER WHO           answers requests, one JSON object a line; holds the board's lock
+    edgeq_board.py attach FOLDER TOKEN -- ... runs a command for as long as that lock is held
+
+Nothing is written outside FOLDER. The standard library alone; it starts on any Python 3, so that one that is too old
+is reported by its version. Both end when the link does: `serve` at the end of its input or after a minute without a
+sign of life, `attach` (and all that it started) within a second of that.
+"""
+
+import base64
+import hashlib
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+SILENCE_S = 60.0
+CHUNK = 1 << 20
+LONGEST_LINE = 1 << 24
+_LOOK_S = 1.0
+# What limits a process, and what the board is: see edgeq/hardware/limits.py, which reads them.
+_GROUP_FILES = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us", "memory.max", "memory.limit_in_bytes")
+_FILES = ("proc/meminfo", "proc/self/cgroup", "proc/device-tree/model")
+_CACHE_FILES = ("level", "type", "size")
+
+
+class RefusedError(Exception):
+    """A request that is not done, and why, in one line."""
+
+
+def main(arguments):
+    """Run one command; the exit code."""
+    if arguments[0] == "serve":
+        return serve(Path(arguments[1]), arguments[2])
+    return attach(Path(arguments[1]), arguments[2], arguments[4:])
+
+
+def serve(folder, who):
+    """Answer requests until the input ends or stays silent."""
+    hello = {"python": "%d.%d.%d" % sys.version_info[:3], "system": os.name, "folder": str(folder)}
+    if sys.version_info < (3, 9) or os.name != "posix":
+        _say(hello)
+        return 0
+    lock, holder = _lock(folder, who)
+    if lock is None:
+        _say(dict(hello, busy=holder))
+        return 0
+    try:
+        _clear(folder)
+        _say(dict(hello, token=_read_lock(folder)["token"], free=_free(folder), **_modules(folder)))
+        lines = _Lines(0)
+        while True:
+            line = lines.line(SILENCE_S)
+            if line is None:
+                return 0
+            request = json.loads(line.decode())
+            if request["do"] == "alive":
+                continue
+            try:
+                _say(_ANSWERS[request["do"]](folder, request, lines))
+            except OSError as error:
+                _say({"error": error.strerror or str(error), "free": _free(folder)})
+            except RefusedError as error:
+                _say({"error": str(error)})
+            if request["do"] == "clean":
+                return 0
+    finally:
+        if folder.is_dir():
+            _clear(folder)
+        os.close(lock)
+
+
+def attach(folder, token, command):
+    """Run `command` on this process's input and output; kill it and all that it started when the lock is let go."""
+    environment = dict(os.environ, TMPDIR=str(folder / "tmp"), ORT_DISABLE_TELEMETRY="1")
+    parent = os.getppid()
+    child = subprocess.Popen(command, env=environment, start_new_session=True)
+    waiting = threading.Thread(target=child.wait)
+    waiting.start()
+    try:
+        while waiting.is_alive() and os.getppid() == parent and _held(folder, token):
+            waiting.join(_LOOK_S)
+    finally:
+        try:
+            os.killpg(child.pid, 9)
+        except ProcessLookupError:
+            waiting.join()
+    waiting.join()
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+class _Lines:
+    """Lines and counted bytes of a file descriptor, with a limit on its silence."""
+
+    def __init__(self, descriptor):
+        self._descriptor = descriptor
+        self._held = b""
+
+    def line(self, patience_s):
+        """The next line, or None where there is none: the input ended, or was silent for so long."""
+        while b"\n" not in self._held:
+            if len(self._held) > LONGEST_LINE or not self._more(patience_s):
+                return None
+        line, _, self._held = self._held.partition(b"\n")
+        return line
+
+    def chunks(self, count):
+        """`count` bytes, piece by piece."""
+        while count:
+            if not self._held and not self._more(SILENCE_S):
+                raise RefusedError("the link ended in the middle of a file")
+            piece, self._held = self._held[:count], self._held[count:]
+            count -= len(piece)
+            yield piece
+
+    def _more(self, patience_s):
+        ready, _, _ = select.select([self._descriptor], [], [], patience_s)
+        more = os.read(self._descriptor, CHUNK) if ready else b""
+        self._held += more
+        return bool(more)
+
+
+def _say(answer):
+    data = json.dumps(answer).encode() + b"\n"
+    while data:
+        data = data[os.write(_OUT, data) :]
+
+
+def _lock(folder, who):
+    """The held lock and None, or None and what is known of its holder."""
+    import fcntl
+
+    descriptor = os.open(str(folder / "lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    for attempt in range(4):
+        try:
+            # The kernel lets go of it when the process ends, however that happens: it is never stale.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            time.sleep(0.3 * (attempt < 3))
+            continue
+        content = {"token": base64.b16encode(os.urandom(8)).decode(), "who": who, "since": int(time.time())}
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(content).encode(), 0)
+        return descriptor, None
+    os.close(descriptor)
+    return None, _read_lock(folder)
+
+
+def _read_lock(folder):
+    try:
+        return json.loads((folder / "lock").read_text())
+    except (OSError, ValueError):
+        return {"token": "", "who": "", "since": 0}
+
+
+def _held(folder, token):
+    """Whether the session of `token` still holds the lock."""
+    import fcntl
+
+    try:
+        descriptor = os.open(str(folder / "lock"), os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except OSError:
+        return _read_lock(folder)["token"] == token
+    finally:
+        os.close(descriptor)
+
+
+def _clear(folder):
+    """Remove what was for one session only, and programs of other versions."""
+    shutil.rmtree(str(folder / "tmp"), ignore_errors=True)
+    (folder / "tmp").mkdir(exist_ok=True)
+    for program in folder.glob("board-*"):
+        if program.name != Path(__file__).name:
+            program.unlink()
+
+
+def _free(folder):
+    return shutil.disk_usage(str(folder)).free
+
+
+def _modules(folder):
+    """Where this Python finds modules beside its own, and the versions of those that matter."""
+    import importlib.util
+    import site
+    from importlib import metadata
+
+    private = Path(sys.prefix).resolve() == (folder / "venv").resolve()
+    paths = [p for p in (site.getusersitepackages(),) if Path(p).is_dir()]
+    sys.path += [p for p in paths if p not in sys.path]
+    found = {}
+    for module, packages in (("numpy", ("numpy",)), ("onnxruntime", ("onnxruntime", "onnxruntime-gpu"))):
+        if importlib.util.find_spec(module) is not None:
+            found[module] = ""
+            for package in packages:
+                try:
+                    found[module] = metadata.version(package)
+                    break
+                except metadata.PackageNotFoundError:
+                    continue
+    return {"modules": found, "paths": paths, "private": private}
+
+
+def _inside(folder, name):
+    """The path of `name` in `folder`; a name that leads elsewhere is refused."""
+    parts = name.split("/")
+    if name.startswith("/") or "\0" in name or any(part in ("", ".", "..") for part in parts):
+        raise RefusedError("file name %r is not a plain path" % name)
+    return folder.joinpath(*parts)
+
+
+def _sha256(path):
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        for chunk in iter(lambda: stream.read(CHUNK), b""):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _places(folder, keep):
+    """Where files and directories of them lie: for good, or for this session."""
+    base = folder if keep else folder / "tmp"
+    for name in ("blobs", "trees"):
+        (base / name).mkdir(parents=True, exist_ok=True)
+    return base / "blobs", base / "trees"
+
+
+def _tree(folder, request, lines):
+    """The directory of a listing, every file of it checked; `path` is "" where it is not here, or not whole."""
+    blobs, trees = _places(folder, request["keep"])
+    digest = request["digest"]
+    root, listing = _inside(trees, digest), _inside(trees, digest + ".json")
+    if not listing.exists():
+        return {"path": ""}
+    text = listing.read_bytes()
+    if hashlib.sha256(text).hexdigest() != digest:
+        listing.unlink()
+        return {"path": ""}
+    files = json.loads(text.decode())
+    whole = True
+    for name, (sha256, size) in files.items():
+        path, blob = _inside(root, name), _inside(blobs, sha256)
+        found = path if path.exists() else blob
+        if found.exists() and (found.stat().st_size != size or _sha256(found) != sha256):
+            for place in (path, blob):  # two names of one file, where the file system has hard links
+                if place.exists():
+                    place.unlink()
+        if not path.exists():
+            if not blob.exists():
+                whole = False
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(str(blob), str(path))
+            except OSError:  # a file system without hard links
+                shutil.copyfile(str(blob), str(path))
+    if whole:
+        _remove_others(root, files)
+    return {"path": str(root) if whole else ""}
+
+
+def _remove_others(root, files):
+    """What a run left beside the files, such as compiled code that no hash covers."""
+    for path in sorted(root.rglob("*"), reverse=True):
+        if path.is_dir():
+            if not any(path.iterdir()):
+                path.rmdir()
+        elif path.relative_to(root).as_posix() not in files:
+            path.unlink()
+
+
+def _listing(folder, request, lines):
+    """Keep a listing, {path: [sha256, size]} as JSON; the hashes of files that are not here."""
+    blobs, trees = _places(folder, request["keep"])
+    text = request["listing"].encode()
+    digest = hashlib.sha256(text).hexdigest()
+    (trees / (digest + ".json")).write_bytes(text)
+    missing = {sha for sha, _ in json.loads(text.decode()).values() if not _inside(blobs, sha).exists()}
+    return {"missing": sorted(missing), "free": _free(folder)}
+
+
+def _put(folder, request, lines):
+    """Take the bytes of a file that follow the request."""
+    blobs, _ = _places(folder, request["keep"])
+    draft = folder / "tmp" / "incoming"
+    digest, problem = hashlib.sha256(), None
+    with draft.open("wb", buffering=0) as stream:
+        for piece in lines.chunks(request["size"]):
+            digest.update(piece)
+            try:
+                while piece and problem is None:
+                    piece = piece[stream.write(piece) :]
+            except OSError as error:  # the rest is read all the same, or it would be taken for requests
+                problem = error
+    if problem is not None:
+        draft.unlink()
+        raise problem
+    if digest.hexdigest() != request["sha256"]:
+        raise RefusedError("a file arrived with another content")
+    draft.chmod(0o400)
+    draft.replace(_inside(blobs, request["sha256"]))
+    return {}
+
+
+def _describe(folder, request, lines):
+    """What the board is, and the state that it is in; `runtime`: where edgeq_device lies."""
+    if request["runtime"] not in sys.path:
+        sys.path.insert(0, request["runtime"])
+        sys.dont_write_bytecode = True
+    from importlib import metadata
+
+    from edgeq_device import environment, features
+    from edgeq_device.engines import engines, installed_version, problem_of
+    from edgeq_device.gpu import read_gpus
+
+    versions = {}
+    for package in request["packages"]:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    runtime = versions.get("onnxruntime") or versions.get("onnxruntime-gpu", "")
+    evidence = features.gather()
+    answers = evidence.cpuid
+    plugins = {}
+    for name, engine in engines().items():
+        version = installed_version(engine)
+        problem = problem_of(engine, runtime) if version and engine.module else ""
+        plugins[name] = {"version": version, "problem": problem}
+    uname = os.uname()
+    return {
+        "evidence": {
+            "system": evidence.system,
+            "machine": evidence.machine,
+            "cpuinfo": evidence.cpuinfo,
+            "auxv": base64.b64encode(evidence.auxv).decode(),
+            "sysctl": evidence.sysctl,
+            "cpuid": None
+            if answers is None
+            else {"leaves": [[*key, *value] for key, value in answers.leaves.items()], "xcr0": answers.xcr0},
+        },
+        "files": {name: text for name, text in _system_files(environment.read_text) if text is not None},
+        "affinity": len(environment.allowed_cores()),
+        "os": "%s %s" % (uname.sysname, uname.release),
+        "versions": versions,
+        "engines": plugins,
+        "gpus": [gpu.to_dict() for gpu in read_gpus()[0]],
+        "state": {
+            "clock_mhz": max(environment.read_frequencies().values(), default=None),
+            "governors": list(environment.read_governors()),
+            "temperature_c": environment.read_temperatures(),
+            "thermal_throttles": environment.read_throttle_count(),
+            "load": environment.read_load(),
+            "free_bytes": _free(folder),
+        },
+    }
+
+
+def _system_files(read):
+    root = Path("/")
+    for name in _FILES:
+        yield name, read(root / name)
+    for index in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        for name in _CACHE_FILES:
+            yield str((index / name).relative_to(root)), read(index / name)
+    base = root / "sys/fs/cgroup"
+    for line in (read(root / "proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        mount = base / controllers if controllers else base
+        inside = Path(path.lstrip("/"))
+        for folder in (inside, *inside.parents):
+            for name in _GROUP_FILES:
+                yield str((mount / folder / name).relative_to(root)), read(mount / folder / name)
+
+
+def _clean(folder, request, lines):
+    """Remove everything; the bytes that it took."""
+    size = sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
+    shutil.rmtree(str(folder))
+    return {"bytes": size}
+
+
+_ANSWERS = {"tree": _tree, "listing": _listing, "put": _put, "describe": _describe, "clean": _clean}
+
+if __name__ == "__main__":
+    # What anybody prints must not come between the answers.
+    _OUT = os.dup(1)
+    if sys.argv[1] == "serve":
+        os.dup2(2, 1)
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,100 @@
+"""Boards without a network: an `ssh` on PATH that runs the command here, with a home and a Python of its own."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+# Takes ssh's options as edgeq gives them. HOSTS/NAME/ is a board: its home, its `bin`, and what goes wrong with it.
+# What runs there loses its input when this program is killed, as with a link that is cut.
+_SSH = """#!{python} -IS
+import os, subprocess, sys, threading
+words = sys.argv[1:]
+at = words.index("--")
+board = os.path.join({hosts!r}, words[at + 1])
+if not os.path.isdir(board):
+    sys.exit(os.write(2, b"ssh: Could not resolve hostname x: Name or service not known") and 255)
+if os.path.exists(board + "/fails"):
+    sys.exit(os.write(2, open(board + "/fails", "rb").read()) and 255)
+with open(board + "/links", "a") as links:
+    links.write("%d\\n" % os.getpid())
+environment = dict(os.environ, HOME=board + "/home", PATH=board + "/bin:" + os.environ["PATH"])
+environment.pop("XDG_CACHE_HOME", None)
+child = subprocess.Popen(["sh", "-c", words[at + 2]], stdin=subprocess.PIPE, env=environment)
+def pump():
+    while data := os.read(0, 65536):
+        child.stdin.write(data)
+        child.stdin.flush()
+    child.stdin.close()
+threading.Thread(target=pump, daemon=True).start()
+os._exit(child.wait() % 256)
+"""
+
+
+@dataclass(frozen=True)
+class FakeBoard:
+    """A board of that name; `cache` is the one folder that edgeq may write to."""
+
+    name: str
+    path: Path
+
+    @property
+    def address(self) -> str:
+        return f"ssh://{self.name}"
+
+    @property
+    def home(self) -> Path:
+        return self.path / "home"
+
+    @property
+    def cache(self) -> Path:
+        return self.home / ".cache" / "edgeq-device"
+
+    def fails(self, text: str) -> None:
+        """From now on ssh writes this and fails."""
+        (self.path / "fails").write_text(text)
+
+    def python(self, text: str) -> None:
+        """Its `python3` is this shell script."""
+        script = self.path / "bin" / "python3"
+        script.write_text(f"#!/bin/sh\n{text}\n")
+        script.chmod(0o755)
+
+    def cut(self) -> None:
+        """End the process of every link to it."""
+        for line in (self.path / "links").read_text().split():
+            if Path(f"/proc/{line}").exists():
+                os.kill(int(line), 9)
+
+
+@pytest.fixture
+def make_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], FakeBoard]:
+    """Makes a board of a name."""
+    hosts, programs = tmp_path / "hosts", tmp_path / "programs"
+    hosts.mkdir()
+    programs.mkdir()
+    ssh = programs / "ssh"
+    ssh.write_text(_SSH.format(hosts=str(hosts), python=sys.executable))
+    ssh.chmod(ssh.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr("edgeq.remote.devices.platformdirs.user_config_path", lambda app: tmp_path / "config")
+
+    def make(name: str) -> FakeBoard:
+        board = FakeBoard(name, hosts / name)
+        (board.path / "bin").mkdir(parents=True)
+        board.home.mkdir()
+        board.python(f'exec {sys.executable} "$@"')
+        return board
+
+    return make
+
+
+@pytest.fixture
+def board(make_board: Callable[[str], FakeBoard]) -> FakeBoard:
+    return make_board("pi")

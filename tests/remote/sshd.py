@@ -1,0 +1,118 @@
+"""Real sshd on ports of the loopback address, each a board with a home and a `python3` of its own."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+
+
+@dataclass(frozen=True)
+class Sshd:
+    """A running server; `name` is its alias in the client's configuration."""
+
+    name: str
+    path: Path
+    port: int
+    process: subprocess.Popen[bytes]
+
+    @property
+    def home(self) -> Path:
+        return self.path / "home"
+
+    def cut(self) -> None:
+        """End the process of every connection, as a router would that forgets them."""
+        for child in children(self.process.pid):
+            os.kill(child, signal.SIGKILL)
+
+    def new_host_key(self) -> str:
+        """Another key than the one that it has, of the same kind: a line of known_hosts."""
+        make_key(self.path / "other")
+        return known(self.port, self.path / "other.pub")
+
+
+def children(pid: int) -> list[int]:
+    found = [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [grandchild for child in found for grandchild in children(child)] + found
+
+
+def make_key(path: Path) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path], check=True)
+
+
+def known(port: int, public: Path) -> str:
+    return f"[127.0.0.1]:{port} {public.read_text()}"
+
+
+class Network:
+    """Servers, and an `ssh` on PATH whose configuration knows them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.programs = folder / "programs"
+        self.programs.mkdir()
+        self.known_hosts = folder / "known_hosts"
+        self._servers: list[Sshd] = []
+        make_key(folder / "id")
+        ssh = self.programs / "ssh"
+        ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/config "$@"\n')
+        ssh.chmod(0o755)
+
+    def start(self, name: str, python: str) -> Sshd:
+        """A server whose `python3` is the shell script `python`."""
+        assert SSHD is not None
+        if os.geteuid() == 0:
+            Path("/run/sshd").mkdir(exist_ok=True)
+        path = self.folder / name
+        (path / "bin").mkdir(parents=True)
+        (path / "home").mkdir()
+        script = path / "bin" / "python3"
+        script.write_text(f"#!/bin/sh\n{python}\n")
+        script.chmod(0o755)
+        make_key(path / "key")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command = f'HOME={path}/home PATH={path}/bin:$PATH exec sh -c "$SSH_ORIGINAL_COMMAND"'
+        (path / "sshd_config").write_text(
+            f"ListenAddress 127.0.0.1:{port}\nHostKey {path}/key\nAuthorizedKeysFile {self.folder}/id.pub\n"
+            f"PidFile none\nUsePAM no\nStrictModes no\nPermitRootLogin prohibit-password\nForceCommand {command}\n"
+        )
+        process = subprocess.Popen([SSHD, "-D", "-e", "-f", path / "sshd_config"], stderr=(path / "log").open("wb"))
+        server = Sshd(name, path, port, process)
+        self._servers.append(server)
+        with (self.folder / "config").open("a") as config:
+            config.write(
+                f"Host {name}\n HostName 127.0.0.1\n Port {port}\n User {getpass.getuser()}\n"
+                f" IdentityFile {self.folder}/id\n IdentitiesOnly yes\n UserKnownHostsFile {self.known_hosts}\n"
+                " GlobalKnownHostsFile none\n"
+            )
+        with self.known_hosts.open("a") as file:
+            file.write(known(port, path / "key.pub"))
+        self._wait(server)
+        return server
+
+    def end(self) -> None:
+        for server in self._servers:
+            server.cut()
+            server.process.kill()
+            server.process.wait()
+
+    @staticmethod
+    def _wait(server: Sshd) -> None:
+        end = time.monotonic() + 10
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", server.port), 1).close()
+                return
+            except OSError:
+                assert time.monotonic() < end, (server.path / "log").read_text()
+                time.sleep(0.05)

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgeq.errors import EdgeqError, HardwareError, UsageError
+from edgeq.remote.devices import Board, boards_of, fleet_of, known_boards, one_board
+
+FLEET = """
+[devices.a]
+host = "pi@10.0.0.5"
+port = 2222
+kind = "raspberry-pi-5"
+[devices.b]
+host = "board-b"
+python = ["python3.11", "-X", "utf8"]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("edgeq.remote.devices.platformdirs.user_config_path", lambda app: tmp_path / "config")
+
+
+def test_an_address() -> None:
+    assert one_board("ssh://pi@10.0.0.5:2222") == Board(
+        "ssh://pi@10.0.0.5:2222", "10.0.0.5", "pi", 2222, kind="10.0.0.5"
+    )
+    assert one_board("ssh://board").host == "board"
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["ssh://", "ssh://-oProxyCommand=x", "ssh://-l@host", "ssh://h/path", "ssh://h:99999", "ssh://u:secret@h"],
+)
+def test_an_address_that_is_none(address: str) -> None:
+    with pytest.raises(UsageError):
+        one_board(address)
+
+
+def test_names_and_files(tmp_path: Path) -> None:
+    (tmp_path / "devices.toml").write_text(FLEET)
+    assert one_board("a") == Board("a", "10.0.0.5", "pi", 2222, "raspberry-pi-5")
+    assert one_board("b").python == ("python3.11", "-X", "utf8")
+    assert one_board("b").kind == "b"
+    assert boards_of("raspberry-pi-5") == ()
+    assert [board.name for board in fleet_of(["devices.toml", "a"])] == ["a", "b"]
+    with pytest.raises(UsageError, match="there is no board 'c'"):
+        one_board("c")
+    with pytest.raises(UsageError, match="names 2 boards"):
+        one_board("devices.toml")
+
+
+def test_the_repository_counts_more_than_the_user(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "devices.toml").write_text('[devices.a]\nhost = "old"\n[devices.z]\nhost = "z"\n')
+    (tmp_path / "devices.toml").write_text(FLEET)
+    assert {name: board.host for name, board in known_boards().items()} == {"a": "10.0.0.5", "b": "board-b", "z": "z"}
+
+
+def test_an_address_of_a_known_board_brings_what_is_known_of_it(tmp_path: Path) -> None:
+    (tmp_path / "devices.toml").write_text(FLEET)
+    assert one_board("ssh://pi@10.0.0.5:2222").kind == "raspberry-pi-5"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[devices.a]\nhost = "-oProxyCommand=x"',
+        '[devices.a]\nhost = "h"\nhots = 1',
+        "[devices.a]\nport = 22",
+        '[devices.a]\nhost = "h"\nport = 0',
+        "devices = 1",
+        "[devices]",
+    ],
+)
+def test_a_file_that_is_not_as_it_should_be(text: str, tmp_path: Path) -> None:
+    (tmp_path / "fleet.toml").write_text(text)
+    with pytest.raises(HardwareError, match=r"fleet\.toml"):
+        boards_of("fleet.toml")
+
+
+def test_a_target_file_is_no_fleet(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('title = "x"\nextends = "auto"\n')
+    assert boards_of("mine.toml") == ()
+
+
+def test_errors_are_edgeqs() -> None:
+    with pytest.raises(EdgeqError):
+        boards_of("absent.toml")
