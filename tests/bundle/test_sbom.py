@@ -49,6 +49,5 @@ def test_it_is_valid(spec: BundleSpec, good: Path) -> None:
     from cyclonedx.schema import SchemaVersion
 
     check = validation.JsonStrictValidator(SchemaVersion.V1_6)
-    texts = [json.dumps(bill(spec, **METADATA)), json.dumps(bill(spec, license="ask (us)"))]
-    for text in (*texts, (good / "sbom.cdx.json").read_text()):
+    for text in (json.dumps(bill(spec, **METADATA)), (good / "sbom.cdx.json").read_text()):
         assert check.validate_str(text) is None

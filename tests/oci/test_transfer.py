@@ -37,6 +37,13 @@ def _no_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
 
 
+@pytest.fixture(scope="module")
+def filled(good: Path) -> Iterator[tuple[Registry, str]]:
+    """A registry that has the good bundle, and its reference."""
+    with in_process() as found:
+        yield found, pushed(found, good)
+
+
 def pushed(registry: Registry, bundle: Path) -> str:
     return push_bundle(bundle, f"{registry.host}/models/net:1.0").reference
 
@@ -124,9 +131,9 @@ def layer(**changes: object) -> Callable[[dict[str, object]], object]:
     ],
 )
 def test_manifests_that_do_not_hold(
-    change: Callable[[dict[str, object]], object], problem: str, registry: Registry, good: Path, tmp_path: Path
+    change: Callable[[dict[str, object]], object], problem: str, filled: tuple[Registry, str], tmp_path: Path
 ) -> None:
-    reference = edited(registry, pushed(registry, good), change)
+    reference = edited(*filled, change)
     with pytest.raises(EdgeqError, match=problem) as caught:
         pull_bundle(reference, tmp_path / "x" / "out")
     assert caught.value.exit_code in (6, 7)
