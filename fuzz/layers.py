@@ -618,6 +618,67 @@ def _read_zip(path: Path) -> None:
         pass
 
 
+def _signatures(folder: Path) -> None:
+    from tests.device import test_signature as made
+
+    for name, value in (("key", made.BUNDLE), ("certificates", made.CHAIN), ("statement", made.STATEMENT)):
+        (folder / f"{name}.json").write_text(json.dumps(value))
+
+
+@layer("signature", _signatures, mutate=of_json)
+def _read_signature(path: Path) -> None:
+    from edgeq_device.ecdsa import CURVES, PublicKey
+    from edgeq_device.signature import parse_signature, signed_files
+
+    data = path.read_bytes()
+    if b"predicate" in data:
+        signed_files(data, path.name)
+        return
+    signature = parse_signature(data, path.name)
+    for curve in CURVES:
+        signature.is_by(PublicKey(curve, curve.x, curve.y))
+        PublicKey(curve, curve.x, curve.y).verifies(data[-140:], data)
+
+
+def _trusted(folder: Path) -> None:
+    from tests.device.test_trust import KEY, pem
+
+    (folder / "key.pub").write_text(f"Public Key Info:\n\nnot-after: 2099-01-01\n{pem(KEY)}# another\n{pem(KEY)}")
+    (folder / "key.der").write_bytes(KEY.der)
+    (folder / "revoked.txt").write_text(f"# lost\n{KEY.id}  # a laptop\n")
+
+
+@layer("trust", _trusted, mutate=lambda r, d, o: (of_bytes if d[:1] == b"0" else of_text)(r, d, o))
+def _read_trusted(path: Path) -> None:
+    from edgeq_device.trust import read_trust
+
+    read_trust(path.parent if path.name == "revoked.txt" else path)
+
+
+def _registries(folder: Path) -> None:
+    from edgeq_device.oci import ARTIFACT_TYPE, FILE_PATH
+
+    layers = [
+        {
+            "mediaType": "application/vnd.cncf.model.weight.v1.raw",
+            "digest": f"sha256:{digit * 64}",
+            "size": 7,
+            "annotations": {FILE_PATH: f"a/{digit}"},
+        }
+        for digit in "0a"
+    ]
+    (folder / "manifest.json").write_text(json.dumps({"artifactType": ARTIFACT_TYPE, "layers": layers}))
+
+
+@layer("registry", _registries, mutate=of_json)
+def _read_registry(path: Path) -> None:
+    from edgeq_device.oci import layers_of, parse_reference
+    from edgeq_device.plainjson import parse_json
+
+    layers_of(parse_json(path.read_bytes(), path.name), path.name)
+    parse_reference(f"localhost:5000/{path.name}")
+
+
 def expected(error: BaseException) -> bool:
     """Whether an error is one of those that end a command in one line, its text made one where it is printed."""
     from edgeq_device.errors import DeviceError

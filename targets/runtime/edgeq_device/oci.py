@@ -237,7 +237,7 @@ def fetch(reference: Reference, folder: Path) -> None:
         data = stream.read(_MAX_MANIFEST + 1)
     if f"sha256:{hashlib.sha256(data).hexdigest()}" != reference.digest:
         raise BundleError(f"{reference}: what the registry sent does not have that digest", "Do not use this registry")
-    layers = _layers(parse_json(data, str(reference)), str(reference))
+    layers = layers_of(parse_json(data, str(reference)), str(reference))
     needed = sum(record.size for record in layers.values())
     if needed > shutil.disk_usage(folder).free:
         raise OutputError(f"{reference} takes {needed} bytes, more than is free in {folder.parent}", "Free some space")
@@ -259,7 +259,7 @@ def fetch(reference: Reference, folder: Path) -> None:
                 future.cancel()
 
 
-def _layers(manifest: Mapping[str, Any], where: str) -> Dict[str, FileRecord]:
+def layers_of(manifest: Mapping[str, Any], where: str) -> Dict[str, FileRecord]:
     """Path inside the bundle → size and hash of each layer."""
     layers = manifest.get("layers")
     if manifest.get("artifactType") != ARTIFACT_TYPE or not isinstance(layers, list) or len(layers) > MAX_FILES:
