@@ -39,6 +39,24 @@ def switch(*names: str, help: str) -> Callable[[F], F]:
     return click.option(*names, is_flag=False, flag_value="true", default="false", type=click.BOOL, help=help)
 
 
+class OneOf(click.ParamType):
+    """One value, where the older tool took a comma-separated list and ran once for each."""
+
+    def __init__(self, value: click.ParamType) -> None:
+        self._value, self.name = value, value.name
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
+        """As the value's own type writes it."""
+        return self._value.get_metavar(param, ctx)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The value; a list is refused with what to type."""
+        if isinstance(value, str) and "," in value and param is not None:
+            first = value.split(",")[0].strip()
+            self.fail(f"one value a run is taken. Type {param.opts[0]} {first}, then run the others", param, ctx)
+        return self._value.convert(value, param, ctx)
+
+
 class Command(click.Command):
     """A command that ends with one line at most on errors, wrong options among them, and with their exit code."""
 

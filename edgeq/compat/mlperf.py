@@ -19,7 +19,7 @@ from typing import Any
 
 import click
 
-from edgeq.compat._command import SETTINGS, Command, PrintedProgress
+from edgeq.compat._command import SETTINGS, Command, OneOf, PrintedProgress
 from edgeq.errors import OutputError, UsageError
 from edgeq.ownership import read_object, shown
 from edgeq.registry import DECODERS
@@ -96,14 +96,14 @@ DEVICE = "cpu"
 @click.option("--dataset-list", help=f"ImageNet: file of names and classes [{VAL_MAP}]; COCO: instances file.")
 @click.option("--profile", type=click.Choice(list(PROFILES)), default="defaults", help="A model of the benchmark.")
 @click.option("--backend", type=click.Choice([BACKEND]), default=BACKEND, help="There is one.")
-@click.option("--scenario", type=click.Choice(list(SCENARIOS)), default="SingleStream", help="Without --accuracy.")
+@click.option("--scenario", type=OneOf(click.Choice([*SCENARIOS])), default="SingleStream", help="Without --accuracy.")
 @click.option("--accuracy", is_flag=True, help="Measure accuracy, not speed.")
 @click.option("-n", "--count", type=click.IntRange(min=1), help="Items of the data set to use. [accuracy: all]")
 @click.option("--threads", type=click.IntRange(min=0), default=0, help="Threads inside an operator; 0: all cores.")
 @click.option("--max-batchsize", type=click.IntRange(min=1), default=1, help="Items a run: Offline, MultiStream.")
 @click.option("--time", "seconds", type=click.FloatRange(min=0), default=2.0, help="Seconds at least.")
-@click.option("--qps", type=float, help="Server: arrivals a second; else the most that holds is searched.")
-@click.option("--max-latency", type=float, help="Server: bound on the 99th percentile, in seconds.")
+@click.option("--qps", type=OneOf(click.FLOAT), help="Server: arrivals a second; else the most that holds is searched.")
+@click.option("--max-latency", type=OneOf(click.FLOAT), help="Server: bound on the 99th percentile, in seconds.")
 @click.option("--outputs", help="The output to look at, where there are several.")
 @click.option("--output", "folder", type=click.Path(path_type=Path), help="Folder for results.json.")
 @click.option("--cache", default=0, help="Accepted: nothing needs to be cached.")

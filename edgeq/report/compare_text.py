@@ -77,7 +77,7 @@ def _coverage(found: Mapping[str, Any]) -> list[Row]:
     before, after = ((found[side]["coverage"] or {}).get("int8_mac_share") for side in ("a", "b"))
     if before is None or after is None:
         return []
-    return [("MACs in int8", share(before), share(after), f"{signed(100 * (after - before), 1)} pt")]
+    return [("MACs in int8, here", share(before), share(after), f"{signed(100 * (after - before), 1)} pt")]
 
 
 def _accuracy(found: Mapping[str, Any]) -> list[Row]:

@@ -122,6 +122,8 @@ CASES: list[tuple[str, str, str]] = [
     (README_2020, "run_local.sh onnxruntime resnet50 --accuracy --count 5000", ""),
     (MLPERF, "run_local.sh onnxruntime mobilenet cpu --accuracy", ""),
     (MLPERF, "run_local.sh onnxruntime resnet50 gpu --accuracy", "onnxruntime resnet50 cpu"),
+    (MLPERF, "run_local.sh onnxruntime resnet50 --scenario SingleStream,Offline", "--scenario SingleStream"),
+    (MLPERF, "run_local.sh onnxruntime resnet50 --scenario Server --max-latency 0.01,0.05,0.1", "--max-latency 0.01"),
     (
         MLPERF,
         "run_local.sh tf resnet50 gpu --count 100 --time 60 --scenario Server --qps 200 --max-latency 0.1",

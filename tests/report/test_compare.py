@@ -86,7 +86,7 @@ def test_a_bundle_against_its_float_model(bundle: Path) -> None:
     assert found.measurement is not None
     assert found.measurement.ratio("B")["verdict"] in ("faster", "slower", "unsettled", "unknown")
     names = [row[0] for row in found.rows()]
-    assert names[:3] == ["size", "MACs in int8", "top-1"]
+    assert names[:3] == ["size", "MACs in int8, here", "top-1"]
     assert "latency p50" in names
     assert json.loads(json.dumps(plain(found)))["samples"] == 24
 
