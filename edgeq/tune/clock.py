@@ -4,7 +4,7 @@ in accuracy is found here in both cases."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -18,6 +18,7 @@ from edgeq.hardware.engines import Installed
 from edgeq.hardware.machine import Machine
 from edgeq.measure.checks import Check
 from edgeq.session import SessionSettings, open_session
+from edgeq.tune.sessions import SessionPool
 from edgeq.workers.engine import Engines
 
 T = TypeVar("T")
@@ -76,8 +77,8 @@ class RemoteClock(Clock, Protocol):
 class LocalClock:
     """This machine."""
 
-    def __init__(self, engines: Engines) -> None:
-        self._engines = engines
+    def __init__(self, sessions: SessionPool) -> None:
+        self._sessions = sessions
 
     def answers(self, model: Path, settings: SessionSettings, judge: Callable[[Any], T]) -> None:
         """See `Clock.answers`."""
@@ -95,14 +96,14 @@ class LocalClock:
         on_round: Callable[[], None],
     ) -> Ranking:
         """See `Clock.race`."""
-        with ExitStack() as stack:
-            runners = {
-                name: [
-                    query_runner(stack.enter_context(opened(self._engines, *model)), [feed]) for _ in range(sessions)
-                ]
-                for name, model in models.items()
-            }
-            return rank_until_settled(runners, warmup=warmup, bursts=bursts, on_round=on_round, **how)
+        seconds = how["max_duration_s"] / len(models)  # opening takes no longer than the race
+        runners = {
+            name: [query_runner(session, [feed]) for session in self._sessions.sessions(*model, sessions, seconds)]
+            for name, model in models.items()
+        }
+        ranking = rank_until_settled(runners, warmup=warmup, bursts=bursts, on_round=on_round, **how)
+        self._sessions.trim()
+        return ranking
 
     def open_profiled(self, model: Path, settings: SessionSettings) -> Any:
         """See `Clock.open_profiled`."""

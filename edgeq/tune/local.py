@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,6 +41,7 @@ from edgeq.tune.goal import Deadline
 from edgeq.tune.journal import digest
 from edgeq.tune.recover.exclude import rank_static
 from edgeq.tune.recover.methods import recovery_groups
+from edgeq.tune.sessions import SessionPool
 from edgeq.tune.slow_layers import slow_layers
 from edgeq.tune.store import MEMORY
 from edgeq.tune.structure import content_digest, structure_digest
@@ -98,7 +98,8 @@ class LocalEvaluator:
         (workdir / "recover").mkdir()
         self._builder = CandidateBuilder(job, target, workdir / "recover", progress)
         self._engines = engines or Engines()
-        self._clock = clock or LocalClock(self._engines)
+        self._sessions = SessionPool(self._engines)
+        self._clock = clock or LocalClock(self._sessions)
         self._built: dict[str, Built] = {}
         self._shares: dict[str, float] = {}
 
@@ -116,8 +117,8 @@ class LocalEvaluator:
         start = time.perf_counter()
         artifact = self.built(candidate).artifact
         spent = time.perf_counter() - start
-        with opened(self._engines, artifact.proof_model, artifact.proof_settings()) as session:
-            agreement = self._accuracy.compare(session, _SCREENED, model=candidate.name)
+        agreement = self._accuracy.compare(self._proof_session(artifact), _SCREENED, model=candidate.name)
+        self._sessions.trim()
         if any(output.nonfinite for output in agreement.outputs):
             raise CheckFailedError("its outputs are not finite where the float model's are")
         compare = partial(self._accuracy.compare, count=_SCREENED, model=candidate.name)
@@ -143,11 +144,9 @@ class LocalEvaluator:
         found = {}
         with self._progress.stage(f"accuracy on {samples} samples", samples * len(candidates)) as advance:
             for candidate in candidates:
-                artifact = self.built(candidate).artifact
-                with ExitStack() as stack:
-                    opening = opened(self._engines, artifact.proof_model, artifact.proof_settings())
-                    session = partial(stack.enter_context, opening)
-                    found[candidate.name] = self._accuracy.assess(candidate.name, session, samples, advance)
+                session = partial(self._proof_session, self.built(candidate).artifact)
+                found[candidate.name] = self._accuracy.assess(candidate.name, session, samples, advance)
+                self._sessions.trim()
         return found
 
     def time(
@@ -228,6 +227,10 @@ class LocalEvaluator:
             if self.timed:
                 return rank_by_probing(macs, noise, expired)
             return rank_by_probing(macs, noise, expired, groups=len(macs))
+
+    def _proof_session(self, artifact: Artifact) -> Any:
+        """A session of what stands for the artifact in comparisons."""
+        return self._sessions.sessions(artifact.proof_model, artifact.proof_settings())[0]
 
     def _quantized_macs(self, candidate: Candidate) -> dict[str, int]:
         """Multiply-accumulates of the layers that run in int8 and may be kept in float, in execution order."""

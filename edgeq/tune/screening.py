@@ -3,7 +3,7 @@ float32's outputs is dropped before anything is measured at length."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from edgeq.errors import BoardError, EdgeqError
 from edgeq.hardware.profile import Profile
@@ -11,11 +11,13 @@ from edgeq.report.tuning_record import Stage
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.evaluator import Evaluator
 from edgeq.tune.goal import Deadline
-from edgeq.tune.space import method_candidates
+from edgeq.tune.space import in_own_kernels, method_candidates
 from edgeq.tune.trials import TrialTable, sqnr_of, structure_of
 
 # Of candidates that cost the same, one whose outputs are this much further from float32's is not worth measuring.
 _SQNR_BEHIND_DB = 6.0
+# Calibration methods that are tried in an engine besides the first one's.
+_METHODS_IN_ENGINE = 2
 
 
 def build_all(
@@ -59,6 +61,8 @@ def build_methods(table: TrialTable, evaluator: Evaluator, deadline: Deadline, p
     _drop_dominated(table)
     for kernel in table.alive():
         methods = method_candidates(kernel.candidate, profile)
+        if kernel.candidate.engine is not None:
+            methods = _closest(methods, evaluator)
         build_all(table, evaluator, deadline, [c.replace(threads=kernel.candidate.threads) for c in methods])
     for structure in dict.fromkeys(structure_of(t) for t in table.alive()):
         group = [t for t in table.alive() if structure_of(t) == structure]
@@ -68,6 +72,18 @@ def build_methods(table: TrialTable, evaluator: Evaluator, deadline: Deadline, p
             if behind > _SQNR_BEHIND_DB:
                 why = f"as fast as {best.name}, and its outputs' SQNR is {behind:.0f} dB lower"
                 table.eliminate(trial.name, why)
+
+
+def _closest(candidates: Sequence[Candidate], evaluator: Evaluator) -> list[Candidate]:
+    """Those whose files follow float32 most closely in onnxruntime's own kernels: an engine may take seconds to compile
+    each of them."""
+    found: list[tuple[float, Candidate]] = []
+    for candidate in candidates:
+        try:
+            found.append((evaluator.build(in_own_kernels(candidate)).sqnr_db, candidate))
+        except EdgeqError:
+            found.append((float("inf"), candidate))  # the engine may take what these kernels refuse
+    return [candidate for _, candidate in sorted(found, key=lambda pair: -pair[0])[:_METHODS_IN_ENGINE]]
 
 
 def _drop_dominated(table: TrialTable) -> None:

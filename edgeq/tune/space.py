@@ -66,6 +66,11 @@ def in_engine(candidate: Candidate, choice: EngineChoice) -> Candidate:
     return candidate.replace(name=f"{candidate.name} in {choice.name}", engine=choice)
 
 
+def in_own_kernels(candidate: Candidate) -> Candidate:
+    """`candidate`, run by onnxruntime's own kernels."""
+    return _with_scheme(candidate.replace(engine=None), candidate.scheme)
+
+
 def _with_scheme(candidate: Candidate, scheme: Scheme) -> Candidate:
     made = candidate.replace(name=_name(scheme), scheme=scheme)
     return in_engine(made, candidate.engine) if candidate.engine else made
