@@ -39,10 +39,10 @@ def switch(*names: str, help: str) -> Callable[[F], F]:
     return click.option(*names, is_flag=False, flag_value="true", default="false", type=click.BOOL, help=help)
 
 
-class OneOf(click.ParamType):
+class OneOf(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.1
     """One value, where the older tool took a comma-separated list and ran once for each."""
 
-    def __init__(self, value: click.ParamType) -> None:
+    def __init__(self, value: click.ParamType) -> None:  # type: ignore[type-arg]
         self._value, self.name = value, value.name
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:

@@ -74,7 +74,7 @@ def build_methods(table: TrialTable, evaluator: Evaluator, deadline: Deadline, p
                 table.eliminate(trial.name, why)
 
 
-def _closest(candidates: Sequence[Candidate], evaluator: Evaluator) -> list[Candidate]:
+def _closest(candidates: Sequence[Candidate], evaluator: Evaluator) -> tuple[Candidate, ...]:
     """Those whose files follow float32 most closely in onnxruntime's own kernels: an engine may take seconds to compile
     each of them."""
     found: list[tuple[float, Candidate]] = []
@@ -83,7 +83,8 @@ def _closest(candidates: Sequence[Candidate], evaluator: Evaluator) -> list[Cand
             found.append((evaluator.build(in_own_kernels(candidate)).sqnr_db, candidate))
         except EdgeqError:
             found.append((float("inf"), candidate))  # the engine may take what these kernels refuse
-    return [candidate for _, candidate in sorted(found, key=lambda pair: -pair[0])[:_METHODS_IN_ENGINE]]
+    best = sorted(found, key=lambda pair: -pair[0])[:_METHODS_IN_ENGINE]
+    return tuple(candidate for _, candidate in best)
 
 
 def _drop_dominated(table: TrialTable) -> None:

@@ -61,7 +61,7 @@ class SessionPool:
                 close_session(session)
 
 
-def _close(session: Any) -> None:
+def close_session(session: Any) -> None:
     """Give the memory of a session in another process back; one in this process goes with its last reference."""
     guest = getattr(session, "guest", None)
     if guest is not None and not guest.ended:
