@@ -3,8 +3,7 @@ in accuracy is found here in both cases."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -19,7 +18,6 @@ from edgeq.hardware.machine import Machine
 from edgeq.measure.checks import Check
 from edgeq.session import SessionSettings, open_session
 from edgeq.tune.sessions import SessionPool
-from edgeq.workers.engine import Engines
 
 T = TypeVar("T")
 Model = tuple[Path, SessionSettings]
@@ -120,12 +118,3 @@ class LocalClock:
             engine=settings.engine,
             precision=settings.precision,
         ).session_peak_bytes
-
-
-@contextmanager
-def opened(engines: Engines, model: Path, settings: SessionSettings) -> Iterator[Any]:
-    """A session here or in its engine's process, which gives its memory back behind the block."""
-    session = engines.open(model, settings)
-    yield session
-    if settings.engine is not None and settings.engine.module:
-        session.close()

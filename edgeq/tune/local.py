@@ -34,14 +34,14 @@ from edgeq.session import SessionSettings
 from edgeq.tune.accuracy import AccuracyMeter
 from edgeq.tune.builders import CandidateBuilder
 from edgeq.tune.candidate import Candidate
-from edgeq.tune.clock import Clock, LocalClock, Model, opened
+from edgeq.tune.clock import Clock, LocalClock, Model
 from edgeq.tune.evaluator import Race, Runner
 from edgeq.tune.float_layers import MacCosts, Ranking, rank_by_probing
 from edgeq.tune.goal import Deadline
 from edgeq.tune.journal import digest
 from edgeq.tune.recover.exclude import rank_static
 from edgeq.tune.recover.methods import recovery_groups
-from edgeq.tune.sessions import SessionPool
+from edgeq.tune.sessions import SessionPool, opened
 from edgeq.tune.slow_layers import slow_layers
 from edgeq.tune.store import MEMORY
 from edgeq.tune.structure import content_digest, structure_digest

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +60,20 @@ class SessionPool:
                 return
             taken -= self._bytes[key] * len(self._open[key])
             for session in self._open.pop(key):
-                close_session(session)
+                _close(session)
 
 
-def close_session(session: Any) -> None:
+@contextmanager
+def opened(engines: Engines, model: Path, settings: SessionSettings) -> Iterator[Any]:
+    """A session for one use."""
+    session = engines.open(model, settings)
+    try:
+        yield session
+    finally:
+        _close(session)
+
+
+def _close(session: Any) -> None:
     """Give the memory of a session in another process back; one in this process goes with its last reference."""
     guest = getattr(session, "guest", None)
     if guest is not None and not guest.ended:
