@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,23 +54,10 @@ def _brief_timings() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> Iterator[None]:
-    """Sessions that name no number of threads get one: another worker has the other core, and threads that wait for
-    each other keep it busy."""
-    import onnxruntime
+def _one_thread() -> None:
+    from tests.one_thread import one_thread
 
-    threads = onnxruntime.SessionOptions.intra_op_num_threads
-
-    class SessionOptions(onnxruntime.SessionOptions):
-        def __init__(self) -> None:
-            super().__init__()
-            self.intra_op_num_threads = 0
-
-        intra_op_num_threads = property(threads.fget, lambda self, count: threads.fset(self, count or 1))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(onnxruntime, "SessionOptions", SessionOptions)
-        yield
+    one_thread()
 
 
 @pytest.fixture(scope="session")

@@ -33,6 +33,7 @@ from tests.docs.exceptions import NOT_RUN
 from tests.docs.plugin import install_as_a_package
 from tests.docs.stand_ins import STAND_INS
 from tests.docs.toml_readers import read_by_one
+from tests.one_thread import one_thread
 
 WRITERS = {"quantize": 2, "package": 2, "tune": 2, "calibrate": 2, "retarget": 1, "report": 1}
 """Function → the position of its output among its arguments."""
@@ -223,6 +224,7 @@ def run_page(page: Path, made: Path, *, say: Callable[[str], None]) -> int:
 def main(arguments: list[str]) -> int:
     """Run the named pages, or all."""
     named = [REPOSITORY / name for name in arguments] or pages()
+    one_thread()
     os.environ["BROWSER"] = "true"
     os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     with tempfile.TemporaryDirectory() as made:
