@@ -13,7 +13,9 @@
     ├── CalibrationError         9   statistics or a table: incomplete, non-finite, of another model
     ├── CheckFailedError        10   a proof that did not hold: self-test, accuracy, coverage, speed
     ├── GoalNotMetError         11   tuning ended and nothing meets the goal
-    └── BudgetError             12   more memory or processor time than the budget has
+    ├── BudgetError             12   more memory or processor time than the budget has
+    ├── WorseError              13   a gate: worse than the baseline by more than the limits allow
+    └── InconclusiveError       14   a gate: the machine was too busy to tell
 
     Interrupted by Ctrl-C is 130, as shells have it.
 
@@ -41,6 +43,9 @@ class EdgeqError(Exception):
         self.problem = problem.rstrip(".")
         self.fix = fix
         super().__init__(f"{self.problem}. {fix}" if fix else self.problem)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problem, self.fix)  # an exception's own way has the joined text as its only argument
 
 
 class UsageError(EdgeqError):
@@ -101,6 +106,14 @@ class BudgetError(EdgeqError):
     """What was to be read takes more memory or processor time than `EDGEQ_BUDGET` allows."""
 
     exit_code = 12
+
+
+class WorseError(EdgeqError):
+    exit_code = 13
+
+
+class InconclusiveError(EdgeqError):
+    exit_code = 14
 
 
 def suggest(given: str, known: Iterable[str]) -> str:

@@ -2,7 +2,7 @@
 
 0        done
 1        a bug in edgeq
-2 to 12  see edgeq/errors.py; 2 is also click's code for an option that makes no sense
+2 to 14  see edgeq/errors.py; 2 is also click's code for an option that makes no sense
 130      interrupted (Ctrl-C)
 141      whoever read the output went away (`edgeq profiles | head`), in silence
 143      terminated

@@ -36,6 +36,7 @@ GROUPS = {
         "bench": "Measure latency and throughput of a model or a bundle.",
         "eval": "Measure accuracy of a model or a bundle on labelled data.",
         "compare": "Compare two models or bundles: size, accuracy, speed, coverage.",
+        "gate": "Fail a build whose model is worse than a baseline.",
         "report": "Write a bundle's report: one HTML file that opens offline.",
         "debug": "Find the layers that lose accuracy in a quantized model.",
         "audit": "Tell which layers of a quantized model saturate where two products are added in 16 bits.",

@@ -30,6 +30,7 @@ NEXT = {
     "bench": "edgeq eval {model} --data LABELLED --task classification",
     "eval": "edgeq compare FLOAT.onnx {model} --data {data}",
     "compare": "edgeq debug {a} {b} --data SAMPLES",
+    "gate": "edgeq compare {baseline} {model}",
     "debug": "edgeq tune {float_model} --data SAMPLES -o BUNDLE",
     "audit": "edgeq debug FLOAT.onnx {model} --data SAMPLES",
     "report": "edgeq verify {bundle}",

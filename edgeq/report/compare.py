@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from edgeq_device.bench_settings import BenchSettings
+from edgeq_device.claim import Claim
 from edgeq_device.feeds import random_feeds
 
 from edgeq.data.samples import Samples, open_samples
@@ -19,13 +20,13 @@ from edgeq.measure.accuracy import Accuracy, Evaluation, evaluate_sessions
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.bench import SAMPLES
 from edgeq.measure.coverage import measure_coverage
-from edgeq.measure.latency import Measurement, bench_model, measure_models
+from edgeq.measure.latency import Measurement, bench_model, measure_models, sessions_to_time
 from edgeq.measure.loaded_model import LoadedModel, open_model
 from edgeq.measure.task import Task, TaskOptions, make_task
 from edgeq.model.load import model_digest, model_files
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
-from edgeq.report.compare_limits import Limits, missed
+from edgeq.report.compare_limits import UNSETTLED, Limits, missed, speed_outcome
 from edgeq.report.compare_text import comparison_rows, sentences
 from edgeq.session import SessionSettings
 from edgeq.signature import Signature, TensorSpec
@@ -44,6 +45,8 @@ class CompareRequest:
         preprocess: None takes what a bundle says.
         timed: whether to time them.
         duration_s: seconds for each at least.
+        attempts: how often they are timed at most, each time for twice as long, until a limit on speed is settled.
+        sessions: in how many sessions small models are timed; None: `sessions_to_time`.
         session_options: of model files, over those that they carry.
     """
 
@@ -60,6 +63,8 @@ class CompareRequest:
     duration_s: float = 2.0
     limits: Limits = field(default_factory=Limits)
     session_options: Mapping[str, str] = field(default_factory=dict)
+    attempts: int = 1
+    sessions: int | None = None
 
 
 @dataclass(frozen=True)
@@ -107,11 +112,11 @@ class Comparison(Page):
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """The table: what, A, B, B against A."""
-        return comparison_rows(plain(self._figures()))
+        return comparison_rows(self.figures())
 
     def missed(self) -> tuple[str, ...]:
         """A sentence for each limit that was not shown to hold."""
-        return missed(plain(self._figures()), self.limits)
+        return missed(self.figures(), self.limits)
 
     def check(self) -> None:
         """Raise CheckFailedError where a limit was not shown to hold."""
@@ -120,7 +125,7 @@ class Comparison(Page):
 
     def verdict(self) -> tuple[str, ...]:
         """What it comes to, the most important first."""
-        return sentences(plain(self._figures()))
+        return sentences(self.figures())
 
     def __brief__(self) -> dict[str, Any]:
         return {"a": self.a.path, "b": self.b.path, "samples": self.samples, "verdict": " ".join(self.verdict())}
@@ -135,9 +140,10 @@ class Comparison(Page):
         }
 
     def __record__(self) -> dict[str, Any]:
-        return {**self._figures(), "verdict": self.verdict(), "limits": self.limits, "missed": self.missed()}
+        return {**self.figures(), "verdict": self.verdict(), "limits": self.limits, "missed": self.missed()}
 
-    def _figures(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, Any]:
+        """All that was measured, plain values."""
         latency = None
         if self.measurement is not None:
             latency = {
@@ -145,17 +151,20 @@ class Comparison(Page):
                 B: dict(self.measurement.latency(B)),
                 "ratio": dict(self.measurement.ratio(B)),
             }
-        return {
-            "a": self.a,
-            "b": self.b,
-            "same": self.same,
-            "signature_differences": self.signature_differences,
-            "samples": self.samples,
-            "agreement": self.agreement,
-            "latency": latency,
-            "bench": self.measurement,
-            "notes": self.notes,
-        }
+        found: dict[str, Any] = plain(
+            {
+                "a": self.a,
+                "b": self.b,
+                "same": self.same,
+                "signature_differences": self.signature_differences,
+                "samples": self.samples,
+                "agreement": self.agreement,
+                "latency": latency,
+                "bench": self.measurement,
+                "notes": self.notes,
+            }
+        )
+        return found
 
 
 def _same(a: Side, b: Side) -> bool:
@@ -203,10 +212,11 @@ def compare(
     request = CompareRequest(
         Path(a), Path(b), data, task, options, preprocess, labels, count, threads, timed, duration_s, limits, config
     )
-    return _compare(request, progress)
+    return run_comparison(request, progress=progress)
 
 
-def _compare(request: CompareRequest, progress: Progress) -> Comparison:
+def run_comparison(request: CompareRequest, *, progress: Progress = SILENT) -> Comparison:
+    """`compare` of a request."""
     if request.task is not None and request.data is None:
         raise UsageError("a task needs samples", "Give --data")
     if request.task is None and request.options.given():
@@ -327,9 +337,17 @@ def _time(
     feeds: Sequence[Mapping[str, Any]] | None = None
     if samples is not None:
         feeds = [sample.inputs for sample in itertools.islice(samples, SAMPLES)]
-    return measure_models(
-        [bench_model(key, s.model, s.settings) for key, s in ((A, a), (B, b))],
-        BenchSettings(baseline=A, threads=request.threads, min_duration_s=request.duration_s),
-        feeds=None if feeds is None else lambda session: feeds,
-        progress=progress,
-    )
+    # As many of both: what is compared are pairs of sessions.
+    count = min(sessions_to_time(side.model) for side in (a, b))
+    count = request.sessions or count if count > 1 else 1
+    limit = request.limits.min_speedup
+    for attempt in range(request.attempts):
+        measurement = measure_models(
+            [replace(bench_model(key, s.model, s.settings), sessions=count) for key, s in ((A, a), (B, b))],
+            BenchSettings(baseline=A, threads=request.threads, min_duration_s=request.duration_s * 2**attempt),
+            feeds=None if feeds is None else lambda session: feeds,
+            progress=progress,
+        )
+        if limit is None or speed_outcome(Claim.read(measurement.ratio(B)), limit) != UNSETTLED:
+            break
+    return measurement

@@ -20,6 +20,7 @@ def comparison_rows(found: Mapping[str, Any]) -> list[Row]:
         *_accuracy(found),
         *_agreement(found),
         *_latency(found),
+        *_memory(found),
     ]
 
 
@@ -71,6 +72,18 @@ def _finite(outputs: Any) -> bool:
 def _size(found: Mapping[str, Any]) -> list[Row]:
     a, b = found["a"]["bytes"], found["b"]["bytes"]
     return [("size", size(a), size(b), times(b / a))] if a and b else []
+
+
+def memory(found: Mapping[str, Any], name: str) -> int | None:
+    """Peak memory in bytes of the session of "A" or "B", above the process without it; None where it is not known."""
+    measured = ((found.get("bench") or {}).get("models") or {}).get(name) or {}
+    peak: int | None = (measured.get("memory") or {}).get("session_peak_bytes")
+    return peak
+
+
+def _memory(found: Mapping[str, Any]) -> list[Row]:
+    a, b = memory(found, "A"), memory(found, "B")
+    return [("peak memory", size(a), size(b), times(b / a))] if a and b else []
 
 
 def _coverage(found: Mapping[str, Any]) -> list[Row]:

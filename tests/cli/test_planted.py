@@ -55,6 +55,7 @@ CASES: dict[str, list[tuple[str, ...]]] = {
     "debug": [("net.onnx", "quantized.onnx", *DATA)],
     "eval": [("bundle", *DATA, "--reference", "net.onnx")],
     "compare": [("net.onnx", "bundle", *DATA, "--duration", "0.01")],
+    "gate": [("net.onnx", "--baseline", "net.onnx")],
     "report": [("bundle", "--bench")],
     "preprocess": [("list",)],
     "run": [("recipe.toml",)],

@@ -15,6 +15,7 @@ from edgeq.hardware import document, schema
 from edgeq.hardware.target import resolve
 from edgeq.model.int8_rules import int8_rules
 from edgeq.remote.devices import boards_of
+from edgeq.report.gate import read_limits
 
 
 def _project(path: Path) -> None:
@@ -50,6 +51,7 @@ READERS: Mapping[str, Callable[[Path], Any]] = {
     "int8 rules": _rules,
     "recipe": _recipe,
     "devices": _devices,
+    "gate": read_limits,
     "profile or target": _hardware,
 }
 

@@ -17,7 +17,7 @@ from edgeq_device.claim import Claim, claim
 from edgeq_device.distribution import Distribution, histogram, shared_edges
 from edgeq_device.environment import ROOT
 from edgeq_device.errors import DataError, UsageError
-from edgeq_device.latency import Clock, Runner, WarmedUp, measure_interleaved, warm_up
+from edgeq_device.latency import Clock, Runner, WarmedUp, measure_interleaved, warm_up, warm_up_all
 from edgeq_device.monitor import Monitor, environment_notes
 from edgeq_device.scenarios import (
     OFFLINE,
@@ -41,6 +41,7 @@ def run_bench(
     feeds: Sequence[Feed],
     settings: Optional[BenchSettings] = None,
     *,
+    more: Optional[Mapping[str, Sequence[Any]]] = None,
     memory: Optional[Mapping[str, Mapping[str, int]]] = None,
     versions: Optional[Mapping[str, str]] = None,
     root: Path = ROOT,
@@ -52,6 +53,7 @@ def run_bench(
 
     Args:
         feeds: the fixed set of samples that the queries draw from; every session takes all of them.
+        more: by session name, further sessions of the same model, which take turns with it.
         memory: by session name, `MemoryUse.to_dict()` where the caller has measured it.
         versions: of what the sessions run on, for the record (see `environment.describe_versions`).
 
@@ -72,10 +74,11 @@ def run_bench(
     load_before = environment.read_load(root)
     _try_out(sessions, feeds)
 
-    bench = _Bench(sessions, feeds, settings, baseline, clock, sleep, on_progress)
+    groups = {name: [session, *(more or {}).get(name, ())] for name, session in sessions.items()}
+    bench = _Bench(groups, feeds, settings, baseline, clock, sleep, on_progress)
     notes: List[str] = []
     # One warm-up before the monitor starts, so that the rise from the idle clock is not taken for a disturbance.
-    bench.warm({name: query_runner(s, feeds, seed=settings.seed) for name, s in sessions.items()})
+    bench.warm({name: [query_runner(s, feeds, seed=settings.seed) for s in group] for name, group in groups.items()})
     monitor = Monitor(root=root, load_before=load_before)
     bench.monitor = monitor
     scenarios = {name: bench.scenario(SCENARIOS[name], notes) for name in settings.scenarios}
@@ -119,7 +122,7 @@ class _Bench:
 
     def __init__(
         self,
-        sessions: Mapping[str, Any],
+        sessions: Mapping[str, Sequence[Any]],
         feeds: Sequence[Feed],
         settings: BenchSettings,
         baseline: str,
@@ -136,9 +139,12 @@ class _Bench:
         self.on_progress = on_progress
         self.monitor: Optional[Monitor] = None
 
-    def warm(self, runners: Mapping[str, Runner]) -> Dict[str, WarmedUp]:
-        """Warm each runner up until its latency is stable or its time is over; runs and seconds by runner."""
-        return {name: warm_up(run, self.settings.warm_up, clock=self.clock) for name, run in runners.items()}
+    def warm(self, runners: Mapping[str, Sequence[Runner]]) -> Dict[str, WarmedUp]:
+        """Warm each model up until its latency is stable or its time is over, and then its further sessions; runs and
+        seconds by model."""
+        found = {name: warm_up(group[0], self.settings.warm_up, clock=self.clock) for name, group in runners.items()}
+        warm_up_all([group[1:] for group in runners.values() if group[1:]], self.settings.warm_up, self.clock)
+        return found
 
     def scenario(self, scenario: Scenario, notes: List[str]) -> Report:
         """Measure every model in one scenario; its figures as JSON values, latencies in milliseconds.
@@ -160,7 +166,7 @@ class _Bench:
         models: Dict[str, Report] = {name: {} for name in runners}
         claims: Dict[str, Claim] = {}
         if scenario is SERVER:
-            served = self._serve(runners)
+            served = self._serve({name: group[0] for name, group in runners.items()})
             distributions = {name: result.latency for name, result in served.items()}
             for name, result in served.items():
                 models[name]["server"] = _server_report(result)
@@ -197,20 +203,21 @@ class _Bench:
             "histogram_edges_ms": [float(e) for e in edges],
         }
 
-    def _runners(self, per_query: int, batch: int) -> Dict[str, Runner]:
+    def _runners(self, per_query: int, batch: int) -> Dict[str, List[Runner]]:
         runners = {}
-        for name, session in self.sessions.items():
+        for name, sessions in self.sessions.items():
             try:
-                runner = query_runner(
-                    session, self.feeds, samples_per_query=per_query, batch=batch, seed=self.settings.seed
-                )
-                runner()
+                group = [
+                    query_runner(s, self.feeds, samples_per_query=per_query, batch=batch, seed=self.settings.seed)
+                    for s in sessions
+                ]
+                group[0]()
             except Exception as error:  # the samples alone were fine, so it is the stacking that does not go
                 if batch == 1:
                     raise
                 text = " ".join(str(error).split()).rstrip(".")
                 raise UsageError(f"{name} does not run in batches of {batch}: {text}", "Leave out --batch") from error
-            runners[name] = runner
+            runners[name] = group
         return runners
 
     def _serve(self, runners: Mapping[str, Runner]) -> Dict[str, ServerResult]:

@@ -27,11 +27,13 @@ class BenchModel:
         name: what it is called in the report.
         open: gives a session when called with the number of intra-op threads (0: onnxruntime's choice).
         memory: measures its memory in a process of its own, given threads and input shapes; None leaves it out.
+        sessions: in how many sessions it is timed, which take turns: see `latency.Runners`.
     """
 
     name: str
     open: Callable[[int], Any]
     memory: Optional[Callable[[int, Shapes], MemoryUse]] = None
+    sessions: int = 1
 
 
 def bench_models(
@@ -66,6 +68,7 @@ def bench_models(
     notes: List[str] = []
     with pinned(settings.pin):
         sessions = {bench_model.name: bench_model.open(settings.threads) for bench_model in models}
+        more = {m.name: [m.open(settings.threads) for _ in range(m.sessions - 1)] for m in models}
         notes += [note for session in sessions.values() for note in getattr(session, "notes", ())]
         _check_same_inputs(sessions)
         samples = list(feeds(next(iter(sessions.values()))) if feeds else _made_up(sessions, shapes or {}))
@@ -78,7 +81,9 @@ def bench_models(
                 memory[bench_model.name] = bench_model.memory(settings.threads, actual).to_dict()
             except RuntimeUnavailableError as error:
                 notes.append(str(error))
-        report = run_bench(sessions, samples, settings, memory=memory, versions=versions, on_progress=on_progress)
+        report = run_bench(
+            sessions, samples, settings, more=more, memory=memory, versions=versions, on_progress=on_progress
+        )
     report["notes"] += notes
     if feeds is None:
         report["notes"].append("the inputs were made up (random values); give data to time real ones")

@@ -1,0 +1,102 @@
+"""edgeq gate: fail a build whose model is worse than the baseline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgeq.cli._common import Printer, common
+from edgeq.cli._options import FORCE, OWN_PREPROCESS, PATH, SESSION_OPTIONS, TASK_NAMES, THREADS, task_options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from edgeq.report.gate import Gated
+
+
+@click.command("gate")
+@click.argument("model", type=PATH, metavar="MODEL|BUNDLE")
+@click.option("--baseline", type=PATH, required=True, metavar="FILE", help="The model or bundle to compare with.")
+@click.option("--limits", type=PATH, metavar="gate.toml", help="How much worse it may be (docs/gate.md). [5 % slower]")
+@click.option("--data", help="Samples that both are run on: a folder, .npz, .npy, .pb ...")
+@click.option("--task", help=f"What to measure against labels: {TASK_NAMES}.")
+@OWN_PREPROCESS
+@task_options
+@click.option("--count", type=click.IntRange(min=1), help="At most so many samples.")
+@THREADS
+@SESSION_OPTIONS
+@click.option(
+    "--duration",
+    "duration_s",
+    type=float,
+    default=5.0,
+    show_default=True,
+    help="Seconds each is timed; where that settles nothing, again for twice and four times as long.",
+)
+@click.option("--update", is_flag=True, help="Make MODEL the new baseline, whatever was found.")
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown, for a job's summary.")
+@click.option("--junit", type=PATH, metavar="OUT.xml", help="Write JUnit XML too.")
+@FORCE
+@common
+def command(
+    printer: Printer,
+    model: Path,
+    baseline: Path,
+    limits: Path | None,
+    junit: Path | None,
+    *,
+    update: bool,
+    as_markdown: bool,
+    force: bool,
+    **options: Any,
+) -> None:
+    """Fail where MODEL is slower, less accurate or larger than a baseline by more than the limits allow.
+
+    Both are measured here, interleaved. Exit code 13: worse; 14: the machine was too busy to tell.
+
+    \b
+    edgeq gate new.edgeq --baseline baseline.edgeq --update
+    edgeq gate new.edgeq --baseline baseline.edgeq --limits gate.toml
+    edgeq gate new.edgeq --baseline baseline.edgeq --data val/ --task classification --junit gate.xml
+    """
+    from edgeq.atomic import check_free, output_file
+    from edgeq.measure.task import TaskOptions
+    from edgeq.report.compare import CompareRequest
+    from edgeq.report.gate import GateLimits, gate, markdown, read_limits
+    from edgeq.report.gate import junit as junit_of
+    from edgeq.session import given_options
+
+    if junit is not None:
+        check_free(junit, force=force, kind="file")
+    options["options"] = TaskOptions(**{name: options.pop(name) for name in ("annotations", "decoder", "class_offset")})
+    options["session_options"] = given_options(options["session_options"])
+    request = CompareRequest(baseline, model, **options)
+    known = read_limits(limits) if limits is not None else GateLimits()
+    found = gate(request, known, update=update, progress=printer.progress())
+    if junit is not None:
+        with output_file(junit, force=force) as draft:
+            draft.write_bytes(junit_of(found))
+    if as_markdown and not printer.as_json:
+        click.echo(markdown(found))
+    else:
+        printer.result(found, lambda console: _draw(console, found))
+    found.check()
+
+
+def _draw(console: Console, found: Gated) -> None:
+    from rich.table import Table
+
+    if found.comparison is not None:
+        table = Table("", "baseline", "model", "model against baseline")
+        for row in found.rows():
+            table.add_row(*row)
+        console.print(table)
+        for check in found.checks:
+            console.print(f"{check.what}: {check.outcome}, limit: {check.limit}")
+        for note in found.comparison.notes:
+            console.print(f"note: {note}")
+        console.print(found.outcome, style="bold")
+    if found.updated:
+        console.print(f"{found.baseline} is the new baseline")

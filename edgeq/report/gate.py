@@ -1,0 +1,223 @@
+"""`edgeq gate`: whether a model or bundle is worse than a baseline by more than the limits allow, for CI.
+
+The baseline is a model or a bundle, never a file of figures: both are measured here and now, interleaved, so that no
+latency is compared with one from another machine or another day.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+from xml.etree import ElementTree
+
+from edgeq.atomic import check_apart, output_directory, output_file
+from edgeq.bundle.owned import BUNDLE, check_archive
+from edgeq.display import Displayed
+from edgeq.errors import InconclusiveError, UsageError, WorseError
+from edgeq.measure.loaded_model import is_bundle
+from edgeq.model.load import model_files
+from edgeq.progress import SILENT, Progress
+from edgeq.records import parse, toml_table
+from edgeq.report.compare import CompareRequest, Comparison, run_comparison
+from edgeq.report.compare_limits import HELD, MISSED, UNSETTLED, LimitCheck, Limits, check_limits
+
+_ATTEMPTS = 3
+# Twelve pairs leave two at either end out of a 95 % interval, so that one odd session does not widen it.
+_SESSIONS = 12
+_MARKS = {HELD: "✅", MISSED: "❌", UNSETTLED: "❔"}
+_TITLES = {HELD: "passed", MISSED: "failed", UNSETTLED: "inconclusive"}
+
+
+@dataclass(frozen=True)
+class GateLimits:
+    """What `gate.toml` holds: how much worse than the baseline a model may be.
+
+    Attributes:
+        max_slowdown: share by which the median latency may be longer; 0.05 is 5 %.
+        max_drop: accuracy that may be lost, in the unit of the task's deciding metric (0.01 is one point). None: 0.01
+            where a task is given.
+        max_growth: share by which the model's bytes may be more.
+        max_memory_growth: share by which its peak memory may be more.
+        inconclusive: whether a latency that the machine was too busy to settle fails or passes.
+    """
+
+    max_slowdown: float = 0.05
+    max_drop: float | None = None
+    max_growth: float = 0.05
+    max_memory_growth: float = 0.1
+    inconclusive: Literal["fail", "pass"] = "fail"
+
+    def __post_init__(self) -> None:
+        for name in ("max_slowdown", "max_drop", "max_growth", "max_memory_growth"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 100:
+                raise UsageError(f"{name} is {value:g}", "Give a share of 0 or more, such as 0.05 for 5 %")
+
+    def limits(self, *, task: bool) -> Limits:
+        """The same as limits of a comparison; accuracy has one where there is a task to measure it by.
+
+        Raises:
+            UsageError: `max_drop` is set and there is no task.
+        """
+        if self.max_drop is not None and not task:
+            raise UsageError("max_drop needs a task", "Give --task, and labelled samples as --data")
+        drop = (0.01 if self.max_drop is None else self.max_drop) if task else None
+        return Limits(drop, 1 / (1 + self.max_slowdown), self.max_growth, self.max_memory_growth)
+
+
+def read_limits(path: Path) -> GateLimits:
+    """Limits from a TOML file.
+
+    Raises:
+        UsageError: not TOML, an unknown key, or a value that makes no sense.
+    """
+    fix = "See docs/gate.md"
+    return parse(toml_table(path, UsageError, fix), GateLimits, path, UsageError, unknown_keys=False)
+
+
+@dataclass(frozen=True)
+class Gated(Displayed):
+    """What a gate found.
+
+    Attributes:
+        model, baseline: as given.
+        comparison: the model as B against the baseline as A; None where there was no baseline yet.
+        checks: what became of each limit.
+        updated: whether the model was written as the new baseline.
+    """
+
+    model: Path
+    baseline: Path
+    limits: GateLimits
+    comparison: Comparison | None
+    checks: tuple[LimitCheck, ...]
+    updated: bool = False
+
+    @property
+    def outcome(self) -> str:
+        """ "passed", "failed" or "inconclusive"."""
+        found = {check.outcome for check in self.checks}
+        return _TITLES[next((one for one in (MISSED, UNSETTLED) if one in found), HELD)]
+
+    def check(self) -> None:
+        """Raise WorseError or, where `limits.inconclusive` is "fail", InconclusiveError; an update accepts both."""
+        if self.updated:
+            return
+        sentences = {kind: [c.sentence for c in self.checks if c.outcome == kind] for kind in (MISSED, UNSETTLED)}
+        if sentences[MISSED]:
+            raise WorseError("; ".join(sentences[MISSED]), "Accept it with --update, or correct the model")
+        if sentences[UNSETTLED] and self.limits.inconclusive == "fail":
+            raise InconclusiveError("; ".join(sentences[UNSETTLED]), "Run it on a quiet machine, or see docs/gate.md")
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The table: what, the baseline, the model, the model against the baseline."""
+        return [tuple(row) for row in self.comparison.rows()] if self.comparison is not None else []
+
+    def __record__(self) -> dict[str, Any]:
+        return {
+            "model": str(self.model),
+            "baseline": str(self.baseline),
+            "outcome": self.outcome,
+            "updated": self.updated,
+            "limits": self.limits,
+            "checks": self.checks,
+            "comparison": self.comparison,
+        }
+
+
+def gate(request: CompareRequest, limits: GateLimits, *, update: bool = False, progress: Progress = SILENT) -> Gated:
+    """Measure `request.b` against the baseline `request.a`.
+
+    Where the limit on latency is not settled, both are timed again, for twice and then four times as long.
+
+    Args:
+        request: whose limits are replaced by `limits`.
+        update: write the model in the baseline's place afterwards, whatever was found; where there is no baseline yet,
+            nothing is measured.
+
+    Raises:
+        UsageError: there is no baseline, and no `update`; or an option that makes no sense.
+        OutputError: the baseline's place holds something else.
+        EdgeqError: whatever is wrong with a model, a bundle or the data.
+    """
+    baseline, model = request.a, request.b
+    found: Comparison | None = None
+    checks: tuple[LimitCheck, ...] = ()
+    if baseline.exists():
+        found = run_comparison(
+            replace(
+                request,
+                limits=limits.limits(task=request.task is not None),
+                attempts=_ATTEMPTS,
+                sessions=_SESSIONS,
+            ),
+            progress=progress,
+        )
+        checks = check_limits(found.figures(), found.limits, "the baseline", "the model")
+    elif not update:
+        raise UsageError(f"there is no baseline at {baseline}", "Write it once with --update, and keep it")
+    if update:
+        write_baseline(model, baseline)
+    return Gated(model, baseline, limits, found, checks, update)
+
+
+def write_baseline(model: Path, baseline: Path) -> None:
+    """Copy a model with its external data, or a bundle, to `baseline`, in place of an earlier one.
+
+    Raises:
+        OutputError: something else is there.
+    """
+    check_apart(baseline, [model])
+    if model.is_dir():
+        with output_directory(baseline, force=True, check=BUNDLE.check) as draft:
+            shutil.copytree(model, draft, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        return
+    if is_bundle(model):
+        check_archive(baseline)
+    with output_file(baseline, force=True) as draft:
+        for file in (model,) if is_bundle(model) else model_files(model):
+            shutil.copyfile(file, draft if file == model else draft.with_name(file.name))
+
+
+def markdown(found: Gated) -> str:
+    """The result for a job's summary: a table of what was measured, one of the limits, and a sentence for each miss."""
+    lines = [f"### edgeq gate: {found.outcome}", "", f"`{found.model}` against `{found.baseline}`"]
+    if found.comparison is None:
+        return "\n".join([*lines[:2], f"`{found.model}` is the new baseline, `{found.baseline}`.", ""])
+    lines += ["", *_table(("", "baseline", "model", "model against baseline"), found.rows()), ""]
+    limits = [(check.what, check.limit, f"{_MARKS[check.outcome]} {_TITLES[check.outcome]}") for check in found.checks]
+    lines += [*_table(("", "limit", ""), limits), ""]
+    notes = (*(check.sentence for check in found.checks if check.sentence), *found.comparison.notes)
+    lines += [f"- {_cell(note)}" for note in notes]
+    if found.updated:
+        lines += ["", "The model is the new baseline."]
+    return "\n".join(lines) + "\n"
+
+
+def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    return [f"| {' | '.join(map(_cell, row))} |" for row in (heads, ("---",) * len(heads), *rows)]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
+
+
+def junit(found: Gated) -> bytes:
+    """The same as JUnit XML: a test case for each limit. What is inconclusive is skipped where that passes."""
+    cases = {outcome: [c for c in found.checks if c.outcome == outcome] for outcome in (HELD, MISSED, UNSETTLED)}
+    strict = found.limits.inconclusive == "fail"
+    failed = len(cases[MISSED]) + (len(cases[UNSETTLED]) if strict else 0)
+    skipped = 0 if strict else len(cases[UNSETTLED])
+    totals: Mapping[str, int] = {"tests": len(found.checks), "failures": failed, "skipped": skipped, "errors": 0}
+    suite = ElementTree.Element("testsuite", {"name": "edgeq gate", **{key: str(n) for key, n in totals.items()}})
+    for check in found.checks:
+        case = ElementTree.SubElement(suite, "testcase", {"classname": f"edgeq.gate.{found.model}", "name": check.what})
+        if check.outcome == MISSED or (check.outcome == UNSETTLED and strict):
+            ElementTree.SubElement(case, "failure", {"type": _TITLES[check.outcome], "message": check.sentence})
+        elif check.outcome == UNSETTLED:
+            ElementTree.SubElement(case, "skipped", {"message": check.sentence})
+    written: bytes = ElementTree.tostring(suite, "utf-8", xml_declaration=True)
+    return written

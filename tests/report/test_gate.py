@@ -1,0 +1,216 @@
+"""A model against a baseline: outcomes, exit codes, the new baseline, and what CI reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+from edgeq_device.bench_models import BenchModel
+from edgeq_device.bench_settings import BenchSettings
+from edgeq_device.claim import Claim
+from onnx import numpy_helper
+
+from edgeq import demo
+from edgeq.cli import group
+from edgeq.errors import InconclusiveError, OutputError, UsageError, WorseError
+from edgeq.measure.latency import Measurement
+from edgeq.report.compare_limits import HELD, MISSED, UNSETTLED, LimitCheck, Limits, check_limits
+from edgeq.report.gate import Gated, GateLimits, junit, markdown, read_limits
+from tests.graphs import proto
+
+QUICK = ("--duration", "0.02", "--threads", "1")
+
+
+def made(place: Path, *, bias: float = 0.0, width: int = 8) -> Path:
+    weights = f"float[4,{width}] w, float[{width}] b"
+    model = proto(f"m (float[1,4] x, {weights}) => (float[1,{width}] y) {{ y = Gemm(x, w, b) }}")
+    del model.graph.input[1:]
+    arrays = {"w": np.ones((4, width), np.float32), "b": np.full(width, bias, np.float32)}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    onnx.save(model, place)
+    return place
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> tuple[Path, Path]:
+    """A baseline and a model of the same size and speed, but not the same bytes."""
+    return made(tmp_path / "baseline.onnx"), made(tmp_path / "model.onnx", bias=1.0)
+
+
+@pytest.fixture
+def speed(monkeypatch: pytest.MonkeyPatch) -> list[Claim]:
+    """What is claimed of one measurement after the other, none of which is made; the last one counts for the rest."""
+    claims = [Claim(1.0, 0.99, 1.01, 0.96, 12)]
+
+    def measure(models: Sequence[BenchModel], settings: BenchSettings, **options: Any) -> Measurement:
+        latency = {"latency": {f"{name}_ms": 1.0 for name in ("p50", "p90", "p99")}}
+        claimed = (claims.pop(0) if len(claims) > 1 else claims[0]).to_dict()
+        names = [model.name for model in models]
+        report: dict[str, Any] = {
+            "machine": {},
+            "versions": {},
+            "settings": settings.to_dict(),
+            "models": {name: {"memory": {"session_peak_bytes": 1000}} for name in names},
+            "scenarios": {"single-stream": {"models": dict.fromkeys(names, latency), "ratios": {"B": claimed}}},
+        }
+        return Measurement(**report, notes=(), report=report)
+
+    monkeypatch.setattr("edgeq.report.compare.measure_models", measure)
+    return claims
+
+
+def gate(model: Path, baseline: Path, *options: str | Path) -> Result:
+    return CliRunner().invoke(group, [*map(str, ("gate", model, "--baseline", baseline, *QUICK, *options))])
+
+
+def limits(folder: Path, text: str) -> Path:
+    (folder / "gate.toml").write_text(text)
+    return folder / "gate.toml"
+
+
+def test_a_model_that_is_as_good_passes(models: tuple[Path, Path], speed: list[Claim], tmp_path: Path) -> None:
+    done = gate(*reversed(models), "--limits", limits(tmp_path, ""), "--json")
+    assert done.exit_code == 0, done.output
+    record = json.loads(done.stdout)
+    assert record["outcome"] == "passed"
+    assert {check["what"]: check["outcome"] for check in record["checks"]} == dict.fromkeys(
+        ("latency", "size", "memory"), "held"
+    )
+
+
+def test_the_same_model_passes_without_being_timed(models: tuple[Path, Path]) -> None:
+    done = gate(models[0], models[0], "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["comparison"]["bench"] is None
+
+
+def test_a_slower_model_fails_with_a_code_of_its_own(models: tuple[Path, Path], speed: list[Claim]) -> None:
+    speed[:] = [Claim(0.9, 0.89, 0.91, 0.96, 12, 1.0, 1.1)]
+    done = gate(*reversed(models))
+    assert done.exit_code == WorseError.exit_code
+    assert "the model is SLOWER than the baseline: 0.90 times its speed" in done.stderr
+
+
+def test_what_is_not_settled_is_measured_again(models: tuple[Path, Path], speed: list[Claim], tmp_path: Path) -> None:
+    unsure = Claim(0.95, 0.8, 1.1, 0.96, 12)
+    speed[:] = [unsure, unsure, Claim(1.0, 0.99, 1.01, 0.96, 12)]
+    done = gate(*reversed(models), "--limits", limits(tmp_path, ""), "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["comparison"]["bench"]["settings"]["min_duration_s"] == 0.08  # twice, then again
+
+
+def test_a_busy_machine_is_an_outcome_of_its_own(models: tuple[Path, Path], speed: list[Claim], tmp_path: Path) -> None:
+    speed[:] = [Claim(reason="the machine was busy")]
+    done = gate(*reversed(models), "--limits", limits(tmp_path, ""))
+    assert done.exit_code == InconclusiveError.exit_code
+    assert "the machine was busy" in done.stderr
+    done = gate(*reversed(models), "--limits", limits(tmp_path, 'inconclusive = "pass"'), "--json")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["outcome"] == "inconclusive"
+
+
+def test_a_larger_model_fails(models: tuple[Path, Path], speed: list[Claim], tmp_path: Path) -> None:
+    larger = made(tmp_path / "larger.onnx", width=512)
+    done = gate(larger, models[0], "--limits", limits(tmp_path, ""))
+    assert done.exit_code == WorseError.exit_code
+    assert "the model's size is" in done.stderr
+
+
+def test_lost_accuracy_fails(speed: list[Claim], tmp_path: Path) -> None:
+    model = onnx.load(demo.MODEL)
+    for tensor in model.graph.initializer:
+        if 10 in tensor.dims:
+            tensor.CopyFrom(numpy_helper.from_array(np.zeros_like(numpy_helper.to_array(tensor)), tensor.name))
+    onnx.save(model, tmp_path / "broken.onnx")
+    task = ("--data", demo.VALIDATION, "--task", "classification", "--count", "30")
+    done = gate(tmp_path / "broken.onnx", demo.MODEL, *map(str, task))
+    assert done.exit_code == WorseError.exit_code
+    assert "the model loses" in done.stderr
+
+
+def test_the_baseline_is_written_on_request(models: tuple[Path, Path], speed: list[Claim], tmp_path: Path) -> None:
+    kept = tmp_path / "kept" / "baseline.onnx"
+    missing = gate(models[0], kept)
+    assert missing.exit_code == UsageError.exit_code
+    assert "--update" in missing.stderr
+    assert gate(models[0], kept, "--update").exit_code == 0
+    assert kept.read_bytes() == models[0].read_bytes()
+    speed[:] = [Claim(0.5, 0.49, 0.51, 0.96, 12)]
+    accepted = gate(models[1], kept, "--update")  # slower, and accepted
+    assert accepted.exit_code == 0
+    assert kept.read_bytes() == models[1].read_bytes()
+    assert gate(kept, kept, "--update").exit_code == OutputError.exit_code  # an input is never replaced
+
+
+def test_a_bundle_is_a_baseline_too(bundle: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "baseline"
+    assert gate(bundle, kept, "--update").exit_code == 0
+    done = gate(bundle, kept)
+    assert done.exit_code == 0, done.output
+    (kept / "notes.txt").write_text("mine")
+    assert gate(bundle, kept, "--update").exit_code == OutputError.exit_code
+    assert (kept / "notes.txt").exists()
+
+
+def test_what_ci_reads(models: tuple[Path, Path], speed: list[Claim], tmp_path: Path) -> None:
+    speed[:] = [Claim(0.9, 0.89, 0.91, 0.96, 12, 1.0, 1.1)]
+    done = gate(*reversed(models), "--markdown", "--junit", tmp_path / "gate.xml")
+    assert done.exit_code == WorseError.exit_code
+    assert done.stdout.startswith("### edgeq gate: failed")
+    assert "| latency | at least 0.95× the speed | ❌ failed |" in done.stdout
+    suite = ElementTree.parse(tmp_path / "gate.xml").getroot()
+    assert (suite.get("tests"), suite.get("skipped")) == ("3", "0")
+    failures = {case.get("name"): case.find("failure") for case in suite}
+    assert failures["latency"] is not None
+    assert failures["size"] is None
+    again = gate(*reversed(models), "--junit", tmp_path / "gate.xml")
+    assert again.exit_code == OutputError.exit_code  # before anything is measured
+
+
+def test_what_is_inconclusive_is_skipped_where_that_passes() -> None:
+    checks = (LimitCheck("latency", "x", UNSETTLED, "not | shown"),)
+    for inconclusive, failures, skipped in (("pass", "0", "1"), ("fail", "1", "0")):
+        found = Gated(Path("m"), Path("b"), GateLimits(inconclusive=inconclusive), None, checks)  # type: ignore[arg-type]
+        suite = ElementTree.fromstring(junit(found))
+        assert (suite.get("failures"), suite.get("skipped")) == (failures, skipped)
+    assert "is the new baseline" in markdown(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("max_slow = 1", "max_slow"),
+        ("max_slowdown = -0.1", "max_slowdown is -0.1"),
+        ('max_slowdown = "5%"', "max_slowdown"),
+        ('inconclusive = "maybe"', "inconclusive"),
+        ("max_slowdown = nan", "max_slowdown"),
+        ("= 1", "not TOML"),
+    ],
+)
+def test_limits_that_make_no_sense(tmp_path: Path, text: str, part: str) -> None:
+    (tmp_path / "gate.toml").write_text(text)
+    with pytest.raises(UsageError, match=part):
+        read_limits(tmp_path / "gate.toml")
+
+
+def test_a_limit_on_accuracy_needs_a_task() -> None:
+    assert GateLimits().limits(task=False).max_drop is None
+    assert GateLimits().limits(task=True).max_drop == 0.01
+    with pytest.raises(UsageError, match="needs a task"):
+        GateLimits(max_drop=0.1).limits(task=False)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "outcome"), [(100, 105, HELD), (100, 106, MISSED), (100, 50, HELD), (None, 5, MISSED)]
+)
+def test_growth(before: int | None, after: int, outcome: str) -> None:
+    found = {"same": False, "a": {"bytes": before, "accuracy": None}, "b": {"bytes": after, "accuracy": None}}
+    (check,) = check_limits({**found, "latency": None}, Limits(max_growth=0.05))
+    assert check.outcome == outcome
