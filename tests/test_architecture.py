@@ -37,6 +37,7 @@ LAYERS = (
         "device",
         "demo",
         "display",
+        "distributed",
     },
     {"scheme", "session", "graph", "engines"},
     {"model", "data", "hardware", "workers", "signing"},
@@ -315,7 +316,7 @@ def test_every_command_explains_itself_and_speaks_json(name: str) -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     """`edgeq --help` answers at once because onnx, onnxruntime, numpy and rich wait until a command needs them."""
-    heavy = {"numpy", "onnx", "onnxruntime", "onnx_ir", "rich", "PIL", "sympy", "cpuinfo"}
+    heavy = {"numpy", "onnx", "onnxruntime", "onnx_ir", "rich", "PIL", "sympy", "cpuinfo", "dask", "distributed"}
     wrong = []
     for path in (EDGEQ / "__init__.py", EDGEQ / "__main__.py", *sorted((EDGEQ / "cli").glob("*.py"))):
         for node in tree(path).body:

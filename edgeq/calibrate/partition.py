@@ -25,7 +25,7 @@ def partition_tensors(
     samples: Iterable[_Sample],
     total: int,
     memory: int | None,
-    workers: int,
+    at_once: int,
 ) -> tuple[list[tuple[str, ...]], int]:
     """Partitions of the tensor names, one a pass, and how many samples may run at once.
 
@@ -39,14 +39,14 @@ def partition_tensors(
             by_progress.setdefault(state[name].samples, []).append(name)
     groups = list(by_progress.values())
     if memory is None:
-        return [tuple(group) for group in groups], workers
+        return [tuple(group) for group in groups], at_once
     first = next(iter(samples), None)
     if first is None:
         raise DataError("there are no samples to calibrate with", "Give at least one")
     sizes = tensor_sizes(model, first.inputs)
     largest = max(sizes.values(), default=0)
     sizes = {name: sizes.get(name, largest) for name in names}
-    workers = max(1, min(workers, memory // max(1, sum(sizes.values()))))
-    budget = memory // workers
+    at_once = max(1, min(at_once, memory // max(1, sum(sizes.values()))))
+    budget = memory // at_once
     parts = [part for group in groups for part in partitions(((name, sizes[name]) for name in group), budget)]
-    return [tuple(part) for part in parts], workers
+    return [tuple(part) for part in parts], at_once

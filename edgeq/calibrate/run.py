@@ -15,6 +15,7 @@ from edgeq.calibrate.files import check_directory, load_statistics, save_statist
 from edgeq.calibrate.statistics import Statistics
 from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.data.samples import open_samples
+from edgeq.distributed.workers import open_workers
 from edgeq.errors import CalibrationError, UsageError
 from edgeq.model.load import model_files
 from edgeq.model.prepare import PreparedModel, prepare_model
@@ -34,7 +35,8 @@ def calibrate(
     force: bool = False,
     skip: Sequence[str] = (),
     memory: int | None = None,
-    workers: int | None = None,
+    threads: int = 0,
+    workers: int | str | None = None,
     every_element: bool = False,
     checkpoint_seconds: float = 30.0,
     progress: Progress = SILENT,
@@ -50,7 +52,9 @@ def calibrate(
             one. Without anything there, start.
         force: replace the statistics that are in `output`.
         skip: names of tensors not to record.
-        memory, workers, every_element: see `collect`.
+        workers: a number of processes to share the samples among, or the address of a Dask scheduler
+            (`edgeq.distributed`); the result has the same bytes.
+        memory, threads, every_element: see `collect`.
 
     Raises:
         CalibrationError: a value is NaN or infinite; what is in `output` belongs to other data or another model.
@@ -69,7 +73,7 @@ def calibrate(
     if directory is not None:
         check_directory(directory, force=mine)
         check_apart(directory, [*model_files(model), *_existing(data)])
-    with tempfile.TemporaryDirectory(prefix="edgeq-calibrate-") as folder:
+    with tempfile.TemporaryDirectory(prefix="edgeq-calibrate-") as folder, open_workers(workers) as opened:
         prepared = prepare_model(model, Path(folder), progress=progress)
         samples = open_samples(
             data,
@@ -89,7 +93,8 @@ def calibrate(
             _recorded(prepared, model, skip),
             model_digest=prepared.digest,
             memory=memory,
-            workers=workers,
+            threads=threads,
+            workers=opened,
             every_element=every_element,
             start=start,
             checkpoint=save,

@@ -79,6 +79,11 @@ STRIDE = click.option("--stride", type=click.IntRange(min=1), default=1, help="T
 THREADS = click.option(
     "--threads", type=click.IntRange(min=0), default=0, help="Threads inside an operator; 0: all cores."
 )
+WORKERS = click.option(
+    "--workers",
+    metavar="N|ADDRESS",
+    help="Share the samples among N processes, or those of a Dask scheduler: tcp://host:8786 (docs/scale.md).",
+)
 SESSION_OPTIONS = click.option(
     "--session-option",
     "session_options",
@@ -123,6 +128,7 @@ _DATA = (
         metavar="NAME=SIZE",
         help="A number for a free size of the inputs, such as N=1, or x:0=1 where it has no name. Repeatable.",
     ),
+    WORKERS,
 )
 
 _SCHEME = (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import FORCE, PATH, PREPROCESS
+from edgeq.cli._options import FORCE, PATH, PREPROCESS, THREADS, WORKERS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,7 +51,8 @@ def command() -> None:
 @click.option("--stride", type=click.IntRange(min=1), default=1, help="Every n-th sample, for shards.")
 @click.option("--memory", metavar="SIZE", help="Bound on activations held at once, such as 500MB or 2GB.")
 @click.option("--skip", multiple=True, metavar="TENSOR", help="Do not record this tensor. Repeatable.")
-@click.option("--workers", type=click.IntRange(min=1), help="Samples run at the same time.")
+@THREADS
+@WORKERS
 @click.option("--every-element", is_flag=True, help="Count all elements of very large tensors too (slower).")
 @click.option("--resume", is_flag=True, help="Continue an interrupted run.")
 @FORCE

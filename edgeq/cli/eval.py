@@ -16,6 +16,7 @@ from edgeq.cli._options import (
     STRIDE,
     TASK_NAMES,
     THREADS,
+    WORKERS,
     on_board,
     task_options,
 )
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     help="Graph optimisation of a model file; a bundle brings its own.",
 )
 @SESSION_OPTIONS
+@WORKERS
 @on_board
 @common
 def command(printer: Printer, on: str | None, **options: Any) -> None:
@@ -63,13 +65,15 @@ def command(printer: Printer, on: str | None, **options: Any) -> None:
     edgeq eval m.onnx --data val/ --task classification --count 100 --try-preprocess
     edgeq eval bundle/ --data val/ --task classification --on ssh://pi@10.0.0.5
     """
+    from edgeq.errors import UsageError
     from edgeq.measure.evaluation import request_from_options, run_evaluation
     from edgeq.measure.preprocess_trial import try_preprocess
 
-    trial = options.pop("try_preprocess")
+    trial, workers = options.pop("try_preprocess"), options.pop("workers")
+    if workers is not None and (trial or on is not None):
+        raise UsageError("--workers does not go with --try-preprocess or --on", "Leave one of them out")
     request = request_from_options(options)
     if on is not None:
-        from edgeq.errors import UsageError
         from edgeq.remote.devices import one_board
         from edgeq.remote.evaluate import evaluate_on
 
@@ -81,7 +85,7 @@ def command(printer: Printer, on: str | None, **options: Any) -> None:
         tried = try_preprocess(request, progress=printer.progress())
         printer.result(tried, lambda console: _draw_trial(console, tried))
     else:
-        found = run_evaluation(request, progress=printer.progress())
+        found = run_evaluation(request, workers=workers, progress=printer.progress())
         printer.result(found, lambda console: _draw(console, found))
 
 

@@ -11,7 +11,7 @@ import functools
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -78,14 +78,34 @@ class SourceSamples(Displayed):
         return self.opened.notes
 
     def __len__(self) -> int:
+        taken = self._records_each
+        return self._counted if taken is None else batches(len(self.selection), taken)
+
+    @property
+    def _records_each(self) -> int | None:
+        """How many records a sample takes; None where that is not known before reading."""
         size = fixed_batch(self.signature)
         rows = self.opened.records.rows
         if self.preprocess is not None and not self.opened.records.prepared:
             rows = "one" if self.preprocess.one_row and rows == "one" else "unknown"
         if size is None or rows == "exact" or (rows == "one" and size == 1):
-            return len(self.selection)
+            return 1
         scalars = any(spec.shape == () for spec in self.signature.inputs)
-        return batches(len(self.selection), size) if rows == "one" and not scalars else self._counted
+        return size if rows == "one" and not scalars else None
+
+    @property
+    def readable(self) -> bool:
+        """Whether another process can read any part of the samples: they are files, and records are known by number."""
+        return self.opened.folder is not None and self._records_each is not None
+
+    def part(self, start: int, stop: int) -> SourceSamples | None:
+        """Samples `start` to `stop` (exclusive); None where it is not known which records those are."""
+        taken = self._records_each
+        return None if taken is None else self.records(range(start * taken, stop * taken))
+
+    def records(self, chosen: range) -> SourceSamples:
+        """The samples of some of the records."""
+        return replace(self, selection=self.selection[chosen.start : chosen.stop])
 
     @functools.cached_property
     def _counted(self) -> int:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgeq.display import Displayed
 from edgeq.errors import CheckFailedError, UsageError
 from edgeq.measure.agreement import Agreement, Comparison
-from edgeq.measure.inference import Session, inferences
+from edgeq.measure.inference import Outputs, Session, inferences
 from edgeq.measure.loaded_model import open_model
 from edgeq.measure.rows import rows
 from edgeq.measure.task import Task, make_task
@@ -23,7 +22,7 @@ from edgeq.records import Count, Finite
 from edgeq.session import SessionSettings, open_session
 
 if TYPE_CHECKING:
-    from edgeq.data.samples import Samples
+    from edgeq.data.samples import Sample, Samples
 
 
 @dataclass(frozen=True)
@@ -95,25 +94,87 @@ def evaluate_sessions(
         DataError: no samples, a sample without the label that the task needs, or one that a session refuses.
         CheckFailedError: a metric is not finite.
     """
-    if reference is not None and reference not in sessions:
-        raise UsageError(f"no session is called {reference!r}", f"There are {', '.join(sessions)}")
-    meters = {name: task.start() for name in sessions} if task is not None else {}
-    comparisons = {name: Comparison(task) for name in sessions if name != reference} if reference is not None else {}
-    seen = 0
-    runs = inferences(sessions, samples, count=count, progress=progress)
-    for sample, outputs in itertools.chain.from_iterable(rows(*run) for run in runs):
-        seen += 1
-        for name, meter in meters.items():
-            meter.update(outputs[name], sample)
-        for name, comparison in comparisons.items():
-            assert reference is not None
-            comparison.update(outputs[reference], outputs[name], sample.inputs)
-    accuracy: dict[str, Accuracy] = {}
-    for name, meter in meters.items():
-        assert task is not None
-        accuracy[name] = _accuracy(name, meter.result(), seen, task, (settings or {}).get(name) or SessionSettings())
-    agreement = {name: comparison.result() for name, comparison in comparisons.items()}
-    return Evaluation(MappingProxyType(accuracy), MappingProxyType(agreement), seen)
+    tally = Tally(tuple(sessions), task, reference)
+    for sample, outputs in inferences(sessions, samples, count=count, progress=progress):
+        tally.update(sample, outputs)
+    return tally.result(settings or {})
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a `Tally` holds, to be sent to another process: see `edgeq.measure.task.Meter.collected`."""
+
+    meters: Mapping[str, Any]
+    comparisons: Mapping[str, Comparison]
+    count: int
+
+
+class Tally:
+    """What several models show over the samples: of each a meter, and a comparison with the reference.
+
+    Args:
+        names: of the models.
+        task, reference: as `evaluate_sessions` has them.
+    """
+
+    def __init__(self, names: Sequence[str], task: Task | None, reference: str | None) -> None:
+        if reference is not None and reference not in names:
+            raise UsageError(f"no session is called {reference!r}", f"There are {', '.join(names)}")
+        self._task, self._reference = task, reference
+        self._meters = {name: task.start() for name in names} if task is not None else {}
+        compared = [name for name in names if name != reference] if reference is not None else []
+        self._comparisons = {name: Comparison(task) for name in compared}
+        self._seen = 0
+
+    def update(self, sample: Sample, outputs: dict[str, Outputs]) -> None:
+        """Add a sample, with what each model made of it."""
+        for row, made in rows(sample, outputs):
+            self._seen += 1
+            for name, meter in self._meters.items():
+                meter.update(made[name], row)
+            for name, comparison in self._comparisons.items():
+                assert self._reference is not None
+                comparison.update(made[self._reference], made[name], row.inputs)
+
+    def collected(self) -> Collected:
+        """All so far, but for the task.
+
+        Raises:
+            UsageError: the task's meters have no `collected`.
+        """
+        meters = {}
+        for name, meter in self._meters.items():
+            if not hasattr(meter, "collected") or not hasattr(meter, "take"):
+                assert self._task is not None
+                raise UsageError(
+                    f"the meters of {self._task.name} cannot be shared among workers",
+                    "Give them `collected` and `take` (docs/eval.md), or leave --workers out",
+                )
+            meters[name] = meter.collected()
+        without = {name: replace(comparison, task=None) for name, comparison in self._comparisons.items()}
+        return Collected(meters, without, self._seen)
+
+    def take(self, part: Collected) -> None:
+        """Add what was collected of later samples."""
+        for name, meter in self._meters.items():
+            meter.take(part.meters[name])  # type: ignore[attr-defined]  # `collected` has made sure
+        for name, comparison in self._comparisons.items():
+            comparison.merge(part.comparisons[name])
+        self._seen += part.count
+
+    def result(self, settings: Mapping[str, SessionSettings]) -> Evaluation:
+        """The figures. `settings`: how each session was opened, for the record.
+
+        Raises:
+            CheckFailedError: a metric is not finite.
+        """
+        accuracy: dict[str, Accuracy] = {}
+        for name, meter in self._meters.items():
+            assert self._task is not None
+            how = settings.get(name) or SessionSettings()
+            accuracy[name] = _accuracy(name, meter.result(), self._seen, self._task, how)
+        agreement = {name: comparison.result() for name, comparison in self._comparisons.items()}
+        return Evaluation(MappingProxyType(accuracy), MappingProxyType(agreement), self._seen)
 
 
 def evaluate_many(

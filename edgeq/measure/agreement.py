@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from edgeq.data.samples import Samples
     from edgeq.measure.task import Task
 
+_UNIT = 2**1074
+"""1 over the smallest float64: every other is a multiple of it."""
 _NO_INPUTS: Outputs = MappingProxyType({})
 
 
@@ -95,14 +98,14 @@ class Agreement(Displayed):
 
 @dataclass
 class OutputComparison:
-    """The running sums of one output."""
+    """The running sums of one output, in units of the smallest float64: exact, so that parts merge in any order."""
 
     name: str
     elements: int = 0
-    signal: float = 0.0
-    noise: float = 0.0
-    product: float = 0.0
-    candidate_power: float = 0.0
+    signal: int = 0
+    noise: int = 0
+    product: int = 0
+    candidate_power: int = 0
     max_abs_error: float = 0.0
     equal_rows: int = 0
     classes: ClassScores = field(default_factory=ClassScores)
@@ -133,11 +136,20 @@ class OutputComparison:
             return
         error = r - c
         self.elements += r.size
-        self.signal += _dot(r, r)
-        self.noise += _dot(error, error)
-        self.product += _dot(r, c)
-        self.candidate_power += _dot(c, c)
+        self.signal += _units(_dot(r, r))
+        self.noise += _units(_dot(error, error))
+        self.product += _units(_dot(r, c))
+        self.candidate_power += _units(_dot(c, c))
         self.max_abs_error = max(self.max_abs_error, float(np.abs(error).max()))
+
+    def merge(self, other: OutputComparison) -> None:
+        """Add what was seen of later samples."""
+        for name in ("elements", "signal", "noise", "product", "candidate_power", "equal_rows"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.max_abs_error = max(self.max_abs_error, other.max_abs_error)
+        self.nonfinite += other.nonfinite
+        self.mismatched += other.mismatched
+        self.classes.merge(other.classes)
 
     def result(self, *, classes: bool = False) -> OutputAgreement:
         """The figures of all samples so far.
@@ -148,8 +160,8 @@ class OutputComparison:
         return OutputAgreement(
             name=self.name,
             elements=self.elements,
-            sqnr_db=decibels(self.signal, self.noise),
-            cosine=_cosine(self.product, self.signal, self.candidate_power),
+            sqnr_db=decibels(self.signal / _UNIT, self.noise / _UNIT),
+            cosine=_cosine(self.product / _UNIT, self.signal / _UNIT, self.candidate_power / _UNIT),
             max_abs_error=self.max_abs_error,
             top1=self.equal_rows / self.classes.rows if classes and self.classes.shaped and self.classes.rows else None,
             nonfinite=self.nonfinite,
@@ -178,6 +190,13 @@ class Comparison:
             other = candidate.get(name)
             if other is not None and array.dtype.kind in "biuf" and other.dtype.kind in "biuf":
                 self.outputs.setdefault(name, OutputComparison(name)).update(array, other, inputs)
+
+    def merge(self, other: Comparison) -> None:
+        """Add what was seen of later samples."""
+        self.count += other.count
+        self._floats |= other._floats
+        for name, output in other.outputs.items():
+            self.outputs.setdefault(name, OutputComparison(name)).merge(output)
 
     def result(self) -> Agreement:
         """The figures of all outputs and samples so far."""
@@ -235,6 +254,12 @@ def decibels(signal: float, noise: float) -> float:
     if noise == 0:
         return math.inf
     return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
+
+
+def _units(value: float) -> int:
+    """A finite float64 as a whole number of the smallest ones; one that overflowed counts as the largest."""
+    numerator, denominator = min(value, sys.float_info.max).as_integer_ratio()
+    return numerator * (_UNIT // denominator)
 
 
 def _dot(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:

@@ -67,6 +67,17 @@ class ClassScores:
         self.varied = self.varied or bool((best != self.first).any())
         return best
 
+    def merge(self, other: ClassScores) -> None:
+        """Add what later samples say."""
+        self.shaped, self.alone = self.shaped and other.shaped, self.alone and other.alone
+        self.summed = self.summed and other.summed
+        both = self.first is not None and other.first is not None
+        self.varied = self.varied or other.varied or (both and self.first != other.first)
+        self.first = other.first if self.first is None else self.first
+        self.rows += other.rows
+        self.columns = other.columns if other.rows else self.columns
+        self.confidence += other.confidence
+
     @property
     def confident(self) -> bool:
         """Whether the rows are on average surer of their first class than a tenth of the way from a guess on."""

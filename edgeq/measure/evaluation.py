@@ -12,11 +12,14 @@ from typing import Any
 from edgeq_device.engines import FLOAT
 
 from edgeq.data.samples import open_samples
+from edgeq.distributed.workers import open_workers
 from edgeq.engines import choose_engine
 from edgeq.errors import UsageError
 from edgeq.measure.accuracy import Accuracy, evaluate_sessions
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.loaded_model import LoadedModel, Opener, open_model
+from edgeq.measure.on_workers import ModelAt, evaluate_on
+from edgeq.measure.plugin import is_plugin
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings, given_options
@@ -114,11 +117,19 @@ class EvalResult:
         }
 
 
-def run_evaluation(request: EvalRequest, *, opener: Opener | None = None, progress: Progress = SILENT) -> EvalResult:
+def run_evaluation(
+    request: EvalRequest,
+    *,
+    opener: Opener | None = None,
+    workers: int | str | None = None,
+    progress: Progress = SILENT,
+) -> EvalResult:
     """Open everything, run every sample once, and measure.
 
     Args:
         opener: where the model runs; None is this machine, where a reference always does.
+        workers: a number of processes to share the samples among, or the address of a Dask scheduler; see
+            `edgeq.distributed`. Without `opener`.
 
     Raises:
         UsageError: neither a task nor a reference, or an option that makes no sense.
@@ -133,10 +144,10 @@ def run_evaluation(request: EvalRequest, *, opener: Opener | None = None, progre
         loaded = stack.enter_context(
             open_model(request.model, request.settings, variant=request.variant, opener=opener)
         )
-        loaded_models = {"model": loaded}
+        loaded_models, given = {"model": loaded}, {"model": request.settings}
         if request.reference is not None:
-            own = dataclasses.replace(request.settings, engine=None, precision=FLOAT)
-            loaded_models["reference"] = stack.enter_context(open_model(request.reference, own))
+            given["reference"] = dataclasses.replace(request.settings, engine=None, precision=FLOAT)
+            loaded_models["reference"] = stack.enter_context(open_model(request.reference, given["reference"]))
             _check_same_inputs(loaded, loaded_models["reference"])
         preprocess = request.preprocess if request.preprocess is not None else loaded.preprocess
         samples = open_samples(
@@ -150,14 +161,26 @@ def run_evaluation(request: EvalRequest, *, opener: Opener | None = None, progre
             model=request.model if loaded.variant is None else None,
             progress=progress,
         )
-        found = evaluate_sessions(
-            {key: s.session for key, s in loaded_models.items()},
-            samples,
-            task=task,
-            reference="reference" if request.reference is not None else None,
-            settings={key: s.settings for key, s in loaded_models.items()},
-            progress=progress,
-        )
+        settings = {key: s.settings for key, s in loaded_models.items()}
+        compared = "reference" if request.reference is not None else None
+        pool = stack.enter_context(open_workers(workers))
+        if pool is None:
+            sessions = {key: s.session for key, s in loaded_models.items()}
+            found = evaluate_sessions(
+                sessions, samples, task=task, reference=compared, settings=settings, progress=progress
+            )
+        else:
+            own = request.task is not None and is_plugin(request.task)
+            found = evaluate_on(
+                pool,
+                {key: ModelAt(s.path, given[key], s.variant) for key, s in loaded_models.items()},
+                samples,
+                task=task,
+                made_of=(str(request.task), request.options) if own else None,
+                reference=compared,
+                settings=settings,
+                progress=progress,
+            )
     reference = loaded_models.get("reference")
     return EvalResult(
         request=request,

@@ -26,6 +26,11 @@ class Meter(Protocol):
         scores() -> NDArray        a score for each row so far, where the primary metric is their mean
         resampled(halves) -> NDArray   the primary metric over each of the halves [H, N] (bool) of the N updates so far;
                                        NaN where it has none
+
+    To be shared among workers (`--workers`) it has two methods:
+
+        collected() -> Any      what it holds of the samples so far, without the task: values that pickle
+        take(collected) -> None   add what another meter, of later samples, collected
     """
 
     def update(self, outputs: Outputs, sample: Sample) -> None:

@@ -113,6 +113,7 @@ def prove_built(
         task=task,
         timed=timed,
         threads=threads,
+        workers=job.workers,
         progress=progress,
     )
 

@@ -19,6 +19,7 @@ from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.data.preprocess import NoPreprocessingError
 from edgeq.data.samples import Samples, open_samples
 from edgeq.display import Displayed
+from edgeq.distributed.workers import Workers
 from edgeq.errors import CalibrationError, DataError, ModelError, UsageError
 from edgeq.hardware.target import Target
 from edgeq.measure.preprocess_trial import propose
@@ -61,6 +62,7 @@ class Job:
         held_out: whether validation samples are others than the calibration's.
         statistics: None where nothing static is built.
         adopted: ranges that a model which was quantized already came with; they go before the statistics'.
+        workers: that what is not timed may be shared among.
     """
 
     source: Path
@@ -70,6 +72,7 @@ class Job:
     held_out: bool
     statistics: Statistics | None
     adopted: Mapping[str, Range] = field(default_factory=dict)
+    workers: Workers | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ def open_job(
     exclude: Sequence[str] = (),
     adopting: bool = False,
     fix: Mapping[str, int] | None = None,
+    workers: Workers | None = None,
     progress: Progress = SILENT,
 ) -> Job:
     """Prepare `model`, open the samples and, if anything static is to be built, calibrate once.
@@ -104,6 +108,7 @@ def open_job(
         exclude: names of nodes to be kept in float, looked up before anything is calibrated.
         adopting: whether a model that is quantized already (Q/DQ pairs) is taken, with its parameters.
         fix: numbers for free sizes of the inputs, by name.
+        workers: that the calibration samples, and those of proofs, are shared among.
 
     Raises:
         UsageError: samples are needed and were not given; `exclude` names a node that is not there.
@@ -138,8 +143,10 @@ def open_job(
     elif static:
         if calibration is None:
             raise UsageError("static quantization needs calibration samples", "Give --data or --calibration")
-        collected = collect(prepared.model, calibration, model_digest=prepared.digest, progress=progress)
-    return Job(model, prepared, calibration, proof_samples, held_out, collected, adopted)
+        collected = collect(
+            prepared.model, calibration, model_digest=prepared.digest, workers=workers, progress=progress
+        )
+    return Job(model, prepared, calibration, proof_samples, held_out, collected, adopted, workers)
 
 
 @dataclass(frozen=True)

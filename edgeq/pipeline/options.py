@@ -60,6 +60,7 @@ def _data_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
         "statistics": options["calibration"],
         "task": task,
         "fix": dict(_fixed(text) for text in options["fixed"]),
+        "workers": options["workers"],
     }
 
 

@@ -16,6 +16,7 @@ from edgeq.backends import backend_named
 from edgeq.bundle.owned import check_archive
 from edgeq.bundle.write import SUFFIX
 from edgeq.display import Page
+from edgeq.distributed.workers import open_workers
 from edgeq.engines import EngineChoice
 from edgeq.errors import UsageError
 from edgeq.hardware.detect import detect_machine
@@ -99,6 +100,7 @@ def package(
     timed: bool = True,
     emulate: bool = True,
     force: bool = False,
+    workers: int | str | None = None,
     progress: Progress = SILENT,
 ) -> Packaged:
     """Calibrate `model` once, build and prove what each target needs, once for those that need the same, and write it.
@@ -141,7 +143,7 @@ def package(
     if require_coverage is not None:
         check_measurable(chosen, machine, emulate=emulate)
     schemes = [scheme_for(target, overrides) for target in chosen]
-    with tempfile.TemporaryDirectory(prefix="edgeq-") as folder:
+    with tempfile.TemporaryDirectory(prefix="edgeq-") as folder, open_workers(workers) as pool:
         workdir = Path(folder)
         job = open_job(
             model,
@@ -153,6 +155,7 @@ def package(
             exclude=sorted({name for scheme in schemes for name in scheme.exclude}),
             adopting=all(backend_named(target.backend).adopts_quantized for target in chosen),
             fix=fix,
+            workers=pool,
             progress=progress,
         )
         builds = Builds(job, workdir, task=task, timed=timed, emulate=emulate, progress=progress)

@@ -14,12 +14,14 @@ from edgeq_device.scenarios import query_runner
 from edgeq.backends import Artifact
 from edgeq.data.samples import Samples
 from edgeq.display import Displayed
+from edgeq.distributed.workers import Workers
 from edgeq.engines import DEFAULT
 from edgeq.errors import CheckFailedError, RuntimeUnavailableError
 from edgeq.measure.accuracy import Accuracy, evaluate_sessions
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.coverage import Coverage
 from edgeq.measure.latency import sessions_to_time
+from edgeq.measure.on_workers import ModelAt, evaluate_on
 from edgeq.measure.task import Task
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
@@ -185,6 +187,7 @@ def prove(
     task: Task | None = None,
     timed: bool = True,
     threads: int = 0,
+    workers: Workers | None = None,
     progress: Progress = SILENT,
 ) -> Proof:
     """Load the artifact as it will be loaded where it goes, and measure it against the float model it was made from.
@@ -193,6 +196,7 @@ def prove(
 
     Args:
         coverage: of the artifact on its target.
+        workers: that the samples are shared among; what is timed is timed here.
 
     Raises:
         RuntimeUnavailableError: it does not load.
@@ -207,15 +211,19 @@ def prove(
             FLOAT: engines.open(prepared.path, float_settings),
             INT8: engines.open(artifact.proof_model, settings),
         }
-        evaluation = evaluate_sessions(
-            sessions,
-            samples,
-            task=task,
-            reference=FLOAT,
-            settings=opened,
-            count=_simulated_count(prepared, artifact),
-            progress=progress,
-        )
+        measured: dict[str, Any] = {
+            "task": task,
+            "reference": FLOAT,
+            "settings": opened,
+            "count": _simulated_count(prepared, artifact),
+            "progress": progress,
+        }
+        if workers is None:
+            evaluation = evaluate_sessions(sessions, samples, **measured)
+        else:
+            files = {FLOAT: prepared.path, INT8: artifact.proof_model}
+            models = {name: ModelAt(file, opened[name]) for name, file in files.items()}
+            evaluation = evaluate_on(workers, models, samples, **measured)
         agreement = evaluation.agreement[INT8]
         broken = [output.name for output in agreement.outputs if output.nonfinite]
         if broken:

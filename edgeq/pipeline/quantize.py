@@ -14,6 +14,7 @@ from edgeq.backends import backend_named
 from edgeq.backends.systolic.save import belongs_to_program
 from edgeq.calibrate.table import check_table
 from edgeq.display import Page
+from edgeq.distributed.workers import open_workers
 from edgeq.engines import EngineChoice
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import Target, resolve, runs_natively
@@ -105,6 +106,7 @@ def quantize(
     timed: bool = True,
     emulate: bool = True,
     force: bool = False,
+    workers: int | str | None = None,
     progress: Progress = SILENT,
 ) -> Quantized:
     """Quantize `model` for `target` and prove the result before it takes its place at `output`.
@@ -124,6 +126,8 @@ def quantize(
         engine: what executes the artifact in the proof; None takes onnxruntime's own kernels.
         timed: whether to time it against float32 on this machine.
         emulate: whether coverage is measured on an emulation of the target's kernels where those do not run here.
+        workers: a number of processes to share the samples among, or the address of a Dask scheduler; what is timed is
+            timed here.
 
     Raises:
         CheckFailedError: a bar is not met; nothing is written then.
@@ -144,6 +148,7 @@ def quantize(
     with (
         tempfile.TemporaryDirectory(prefix="edgeq-") as workdir,
         output_file(output, force=force, ours=belongs_to_program) as draft,
+        open_workers(workers) as pool,
     ):
         scheme = scheme_for(chosen, overrides)
         job = open_job(
@@ -156,6 +161,7 @@ def quantize(
             exclude=scheme.exclude,
             adopting=backend_named(chosen.backend).adopts_quantized,
             fix=fix,
+            workers=pool,
             progress=progress,
         )
         decision = None

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeq.data.samples import Sample
+from edgeq.data.samples import Sample, Samples
 from edgeq.measure.agreement import Agreement, Comparison
 from edgeq.measure.inference import Outputs, Session, infer
 from edgeq.measure.resample import Measured, ResampledMeter
 from edgeq.measure.rows import rows
 from edgeq.measure.task import Task
-from edgeq.pipeline.job import Job
 from edgeq.progress import SILENT, Progress
 from edgeq.report.tuning_record import Assessment
 from edgeq.session import open_session
@@ -22,10 +21,11 @@ from edgeq.tune.store import MEMORY, ArrayStore, SampleStore
 
 
 class AccuracyMeter:
-    """Compares sessions with float32 on a job's validation samples. Samples, float32's outputs and what a candidate
-    has shown so far are kept.
+    """Compares sessions with float32 on validation samples. Samples, float32's outputs and what a candidate has shown
+    so far are kept.
 
     Args:
+        float_model: the model that is run for float32's outputs.
         task: what to measure by labels; None measures agreement with float32.
         seen_only: whether losses are those on the samples alone; see `accuracy_estimate.assess`.
         memory: bytes of samples and outputs to hold in memory; what is more goes to `workdir`.
@@ -33,7 +33,8 @@ class AccuracyMeter:
 
     def __init__(
         self,
-        job: Job,
+        validation: Samples,
+        float_model: Path,
         workdir: Path,
         *,
         task: Task | None = None,
@@ -43,9 +44,9 @@ class AccuracyMeter:
     ) -> None:
         self._task = task
         self._seen_only = seen_only
-        self.samples = SampleStore(job.validation, workdir / "samples", memory=memory // 2, progress=progress)
+        self.samples = SampleStore(validation, workdir / "samples", memory=memory // 2, progress=progress)
         self._float_outputs = ArrayStore(workdir / "float", memory // 2)
-        self._float_model = job.prepared.path
+        self._float_model = float_model
         self._float_session: Session | None = None
         self._float_metrics: dict[int, Measured] = {}
         self._estimates: dict[str, _Estimate] = {}

@@ -39,6 +39,7 @@ from edgeq.tune.evaluator import Race, Runner
 from edgeq.tune.float_layers import MacCosts, Ranking, rank_by_probing
 from edgeq.tune.goal import Deadline
 from edgeq.tune.journal import digest
+from edgeq.tune.on_workers import AssessmentJob, assess_on, assessor
 from edgeq.tune.recover.exclude import rank_static
 from edgeq.tune.recover.methods import recovery_groups
 from edgeq.tune.sessions import SessionPool, opened
@@ -93,7 +94,20 @@ class LocalEvaluator:
         self.timed = timed
         self._batched = batched
         self._progress = progress
-        self._accuracy = AccuracyMeter(job, workdir, task=task, seen_only=not timed, memory=memory, progress=progress)
+        self._accuracy = AccuracyMeter(
+            job.validation,
+            job.prepared.path,
+            workdir,
+            task=task,
+            seen_only=not timed,
+            memory=memory,
+            progress=progress,
+        )
+        self._shared: AssessmentJob | None = None
+        if job.workers is not None:
+            self._shared = assessor(job.workers, job, task=task, seen_only=not timed, memory=memory)
+            if self._shared is None:
+                progress.note("workers cannot read the validation samples themselves: accuracy is measured here")
         self.total = self._accuracy.total
         (workdir / "recover").mkdir()
         self._builder = CandidateBuilder(job, target, workdir / "recover", progress)
@@ -143,6 +157,12 @@ class LocalEvaluator:
         """See `Evaluator.assess`. What a candidate was assessed on before is not run again."""
         found = {}
         with self._progress.stage(f"accuracy on {samples} samples", samples * len(candidates)) as advance:
+            if self._shared is not None and self._job.workers is not None:
+                artifacts = [(candidate.name, self.built(candidate).artifact) for candidate in candidates]
+                for name, assessment in assess_on(self._job.workers, self._shared, artifacts, samples):
+                    found[name] = assessment
+                    advance(samples)
+                return found
             for candidate in candidates:
                 session = partial(self._proof_session, self.built(candidate).artifact)
                 found[candidate.name] = self._accuracy.assess(candidate.name, session, samples, advance)

@@ -13,6 +13,7 @@ from edgeq.backends import backend_named
 from edgeq.backends.base import TargetedBackend
 from edgeq.calibrate.files import save_statistics
 from edgeq.display import Page
+from edgeq.distributed.workers import open_workers
 from edgeq.engines import DEFAULT, EngineChoice
 from edgeq.errors import BoardError, EngineError, GoalNotMetError, HardwareError
 from edgeq.hardware.detect import detect_machine
@@ -179,6 +180,7 @@ def tune(
     with_float: bool = False,
     selftest: int = 2,
     force: bool = False,
+    workers: int | str | None = None,
     progress: Progress = SILENT,
 ) -> Tuned:
     """Find the best int8 model for a target that keeps its accuracy, and write it as a bundle.
@@ -200,6 +202,8 @@ def tune(
             machine's. What is built, and its accuracy, is found here.
         resume: go on from the journal of an interrupted run, which lies beside `output`.
         with_float, selftest, force: as `edgeq.package`.
+        workers: a number of processes to share the samples among, or the address of a Dask scheduler; what is timed is
+            timed here.
 
     Raises:
         GoalNotMetError: nothing keeps the accuracy and is faster than float32; nothing is written then.
@@ -221,12 +225,26 @@ def tune(
     field = find_field(chosen, machine, engines, timed=timed, progress=progress)
     if clock is not None:
         field = field.also_on(clock.engines, engines, progress)
-    with tempfile.TemporaryDirectory(prefix="edgeq-tune-") as folder, Engines() as opener:
+    with (
+        tempfile.TemporaryDirectory(prefix="edgeq-tune-") as folder,
+        Engines() as opener,
+        open_workers(workers) as pool,
+    ):
         workdir = Path(folder)
         collected = kept / COLLECTED
         reuse = collected if statistics is None and resume and collected.exists() else statistics
         static = _is_static(chosen, data, statistics)
-        job = open_job(model, data, validation, workdir, statistics=reuse, static=static, fix=fix, progress=progress)
+        job = open_job(
+            model,
+            data,
+            validation,
+            workdir,
+            statistics=reuse,
+            static=static,
+            fix=fix,
+            workers=pool,
+            progress=progress,
+        )
         settings = settings_of(job, chosen, machine, task, goal, field)
         journal = Journal(kept / JOURNAL, settings, resume=resume, force=force)
         claim(kept)

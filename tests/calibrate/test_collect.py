@@ -48,11 +48,11 @@ def brute_force(path: Path, items: list[dict[str, np.ndarray]]) -> dict[str, lis
 
 
 @pytest.mark.parametrize("channels", [32, 20])
-@pytest.mark.parametrize("workers", [1, 3])
-def test_statistics_equal_brute_force_to_the_last_bit(tmp_path: Path, channels: int, workers: int) -> None:
+@pytest.mark.parametrize("threads", [1, 3])
+def test_statistics_equal_brute_force_to_the_last_bit(tmp_path: Path, channels: int, threads: int) -> None:
     path = small_cnn(tmp_path / "m.onnx", channels)
     items = images(5)
-    statistics = collect(path, ListSamples(items), workers=workers)
+    statistics = collect(path, ListSamples(items), threads=threads)
     truth = brute_force(path, items)
     assert set(statistics.tensors) == set(truth)
     assert statistics.complete
@@ -63,9 +63,9 @@ def test_statistics_equal_brute_force_to_the_last_bit(tmp_path: Path, channels: 
         assert (tensor.samples, tensor.nonempty) == (5, 5)
 
 
-def test_the_number_of_workers_does_not_change_a_bit(tmp_path: Path) -> None:
+def test_the_number_of_threads_does_not_change_a_bit(tmp_path: Path) -> None:
     path = small_cnn(tmp_path / "m.onnx")
-    one, four = (collect(path, ListSamples(images(9)), workers=n) for n in (1, 4))
+    one, four = (collect(path, ListSamples(images(9)), threads=n) for n in (1, 4))
     assert one == four
 
 
@@ -189,7 +189,7 @@ def test_of_large_tensors_a_spread_part_is_counted_once_there_is_plenty(tmp_path
     assert (few.minimum, few.maximum, few.count) == (values.min(), values.max(), values.size)
     assert few.histogram != every.tensors["x"].histogram
     assert few.histogram.total == pytest.approx(values.size, rel=1e-4)
-    assert spread == collect(path, ListSamples(items), workers=1)
+    assert spread == collect(path, ListSamples(items), threads=1)
     for share in (90.0, 99.0, 99.9):
         a, b = (derive_ranges(s, "percentile", options={"percentile": share})["x"] for s in (spread, every))
         assert a.high == pytest.approx(b.high, rel=0.01)

@@ -14,6 +14,7 @@ REFERENCE = "needs the reference package: tests/signing/test_reference.py"
 CERTIFICATES = "needs certificates: tests/signing/test_sign.py"
 ENGINE = "needs the package of the engine: tests/workers/test_engine.py"
 NPU = "needs onnxruntime-qnn, and minutes in its simulator: tests/backends/qnn"
+DASK = "starts processes of Dask: tests/distributed"
 BOARD = "needs an ARM64 machine: tests/emulate/test_arm64.py does this where there is one"
 SSH = "needs a board: tests/remote does this through a stand-in for ssh, and with sshd where it is installed"
 
@@ -32,6 +33,10 @@ NOT_RUN: Mapping[str, str] = {
     "edgeq verify dist/ --on snapdragon-8-gen-3 --data val/ --count 50": NPU,
     "edgeq eval npu.onnx --data val/ --reference model.onnx --engine qnn --count 50": NPU,
     "edgeq tune model.onnx --data calib/ --val val/ --task classification --fix N=1 -t hexagon-v73 -o tuned/": NPU,
+    "pip install .[cpu,distributed]": INDEX,
+    "edgeq calibrate collect model.onnx --data calib/ --preprocess imagenet -o CAL/ --workers 4": DASK,
+    "edgeq eval model.onnx --data val/ --preprocess imagenet --task classification --workers tcp://10.0.0.1:8786": DASK,
+    "edgeq package model.onnx --data calib/ --preprocess imagenet --val val/ -o dist/ --workers 4": DASK,
     "scripts/benchmark nvidia": MINUTES,
     "scripts/benchmark tune": MINUTES,
     "scripts/benchmark unlabelled": MINUTES,

@@ -297,4 +297,5 @@ STAND_INS: Mapping[str, Maker] = {
     "bundle": bundle("bundle"),
     "old.edgeq": bundle("old.edgeq"),
     "new.edgeq": bundle("new.edgeq"),
+    "gate.toml": lambda folder: (folder / "gate.toml").write_text("max_slowdown = 0.05\n") and None,
 }

@@ -35,6 +35,7 @@ def test_nothing_given_is_nothing_set() -> None:
         "statistics": None,
         "task": None,
         "fix": {},
+        "workers": None,
         "overrides": {},
         "max_drop": None,
         "require_coverage": None,

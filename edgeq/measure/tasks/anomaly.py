@@ -70,6 +70,15 @@ class AnomalyMeter:
         self._scores.append(((given - made) ** 2).reshape(len(labels), -1).mean(axis=1))
         self._labels.append(labels)
 
+    def collected(self) -> tuple[list[NDArray[Any]], ...]:
+        """Scores and labels, an array a sample each."""
+        return self._scores, self._labels
+
+    def take(self, collected: tuple[list[NDArray[Any]], ...]) -> None:
+        """Add the samples of another meter."""
+        self._scores += collected[0]
+        self._labels += collected[1]
+
     def result(self) -> Mapping[str, float]:
         """ "auc", from 0 to 1.
 

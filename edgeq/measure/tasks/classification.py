@@ -79,6 +79,15 @@ class ClassificationMeter:
             )
         self._ranks += ranks(scores, labels).tolist()
 
+    def collected(self) -> tuple[list[int], int]:
+        """Ranks of the rows, and how many classes there are."""
+        return self._ranks, self._classes
+
+    def take(self, collected: tuple[list[int], int]) -> None:
+        """Add the rows of another meter."""
+        ranks, self._classes = collected
+        self._ranks += ranks
+
     def scores(self) -> NDArray[np.float64]:
         """For each row 1 where it is right, else 0."""
         return (np.array(self._ranks) < 1).astype(np.float64)

@@ -107,6 +107,22 @@ class DetectionMeter:
         boxes = _placed(kept.boxes, sample, image, size)
         self._found.append((image, Detections(boxes, kept.scores, kept.classes)))
 
+    def collected(self) -> list[tuple[Image, Detections]]:
+        """Images and what was found in them."""
+        return self._found
+
+    def take(self, collected: list[tuple[Image, Detections]]) -> None:
+        """Add the images of another meter.
+
+        Raises:
+            DataError: one that was there already.
+        """
+        for image, _ in collected:
+            if image.id in self._seen:
+                raise DataError(f"the image with id {image.id} comes twice", "Give each image once")
+            self._seen.add(image.id)
+        self._found += collected
+
     def result(self) -> Mapping[str, float]:
         """COCO's metrics, "mAP50-95" among them, from 0 to 1."""
         return mean_average_precision(self._task.annotations, self._found, self._package)

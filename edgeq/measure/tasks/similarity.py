@@ -64,6 +64,15 @@ class SimilarityMeter:
         self._cosines.append((unit[0::2] * unit[1::2]).sum(axis=1))
         self._scores.append(scores)
 
+    def collected(self) -> tuple[list[NDArray[Any]], ...]:
+        """Cosines and the scores that people gave, an array a sample each."""
+        return self._cosines, self._scores
+
+    def take(self, collected: tuple[list[NDArray[Any]], ...]) -> None:
+        """Add the samples of another meter."""
+        self._cosines += collected[0]
+        self._scores += collected[1]
+
     def result(self) -> Mapping[str, float]:
         """ "spearman" and "pearson", from -1 to 1.
 

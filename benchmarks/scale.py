@@ -1,0 +1,267 @@
+"""A million samples on many workers, and a bench on a thousand boards: measured coefficients, then a simulation.
+
+    python benchmarks/scale.py --measure          # coefficients, on this machine, two workers; about a minute
+    python benchmarks/scale.py                    # the simulation, with the coefficients of docs/scale.md
+    python benchmarks/scale.py --coefficients FILE.json
+
+The simulation plays `edgeq.distributed.Workers.map` with its own shard sizes: workers take shards as they become free,
+results wait until they can be merged in order, at most four for each thread, and the main process merges one after the
+other. It is no model of Dask's insides: what those cost for each shard is a measured coefficient.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import pickle
+import statistics
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from tasks import shared_data
+
+from edgeq.calibrate.on_workers import CalibrationJob, merged
+from edgeq.calibrate.tensors import quantizable_tensors
+from edgeq.data.samples import SourceSamples, open_samples
+from edgeq.data.shards import Shard, Sharded
+from edgeq.distributed.files import Files, files_for
+from edgeq.distributed.workers import _WAITING, open_workers
+from edgeq.measure.on_workers import EvaluationJob, ModelAt
+from edgeq.measure.task import make_task
+from edgeq.model.prepare import prepare_model
+from edgeq.session import SessionSettings
+
+SAMPLES = 1_000_000
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one kind of work costs.
+
+    Attributes:
+        sample_s: of a worker, for a sample: reading, preprocessing, running, counting.
+        result_bytes: of a shard of 512 samples.
+        merge_s: of the main process, for a shard.
+    """
+
+    sample_s: float
+    result_bytes: float
+    merge_s: float
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """Measured on one machine; docs/scale.md says on which."""
+
+    calibrate: Job = Job(0.0228, 5.1e6, 0.066)
+    evaluate: Job = Job(0.0079, 2.2e3, 0.0001)
+    sample_bytes: float = 36e3
+    """Of an image file; as a streamed sample, 602 kB."""
+    digest_s: float = 0.00006
+    """Of the main process, for a sample by reference: its digest."""
+    shard_s: float = 0.004
+    """Of client and scheduler, for a shard: sent, assigned, fetched, forgotten."""
+    reference_bytes: float = 150.0
+    """Of the list of files, for a sample; sent to each worker once."""
+    restart_s: float = 3.0
+    """Until a worker that was killed is back and has opened its models."""
+
+
+class Nothing:
+    """A job that does nothing: what is left is Dask."""
+
+    def open(self, stack: ExitStack) -> Callable[[int], int]:
+        """See `edgeq.distributed.job.Job`."""
+        return abs
+
+
+def measure() -> Coefficients:
+    root = shared_data()
+    if root is None:
+        raise SystemExit("shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA)")
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        prepared = prepare_model(root / "mobilenet_v1_0.25_224" / "model.onnx", Path(folder))
+        samples = open_samples(
+            root / "imagenet-sample" / "val", prepared.signature, preprocess="tf", labels="name:{label}_*", count=200
+        )
+        assert isinstance(samples, SourceSamples)
+        files = Files(prepared.path, (prepared.path.name,), "")
+        names = quantizable_tensors(prepared.model)
+        calibrate = CalibrationJob(files, samples, names, {}, 1, False).open(stack)
+        model = {"m": (files, ModelAt(prepared.path, SessionSettings()))}
+        task = make_task("classification", None)
+        evaluate = EvaluationJob(model, samples, replace(task, class_offset=1), None).open(stack)  # type: ignore[type-var]
+        jobs = []
+        for run in (calibrate, evaluate):
+            run(Shard(0, 8))
+            began = time.perf_counter()
+            parts = [run(Shard(start, start + 100)) for start in (0, 100)]
+            spent = (time.perf_counter() - began) / 200
+            size = len(pickle.dumps(parts[0]))
+            began = time.perf_counter()
+            merged(*parts) if run is calibrate else None
+            jobs.append(Job(spent, size, time.perf_counter() - began))
+        began = time.perf_counter()
+        samples.digest()
+        digest_s = (time.perf_counter() - began) / len(samples)
+        pool = stack.enter_context(open_workers(2))
+        assert pool is not None
+        list(pool.map(Nothing(), range(50)))
+        rounds = []
+        for _ in range(5):
+            began = time.perf_counter()
+            list(pool.map(Nothing(), range(200)))
+            rounds.append((time.perf_counter() - began) / 200)
+        reference = Sharded(samples, pool).reference
+        assert reference is not None
+        files_for(pool, prepared.path)
+        whole = sum(path.stat().st_size for path in (root / "imagenet-sample" / "val").iterdir())
+        listed = len(pickle.dumps(samples.opened.records)) / len(samples.opened.records)
+    return Coefficients(
+        jobs[0], jobs[1], whole / 900, digest_s, statistics.median(rounds), listed, Coefficients.restart_s
+    )
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a simulated run came to: seconds, share of them in which the main process was busy and in which the workers
+    were, bytes received, the most bytes of results that waited, samples that were run twice."""
+
+    seconds: float
+    main: float
+    workers: float
+    received: float
+    waiting: float
+    twice: int
+
+
+def play(
+    job: Job, known: Coefficients, workers: int, *, samples: int = SAMPLES, deaths: tuple[float, ...] = ()
+) -> Played:
+    """`samples` on `workers`, of which one dies at each of the times `deaths`, in seconds."""
+    size = min(512, max(8, -(-samples // 32)))
+    remaining = deque((start, min(size, samples - start)) for start in range(0, samples, size))
+    order = deque(start for start, _ in remaining)
+    running: list[tuple[float, int, int]] = []  # end, start of the shard, samples
+    dying = deque(sorted(deaths))
+    done: set[int] = set()
+    begun: set[int] = set()
+    spent = waiting = 0.0
+    free, twice = workers, 0
+    main_until = samples * known.digest_s  # it digests before anything is sent
+    total = main_until
+    now = main_until
+    while order:
+        while remaining and free and len(begun) < _WAITING * workers:
+            start, count = remaining.popleft()
+            main_until = max(main_until, now) + known.shard_s
+            total += known.shard_s
+            heapq.heappush(running, (main_until + count * job.sample_s, start, count))
+            spent += count * job.sample_s
+            begun.add(start)
+            free -= 1
+        while order and order[0] in done:
+            start = order.popleft()
+            done.discard(start)
+            begun.discard(start)
+            main_until = max(main_until, now) + job.merge_s
+            total += job.merge_s
+        if not order:
+            break
+        if not running:
+            continue
+        if dying and dying[0] < running[0][0]:
+            now = max(now, dying.popleft())
+            end, start, count = running.pop()
+            heapq.heapify(running)
+            spent -= max(0.0, end - now)
+            twice += count
+            heapq.heappush(running, (now + known.restart_s + count * job.sample_s, start, count))
+            spent += count * job.sample_s
+            continue
+        now, start, _ = heapq.heappop(running)
+        free += 1
+        done.add(start)
+        waiting = max(waiting, len(done) * job.result_bytes)
+    seconds = max(now, main_until)
+    shards = -(-samples // size)
+    return Played(seconds, total / seconds, spent / (seconds * workers), shards * job.result_bytes, waiting, twice)
+
+
+def clock(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 600
+        else f"{seconds / 60:.0f} min"
+        if seconds < 36000
+        else f"{seconds / 3600:.1f} h"
+    )
+
+
+def size(value: float) -> str:
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} PB"
+
+
+def workers_table(known: Coefficients) -> None:
+    print(f"{SAMPLES:,} samples by reference ({size(SAMPLES * known.sample_bytes)} of files, read once by a worker)\n")
+    print("| job | workers | time | main process busy | workers busy | results received | waiting at most | one dies |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name in ("calibrate", "evaluate"):
+        job = getattr(known, name)
+        for workers in (1, 8, 64, 256, 1024):
+            whole = play(job, known, workers)
+            died = play(job, known, workers, deaths=(whole.seconds / 2,))
+            print(
+                f"| {name} | {workers} | {clock(whole.seconds)} | {whole.main:.0%} | {whole.workers:.0%} | "
+                f"{size(whole.received)} | {size(whole.waiting)} | +{died.seconds - whole.seconds:.1f} s, "
+                f"{died.twice} samples twice |"
+            )
+    listed = known.reference_bytes * SAMPLES
+    print(f"\nlist of files: {size(listed)} to each worker, {size(1024 * listed)} to 1024 of them")
+    print(f"streamed instead: {size(SAMPLES * 602112)} through the scheduler")
+
+
+def boards_table() -> None:
+    """`edgeq bench --on fleet`, on paper: a bundle of 5 MB once to each board, 20 s of measuring, a report of 20 kB."""
+    print("\n| boards | at once | uplink | bundles sent | time | the same again, nothing sent |")
+    print("|---|---|---|---|---|---|")
+    for boards in (10, 100, 1000):
+        for uplink in (12.5e6, 125e6):
+            at_once, setup_s, measured_s = 64, 2.0, 20.0
+            sent = boards * 5e6
+            rounds = -(-boards // at_once)
+            again = rounds * (setup_s + measured_s)
+            print(
+                f"| {boards} | {at_once} | {size(uplink)}/s | {size(sent)} | {clock(max(sent / uplink, again))} | "
+                f"{clock(again)} |"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--coefficients", type=Path)
+    arguments = parser.parse_args()
+    known = Coefficients()
+    if arguments.measure:
+        known = measure()
+        print(json.dumps(asdict(known), indent=1))
+    elif arguments.coefficients is not None:
+        given = json.loads(arguments.coefficients.read_text())
+        known = Coefficients(**{k: Job(**v) if isinstance(v, dict) else v for k, v in given.items()})
+    workers_table(known)
+    boards_table()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""One pass of a float model over samples: a session that gives tensors, and the observers that count them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from edgeq.calibrate.instrumented import InstrumentedModel
+from edgeq.calibrate.observer import Observer, Seen, dtype_name
+from edgeq.calibrate.statistics import TensorStatistics
+from edgeq.calibrate.tensors import Derived, Plan
+from edgeq.errors import CalibrationError, DataError, EdgeqError
+
+
+class SampleLike(Protocol):
+    """One sample of the data."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it: a file, or its number."""
+
+    @property
+    def inputs(self) -> Mapping[str, NDArray[Any]]:
+        """Input name → array, of the types and shapes of the model's inputs."""
+
+
+class FloatPass:
+    """The observers of one pass, and the threads that feed them.
+
+    Args:
+        model: gives the fetched tensors of `steps`.
+        state: what was seen of each tensor before.
+        at_once: samples run at the same time.
+    """
+
+    def __init__(
+        self,
+        model: InstrumentedModel,
+        steps: Plan,
+        state: Mapping[str, TensorStatistics],
+        channels: Mapping[str, int],
+        *,
+        at_once: int,
+        every_element: bool,
+    ) -> None:
+        self._plan = steps
+        self._model = model
+        names = [*steps.inputs, *steps.fetched, *(d.name for d in steps.derived)]
+        self._observers = {
+            name: Observer(state[name], channels.get(name), every_element=every_element) for name in names
+        }
+        self._pool = ThreadPoolExecutor(at_once)
+        self._limit = at_once + 1
+        self._pending: set[Future[None]] = set()
+        self._failure: EdgeqError | None = None
+
+    def run(self, samples: Iterable[tuple[int, SampleLike]]) -> Iterator[None]:
+        """Observe each sample, given with its place; gives one value for every sample that is done."""
+        for place, sample in samples:
+            self._pending.add(self._pool.submit(self.observe, sample, place))
+            while len(self._pending) >= self._limit:
+                yield from self._finished(wait(self._pending, return_when=FIRST_COMPLETED).done)
+        while self._pending:
+            yield from self._finished(wait(self._pending, return_when=FIRST_COMPLETED).done)
+
+    def drain(self) -> None:
+        """Wait until no sample is half done."""
+        for future in tuple(self._pending):
+            future.result()
+
+    def freeze(self, *, last: bool = False) -> dict[str, TensorStatistics]:
+        """Statistics of the pass's tensors; only while no sample is half done. The `last` time frees the memory.
+
+        Raises:
+            EdgeqError: a sample failed.
+        """
+        if self._failure is not None:
+            raise self._failure
+        derived = {d.name: d for d in self._plan.derived}
+        done = {name: t.freeze(last=last) for name, t in self._observers.items() if name not in derived}
+        for name, how in derived.items():
+            parts = [done[source].histogram for source in how.sources]
+            histogram = parts[0]
+            for part in parts[1:]:
+                histogram = histogram.merge(part)
+            if how.kind == "clip":
+                histogram = histogram.clip(how.low, how.high)
+            done[name] = self._observers[name].freeze(histogram)
+        return done
+
+    def close(self) -> None:
+        """Finish the samples that are running and forget those that are not: what was observed is the first n."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _finished(self, done: set[Future[None]]) -> Iterator[None]:
+        for future in done:
+            self._pending.discard(future)
+            future.result()
+            yield None
+
+    def observe(self, sample: SampleLike, place: int) -> None:
+        """Run and count one sample, the one at `place` of all.
+
+        Raises:
+            CalibrationError: a value is NaN or infinite.
+            DataError: ONNX Runtime refuses the sample.
+        """
+        try:
+            self._observe(sample, place)
+        except EdgeqError as error:
+            self._failure = error
+            raise
+
+    def _observe(self, sample: SampleLike, place: int) -> None:
+        seen: dict[str, tuple[Seen, str]] = {}
+        for name, values in self._arrays(sample):
+            try:
+                seen[name] = (self._observers[name].observe(values, place), dtype_name(values))
+            except CalibrationError as error:
+                raise CalibrationError(
+                    f"tensor {name!r} in sample {sample.name}: {error.problem}",
+                    error.fix or "Check the sample and its preprocessing, or leave the tensor out",
+                ) from error
+        for derived in self._plan.derived:
+            part = _derive(derived, [seen[source][0] for source in derived.sources])
+            dtype = seen[derived.sources[0]][1]
+            seen[derived.name] = (part, dtype)
+            self._observers[derived.name].note(part, dtype)
+
+    def _arrays(self, sample: SampleLike) -> Iterator[tuple[str, NDArray[Any]]]:
+        for name in self._plan.inputs:
+            if name not in sample.inputs:
+                raise DataError(f"sample {sample.name} has no input {name!r}", "Give all inputs of the model")
+            yield name, sample.inputs[name]
+        if not self._plan.fetched:
+            return
+        values = self._model.run(sample.inputs, sample.name)
+        while values:
+            # Popped, so that each array is freed as soon as it is counted.
+            yield self._plan.fetched[len(self._plan.fetched) - len(values)], values.pop(0)
+
+
+def _derive(how: Derived, sources: list[Seen]) -> Seen:
+    count = sum(s.count for s in sources)
+    low, high = min(s.minimum for s in sources), max(s.maximum for s in sources)
+    if how.kind == "clip" and count:
+        low, high = (min(max(v, how.low), how.high) + 0.0 for v in (low, high))
+    return Seen(count, low, high)

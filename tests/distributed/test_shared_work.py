@@ -1,0 +1,104 @@
+"""Jobs mapped over items: order, errors, deaths, and what is refused."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgeq.distributed import workers
+from edgeq.distributed.files import files_for
+from edgeq.distributed.versions import check_versions, versions
+from edgeq.distributed.workers import Workers, open_workers
+from edgeq.errors import DataError, EdgeqError, GoalNotMetError, RuntimeUnavailableError, UsageError
+from tests.distributed.jobs import Squares
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def test_results_come_in_the_order_of_the_items(pool: Workers) -> None:
+    assert list(pool.map(Squares(), range(40))) == [n * n for n in range(40)]
+    assert list(pool.map(Squares(), ())) == []
+
+
+def test_an_error_is_the_same_error(pool: Workers) -> None:
+    with pytest.raises(DataError, match="number 3 is wrong") as raised:
+        list(pool.map(Squares(wrong=3), range(9)))
+    assert raised.value.fix == "Give another"
+    assert list(pool.map(Squares(), range(3))) == [0, 1, 4]  # the workers are as before
+
+
+def test_a_worker_that_dies_costs_what_it_was_doing_and_nothing_else(pool: Workers, tmp_path: Path) -> None:
+    job = Squares(deadly=5, once=tmp_path / "died", log=tmp_path / "log")
+    assert list(pool.map(job, range(12))) == [n * n for n in range(12)]
+    runs = sorted(map(int, (tmp_path / "log").read_text().split()))
+    assert runs == sorted([*range(12), 5])
+
+
+def test_an_item_that_kills_workers_is_named(pool: Workers) -> None:
+    with pytest.raises(DataError, match=r"^7: two workers ended"):
+        list(pool.map(Squares(deadly=7), range(9)))
+
+
+def test_files_are_named_where_workers_see_them_and_sent_where_they_do_not(tmp_path: Path, pool: Workers) -> None:
+    (tmp_path / "bundle" / "inner").mkdir(parents=True)
+    (tmp_path / "bundle" / "inner" / "a").write_bytes(b"1")
+    (tmp_path / "m.onnx").write_bytes(b"2")
+    (tmp_path / "m.onnx.data").write_bytes(b"3")
+    seen = files_for(pool, tmp_path / "bundle")
+    assert seen.contents is None
+    assert seen.names == ("bundle/inner/a",)
+    model = files_for(pool, tmp_path / "m.onnx", [tmp_path / "m.onnx.data"])
+    assert model.here()
+    sent = replace(model, contents={name: (tmp_path / name).read_bytes() for name in model.names})
+    (tmp_path / "m.onnx").write_bytes(b"changed")
+    assert not model.here()
+    with ExitStack() as stack:
+        place = sent.place(stack)
+        assert place.parent != tmp_path
+        assert place.read_bytes() == b"2"
+        assert place.with_name("m.onnx.data").read_bytes() == b"3"
+    assert not place.exists()
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "many", "http://host:1", "tcp://", 0])
+def test_what_is_neither_a_number_nor_an_address(given: str | int) -> None:
+    with pytest.raises(UsageError, match="--workers"), open_workers(given):
+        pass
+
+
+def test_nobody_at_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("distributed", reason="the extra `distributed` is not installed")
+    monkeypatch.setattr(workers, "_CONNECT_S", 0.1)
+    with pytest.raises(RuntimeUnavailableError, match="no Dask workers at tcp"), open_workers("tcp://127.0.0.1:9"):
+        pass
+
+
+def test_without_dask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(RuntimeUnavailableError, match=r"edgeq\[distributed\]"), open_workers(2):
+        pass
+
+
+def test_a_worker_with_other_versions_is_refused() -> None:
+    check_versions(versions())
+    with pytest.raises(RuntimeUnavailableError, match="a worker has numpy"):
+        check_versions({**versions(), "numpy": "1.0"})
+
+
+@pytest.mark.parametrize("kind", [DataError, GoalNotMetError, EdgeqError])
+def test_errors_survive_the_way_to_another_process(kind: type[EdgeqError]) -> None:
+    error = pickle.loads(pickle.dumps(kind("a is wrong", "Do b")))
+    assert (type(error), error.problem, error.fix) == (kind, "a is wrong", "Do b")
+
+
+def test_without_the_option_nothing_of_dask_is_imported() -> None:
+    """It is imported inside functions, and at the top of one module that only such a function imports."""
+    early = re.compile(r"^(?:import|from) (?:dask|distributed|edgeq\.distributed\.plugin)\b", re.MULTILINE)
+    found = [p for p in (REPOSITORY / "edgeq").rglob("*.py") if early.search(p.read_text("utf-8"))]
+    assert [path.relative_to(REPOSITORY).as_posix() for path in found] == ["edgeq/distributed/plugin.py"]
