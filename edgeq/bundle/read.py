@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from edgeq_device.manifest import MANIFEST
 from edgeq_device.package import Bundle, open_bundle
+from edgeq_device.signature import SIGNATURE
 
 from edgeq.device import device_errors
 
@@ -20,3 +22,12 @@ def opened(path: Path) -> Iterator[Bundle]:
     """
     with device_errors(), open_bundle(path) as bundle:
         yield bundle
+
+
+def contents(bundle: Bundle) -> dict[str, bytes | Path]:
+    """Path inside the bundle → bytes, or the file that has them, of all that it consists of; sorted by path."""
+    found: dict[str, bytes | Path] = {name: bundle.root / name for name in bundle.files}
+    found[MANIFEST] = bundle.manifest
+    if bundle.signature is not None:
+        found[SIGNATURE] = bundle.signature
+    return dict(sorted(found.items()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgeq_device.manifest import MANIFEST
@@ -11,8 +11,7 @@ from edgeq_device.signature import SIGNATURE
 
 from edgeq.atomic import output_file
 from edgeq.bundle.owned import is_signature
-from edgeq.bundle.plan import Content
-from edgeq.bundle.read import opened
+from edgeq.bundle.read import contents, opened
 from edgeq.bundle.write import write_archive
 from edgeq.errors import OutputError
 from edgeq.signing.sign import read_signing_key, sign_files
@@ -59,8 +58,6 @@ def sign_bundle(
             with output_file(place, force=force) as draft:
                 draft.write_bytes(signature)
         else:
-            files: dict[str, Content] = {name: bundle.root / name for name in bundle.files}
-            files |= {MANIFEST: bundle.manifest, SIGNATURE: signature}
             with output_file(path, force=True) as draft:
-                write_archive(dict(sorted(files.items())), draft)
+                write_archive(contents(replace(bundle, signature=signature)), draft)
     return Signed(path, len(digests), signing.public.id, signing.public.curve.name, len(signing.chain))

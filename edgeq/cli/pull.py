@@ -12,7 +12,7 @@ from edgeq.cli._options import FORCE, PATH, REQUIRE_SIGNATURE, TRUST
 
 @click.command("pull")
 @click.argument("reference", metavar="REF@DIGEST")
-@click.option("-o", "--output", type=PATH, required=True, metavar="DIR", help="The bundle.")
+@click.option("-o", "--output", type=PATH, required=True, metavar="DIR|FILE.edgeq", help="The bundle.")
 @TRUST
 @REQUIRE_SIGNATURE
 @FORCE

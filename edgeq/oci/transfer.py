@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from edgeq_device.manifest import MANIFEST
 from edgeq_device.oci import ARTIFACT_TYPE, FILE_PATH, MANIFEST_TYPE, Registry, fetch, parse_reference
 from edgeq_device.package import Bundle
-from edgeq_device.signature import SIGNATURE
 from edgeq_device.trust import check_signature, trust_for
 
-from edgeq.atomic import output_directory
+from edgeq.atomic import output_directory, output_file
 from edgeq.bundle.owned import BUNDLE
-from edgeq.bundle.read import opened
+from edgeq.bundle.read import contents, opened
+from edgeq.bundle.write import SUFFIX, write_archive
 from edgeq.device import device_errors
 from edgeq.progress import SILENT, Progress
 from edgeq.signing.certificates import verified_key
@@ -26,6 +27,8 @@ from edgeq.signing.certificates import verified_key
 _CONFIG_TYPE = "application/vnd.cncf.model.config.v1+json"
 _KINDS = {".py": "code", ".json": "weight.config", ".html": "doc", ".sig": "doc", ".npz": "dataset"}
 """Suffix → what ModelPack calls such a file; all else is weights."""
+_TITLE = "org.opencontainers.image.title"
+"""What `oras pull` takes a layer's path from."""
 _AT_ONCE = 8
 
 
@@ -69,7 +72,7 @@ def push_bundle(path: str | Path, reference: str, *, progress: Progress = SILENT
             blobs = _blobs(bundle)
             config = _json(_config(bundle, [digest for digest, _ in blobs.values()]))
             layers = [
-                {**_descriptor(_kind(name), digest, content), "annotations": {FILE_PATH: name}}
+                {**_descriptor(_kind(name), digest, content), "annotations": {FILE_PATH: name, _TITLE: name}}
                 for name, (digest, content) in blobs.items()
             ]
             described = _descriptor(_CONFIG_TYPE, _digest(config), config)
@@ -80,7 +83,7 @@ def push_bundle(path: str | Path, reference: str, *, progress: Progress = SILENT
                     "artifactType": ARTIFACT_TYPE,
                     "config": described,
                     "layers": layers,
-                    "annotations": {"org.opencontainers.image.title": bundle.name},
+                    "annotations": {_TITLE: bundle.name},
                 }
             )
             once = dict([*blobs.values(), (_digest(config), config)])
@@ -103,9 +106,10 @@ def pull_bundle(
     force: bool = False,
     progress: Progress = SILENT,
 ) -> Pulled:
-    """Write the bundle at `reference` (HOST/REPOSITORY@sha256:…) as the directory `output`.
+    """Write the bundle at `reference` (HOST/REPOSITORY@sha256:…) to `output`.
 
     Args:
+        output: a directory, or a file that ends in ".edgeq".
         trust, require_signature: as `edgeq.verify`.
 
     Raises:
@@ -117,25 +121,27 @@ def pull_bundle(
     with device_errors():
         place, output = parse_reference(reference), Path(output)
         trusted = trust_for(Path(trust) if trust is not None else None, required=require_signature)
-        with (
-            progress.stage(f"pulling {reference}"),
-            output_directory(output, force=force, check=BUNDLE.check) as folder,
-        ):
+        with progress.stage(f"pulling {reference}"), ExitStack() as stack:
+            if output.suffix == SUFFIX:
+                draft = stack.enter_context(output_file(output, force=force))
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeq-")))
+            else:
+                folder = stack.enter_context(output_directory(output, force=force, check=BUNDLE.check))
             fetch(place, folder)
             with opened(folder) as bundle:
                 signer = check_signature(bundle, trusted, verified_key)
                 digest = bundle.manifest_sha256
+                if output.suffix == SUFFIX:
+                    write_archive(contents(bundle), draft)
     return Pulled(output, str(place), digest, signer.to_dict() if signer is not None else None)
 
 
 def _blobs(bundle: Bundle) -> dict[str, tuple[str, bytes | Path]]:
     """Path inside the bundle → digest and content of every file of it, sorted."""
-    found: dict[str, tuple[str, bytes | Path]] = {
-        name: (f"sha256:{record.sha256}", bundle.root / name) for name, record in bundle.files.items()
+    return {
+        name: (_digest(content) if isinstance(content, bytes) else f"sha256:{bundle.files[name].sha256}", content)
+        for name, content in contents(bundle).items()
     }
-    unlisted = {MANIFEST: bundle.manifest} | ({SIGNATURE: bundle.signature} if bundle.signature is not None else {})
-    found |= {name: (_digest(data), data) for name, data in unlisted.items()}
-    return dict(sorted(found.items()))
 
 
 def _upload(registry: Registry, digest: str, content: bytes | Path) -> int:

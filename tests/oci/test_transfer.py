@@ -65,6 +65,8 @@ def test_there_and_back(registry: Registry, good: Path, good_zip: Path, tmp_path
     assert main(["pull", found["reference"], "-o", str(device)]) == 0
     assert tree(device) == tree(good)
     assert main(["pull", found["reference"], "-o", str(device)]) == 6
+    pull_bundle(found["reference"], tmp_path / "back.edgeq")
+    assert (tmp_path / "back.edgeq").read_bytes() == good_zip.read_bytes()
     manifest = json.loads(registry.blobs[found["digest"]])
     kinds = {layer["annotations"]["org.cncf.model.filepath"]: layer["mediaType"] for layer in manifest["layers"]}
     assert kinds["models/model/plain/model.onnx"] == "application/vnd.cncf.model.weight.v1.raw"
@@ -181,6 +183,9 @@ def test_no_connection_no_login_not_there(registry: Registry, good: Path, tmp_pa
     registry.change = lambda m, p, h, answer: (302, {"Location": "ftp://127.0.0.1/x"}, b"")
     with pytest.raises(RuntimeUnavailableError, match="302"):
         pull_bundle(f"{registry.host}/models/net@{SHA}", tmp_path / "out")
+    registry.change = lambda m, p, h, answer: (202, {"Location": "file:///etc/passwd"}, b"") if m == "POST" else answer
+    with pytest.raises(RuntimeUnavailableError, match="leads away from https"):
+        push_bundle(good, f"{registry.host}/models/net")
     with pytest.raises(UsageError, match="has no digest"):
         pull_bundle(f"{registry.host}/models/net:1.0", tmp_path / "out")
     with pytest.raises(OutputError, match="exists already"):

@@ -132,6 +132,8 @@ class Registry:
         return self._send(method, url, headers, body)
 
     def _send(self, method: str, url: str, headers: Mapping[str, str], body: Union[bytes, Path, None]) -> HTTPResponse:
+        if urlsplit(url).scheme not in ("https", urlsplit(self._base).scheme):
+            raise ValueError("it leads away from https")
         request = urllib.request.Request(url, method=method, headers=dict(headers))
         if urlsplit(url).netloc == self.reference.host:
             _authorize(request, self._authorization)
