@@ -313,7 +313,7 @@ def _read_labels(path: Path) -> None:
     labels: Any = path
     if path.suffix == ".pattern":
         labels = path.read_bytes().decode("utf-8", "replace")
-    label_of = load_labels_from(labels, path.parent, 3)
+    label_of = load_labels_from(labels, path.parent, 3, inside=labels is not path)
     names = ("a.png", "b.png", "x_7_" + "ab_" * 60)
     for index, name in enumerate(names if label_of is not None else ()):
         assert label_of is not None

@@ -3,6 +3,7 @@ touches a file outside of its folder is a finding."""
 
 from __future__ import annotations
 
+import functools
 import json
 import mmap
 import os
@@ -29,7 +30,7 @@ from fuzz.layers import LAYERS, Layer, expected, make_seeds
 SECONDS = 20
 MEMORY = 1 << 30
 """Bytes beyond those that the process has before its first case."""
-BATCH = 2000
+BATCH = 20_000
 _REPOSITORY = Path(__file__).resolve().parent.parent
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES = frozenset(
@@ -61,11 +62,16 @@ def case_of(layer: Layer, seeds: list[Path], seed: int, index: int) -> tuple[str
     are."""
     random = Random(f"{seed} {layer.name} {index}")
     chosen = seeds[index] if index < len(seeds) else random.choice(seeds)
-    content = chosen.read_bytes()
+    content = _content(chosen)
     if index >= len(seeds):
-        like = [file.read_bytes() for file in seeds if file.suffix == chosen.suffix]
+        like = [_content(file) for file in seeds if file.suffix == chosen.suffix]
         content = layer.mutate(random, content, like)
     return chosen.name, content
+
+
+@functools.cache
+def _content(path: Path) -> bytes:
+    return path.read_bytes()
 
 
 def run_case(layer: Layer, name: str, content: bytes, folder: Path) -> BaseException | None:

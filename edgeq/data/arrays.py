@@ -10,6 +10,7 @@ import gzip
 import math
 import re
 import struct
+import sys
 import tokenize
 import warnings
 import zipfile
@@ -188,6 +189,8 @@ class ArrayFile:
         else:
             header = _npy_header(stream)
             known = size
+        if max(header.nbytes, *header.shape, 0) > sys.maxsize:
+            raise ValueError(f"shape {[*header.shape][:16]} is larger than any array")
         if header.dtype.hasobject:
             raise DataError(f"{self.path} holds pickled Python objects, which are never loaded", "Save numeric arrays")
         if header.dtype.kind not in "biuf" + "US":

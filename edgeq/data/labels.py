@@ -73,7 +73,10 @@ def load_labels_from(labels: Any, folder: Path | None, count: int, *, inside: bo
     text = str(labels)
     if text.startswith("name:"):
         return _by_pattern(text.removeprefix("name:"))
-    return _from_file(_label_path(text, folder, inside=inside), count)
+    with damage(f"labels: {text[:100]}"):  # a name may be longer than any file's
+        path = _label_path(text, folder, inside=inside)
+        known = path.is_file()
+    return _from_file(path, count, known=known)
 
 
 def _label_path(text: str, folder: Path | None, *, inside: bool) -> Path:
@@ -87,8 +90,8 @@ def _label_path(text: str, folder: Path | None, *, inside: bool) -> Path:
     return path
 
 
-def _from_file(path: Path, count: int) -> LabelOf:
-    if not path.is_file():
+def _from_file(path: Path, count: int, *, known: bool) -> LabelOf:
+    if not known:
         raise DataError(
             f"labels: {path} does not exist",
             "Give none, folder, name:PATTERN with {label}, or a .csv, .txt, .json, .npy or IDX file",

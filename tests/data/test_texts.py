@@ -31,7 +31,7 @@ def test_what_cannot_be_read(tmp_path: Path, content: str, label: str | None, sa
 
 def test_no_text(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="is not UTF-8 text"):
         open_text(tmp_path / "x.csv", "", None)
 
 
