@@ -40,11 +40,16 @@ def spread(samples: Samples, count: int) -> list[Any]:
     return list(itertools.islice(samples, 0, every * count, every))
 
 
+def sizes_of(case: Case) -> dict[str, int]:
+    """The free size of the batch: rows of a sample, which are many for anomalies."""
+    rows = next(iter(next(iter(case.open(case.judged_on, 1))).inputs.values())).shape[0]
+    return dict.fromkeys(free_sizes(read_model(case.model)), rows)
+
+
 def with_edgeq(case: Case, target: Target, wide: tuple[str, ...], folder: Path) -> tuple[Path, list[str]]:
     """The model that edgeq builds, and what it says."""
-    fix = dict.fromkeys(free_sizes(read_model(case.model)), 1)
     data = Data(case.data, case.preprocess, count=case.count)
-    job = open_job(case.model, data, None, folder / "work", fix=fix)
+    job = open_job(case.model, data, None, folder / "work", fix=sizes_of(case))
     built = build(job, target, {"wide": wide}, folder / "int8.onnx")
     return built.artifact.model, list(built.artifact.notes)
 
@@ -54,8 +59,7 @@ def with_helper(case: Case, folder: Path) -> tuple[Path, list[str]]:
     from onnxruntime.quantization import CalibrationDataReader, quantize
     from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
 
-    fix = dict.fromkeys(free_sizes(read_model(case.model)), 1)
-    prepared = prepare_model(case.model, folder / "fixed", simplify=False, fix=fix)
+    prepared = prepare_model(case.model, folder / "fixed", simplify=False, fix=sizes_of(case))
     source = folder / "helped.onnx"
     if not qnn_preprocess_model(str(prepared.path), str(source)):
         source = prepared.path

@@ -9,6 +9,7 @@ arithmetic: the same Q/DQ file on ONNX Runtime's CPU kernels, unoptimised.
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import sys
 import tempfile
@@ -42,7 +43,10 @@ CASES = shipped("targets") / "qnn" / "operators.txt"
 SAMPLES = 4
 # What one step of the output's scale leaves, and two.
 LEAST_DB = 26.0
-_KINDS = {8: "8-bit activations", 16: "16-bit activations"}
+UINT8: Mapping[str, Any] = {"weight_type": "uint8", "weight_symmetric": False, "per_channel": False}
+"""Constants as the activations are, where int8 with a scale a channel is not meant."""
+# Bits of activations, type of constants.
+KINDS = ((8, "int8"), (16, "int8"), (8, "uint8"))
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,12 @@ class Case:
     operator: str
     form: str
     graph: str
+
+    @property
+    def has_constants(self) -> bool:
+        """Whether it reads constant floats."""
+        inputs = self.graph.partition("=>")[0]
+        return bool(re.search(r"\] [^x]", inputs))
 
 
 @dataclass(frozen=True)
@@ -153,15 +163,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cases = [case for case in read_cases() if not given.only or case.operator in given.only]
     lines: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name, Engines() as engines:
-        for number, (case, bits) in enumerate((case, bits) for case in cases for bits in (8, 16)):
+        for number, (case, (bits, weights)) in enumerate(itertools.product(cases, KINDS)):
+            if weights == "uint8" and not case.has_constants:
+                continue
             found: dict[str, Answer] = {}
             for arch in given.arch:
                 engine = engine_for("qnn", {"htp_arch": arch})
                 folder = Path(name) / f"{number}-{arch}"
                 folder.mkdir()
-                found[arch] = ask(case, bits, engine, engines, folder)
-                print(f"{case.operator} {case.form} {bits} v{arch}: {found[arch]}", file=sys.stderr)
-            lines.append(line(case, bits, found))
+                found[arch] = ask(case, bits, engine, engines, folder, **(UINT8 if weights == "uint8" else {}))
+                print(f"{case.operator} {case.form} {bits} {weights} v{arch}: {found[arch]}", file=sys.stderr)
+            lines.append(line(case, bits, weights, found))
     text = table(lines)
     if given.output:
         given.output.write_text(text, encoding="utf-8")
@@ -172,11 +184,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def line(case: Case, bits: int, found: Mapping[str, Answer]) -> dict[str, Any]:
+def line(case: Case, bits: int, weights: str, found: Mapping[str, Answer]) -> dict[str, Any]:
     """A row of the table: one answer, and the architectures that gave it."""
     first = next(iter(found.values()))
     taken = [arch for arch, answer in found.items() if answer.taken]
-    row: dict[str, Any] = {"operator": case.operator, "form": case.form, "bits": bits, "taken_by": taken}
+    row: dict[str, Any] = {"operator": case.operator, "form": case.form, "bits": bits, "weights": weights}
+    row["taken_by"] = taken
     if taken:
         best = found[taken[0]]
         row |= {"right": best.right, "db": round(best.db, 1), "arithmetic_db": round(best.float_db, 1)}
@@ -199,14 +212,19 @@ def version() -> str:
 
 
 def rules(lines: Sequence[Mapping[str, Any]]) -> str:
-    """The backend's int8 rules: an operator whose plain form, its first, is taken and right on 8 bits."""
+    """The backend's int8 rules: an operator whose plain form, its first, is taken and right on 8 bits, with its
+    constants as int8 or, where only that is taken, uint8."""
     first: dict[str, Mapping[str, Any]] = {}
     for row in lines:
         if row["bits"] == 8:
-            first.setdefault(row["operator"], row)
+            known = first.setdefault(row["operator"], row)
+            if row["form"] == known["form"] and row.get("right") and not known.get("right"):
+                first[row["operator"]] = row
     groups: dict[tuple[str, str], list[str]] = {}
     for operator, row in first.items():
-        if row.get("right"):
+        if row.get("right") and row["weights"] == "uint8":
+            key = ("yes", "between Q and DQ, its constants uint8, it is one of the NPU's operators")
+        elif row.get("right"):
             key = ("yes", "between Q and DQ it is one of the NPU's operators")
         elif row["taken_by"]:
             key = ("no", "the NPU's simulator answers otherwise than the arithmetic")
@@ -232,7 +250,8 @@ def _value(value: Any) -> str:
 _HEAD = """# What Qualcomm's NPU takes, each operator alone between Q and DQ, and how far off its answers are.
 # Written by scripts/probe_qnn.py; the graphs are in operators.txt. `taken_by`: architectures whose compiler took it,
 # `db`: SQNR of the simulator's answers to ONNX Runtime's CPU kernels on the same file, `arithmetic_db`: of those to
-# float32, `steps`: the largest difference in steps of the output, `right`: the differences are roundings.
+# float32, `steps`: the largest difference in steps of the output, `right`: the differences are roundings, `weights`:
+# type of constants; int8 is symmetric, for convolutions with a scale a channel.
 
 version = "{version}"
 """

@@ -10,6 +10,7 @@ import numpy as np
 from edgeq_device.engines import installed_version
 
 from edgeq.backends import Alternative
+from edgeq.emulate.check import COMPILED
 from edgeq.errors import CheckFailedError
 from edgeq.pipeline.job import Built, Job
 from edgeq.progress import SILENT, Progress
@@ -43,7 +44,7 @@ def with_compiled(job: Job, built: Built, folder: Path, *, progress: Progress = 
             if not all(map(np.array_equal, online, compiled)):
                 raise CheckFailedError(f"{target.name}: what was compiled here answers otherwise", "Report this model")
     maker = f"{plugin.engine.packages[0]} {installed_version(plugin.engine)}"
-    requires = {**artifact.requires, "compiled_by": maker, **target.device.get("engine_options", {})}
+    requires = {**artifact.requires, COMPILED: maker, **target.device.get("engine_options", {})}
     compiled_artifact = replace(artifact, model=file, requires=requires, alternatives=(), coverage=None)
     rank = target.profile.rank + 1
     title = f"{target.title}, compiled by {maker}"

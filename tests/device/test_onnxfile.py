@@ -184,6 +184,20 @@ def test_compiled_code_is_seen_in_inner_graphs() -> None:
     assert not walk_onnx(everywhere().SerializeToString(), "m").has_context
 
 
+@pytest.mark.parametrize(
+    ("attributes", "outside"),
+    [({"embed_mode": 1}, False), ({"embed_mode": 0}, True), ({}, True), ({"embed_mode": 1, "also": 0}, True)],
+)
+def test_compiled_code_is_inside_only_where_the_node_says_so_once(attributes: dict[str, int], outside: bool) -> None:
+    node = helper.make_node("EPContext", [], ["z"], domain="com.microsoft", ep_cache_context=b"code", **attributes)
+    for attribute in node.attribute:
+        if attribute.name == "also":
+            attribute.name = "embed_mode"
+    found = walk_onnx(helper.make_model(graph("g", (), (node,))).SerializeToString(), "m")
+    assert found.has_context
+    assert found.context_outside == outside
+
+
 def test_the_number_of_fields_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnxfile, "MAX_FIELDS", 50)
     for data in (b"\x08\x01" * 51, whole(tensor(ENTRY, field(1, number(1) * 51)))):

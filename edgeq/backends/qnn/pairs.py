@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from math import prod
 from pathlib import Path
 
@@ -11,15 +13,18 @@ import onnx_ir as ir
 from edgeq.backends.quantizer import quant_type, quantize_with_ranges, quiet
 from edgeq.calibrate.groups import share_ranges
 from edgeq.calibrate.ranges import Range
-from edgeq.errors import ModelError
+from edgeq.errors import HardwareError, ModelError
 from edgeq.graph.operators import DATA_MOVEMENT
-from edgeq.graph.query import name_of, sizes
+from edgeq.graph.query import is_constant, name_of, sizes
 from edgeq.model.int8_prediction import predict_int8
 from edgeq.model.int8_rules import Rule, int8_rules
 from edgeq.model.prepare import PreparedModel
+from edgeq.records import parse, toml_table
+from edgeq.resources import shipped
 from edgeq.scheme import Scheme
 
 ALL = "*"
+_NARROW = 8
 
 
 def write_pairs(
@@ -46,7 +51,8 @@ def write_pairs(
     types = sorted({node.op_type for node in predicted if node.verdict == "int8"})
     if not types:
         raise ModelError(f"{prepared.source}: no node of it runs in integers on the NPU", next(iter(left.values()), ""))
-    wide = {name_of(v): [{"quant_type": QuantType.QUInt16}] for v in _wide(prepared.model, scheme)}
+    overrides = {name_of(v): [{"quant_type": QuantType.QUInt16}] for v in _wide(prepared.model, scheme)}
+    overrides |= {name: [{"quant_type": QuantType.QUInt8}] for name in _unsigned(prepared.model)}
     activation = QuantType.QUInt16 if ALL in scheme.wide else quant_type(scheme.activation_type)
     with quiet():
         config = get_qnn_qdq_config(
@@ -55,7 +61,7 @@ def write_pairs(
             activation_type=activation,
             weight_type=quant_type(scheme.weight_type),
             per_channel=scheme.per_channel,
-            init_overrides=wide or None,
+            init_overrides=overrides or None,
             activation_symmetric=scheme.activation_symmetric,
             weight_symmetric=scheme.weight_symmetric,
             op_types_to_quantize=types,
@@ -76,6 +82,44 @@ def write_pairs(
         extra_options={k: v for k, v in config.extra_options.items() if v is not None},
     )
     return left
+
+
+def _unsigned(model: ir.Model) -> set[str]:
+    """Constants of the operators that take uint8 alone, by what was executed."""
+    types = {row.operator for row in dialect() if row.right and row.weights == "uint8" and row.bits == _NARROW}
+    types -= {row.operator for row in dialect() if row.right and row.weights == "int8" and row.bits == _NARROW}
+    second = (node.inputs[1] for node in model.graph if node.op_type in types and len(node.inputs) > 1)
+    return {name_of(value) for value in second if value is not None and is_constant(value)}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the NPU does with one operator in one form; targets/qnn/htp.toml says what the fields are."""
+
+    operator: str
+    form: str
+    bits: int
+    weights: str
+    taken_by: tuple[str, ...]
+    right: bool = False
+    db: float = 0.0
+    arithmetic_db: float = 0.0
+    steps: float = 0.0
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class _Table:
+    version: str
+    line: tuple[Row, ...]
+
+
+@cache
+def dialect() -> tuple[Row, ...]:
+    """The rows of targets/qnn/htp.toml."""
+    path = shipped("targets") / "qnn" / "htp.toml"
+    content = toml_table(path, HardwareError, "Install edgeq again")
+    return parse(content, _Table, path, HardwareError, unknown_keys=False).line
 
 
 def wide_share(model: ir.Model, scheme: Scheme) -> float:

@@ -53,6 +53,7 @@ class EngineSpec:
         min_onnxruntime: the oldest onnxruntime that the library can be registered with.
         platforms: where the package exists, as "linux x86_64"; none: everywhere.
         simulated_on: those of them where the package simulates its hardware: right and slow.
+        compiled: whether a bundle may hold a model as this engine compiled it, wholly inside the model's file.
         precisions: by name; the first is the one unless another is chosen.
         options: provider options. A table is given as JSON. "{precision}" stands for the precision's value, "{threads}"
             for the threads inside an operator: without a number of them that entry is left out.
@@ -68,6 +69,7 @@ class EngineSpec:
     min_onnxruntime: str = ""
     platforms: Tuple[str, ...] = ()
     simulated_on: Tuple[str, ...] = ()
+    compiled: bool = False
     precisions: Mapping[str, Precision] = field(default_factory=lambda: {FLOAT: Precision(FLOAT)})
     options: Mapping[str, Any] = field(default_factory=dict)
 

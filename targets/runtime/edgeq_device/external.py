@@ -10,6 +10,7 @@ import math
 from pathlib import Path, PurePosixPath
 from typing import Mapping, Sequence, Set, Tuple
 
+from edgeq_device.engines import plugin_of
 from edgeq_device.errors import BundleError
 from edgeq_device.manifest import FileRecord
 from edgeq_device.names import check_file_name
@@ -41,26 +42,30 @@ def check_models(variants: Sequence[Variant], root: Path, files: Mapping[str, Fi
         BundleError: a model that is no ONNX file or holds compiled code, or external data that are not wholly inside
             one of the bundle's files, of the size that the tensor's shape and type need.
     """
-    checked: Set[Tuple[str, str]] = set()
+    checked: Set[Tuple[str, str, bool]] = set()
     for variant in variants:
         if variant.model is None:
             continue
         model = variant.model.relative_to(root).as_posix()
         named = variant.session_options.get(EXTERNAL_FOLDER)
         folder = Path(named).relative_to(root).as_posix() if named is not None else str(PurePosixPath(model).parent)
-        if (model, folder) not in checked:
-            _check_model(model, folder, root, files, f"{where}: {model}")
-            checked.add((model, folder))
+        engine = plugin_of(variant.ep)
+        compiled = engine is not None and engine.compiled
+        if (model, folder, compiled) not in checked:
+            _check_model(model, folder, root, files, f"{where}: {model}", compiled)
+            checked.add((model, folder, compiled))
 
 
-def _check_model(model: str, folder: str, root: Path, files: Mapping[str, FileRecord], where: str) -> None:
+def _check_model(
+    model: str, folder: str, root: Path, files: Mapping[str, FileRecord], where: str, compiled: bool
+) -> None:
     if not model.endswith(SUFFIX):
         raise BundleError(f"{where} is not named as an ONNX file ({SUFFIX}), and onnxruntime goes by the name")
     beside = PurePosixPath(folder) / PurePosixPath(model).name
     if str(beside) != model and str(beside) in files:
         raise BundleError(f"{where} and {beside}, among its external data, would be one file where they meet", _AGAIN)
     found = read_onnx(root / model, where)
-    if found.has_context:
+    if found.has_context and not (compiled and not found.context_outside):
         raise BundleError(f"{where} holds code compiled for one device (EPContext); a bundle may not", _AGAIN)
     for tensor in found.external:
         _check_tensor(tensor, folder, files, f"{where}: external tensor {tensor.name!r}")

@@ -55,6 +55,9 @@ _SINGULAR: Mapping[str, FrozenSet[int]] = {
 _OP_TYPE = 4  # of NodeProto
 _METADATA = 14  # of ModelProto
 _CONTEXT = b"EPContext"
+_ATTRIBUTE = 5  # of NodeProto
+_NAME, _INTEGER = 1, 3  # of AttributeProto
+_EMBEDDED = b"embed_mode"
 
 # Numbers that are stored one field each, by their tag: in runs, which a regular expression skips at C's speed.
 _RUNS: Mapping[str, Mapping[int, "re.Pattern[bytes]"]] = {
@@ -97,10 +100,12 @@ class OnnxFile:
     Attributes:
         external: in the order of the file.
         has_context: whether a node holds code compiled for an execution provider, or names the file that does.
+        context_outside: whether one names a file, or does not say that it does not.
     """
 
     external: Tuple[ExternalTensor, ...]
     has_context: bool
+    context_outside: bool = False
 
 
 def read_onnx(path: Path, where: str) -> OnnxFile:
@@ -162,7 +167,7 @@ def walk_onnx(data: Any, where: str) -> OnnxFile:
         raise BundleError(f"{where} is in ONNX Runtime's own format; a bundle holds ONNX files")
     walk = _Walk(data, where)
     walk.message("ModelProto", 0, len(data), 1)
-    return OnnxFile(tuple(walk.external), walk.has_context)
+    return OnnxFile(tuple(walk.external), walk.has_context, walk.context_outside)
 
 
 class _Walk:
@@ -172,6 +177,7 @@ class _Walk:
         self._left = MAX_FIELDS
         self.external: List[ExternalTensor] = []
         self.has_context = False
+        self.context_outside = False
 
     def message(self, kind: str, at: int, end: int, depth: int) -> None:
         """Check the protobuf message of type `kind` in bytes `at` to `end`, and those inside it, at nesting `depth`.
@@ -195,6 +201,17 @@ class _Walk:
                     self.message(child, value, stop, depth + 1)
             elif kind == "NodeProto" and number == _OP_TYPE and self._data[value:stop] == _CONTEXT:
                 self.has_context = True
+                self.context_outside |= not self._embedded(at, end)
+
+    def _embedded(self, at: int, end: int) -> bool:
+        """Whether a node says, once, that what was compiled is inside it."""
+        found = []
+        for number, wire, value, stop in self.fields(at, end, _NO_RUNS):
+            if number == _ATTRIBUTE and wire == _BYTES:
+                fields = [(n, w, v, s) for n, w, v, s in self.fields(value, stop, _NO_RUNS) if n in (_NAME, _INTEGER)]
+                if any(n == _NAME and w == _BYTES and self._data[v:s] == _EMBEDDED for n, w, v, s in fields):
+                    found.append([v for n, w, v, _ in fields if n == _INTEGER and w == _VARINT])
+        return found == [[1]]
 
     def _tensor(self, at: int, end: int, depth: int) -> None:
         if depth >= MAX_DEPTH:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from edgeq.backends.qnn.pairs import dialect
 from edgeq.engines import engine_for
 from edgeq.model.int8_rules import int8_rules
 from edgeq.resources import shipped
@@ -15,8 +16,8 @@ from edgeq.workers.engine import Engines
 from tests.backends.qnn.test_qnn import simulator
 
 TABLE: list[dict[str, Any]] = tomllib.loads((shipped("targets") / "qnn" / "htp.toml").read_text("utf-8"))["line"]
-# One that is right, one that is wrong, one that is not taken; the others take minutes.
-EXECUTED = (("Conv", "3x3", 8), ("Conv", "depthwise", 16), ("BatchNormalization", "four dimensions", 8))
+# One that is right, one that is wrong; the others take minutes.
+EXECUTED = (("Conv", "3x3", 8, "int8"), ("BatchNormalization", "variances of several magnitudes", 8, "uint8"))
 
 
 @simulator
@@ -25,14 +26,15 @@ def test_lines_are_as_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     import probe_qnn
 
     cases = {(case.operator, case.form): case for case in probe_qnn.read_cases()}
-    rows = {(row["operator"], row["form"], row["bits"]): row for row in TABLE}
+    rows = {(row["operator"], row["form"], row["bits"], row["weights"]): row for row in TABLE}
     with Engines() as engines:
         for number, key in enumerate(EXECUTED):
             row = rows[key]
             arch = row["taken_by"][0]
             (tmp_path / str(number)).mkdir()
             engine = engine_for("qnn", {"htp_arch": arch})
-            found = probe_qnn.ask(cases[key[:2]], key[2], engine, engines, tmp_path / str(number))
+            more = probe_qnn.UINT8 if key[3] == "uint8" else {}
+            found = probe_qnn.ask(cases[key[:2]], key[2], engine, engines, tmp_path / str(number), **more)
             assert found.taken, key
             assert found.right == row["right"], (key, found)
             assert found.db == pytest.approx(row["db"], abs=3), key
@@ -44,5 +46,6 @@ def test_every_case_has_its_lines_and_every_operator_its_rule(monkeypatch: pytes
 
     cases = {(case.operator, case.form, bits) for case in probe_qnn.read_cases() for bits in (8, 16)}
     assert cases == {(row["operator"], row["form"], row["bits"]) for row in TABLE}
+    assert {row.operator for row in dialect()} == {operator for operator, *_ in cases}
     assert {operator for operator, *_ in cases} <= int8_rules("qnn").keys()
     assert all(row["taken_by"] or row["problem"] for row in TABLE)

@@ -1,0 +1,37 @@
+"""The node at which an engine fails, found by trying the beginnings of a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+from edgeq.backends.qnn.culprit import failing_node
+from edgeq.session import open_session
+from tests.graphs import proto
+
+PAIRED = """g (float[1,4] x) => (float[1,4] y) <float s = {0.1}, uint8 z = {128}> {
+    xq = QuantizeLinear(x, s, z) xd = DequantizeLinear(xq, s, z)
+    [first] a = Abs(xd) aq = QuantizeLinear(a, s, z) ad = DequantizeLinear(aq, s, z)
+    [second] b = Neg(xd) bq = QuantizeLinear(b, s, z) bd = DequantizeLinear(bq, s, z)
+    [third] c = Tanh(bd) cq = QuantizeLinear(c, s, z) cd = DequantizeLinear(cq, s, z)
+    [last] d = Add(ad, cd) dq = QuantizeLinear(d, s, z) y = DequantizeLinear(dq, s, z)
+}"""
+
+
+@pytest.mark.parametrize(("op_type", "name"), [("Abs", "first"), ("Neg", "second"), ("Tanh", "third"), ("Add", "last")])
+def test_the_first_beginning_that_fails_ends_in_the_node(op_type: str, name: str, tmp_path: Path) -> None:
+    onnx.save(proto(PAIRED), tmp_path / "m.onnx")
+    tried = []
+
+    def fails(beginning: Path) -> bool:
+        model = onnx.load(beginning)
+        open_session(beginning)
+        tried.append(beginning)
+        return op_type in {node.op_type for node in model.graph.node}
+
+    found = failing_node(tmp_path / "m.onnx", fails, tmp_path)
+    assert found is not None
+    assert found.name == name
+    assert len(tried) <= 2

@@ -1,0 +1,59 @@
+"""A target whose engine is a simulator here: a bundle with what was compiled for it, verified in the simulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from edgeq_device.package import open_bundle
+from edgeq_device.select import judge
+from edgeq_device.sessions import read_device
+
+import edgeq
+from edgeq import demo
+from edgeq.emulate.verify import VerifyRequest, verify_on
+from edgeq.pipeline.job import Data
+from edgeq.pipeline.simulators import SIMULATORS
+from tests.backends.qnn.test_qnn import simulator
+
+TARGET = "hexagon-v75"
+
+
+@simulator
+def test_a_bundle_holds_what_was_compiled_and_the_cpu_runs_it_here(tmp_path: Path) -> None:
+    data = Data(demo.CALIBRATION, count=4)
+    packaged = edgeq.package(
+        demo.MODEL, data, tmp_path / "b", targets=[TARGET], fix=demo_sizes(), selftest=1, emulate=False, timed=False
+    )
+    proof = packaged.variants[TARGET].proof
+    assert (proof.engine, proof.speed) == ("qnn", None)
+    assert proof.samples == 4
+    with open_bundle(tmp_path / "b") as bundle:
+        variants = {variant.name: variant for variant in bundle.components["model"]}
+        ranks = {name: variant.rank for name, variant in variants.items()}
+        assert ranks[f"{TARGET}-compiled"] > ranks[TARGET] > ranks[f"{TARGET}-cpu"]
+        assert variants[f"{TARGET}-compiled"].info["compiled_by"].startswith("onnxruntime-qnn ")
+        here = {name: judge(variant, read_device()) for name, variant in variants.items()}
+    assert [name for name, verdict in here.items() if verdict.fits] == [f"{TARGET}-cpu"]
+    assert any("is a simulator" in reason for reason in here[TARGET].reasons)
+    found = verify_on(VerifyRequest(tmp_path / "b", (TARGET,)), simulators=SIMULATORS)
+    (check,) = found.checks
+    assert (check.variant, check.status, check.where) == (f"{TARGET}-compiled", "passed", "modelled")
+
+
+def demo_sizes() -> dict[str, int]:
+    from edgeq.model.fixed_sizes import free_sizes
+    from edgeq.model.load import read_model
+
+    return dict.fromkeys(free_sizes(read_model(demo.MODEL)), 1)
+
+
+def test_without_the_package_verify_says_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgeq.errors import RuntimeUnavailableError
+    from edgeq.hardware.target import resolve
+    from edgeq.session import SessionSettings
+
+    monkeypatch.setattr("edgeq_device.engines.installed_version", lambda engine: "")
+    opener = SIMULATORS["qnn"](resolve(TARGET))
+    with opener as opened, pytest.raises(RuntimeUnavailableError, match=r"onnxruntime-qnn, not installed here.*pip"):
+        opened(demo.MODEL, SessionSettings())
