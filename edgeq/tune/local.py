@@ -250,7 +250,7 @@ class LocalEvaluator:
 
     def _proof_session(self, artifact: Artifact) -> Any:
         """A session of what stands for the artifact in comparisons."""
-        return self._sessions.sessions(artifact.proof_model, artifact.proof_settings())[0]
+        return self._sessions.sessions(*_judged(artifact))[0]
 
     def _quantized_macs(self, candidate: Candidate) -> dict[str, int]:
         """Multiply-accumulates of the layers that run in int8 and may be kept in float, in execution order."""
@@ -275,7 +275,7 @@ class LocalEvaluator:
         probe = candidate.replace(name=f"{candidate.name}, only {nodes[0]}", scheme=scheme, recoveries=())
         with tempfile.TemporaryDirectory(dir=self._workdir) as folder:
             artifact = self._builder.build(probe, Path(folder) / "model.onnx").artifact
-            with opened(self._engines, artifact.proof_model, artifact.proof_settings()) as session:
+            with opened(self._engines, *_judged(artifact)) as session:
                 return self._accuracy.noise(session, _SCREENED, model=probe.name)
 
     def _model(self, candidate: Candidate | None, threads: int) -> Model:
@@ -303,6 +303,15 @@ class LocalEvaluator:
             artifact.model, artifact.settings(), feed, source, lambda name, op_type: "", opener=opener
         )
         return found.int8_mac_share or 0.0
+
+
+def _judged(artifact: Artifact) -> tuple[Path, SessionSettings]:
+    """What is run to learn what an artifact answers. A simulator of its engine would take a thousand times as long as
+    the Q/DQ model as it is written, from which it differs by roundings; the proof of the winner is the simulator's."""
+    plugin = artifact.plugin
+    if artifact.simulation is None and plugin is not None and plugin.engine.simulated:
+        return artifact.model, SessionSettings(optimization="none")
+    return artifact.proof_model, artifact.proof_settings()
 
 
 def _check_answers(here: Agreement, there: Agreement) -> None:

@@ -26,6 +26,7 @@ from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.pipeline.builds import prove_built
 from edgeq.pipeline.checks import check_request, read_paths
+from edgeq.pipeline.compiled import with_compiled
 from edgeq.pipeline.job import Data, Job, as_data, open_job
 from edgeq.pipeline.package import check_bundle_output
 from edgeq.pipeline.proof import Proof
@@ -302,6 +303,7 @@ def tune(
 
         def proven(candidate: Candidate) -> PackagedVariant:
             built, threads = evaluator.built(candidate), candidate.threads
+            built = with_compiled(job, built, workdir / "compiled", progress=progress)
             # Coverage is that of onnxruntime's own kernels: another engine's graph cannot be written by its profiler.
             own = evaluator.built(candidate.replace(engine=None))
             route = None if clock is None else clock.route
