@@ -2,18 +2,34 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from edgeq_device import moves
 
-from edgeq import atomic
-from edgeq.atomic import check_apart, check_free, output_directory, output_file
-from edgeq.errors import OutputError
+from edgeq.atomic import alone_in, check_apart, check_free, output_directory, output_file, outputs, placement
+from edgeq.errors import ModelError, OutputError
+from edgeq.model.parse import parse_model
+from tests.crashes import killed_before
 
 
 def anything(folder: Path) -> None:
     """Lets every directory be replaced."""
+
+
+@pytest.fixture(params=["", "no exchange", "no flags"])
+def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """This system's renames; one that cannot exchange two names; one that has neither that nor exclusive renames."""
+    real = moves._renamed
+
+    def lacking(source: Path, place: Path, how: str) -> bool:
+        return request.param == "no exchange" and how == "free" and real(source, place, how)
+
+    if request.param:
+        monkeypatch.setattr(moves, "_renamed", lacking)
+    return str(request.param)
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -107,18 +123,31 @@ def test_a_failed_directory_leaves_the_old_one(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
 
 
+def moved(raises: Callable[[Path, Path], BaseException | None], *, after: bool) -> Callable[[Path, Path], None]:
+    """`move_new` that raises what `raises` has for a source and a place, before or after the move."""
+    real = moves.move_new
+
+    def move(source: Path, place: Path) -> None:
+        error = raises(source, place)
+        if error is None or after:
+            real(source, place)
+        if error is not None:
+            raise error
+
+    return move
+
+
 def test_the_old_directory_comes_back_when_the_rename_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "bundle"
     target.mkdir()
     (target / "kept").write_text("old")
-    real = os.replace
 
-    def refuse_the_draft(source: Path, destination: Path) -> None:
-        if Path(source).name == "new":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(source, destination)
+    def refuse_the_draft(source: Path, place: Path) -> OSError | None:
+        full = OSError(errno.ENOSPC, "No space left on device")
+        return full if source.parent.name == placement.NEW and place == target else None
 
-    monkeypatch.setattr(atomic.os, "replace", refuse_the_draft)
+    monkeypatch.setattr(outputs, "exchange", lambda one, other: False)
+    monkeypatch.setattr(placement, "move_new", moved(refuse_the_draft, after=False))
     with pytest.raises(OutputError, match="no space left"), output_directory(target, force=True, check=anything):
         pass
     assert contents(tmp_path) == {"bundle/kept": "old"}
@@ -160,7 +189,7 @@ def test_an_unwritable_parent_is_refused_early(tmp_path: Path) -> None:
 
 
 def test_an_unwritable_parent_is_refused_early_whoever_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(atomic.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(outputs.os, "access", lambda path, mode: False)
     with pytest.raises(OutputError, match="not writable"):
         check_free(tmp_path / "model.onnx", force=False)
 
@@ -203,14 +232,11 @@ def test_interrupted_between_siblings_and_file_the_old_ones_come_back(
 ) -> None:
     (tmp_path / "model.onnx").write_text("old, with model.onnx.data")
     (tmp_path / "model.onnx.data").write_text("old")
-    real = os.replace
 
-    def interrupt_the_file(source: Path, destination: Path) -> None:
-        if Path(destination).name == "model.onnx":
-            raise KeyboardInterrupt
-        real(source, destination)
+    def interrupt_the_file(source: Path, place: Path) -> KeyboardInterrupt | None:
+        return KeyboardInterrupt() if (source.parent.name, place.name) == (placement.NEW, "model.onnx") else None
 
-    monkeypatch.setattr(atomic.os, "replace", interrupt_the_file)
+    monkeypatch.setattr(placement, "move_new", moved(interrupt_the_file, after=False))
 
     def write() -> None:
         with output_file(tmp_path / "model.onnx", force=True) as draft:
@@ -230,14 +256,12 @@ def test_interrupted_between_the_old_directory_and_the_new_the_old_one_comes_bac
     target = tmp_path / "bundle"
     target.mkdir()
     (target / "kept").write_text("old")
-    real = os.replace
 
-    def interrupt_after(source: Path, destination: Path) -> None:
-        real(source, destination)
-        if Path(destination).name == "old":
-            raise KeyboardInterrupt
+    def interrupt_after(source: Path, place: Path) -> KeyboardInterrupt | None:
+        return KeyboardInterrupt() if source == target else None
 
-    monkeypatch.setattr(atomic.os, "replace", interrupt_after)
+    monkeypatch.setattr(outputs, "exchange", lambda one, other: False)
+    monkeypatch.setattr(placement, "move_new", moved(interrupt_after, after=True))
 
     def write() -> None:
         with output_directory(target, force=True, check=anything):
@@ -250,7 +274,7 @@ def test_interrupted_between_the_old_directory_and_the_new_the_old_one_comes_bac
 
 
 def test_ctrl_c_while_cleaning_up_does_not_stop_the_cleaning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = atomic.shutil.rmtree, []
+    real, calls = outputs.shutil.rmtree, []
 
     def interrupted_once(path: Path, ignore_errors: bool) -> None:
         calls.append(path)
@@ -258,7 +282,7 @@ def test_ctrl_c_while_cleaning_up_does_not_stop_the_cleaning(tmp_path: Path, mon
             raise KeyboardInterrupt
         real(path, ignore_errors=ignore_errors)
 
-    monkeypatch.setattr(atomic.shutil, "rmtree", interrupted_once)
+    monkeypatch.setattr(outputs.shutil, "rmtree", interrupted_once)
 
     def write() -> None:
         with output_file(tmp_path / "model.onnx") as draft:
@@ -282,13 +306,13 @@ def test_an_error_about_an_input_is_not_blamed_on_the_output(tmp_path: Path) -> 
 def test_the_disk_that_is_full_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = tmp_path / "work"
     work.mkdir()
-    monkeypatch.setattr(atomic.tempfile, "gettempdir", lambda: str(work))
+    monkeypatch.setattr(outputs.tempfile, "gettempdir", lambda: str(work))
 
     def write(full: Path) -> str:
         def usage(place: Path) -> object:
             return type("Usage", (), {"free": 0 if Path(place) == full else 1 << 30})
 
-        monkeypatch.setattr(atomic.shutil, "disk_usage", usage)
+        monkeypatch.setattr(outputs.shutil, "disk_usage", usage)
         with pytest.raises(OutputError) as caught, output_file(tmp_path / "model.onnx"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return str(caught.value)
@@ -322,6 +346,7 @@ def test_a_directory_is_replaced_only_where_the_check_lets_it(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["while it is written", "at the move"])
+@pytest.mark.usefixtures("system")
 def test_what_comes_into_the_directory_meanwhile_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
@@ -333,18 +358,18 @@ def test_what_comes_into_the_directory_meanwhile_is_kept(
         if (folder / "notes.txt").exists():
             raise OutputError(f"{folder} holds notes.txt")
 
-    real = os.replace
+    exchange = moves.exchange
 
-    def late(source: Path, destination: Path) -> None:
-        real(source, destination)
-        if Path(destination).name == "old":
-            (Path(destination) / "notes.txt").write_text("mine")
+    def late(one: Path, other: Path) -> bool:
+        if not (target / "notes.txt").exists() and (one / "ours").read_text() == "new":
+            (target / "notes.txt").write_text("mine")
+        return exchange(one, other)
 
     def write() -> None:
         with output_directory(target, force=True, check=check) as draft:
             (draft / "ours").write_text("new")
             if after:
-                monkeypatch.setattr(atomic.os, "replace", late)
+                monkeypatch.setattr(outputs, "exchange", late)
             else:
                 (target / "notes.txt").write_text("mine")
 
@@ -400,3 +425,146 @@ def test_a_sibling_of_something_else_is_kept_with_force_too(tmp_path: Path) -> N
     (tmp_path / "model.onnx.data").write_text("old weights")
     write()
     assert contents(tmp_path) == {"model.onnx": "model.onnx.data", "model.onnx.data": "weights"}
+
+
+# Two writers, and kills.
+
+
+def write_file(target: Path, text: str, *, force: bool = False) -> None:
+    with output_file(target, force=force) as draft:
+        draft.write_text(text)
+
+
+def write_pair(target: Path, text: str, *, force: bool = False) -> None:
+    """A model that names its data: both hold `text`."""
+    with output_file(target, force=force) as draft:
+        draft.write_text(f"{text} of {target.name}.data")
+        draft.with_name(f"{draft.name}.data").write_text(text)
+
+
+def write_directory(target: Path, text: str, *, force: bool = False) -> None:
+    with output_directory(target, force=force, check=anything) as draft:
+        for name in ("one", "two"):
+            (draft / name).write_text(text)
+
+
+WRITERS = [write_file, write_pair, write_directory]
+
+
+def held(target: Path) -> str:
+    """What is there as a whole: the text, "" where nothing is, or what is wrong."""
+    if target.is_dir():
+        found = contents(target)
+        return found["one"] if set(found) == {"one", "two"} and len(set(found.values())) == 1 else f"half: {found}"
+    if not target.exists():
+        return ""
+    text = target.read_text()
+    if " of " not in text:
+        return text
+    data = target.with_name(f"{target.name}.data")
+    return data.read_text() if data.exists() and text.startswith(data.read_text()) else f"half: {text}"
+
+
+FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+
+
+@FORKS
+@pytest.mark.parametrize("old", ["", "old"])
+@pytest.mark.parametrize("write", WRITERS)
+def test_a_kill_before_any_change_loses_nothing(write: Any, old: str, tmp_path: Path, system: str) -> None:
+    """At every moment the old or the new is there, whole; or, where the system cannot exchange what must be exchanged,
+    neither for a moment, and the next run puts that right before anything else."""
+    for number in range(1, 100):
+        target = tmp_path / str(number) / "out"
+        target.parent.mkdir()
+        if old:
+            write(target, old)
+        killed = killed_before(lambda: write(target, "new", force=bool(old)), target.parent, number)  # noqa: B023
+        left = held(target)
+        may_miss = old and (write is write_pair or (write is write_directory and system))
+        assert left in ((old, "new", "") if may_miss else (old, "new")), number
+        check_free(target, force=True)
+        assert held(target) in (old, "new"), number
+        write(target, "last", force=True)
+        assert held(target) == "last", number
+        if not killed:
+            assert left == "new"
+            assert list(target.parent.glob(".*")) == []
+            return
+
+
+@FORKS
+def test_what_was_put_in_the_way_of_a_recovery_is_kept(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    for number in range(1, 100):
+        write_pair(target, "old", force=True)
+        assert killed_before(lambda: write_pair(target, "new", force=True), tmp_path, number)
+        if not target.exists():
+            break
+    with pytest.raises(ModelError, match="out is not there now"):
+        parse_model(target)
+    target.write_text("mine")
+    with pytest.raises(OutputError, match=r"out is in the way of what an interrupted run has to put back from .*old"):
+        check_free(target, force=True)
+    assert target.read_text() == "mine"
+    target.unlink()
+    check_free(target, force=True)
+    assert held(target) == "old"
+    assert list(tmp_path.glob(".*/placing.json")) == []
+
+
+@FORKS
+@pytest.mark.usefixtures("system")
+@pytest.mark.parametrize("write", WRITERS)
+def test_of_several_writers_of_one_output_one_succeeds(write: Any, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    start, go = os.pipe()
+    children = []
+    for number in range(6):
+        child = os.fork()
+        if child == 0:
+            os.close(go)
+            try:
+                os.read(start, 1)  # ends when the parent closes its end
+                write(target, str(number))
+            except OutputError as error:
+                os._exit(6 if "exists already" in error.problem else 1)
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        children.append(child)
+    os.close(start)
+    os.close(go)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert sorted(codes) == [0, 6, 6, 6, 6, 6]
+    assert held(target) == str(codes.index(0))
+
+
+@pytest.mark.usefixtures("system")
+@pytest.mark.parametrize("write", WRITERS)
+def test_what_comes_after_the_last_check_is_not_replaced(
+    write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program need not take part in the lock."""
+    target, checked = tmp_path / "out", outputs._check_free
+
+    def late(path: Path, *, force: bool, kind: Any) -> None:
+        checked(path, force=force, kind=kind)
+        if path == target and any(tmp_path.glob(".out.*/new/*")):
+            target.write_text("mine")
+
+    monkeypatch.setattr(outputs, "_check_free", late)
+    with pytest.raises(OutputError, match="out exists already"):
+        write(target, "new")
+    assert target.read_text() == "mine"
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_folder_that_is_in_use(tmp_path: Path) -> None:
+    with alone_in(tmp_path):
+        with pytest.raises(OutputError, match="busy here"), alone_in(tmp_path, busy="busy here"):
+            pytest.fail("two are in it")
+        with alone_in(tmp_path / "absent", busy="busy here"):
+            pass
+    with alone_in(tmp_path, busy="busy here"):
+        pass

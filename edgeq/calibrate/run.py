@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from edgeq.atomic import check_apart
+from edgeq.atomic import check_apart, recover
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.files import check_directory, load_statistics, save_statistics
 from edgeq.calibrate.statistics import Statistics
@@ -60,6 +60,8 @@ def calibrate(
         CalibrationError: a value is NaN or infinite; what is in `output` belongs to other data or another model.
     """
     model, directory = Path(model), Path(output) if output is not None else None
+    if directory is not None:
+        recover(directory)
     start = load_statistics(directory) if resume and directory is not None and directory.exists() else None
     mine = force or start is not None
 

@@ -87,10 +87,10 @@ def write_tables(directory: Path, ranges: Mapping[str, Range], *, tensors: Colle
     readers = {FLATBUFFERS: read_flatbuffers, JSON: read_json, CACHE: read_cache}
     for name in forms:
         check_table(directory / name)
-    for name, content in forms.items():
-        with output_file(directory / name, force=True) as draft:
-            draft.write_bytes(content)
-            if readers[name](draft) != table:
+    with output_file(directory / FLATBUFFERS, force=True, ours=is_table) as draft:
+        for name, content in forms.items():
+            draft.with_name(name).write_bytes(content)
+            if readers[name](draft.with_name(name)) != table:
                 raise CalibrationError(f"{directory / name} does not read back as it was written", "Report this")
 
 
@@ -119,15 +119,19 @@ def check_table(path: Path) -> None:
     Raises:
         OutputError: it does.
     """
-    if not path.exists() and not path.is_symlink():
-        return
+    if (path.exists() or path.is_symlink()) and not is_table(path):
+        raise OutputError(f"{shown(path)} is no calibration table", "Move it, or choose another output")
+
+
+def is_table(path: Path) -> bool:
+    """Whether a regular file is a calibration table in one of the four forms."""
+    if not is_plain(path):
+        return False
     try:
-        if is_plain(path):
-            read_table(path)
-            return
-    except CalibrationError as error:
-        raise OutputError(f"{shown(path)} is no calibration table", "Move it, or choose another output") from error
-    raise OutputError(f"{shown(path)} is no calibration table", "Move it, or choose another output")
+        read_table(path)
+    except CalibrationError:
+        return False
+    return True
 
 
 def read_flatbuffers(path: Path) -> Table:
@@ -154,7 +158,7 @@ def read_json(path: Path) -> Table:
     """
     try:
         pairs = json.loads(_read(path), object_pairs_hook=list)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CalibrationError(f"{path} is no JSON: {error}", "Write it again") from error
     if not isinstance(pairs, list) or not all(isinstance(p, tuple) and isinstance(p[1], str) for p in pairs):
         raise CalibrationError(f"{path} is no object of strings", "Write it again")

@@ -13,10 +13,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from edgeq_device.children import import_path
 from edgeq_device.cpuid import FEATURES, bit_of
+from edgeq_device.moves import move_new
 
 from edgeq.emulate.commands import find, run, which
 from edgeq.emulate.emulator import home
@@ -89,8 +91,8 @@ def _masked_runtime(progress: Progress) -> Path:
             place.unlink()
             place.write_bytes(patched(library))
         run([find("cc", _TOOLS), "-O2", "-fPIC", "-shared", str(_SHIM), "-o", str(draft / "cpuid_mask.so")], _TOOLS)
-        if not folder.exists():
-            draft.rename(folder)
+        with suppress(FileExistsError):  # another process was faster
+            move_new(draft, folder)
     return folder
 
 

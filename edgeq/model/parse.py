@@ -7,6 +7,7 @@ from typing import Any
 
 import onnx
 
+from edgeq.atomic import interrupted
 from edgeq.errors import ModelError
 from edgeq.model.identify import likely_cause
 
@@ -49,6 +50,9 @@ def _read(path: Path) -> bytes:
         if path.is_dir():
             raise ModelError(f"{path} is a directory, not a model", "Give the .onnx file in it")
         if not path.exists():
+            if interrupted(path):
+                fix = "A run that was killed has moved it away; write to that name again, which puts it back first"
+                raise ModelError(f"{path} is not there now", fix)
             raise ModelError(f"{path} does not exist", "Check the path of the model")
         if not path.is_file():
             raise ModelError(f"{path} is not a regular file", "Give an .onnx file")

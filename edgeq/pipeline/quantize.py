@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from edgeq.atomic import output_file
 from edgeq.backends import backend_named
 from edgeq.backends.systolic.save import belongs_to_program
-from edgeq.calibrate.table import check_table
+from edgeq.calibrate.table import is_table
 from edgeq.display import Page
 from edgeq.distributed.workers import open_workers
 from edgeq.engines import EngineChoice
@@ -147,7 +148,7 @@ def quantize(
     native = runs_natively(chosen, machine)
     with (
         tempfile.TemporaryDirectory(prefix="edgeq-") as workdir,
-        output_file(output, force=force, ours=belongs_to_program) as draft,
+        output_file(output, force=force, ours=lambda place: belongs_to_program(place) or is_table(place)) as draft,
         open_workers(workers) as pool,
     ):
         scheme = scheme_for(chosen, overrides)
@@ -183,8 +184,10 @@ def quantize(
         proof = prove_built(job, built, coverage, task=task, timed=timed, progress=progress)
         proof.check(max_drop=max_drop, require_coverage=require_coverage)
         bytes_int8 = model_bytes(draft)
-        beside = _write_beside(built.artifact.tables, output, force=force)
-    notes = [*job.prepared.notes, *built.artifact.notes, *(f"it needs {file}" for file in beside)]
+        beside = [f"{draft.stem}.{file.name}" for file in built.artifact.tables]
+        for name, file in zip(beside, built.artifact.tables, strict=True):
+            shutil.copyfile(file, draft.with_name(name))
+    notes = [*job.prepared.notes, *built.artifact.notes, *(f"it needs {output.with_name(name)}" for name in beside)]
     if engine is not None and engine.engine.module:
         notes.append(f"proven in {engine.name}; coverage is that of onnxruntime's own kernels")
     if built.artifact.simulation is not None:
@@ -203,16 +206,3 @@ def quantize(
         notes=tuple(notes),
         decision=decision,
     )
-
-
-def _write_beside(files: Sequence[Path], output: Path, *, force: bool) -> tuple[Path, ...]:
-    """Copies of what the artifact needs beside it, named after `output`."""
-    written = []
-    for file in files:
-        place = output.with_name(f"{output.stem}.{file.name}")
-        if force:
-            check_table(place)
-        with output_file(place, force=force) as draft:
-            draft.write_bytes(file.read_bytes())
-        written.append(place)
-    return tuple(written)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from edgeq.atomic import check_apart
+from edgeq.atomic import alone_in, check_apart, recover
 from edgeq.calibrate.files import STATISTICS
 from edgeq.ownership import MARKER, Judge, Ownership, is_marker, shown, write_marker
 from edgeq.progress import Progress
@@ -15,7 +16,10 @@ from edgeq.tune.journal import is_journal
 JOURNAL, COLLECTED = "journal.jsonl", "statistics"
 _KIND = "tuning"
 # What a kill left of statistics that were being written.
-_LEFT = re.compile(rf"\.{COLLECTED}\.[0-9a-f]+\.partial/(?:(?:new|old)/(?:statistics\.(?:json|npz))?)?")
+_LEFT = re.compile(
+    rf"\.{COLLECTED}\.[0-9a-f]+\.partial/"
+    rf"(?:placing\.json(?:\.draft)?|(?:new|old)/(?:{COLLECTED}/(?:statistics\.(?:json|npz))?)?)?"
+)
 
 
 def folder_of(output: Path) -> Path:
@@ -24,7 +28,7 @@ def folder_of(output: Path) -> Path:
 
 
 def check_folder(output: Path, inputs: Iterable[Path]) -> None:
-    """Refuse where the folder beside `output` is not what an earlier run left, or holds an input.
+    """Refuse where the folder beside `output` is not what an earlier run left, is in use, or holds an input.
 
     Raises:
         OutputError: as it says.
@@ -32,13 +36,26 @@ def check_folder(output: Path, inputs: Iterable[Path]) -> None:
     folder = folder_of(output)
     check_apart(folder, inputs)
     TUNING.check(folder)
+    with alone_in(folder, busy=_busy(folder)):
+        recover(folder / COLLECTED)
 
 
-def claim(folder: Path) -> None:
-    """Make the folder, or take that of an earlier run, and mark it as edgeq's."""
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Make the folder, or take that of an earlier run, mark it as edgeq's, and keep other runs out.
+
+    Raises:
+        OutputError: it is not edgeq's, or another run is at work in it.
+    """
     TUNING.check(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    write_marker(folder, _KIND)
+    with alone_in(folder, busy=_busy(folder)):
+        write_marker(folder, _KIND)
+        yield
+
+
+def _busy(folder: Path) -> str:
+    return f"another run is at work in {shown(folder)}"
 
 
 def clear(folder: Path, progress: Progress) -> None:

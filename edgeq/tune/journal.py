@@ -9,11 +9,15 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from edgeq_device.claim import UNKNOWN
+from edgeq_device.errors import DeviceError
+from edgeq_device.plainjson import parse_json
 
 from edgeq.errors import BoardError, EdgeqError, OutputError
 from edgeq.ownership import is_plain
@@ -22,10 +26,32 @@ from edgeq.report.tuning_record import Assessment, Screening
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.evaluator import Evaluator, Race, Runner
 
+T = TypeVar("T")
+
 FORMAT = "edgeq-tuning-journal/1"
 _MOST_BYTES = 1 << 26
 # How the header line of every version begins.
 _HEAD = b'{"format": "edgeq-tuning-journal/'
+
+
+@dataclass(frozen=True)
+class _Header:
+    format: str
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    key: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class _Built:
+    """What a candidate's build gave: what was seen of it, or why it cannot be built."""
+
+    found: Screening | None = None
+    error: str = ""
 
 
 class Journal:
@@ -43,7 +69,8 @@ class Journal:
         """
         self.path = path
         self._known: dict[str, Any] = {}
-        self._header = {"format": FORMAT, "settings": dict(settings)}
+        self._header = _Header(FORMAT, dict(settings))
+        self._begun = False
         if path.exists() and resume:
             self._read()
         elif is_journal(path) and force:
@@ -68,43 +95,46 @@ class Journal:
         """The measurement under `key`: what the journal has, else what `measure` gives (plain JSON values)."""
         if key not in self._known:
             value = measure()
-            if not self._known and not self.path.exists():
+            if not self._begun:
                 self._append(self._header)
-            self._append({"key": key, "value": value})
+                self._begun = True
+            self._append(_Entry(key, value))
             self._known[key] = value
         return self._known[key]
 
-    def _append(self, line: Mapping[str, Any]) -> None:
+    def _append(self, line: _Header | _Entry) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(line, allow_nan=False) + "\n")
+            stream.write(json.dumps(plain(line), allow_nan=False) + "\n")
 
     def _read(self) -> None:
         if self.path.stat().st_size > _MOST_BYTES:
             raise OutputError(f"{self.path} is too large for a journal", "Remove it, or start without --resume")
+        if not is_journal(self.path):
+            raise OutputError(f"{self.path} is no journal of edgeq's", "Move it, or choose another output")
+        content = self.path.read_bytes()
+        # A line that was being written when the run was killed has no end.
+        whole = content[: content.rfind(b"\n") + 1]
         try:
-            text = self.path.read_text("utf-8")
-            # A line that was being written when the power failed has no end.
-            lines = text.split("\n")[:-1]
-            header, *entries = [json.loads(line) for line in lines]
-            if header["format"] != FORMAT:
-                raise ValueError(f"format {header['format']!r}")
-            settings = header["settings"]
-            self._known = {entry["key"]: entry["value"] for entry in entries}
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            found = [parse_json(line, "a line of it") for line in whole.split(b"\n")[:-1]]
+            header = parse(found[0], _Header, self.path, OutputError) if found else self._header
+            if header.format != FORMAT:
+                raise OutputError(f"format {header.format!r}")
+            entries = [parse(line, _Entry, self.path, OutputError) for line in found[1:]]
+        except (DeviceError, OutputError) as error:
             raise OutputError(
-                f"{self.path} is no journal of this version ({error})", "Remove it, or start without --resume"
+                f"{self.path} is no journal of this version ({error.problem})", "Remove it, or start without --resume"
             ) from error
-        mine = self._header["settings"]
-        assert isinstance(mine, dict)
+        mine, settings = self._header.settings, header.settings
         different = sorted(k for k in {*settings, *mine} if settings.get(k) != mine.get(k))
         if different:
             raise OutputError(
                 f"{self.path} was written with another {different[0].replace('_', ' ')}",
                 "Give the same model, data and settings, or remove the journal and start anew",
             )
-        if len(text) != sum(len(line) + 1 for line in lines):
-            self.path.write_text("".join(line + "\n" for line in lines), "utf-8")
+        self._known = {entry.key: entry.value for entry in entries}
+        self._begun = bool(found)
+        os.truncate(self.path, len(whole))
 
 
 def is_journal(path: Path) -> bool:
@@ -138,10 +168,12 @@ class JournaledEvaluator:
             except EdgeqError as error:
                 return {"error": error.problem}
 
-        value = self._journal.remember(f"screen {digest(candidate)}", measure)
-        if "error" in value:
-            raise EdgeqError(value["error"])
-        return parse(value["found"], Screening, self._journal.path)
+        built = self._read(self._journal.remember(f"screen {digest(candidate)}", measure), _Built)
+        if built.found is not None:
+            return built.found
+        if not built.error:
+            raise OutputError(f"{self._journal.path} holds a build without a result", "Remove it, and start anew")
+        raise EdgeqError(built.error)
 
     def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
         """See `Evaluator.assess`; those that the journal lacks are assessed together."""
@@ -149,7 +181,7 @@ class JournaledEvaluator:
         lacking = [candidate for candidate in candidates if keys[candidate.name] not in self._journal]
         for name, measured in self._evaluator.assess(lacking, samples).items() if lacking else ():
             self._journal.remember(keys[name], functools.partial(plain, measured))
-        return {name: parse(self._journal[key], Assessment, self._journal.path) for name, key in keys.items()}
+        return {name: self._read(self._journal[key], Assessment) for name, key in keys.items()}
 
     def time(
         self, runners: Mapping[str, Runner], baseline: str, *, top: int | None, tie: float, seconds: float
@@ -160,7 +192,7 @@ class JournaledEvaluator:
         key = "race " + _hash([raced, baseline, top])
         time = self._evaluator.time
         if key in self._journal:
-            return parse(self._journal[key], Race, self._journal.path)
+            return self._read(self._journal[key], Race)
         race = time(runners, baseline, top=top, tie=tie, seconds=seconds)
         if all(timing.verdict != UNKNOWN for timing in race.timings.values() if timing.speedup is not None):
             self._journal.remember(key, lambda: plain(race))
@@ -169,12 +201,16 @@ class JournaledEvaluator:
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
         """See `Evaluator.slow_layers`; by candidate and threads."""
         key = f"slow layers {candidate.threads} {float_threads} {digest(candidate)}"
-        return tuple(self._journal.remember(key, lambda: list(self._evaluator.slow_layers(candidate, float_threads))))
+        found = self._journal.remember(key, lambda: list(self._evaluator.slow_layers(candidate, float_threads)))
+        return self._read(found, tuple[str, ...])
 
     def memory(self, candidate: Candidate | None, threads: int) -> int:
         """See `Evaluator.memory`; by candidate and threads."""
         key = f"memory {threads} {candidate and digest(candidate)}"
-        return int(self._journal.remember(key, lambda: self._evaluator.memory(candidate, threads)))
+        return self._read(self._journal.remember(key, lambda: self._evaluator.memory(candidate, threads)), int)
+
+    def _read(self, value: Any, kind: type[T]) -> T:
+        return parse(value, kind, self._journal.path, OutputError)
 
 
 def digest(candidate: Candidate) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ from edgeq.tune.document import make_record, settings_of
 from edgeq.tune.engines import Field, find_field, with_entrants
 from edgeq.tune.evaluator import FLOAT
 from edgeq.tune.explain import verdict
-from edgeq.tune.folder import COLLECTED, JOURNAL, check_folder, claim, clear, folder_of
+from edgeq.tune.folder import COLLECTED, JOURNAL, check_folder, claimed, clear, folder_of
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.journal import Journal, JournaledEvaluator
 from edgeq.tune.local import LocalEvaluator
@@ -230,6 +231,7 @@ def tune(
         tempfile.TemporaryDirectory(prefix="edgeq-tune-") as folder,
         Engines() as opener,
         open_workers(workers) as pool,
+        ExitStack() as held,
     ):
         workdir = Path(folder)
         collected = kept / COLLECTED
@@ -247,8 +249,8 @@ def tune(
             progress=progress,
         )
         settings = settings_of(job, chosen, machine, task, goal, field)
+        held.enter_context(claimed(kept))
         journal = Journal(kept / JOURNAL, settings, resume=resume, force=force)
-        claim(kept)
         if journal.known:
             progress.note(f"going on from {journal.path}: {journal.known} measurements are known")
         if job.statistics is not None and statistics is None:

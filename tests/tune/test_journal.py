@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from edgeq.records import plain
 from edgeq.scheme import Scheme
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.goal import Deadline, Goal
-from edgeq.tune.journal import Journal, JournaledEvaluator
+from edgeq.tune.journal import Journal, JournaledEvaluator, digest
 from edgeq.tune.record import Outcome
 from edgeq.tune.search import search
 from tests.tune.fakes import Clock, Fact, FakeEvaluator, Interrupted, profile
@@ -83,11 +84,68 @@ def test_a_line_that_was_cut_off_is_measured_again(tmp_path: Path) -> None:
     assert [json.loads(line) for line in path.read_text().splitlines()][-1] == {"key": "l", "value": 7}
 
 
-@pytest.mark.parametrize("text", ["", "nonsense\n", "[]\n", '{"format": "other", "settings": {}}\n', "null\n"])
+HEAD = '{"format": "edgeq-tuning-journal/1", "settings": {"model": "m", "validation_data": "d"}}\n'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nonsense\n",
+        "nonsense",
+        "[]\n",
+        '{"format": "other", "settings": {}}\n',
+        "null\n",
+        '{"format": "edgeq-tuning-journal/9", "settings": {}}\n',
+        '{"format": "edgeq-tuning-journal/1", "settings": []}\n',
+        '{"format": "edgeq-tuning-journal/1"}\n',
+        HEAD + '{"key": "k\udcff", "value": 1}\n',
+        HEAD + '{"key": 1, "value": 1}\n',
+        HEAD + '{"value": 1}\n',
+        HEAD + "[" * 100_000 + "\n",
+        HEAD + '{"key": "k", "value": ' + "9" * 5000 + "}\n",
+        HEAD + '{"key": "k", "value": NaN}\n',
+    ],
+)
 def test_what_is_no_journal_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "j.jsonl").write_text(text)
-    with pytest.raises(OutputError, match="no journal"):
-        Journal(tmp_path / "j.jsonl", SETTINGS, resume=True)
+    path = tmp_path / "j.jsonl"
+    path.write_bytes(content := text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(OutputError, match="no journal") as caught:
+        Journal(path, SETTINGS, resume=True)
+    assert "\n" not in str(caught.value)
+    assert path.read_bytes() == content
+
+
+def test_every_beginning_of_a_journal_is_gone_on_from(tmp_path: Path) -> None:
+    """A kill may cut it off anywhere, in the header too."""
+    path = tmp_path / "j.jsonl"
+    whole = Journal(path, SETTINGS, resume=False)
+    for key in ("k", "l"):
+        whole.remember(key, lambda: [1.5, "ä"])
+    content = path.read_bytes()
+    for length in range(len(content) + 1):
+        path.write_bytes(content[:length])
+        resumed = Journal(path, SETTINGS, resume=True)
+        for key in ("k", "l"):
+            assert resumed.remember(key, lambda: [1.5, "ä"]) == [1.5, "ä"]
+        assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("value", [None, "x", {}, [[]], {"found": 1}, {"found": {"bytes": "many"}}, {"error": 5}])
+def test_a_value_of_another_form_is_refused(tmp_path: Path, value: Any) -> None:
+    candidate = Candidate("a", Scheme())
+    name = digest(candidate)
+    uses: dict[str, Callable[[JournaledEvaluator], Any]] = {
+        f"screen {name}": lambda measured: measured.build(candidate),
+        f"assess 8 {name}": lambda measured: measured.assess([candidate], 8),
+        f"memory 1 {name}": lambda measured: measured.memory(candidate, 1),
+        f"slow layers 0 1 {name}": lambda measured: measured.slow_layers(candidate, 1),
+    }
+    for number, (key, use) in enumerate(uses.items()):
+        journal = Journal(tmp_path / f"{number}.jsonl", SETTINGS, resume=True)
+        journal.remember(key, lambda: value)
+        with pytest.raises(OutputError) as caught:
+            use(JournaledEvaluator(FakeEvaluator({"a": Fact(speed=2)}), journal))
+        assert str(tmp_path / f"{number}.jsonl") in caught.value.problem
 
 
 def test_resuming_without_a_journal_starts_one(tmp_path: Path) -> None:

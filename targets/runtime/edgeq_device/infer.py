@@ -14,6 +14,7 @@ from edgeq_device.contents import is_harmless
 from edgeq_device.dtypes import DTYPES
 from edgeq_device.errors import DataError, OutputError, RuntimeUnavailableError
 from edgeq_device.manifest import MANIFEST
+from edgeq_device.moves import move_new
 from edgeq_device.package import Bundle
 
 
@@ -99,16 +100,22 @@ def save_outputs(path: Path, outputs: Mapping[str, "np.ndarray[Any, Any]"], *, f
     Raises:
         OutputError: `path` exists (without `force`) or cannot be written.
     """
-    if (path.exists() or path.is_symlink()) and not force:
-        raise OutputError(f"{path} exists already", "Pass --force to replace it, or choose another output")
+    taken = OutputError(f"{path} exists already", "Pass --force to replace it, or choose another output")
+    if os.path.lexists(path) and not force:
+        raise taken
     try:
         handle, draft = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.absolute().parent)
         os.close(handle)
         try:
             write_npz(Path(draft), outputs)
-            os.replace(draft, path)
+            if force:
+                os.replace(draft, path)
+            else:
+                move_new(Path(draft), path)
         except BaseException:
             Path(draft).unlink()
             raise
+    except FileExistsError as error:  # another process was faster
+        raise taken from error
     except OSError as error:
         raise OutputError(f"{path} cannot be written ({error.strerror})", "Choose another output") from error

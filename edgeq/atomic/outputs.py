@@ -1,28 +1,35 @@
-"""Outputs that appear whole or not at all: written beside their place, then renamed into it."""
+"""Files and folders written in a private folder beside their place, and moved there when they are whole."""
 
 from __future__ import annotations
 
 import errno
 import mmap
 import os
-import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from edgeq_device.moves import exchange, move_new
+
+from edgeq.atomic import placement
+from edgeq.atomic.lock import alone_in
+from edgeq.atomic.placement import NEW
 from edgeq.errors import OutputError
 
 Kind = Literal["file", "directory"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.EFBIG)
 
 
 def check_free(path: Path, *, force: bool, kind: Kind | None = None) -> None:
     """Refuse `path` early (before hours of work) if it exists without `force`, or cannot be written.
+
+    What a run that was killed left half moved is put back first.
 
     Args:
         kind: what will be written there. A directory in the place of a file, or a file in the place of a directory, is
@@ -34,6 +41,22 @@ def check_free(path: Path, *, force: bool, kind: Kind | None = None) -> None:
         path.name.encode()
     except UnicodeEncodeError:
         raise OutputError(f"the name {path.name!r} is not UTF-8", "Choose another output") from None
+    recover(path)
+    _check_free(path, force=force, kind=kind)
+
+
+def recover(path: Path) -> None:
+    """Put back, or finish, what a run that was killed left half moved on its way to `path`.
+
+    Raises:
+        OutputError: something else is in the way.
+    """
+    if placement.interrupted(path):
+        with alone_in(path.parent):
+            placement.settle(path)
+
+
+def _check_free(path: Path, *, force: bool, kind: Kind | None) -> None:
     try:
         _check_place(path, force=force, kind=kind)
     except OSError as error:
@@ -65,7 +88,7 @@ def _check_place(path: Path, *, force: bool, kind: Kind | None) -> None:
         raise OutputError(f"{path} is a file, not a directory", "Choose another output")
     # A link that leads nowhere is something that exists, too.
     if (path.exists() or path.is_symlink()) and not force:
-        raise OutputError(f"{path} exists already", "Pass --force to replace it, or choose another output")
+        raise _taken(path)
     parent = nearest_parent(path)
     if not parent.is_dir():
         raise OutputError(f"{parent} is not a directory", "Choose another output")
@@ -95,12 +118,27 @@ def output_file(path: Path, *, force: bool = False, ours: Callable[[Path], bool]
     Every sibling that the writer leaves in that folder (external data) moves along, before the file itself. With
     `force` it replaces one that the old file names, as a model names its external data, or that `ours` recognises: no
     other, as the user named only `path`.
+
+    Raises:
+        OutputError: there is something without `force`, also where another process wrote it meanwhile.
     """
     with _staging(path, force=force, kind="file") as stage:
-        draft = stage / path.name
-        yield draft
-        check_free(path, force=force, kind="file")
-        _put(draft, path, stage, force=force, ours=ours)
+        yield stage / NEW / path.name
+        with alone_in(path.parent):
+            _check_free(path, force=force, kind="file")
+            names = [*sorted(p.name for p in (stage / NEW).iterdir() if p.name != path.name), path.name]
+            for place in (path.parent / name for name in names[:-1]):
+                _check_free(place, force=force, kind="file")
+                if place.is_symlink() or (place.exists() and not (_names(path, place.name) or ours(place))):
+                    raise OutputError(
+                        f"{place} is there, and is none of {path.name}", "Move it, or choose another output"
+                    )
+            if len(names) > 1:
+                placement.place(stage, path.parent, names, force=force)
+            elif force:
+                os.replace(stage / NEW / path.name, path)
+            else:
+                move_new(stage / NEW / path.name, path)
 
 
 @contextmanager
@@ -110,28 +148,39 @@ def output_directory(path: Path, *, force: bool = False, check: Callable[[Path],
     Args:
         check: raises OutputError where the old directory holds what may not be replaced. Called before anything is
             written, and again before the old directory is removed: hours may lie between.
+
+    Raises:
+        OutputError: there is something without `force`, also where another process wrote it meanwhile.
     """
     if force:
         check(path)
     with _staging(path, force=force, kind="directory") as stage:
-        draft = stage / "new"
+        draft = stage / NEW / path.name
         draft.mkdir()
         yield draft
-        old = stage / "old"
-        check_free(path, force=force, kind="directory")
-        check(path)
-        try:
-            if path.exists():
-                os.replace(path, old)
-            os.replace(draft, path)
+        with alone_in(path.parent):
+            _check_free(path, force=force, kind="directory")
+            check(path)
+            if not force or not os.path.lexists(path):
+                move_new(draft, path)
+            elif not _exchanged(draft, path, check):
+                checked = partial(_check_moved, path=path, check=check)
+                placement.place(stage, path.parent, [path.name], checked, force=True)
+
+
+def _exchanged(draft: Path, path: Path, check: Callable[[Path], None]) -> bool:
+    """Whether the system exchanged the two; afterwards `draft` is what was at `path`."""
+    new = placement.identity(draft)
+    try:
+        done = exchange(draft, path)
+        if done:
             # What came into it between the check and the move has moved along.
-            _check_moved(old, path, check)
-        except BaseException:
-            if old.exists() and path.exists() and not draft.exists():
-                os.replace(path, draft)
-            if old.exists() and not path.exists():
-                os.replace(old, path)
-            raise
+            _check_moved(draft, path, check)
+    except BaseException:
+        if placement.identity(path) == new:
+            exchange(draft, path)
+        raise
+    return done
 
 
 def _check_moved(old: Path, path: Path, check: Callable[[Path], None]) -> None:
@@ -142,44 +191,23 @@ def _check_moved(old: Path, path: Path, check: Callable[[Path], None]) -> None:
         raise OutputError(error.problem.replace(str(old), str(path)), error.fix) from error
 
 
-def _put(draft: Path, path: Path, stage: Path, *, force: bool, ours: Callable[[Path], bool]) -> None:
-    """Move a written file and its siblings into place; until the file itself has moved, old siblings come back."""
-    siblings = {p: path.parent / p.name for p in sorted(stage.iterdir()) if p != draft}
-    for place in siblings.values():
-        check_free(place, force=force, kind="file")
-        if place.is_symlink() or (place.exists() and not (_names(path, place.name) or ours(place))):
-            raise OutputError(f"{place} is there, and is none of {path.name}", "Move it, or choose another output")
-    old = stage / "old"
-    old.mkdir()
-    try:
-        for sibling, place in siblings.items():
-            if place.exists():
-                os.replace(place, old / place.name)
-            os.replace(sibling, place)
-        os.replace(draft, path)
-    except BaseException:
-        if draft.exists():
-            for sibling, place in siblings.items():
-                if not sibling.exists():
-                    place.unlink(missing_ok=True)
-                if (old / place.name).exists():
-                    os.replace(old / place.name, place)
-        raise
-
-
 @contextmanager
 def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
     check_free(path, force=force, kind=kind)
     # Named before it is made, so that no signal can come between the two and leave it behind.
-    stage = path.parent / f".{path.name[:100]}.{secrets.token_hex(8)}.partial"
+    stage = path.parent / placement.stage_name(path)
     parents: list[Path] = []
     try:
         for parent in reversed([p for p in path.absolute().parents if not p.exists()]):
             parents.append(parent)
             parent.mkdir(exist_ok=True)
         stage.mkdir(mode=0o700)
+        (stage / NEW).mkdir()
         yield stage
     except OSError as error:
+        taken = Path(os.fsdecode(error.filename or ""))
+        if isinstance(error, FileExistsError) and taken.parent == path.parent:
+            raise _taken(taken) from error
         if error.errno in _FULL:
             raise _full(path) from error
         if error.errno in _REFUSED and _concerns(error, path):
@@ -195,10 +223,17 @@ def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
 
 def _remove(stage: Path, parents: list[Path]) -> None:
     """Remove the private folder, and those parents that were made for an output that did not come."""
-    shutil.rmtree(stage, ignore_errors=True)
+    if not placement.is_open(stage):  # else it holds what could not be moved back: the next run does that
+        shutil.rmtree(stage, ignore_errors=True)
     for parent in reversed(parents):
-        if parent.is_dir() and not any(parent.iterdir()):
+        try:
             parent.rmdir()
+        except OSError:  # it holds the output, or what another process writes
+            return
+
+
+def _taken(path: Path) -> OutputError:
+    return OutputError(f"{path} exists already", "Pass --force to replace it, or choose another output")
 
 
 def _names(path: Path, sibling: str) -> bool:

@@ -1,0 +1,16 @@
+"""Outputs that appear whole or not at all: written beside their place, then renamed into it."""
+
+from edgeq.atomic.lock import alone_in
+from edgeq.atomic.outputs import Kind, check_apart, check_free, output_directory, output_file, recover
+from edgeq.atomic.placement import interrupted
+
+__all__ = [
+    "Kind",
+    "alone_in",
+    "check_apart",
+    "check_free",
+    "interrupted",
+    "output_directory",
+    "output_file",
+    "recover",
+]

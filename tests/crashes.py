@@ -1,0 +1,66 @@
+"""Processes that end at once, as by `kill -9`, before a certain change that they would make to the file system."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+KILLED = 99
+CHANGES = frozenset({"open", "os.rename", "os.remove", "os.link", "os.mkdir", "os.rmdir", "os.truncate"})
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+def killed_before(work: Callable[[], object], within: Path, number: int, events: Collection[str] = CHANGES) -> bool:
+    """Whether `work`, in a process of its own, comes to its `number`-th change below `within`, where it is killed.
+
+    Args:
+        events: names of Python's audit events that count.
+    """
+    with warnings.catch_warnings():
+        # Later Pythons warn of a fork beside threads; the child uses none of the parent's.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        os._exit(_ends(work, within, number, events))
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    assert code in (0, KILLED), f"it ended with {code} before change {number}"
+    return code == KILLED
+
+
+def _ends(work: Callable[[], object], within: Path, number: int, events: Collection[str]) -> int:
+    signal.alarm(120)
+    left = number
+
+    def count(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal left
+        if event in events and _changes(event, arguments, within):
+            left -= 1
+            if left == 0:
+                os._exit(KILLED)
+
+    sys.addaudithook(count)
+    try:
+        work()
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _changes(event: str, arguments: tuple[Any, ...], within: Path) -> bool:
+    if event == "open":
+        name, _, flags = arguments
+        return not isinstance(name, int) and bool(flags & _WRITES) and _below(name, within)
+    # Names relative to an open folder are those of a folder that is being removed.
+    return any(isinstance(part, int) and part >= 0 for part in arguments[1:]) or _below(arguments[0], within)
+
+
+def _below(name: Any, within: Path) -> bool:
+    return within in Path(os.fsdecode(name)).absolute().parents
