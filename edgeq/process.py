@@ -23,6 +23,7 @@ from typing import NoReturn
 
 import click
 from edgeq_device.budget import interrupt_once
+from edgeq_device.terminal import printable
 
 from edgeq.errors import BudgetError, EdgeqError, OutputError
 
@@ -32,7 +33,9 @@ READER_GONE = 128 + 13  # SIGPIPE, which Windows does not name
 TERMINATED = 128 + signal.SIGTERM
 
 # Resources that the machine lacks; any other OSError that no package has turned into an edgeq error is a bug.
-_EXHAUSTED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG})
+_EXHAUSTED = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG, errno.EFBIG}
+)
 
 
 def restore_interrupts() -> None:
@@ -78,17 +81,18 @@ def ends_in_one_line(*, verbose: bool = False) -> Iterator[None]:
 
 
 def _prepare_output() -> None:
-    """Standard output that was closed by the caller is nowhere; what its encoding does not have is written as escapes,
-    as it is on stderr (a file name need not be text)."""
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # it lives as long as the program
+    """What the caller has closed is nowhere: no file that is opened later may take its number. What the encoding of
+    standard output does not have is written as escapes, as it is on stderr (a file name need not be text)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115  # they live as long as the program
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _end_bug(error: Exception, *, verbose: bool) -> NoReturn:
     if verbose:
-        traceback.print_exc()
+        click.echo("\n".join(map(printable, traceback.format_exc().splitlines())), err=True)
     text = " ".join(f"{type(error).__name__}: {error}".split())
     hint = "the traceback is above" if verbose else "run it with -v for the traceback"
     _end(f"{text}. This is a bug in edgeq: please report it ({hint})", BUG)
@@ -105,5 +109,5 @@ def _end_usage(error: click.UsageError) -> NoReturn:
 
 
 def _end(line: str, code: int) -> NoReturn:
-    click.echo(f"edgeq: {line}", err=True)
+    click.echo(printable(f"edgeq: {line}"), err=True)
     sys.exit(code)

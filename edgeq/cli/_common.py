@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import json
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from edgeq_device.budget import Budget, renew
+from edgeq_device.terminal import json_text, printable
 
 from edgeq.cli._next import next_line
 from edgeq.errors import OutputError
@@ -22,6 +22,7 @@ from edgeq.progress import SILENT, Advance, Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -45,7 +46,7 @@ class Printer:
 
         try:
             if self.as_json:
-                click.echo(json.dumps(plain(record), indent=2, allow_nan=False))
+                click.echo(json_text(plain(record)))
             else:
                 human(self.console())
             sys.stdout.flush()
@@ -64,14 +65,20 @@ class Printer:
         self.result(record, draw)
 
     def console(self) -> Console:
-        """A rich console on stdout that raises on a broken pipe; lines are not wrapped where stdout is no terminal."""
+        """A rich console on stdout that raises on a broken pipe; lines are not wrapped where stdout is no terminal.
+
+        Each text, in a line or in a cell of a table, stays on its line and moves no cursor.
+        """
         from rich.console import Console
 
         class Piped(Console):
             def on_broken_pipe(self) -> None:
                 raise  # rich calls this while it handles the error, and would end the program itself
 
-        return Piped(soft_wrap=not sys.stdout.isatty(), highlight=False, markup=False)
+            def render_str(self, text: str, **options: Any) -> Text:  # all that is no Text yet comes through here
+                return super().render_str(printable(text), **options)
+
+        return Piped(soft_wrap=not sys.stdout.isatty(), highlight=False, markup=False, emoji=False)
 
     def progress(self) -> Progress:
         """A progress display on stderr when a person is watching; notes alone otherwise; nothing with --quiet."""
@@ -131,14 +138,14 @@ class _StderrProgress:
             TimeRemainingColumn(),
         )
         with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(title, total=total)
+            task = bar.add_task(printable(title), total=total)
             yield lambda steps: bar.advance(task, steps)
 
     def note(self, text: str) -> None:
         """Print `text` on stderr once: notes on calibration and validation data are often the same."""
         if text not in self._printed:
             self._printed.add(text)
-            click.echo(text, err=True)
+            click.echo(printable(text), err=True)
 
 
 def common(function: F) -> F:
@@ -162,6 +169,6 @@ def common(function: F) -> F:
             budget = click.get_current_context().find_object(Budget)
             function(*args, printer=Printer(as_json, quiet, verbose, budget), **kwargs)
             if not as_json and not quiet and (line := next_line(click.get_current_context())) is not None:
-                click.echo(f"next: {line}")
+                click.echo(printable(f"next: {line}"))
 
     return wrapped  # type: ignore[return-value]

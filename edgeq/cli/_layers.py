@@ -39,14 +39,16 @@ def draw_diagnosis(console: Console, found: Diagnosis, *, verbose: bool) -> None
 
 def _draw_error_sources(console: Console, found: Diagnosis) -> None:
     if not found.error_sources:
-        console.print("\nno layer stands out: the noise comes from many alike")
+        console.print()
+        console.print("no layer stands out: the noise comes from many alike")
         return
     what = (
         "layers with the largest part in what error there is"
         if found.verdict == "healthy"
         else "layers that cause the error"
     )
-    console.print(f"\n{what}, each with the outputs' SQNR with its error alone")
+    console.print()
+    console.print(f"{what}, each with the outputs' SQNR with its error alone")
     for rank, error_source in enumerate(found.error_sources, 1):
         who = f"{error_source.node} ({error_source.op_type})" if error_source.node else f"input {error_source.name}"
         console.print(

@@ -83,7 +83,9 @@ def command(
     edgeq bench bundle/ --on fleet.toml
     """
     from edgeq_device.bench_settings import parse_settings
+    from edgeq_device.bench_text import bench_lines
     from edgeq_device.feeds import parse_shapes
+    from edgeq_device.terminal import printable
 
     from edgeq.device import device_errors
     from edgeq.engines import choose_engine
@@ -116,7 +118,8 @@ def command(
         found = bench_on(boards[0], run, progress=printer.progress())
     else:
         found = run(progress=printer.progress())
-    printer.result(found, lambda console: click.echo(found.text(verbose=printer.verbose)))
+    lines = bench_lines(found.report, verbose=printer.verbose)
+    printer.result(found, lambda console: click.echo("\n".join(map(printable, lines))))
 
 
 def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Measurement]) -> Fleet:
@@ -125,6 +128,7 @@ def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Meas
 
     if printer.quiet or not sys.stderr.isatty():
         return measure_fleet(boards, run, lambda name, status: None)
+    from edgeq_device.terminal import printable
     from rich.console import Console
     from rich.live import Live
     from rich.table import Table
@@ -135,7 +139,7 @@ def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Meas
     def drawn() -> Table:
         table = Table("board", "status")
         for name, status in list(doing.items()):
-            table.add_row(Text(name), Text(status))
+            table.add_row(Text(printable(name)), Text(printable(status)))
         return table
 
     with Live(console=Console(stderr=True), get_renderable=drawn, transient=True):
@@ -144,12 +148,11 @@ def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Meas
 
 def _draw_fleet(console: Console, fleet: Fleet) -> None:
     from rich.table import Table
-    from rich.text import Text
 
     for heads, rows in fleet.tables():
         table = Table(*heads)
         for row in rows:
-            table.add_row(*map(Text, row))
+            table.add_row(*row)
         console.print(table)
     for line in fleet.lines():
         console.print(line)

@@ -27,7 +27,7 @@ def command(printer: Printer, output: Path, files: Path | None, force: bool) -> 
 
     if files is not None:
         written = write_files(files)
-        printer.result({"files": written}, lambda console: console.print("\n".join(map(str, written))))
+        printer.lines({"files": written}, map(str, written))
         return
 
     result = demonstrate(output, force=force, progress=printer.progress())

@@ -90,6 +90,7 @@ def command(printer: Printer, on: str | None, **options: Any) -> None:
 
 
 def _draw_trial(console: Console, trial: Trial) -> None:
+    from edgeq_device.terminal import printable
     from rich.table import Table
     from rich.text import Text
 
@@ -97,11 +98,13 @@ def _draw_trial(console: Console, trial: Trial) -> None:
     table = Table(trial.primary, "preprocessing", title="the best first")
     for one in trial.tries:
         value = "" if one.accuracy is None else f"{one.accuracy.value:.4f}"
-        table.add_row(value, Text(f"{one.preprocess}\n  {one.reason or one.title}".rstrip(), overflow="fold"))
+        lines = filter(None, (one.preprocess, one.reason or one.title))
+        table.add_row(value, Text("\n  ".join(map(printable, lines)), overflow="fold"))
     console.print(table)
     if len(trial.tied) > 1:
-        tied = "\n  ".join(trial.tied)
-        console.print(f"{trial.count} samples cannot distinguish these:\n  {tied}")
+        console.print(f"{trial.count} samples cannot distinguish these:")
+        for name in trial.tied:
+            console.print(f"  {name}")
 
 
 def _draw(console: Console, found: EvalResult) -> None:

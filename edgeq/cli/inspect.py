@@ -61,7 +61,8 @@ def _show(report: ModelReport, console: Console, *, verbose: bool) -> None:
     console.print()
     console.print(table)
     if report.preparation:
-        console.print(f"\nquantizing prepares it: {'; '.join(report.preparation)}")
+        console.print()
+        console.print(f"quantizing prepares it: {'; '.join(report.preparation)}")
     for prediction in report.targets:
         _show_prediction(prediction, console, verbose=verbose)
 
@@ -71,8 +72,9 @@ def _show_prediction(prediction: TargetPrediction, console: Console, *, verbose:
 
     counted = [n for n in prediction.nodes if n.verdict != "other"]
     int8 = [n for n in counted if n.verdict == "int8"]
+    console.print()
     console.print(
-        f"\n{prediction.target} ({prediction.backend}): about {prediction.int8_macs_share:.1%} of the MACs and "
+        f"{prediction.target} ({prediction.backend}): about {prediction.int8_macs_share:.1%} of the MACs and "
         f"{len(int8)} of {len(counted)} nodes in int8, a forecast by "
         f"{rules_title(prediction.backend)}; `edgeq quantize` measures it"
     )

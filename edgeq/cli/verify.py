@@ -16,6 +16,7 @@ from edgeq.cli._options import PATH, REQUIRE_SIGNATURE, TASK_NAMES, TRUST, Renam
 @click.option("--variant", metavar="NAME", help="Check this variant alone.")
 @TRUST
 @REQUIRE_SIGNATURE
+@click.option("--expect", metavar="SHA256", help="Refuse a bundle whose manifest has another hash.")
 @click.option(
     "--on",
     multiple=True,
@@ -38,7 +39,13 @@ from edgeq.cli._options import PATH, REQUIRE_SIGNATURE, TASK_NAMES, TRUST, Renam
 @click.option("--max-drop", metavar="DROP", help="Fail if accuracy on the target falls by more: 0.005, 0.5% or 0.5pt.")
 @common
 def command(
-    bundle: Path, variant: str | None, trust: Path | None, require_signature: bool, printer: Printer, **options: Any
+    bundle: Path,
+    variant: str | None,
+    trust: Path | None,
+    require_signature: bool,
+    expect: str | None,
+    printer: Printer,
+    **options: Any,
 ) -> None:
     """Check BUNDLE (a directory or an .edgeq file): hashes, signature, loading, the self-test of what can run here.
 
@@ -48,24 +55,29 @@ def command(
     edgeq verify dist/ --on raspberry-pi-5 --data val/ --count 100 --task classification
     edgeq verify dist/ --on ssh://pi@10.0.0.5
     """
+    from edgeq_device.text import report_lines
+
     from edgeq.bundle.verify import check_report, check_trusted, verify_bundle
 
     if options["on"]:
         from edgeq.remote.verify import verify_everywhere
 
         check_trusted(bundle, trust=trust, required=require_signature)
-        found = verify_everywhere(bundle, variant, options, progress=printer.progress())
+        found = verify_everywhere(bundle, variant, {**options, "expect": expect}, progress=printer.progress())
         printer.lines(found, found.lines())
         found.check()
         return
-
-    from edgeq_device.text import report_lines
 
     from edgeq.pipeline.emulated import refuse_without_target
 
     refuse_without_target(options)
     report = verify_bundle(
-        bundle, variant=variant, trust=trust, require_signature=require_signature, progress=printer.progress()
+        bundle,
+        variant=variant,
+        trust=trust,
+        require_signature=require_signature,
+        expect=expect,
+        progress=printer.progress(),
     )
     printer.lines(report, report_lines(report))
     check_report(report)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from edgeq_device.terminal import printable
 
 from edgeq.process import ends_in_one_line
 from edgeq.progress import Advance
@@ -28,7 +29,13 @@ class PrintedProgress:
 
     def note(self, text: str) -> None:
         """Print a note as a line on stderr."""
-        click.echo(text, err=True)
+        click.echo(printable(text), err=True)
+
+
+def say(*lines: str) -> None:
+    """Print lines, or a text of several, whose names are untrusted."""
+    for line in lines:
+        click.echo("\n".join(map(printable, line.split("\n"))))
 
 
 def switch(*names: str, help: str) -> Callable[[F], F]:

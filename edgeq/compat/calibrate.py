@@ -17,7 +17,7 @@ import click
 
 from edgeq import compat
 from edgeq.callable_package import make_callable
-from edgeq.compat._command import SETTINGS, Command, images_or_arrays
+from edgeq.compat._command import SETTINGS, Command, images_or_arrays, say
 from edgeq.compat.own_preprocess import own_preprocess
 from edgeq.compat.readers import RESNET50
 from edgeq.errors import ModelError, UsageError
@@ -63,7 +63,7 @@ _UPSTREAM = (
 @click.option("--force_fusions", is_flag=False, flag_value="true", help="Fusions are always done; accepted.")
 def command(**options: Any) -> None:
     """Calibrate and quantize a model as the older calibrate.py did."""
-    click.echo(run(**options))
+    say(run(**options))
 
 
 def run(

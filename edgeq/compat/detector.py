@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.compat._command import SETTINGS, Command
+from edgeq.compat._command import SETTINGS, Command, say
 from edgeq.compat.enums import METHODS
 from edgeq.compat.readers import DataReader, YoloDataReader
 from edgeq.errors import UsageError
@@ -85,8 +85,7 @@ def collect_readers(model_path: str | Path, readers: Iterable[DataReader]) -> St
 @click.option("--provider", default="CPUExecutionProvider", help="Execution provider for the evaluation.")
 def command(**options: Any) -> None:
     """Calibrate a detector for TensorRT and evaluate it on COCO."""
-    for line in run(**options):
-        click.echo(line)
+    say(*run(**options))
 
 
 def run(

@@ -19,7 +19,7 @@ from typing import Any
 
 import click
 
-from edgeq.compat._command import SETTINGS, Command, OneOf, PrintedProgress
+from edgeq.compat._command import SETTINGS, Command, OneOf, PrintedProgress, say
 from edgeq.errors import OutputError, UsageError
 from edgeq.ownership import read_object, shown
 from edgeq.registry import DECODERS
@@ -114,7 +114,7 @@ DEVICE = "cpu"
 def command(**options: Any) -> None:
     """Measure accuracy or speed of an image model as MLPerf's main.py does."""
     result = run(**options)
-    click.echo(line_of(result))
+    say(line_of(result))
 
 
 def run(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from edgeq.compat._command import SETTINGS, Command, PrintedProgress, switch
+from edgeq.compat._command import SETTINGS, Command, PrintedProgress, say, switch
 from edgeq.compat.preprocess import quant_pre_process
 
 
@@ -21,7 +21,7 @@ def command(source: Path, output: Path, replace_gemm: bool) -> None:
     """Fold what can be folded, in preparation for calibrate."""
     del replace_gemm
     quant_pre_process(source, output, skip_symbolic_shape=True, progress=PrintedProgress())
-    click.echo(f"{output}: next, python -m edgeq.compat.calibrate --model_path {output} --dataset_path FOLDER")
+    say(f"{output}: next, python -m edgeq.compat.calibrate --model_path {output} --dataset_path FOLDER")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import onnx
 from numpy.typing import NDArray
 
 from edgeq.backends.quantizer import one_line, quiet
-from edgeq.compat._command import SETTINGS, Command, PrintedProgress
+from edgeq.compat._command import SETTINGS, Command, PrintedProgress, say
 from edgeq.errors import CheckFailedError, DataError, ModelError, RuntimeUnavailableError, UsageError
 from edgeq.graph.convert import from_proto
 from edgeq.progress import SILENT, Progress
@@ -157,7 +157,7 @@ def _made_up(dtype: np.dtype[Any], shape: Sequence[int | str | None] | None) -> 
 @click.argument("extra_arguments", nargs=-1, type=click.UNPROCESSED)
 def command(source: Path, output: Path, extra_arguments: tuple[str, ...]) -> None:
     """Fuse the operators of a transformer. All other options are those of onnxruntime.transformers.optimizer."""
-    click.echo(run(source, output, extra_arguments, progress=PrintedProgress()))
+    say(run(source, output, extra_arguments, progress=PrintedProgress()))
 
 
 def run(source: Path, output: Path, extra_arguments: Sequence[str], *, progress: Progress = SILENT) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from edgeq.compat._command import SETTINGS, Command, PrintedProgress, images_or_arrays, switch
+from edgeq.compat._command import SETTINGS, Command, PrintedProgress, images_or_arrays, say, switch
 from edgeq.compat.readers import RESNET50
 from edgeq.records import plain
 
@@ -30,8 +30,7 @@ _FORMATS = ("QDQ", "QOperator")
 @click.option("--profile", default="auto", help="Hardware that the model is for; auto is this machine.")
 def command(**options: Any) -> None:
     """Calibrate, quantize and time an image classifier."""
-    for line in run(**options):
-        click.echo(line)
+    say(*run(**options))
 
 
 def run(

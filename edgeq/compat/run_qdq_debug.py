@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from edgeq.compat._command import SETTINGS, Command, images_or_arrays
+from edgeq.compat._command import SETTINGS, Command, images_or_arrays, say
 from edgeq.compat.readers import RESNET50
 
 
@@ -25,8 +25,7 @@ from edgeq.compat.readers import RESNET50
 @click.option("--count", type=click.IntRange(min=1), default=8, help="Samples at most; all their activations are kept.")
 def command(**options: Any) -> None:
     """Compare the weights and activations of a float model and its quantized form."""
-    for line in run(**options):
-        click.echo(line)
+    say(*run(**options))
 
 
 def run(

@@ -120,7 +120,7 @@ def _overrides(path: Path | None) -> dict[str, Any]:
             ]
             for tensor, entries in content.items()
         }
-    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError) as error:
         raise UsageError(
             f"{path} holds no overrides ({error!r})", 'Write {"tensor": [{"scale": 0.005, "zero_point": 12}]}'
         ) from error

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from edgeq.compat._command import SETTINGS, Command, PrintedProgress
+from edgeq.compat._command import SETTINGS, Command, PrintedProgress, say
 from edgeq.compat.preprocess import preprocessed, symbolic_options, write
 
 
@@ -21,7 +21,7 @@ from edgeq.compat.preprocess import preprocessed, symbolic_options, write
 @symbolic_options
 def command(**options: Any) -> None:
     """Infer the shapes of a model whose inputs have symbolic sizes."""
-    click.echo(run(**options))
+    say(run(**options))
 
 
 def run(

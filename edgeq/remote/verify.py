@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeq_device.package import MAIN
+from edgeq_device.text import hash_line
 
 from edgeq.bundle.read import opened
 from edgeq.emulate.check import EmulatedCheck, check_variant
@@ -62,6 +63,7 @@ class Verification:
     architecture: str
     onnxruntime: str
     variants: tuple[VariantFound, ...]
+    manifest_sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ def verify_on_board(request: VerifyRequest, board: Board, *, progress: Progress 
         before = describe_board(session)
         place = session.send_bundle(request.bundle, progress)
         named = ("--variant", request.variant) if request.variant else ()
+        named += ("--expect", request.expect) if request.expect else ()
         with progress.stage(f"verifying on {board.name}"):
             code, out, last = session.run(
                 *session.python, "-B", f"{place}/edgeq_run.py", "verify", "--json", *named, limit_s=_VERIFY_S
@@ -174,10 +177,17 @@ class VerifiedEverywhere:
     def lines(self) -> list[str]:
         """For people."""
         checks = (*(b.check for b in self.boards if b.check), *(self.targets.checks if self.targets else ()))
-        return [*(line for board in self.boards for line in board.lines()), *summary(checks)]
+        lines = (line for board in self.boards for line in board.lines())
+        return [hash_line(self.manifest_sha256), *lines, *summary(checks)]
+
+    @property
+    def manifest_sha256(self) -> str:
+        """Of the bundle."""
+        return self.targets.manifest_sha256 if self.targets else self.boards[0].verification.manifest_sha256
 
     def __record__(self) -> dict[str, Any]:
-        found = {"bundle": str(self.bundle), "checks": self.targets.checks if self.targets else ()}
+        checks = self.targets.checks if self.targets else ()
+        found = {"bundle": str(self.bundle), "manifest_sha256": self.manifest_sha256, "checks": checks}
         return {**found, **({"boards": self.boards} if self.boards else {})}
 
 

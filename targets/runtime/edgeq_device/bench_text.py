@@ -11,7 +11,12 @@ _COLUMNS = ("p50 ms", "p90 ms", "p99 ms", "p99.9 ms", "mean ms", "CV %", "sample
 
 
 def format_bench(report: Mapping[str, Any], *, verbose: bool = False) -> str:
-    """The report of `run_bench` as a compact table a scenario, the ratios, and the notes; no final newline.
+    """`bench_lines` as one text."""
+    return "\n".join(bench_lines(report, verbose=verbose))
+
+
+def bench_lines(report: Mapping[str, Any], *, verbose: bool = False) -> List[str]:
+    """The report of `run_bench` as a compact table a scenario, the ratios, and the notes; none is empty at the end.
 
     Args:
         verbose: add the distributions as lines of bars, and what was measured on.
@@ -26,7 +31,9 @@ def format_bench(report: Mapping[str, Any], *, verbose: bool = False) -> str:
     if peak is not None and any(m["memory"] is None for m in report["models"].values()):
         lines.append(f"peak memory of the whole process: {_mb(peak)}")
     lines += [f"note: {note}" for note in report["notes"]]
-    return "\n".join(lines).rstrip()
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
 
 
 def _machine(report: Mapping[str, Any]) -> List[str]:

@@ -15,6 +15,7 @@ from edgeq_device.infer import infer
 from edgeq_device.select import CPU, Device
 from edgeq_device.tensorrt import PROVIDER, read_tensorrt
 from edgeq_device.tensorrt_engine import Engine, describe_engine, is_tensorrt, plan_engine, static_shapes, trtexec_line
+from edgeq_device.terminal import printable
 from edgeq_device.variants import Variant
 
 CUDA = "CUDAExecutionProvider"
@@ -60,7 +61,7 @@ def open_on_gpu(variant: Variant, ort: Any, open_with: OpenWith) -> BoundSession
     shapes = _first_run(variant, bound)
     notes = _notes(variant, engine, tensorrt, shapes, time.perf_counter() - start)
     if not engine.cached:
-        print(notes[0], file=sys.stderr, flush=True)
+        print(printable(notes[0]), file=sys.stderr, flush=True)
     bound.notes = tuple(notes)
     return bound
 
