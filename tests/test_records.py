@@ -113,6 +113,8 @@ def test_a_record_that_is_no_table() -> None:
         (b'{"name": "a", "name": "b"}', "appears twice"),
         (b'{"name": NaN}', "not a JSON number"),
         (b"[1]", "not a JSON object"),
+        (b'{"name": "\\ud800"}', "half a character"),
+        (b'{"name": ' + b"9" * 5000 + b"}", "too many digits"),
         (b" " * (16 * 1024 * 1024 + 1), "is larger than"),
         (b'{"name": 1}', "name is 1. Make it text"),
     ],
@@ -128,6 +130,9 @@ def test_json_files_are_bounded(tmp_path: Path, content: bytes, problem: str) ->
     [
         (b"a = " + b"[" * 100_000, "is nested too deeply"),
         (b"a = ", "is not TOML"),
+        (b"a = " + b"9" * 5000, "is not TOML"),
+        (b"[" + b"a." * 900 + b"a]", "is nested too deeply"),
+        (b"a." * 900 + b"a = 1", "is nested too deeply"),
         (b"a = '\xff'", "is not UTF-8 text"),
         (b" " * ((1 << 20) + 1), "is larger than 1 MiB"),
         (b".".join([b"a"] * 300_000) + b" = 1", "has a line of more than 1000 dots"),

@@ -14,13 +14,16 @@ from edgeq.device import device_errors
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Bundle]:
+def opened(path: Path, *, expect: str | None = None) -> Iterator[Bundle]:
     """The bundle at `path` (a directory or an .edgeq file), checked; errors of the device side inside are translated.
+
+    Args:
+        expect: the sha256 that its manifest must have.
 
     Raises:
         BundleError: names, sizes, hashes or keys that are not right.
     """
-    with device_errors(), open_bundle(path) as bundle:
+    with device_errors(), open_bundle(path, expect=expect) as bundle:
         yield bundle
 
 

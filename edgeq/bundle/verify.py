@@ -20,6 +20,7 @@ def verify_bundle(
     variant: str | None = None,
     trust: str | Path | None = None,
     require_signature: bool = False,
+    expect: str | None = None,
     progress: Progress = SILENT,
 ) -> Report:
     """Open the bundle at `path` with every check, then load and self-test what can run here.
@@ -30,16 +31,19 @@ def verify_bundle(
         trust: file or folder of the keys and certificates whose signature the bundle must have (docs/signing.md);
             without it that of this machine, $EDGEQ_TRUST or /etc/edgeq/trust, if there is one.
         require_signature: refuse where neither is there.
+        expect: the sha256 that its manifest must have, as the sender says.
 
     Raises:
-        BundleError: the bundle is damaged, was changed, is not signed as it must be, or has no variant of that name.
-        UsageError: the trusted keys cannot be read, or there are none and a signature is required.
+        BundleError: the bundle is damaged, was changed, is not signed as it must be, is another one than expected, or
+            has no variant of that name.
+        UsageError: the trusted keys cannot be read, or there are none and a signature is required; `expect` is no
+            sha256.
         RuntimeUnavailableError: onnxruntime is missing; cryptography, where a certificate must be verified.
     """
     path = Path(path)
     with progress.stage(f"verifying {path}"), device_errors():
         trusted = trust_for(Path(trust) if trust is not None else None, required=require_signature)
-        with opened(path) as bundle:
+        with opened(path, expect=expect) as bundle:
             signer = check_signature(bundle, trusted, verified_key)
             return verify(bundle, read_device(), variant, signer)
 

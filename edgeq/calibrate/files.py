@@ -99,7 +99,7 @@ def load_statistics(directory: Path) -> Statistics:
             f"{directory} holds no calibration statistics ({error.strerror}: {Path(str(error.filename)).name})",
             "Give a directory that `edgeq calibrate` wrote",
         ) from error
-    except (*DAMAGE, KeyError, TypeError, IndexError, OverflowError) as error:
+    except (*DAMAGE, KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise CalibrationError(f"{directory} is damaged ({reason[:200]})", "Calibrate again") from error
 

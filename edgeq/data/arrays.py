@@ -38,11 +38,13 @@ DAMAGE = (
     struct.error,
     zlib.error,
     zipfile.BadZipFile,
-    RuntimeError,
+    RuntimeError,  # RecursionError too
     SyntaxError,  # numpy parses a damaged .npy header as Python text
     tokenize.TokenError,
     csv.Error,
+    MemoryError,  # what Python's parser calls a text that is nested too deeply
 )
+"""What Python's and numpy's readers of archives and arrays raise where a file is damaged."""
 
 
 @dataclass(frozen=True)

@@ -89,19 +89,29 @@ def image_size(state: State) -> tuple[int, int]:
 
 
 def to_hwc(array: Array, axes: str) -> Array:
-    """From `axes` (H, W and perhaps C) to HWC."""
-    if "C" not in axes:
-        return array.transpose([axes.index(a) for a in "HW"])[:, :, None]
-    return array.transpose([axes.index(a) for a in "HWC"])
+    """From `axes` (H, W, perhaps C, and others of size 1, as a batch axis) to HWC.
+
+    Raises:
+        DataError: another axis has another size.
+    """
+    others = tuple(i for i, axis in enumerate(axes) if axis not in "HWC")
+    if any(array.shape[i] != 1 for i in others):
+        raise DataError(f"shape {list(array.shape)}, axes {axes}, is not one image", "Put steps on pixels first")
+    kept = "".join(axis for axis in axes if axis in "HWC")
+    array = array.squeeze(others)
+    if "C" not in kept:
+        return array.transpose([kept.index(a) for a in "HW"])[:, :, None]
+    return array.transpose([kept.index(a) for a in "HWC"])
 
 
 def from_hwc(array: Array, axes: str) -> Array:
     """The inverse of `to_hwc`."""
-    if "C" not in axes:
-        return array[:, :, 0].transpose(["HW".index(a) for a in axes])
-    if array.ndim == 2:
-        array = array[:, :, None]
-    return array.transpose(["HWC".index(a) for a in axes])
+    kept = "".join(axis for axis in axes if axis in "HWC")
+    if "C" not in kept:
+        array = array[:, :, 0].transpose(["HW".index(a) for a in kept])
+    else:
+        array = (array if array.ndim == 3 else array[:, :, None]).transpose(["HWC".index(a) for a in kept])
+    return np.expand_dims(array, tuple(i for i, axis in enumerate(axes) if axis not in "HWC"))
 
 
 def through_pillow(state: State, what: str, work: Callable[[Image.Image], Image.Image]) -> Array:

@@ -77,6 +77,8 @@ class Preprocess:
             return self._call_function(raw)
         if not isinstance(raw, Picture | np.ndarray):
             raise DataError(f"preprocessing {self.name} takes images and arrays", "Use a function of your own for text")
+        if isinstance(raw, np.ndarray) and raw.dtype.kind not in "biuf":
+            raise DataError(f"preprocessing {self.name} takes numbers, not {raw.dtype}", "Use a function of your own")
         items, batched = self._items(raw, spec)
         done: list[State] = []
         for item in items:

@@ -56,7 +56,7 @@ def load_sysroot(emulator: Emulator) -> Sysroot | None:
     try:
         content = json.loads(lock.read_text(encoding="utf-8"))
         return _sysroot(Path(content["root"]), emulator, content)
-    except (ValueError, KeyError, TypeError, UsageError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, UsageError) as error:
         raise RuntimeUnavailableError(
             f"{lock.parent} is damaged ({error})", f"Remove it and run: edgeq emulate setup {emulator.name}"
         ) from error

@@ -21,7 +21,7 @@ from edgeq.engines import load_engines
 from edgeq.errors import BundleError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
-from edgeq.hardware.target import Target, resolve
+from edgeq.hardware.target import Target, named_target, resolve
 from edgeq.measure.loaded_model import variant_preprocessing
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.model.load import signature_of
@@ -43,6 +43,7 @@ class VerifyRequest:
         preprocess: None takes the bundle's.
         labels, task, options: what accuracy is measured by; without a task, agreement alone.
         max_drop: accuracy that may be lost against this machine, as a fraction.
+        expect: the sha256 that the bundle's manifest must have.
     """
 
     bundle: Path
@@ -55,6 +56,7 @@ class VerifyRequest:
     task: str | None = None
     options: TaskOptions | None = None
     max_drop: float | None = None
+    expect: str | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Verified:
     bundle: Path
     checks: tuple[EmulatedCheck, ...]
     max_drop: float | None
+    manifest_sha256: str = ""
 
     def check(self) -> None:
         """Raise CheckFailedError where one failed, RuntimeUnavailableError where none could be run."""
@@ -74,7 +77,7 @@ class Verified:
             raise RuntimeUnavailableError(f"{self.bundle}: nothing could be checked ({why})")
 
     def __record__(self) -> dict[str, Any]:
-        return {"bundle": str(self.bundle), "checks": self.checks}
+        return {"bundle": str(self.bundle), "manifest_sha256": self.manifest_sha256, "checks": self.checks}
 
 
 def verify_on(
@@ -91,7 +94,7 @@ def verify_on(
     task = make_task(request.task, request.options or TaskOptions()) if request.task is not None else None
     machine = detect_machine()
     checks = []
-    with opened(request.bundle) as bundle:
+    with opened(request.bundle, expect=request.expect) as bundle:
         pairs = list(_pairs(bundle, request, machine))
         for variant, target in pairs:
             samples = samples_of(request, variant, progress) if request.data is not None else None
@@ -107,7 +110,7 @@ def verify_on(
                     progress=progress,
                 )
             )
-    return Verified(request.bundle, tuple(checks), request.max_drop)
+    return Verified(request.bundle, tuple(checks), request.max_drop, bundle.manifest_sha256)
 
 
 def _pairs(bundle: Bundle, request: VerifyRequest, machine: Machine) -> Iterator[tuple[Variant, Target]]:
@@ -131,8 +134,8 @@ def _built_for(variant: Variant, machine: Machine) -> Target:
     profile, target = (variant.info.get(key) for key in ("profile", "target"))
     if not isinstance(profile, str) or not isinstance(target, str):
         raise BundleError(f"variant {variant.name} does not record what it was built for", "Name a target with --on")
-    found = resolve(target, machine)
-    return found if found.profile.name == profile else resolve(profile, machine)
+    found = named_target(target, machine)
+    return found if found.profile.name == profile else named_target(profile, machine)
 
 
 def _taken(bundle: Bundle, target: Target, name: str | None) -> Variant:

@@ -8,14 +8,25 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
+from edgeq.errors import ModelError
 
-def from_proto(proto: onnx.ModelProto, base: Path | None = None) -> ir.Model:
+
+def from_proto(proto: onnx.ModelProto, base: Path | None = None, *, where: object = "the model") -> ir.Model:
     """The in-memory model of a checked protobuf. Weights are not copied.
 
     Args:
         base: folder that the locations of external weights are relative to; they are read when their values are.
+        where: the model's file, for messages.
+
+    Raises:
+        ModelError: something in it has no meaning, such as an element type that ONNX does not have.
     """
-    model = ir.serde.deserialize_model(proto)
+    try:
+        model = ir.serde.deserialize_model(proto)
+    except Exception as error:  # ValueError, KeyError, AttributeError and others, each with the one that it followed
+        cause = error.__cause__ or error
+        text = " ".join(str(cause).split())[:300] or type(cause).__name__
+        raise ModelError(f"{where} cannot be read: {text}", "Export the model again") from error
     if base is not None:
         ir.external_data.set_base_dir(model.graph, base)
     return model

@@ -93,10 +93,18 @@ def resolve(name_or_path: str | Path, machine: Machine | None = None) -> Target:
         HardwareError: unknown, with the nearest name; or a file that is not a good target or profile.
     """
     name = str(name_or_path)
-    profiles = _profile_documents()
     if name.endswith(".toml"):
-        return _resolve_file(Path(name), profiles, machine)
-    documents = _target_documents()
+        return _resolve_file(Path(name), _profile_documents(), machine)
+    return named_target(name, machine)
+
+
+def named_target(name: str, machine: Machine | None = None) -> Target:
+    """`resolve` for a name that nobody typed, such as that in a bundle: it never is a path.
+
+    Raises:
+        HardwareError: unknown, with the nearest name.
+    """
+    profiles, documents = _profile_documents(), _target_documents()
     wanted = THIS_MACHINE if name == AUTO else name
     if wanted in documents:
         return _build(documents[wanted], profiles, machine)

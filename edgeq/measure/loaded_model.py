@@ -101,7 +101,7 @@ def open_model(
         yield LoadedModel(
             path=path,
             model=path,
-            graph=in_memory(proto, path.parent),
+            graph=in_memory(proto, path.parent, where=path),
             variant=None,
             signature=signature_of(proto, path),
             settings=settings,
@@ -138,7 +138,7 @@ def _open_variant(
         yield LoadedModel(
             path=path,
             model=chosen.model,
-            graph=in_memory(model, Path(settings.config.get(EXTERNAL_FOLDER, chosen.model.parent))),
+            graph=in_memory(model, Path(settings.config.get(EXTERNAL_FOLDER, chosen.model.parent)), where=path),
             variant=chosen.name,
             signature=signature_of(model, path),
             settings=settings,

@@ -168,7 +168,7 @@ def inspect_model(
     """
     rules = [(name, backend, int8_rules(backend), scheme) for name, backend, scheme in targets]
     proto = load_model(path, external_data="none")
-    model = from_proto(proto, path.parent)
+    model = from_proto(proto, path.parent, where=path)
     files = model_files(path)
     quantized = is_quantized(model)
     notes = list(_notes(model, path))

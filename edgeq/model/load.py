@@ -87,18 +87,22 @@ def read_model(path: Path) -> ir.Model:
     Raises:
         ModelError: as `load_model`.
     """
-    return in_memory(load_model(path, external_data="none"), path.parent)
+    return in_memory(load_model(path, external_data="none"), path.parent, where=path)
 
 
-def in_memory(model: onnx.ModelProto, base: Path) -> ir.Model:
+def in_memory(model: onnx.ModelProto, base: Path, *, where: object = "the model") -> ir.Model:
     """A loaded model for edgeq to work on. Initializers that are listed as inputs, as old models do, are no inputs.
 
     Args:
         base: folder of its external data.
+        where: its file, for messages.
+
+    Raises:
+        ModelError: something in it has no meaning.
     """
     from onnx_ir.passes.common import RemoveInitializersFromInputsPass
 
-    memory = from_proto(model, base)
+    memory = from_proto(model, base, where=where)
     weights = RemoveInitializersFromInputsPass()(memory)
     if weights.modified:
         memory.ir_version = max(memory.ir_version, _FREE_INITIALIZERS)

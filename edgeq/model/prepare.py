@@ -136,7 +136,7 @@ def rewritten(prepared: PreparedModel, model: ir.Model, path: Path, *notes: str)
 def _loaded(source: Path) -> ir.Model:
     proto = load_model(source, external_data="none")
     signature_of(proto, source)
-    return from_proto(proto, source.parent)
+    return from_proto(proto, source.parent, where=source)
 
 
 def _named(model: ir.Model, source: Path, notes: list[str]) -> ir.Model:

@@ -58,16 +58,29 @@ def infer_shapes(
     known = {v.name: v for v in bare.graph.value_info}
     problem = ""
     try:
-        inferred = onnx.shape_inference.infer_shapes(bare) if symbolic is None else _symbolic(bare, symbolic)
+        inferred = inferred_shapes(bare) if symbolic is None else _symbolic(bare, symbolic)
     except (
         Exception
     ) as error:  # sympy, assertions and bare Exceptions of the inference tool: any of them means fallback
         problem = _sentence(error)
-        inferred = onnx.shape_inference.infer_shapes(bare)
+        inferred = inferred_shapes(bare)
     for value in _described(inferred.graph):
         if value.name not in known or _knowledge(value) >= _knowledge(known[value.name]):
             known[value.name] = value
     return {name: ir.serde.deserialize_value_info_proto(value, None) for name, value in known.items()}, problem
+
+
+def inferred_shapes(bare: onnx.ModelProto, where: object = "the model", *, data_prop: bool = False) -> onnx.ModelProto:
+    """What onnx's own inference makes of a model without its weights.
+
+    Raises:
+        ModelError: types or shapes contradict each other in a way that it cannot go on from.
+    """
+    try:
+        return onnx.shape_inference.infer_shapes(bare, data_prop=data_prop)
+    except Exception as error:  # its C++ side raises InferenceError, RuntimeError, IndexError and others
+        text = " ".join(str(error).split())[:300]
+        raise ModelError(f"the shapes of {where} cannot be inferred: {text}", "Export the model again") from error
 
 
 def _described(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
@@ -107,7 +120,7 @@ def element_types(model: ir.Model) -> dict[str, ir.DataType]:
     values = GraphIndex(model).values
     known = {name: value for name, value in values.items() if value.type is not None}
     if len(known) < len(values):
-        inferred = onnx.shape_inference.infer_shapes(skeleton(model)).graph
+        inferred = inferred_shapes(skeleton(model)).graph
         found = [ir.serde.deserialize_value_info_proto(v, None) for v in (*inferred.value_info, *inferred.output)]
         known = {value.name: value for value in found if value.name and value.type is not None} | known
     return {name: _element_type(value) for name, value in known.items()}
@@ -124,7 +137,7 @@ def describe(model: ir.Model, path: Path) -> None:
     Raises:
         ModelError: a tensor is too large for any machine; nothing has tried to allocate it then.
     """
-    inferred = onnx.shape_inference.infer_shapes(skeleton(model)).graph
+    inferred = inferred_shapes(skeleton(model), path).graph
     for info in [*inferred.input, *inferred.value_info, *inferred.output]:
         sizes = [d.dim_value for d in info.type.tensor_type.shape.dim if d.dim_value > 0]
         if math.prod(sizes) > MAX_ACTIVATION_BYTES // _WIDEST_ELEMENT:

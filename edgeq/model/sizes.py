@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from edgeq.model.shapes import inferred_shapes
 from edgeq.model.skeleton import skeleton
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ def tensor_sizes(model: ir.Model, inputs: Mapping[str, NDArray[Any]]) -> dict[st
                 dims.add().dim_value = size
     for value in bare.graph.output:
         value.type.tensor_type.ClearField("shape")
-    inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True).graph
+    inferred = inferred_shapes(bare, data_prop=True).graph
     return {
         value.name: _FLOAT_BYTES * math.prod(d.dim_value for d in value.type.tensor_type.shape.dim)
         for value in [*inferred.input, *inferred.value_info, *inferred.output]

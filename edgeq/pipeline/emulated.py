@@ -85,7 +85,7 @@ def _count(job: Job, built: Built, machine: Machine) -> int:
 def verify_request(bundle: Path, variant: str | None, options: Mapping[str, Any]) -> VerifyRequest:
     """The request of `edgeq verify --on`, from its flat options."""
     named = {name: options[name] for name in ("annotations", "decoder", "class_offset")}
-    same = {name: options[name] for name in ("on", "data", "count", "preprocess", "labels", "task")}
+    same = {name: options[name] for name in ("on", "data", "count", "preprocess", "labels", "task", "expect")}
     drop = share("--max-drop", options["max_drop"])
     if drop is not None and options["task"] is None:
         raise UsageError("--max-drop needs something that measures accuracy", "Give --task and labelled --data")

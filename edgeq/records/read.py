@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import tomllib
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +13,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 
 import msgspec
 from edgeq_device.errors import DeviceError
-from edgeq_device.plainjson import MAX_BYTES, parse_json
+from edgeq_device.plainjson import MAX_BYTES, MAX_DEPTH, parse_json
 
 from edgeq.errors import EdgeqError
 from edgeq.records.explain import check_keys, explained
@@ -136,15 +137,25 @@ def toml_table(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]:
             raise error(f"{path} is larger than 1 MiB", fix)
         if any(line.count(b".") > _MOST_DOTS for line in content.split(b"\n")):
             raise error(f"{path} has a line of more than {_MOST_DOTS} dots", fix)
-        return tomllib.loads(content.decode("utf-8"))
+        found = tomllib.loads(content.decode("utf-8"))
     except OSError as problem:
         raise error(f"{path} cannot be read: {problem.strerror}", fix) from problem
     except UnicodeDecodeError as problem:
         raise error(f"{path} is not UTF-8 text", fix) from problem
-    except tomllib.TOMLDecodeError as problem:
+    except ValueError as problem:  # TOMLDecodeError, or a number of thousands of digits
         raise error(f"{path} is not TOML: {problem}", "Correct it there") from problem
     except RecursionError as problem:
         raise error(f"{path} is nested too deeply", fix) from problem
+    level: list[Any] = [found]
+    for _ in range(MAX_DEPTH):
+        level = [item for value in level for item in _items(value)]
+    if level:
+        raise error(f"{path} is nested too deeply", fix)
+    return found
+
+
+def _items(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
 
 
 def _decode(kind: type, value: Any) -> Any:

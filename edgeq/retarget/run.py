@@ -152,7 +152,7 @@ def _limits(graph: ir.Model, target: Target) -> list[WrongKernels]:
 
 def _opened(path: Path) -> tuple[ir.Model, list[str]]:
     changes: list[str] = []
-    graph = from_proto(load_model(path, external_data="all"))
+    graph = from_proto(load_model(path, external_data="all"), where=path)
     if not is_quantized(graph):
         raise ModelError(f"{path} is not quantized", "Use `edgeq quantize`")
     old = opset_of(graph)

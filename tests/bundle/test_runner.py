@@ -192,6 +192,31 @@ def test_without_onnxruntime(good: Path, tmp_path: Path) -> None:
     assert "onnxruntime cannot be imported" in line
 
 
+def shell(line: str, cwd: Path) -> tuple[int, str]:
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {line.replace('RUN', f'{sys.executable} edgeq_run.py')}"],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_output_that_nobody_takes(good: Path) -> None:
+    assert shell("RUN info | true", good) == (141, "")
+    assert shell("RUN info --json >&-", good) == (0, "")
+    assert shell("RUN info >&- 2>&-", good) == (0, "")
+    code, line = shell("RUN info > /dev/full", good)
+    assert (code, line) == (
+        6,
+        "edgeq_run: standard output cannot be written (No space left on device). Send it elsewhere\n",
+    )
+    assert shell("PYTHONIOENCODING=ascii RUN info", good) == (0, "")
+
+
 def test_wrong_usage(good: Path) -> None:
     assert run("edgeq_run.py", cwd=good).returncode == 2
     assert run("edgeq_run.py", "dance", cwd=good).returncode == 2

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from edgeq_device.arrays import write_npz
 from edgeq_device.cli import main
 from edgeq_device.errors import BundleError
 from edgeq_device.package import open_bundle
@@ -55,6 +57,68 @@ def test_command(good: Path) -> None:
     human = CliRunner().invoke(group, ["verify", str(good)])
     assert "all hashes right" in human.stdout
     assert "it is for" in human.stdout
+
+
+def test_the_hash_is_printed_and_compared(good: Path, good_zip: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_bundle(good) as bundle:
+        digest = bundle.manifest_sha256
+    for place in (str(good), str(good_zip)):
+        for expected, code, says in (
+            (digest, 0, f"manifest sha256 {digest}"),
+            (digest.upper(), 0, "all hashes right"),
+            ("0" * 64, 7, f"its manifest has the sha256 {digest}, not {'0' * 64}"),
+            (digest[:-1], 2, "is no sha256. Give 64 hexadecimal digits"),
+            (f" {digest}", 2, "is no sha256"),
+        ):
+            done = CliRunner().invoke(group, ["verify", place, "--expect", expected])
+            assert done.exit_code == code, done.output
+            assert says in done.output
+            assert main(["verify", "--bundle", place, "--expect", expected]) == code
+            printed = capsys.readouterr()
+            assert says in printed.out + printed.err
+    for_targets = ["verify", str(good), "--on", "all", "--expect", "0" * 64]
+    assert CliRunner().invoke(group, for_targets).exit_code == 7
+
+
+@pytest.mark.parametrize("outputs", [{}, {"y": np.zeros((0, 48), np.float32)}])
+def test_a_self_test_that_compares_nothing_has_not_passed(outputs: dict[str, Any], copy: Path) -> None:
+    for name in (copy / "selftest").glob("outputs-*.npz"):
+        write_npz(name, outputs)
+    directories.seal(copy)
+    done = CliRunner().invoke(group, ["verify", str(copy), "--variant", "plain"])
+    assert done.exit_code == 10, done.output
+    assert "compares nothing" in done.output
+    assert "passed" not in done.output
+
+
+def test_the_target_of_a_bundle_is_a_name(copy: Path, tmp_path: Path) -> None:
+    """Never the path of a file that is then read."""
+    own = tmp_path / "own.toml"
+    own.write_text("not TOML at all")
+    for name in (str(own), "own.toml", "../own.toml"):
+        directories.edit_info(copy, target=name, profile="x86-64-v3")
+        done = CliRunner().invoke(group, ["verify", str(copy), "--variant", "plain", "--on", "all"])
+        assert done.exit_code == 5, done.output
+        assert "unknown target or profile" in done.output
+
+
+HOSTILE = "\x1b]0;mine\x07\nlinear: verified\x9b2J\u202e"
+
+
+def test_what_a_bundle_says_is_printed_as_text(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directories.edit_info(copy, required_features=[HOSTILE], products=[HOSTILE])
+    directories.seal(copy, package_name=HOSTILE, description=HOSTILE)
+    arguments = (["info"], ["verify"], ["info", "--json"], ["verify", "--json"], ["infer", "x.npy", "-o", "o.npz"])
+    for command in arguments:
+        main([*command, "--bundle", str(copy)])
+    for command in (["verify", str(copy)], ["verify", str(copy), "--json"]):
+        done = CliRunner().invoke(group, command)
+        assert done.output.replace("\n", "").isprintable()
+    printed = capsys.readouterr()
+    for text in (printed.out, printed.err):
+        assert "mine" in text
+        assert text.replace("\n", "").isprintable()
+        assert not any(line.startswith("linear: verified") for line in text.splitlines())
 
 
 def test_a_bundle_that_was_used_is_whole(copy: Path) -> None:

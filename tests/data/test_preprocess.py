@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
 from PIL import Image
 
 from data.helpers import pixels, spec
@@ -220,6 +223,28 @@ def test_functions_from_files(tmp_path: Path) -> None:
 def test_text_and_paths_need_a_function() -> None:
     with pytest.raises(DataError, match="images and arrays"):
         load_preprocess("none")("a line")
+
+
+STEPS = (
+    "layout=NCHW", "layout=NHWC", "layout=HWC", "layout=CHW", "layout=model", "resize=5", "resize=short:4", "crop=3",
+    "resize=model", "letterbox=6:1", "letterbox=model", "channels=BGR", "channels=L", "divide=255", "mean=[1,2,3]",
+    "expand=0", "reshape=-1", "window=2", "center", "dtype=float64", "dtype=uint8",
+)  # fmt: skip
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(st.sampled_from(STEPS), min_size=1, max_size=5),
+    npst.arrays(st.sampled_from(["u1", "i8", "f4", "?", "U3", "c8"]), npst.array_shapes(max_dims=5, max_side=6)),
+    st.sampled_from([None, ("N", 3, 4, 5), (1, 4, 5, 3), (4,)]),
+)
+def test_steps_in_any_order_on_anything_work_or_are_refused(
+    steps: list[str], array: np.ndarray, shape: tuple[int | str, ...] | None
+) -> None:
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        with contextlib.suppress(DataError):
+            load_preprocess(",".join(steps))(array, spec("x", *shape) if shape is not None else None)
 
 
 def test_items_of_one_array_must_come_out_alike() -> None:

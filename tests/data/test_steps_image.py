@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,6 +156,20 @@ def test_rows_first_and_channels_first_arrays_resize_alike() -> None:
     assert np.array_equal(hwc.transpose(2, 0, 1), chw)
     grey = step = build_step({"op": "resize", "size": 5})
     assert grey.apply(State(pixels(9, 7)[..., 0], "HW"), None).array.shape == (5, 5)
+
+
+@pytest.mark.parametrize(
+    "table", [{"op": "resize", "size": 5}, {"op": "letterbox", "size": 12}, {"op": "channels", "order": "L"}]
+)
+def test_a_batch_axis_of_one_changes_nothing(table: dict[str, Any]) -> None:
+    """As `layout=NCHW` before them leaves it."""
+    step = build_step(table)
+    plain = step.apply(State(pixels(9, 7), "HWC", "RGB"), None)
+    batch = step.apply(State(pixels(9, 7).transpose(2, 0, 1)[None], "NCHW", "RGB"), None)
+    assert batch.axes == "NCHW"
+    assert np.array_equal(batch.array[0].transpose(1, 2, 0), plain.array)
+    with pytest.raises(DataError, match="is not one image"):
+        step.apply(State(np.stack([pixels(9, 7)] * 2), "NHWC", "RGB"), None)
 
 
 def test_floats_are_not_resized() -> None:

@@ -85,6 +85,44 @@ def test_a_header_that_promises_too_much(tmp_path: Path) -> None:
         read_arrays(tmp_path / "x.npy")
 
 
+def npy_of(header: str, values: bytes = b"\0" * 8) -> bytes:
+    text = header.encode("latin-1").ljust(118 if len(header) < 118 else len(header) + 1) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + values
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (2,",
+        "(" * 9000,
+        "-" * 9000 + "1",
+        "[" * 60 + "]" * 60,
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (-1, -2)}",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (0, -5)}",
+        "{'descr': '<f4', 'fortran_order': True, 'shape': (0, 99999999999999999999)}",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (" + "1," * 70 + "2)}",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (2.0,)}",
+        "{'descr': '|V0', 'fortran_order': False, 'shape': (3,)}",
+        "{'descr': 'nonsense', 'fortran_order': False, 'shape': (2,)}",
+        "{'descr': [('a', '<f4'), ('a', '<f4')], 'fortran_order': False, 'shape': (1,)}",
+        "{'descr': " + "[('a', " * 50 + "'<f4'" + ")]" * 50 + ", 'fortran_order': False, 'shape': (3,)}",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (" + "9" * 5000 + ",)}",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (2L",
+        "\x00\xff",
+        '"""',
+    ],
+)
+@pytest.mark.parametrize("values", [b"", b"\0" * 8])
+def test_a_header_of_another_form(header: str, values: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.npy").write_bytes(npy_of(header, values))
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.write(tmp_path / "x.npy", "x.npy")
+    for name in ("x.npy", "x.npz"):
+        with pytest.raises(DataError) as caught:
+            read_arrays(tmp_path / name)
+        assert "\n" not in str(caught.value)
+
+
 def test_a_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgeq_device.arrays.MAX_ARRAY_BYTES", 1000)
     write_npz(tmp_path / "x.npz", {"x": np.zeros(10_000, np.int8)})

@@ -11,7 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "models/model/a b/weights.bin", "ümlaut.onnx", "a/..b/c...d"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "manifest.json",
+        "models/model/a b/weights.bin",
+        "ümlaut.onnx",
+        "a/..b/c...d",
+        "console",
+        "com/aux1",
+        "\U0001f40d猫",
+    ],
+)
 def test_allowed(name: str) -> None:
     assert check_file_name(name, "here") == name
 
@@ -30,6 +41,14 @@ def test_allowed(name: str) -> None:
         "C:a",
         "a\0b",
         "a\nb",
+        "a\x9bb",
+        "a\u202eb",
+        "a\u2028b",
+        "a\ud800b",
+        "CON",
+        "a/nul.txt",
+        "Com1/b",
+        "lpt\u00b2 .x",
         "a:b",
         "a.",
         "a ",

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.program import Pool, Program, Step, Tensor, Tile
+from edgeq.data.arrays import DAMAGE
 from edgeq.errors import BundleError
 from edgeq.ownership import is_plain
 from edgeq.records import parse, plain
@@ -111,7 +112,7 @@ def load_program(path: Path) -> Program:
             tuple(_step(entry, arrays) for entry in found.steps),
             found.notes,
         )
-    except (DeviceError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (*DAMAGE, DeviceError, KeyError, TypeError, AttributeError) as error:
         raise BundleError(f"{path} holds no program ({type(error).__name__}: {error})", _DAMAGED) from error
 
 

@@ -89,12 +89,13 @@ def _read_npy(stream: IO[bytes], size: int, where: str) -> "np.ndarray[Any, Any]
         else:
             raise ValueError(f"format version {version}")
     except Exception as error:  # numpy parses the header as Python text: TokenError, RecursionError, MemoryError ...
-        raise DataError(f"{where} is not an .npy array ({' '.join(str(error).split())})", fix) from error
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{where} is not an .npy array ({text})", fix) from error
     if dtype.hasobject:
         raise DataError(f"{where} holds pickled Python objects", fix)
     data = stream.read(size)
     expected = math.prod(shape) * dtype.itemsize
-    if len(data) != expected:
+    if len(data) != expected or min(shape, default=0) < 0:
         raise DataError(f"{where}: its header promises {expected} bytes, {len(data)} are there", fix)
     try:
         array = np.frombuffer(data, dtype=dtype)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import json
+import errno
+import io
+import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, NoReturn, Optional, Sequence
 
 from edgeq_device.budget import confine, interrupt_once, lift_seconds
-from edgeq_device.errors import BudgetError, BundleError, DeviceError
+from edgeq_device.errors import BudgetError, BundleError, DeviceError, OutputError
 from edgeq_device.package import Bundle, open_bundle
+from edgeq_device.terminal import json_text, printable
 from edgeq_device.trust import PLACE, Trust, check_signature, trust_for
 from edgeq_device.variants import Variant
 
 INTERRUPTED = 130
+READER_GONE = 141
 
 
 def program(root: Path) -> int:
@@ -31,30 +35,48 @@ def program(root: Path) -> int:
 
 def main(argv: Optional[Sequence[str]] = None, root: Optional[Path] = None) -> int:
     """Run one command on the bundle at `root` (or --bundle) and return the exit code."""
+    _prepare_output()
     arguments = _parser(root).parse_args(argv)
     try:
         trust = trust_for(arguments.trust, required=arguments.require_signature)
         if arguments.run is None:
             return _pull(arguments, trust)
-        with open_bundle(arguments.bundle) as bundle:
+        with open_bundle(arguments.bundle, expect=getattr(arguments, "expect", None)) as bundle:
             arguments.signer = check_signature(bundle, trust)
             return int(arguments.run(bundle, arguments))
     except DeviceError as error:
         return _failed(error)
     except MemoryError:
         return _failed(BudgetError("memory ran out", "EDGEQ_BUDGET sets how much may be taken; give smaller inputs"))
+    except BrokenPipeError:
+        return READER_GONE
     except KeyboardInterrupt:
         print("edgeq_run: interrupted", file=sys.stderr)
         return INTERRUPTED
 
 
 def _failed(error: DeviceError) -> int:
-    print(f"edgeq_run: {error}", file=sys.stderr)
+    print(printable(f"edgeq_run: {error}"), file=sys.stderr)
     return error.exit_code
 
 
+def _prepare_output() -> None:
+    """What the caller has closed is nowhere: no file that is opened later may take its number. What an encoding does
+    not have is written as escapes."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115  # they live as long as the program
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
+
+
 def _parser(root: Optional[Path]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="edgeq_run.py", description="Check, time and run this bundle on this device.")
+    parser = _Parser(prog="edgeq_run.py", description="Check, time and run this bundle on this device.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, run, summary in (
         ("info", _info, "Show the variants, which one this device takes, and why."),
@@ -78,6 +100,8 @@ def _parser(root: Optional[Path]) -> argparse.ArgumentParser:
             "--trust", type=Path, metavar="PATH", help=f"keys whose signature counts, a file or folder ({PLACE})"
         )
         command.add_argument("--require-signature", action="store_true", help="refuse where no key is trusted")
+        if name == "verify":
+            command.add_argument("--expect", metavar="SHA256", help="refuse a bundle whose manifest has another hash")
         if name in ("bench", "infer"):
             command.add_argument("--threads", type=_count, default=0, help="threads inside an operator (0: all cores)")
         if name == "bench":
@@ -150,7 +174,7 @@ def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
     from edgeq_device.bench_bundle import bundle_feeds, bundle_models, explained_variants
     from edgeq_device.bench_models import bench_models
     from edgeq_device.bench_settings import parse_settings
-    from edgeq_device.bench_text import format_bench
+    from edgeq_device.bench_text import bench_lines
     from edgeq_device.feeds import parse_shapes
     from edgeq_device.sessions import read_device
 
@@ -162,7 +186,7 @@ def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
     feeds = None if shapes else bundle_feeds(variants)
     report = bench_models(bundle_models(variants), wanted, feeds=feeds, shapes=shapes)
     report["notes"] = [*passed_over, *report["notes"]]
-    _show(arguments, report, [format_bench(report, verbose=arguments.verbose)])
+    _show(arguments, report, bench_lines(report, verbose=arguments.verbose))
     return 0
 
 
@@ -207,4 +231,11 @@ def _pull(arguments: argparse.Namespace, trust: Optional[Trust]) -> int:
 
 
 def _show(arguments: argparse.Namespace, plain: Dict[str, Any], lines: List[str]) -> None:
-    print(json.dumps(plain, indent=2, allow_nan=False) if arguments.json else "\n".join(lines))
+    try:
+        print(json_text(plain) if arguments.json else "\n".join(map(printable, lines)), flush=True)
+    except OSError as error:
+        # What is still held for a reader that went away, or a full disk, must not be tried again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno == errno.EPIPE:
+            raise
+        raise OutputError(f"standard output cannot be written ({error.strerror})", "Send it elsewhere") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import tempfile
 import zipfile
@@ -21,7 +22,7 @@ from edgeq_device.contents import (
     open_plain,
     read_unlisted,
 )
-from edgeq_device.errors import BundleError
+from edgeq_device.errors import BundleError, UsageError
 from edgeq_device.external import check_models
 from edgeq_device.manifest import MANIFEST, FileRecord, Manifest, parse_manifest
 from edgeq_device.plainjson import parse_json
@@ -74,21 +75,27 @@ class Bundle:
         self.close()
 
 
-def open_bundle(path: Union[str, Path]) -> Bundle:
+def open_bundle(path: Union[str, Path], *, expect: Optional[str] = None) -> Bundle:
     """Open the bundle at `path` (a directory or a zip) after checking names, sizes, hashes and every key.
 
+    Args:
+        expect: the sha256 that its manifest must have, in hex: what the sender says of the bundle.
+
     Raises:
+        UsageError: `expect` is no sha256.
         BundleError: what is wrong, before anything of the bundle was loaded.
     """
     source = Path(path)
+    if expect is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", expect):
+        raise UsageError(f"{expect!r} is no sha256", "Give 64 hexadecimal digits, as `info` and `verify` print them")
     if source.is_dir():
-        return _open_directory(source)
+        return _open_directory(source, expect)
     if not source.is_file():
         raise BundleError(f"{source} does not exist", "Name a bundle directory or an .edgeq file")
-    return _open_archive(source)
+    return _open_archive(source, expect)
 
 
-def _open_directory(root: Path) -> Bundle:
+def _open_directory(root: Path, expect: Optional[str]) -> Bundle:
     try:
         found = list_directory(root)
         if MANIFEST not in found:
@@ -101,6 +108,7 @@ def _open_directory(root: Path) -> Bundle:
                 signature = read_unlisted(stream, f"{root}: {SIGNATURE}")
     except OSError as error:
         raise BundleError(f"{root} cannot be read ({error.strerror}: {error.filename})") from error
+    _check_expected(data, expect, root)
     manifest = parse_manifest(parse_json(data, f"{root}: {MANIFEST}"), f"{root}: {MANIFEST}")
     extra = check_listing(found, manifest.files, str(root), in_use=True)
     check_assets(manifest.files, str(root))
@@ -108,7 +116,7 @@ def _open_directory(root: Path) -> Bundle:
     return replace(_assemble(root, root, data, manifest, lambda: None), extra=extra, signature=signature)
 
 
-def _open_archive(source: Path) -> Bundle:
+def _open_archive(source: Path, expect: Optional[str]) -> Bundle:
     try:
         archive = zipfile.ZipFile(source)
     except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError) as error:
@@ -122,6 +130,7 @@ def _open_archive(source: Path) -> Bundle:
         if MANIFEST not in entries:
             raise BundleError(f"{source} is not a bundle: it has no {MANIFEST}")
         data = _unlisted(archive, entries[MANIFEST], source)
+        _check_expected(data, expect, source)
         signature = _unlisted(archive, entries[SIGNATURE], source) if SIGNATURE in entries else None
         manifest = parse_manifest(parse_json(data, f"{source}: {MANIFEST}"), f"{source}: {MANIFEST}")
         check_listing({name: info.file_size for name, info in entries.items()}, manifest.files, str(source))
@@ -138,6 +147,16 @@ def _open_archive(source: Path) -> Bundle:
         except BaseException:
             cleanup()
             raise
+
+
+def _check_expected(manifest: bytes, expect: Optional[str], source: Path) -> None:
+    """Hold the sha256 of a manifest against the expected one, where one is."""
+    found = hashlib.sha256(manifest).hexdigest()
+    if expect is not None and found != expect.lower():
+        raise BundleError(
+            f"{source} is another bundle: its manifest has the sha256 {found}, not {expect.lower()}",
+            "Get it again from where it was made",
+        )
 
 
 def _unlisted(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, source: Path) -> bytes:

@@ -34,6 +34,11 @@ def parse_json(data: bytes, where: str) -> Dict[str, Any]:
         raise BundleError(f"{where} is not valid JSON ({error})") from error
     if not isinstance(value, dict):
         raise BundleError(f"{where} is not a JSON object")
+    if b"\\ud" in data or b"\\uD" in data:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise BundleError(f"{where} holds half a character (a lone surrogate)") from error
     return value
 
 

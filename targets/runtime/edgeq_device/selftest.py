@@ -42,13 +42,13 @@ class SelfTest:
 
     @property
     def passed(self) -> bool:
-        """Whether there is at least one case and every output of it passed."""
-        return self.cases > 0 and all(check.passed for check in self.outputs)
+        """Whether there is at least one case that compares something, and every output passed."""
+        return self.cases > 0 and bool(self.outputs) and all(check.passed for check in self.outputs)
 
     @property
     def reason(self) -> str:
         """Why it did not pass; "" where it did."""
-        if self.cases == 0:
+        if not self.outputs:
             return "it brings no self-test"
         return "; ".join(
             f"output {check.name}: {check.problem or f'error {check.max_error:.6g} is over {check.tolerance:.6g}'}"
@@ -70,6 +70,8 @@ def run_selftest(variant: Variant, session: Any) -> SelfTest:
     for case in variant.cases:
         feeds, expected = read_arrays(case.inputs), read_arrays(case.outputs)
         names = sorted(expected)
+        if not any(array.size for array in expected.values()):
+            raise BundleError(f"variant {variant.name}: the self-test {case.outputs.name} compares nothing")
         try:
             results = session.run(names, feeds)
         except RuntimeUnavailableError:  # the process that ran it has ended

@@ -82,7 +82,7 @@ def open_session(variant: Variant, threads: int = 0, engine: Optional[EngineSpec
     ignore_options_in_models()
     ort = onnxruntime()
     level = variant.info.get("optimization", "all")
-    if level not in LEVELS:
+    if not isinstance(level, str) or level not in LEVELS:
         raise BundleError(f"variant {variant.name}: optimization is {level!r}; it can be {', '.join(LEVELS)}")
     config = {**BRIEF_SPIN, **variant.session_options}
     threads = threads or best_threads(variant)

@@ -66,7 +66,7 @@ def info_lines(bundle: Bundle, device: Device, choice: Optional[Choice]) -> List
     lines = [
         f"{bundle.name or bundle.source}: {len(bundle.files)} files, {size / 1e6:.2f} MB, all hashes right",
         *extra_lines(bundle),
-        f"manifest sha256 {bundle.manifest_sha256}",
+        hash_line(bundle.manifest_sha256),
         f"this device: {device.architecture}, onnxruntime {device.runtime}",
         *(f"  {gpu.name}, compute capability {gpu.to_dict()['compute_capability']}" for gpu in device.gpus),
         *([f"  TensorRT {device.tensorrt}"] if device.tensorrt else []),
@@ -106,6 +106,11 @@ def extra_lines(bundle: Bundle) -> List[str]:
     return [f"not part of the bundle: {', '.join(bundle.extra[:_NAMED])}{more}"] if bundle.extra else []
 
 
+def hash_line(digest: str) -> str:
+    """The hash that stands for the whole bundle, for comparison with what the sender says."""
+    return f"manifest sha256 {digest}"
+
+
 def report_lines(report: Report) -> List[str]:
     """What `verify` prints: the status of each variant, and of each output its error and tolerance (absolute)."""
     lines = [f"{report.bundle.source}: {len(report.bundle.files)} files, all hashes right", *extra_lines(report.bundle)]
@@ -113,6 +118,7 @@ def report_lines(report: Report) -> List[str]:
         lines.append(f"signed by {report.signer.name} ({report.signer.key})")
     elif report.bundle.signature is not None:
         lines.append("signed; whether by a key that you trust was not checked (--trust)")
+    lines.append(hash_line(report.bundle.manifest_sha256))
     for entry in report.variants:
         lines.append(f"  {_name(entry.variant)}: {entry.status}" + (f" ({entry.reason})" if entry.reason else ""))
         if entry.selftest is not None:

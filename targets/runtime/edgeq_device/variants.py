@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple
@@ -12,6 +13,9 @@ from edgeq_device.model_options import model_options
 from edgeq_device.names import is_plain_name
 from edgeq_device.options import check_table_name, read_provider_options, read_session_options
 from edgeq_device.plainjson import MAX_BYTES, parse_json
+
+_VERSIONS = ("min_onnxruntime", "min_compute_capability", "min_tensorrt", "below_tensorrt")
+_VERSION = re.compile(r"(\d{1,6}(\.\d{1,6}){0,4})?", re.ASCII)
 
 EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
@@ -97,9 +101,12 @@ def _variant(
     rank = info.get("rank", 0)
     if not isinstance(rank, int) or isinstance(rank, bool):
         raise BundleError(f"{where}: rank is not a whole number")
-    architecture, minimum = info.get("architecture", "any"), info.get("min_onnxruntime", "")
-    if not isinstance(architecture, str) or not isinstance(minimum, str):
-        raise BundleError(f"{where}: architecture and min_onnxruntime must be strings")
+    architecture = info.get("architecture", "any")
+    if not isinstance(architecture, str):
+        raise BundleError(f"{where}: architecture is not a string")
+    for key in _VERSIONS:
+        if not isinstance(info.get(key, ""), str) or not _VERSION.fullmatch(info.get(key, "")):
+            raise BundleError(f'{where}: {key} is not a version such as "1.17"')
     cases, tolerance = _selftest(info.get("selftest", {}), root, files, where)
     return Variant(
         name=body.name,
@@ -114,7 +121,7 @@ def _variant(
         architecture=architecture,
         required_features=tuple(strings_in(info, "required_features", where)),
         rank=rank,
-        min_onnxruntime=minimum,
+        min_onnxruntime=info.get("min_onnxruntime", ""),
         cases=cases,
         tolerance=tolerance,
         info=info,

@@ -126,6 +126,36 @@ def pipe(root: Path) -> None:
 # The manifest
 
 
+def edit_info(root: Path, **changes: Any) -> None:
+    edit(root, INFO, lambda info: info.update(changes))
+    seal(root)
+
+
+@attack("min_onnxruntime is not a version")
+def version_of_many_digits(root: Path) -> None:
+    edit_info(root, min_onnxruntime="9" * 5000)
+
+
+@attack("min_tensorrt is not a version")
+def version_is_a_number(root: Path) -> None:
+    edit_info(root, min_tensorrt=10)
+
+
+@attack("below_tensorrt is not a version")
+def version_with_an_escape(root: Path) -> None:
+    edit_info(root, below_tensorrt="10.0\x1b[2J")
+
+
+@attack("half a character")
+def half_a_character(root: Path) -> None:
+    seal(root, package_name="\ud800")
+
+
+@attack("is that of a device on Windows")
+def name_of_a_device(root: Path) -> None:
+    edit_files(root, lambda files: files.update({"selftest/nul.npz": files["edgeq_run.py"]}))
+
+
 @attack("unknown key 'run_this'")
 def unknown_key(root: Path) -> None:
     seal(root, run_this="x")
