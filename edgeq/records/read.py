@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 import tomllib
 import types
 from collections.abc import Iterable, Iterator, Mapping
