@@ -118,8 +118,8 @@ def verify_on_board(request: VerifyRequest, board: Board, *, progress: Progress 
         session.need("numpy", "onnxruntime")
         before = describe_board(session)
         place = session.send_bundle(request.bundle, progress)
-        named = ("--variant", request.variant) if request.variant else ()
-        named += ("--expect", request.expect) if request.expect else ()
+        named = ["--variant", request.variant] if request.variant else []
+        named += ["--expect", request.expect] if request.expect else []
         with progress.stage(f"verifying on {board.name}"):
             code, out, last = session.run(
                 *session.python, "-B", f"{place}/edgeq_run.py", "verify", "--json", *named, limit_s=_VERIFY_S
