@@ -83,7 +83,7 @@ def saturation_model(samples: int) -> Iterator[Row]:
 
 def _network(folder: Path, models: Path) -> Any:
     """The optimised graph of a quantized CNN with every layer's output, among the models; its simulation."""
-    given = _mobilenet()
+    given = mobilenet()
     if given is None:
         return None
     source, calibration, validation, _ = given
@@ -101,7 +101,7 @@ def _network(folder: Path, models: Path) -> Any:
 
 def accuracy(samples: int) -> Iterator[Row]:
     """What `edgeq quantize` chooses for a CPU that saturates."""
-    given = _mobilenet()
+    given = mobilenet()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if given is not None:
@@ -123,10 +123,7 @@ def accuracy(samples: int) -> Iterator[Row]:
             )
             yield from _mitigations(MOBILENET, decision)
         model = resnet50_shaped(folder / "resnet50.onnx")
-        random = np.random.default_rng(0)
-        coarse = random.normal(size=(12, 3, 14, 14)).repeat(16, 2).repeat(16, 3)
-        np.savez(folder / "x.npz", input=(coarse + 0.3 * random.normal(size=(12, 3, 224, 224))).astype(np.float32))
-        data = Data(folder / "x.npz")
+        data = correlated_images(folder / "x.npz")
         result = quantize(model, data, folder / "r.onnx", target=SATURATING, timed=False)
         decision = result.decision
         assert decision is not None
@@ -134,6 +131,14 @@ def accuracy(samples: int) -> Iterator[Row]:
         title = f"ResNet-50-shaped, {SATURATING}: {decision.chosen.name} (time x{decision.chosen.cost:g})"
         yield f"{title}, dB below exact kernels", "0.5", f"{lost:.2f}"
         yield from _mitigations("ResNet-50-shaped", decision)
+
+
+def correlated_images(file: Path) -> Data:
+    """12 random images whose neighbouring pixels are alike, as those of photographs are."""
+    random = np.random.default_rng(0)
+    coarse = random.normal(size=(12, 3, 14, 14)).repeat(16, 2).repeat(16, 3)
+    np.savez(file, input=(coarse + 0.3 * random.normal(size=(12, 3, 224, 224))).astype(np.float32))
+    return Data(file)
 
 
 def _mitigations(model: str, decision: Any) -> Iterator[Row]:
@@ -192,7 +197,7 @@ def timing(samples: int) -> Iterator[Row]:
 
 
 def _models(folder: Path) -> Iterator[tuple[str, Path, Data, Data]]:
-    given = _mobilenet()
+    given = mobilenet()
     if given is not None:
         source, calibration, validation, _ = given
         yield MOBILENET, source, calibration, Data(validation.source, validation.preprocess, count=200)
@@ -202,7 +207,7 @@ def _models(folder: Path) -> Iterator[tuple[str, Path, Data, Data]]:
         yield "demo", demo.MODEL, Data(demo.CALIBRATION), Data(demo.VALIDATION)
 
 
-def _mobilenet() -> tuple[Path, Data, Data, Any] | None:
+def mobilenet() -> tuple[Path, Data, Data, Any] | None:
     """Model, calibration and validation data, task; None without shared data."""
     root = shared_data()
     if root is None:

@@ -72,6 +72,28 @@ class IsaCap:
         return {self.variable: found[-1]} if found else {}
 
 
+@dataclass(frozen=True)
+class ExecutionGraph:
+    """How the layers that an engine really executes are read off onnxruntime's profile.
+
+    Attributes:
+        options: provider options by which it enters them there.
+        category: of its events; "" where it has none.
+        operator, kernel: keys among an event's arguments that have the layer's type and its kernel's name.
+        precisions: how a kernel's name ends → what it computes in, by the names of `precisions`, or "int8".
+        conversions: types of layers that only change types or layouts.
+        renamed: regular expression of what it adds to the name of the node that a layer was made of.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    category: str = ""
+    operator: str = ""
+    kernel: str = ""
+    precisions: Mapping[str, str] = field(default_factory=dict)
+    conversions: tuple[str, ...] = ()
+    renamed: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Engine(EngineSpec):
     """One engine, as its file describes it.
@@ -80,6 +102,7 @@ class Engine(EngineSpec):
         title: for people.
         verified: what of this was executed, and on what; "never run: ..." where nothing was.
         cap: how it runs its kernels for lesser CPUs.
+        graph: how what it executes is seen.
         present_on: platforms of which every machine has hardware for it; a CPU engine's are all of `platforms`.
         min_compute_capability: of an NVIDIA GPU that it needs; "" where it needs none.
         why, source: the reason for a value and where it is known from, by its key.
@@ -89,6 +112,7 @@ class Engine(EngineSpec):
     verified: str
     int8: Int8 = field(default_factory=Int8)
     cap: IsaCap = field(default_factory=IsaCap)
+    graph: ExecutionGraph = field(default_factory=ExecutionGraph)
     present_on: tuple[str, ...] = ()
     min_compute_capability: str = ""
     why: Mapping[str, str] = field(default_factory=dict)
@@ -101,11 +125,21 @@ class Engine(EngineSpec):
         """Precisions that a CPU with these features has instructions for."""
         return tuple(n for n, p in self.precisions.items() if not p.fast_on or features.intersection(p.fast_on))
 
+    def watched(self) -> Engine:
+        """The same, with the options by which it enters its layers into a profile."""
+        return replace(self, options=_merged(self.options, self.graph.options))
+
     def saturates(self, pair: str, architecture: str, features: frozenset[str]) -> bool:
         """Whether its kernels for such types add two products in 16 bits on such a CPU."""
         without = self.int8.saturates_without
         there = any(platform.split()[1] == architecture for platform in self.platforms)
         return bool(without) and there and pair in self.int8.pairs and not features.intersection(without)
+
+
+def _merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with the entries of `more`, table by table."""
+    tables = {key: _merged(base[key], value) for key, value in more.items() if isinstance(base.get(key), Mapping)}
+    return {**base, **more, **tables}
 
 
 @dataclass(frozen=True)
@@ -139,6 +173,21 @@ def load_engines(*folders: Path) -> Mapping[str, Engine]:
             content = toml_table(path, HardwareError, "Correct the file")
             found[path.stem] = parse({**content, "name": path.stem}, Engine, path, HardwareError, unknown_keys=False)
     return found
+
+
+def described(spec: EngineSpec | None) -> Engine | None:
+    """All that is known of a plug-in that settings or a bundle name; None where it is no plug-in.
+
+    Raises:
+        HardwareError: nothing describes it.
+    """
+    if spec is None or not spec.module:
+        return None
+    if isinstance(spec, Engine):
+        return spec
+    if spec.name not in load_engines():
+        raise HardwareError(f"nothing describes the engine {spec.name}", "Add targets/engines/NAME.toml")
+    return load_engines()[spec.name]
 
 
 def choose_engine(text: str, engines: Mapping[str, Engine] | None = None) -> EngineChoice:

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.engines import EngineChoice
@@ -172,6 +175,15 @@ def refuse_wide(scheme: Scheme, where: str) -> None:
     """
     if scheme.wide:
         raise UsageError(f"{where} has no kernels for 16-bit activations", "Leave --wide out")
+
+
+@runtime_checkable
+class FittingBackend(Backend, Protocol):
+    """A backend that fits ranges of weights to what samples make of them."""
+
+    def fitting(self, reach: Mapping[str, NDArray[np.float64]]) -> Backend:
+        """The backend that knows of nodes, by name, per output channel the largest sum of two products beside samples,
+        as a share of what 16 bits hold, with weights of the full range."""
 
 
 def check_names(prepared: PreparedModel, names: Sequence[str]) -> None:

@@ -7,8 +7,10 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 from edgeq_device.model_options import KEY as CARRIED
+from numpy.typing import NDArray
 
 from edgeq.backends.base import Artifact, check_names, refuse_wide
 from edgeq.backends.dynamic import OPERATORS as DYNAMIC_OPERATORS
@@ -43,6 +45,13 @@ class CpuBackend:
     title = "ONNX Runtime's CPU execution provider"
     adopts_quantized = False
 
+    def __init__(self, reach: Mapping[str, NDArray[np.float64]] | None = None) -> None:
+        self._reach = reach
+
+    def fitting(self, reach: Mapping[str, NDArray[np.float64]]) -> CpuBackend:
+        """The backend that fits ranges to samples. See `FittingBackend.fitting`."""
+        return CpuBackend(reach)
+
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that no model could be built with. See `Backend.check`."""
         refuse_wide(scheme, self.title)
@@ -56,7 +65,7 @@ class CpuBackend:
             check_dynamic(scheme)
         elif scheme.mode == "static" and scheme.pair == "S8U8":
             raise UsageError("int8 activations with uint8 weights have no kernels", "Make --weight-type int8")
-        if scheme.fit_pairs:
+        if scheme.fit_pairs or scheme.fit_seen:
             check_fit(scheme)
         known = _quantizable(scheme)
         named = (*(scheme.op_types or ()), *(scheme.dynamic_weight_types if scheme.mode == "dynamic" else ()))
@@ -85,7 +94,7 @@ class CpuBackend:
         elif scheme.mode == "weight-only":
             notes.extend(write_weight_only(prepared, scheme, destination))
         else:
-            _write_static(prepared, ranges, scheme, destination)
+            _write_static(prepared, ranges, scheme, destination, self._reach)
         built = read_model(destination)
         changes = [*(expand_recurrence(built, scheme) if scheme.mode == "dynamic" else ()), *_store(scheme, built)]
         notes.extend(changes)
@@ -180,7 +189,13 @@ def _why_nothing(prepared: PreparedModel, scheme: Scheme) -> str:
     return "Deploy the float model"
 
 
-def _write_static(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: Scheme, destination: Path) -> None:
+def _write_static(
+    prepared: PreparedModel,
+    ranges: Mapping[str, Range],
+    scheme: Scheme,
+    destination: Path,
+    reach: Mapping[str, NDArray[np.float64]] | None,
+) -> None:
     from onnxruntime.quantization import QuantFormat
 
     rules = int8_rules("cpu")
@@ -200,7 +215,7 @@ def _write_static(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: 
         extra_options={
             "ActivationSymmetric": scheme.activation_symmetric,
             "WeightSymmetric": scheme.weight_symmetric,
-            **({"TensorQuantOverrides": fitted_ranges(prepared, scheme)} if scheme.fit_pairs else {}),
+            **({"TensorQuantOverrides": fitted_ranges(prepared, scheme, reach)} if scheme.fit_pairs else {}),
         },
     )
 

@@ -8,7 +8,7 @@ tenth of a bit. The kernels are the same, so it costs no time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ _LEVEL = 127
 # Float operator → the one with integer weights and outputs that it becomes.
 _INTEGER_FORM = {row.float_form: name for name, row in OPERATORS.items() if row.weights and row.integer_output}
 _MOST_STEPS = 64
+# What is fitted to samples bears sums that are so much larger than theirs.
+_MARGIN = 1.1
 
 
 def check_fit(scheme: Scheme) -> None:
@@ -38,13 +40,22 @@ def check_fit(scheme: Scheme) -> None:
         raise UsageError("fit_pairs is for static QDQ quantization", "Use --reduce-range, or --format QDQ")
     if scheme.weight_type != "int8" or not scheme.weight_symmetric:
         raise UsageError("fit_pairs is for symmetric int8 weights", "Leave it out: other weights do not need it")
+    if scheme.fit_seen and not scheme.fit_pairs:
+        raise UsageError("fit_seen is a way of fit_pairs", "Set both")
     if scheme.reduce_range:
         raise UsageError("fit_pairs and reduce_range exclude each other", "Give one of them")
 
 
-def fitted_ranges(prepared: PreparedModel, scheme: Scheme) -> dict[str, list[dict[str, Any]]]:
+def fitted_ranges(
+    prepared: PreparedModel, scheme: Scheme, reach: Mapping[str, NDArray[np.float64]] | None = None
+) -> dict[str, list[dict[str, Any]]]:
     """Weight → its ranges in the form of onnxruntime's TensorQuantOverrides, for the weights that need other ranges
-    than their own: per output channel, or one."""
+    than their own: per output channel, or one.
+
+    Args:
+        reach: per output channel of a node, how large its sums become beside samples (`Backend.fitting`); nodes that
+            are not in it bear any input.
+    """
     found: dict[str, tuple[NDArray[np.float32], int, NDArray[np.float32]]] = {}
     for node in prepared.model.graph:
         value = node_input(node, 1) if _is_suspect(node) and node.name not in scheme.exclude else None
@@ -58,6 +69,9 @@ def fitted_ranges(prepared: PreparedModel, scheme: Scheme) -> dict[str, list[dic
         rows = rows.reshape(len(rows), -1)
         vary = pairs_vary(rows.shape[1], weight.shape[1] if node.op_type == "Conv" else 0)
         factors = fit_factors(rows, per_channel=scheme.per_channel, neighbours=vary)
+        if reach is not None and (seen := reach.get(str(node.name))) is not None and len(seen) == len(factors):
+            wanted = np.maximum(seen * _MARGIN * (seen > 0), 1).astype(np.float32)
+            factors = np.minimum(factors, wanted if scheme.per_channel else wanted.max(initial=1))
         name = str(value.name)
         if name in found:
             factors = np.maximum(found[name][2], factors)

@@ -27,7 +27,7 @@ def draw_proof(console: Console, proof: Proof, *, verbose: bool) -> None:
         console.print(f"  not measured: {coverage.reason}")
     nodes = sorted(coverage.float_nodes, key=lambda node: -node.macs)
     for node in nodes if verbose else nodes[:_FLOAT_NODES_SHOWN]:
-        console.print(f"  float: {node.name} ({node.op_type}, {node.macs:,} MACs): {node.reason}")
+        console.print(f"  {node.precision or 'float'}: {node.name} ({node.op_type}, {node.macs:,} MACs): {node.reason}")
     if not verbose and len(nodes) > _FLOAT_NODES_SHOWN:
         console.print(f"  and {len(nodes) - _FLOAT_NODES_SHOWN} more (-v shows them)")
     in_engine = "" if proof.engine == DEFAULT else f"in {proof.engine}, "

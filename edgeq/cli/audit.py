@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import PATH, PREPROCESS, SESSION_OPTIONS
+from edgeq.cli._options import PATH, PREPROCESS, SESSION_OPTIONS, target_option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 @click.option("--count", type=click.IntRange(min=1), help="Samples to simulate. Default: 2 to 8, by the model's size.")
 @click.option("--float", "reference", type=PATH, help="The float32 model, to measure what saturation costs.")
 @click.option("--variant", metavar="NAME", help="The variant, where MODEL is a bundle.")
+@click.option("--engine", metavar="ENGINE", help="Whose kernels. Default: the variant's, else onnxruntime's own.")
+@target_option(help="Where they run: nothing saturates on a target with exact kernels. Default: any that saturates.")
 @SESSION_OPTIONS
 @common
 def command(
@@ -33,6 +35,8 @@ def command(
     count: int | None,
     reference: Path | None,
     variant: str | None,
+    engine: str | None,
+    target: str | None,
     session_options: tuple[str, ...],
 ) -> None:
     """List the layers of MODEL, a quantized model or a bundle, that saturate on x86 CPUs without VNNI.
@@ -43,7 +47,10 @@ def command(
     \b
     edgeq audit int8.onnx
     edgeq audit int8.onnx --data val/ --preprocess imagenet --float model.onnx
+    edgeq audit int8.onnx --engine openvino -t haswell
     """
+    from edgeq.engines import choose_engine
+    from edgeq.hardware.target import resolve
     from edgeq.pipeline.audit import audit_saturation
     from edgeq.pipeline.job import Data
     from edgeq.session import given_options
@@ -54,6 +61,8 @@ def command(
         reference=reference,
         variant=variant,
         config=given_options(session_options),
+        engine=choose_engine(engine).engine if engine is not None else None,
+        target=resolve(target) if target is not None else None,
         progress=printer.progress(),
     )
     printer.result(result, lambda console: _draw(console, result, verbose=printer.verbose))
@@ -62,8 +71,12 @@ def command(
 def _draw(console: Console, result: Audited, *, verbose: bool) -> None:
     from rich.table import Table
 
+    from edgeq.engines import DEFAULT
+
     found = result.audit
-    console.print(f"{result.name}: {found.summary()}")
+    engine = f" in {result.engine}" if result.engine != DEFAULT else ""
+    target = f" on {result.target}" if result.target else ""
+    console.print(f"{result.name}{engine}{target}: {found.summary()}")
     shown = [layer for layer in found.layers if verbose or layer.can_saturate]
     if shown:
         table = Table("layer", "operator", box=None, pad_edge=False)

@@ -119,6 +119,8 @@ def _draw(console: Console, found: EvalResult) -> None:
             other = [reference.metrics[name], value - reference.metrics[name]] if reference else []
             table.add_row(name, f"{value:.4f}", *(f"{number:.4f}" for number in other))
         console.print(table)
+    if found.coverage is not None:
+        console.print(f"int8 coverage {found.coverage.summary()}")
     if agreement is not None:
         table = Table("output", "SQNR dB", "cosine", "max error", "top-1", title="agreement with the reference")
         for output in agreement.outputs:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeq_device.arrays import read_arrays
-from edgeq_device.engines import plugin_of
 from edgeq_device.select import CPU
 from edgeq_device.selftest import OutputCheck, compare
 
 from edgeq.device import device_errors
+from edgeq.emulate.engine_route import route_for
 from edgeq.emulate.probe import KernelProof
-from edgeq.emulate.routes import NOT_RUN, ExecutionRoute, Running, Simulator, route_to
+from edgeq.emulate.routes import NOT_RUN, ExecutionRoute, Running, Simulator
 from edgeq.errors import CheckFailedError, EdgeqError, RuntimeUnavailableError
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target
@@ -27,6 +27,7 @@ from edgeq.measure.loaded_model import variant_settings
 from edgeq.measure.task import Task
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings, open_session
+from edgeq.workers.engine import Engines
 
 if TYPE_CHECKING:
     from edgeq_device.variants import Variant
@@ -161,10 +162,6 @@ def check_variant(
     progress: Progress = SILENT,
 ) -> EmulatedCheck:
     """Check a variant of an opened bundle on the kernels of `target`. See `check_trial`."""
-    plugin = plugin_of(variant.ep)
-    if plugin is not None and target.emulate.get("simulator") != plugin.name:
-        reason = f"{plugin.name} has kernels of its own; without --on, its self-test runs on this machine"
-        return EmulatedCheck(target.name, variant.name, NOT_RUN, "", NOT_RUN, reason)
     with device_errors():
         vectors = [(read_arrays(case.inputs), read_arrays(case.outputs)) for case in variant.cases]
     if variant.model is None:
@@ -195,13 +192,14 @@ def check_trial(
 
     Args:
         machine: this one.
-        simulators: see `edgeq.emulate.routes.route_to`.
+        simulators: see `edgeq.emulate.routes.route_to`. A plug-in's kernels are run in the plug-in.
         route: to the kernels, where it is known: a board of that kind.
 
     Raises:
         DataError: something is wrong with the samples.
     """
-    route = route or route_to(target, machine, simulators=simulators, progress=progress)
+    if route is None:
+        route = route_for(target, machine, trial.settings.engine, simulators=simulators, progress=progress)
     if route.start is None:
         return EmulatedCheck(target.name, trial.name, NOT_RUN, route.how, NOT_RUN, route.reason)
     with ExitStack() as stack:
@@ -230,23 +228,25 @@ def _run(trial: Trial, target: Target, route: ExecutionRoute, running: Running, 
         return replace(found, status=FAILED, reason=f"self-test: output {wrong[0].name}: {worst}")
     if trial.samples is None:
         return found
-    here = replace(trial.settings, engine=None, providers=(CPU,)) if trial.settings.engine else trial.settings
-    sessions: dict[str, Session] = {HOST: open_session(trial.model, here), TARGET: session}
-    reference = HOST
-    if trial.float_model is not None:
-        reference = FLOAT
-        sessions[FLOAT] = open_session(trial.float_model)
+    here = trial.settings
+    if here.engine is not None and here.engine.name == target.emulate.get("simulator"):
+        here = replace(here, engine=None, providers=(CPU,))
+    reference = HOST if trial.float_model is None else FLOAT
     settings = dict.fromkeys((HOST, TARGET), trial.settings)
     try:
-        evaluation = evaluate_sessions(
-            sessions,
-            trial.samples,
-            task=trial.task,
-            reference=reference,
-            settings=settings,
-            count=trial.count,
-            progress=progress,
-        )
+        with Engines() as engines:
+            sessions: dict[str, Session] = {HOST: engines.open(trial.model, here), TARGET: session}
+            if trial.float_model is not None:
+                sessions[FLOAT] = open_session(trial.float_model)
+            evaluation = evaluate_sessions(
+                sessions,
+                trial.samples,
+                task=trial.task,
+                reference=reference,
+                settings=settings,
+                count=trial.count,
+                progress=progress,
+            )
     except (RuntimeUnavailableError, CheckFailedError) as error:
         return replace(found, status=FAILED, reason=str(error))
     found = replace(

@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +16,8 @@ from typing import IO, Any
 
 import numpy as np
 import onnx
+import onnx.parser
+from edgeq_device.engines import EngineSpec
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -23,6 +25,7 @@ from edgeq.emulate.emulator import Emulator, Kernels
 from edgeq.errors import CheckFailedError, RuntimeUnavailableError
 from edgeq.measure.inference import Session
 from edgeq.records import plain, read_json
+from edgeq.session import SessionSettings
 
 EXACT, SATURATED = "exact", "saturated"
 
@@ -67,6 +70,28 @@ def probe_model() -> bytes:
     return bytes(model.SerializeToString())
 
 
+def integer_model(weights: NDArray[np.int8]) -> bytes:
+    """A Conv and a MatMul of uint8 activations with `weights`, int8[outputs, k], all scales 1: float32 "x" of
+    [4, k, 1, 1] gives the exact integers "conv" and "product" as float32."""
+    outputs, k = weights.shape
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]>
+        integers (float[4, {k}, 1, 1] x) => (float[4, {outputs}, 1, 1] conv, float[4, {outputs}] product)
+        <float one = {{1}}, uint8 zero = {{0}}, int8 none = {{0}}, int64[2] rows = {{-1, {k}}}> {{
+            q = QuantizeLinear(x, one, zero)
+            d = DequantizeLinear(q, one, zero)
+            f = DequantizeLinear(filters, one, none)
+            conv = Conv<kernel_shape = [1, 1]>(d, f)
+            r = Reshape(d, rows)
+            m = DequantizeLinear(matrix, one, none)
+            product = MatMul(r, m)
+        }}"""
+    )
+    for name, value in (("filters", weights.reshape(outputs, k, 1, 1)), ("matrix", weights.T)):
+        model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
+    return bytes(model.SerializeToString())
+
+
 @contextmanager
 def probe_file() -> Iterator[Path]:
     """The probe as a file, removed behind the block."""
@@ -83,6 +108,24 @@ def probe(session: Session, title: str) -> str:
         CheckFailedError: the sums are neither.
     """
     (sums,) = session.run(["sums"], {"left": np.full((_ROWS, _DEPTH), _LEFT, np.uint8)})
+    return kind_of_sums(np.asarray(sums), title)
+
+
+def probe_engine(open_it: Callable[[Path, SessionSettings], Any], engine: EngineSpec, title: str) -> str:
+    """As `probe`, of an engine whose kernels take Q/DQ models alone.
+
+    Args:
+        open_it: opens a session of a file in a process of the engine.
+
+    Raises:
+        CheckFailedError: the sums are neither.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgeq-probe-") as folder:
+        file = Path(folder) / "probe.onnx"
+        file.write_bytes(integer_model(np.full((_COLUMNS, _DEPTH), _RIGHT, np.int8)))
+        session = open_it(file, SessionSettings(engine=engine, intra_op_threads=1))
+        (sums,) = session.run(["product"], {"x": np.full((4, _DEPTH, 1, 1), _LEFT, np.float32)})
+        session.close()
     return kind_of_sums(np.asarray(sums), title)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import onnx
+from edgeq_device.engines import plugin_of
 from edgeq_device.package import MAIN, Bundle
 from edgeq_device.select import Device, select
 from edgeq_device.sessions import read_device
@@ -126,7 +127,8 @@ def _pairs(bundle: Bundle, request: VerifyRequest, machine: Machine) -> Iterator
                     yield variant, _built_for(variant, machine)
         else:
             target = resolve(name, machine)
-            yield _taken(bundle, target, request.variant), target
+            for variant in _taken(bundle, target, request.variant):
+                yield variant, target
 
 
 def _built_for(variant: Variant, machine: Machine) -> Target:
@@ -138,17 +140,21 @@ def _built_for(variant: Variant, machine: Machine) -> Target:
     return found if found.profile.name == profile else named_target(profile, machine)
 
 
-def _taken(bundle: Bundle, target: Target, name: str | None) -> Variant:
-    """The variant that the runner takes on a device of `target`, by the very rules that it goes by there."""
+def _taken(bundle: Bundle, target: Target, name: str | None) -> Iterator[Variant]:
+    """The variant that the runner takes on a device of `target`, by the very rules that it goes by there; where a
+    plug-in that is installed here runs it, also the one that is taken without plug-ins."""
     here, simulated = read_device(), load_engines().get(target.emulate.get("simulator", ""))
     device = Device(
         architecture=target.architecture,
         features=target.features,
         runtime=target.runtime.get("onnxruntime", here.runtime),
         providers=here.providers,
-        plugins={simulated.provider: ""} if simulated is not None else {},
+        plugins={simulated.provider: ""} if simulated is not None else here.plugins,
     )
-    return select(bundle, device, name=name).variant
+    found = select(bundle, device, name=name).variant
+    yield found
+    if name is None and simulated is None and plugin_of(found.ep) is not None:
+        yield select(bundle, replace(device, plugins={})).variant
 
 
 def samples_of(request: VerifyRequest, variant: Variant, progress: Progress) -> Samples | None:

@@ -2,7 +2,7 @@
 
 Counting Q/DQ nodes in a file shows what was requested. What runs is decided at load, when the optimiser fuses some of
 them into integer kernels and leaves the rest in float, so one inference is run under the profiler and every kernel that
-ran is classified by its name and the dtype of its inputs.
+ran is classified by its name and the dtype of its inputs. Plug-in engines enter their own layers into that profile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import numpy as np
 import onnx_ir as ir
 
 from edgeq.display import Displayed
+from edgeq.engines import described
 from edgeq.graph.query import consumers, name_of
+from edgeq.measure.engine_profile import EngineLayer, engine_profile
 from edgeq.measure.profile import KernelRun, TypedShape, profile
 from edgeq.model.int8_prediction import NodePrediction
 from edgeq.model.macs import node_macs, sized
@@ -43,23 +45,26 @@ _RENAMED = re.compile(
 
 @dataclass(frozen=True)
 class NodeRun:
-    """One kernel that ran: its name in the optimised graph, the source node it stands for, its MACs and input dtype."""
+    """One kernel that ran: its name in the optimised graph, the source node it stands for, its MACs and input dtype;
+    of a plug-in engine also the precision."""
 
     name: str
     source: str
     op_type: str
     kind: Kind
     macs: Count
+    precision: str = ""
 
 
 @dataclass(frozen=True)
 class FloatNode:
-    """A node that ran in float, and why."""
+    """A node that ran in float, in which precision where that is known, and why."""
 
     name: str
     op_type: str
     macs: Count = 0
     reason: str = ""
+    precision: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,8 @@ class OperatorCoverage:
 
 
 _DERIVED = -1.0
+HERE = "this machine"
+"""Where this machine's own kernels ran, onnxruntime's unless an engine is named before it."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,7 @@ class Coverage(Displayed):
             what follows are derived from `nodes` unless they are given, as a record gives them.
         kernels: how many of each kind ran.
         operators: kernel types that compute, the one with the most MACs first.
+        precisions: MACs by "int8", "bf16", "f32" ..., where an engine computes in one that it was given.
     """
 
     int8_macs: Count = 0
@@ -104,6 +112,7 @@ class Coverage(Displayed):
     basis: Basis = ""
     how: str = ""
     reason: str = ""
+    precisions: Mapping[str, Count] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.int8_mac_share == _DERIVED:
@@ -113,6 +122,9 @@ class Coverage(Displayed):
             object.__setattr__(self, "int8_mac_share", share)
             object.__setattr__(self, "kernels", {kind: sum(n.kind == kind for n in self.nodes) for kind in kinds})
             object.__setattr__(self, "operators", _by_operator(self.nodes))
+            named = sorted({n.precision for n in self.nodes if n.precision and n.macs})
+            macs = {p: sum(n.macs for n in self.nodes if n.precision == p) for p in named}
+            object.__setattr__(self, "precisions", macs)
 
     @property
     def measured(self) -> bool:
@@ -121,10 +133,10 @@ class Coverage(Displayed):
 
     @property
     def origin(self) -> str:
-        """On what the share rests, to follow it in a sentence; "" for this machine's own kernels."""
+        """On what the share rests, to follow it in a sentence; "" for onnxruntime's kernels on this machine."""
         if self.basis == "forecast":
             return f"a forecast by {self.how}, not measured"
-        return f"measured on {self.how}" if self.basis in ("emulated", "modelled") else ""
+        return f"measured on {self.how}" if self.measured and self.how not in ("", HERE) else ""
 
     def summary(self) -> str:
         """The share and what it rests on, one line."""
@@ -132,6 +144,9 @@ class Coverage(Displayed):
             return f"not known: {self.how}"
         about = "about " if self.basis == "forecast" else ""
         text = f"{about}{self.int8_mac_share:.1%} of the multiply-accumulates"
+        total = sum(self.precisions.values())
+        rest = [f"{macs / total:.1%} {name}" for name, macs in self.precisions.items() if name != "int8" and macs]
+        text += f" ({', '.join(rest)})" if rest else ""
         return f"{text}: {self.origin}" if self.origin else text
 
 
@@ -158,10 +173,11 @@ def measure_coverage(
     explain: Explain,
     *,
     basis: Basis = "native",
-    how: str = "this machine",
-    opener: Callable[[Path, SessionSettings], Any] = open_session,
+    how: str = HERE,
+    opener: Callable[[Path, SessionSettings], Any] | None = None,
 ) -> Coverage:
-    """Run `model` once under the profiler and classify every kernel.
+    """Run `model` once under the profiler and classify every kernel; in a plug-in, every layer of the graph that it
+    executes.
 
     Args:
         model: the artifact.
@@ -170,12 +186,25 @@ def measure_coverage(
         source: the float model that the artifact was made from, by whose nodes kernels are named and counted.
         explain: gives the reason for a node that ran in float.
         basis, how: of the kernels that `opener` runs it on, as `Coverage` has them.
+        opener: None opens it here, for a plug-in in a process of its own.
     """
-    profiled = profile(model, settings, feed, opener=opener)
     macs = {name: count for name, count in sized_macs(source, feed).items() if count}
-    nodes = classify(profiled.kernels, profiled.weights, macs, aliases(source, macs))
+    known, engine = aliases(source, macs), described(settings.engine)
+    if engine is not None:
+        how = f"{engine.name}, {how}" if opener is None else how
+        if not engine.graph.category:
+            return Coverage(basis="unknown", how=f"{engine.name} does not show what it executes")
+        layers, kernels = engine_profile(model, settings, engine, feed, opener=opener)
+        elsewhere = classify(kernels, {}, macs, known)
+        inside = {name: count for name, count in macs.items() if name not in {run.source for run in elsewhere}}
+        nodes = (*_layer_runs(layers, engine.graph.conversions, source, inside, known), *elsewhere)
+    else:
+        profiled = profile(model, settings, feed, opener=opener or open_session)
+        nodes = classify(profiled.kernels, profiled.weights, macs, known)
     float_nodes = tuple(
-        FloatNode(n.source, n.op_type, n.macs, explain(n.source, n.op_type)) for n in nodes if n.kind == "float"
+        FloatNode(n.source, n.op_type, n.macs, explain(n.source, n.op_type), n.precision)
+        for n in nodes
+        if n.kind == "float"
     )
     return Coverage(
         int8_macs=sum(n.macs for n in nodes if n.kind == "int8"),
@@ -223,6 +252,12 @@ def aliases(source: ir.Model, macs: Mapping[str, int]) -> dict[str, str]:
     return known | {node.name: node.name for node in source.graph if node.name and node.name in macs}
 
 
+def source_names(source: ir.Model) -> Callable[[str], str]:
+    """Name of a kernel or layer that multiplies → that of the source node; itself where none is recognised."""
+    known = aliases(source, {name: macs for name, macs in node_macs(source).items() if macs})
+    return lambda name: known.get(source_name(name, known), name)
+
+
 def classify(
     kernels: Sequence[KernelRun],
     weights: Mapping[str, tuple[int, ...]],
@@ -255,6 +290,31 @@ def classify(
         before = runs.get((name, op_type, kind))
         runs[name, op_type, kind] = NodeRun(name, source, op_type, kind, count + (before.macs if before else 0))
     return tuple(runs.values())
+
+
+def _layer_runs(
+    layers: Sequence[EngineLayer],
+    conversions: Sequence[str],
+    source: ir.Model,
+    macs: Mapping[str, int],
+    known: Mapping[str, str],
+) -> tuple[NodeRun, ...]:
+    """An engine's layers as `NodeRun`s, the first that stands for a source node with its MACs. What stands for none
+    only converts; a node with MACs that no layer stands for counts as float: nothing is known of it."""
+    types = {str(node.name): node.op_type for node in source.graph}
+    made = {name_of(output): str(node.name) for node in source.graph for output in node.outputs}
+    found = []
+    left = dict(macs)
+    for layer in layers:
+        name = layer.name if layer.name in types else made.get(layer.name, source_name(layer.name, known))
+        node = name if name in types else known.get(name, name)
+        kind: Kind = "int8" if layer.precision == "int8" else "float" if layer.precision else "other"
+        if layer.op_type in conversions or node not in types:
+            kind, node = "conversion", layer.name
+        op_type = types.get(node, layer.op_type)
+        found.append(NodeRun(layer.name, node, op_type, kind, left.pop(node, 0), layer.precision))
+    found += [NodeRun(name, name, types[name], "float", count) for name, count in left.items() if name in types]
+    return tuple(found)
 
 
 def source_name(name: str, known: Collection[str]) -> str:

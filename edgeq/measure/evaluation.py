@@ -13,10 +13,11 @@ from edgeq_device.engines import FLOAT
 
 from edgeq.data.samples import open_samples
 from edgeq.distributed.workers import open_workers
-from edgeq.engines import choose_engine
+from edgeq.engines import choose_engine, described
 from edgeq.errors import UsageError
 from edgeq.measure.accuracy import Accuracy, evaluate_sessions
 from edgeq.measure.agreement import Agreement
+from edgeq.measure.coverage import Coverage, measure_coverage
 from edgeq.measure.loaded_model import LoadedModel, Opener, open_model
 from edgeq.measure.on_workers import ModelAt, evaluate_on
 from edgeq.measure.plugin import is_plugin
@@ -73,7 +74,8 @@ def request_from_options(given: Mapping[str, Any]) -> EvalRequest:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """What was found. `accuracy` and the reference's are None without a task, `agreement` without a reference."""
+    """What was found. `accuracy` and the reference's are None without a task, `agreement` without a reference;
+    `coverage` is of a plug-in engine's own execution graph, else None."""
 
     request: EvalRequest
     variant: str | None
@@ -83,6 +85,7 @@ class EvalResult:
     reference_accuracy: Accuracy | None
     reference_variant: str | None
     agreement: Agreement | None
+    coverage: Coverage | None = None
 
     @property
     def loss(self) -> float | None:
@@ -105,6 +108,7 @@ class EvalResult:
             "metrics": dict(accuracy.metrics) if accuracy else {},
             "options": {name: _plain(value) for name, value in self.request.options.given().items()},
             "settings": self.settings,
+            "coverage": self.coverage,
             "reference": {
                 "model": str(self.request.reference),
                 "variant": self.reference_variant,
@@ -181,6 +185,7 @@ def run_evaluation(
                 settings=settings,
                 progress=progress,
             )
+        coverage = _coverage(loaded, next(iter(samples)).inputs) if opener is None else None
     reference = loaded_models.get("reference")
     return EvalResult(
         request=request,
@@ -191,7 +196,15 @@ def run_evaluation(
         reference_accuracy=found.accuracy.get("reference"),
         reference_variant=reference.variant if reference else None,
         agreement=found.agreement.get("model"),
+        coverage=coverage,
     )
+
+
+def _coverage(loaded: LoadedModel, feed: Mapping[str, Any]) -> Coverage | None:
+    """What of a model runs in which precision, where a plug-in runs it."""
+    if described(loaded.settings.engine) is None:
+        return None
+    return measure_coverage(loaded.model, loaded.settings, feed, loaded.graph, lambda name, op_type: "")
 
 
 def _check_same_inputs(loaded: LoadedModel, reference: LoadedModel) -> None:

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edgeq_device.engines import FLOAT
+
 from edgeq.data.samples import open_samples
 from edgeq.emulate.saturation.audit import Audit, audit
+from edgeq.engines import DEFAULT, Engine, described
 from edgeq.errors import UsageError
+from edgeq.hardware.target import Target
 from edgeq.measure.loaded_model import open_model
+from edgeq.model.saturation import saturation_table
 from edgeq.pipeline.job import Data
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
 from edgeq.session import SessionSettings, open_session
 
+_CPU = "CPUExecutionProvider"
+
 
 @dataclass(frozen=True)
 class Audited:
-    """What was audited and what came out."""
+    """What was audited, by whose kernels ("" for `target`: those of any CPU that they saturate on), and what came
+    out."""
 
     name: str
     audit: Audit
+    engine: str = DEFAULT
+    target: str = ""
 
     def __record__(self) -> dict[str, Any]:
-        return {"model": self.name, **plain(self.audit)}
+        return {"model": self.name, "engine": self.engine, "target": self.target, **plain(self.audit)}
 
 
 def audit_saturation(
@@ -34,6 +44,8 @@ def audit_saturation(
     reference: Path | None = None,
     variant: str | None = None,
     config: dict[str, str] | None = None,
+    engine: Engine | None = None,
+    target: Target | None = None,
     progress: Progress = SILENT,
 ) -> Audited:
     """Bound what can saturate in a quantized model by its weights and, with samples, measure what does.
@@ -44,14 +56,22 @@ def audit_saturation(
         reference: the float model, to measure the loss by saturation against it; needs `data`.
         variant: of a bundle; None takes the one for this machine.
         config: session options that the model file is run with; a bundle's variant brings its own.
+        engine: whose kernels; None takes those of the bundle's variant, else ONNX Runtime's own.
+        target: where they run; nothing saturates on one with exact kernels. None: a CPU that they saturate on.
 
     Raises:
-        UsageError: `reference` without `data`.
+        UsageError: `reference` without `data`, or an engine of whose kernels there is no model.
         EdgeqError: as loading, reading and running have it.
     """
     if reference is not None and data is None:
         raise UsageError("a float model is compared on samples", "Give --data")
     with open_model(path, SessionSettings(config=config or {}), variant=variant) as loaded:
+        plugin = engine if engine is not None and engine.module else described(loaded.settings.engine)
+        name = plugin.name if plugin is not None else DEFAULT
+        if plugin is not None and not plugin.int8.saturation:
+            raise UsageError(f"nothing is known of how {name}'s kernels saturate", "Leave --engine out")
+        if target is not None and not _saturates(target, plugin):
+            return Audited(loaded.name, Audit(()), name, target.name)
         samples = None
         if data is not None:
             preprocess = data.preprocess if data.preprocess is not None else loaded.preprocess
@@ -60,10 +80,24 @@ def audit_saturation(
             )
         found = audit(
             loaded.model,
-            loaded.settings,
+            _own(loaded.settings) if plugin is not None else loaded.settings,
             samples=samples,
             reference=open_session(reference) if reference is not None else None,
             count=data.count if data is not None else None,
+            table=saturation_table(plugin.int8.saturation) if plugin is not None else None,
             progress=progress,
         )
-        return Audited(loaded.name, found)
+        return Audited(loaded.name, found, name, target.name if target is not None else "")
+
+
+def _own(settings: SessionSettings) -> SessionSettings:
+    """Those with which ONNX Runtime makes the graph that is audited: a plug-in's own is none that can be read, and what
+    makes ONNX Runtime's kernels exact does nothing to a plug-in's."""
+    config = {key: value for key, value in settings.config.items() if key != saturation_table().precision_option}
+    return replace(settings, engine=None, precision=FLOAT, providers=(_CPU,), config=config)
+
+
+def _saturates(target: Target, plugin: Engine | None) -> bool:
+    if plugin is None:
+        return bool(target.profile.hazards.get("saturates_int16"))
+    return any(plugin.saturates(pair, target.architecture, target.features) for pair in plugin.int8.pairs)

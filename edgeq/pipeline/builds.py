@@ -54,7 +54,7 @@ class Builds:
         self._folder, self._timed, self._emulate, self._progress = folder, timed, emulate, progress
         self._built: dict[str, Built] = {}
         self._proofs: dict[tuple[str, bool, str], Proof] = {}
-        self._coverage: dict[tuple[str, str], Coverage] = {}
+        self._coverage: dict[tuple[str, str, str], Coverage] = {}
 
     def build(self, target: Target, scheme: Scheme) -> Built:
         """The artifact for `target` by exactly this scheme.
@@ -79,7 +79,7 @@ class Builds:
         timed = self._timed and native
         artifact = artifact_key(built.target, scheme)
         engine = built.artifact.engine.name if built.artifact.engine is not None else ""
-        place, key = (artifact, built.target.name), (artifact, timed, engine)
+        place, key = (artifact, built.target.name, engine), (artifact, timed, engine)
         if place not in self._coverage:
             self._coverage[place] = target_coverage(
                 self.job, built, machine, emulate=self._emulate, progress=self._progress

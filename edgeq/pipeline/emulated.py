@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from edgeq.emulate.check import EmulatedCheck, Trial, check_trial
-from edgeq.emulate.routes import EMULATED, MODELLED, NATIVE, NOT_RUN, route_to
+from edgeq.emulate.engine_route import route_for
+from edgeq.emulate.routes import EMULATED, MODELLED, NATIVE, NOT_RUN
 from edgeq.emulate.verify import VerifyRequest
 from edgeq.errors import UsageError
 from edgeq.hardware.machine import Machine
@@ -76,7 +77,7 @@ def checks_of(found: EmulatedCheck) -> tuple[Check, ...]:
 
 
 def _count(job: Job, built: Built, machine: Machine) -> int:
-    if route_to(built.target, machine, simulators=SIMULATORS).native_speed:
+    if route_for(built.target, machine, built.artifact.settings().engine, simulators=SIMULATORS).native_speed:
         return _MOST_AT_NATIVE_SPEED
     macs = sum(node_macs(job.prepared.model).values())
     return max(1, min(_MOST, _MACS // max(macs, 1)))

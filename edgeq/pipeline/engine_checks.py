@@ -6,12 +6,10 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import onnx.numpy_helper
-import onnx.parser
 from edgeq_device.engines import FLOAT
-from numpy.typing import NDArray
 
 from edgeq import demo
+from edgeq.emulate.probe import integer_model
 from edgeq.engines import Engine
 from edgeq.errors import EdgeqError
 from edgeq.measure.agreement import decibels
@@ -100,28 +98,6 @@ def _wrong_by(guest: Guest, engine: Engine, folder: Path, largest: int) -> float
     found = session.run(["conv", "product"], {"x": samples[:, :, None, None]})
     worst = max(np.abs(values.reshape(right.shape) - right).max() for values in found)
     return float(worst / np.abs(right).max())
-
-
-def integer_model(weights: NDArray[np.int8]) -> bytes:
-    """A Conv and a MatMul of uint8 activations with `weights`, int8[outputs, k], all scales 1: float32 "x" of
-    [4, k, 1, 1] gives the exact integers "conv" and "product" as float32."""
-    outputs, k = weights.shape
-    model = onnx.parser.parse_model(
-        f"""<ir_version: 8, opset_import: ["": 17]>
-        integers (float[4, {k}, 1, 1] x) => (float[4, {outputs}, 1, 1] conv, float[4, {outputs}] product)
-        <float one = {{1}}, uint8 zero = {{0}}, int8 none = {{0}}, int64[2] rows = {{-1, {k}}}> {{
-            q = QuantizeLinear(x, one, zero)
-            d = DequantizeLinear(q, one, zero)
-            f = DequantizeLinear(filters, one, none)
-            conv = Conv<kernel_shape = [1, 1]>(d, f)
-            r = Reshape(d, rows)
-            m = DequantizeLinear(matrix, one, none)
-            product = MatMul(r, m)
-        }}"""
-    )
-    for name, value in (("filters", weights.reshape(outputs, k, 1, 1)), ("matrix", weights.T)):
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.ascontiguousarray(value), name))
-    return bytes(model.SerializeToString())
 
 
 def _agreement(guest: Guest, engine: Engine, precision: str) -> float:

@@ -15,6 +15,7 @@ from edgeq.hardware.target import Target
 from edgeq.measure.checks import Check
 from edgeq.pipeline.builds import Builds
 from edgeq.pipeline.saturation_mitigation import Decision
+from edgeq.pipeline.target_checks import coverage_check
 from edgeq.pipeline.variants import PackagedVariant
 from edgeq.scheme import Scheme
 from edgeq.session import onnxruntime
@@ -54,7 +55,7 @@ def in_engine(
     machine: Machine,
     decision: Decision | None = None,
 ) -> PackagedVariant:
-    """The model of `variant`, proven in `choice`; coverage is that of onnxruntime's own kernels.
+    """The model of `variant`, proven in `choice`.
 
     Args:
         decision: what was done about saturation in that engine.
@@ -71,4 +72,5 @@ def in_engine(
         for name in ("load", "accuracy", "self-test")
     ]
     runtime = [check for check in variant.checks if check.name == "runtime"]
-    return dataclasses.replace(variant, built=built, proof=proof, checks=(*made, *runtime), decision=decision)
+    checks = (*made, coverage_check(proof.coverage), *runtime)
+    return dataclasses.replace(variant, built=built, proof=proof, checks=checks, decision=decision)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edgeq.backends import Artifact, backend_for, backend_named
-from edgeq.backends.base import TargetedBackend, check_names
+from edgeq.backends import Artifact, Backend, backend_for, backend_named
+from edgeq.backends.base import FittingBackend, TargetedBackend, check_names
 from edgeq.backends.systolic.adopt import adopt
 from edgeq.calibrate.clipping import clipped_power
 from edgeq.calibrate.collect import collect
@@ -20,8 +21,10 @@ from edgeq.data.preprocess import NoPreprocessingError
 from edgeq.data.samples import Samples, open_samples
 from edgeq.display import Displayed
 from edgeq.distributed.workers import Workers
+from edgeq.emulate.saturation.reach import largest_sums
 from edgeq.errors import CalibrationError, DataError, ModelError, UsageError
 from edgeq.hardware.target import Target
+from edgeq.measure.coverage import source_names
 from edgeq.measure.preprocess_trial import propose
 from edgeq.model.load import is_quantized, read_model
 from edgeq.model.prepare import PreparedModel, prepare_model
@@ -168,8 +171,21 @@ def build(job: Job, target: Target, overrides: Mapping[str, Any], destination: P
 def build_derived(job: Job, target: Target, scheme: Scheme, derived: Derived, destination: Path) -> Built:
     """`build` with what was derived before: it depends on the scheme's calibration method and type, not on the rest."""
     backend = backend_for(target, derived.observed, derived.cut)
+    if scheme.fit_seen:
+        backend = _fitting(job, backend, scheme, derived, destination)
     artifact = backend.build(job.prepared, derived.ranges, scheme, destination, samples=job.calibration)
     return Built(target, artifact, derived.ranges)
+
+
+def _fitting(job: Job, backend: Backend, scheme: Scheme, derived: Derived, beside: Path) -> Backend:
+    """The backend that knows the largest sums of two products in the model with full ranges."""
+    if not isinstance(backend, FittingBackend) or job.calibration is None:
+        raise UsageError("fit_seen needs calibration samples and onnxruntime's CPU kernels", "Use fit_pairs")
+    full = scheme.replace(fit_pairs=False, fit_seen=False)
+    with tempfile.TemporaryDirectory(prefix="edgeq-full-", dir=beside.parent) as folder:
+        artifact = backend.build(job.prepared, derived.ranges, full, Path(folder) / "model.onnx")
+        source = source_names(job.prepared.model)
+        return backend.fitting(largest_sums(artifact.model, artifact.settings(), job.calibration, source))
 
 
 def derive(job: Job, target: Target, scheme: Scheme) -> Derived:

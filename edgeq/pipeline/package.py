@@ -187,6 +187,7 @@ def package(
                 preferred.append(in_engine(builds, alike, fitting, choice, machine, other))
             if emulate and not variant.native:
                 variant = _emulated(variant, builds, machine, selftest, progress)
+                preferred = [_emulated(own, builds, machine, selftest, progress) for own in preferred]
             done.update(with_fallback(variant_name(target), variant, preferred))
         artifacts = itertools.chain.from_iterable(v.built.artifact.notes for v in done.values())
         notes = tuple(dict.fromkeys([*job.prepared.notes, *artifacts]))

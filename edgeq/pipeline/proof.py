@@ -76,7 +76,7 @@ class Proof(Displayed):
         speed: None where it was not timed.
         samples: how many samples `agreement` and `accuracy` rest on.
         held_out: whether those samples are others than the calibration's.
-        engine: what executed the artifact for all of this but coverage, which is that of onnxruntime's own kernels.
+        engine: what executed the artifact for all of this.
     """
 
     coverage: Coverage

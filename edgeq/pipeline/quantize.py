@@ -144,7 +144,7 @@ def quantize(
     overrides = dict(overrides or {})
     check_request([chosen], overrides, task=task, max_drop=max_drop)
     if require_coverage is not None:
-        check_measurable([chosen], machine, emulate=emulate)
+        check_measurable([chosen], machine, engine=engine.engine if engine is not None else None, emulate=emulate)
     native = runs_natively(chosen, machine)
     with (
         tempfile.TemporaryDirectory(prefix="edgeq-") as workdir,
@@ -176,10 +176,10 @@ def quantize(
         else:
             built = builder(job, chosen, scheme, draft, progress)
         runtime_requirements(chosen, built.artifact)
-        coverage = target_coverage(job, built, machine, emulate=emulate, progress=progress)
-        check_gain(job, built, coverage)
         if engine is not None:
             built = dataclasses.replace(built, artifact=built.artifact.in_engine(engine))
+        coverage = target_coverage(job, built, machine, emulate=emulate, progress=progress)
+        check_gain(job, built, coverage)
         timed = timed and not chosen.profile.missing(machine)
         proof = prove_built(job, built, coverage, task=task, timed=timed, progress=progress)
         proof.check(max_drop=max_drop, require_coverage=require_coverage)
@@ -189,7 +189,7 @@ def quantize(
             shutil.copyfile(file, draft.with_name(name))
     notes = [*job.prepared.notes, *built.artifact.notes, *(f"it needs {output.with_name(name)}" for name in beside)]
     if engine is not None and engine.engine.module:
-        notes.append(f"proven in {engine.name}; coverage is that of onnxruntime's own kernels")
+        notes.append(f"proven in {engine.name}")
     if built.artifact.simulation is not None:
         notes.append(f"checked in simulation on a CPU: nothing of {chosen.name} was run")
     elif not native and built.artifact.device == "cpu":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from edgeq.engines import Engine
 from edgeq.measure.coverage import Explain
 from edgeq.model.int8_prediction import NodePrediction, foreign
 from edgeq.pipeline.job import Built
+from edgeq.scheme import Scheme
 
 
 def explainer(built: Built, predicted: tuple[NodePrediction, ...]) -> Explain:
@@ -13,7 +15,7 @@ def explainer(built: Built, predicted: tuple[NodePrediction, ...]) -> Explain:
     Args:
         predicted: of the prepared model under the scheme that was built.
     """
-    scheme = built.artifact.scheme
+    scheme, plugin = built.artifact.scheme, built.artifact.plugin
     known = {node.name: node for node in predicted}
 
     def explain(name: str, op_type: str) -> str:
@@ -21,6 +23,8 @@ def explainer(built: Built, predicted: tuple[NodePrediction, ...]) -> Explain:
         node = known.get(name)
         if node is not None and node.verdict == "float":
             return node.reason
+        if plugin is not None:
+            return _in_plugin(plugin.engine, scheme, node.op_type if node else op_type)
         if scheme.mode == "static":
             if node is None:
                 return "ONNX Runtime's optimiser made it of nodes that are not all in int8"
@@ -36,3 +40,13 @@ def explainer(built: Built, predicted: tuple[NodePrediction, ...]) -> Explain:
         return "onnxruntime's quantizer left it in float"
 
     return explain
+
+
+def _in_plugin(engine: Engine, scheme: Scheme, op_type: str) -> str:
+    if scheme.mode == "float":
+        return "nothing is quantized"
+    if scheme.pair not in engine.int8.pairs:
+        return f"{engine.name} has no integer kernels for {scheme.pair}"
+    if engine.int8.operators and op_type not in engine.int8.operators:
+        return f"{engine.name} has no integer form of {op_type}"
+    return f"it could run in int8, but what surrounds it is not all in int8, so {engine.name} did not fuse it"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -146,50 +146,74 @@ def decide(
     full = builds.build(target, _full(scheme)).artifact
     reference = open_session(job.prepared.path)
     saturates_natively = match_profile(machine, load_profiles()).profile.saturates
-    macs = sum(node_macs(job.prepared.model).values())
-    found = audit(
-        full.model,
-        full.settings(),
-        samples=job.validation,
-        reference=reference,
-        exact=_exact_session(full, here=saturates_natively(full.scheme)),
-        count=sample_count(macs),
-        table=(table := saturation_table(engine.int8.saturation) if engine is not None else saturation_table()),
-        progress=progress,
-    )
-    candidates = _mitigations(_costs(target, engine), scheme)
-    artifacts: dict[str, Artifact] = {}
+    table = saturation_table(engine.int8.saturation) if engine is not None else saturation_table()
+    count = sample_count(sum(node_macs(job.prepared.model).values()))
+
+    def exact(artifact: Artifact) -> Any:
+        """The session of an artifact on kernels that do not saturate."""
+        return _exact_session(artifact, here=saturates_natively(artifact.scheme))
+
+    def audited(artifact: Artifact) -> Audit:
+        """What an artifact does on the target's kernels, on samples."""
+        settings, samples = artifact.settings(), job.validation
+        return audit(
+            artifact.model,
+            settings,
+            samples=samples,
+            reference=reference,
+            exact=exact(artifact),
+            count=count,
+            table=table,
+            progress=progress,
+        )
+
+    found = audited(full)
     failed: dict[str, str] = {}
-    for mitigation in candidates if not found.safe else candidates[:1]:
-        try:
-            artifacts[mitigation.name] = builds.build(target, mitigation.scheme).artifact
-        except EdgeqError as error:
-            failed[mitigation.name] = str(error)
-    sessions = {
-        name: _exact_session(artifact, here=saturates_natively(artifact.scheme)) for name, artifact in artifacts.items()
-    }
-    evaluation = evaluate_sessions(
-        {_FLOAT: reference, **sessions},
-        job.validation,
-        task=builds.task,
-        reference=_FLOAT,
-        progress=progress,
-        count=None if builds.task else max(_SAMPLES, found.samples),
-    )
-    measured = [
-        _measured(r, artifacts.get(r.name), evaluation, found, failed.get(r.name, ""), table) for r in candidates
-    ]
+
+    def built(candidates: Sequence[Mitigation]) -> dict[str, Artifact]:
+        """The artifact of each by name, but of those that cannot be built."""
+        artifacts = {}
+        for mitigation in candidates:
+            try:
+                artifacts[mitigation.name] = builds.build(target, mitigation.scheme).artifact
+            except EdgeqError as error:
+                failed[mitigation.name] = str(error)
+        return artifacts
+
+    def evaluated(artifacts: Mapping[str, Artifact]) -> Evaluation:
+        """Their outputs and float32's, on exact kernels."""
+        return evaluate_sessions(
+            {_FLOAT: reference, **{name: exact(artifact) for name, artifact in artifacts.items()}},
+            job.validation,
+            task=builds.task,
+            reference=_FLOAT,
+            progress=progress,
+            count=None if builds.task else max(_SAMPLES, found.samples),
+        )
+
+    candidates = _mitigations(_costs(target, engine), scheme)
+    first = [r for r in candidates if not r.scheme.fit_seen] if not found.safe else [candidates[0]]
+    artifacts = built(first)
+    evaluation = evaluated(artifacts)
+    considered = [_measured(r, artifacts.get(r.name), evaluation, found, failed.get(r.name, ""), table) for r in first]
     exact_db, exact_metric = evaluation.agreement[FULL].sqnr_db, _metric(evaluation, FULL)
     loss = _loss(evaluation, exact_db, exact_metric)
-    considered = tuple(r for r in measured if r.name in artifacts or r.failed)
+    close = [r for r in considered if r.safe and loss(r) <= 1]
+    if not close:
+        # No range that bears any input is close enough: one that bears the samples', with what it loses beside others.
+        for mitigation in (r for r in candidates if r.scheme.fit_seen):
+            artifacts = built([mitigation])
+            considered += [_seen(mitigation, evaluated(artifacts), audited(a)) for a in artifacts.values()]
+            considered += [] if artifacts else [replace(mitigation, failed=failed[mitigation.name])]
+        close = [r for r in considered if r.scheme.fit_seen and loss(r) <= 1]
     safe = [mitigation for mitigation in considered if mitigation.safe]
-    close = [mitigation for mitigation in safe if loss(mitigation) <= 1]
     chosen = min(close, key=lambda r: (r.cost, loss(r))) if close else min(safe or considered[:1], key=loss)
-    return Decision(chosen, considered, exact_db, exact_metric, found, evaluation.count, _why(chosen, found, exact_db))
+    why = _why(chosen, found, exact_db)
+    return Decision(chosen, tuple(considered), exact_db, exact_metric, found, evaluation.count, why)
 
 
 def _full(scheme: Scheme) -> Scheme:
-    return scheme.replace(reduce_range=False, fit_pairs=False)
+    return scheme.replace(reduce_range=False, fit_pairs=False, fit_seen=False)
 
 
 def _mitigations(cost: Mapping[str, float], scheme: Scheme) -> tuple[Mitigation, ...]:
@@ -198,6 +222,7 @@ def _mitigations(cost: Mapping[str, float], scheme: Scheme) -> tuple[Mitigation,
     precise = full.replace(session_options={**full.session_options, option: "1"})
     changed = {
         "fit_pairs": ("fitted range", full.replace(fit_pairs=True)),
+        "fit_seen": ("range fitted to the samples", full.replace(fit_pairs=True, fit_seen=True)),
         "reduce_range": ("7-bit weights", full.replace(reduce_range=True)),
         "weight_type": ("U8U8", full.replace(activation_type="uint8", weight_type="uint8")),
         option: (option.rpartition(".")[2], precise),
@@ -236,6 +261,16 @@ def _measured(
     return replace(mitigation, sqnr_db=full.float_db[0] if mitigation.name == FULL and full.float_db else -math.inf)
 
 
+def _seen(mitigation: Mitigation, evaluation: Evaluation, found: Audit) -> Mitigation:
+    """What can saturate, though hardly beside samples, by its exact model: what it loses there counts as SQNR, and the
+    task's metric is that of exact kernels only where it loses nothing."""
+    sqnr_db = evaluation.agreement[mitigation.name].sqnr_db
+    if found.float_db is not None and found.clipped:
+        return replace(mitigation, sqnr_db=sqnr_db - max(0.0, found.float_db[1] - found.float_db[0]))
+    metric = _metric(evaluation, mitigation.name)
+    return replace(mitigation, sqnr_db=sqnr_db, metric=metric, safe=found.safe)
+
+
 def _metric(evaluation: Evaluation, name: str) -> float | None:
     return evaluation.accuracy[name].value if evaluation.accuracy else None
 
@@ -255,5 +290,7 @@ def _loss(evaluation: Evaluation, exact_db: float, exact_metric: float | None) -
 def _why(chosen: Mitigation, found: Audit, exact_db: float) -> str:
     if found.safe:
         return f"{chosen.name}: {found.summary()}"
-    by = f"{exact_db - chosen.sqnr_db:.1f} dB below exact kernels" if chosen.safe else "not free of saturation"
+    by = f"{exact_db - chosen.sqnr_db:.1f} dB below exact kernels"
+    if not chosen.safe:
+        by = f"{by} on samples, and other inputs can saturate" if chosen.scheme.fit_seen else "not free of saturation"
     return f"{chosen.name}, at {chosen.cost:g} times the time: {found.summary()}; this is {by}"

@@ -25,10 +25,11 @@ _TABLE = "targets/onnxruntime/versions.toml"
 def artifact_checks(built: Built, proof: Proof, machine: Machine, decision: Decision | None) -> tuple[Check, ...]:
     """The checks that need no target: those made here, and the model of saturating kernels."""
     load, *others = _made_here(built, proof, machine, decision)
-    return load, _coverage(proof.coverage), *others
+    return load, coverage_check(proof.coverage), *others
 
 
-def _coverage(found: Coverage) -> Check:
+def coverage_check(found: Coverage) -> Check:
+    """What runs in int8, as a check."""
     if found.basis in ("native", "emulated", "modelled"):
         return Check("coverage", found.basis, found.how, found.summary(), True)
     return Check("coverage", "none", found.how, found.summary())

@@ -1,4 +1,5 @@
-"""What runs in int8 on a target: measured on its own kernels wherever those run here, else a forecast by rules.
+"""What runs in int8 on a target: measured on its own kernels wherever those run here, else a forecast by rules. What a
+plug-in runs is measured in the plug-in, or not known.
 
 Another CPU's fusions say nothing: ONNX Runtime's optimiser fuses int8 convolutions on one architecture that it leaves
 in float on another.
@@ -14,7 +15,9 @@ import onnx_ir as ir
 
 from edgeq.backends import backend_named
 from edgeq.backends.base import TargetedBackend
-from edgeq.emulate.routes import EMULATED, NATIVE, ExecutionRoute, route_to
+from edgeq.emulate.engine_route import route_for
+from edgeq.emulate.routes import EMULATED, NATIVE, ExecutionRoute
+from edgeq.engines import Engine
 from edgeq.errors import CheckFailedError, EdgeqError, RuntimeUnavailableError
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target, runs_natively
@@ -57,18 +60,24 @@ def target_coverage(
     explain = explainer(built, predicted)
     if route is None and runs_natively(target, machine):
         return measure_coverage(built.artifact.model, built.artifact.settings(), feed, source, explain)
-    route = route or route_to(target, machine, progress=progress)
+    if route is None:
+        route = route_for(target, machine, built.artifact.settings().engine, progress=progress)
     reason = _why_not(route, emulate=emulate)
     if not reason:
         found = _measure(built, route, feed, source, explain, progress)
         if isinstance(found, Coverage):
             return found
         reason = found
+    if built.artifact.plugin is not None:
+        return Coverage(basis="unknown", how=reason)
     return forecast_coverage(predicted, sized_macs(source, feed), rules_title(target.backend), reason)
 
 
-def check_measurable(targets: Iterable[Target], machine: Machine, *, emulate: bool = True) -> None:
-    """Refuse a bar on the coverage of targets whose kernels cannot be run here, before any work is done.
+def check_measurable(
+    targets: Iterable[Target], machine: Machine, *, engine: Engine | None = None, emulate: bool = True
+) -> None:
+    """Refuse a bar on the coverage of targets whose kernels, or those of `engine` for them, cannot be run here, before
+    any work is done.
 
     Raises:
         RuntimeUnavailableError: names the first, and what to do.
@@ -76,7 +85,7 @@ def check_measurable(targets: Iterable[Target], machine: Machine, *, emulate: bo
     for target in targets:
         if runs_natively(target, machine) or isinstance(backend_named(target.backend), TargetedBackend):
             continue  # a compiler of edgeq's own knows what it placed where
-        reason = _why_not(route_to(target, machine), emulate=emulate)
+        reason = _why_not(route_for(target, machine, engine), emulate=emulate)
         if reason:
             raise unchecked(f"{target.name}: {reason}")
 

@@ -306,7 +306,8 @@ def _alternative(alternative: Alternative, job: Job, selftest: int) -> VariantSp
 def _coverage(found: Coverage) -> dict[str, Any]:
     """Coverage for the manifest: the share, null where it is unknown, and what it rests on."""
     share = None if found.int8_mac_share is None else round(found.int8_mac_share, 4)
-    return {"int8_mac_share": share, "basis": found.basis, "how": found.how}
+    precisions = {"precisions": dict(found.precisions)} if found.precisions else {}
+    return {"int8_mac_share": share, "basis": found.basis, "how": found.how, **precisions}
 
 
 def _accuracy(proof: Proof) -> dict[str, Any]:

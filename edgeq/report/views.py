@@ -291,7 +291,10 @@ def coverage_text(coverage: Coverage) -> str:
     if coverage.int8_mac_share is None:
         return f"How much runs on integers is not known: {coverage.how}."
     own = "as ONNX Runtime's own profile of the optimised graph shows, which is not always what the file asks for"
-    return f"{share(coverage.int8_mac_share)} of the multiply-accumulates run on integers, {coverage.origin or own}."
+    rest = [f"{count(macs)} in {name}" for name, macs in coverage.precisions.items() if name != "int8" and macs]
+    others = f" ({', '.join(rest)})" if rest else ""
+    share_of = f"{share(coverage.int8_mac_share)} of the multiply-accumulates run on integers{others}"
+    return f"{share_of}, {coverage.origin or own}."
 
 
 def operators_drawn(coverage: Coverage) -> tuple[float, list[OperatorCoverage]]:
@@ -324,7 +327,13 @@ def float_node_rows(coverage: Coverage) -> tuple[str, list[Row]]:
     shown = nodes[:_TABLE_NODES]
     more = f" (the {len(shown)} largest of {len(nodes)})" if len(nodes) > len(shown) else ""
     rows: list[Row] = [
-        [isolated(n.name, 80), shorten(n.op_type, 40), isolated(n.reason, 200, "why"), count(n.macs)] for n in shown
+        [
+            isolated(n.name, 80),
+            shorten(" ".join(filter(None, (n.op_type, n.precision))), 40),
+            isolated(n.reason, 200, "why"),
+            count(n.macs),
+        ]
+        for n in shown
     ]
     return f"Nodes in float: {len(shown)}{more}", rows
 

@@ -26,14 +26,17 @@ from edgeq.scheme import Scheme
 from edgeq.session import onnxruntime
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.record import Trial, p50_of
-from edgeq.tune.space import in_engine
+from edgeq.tune.space import in_engine, with_scheme
 from edgeq.tune.trials import TrialTable, sqnr_of
 
 FAR_BEHIND = 1.3
 """What takes so many times as long as the fastest is not worth variants of its own."""
-# Of one file in two engines, the one that takes longer by this factor is dropped: its accuracy is hardly another.
-_TWIN_BEHIND = 1.1
+# Of one file in two engines, the one that takes longer by this factor is dropped: its accuracy is hardly another. In
+# one engine the precisions differ only in what stays float: the lower one stays where it is faster by the second one.
+_TWIN_BEHIND, _PRECISION_BEHIND = 1.1, 1.03
 _SQNR_AHEAD_DB = 6.0
+# Fields of `Scheme` that make weights which nothing saturates on, the least noise first.
+_SAFE_WEIGHTS = ("fit_pairs", "reduce_range")
 
 
 @dataclass(frozen=True)
@@ -44,11 +47,25 @@ class Field:
         plugins: plug-in engines, each in the precisions that are raced.
         own: whether onnxruntime's own kernels are raced, too.
         versions: of the packages that bring the plug-ins, by name.
+        saturating: the pairs of types, by engine, that a plug-in adds up in 16 bits here.
     """
 
     plugins: tuple[EngineChoice, ...] = ()
     own: bool = True
     versions: dict[str, str] = field(default_factory=dict)
+    saturating: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def fitting(self, candidate: Candidate, engine: Engine) -> tuple[Candidate, ...]:
+        """What of `candidate` runs right in `engine`: itself, or where its kernels saturate with each of the weights
+        that cannot; nothing where it does not suit it."""
+        scheme = candidate.scheme
+        if not suits(candidate, engine):
+            return ()
+        if scheme.pair not in self.saturating.get(engine.name, ()):
+            return (candidate,)
+        full = scheme.replace(reduce_range=False, fit_pairs=False)
+        safe = [full.replace(**{name: True}) for name in _SAFE_WEIGHTS if name in engine.int8.remedy_cost]
+        return tuple(with_scheme(candidate, made) for made in safe)
 
     def without(self, names: Iterable[str]) -> Field:
         """Those whose engine is not among `names`."""
@@ -113,7 +130,12 @@ def find_field(
             progress.note(f"{engine.name} is left out: {problem}")
         else:
             found += choices
-    return Field(tuple(found), own, {c.engine.name: installed_version(c.engine) for c in found})
+    saturating = {
+        c.engine.name: tuple(p for p in c.engine.int8.pairs if c.engine.saturates(p, target.architecture, features))
+        for c in found
+    }
+    versions = {c.engine.name: installed_version(c.engine) for c in found}
+    return Field(tuple(found), own, versions, {name: pairs for name, pairs in saturating.items() if pairs})
 
 
 def _unfit(engine: Engine, precisions: tuple[str, ...]) -> str:
@@ -139,7 +161,12 @@ def with_entrants(candidates: Sequence[Candidate], field: Field, *, unquantized:
     if not field.plugins:
         return tuple(candidates)
     first = {c.engine.name: next((x for x in candidates if suits(x, c.engine)), None) for c in field.plugins}
-    entrants = [in_engine(made, c) for c in field.plugins if (made := first[c.engine.name]) is not None]
+    entrants = [
+        in_engine(fitting, c)
+        for c in field.plugins
+        if (made := first[c.engine.name]) is not None
+        for fitting in field.fitting(made, c.engine)
+    ]
     if unquantized:
         entrants += [in_engine(Candidate("unquantized", Scheme(mode="float")), c) for c in field.plugins]
     position = 1 + min((candidates.index(made) for made in first.values() if made is not None), default=-1)
@@ -148,16 +175,29 @@ def with_entrants(candidates: Sequence[Candidate], field: Field, *, unquantized:
 
 def drop_slower_twins(table: TrialTable) -> None:
     """Drop what another engine, or the same one in another precision, runs faster from the same file, unless its
-    outputs are much closer to float32's."""
+    outputs are much closer to float32's; and a lower precision that is no faster."""
     for trial in sorted(table.alive(), key=p50_of, reverse=True):
         for other in table.alive():
-            slower = p50_of(other) * _TWIN_BEHIND < p50_of(trial) < float("inf")
-            if slower and same_file(trial, other) and sqnr_of(trial) < sqnr_of(other) + _SQNR_AHEAD_DB:
-                table.eliminate(trial.name, f"{p50_of(trial) / p50_of(other):.2f} times the latency of {other.name}")
+            twins = same_file(trial, other) and p50_of(trial) < float("inf")
+            slower = p50_of(other) * _behind(trial.candidate, other.candidate) < p50_of(trial)
+            if twins and slower and sqnr_of(trial) < sqnr_of(other) + _SQNR_AHEAD_DB:
+                why = f"{p50_of(trial) / p50_of(other):.2f} times the latency of {other.name}"
+                lower = p50_of(trial) <= p50_of(other)
+                table.eliminate(trial.name, f"{why}, too little for its lower precision" if lower else why)
                 break
 
 
-def more_in_engines(table: TrialTable, sources: Sequence[Candidate]) -> list[Candidate]:
+def _behind(candidate: Candidate, twin: Candidate) -> float:
+    """How many times the twin's latency is too much for `candidate`, which has the same file."""
+    mine, other = candidate.engine, twin.engine
+    if mine is None or other is None or mine.engine.name != other.engine.name:
+        return _TWIN_BEHIND
+    order = list(mine.engine.precisions)
+    lower = order.index(mine.precision) > order.index(other.precision)
+    return 1 / _PRECISION_BEHIND if lower else _PRECISION_BEHIND
+
+
+def more_in_engines(table: TrialTable, sources: Sequence[Candidate], field: Field) -> list[Candidate]:
     """`sources` in each engine that is in the run with an int8 candidate that is not far behind, in the precision that
     is fastest there; those that were not made yet."""
     timed = [t for t in table.alive() if t.timing is not None]
@@ -166,12 +206,13 @@ def more_in_engines(table: TrialTable, sources: Sequence[Candidate]) -> list[Can
     for trial in sorted(timed, key=p50_of):
         if trial.candidate.engine and trial.candidate.quantized and p50_of(trial) <= FAR_BEHIND * least:
             best.setdefault(trial.candidate.engine.engine.name, trial)
-    made = []
+    made: list[Candidate] = []
     for trial in best.values():
         choice = trial.candidate.engine
         assert choice is not None
-        twins = [in_engine(c, choice) for c in sources if suits(c, choice.engine)]
-        made += [t.replace(threads=trial.candidate.threads) for t in twins if t.name not in table]
+        twins = [in_engine(c, choice) for source in sources for c in field.fitting(source, choice.engine)]
+        new = {t.name: t.replace(threads=trial.candidate.threads) for t in twins if t.name not in table}
+        made += new.values()
     return made
 
 

@@ -306,10 +306,8 @@ def tune(
         def proven(candidate: Candidate) -> PackagedVariant:
             built, threads = evaluator.built(candidate), candidate.threads
             built = with_compiled(job, built, workdir / "compiled", progress=progress)
-            # Coverage is that of onnxruntime's own kernels: another engine's graph cannot be written by its profiler.
-            own = evaluator.built(candidate.replace(engine=None))
             route = None if clock is None else clock.route
-            coverage = target_coverage(job, own, here, route=route, progress=progress)
+            coverage = target_coverage(job, built, here, route=route, progress=progress)
             proof = prove_built(job, built, coverage, task=task, timed=False, threads=threads, progress=progress)
             size, native = model_bytes(built.artifact.model), runs_natively(chosen, here)
             there = () if clock is None else clock.checks()

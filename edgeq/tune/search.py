@@ -71,7 +71,7 @@ def search(
         entered = with_entrants(candidates, engines, unquantized=goal.objective != "size")
         build_all(table, evaluator, deadline.until(_SCREENED), entered)
     with stage("timing"):
-        baseline = time_kernels(table, evaluator, deadline.until(_TIMED), threads, own=engines.own)
+        baseline = time_kernels(table, evaluator, deadline.until(_TIMED), threads, engines)
     with stage("methods"):
         build_methods(table, evaluator, deadline.until(_METHODS), profile)
     with stage("accuracy"):

@@ -49,7 +49,7 @@ def method_candidates(candidate: Candidate, profile: Profile) -> tuple[Candidate
     for method in profile.search.get("method", ()):
         for options in REGISTRY.load(method).search:
             scheme = candidate.scheme.replace(method=method, method_options=options)
-            made = _with_scheme(candidate, scheme)
+            made = with_scheme(candidate, scheme)
             if made.name != candidate.name:
                 found.setdefault(made.name, made)
     return tuple(found.values())
@@ -58,7 +58,7 @@ def method_candidates(candidate: Candidate, profile: Profile) -> tuple[Candidate
 def in_float(candidate: Candidate, nodes: Iterable[str]) -> Candidate:
     """`candidate` with `nodes` kept in float, too."""
     scheme = candidate.scheme.replace(exclude=(*candidate.scheme.exclude, *nodes))
-    return _with_scheme(candidate, scheme)
+    return with_scheme(candidate, scheme)
 
 
 def in_engine(candidate: Candidate, choice: EngineChoice) -> Candidate:
@@ -68,10 +68,11 @@ def in_engine(candidate: Candidate, choice: EngineChoice) -> Candidate:
 
 def in_own_kernels(candidate: Candidate) -> Candidate:
     """`candidate`, run by onnxruntime's own kernels."""
-    return _with_scheme(candidate.replace(engine=None), candidate.scheme)
+    return with_scheme(candidate.replace(engine=None), candidate.scheme)
 
 
-def _with_scheme(candidate: Candidate, scheme: Scheme) -> Candidate:
+def with_scheme(candidate: Candidate, scheme: Scheme) -> Candidate:
+    """`candidate` with another scheme, by which it is named."""
     made = candidate.replace(name=_name(scheme), scheme=scheme)
     return in_engine(made, candidate.engine) if candidate.engine else made
 
@@ -130,6 +131,8 @@ def _name(scheme: Scheme) -> str:
         parts.append("asymmetric-weights")
     if scheme.reduce_range:
         parts.append("7-bit")
+    if scheme.fit_pairs:
+        parts.append("fitted")
     if scheme.wide:
         parts.append("on 16 bits" if "*" in scheme.wide else f"({len(scheme.wide)} on 16 bits)")
     parts += [f"{key.rpartition('.')[2]}={value}" for key, value in sorted(scheme.session_options.items())]

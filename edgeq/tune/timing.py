@@ -16,7 +16,7 @@ from edgeq_device.claim import SLOWER, UNKNOWN
 
 from edgeq.report.tuning_record import Timing
 from edgeq.tune.candidate import Candidate, engine_name
-from edgeq.tune.engines import FAR_BEHIND, drop_slower_twins, more_in_engines
+from edgeq.tune.engines import FAR_BEHIND, Field, drop_slower_twins, more_in_engines
 from edgeq.tune.evaluator import FLOAT, Evaluator, Race, Runner
 from edgeq.tune.explain import share, times
 from edgeq.tune.goal import Deadline
@@ -50,13 +50,13 @@ class Baseline:
 
 
 def time_kernels(
-    table: TrialTable, evaluator: Evaluator, deadline: Deadline, threads: Sequence[int], *, own: bool = True
+    table: TrialTable, evaluator: Evaluator, deadline: Deadline, threads: Sequence[int], engines: Field
 ) -> Baseline:
     """Choose the threads, time every structure that is in the run, keep layers in float that are faster so, and drop
     what is slower than float32. Nothing is done where the evaluator has no clock.
 
     Args:
-        own: whether what runs in onnxruntime's own kernels may win.
+        engines: what is raced.
     """
     if not evaluator.timed or not table.alive():
         return Baseline()
@@ -65,11 +65,11 @@ def time_kernels(
     first = list({structure_of(t): t for t in reversed(table.alive())}.values())[::-1]
     raced = race(table, evaluator, first, float_threads, top=RACED, tie=_ROUGHLY, seconds=seconds)
     sources = [t.candidate for t in table.alive() if t.candidate.engine is None]
-    for candidate in () if own else sources:
+    for candidate in () if engines.own else sources:
         table.eliminate(candidate.name, "--engine leaves onnxruntime's own kernels out")
     drop_slower_twins(table)
     _keep_slow_layers_in_float(table, evaluator, float_threads, seconds)
-    _race_more_in_engines(table, evaluator, sources, float_threads, seconds)
+    _race_more_in_engines(table, evaluator, sources, engines, float_threads, seconds)
     if table.goal.objective == "memory":
         for trial in first:
             peak = evaluator.memory(trial.candidate, table[trial.name].candidate.threads)
@@ -160,12 +160,17 @@ def beginnings(names: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def _race_more_in_engines(
-    table: TrialTable, evaluator: Evaluator, sources: Sequence[Candidate], float_threads: int, seconds: float
+    table: TrialTable,
+    evaluator: Evaluator,
+    sources: Sequence[Candidate],
+    engines: Field,
+    float_threads: int,
+    seconds: float,
 ) -> None:
     """Time the other kernel choices, and those with layers in float, in the engines where the first int8 candidate is
     not far behind."""
     kept = [t.candidate for t in table.alive() if t.stage == "exclusion" and t.candidate.engine is None]
-    more = [c for c in more_in_engines(table, [*sources, *kept]) if build(table, evaluator, c)]
+    more = [c for c in more_in_engines(table, [*sources, *kept], engines) if build(table, evaluator, c)]
     if more:
         trials = [table[c.name] for c in more]
         race(table, evaluator, trials, float_threads, top=None, tie=_ROUGHLY, seconds=seconds)

@@ -91,7 +91,8 @@ def _features(request: Dict[str, Any], shim: Any) -> Dict[str, Any]:
 def _open(request: Dict[str, Any]) -> Any:
     if request.get("bundle"):
         return _best(request).session
-    return _open_profiled(request) if request["profile"] else open_requested(request)
+    plugin = request["engine"] is not None and request["engine"]["module"]
+    return _open_profiled(request) if request["profile"] and not plugin else open_requested(request)
 
 
 def _best(request: Dict[str, Any]) -> Any:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
+import onnx.numpy_helper
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgeq.backends.cpu import CpuBackend
 from edgeq.backends.saturation_fit import fit_factors
 from edgeq.emulate.saturation.audit import audit
+from edgeq.emulate.saturation.reach import largest_sums
+from edgeq.errors import UsageError
+from edgeq.measure.coverage import source_names
 from edgeq.model.saturation import PAIR_LIMIT, pair_sums
+from edgeq.scheme import Scheme
 from tests.backends.build import bench, mixed, residual, weights
 
 
@@ -57,3 +65,39 @@ def test_weights_that_fit_stay_as_they_are(tmp_path: Path) -> None:
     np.testing.assert_array_equal(full["w2_quantized"], fitted["w2_quantized"])  # depthwise: its kernel is exact
     assert not np.array_equal(full["w1_quantized"], fitted["w1_quantized"])
     assert np.abs(fitted["w3_quantized"].astype(int)).max() > 64
+
+
+def test_ranges_fitted_to_samples_grow_less_and_bear_the_samples(tmp_path: Path) -> None:
+    net = bench(tmp_path, residual())
+    full = net.build("full.onnx")
+    reach = largest_sums(full.model, full.settings(), net.samples, source_names(net.prepared.model))
+    assert set(reach) == {"first", "last", "fc"}, "depthwise: its kernel is exact"
+    assert max(values.max() for values in reach.values()) > 1
+    scheme = Scheme(fit_pairs=True, fit_seen=True)
+    seen = CpuBackend().fitting(reach).build(net.prepared, net.ranges(scheme), scheme, tmp_path / "seen.onnx")
+    fitted = net.build("fitted.onnx", fit_pairs=True)
+    for name, scale in weights(full).items():
+        if name.startswith("w") and name.endswith("_scale"):
+            assert (weights(seen)[name] >= scale * 0.9999).all()
+            assert (weights(seen)[name] <= weights(fitted)[name] * 1.0001).all()
+    found = audit(seen.model, seen.settings(), samples=net.samples)
+    assert not found.safe
+    assert found.clipped == 0
+    source = onnx.load(net.prepared.path).graph.initializer
+    exact = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in source}
+    noise = [_noise(weights(artifact), weights(full), exact) for artifact in (full, seen, fitted)]
+    assert noise[0] <= noise[1] < noise[2]
+
+
+def _noise(held: dict[str, Any], full: dict[str, Any], exact: dict[str, Any]) -> float:
+    """Power of the rounding of the weights of two layers, in steps of the full range."""
+    total = 0.0
+    for name in ("w1", "w3"):
+        scale, step = (values[f"{name}_scale"].reshape(-1, 1, 1, 1) for values in (held, full))
+        total += float((((held[f"{name}_quantized"] * scale - exact[name]) / step) ** 2).sum())
+    return total
+
+
+def test_what_samples_bear_is_a_way_to_fit_pairs(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="fit_seen is a way of fit_pairs"):
+        bench(tmp_path, residual()).build(fit_seen=True)

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgeq.emulate.probe import integer_model
 from edgeq.engines import load_engines
-from edgeq.pipeline.engine_checks import check_engine, integer_model
+from edgeq.pipeline.engine_checks import check_engine
 from edgeq.session import open_session
 from tests import fake_engine
 

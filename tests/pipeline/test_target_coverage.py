@@ -35,7 +35,7 @@ def route(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Sets the way to the target's kernels."""
 
     def choose(found: ExecutionRoute) -> None:
-        monkeypatch.setattr(target_coverage, "route_to", lambda *args, **kwargs: found)
+        monkeypatch.setattr(target_coverage, "route_for", lambda *args, **kwargs: found)
 
     choose(NO_GUEST)
     return choose

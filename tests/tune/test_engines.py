@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from edgeq_device.cli import main
 from edgeq_device.package import open_bundle
 
 import edgeq
@@ -128,6 +131,31 @@ def test_what_stays_float_can_be_bf16(fake: Engine) -> None:
     assert "1.33 times the latency of a in fake:bf16" in outcome.trial("a in fake").reason
 
 
+def test_a_lower_precision_that_is_no_faster_is_not_raced_further(fake: Engine) -> None:
+    facts = {"a": Fact(2.0), "b": Fact(1.5), "a in fake": Fact(4.0), "a in fake:bf16": Fact(4.05)}
+    outcome, evaluator = run(fake, facts)
+    assert outcome.trial("a in fake:bf16").reason.endswith(
+        "times the latency of a in fake, too little for its lower precision"
+    )
+    assert "build b in fake" in evaluator.log
+    assert "build b in fake:bf16" not in evaluator.log
+
+
+def test_where_an_engine_saturates_only_weights_run_in_it_that_cannot(fake: Engine) -> None:
+    engine = replace(fake, int8=replace(fake.int8, remedy_cost={"fit_pairs": 1, "reduce_range": 1}))
+    field = Field((EngineChoice(engine),), saturating={"fake": ("U8S8",)})
+    assert [c.name for c in with_entrants([UINT8, A], field)] == [
+        "uint8",
+        "a",
+        "U8S8 per-channel fitted, minmax in fake",
+        "U8S8 per-channel 7-bit, minmax in fake",
+        "unquantized in fake",
+    ]
+    assert [c.scheme.fit_pairs for c in field.fitting(A, engine)] == [True, False]
+    assert field.fitting(UINT8, engine) == ()
+    assert replace(field, saturating={}).fitting(A, engine) == (A,)
+
+
 def test_an_engine_that_is_far_behind_is_not_raced_further(fake: Engine) -> None:
     outcome, evaluator = run(fake, {"a": Fact(2.0), "b": Fact(1.5)})
     alone = FakeEvaluator({"a": Fact(2.0), "b": Fact(1.5)})
@@ -215,7 +243,9 @@ def test_one_that_is_not_installed_is_no_word_unless_it_is_asked_for(
 
 @pytest.mark.skipif(find_spec("onnxruntime_ep_openvino") is None, reason="onnxruntime-ep-openvino is not installed")
 @pytest.mark.slow
-def test_a_race_with_openvino(tmp_path: Path) -> None:
+def test_a_race_with_openvino_and_its_bundle_on_a_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     choices = [choose_engine("onnxruntime"), choose_engine("openvino")]
     goal = Goal(max_drop=0.05, budget_s=40)
     with steady_timings():
@@ -229,8 +259,19 @@ def test_a_race_with_openvino(tmp_path: Path) -> None:
     with open_bundle(tmp_path / "t") as bundle:
         variants = {variant.ep: variant for variant in bundle.components["model"]}
     assert set(variants) == {"CPUExecutionProvider", "OpenVINOExecutionProvider"}
-    assert variants["OpenVINOExecutionProvider"].info["precision"] == "f32"
+    best = variants["OpenVINOExecutionProvider"]
+    assert best.info["precision"] == "f32"
+    assert best.info["coverage"]["how"] == "openvino, this machine"
     assert edgeq.verify(tmp_path / "t").passed
+    # The runner takes the winner where its plug-in is, and where it is not the fall-back.
+    bundle_and_json = ["--bundle", str(tmp_path / "t"), "--json", "--force", "-o", str(tmp_path / "out.npz")]
+    with np.load(demo.CALIBRATION) as samples:
+        np.savez(tmp_path / "x.npz", image=samples["image"][:1])
+    for absent, name in ((False, best.name), (True, variants["CPUExecutionProvider"].name)):
+        if absent:
+            monkeypatch.setattr("edgeq_device.engines.installed_version", lambda engine: "")
+        assert main(["infer", str(tmp_path / "x.npz"), *bundle_and_json]) == 0
+        assert json.loads(capsys.readouterr().out)["variant"] == name
 
 
 def test_a_process_that_has_ended_is_started_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ of their sums exceeds 16 bits by.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,11 +31,14 @@ class Product:
         values: int64, [M, N].
         clipped: per column, how many sums of two products were clipped; int64, [N].
         pairs: how many sums of two products there are in one column.
+        largest: per column, the largest magnitude among the sums of two products that could be clipped beside some
+            input; 0 where none could, or nothing was clipped at all. int64, [N].
     """
 
     values: NDArray[np.int64]
     clipped: NDArray[np.int64]
     pairs: int
+    largest: NDArray[np.int64]
 
 
 def exact_product(a: NDArray[Any], b: NDArray[Any]) -> Product:
@@ -44,14 +47,26 @@ def exact_product(a: NDArray[Any], b: NDArray[Any]) -> Product:
     for start in range(0, a.shape[1], _EXACT_IN_FLOAT32):
         part = slice(start, start + _EXACT_IN_FLOAT32)
         values += (a[:, part].astype(np.float32) @ b[part].astype(np.float32)).astype(np.int64)
-    return Product(values, np.zeros(b.shape[1], np.int64), len(a) * ((a.shape[1] + 1) // 2))
+    nothing = np.zeros((2, b.shape[1]), np.int64)
+    return Product(values, nothing[0], len(a) * ((a.shape[1] + 1) // 2), nothing[1])
 
 
 def saturating_product(a: NDArray[np.uint8], b: NDArray[np.int8]) -> Product:
     """[M, K] unsigned by [K, N] signed, each sum of two products clipped to 16 bits."""
+    product, excess = _watched(a, b)
+    return product if excess is None else replace(product, values=product.values - excess.T)
+
+
+def watched_product(a: NDArray[np.uint8], b: NDArray[np.int8]) -> Product:
+    """As `exact_product`, with what `saturating_product` would clip."""
+    return _watched(a, b)[0]
+
+
+def _watched(a: NDArray[np.uint8], b: NDArray[np.int8]) -> tuple[Product, NDArray[np.int32] | None]:
+    """The exact product, and what clipping takes off it, [N, M]; None where that is nothing."""
     product = exact_product(a, b)
     if not a.size or not (pair_sums(b.T) > PAIR_LIMIT).any():
-        return product
+        return product, None
     # One row for each k and for each n: what is looked at together lies together.
     left = np.ascontiguousarray(a.T).astype(np.int32)
     if len(left) % 2:
@@ -66,7 +81,8 @@ def saturating_product(a: NDArray[np.uint8], b: NDArray[np.int8]) -> Product:
         over = sums - np.clip(sums, _LOW, _HIGH)
         excess[columns] += over
         product.clipped[columns] += np.count_nonzero(over, axis=1)
-    return Product(product.values - excess.T, product.clipped, product.pairs)
+        product.largest[columns] = np.maximum(product.largest[columns], np.abs(sums).max(axis=1))
+    return product, excess
 
 
 def _reach(largest: NDArray[np.int32], first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.bool_]:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.emulate.saturation.arithmetic import exact_product, saturating_product
+from edgeq.emulate.saturation.arithmetic import exact_product, saturating_product, watched_product
 from edgeq.emulate.saturation.operators import Computed, compute
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.operators import operator_of
@@ -65,9 +65,13 @@ class Layer:
         sums = self.pair_sums
         return None if sums is None else np.asarray((sums > PAIR_LIMIT).any(axis=1))
 
-    def compute(self, inputs: Sequence[NDArray[Any] | None], *, saturating: bool = True) -> Computed:
-        """What it makes of its inputs, which come in the node's order."""
-        return compute(self.node, inputs, saturating_product if saturating else exact_product, self.path)
+    def compute(
+        self, inputs: Sequence[NDArray[Any] | None], *, saturating: bool = True, watched: bool = False
+    ) -> Computed:
+        """What it makes of its inputs, which come in the node's order; where it does not saturate, `watched` counts
+        what would have been clipped."""
+        exact = watched_product if watched else exact_product
+        return compute(self.node, inputs, saturating_product if saturating else exact, self.path)
 
 
 def find_layers(

@@ -24,18 +24,26 @@ Multiply = Callable[[Array, Array], Product]
 
 
 @dataclass(frozen=True, eq=False)
-class Computed:
-    """What a layer gives.
+class Tally:
+    """What was seen of a layer's sums of two products.
 
     Attributes:
-        output: as the operator has it.
-        sums: how many sums of two products were added up.
+        sums: how many there were.
         clipped: how many of them were clipped, per output channel.
+        largest: the largest magnitude of one that could be, per output channel: see `Product`.
     """
 
-    output: Array
     sums: int
     clipped: NDArray[np.int64]
+    largest: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """What a layer gives: the output, as the operator has it, and what was seen of its sums."""
+
+    output: Array
+    tally: Tally
 
 
 Operator = Callable[[ir.Node, Sequence[Array | None], Multiply], Computed]
@@ -56,7 +64,7 @@ def compute(node: ir.Node, inputs: Sequence[Array | None], multiply: Multiply, p
 
 def matmul_sums(
     a: Array, b: Array, a_zero: Array | None, b_zero: Array | None, multiply: Multiply
-) -> tuple[Array, int, NDArray[np.int64]]:
+) -> tuple[Array, Tally]:
     """int64 sums of (a - a_zero)(b - b_zero), stacked as numpy.matmul does, whose raw products `multiply` adds up."""
     a, b = np.asarray(a), np.asarray(b)
     lone_row, lone_column = a.ndim == 1, b.ndim == 1
@@ -82,29 +90,30 @@ def matmul_sums(
         values = values[..., 0, :]
     if lone_column:
         values = values[..., 0]
-    return values, sum(p.pairs for p in found) * b.shape[-1], np.asarray(sum(p.clipped for p in found))
+    largest = np.max([p.largest for p in found], axis=0)
+    return values, Tally(sum(p.pairs for p in found) * b.shape[-1], np.asarray(sum(p.clipped for p in found)), largest)
 
 
 def conv_sums(
     node: ir.Node, x: Array, w: Array, x_zero: Array | None, w_zero: Array | None, multiply: Multiply
-) -> tuple[Array, int, NDArray[np.int64]]:
+) -> tuple[Array, Tally]:
     """int64 sums of a convolution, [N, cout, *out], with k running over taps, then channels."""
     shape = geometry(node, x.shape[2:], w.shape[2:])
     view, sizes = windows(x, shape, int(_zero(x_zero).ravel()[0]))
     channels, outs = x.shape[1] // shape.group, len(w) // shape.group
     w_offset = np.broadcast_to(_zero(w_zero), len(w))
-    parts, sums, clipped = [], 0, []
+    parts, tallies = [], []
     for group in range(shape.group):
         rows = view[..., group * channels : (group + 1) * channels]
         rows = rows.reshape(-1, rows.shape[-2] * channels)
         own = slice(group * outs, (group + 1) * outs)
         kernel = np.moveaxis(w[own], 1, -1).reshape(outs, -1).T
-        part, count, clips = matmul_sums(rows, kernel, x_zero, w_offset[own], multiply)
+        part, tally = matmul_sums(rows, kernel, x_zero, w_offset[own], multiply)
         parts.append(part)
-        sums += count
-        clipped.append(clips)
+        tallies.append(tally)
     values = np.concatenate(parts, axis=1).reshape(len(x), *sizes, len(w))
-    return np.moveaxis(values, -1, 1), sums, np.concatenate(clipped)
+    clipped, largest = (np.concatenate([getattr(t, name) for t in tallies]) for name in ("clipped", "largest"))
+    return np.moveaxis(values, -1, 1), Tally(sum(t.sums for t in tallies), clipped, largest)
 
 
 def requantize(sums: Array, scale: Array, zero_point: Array) -> Array:
@@ -126,52 +135,52 @@ def dynamic_bytes(x: Array) -> tuple[Array, np.float32, Array]:
 
 def _matmul_integer(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
     a, b, a_zero, b_zero = given[:4]
-    values, count, clipped = matmul_sums(a, b, a_zero, b_zero, multiply)
-    return Computed(_int32(values), count, clipped)
+    values, tally = matmul_sums(a, b, a_zero, b_zero, multiply)
+    return Computed(_int32(values), tally)
 
 
 def _qlinear_matmul(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = given[:8]
-    values, count, clipped = matmul_sums(a, b, a_zero, b_zero, multiply)
-    return Computed(requantize(values, _flat(a_scale) * _flat(b_scale) / _flat(y_scale), y_zero), count, clipped)
+    values, tally = matmul_sums(a, b, a_zero, b_zero, multiply)
+    return Computed(requantize(values, _flat(a_scale) * _flat(b_scale) / _flat(y_scale), y_zero), tally)
 
 
 def _matmul_integer_to_float(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
     a, b, a_scale, b_scale, a_zero, b_zero, bias = given[:7]
-    values, count, clipped = matmul_sums(a, b, a_zero, b_zero, multiply)
-    return Computed(_scaled(values, _flat(a_scale) * _flat(b_scale), bias), count, clipped)
+    values, tally = matmul_sums(a, b, a_zero, b_zero, multiply)
+    return Computed(_scaled(values, _flat(a_scale) * _flat(b_scale), bias), tally)
 
 
 def _dynamic_matmul(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
     x, b, b_scale, b_zero, bias = given[:5]
     a, scale, zero = dynamic_bytes(x)
-    values, count, clipped = matmul_sums(a, b, zero, b_zero, multiply)
-    return Computed(_scaled(values, scale * _flat(b_scale), bias), count, clipped)
+    values, tally = matmul_sums(a, b, zero, b_zero, multiply)
+    return Computed(_scaled(values, scale * _flat(b_scale), bias), tally)
 
 
 def _qgemm(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
     a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero = given[:9]
     a, b = (a.T if node.attributes.get_int("transA", 0) else a), (b.T if node.attributes.get_int("transB", 0) else b)
-    values, count, clipped = matmul_sums(a, b, a_zero, b_zero, multiply)
+    values, tally = matmul_sums(a, b, a_zero, b_zero, multiply)
     if c is not None:
         values = values + c
     alpha = np.float32(node.attributes.get_float("alpha", 1.0))
     scale = alpha * _flat(a_scale) * _flat(b_scale)
     if y_scale is None:
-        return Computed(_scaled(values, scale, None), count, clipped)
-    return Computed(requantize(values, scale / _flat(y_scale), y_zero), count, clipped)
+        return Computed(_scaled(values, scale, None), tally)
+    return Computed(requantize(values, scale / _flat(y_scale), y_zero), tally)
 
 
 def _qlinear_conv(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = given[:9]
     last = node.attributes.get_int("channels_last", 0)
-    values, count, clipped = conv_sums(node, np.moveaxis(x, -1, 1) if last else x, w, x_zero, w_zero, multiply)
+    values, tally = conv_sums(node, np.moveaxis(x, -1, 1) if last else x, w, x_zero, w_zero, multiply)
     spread = (-1, *[1] * (values.ndim - 2))
     if bias is not None:
         values = values + bias.reshape(spread)
     scale = (_flat(x_scale) * _flat(w_scale) / _flat(y_scale)).reshape(spread)
     output = requantize(values, scale, y_zero)
-    return Computed(np.ascontiguousarray(np.moveaxis(output, 1, -1)) if last else output, count, clipped)
+    return Computed(np.ascontiguousarray(np.moveaxis(output, 1, -1)) if last else output, tally)
 
 
 def _conv_integer(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
@@ -180,18 +189,18 @@ def _conv_integer(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Co
     view, sizes = windows(x, shape, int(_zero(x_zero).ravel()[0]))
     channels, outs = x.shape[1] // shape.group, len(w) // shape.group
     images, sums = [], 0
-    clipped = np.zeros(len(w), np.int64)
+    nothing = np.zeros((2, len(w)), np.int64)
     for image in view:
         parts = []
         for group in range(shape.group):
             own = slice(group * outs, (group + 1) * outs)
             columns = np.moveaxis(image[..., group * channels : (group + 1) * channels], -1, -2)
             columns = columns.reshape(int(np.prod(sizes)), -1).T
-            part, count, _ = matmul_sums(w[own].reshape(outs, -1), columns, w_zero, x_zero, multiply)
+            part, tally = matmul_sums(w[own].reshape(outs, -1), columns, w_zero, x_zero, multiply)
             parts.append(part.reshape(outs, *sizes))
-            sums += count
+            sums += tally.sums
         images.append(np.concatenate(parts))
-    return Computed(_int32(np.stack(images)), sums, clipped)
+    return Computed(_int32(np.stack(images)), Tally(sums, *nothing))
 
 
 OPERATORS: Mapping[str, Operator] = {

@@ -14,12 +14,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.emulate.saturation.layers import Layer, find_layers
+from edgeq.emulate.saturation.operators import Computed
 from edgeq.graph.convert import to_bytes
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.query import name_of, reads
@@ -31,25 +31,11 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, eq=False)
-class LayerRun:
-    """What one saturating layer did with one input.
-
-    Attributes:
-        output: as the kernel gives it.
-        sums, clipped: sums of two products, and how many of them were clipped per output channel.
-    """
-
-    output: NDArray[Any]
-    sums: int
-    clipped: NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
 class ModelRun:
     """Outputs of the model, and of every layer on a saturating path by its name."""
 
     outputs: Arrays
-    layers: Mapping[str, LayerRun]
+    layers: Mapping[str, Computed]
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +53,7 @@ class Simulation:
         model: quantized, in any form that ONNX Runtime takes.
         settings: what it is run with.
         saturating: False computes the same layers exactly: what the model gives where nothing saturates.
+        watched: without `saturating`, count what would have been clipped.
         table: whose kernels saturate; None: ONNX Runtime's own. What is between them is computed as it does.
 
     Raises:
@@ -79,6 +66,7 @@ class Simulation:
         settings: SessionSettings | None = None,
         *,
         saturating: bool = True,
+        watched: bool = False,
         table: SaturationTable | None = None,
     ) -> None:
         settings = settings or SessionSettings()
@@ -86,7 +74,7 @@ class Simulation:
         found = find_layers(self.graph, settings.config, table)
         self.unmodelled = tuple(layer for layer in found if not layer.path.modelled)
         self.layers = tuple(layer for layer in found if layer.path.modelled)
-        self._saturating = saturating
+        self._saturating, self._watched = saturating, watched
         self._steps = _steps(self.graph, self.layers)
         self._sessions: dict[int, Any] = {}
 
@@ -97,9 +85,9 @@ class Simulation:
         for place, step in enumerate(self._steps):
             if isinstance(step, Layer):
                 given = [self._value(v.name or "", values) if v is not None else None for v in step.node.inputs]
-                computed = step.compute(given, saturating=self._saturating)
+                computed = step.compute(given, saturating=self._saturating, watched=self._watched)
                 values[name_of(step.node.outputs[0])] = computed.output
-                runs[step.name] = LayerRun(computed.output, computed.sums, computed.clipped)
+                runs[step.name] = computed
             else:
                 feed = {name: values[name] for name in step.inputs}
                 session = self._session(place, step, feed)

@@ -63,7 +63,7 @@ def read_device() -> Device:
     )
 
 
-def open_session(variant: Variant, threads: int = 0, engine: Optional[EngineSpec] = None) -> Any:
+def open_session(variant: Variant, threads: int = 0, engine: Optional[EngineSpec] = None, *, profile: str = "") -> Any:
     """An `onnxruntime.InferenceSession` for `variant` with the options that travel with it; for one that runs on a GPU,
     a `BoundSession` around it whose provider has really started.
 
@@ -71,6 +71,7 @@ def open_session(variant: Variant, threads: int = 0, engine: Optional[EngineSpec
         threads: threads inside an operator; 0 takes those that the variant was found to run best with, and where it
             names none leaves it to ONNX Runtime.
         engine: what executes it; None: what has the variant's provider.
+        profile: path prefix of ONNX Runtime's own profile, if wanted.
 
     Raises:
         RuntimeUnavailableError: onnxruntime is missing or refuses the model.
@@ -87,6 +88,8 @@ def open_session(variant: Variant, threads: int = 0, engine: Optional[EngineSpec
     config = {**BRIEF_SPIN, **variant.session_options}
     threads = threads or best_threads(variant)
     options = session_options(ort, config=config, threads=threads, optimization=level)
+    if profile:
+        options.enable_profiling, options.profile_file_prefix = True, profile
     plugin = engine or plugin_of(variant.ep)
     if plugin is not None:
         precision = precision_of(variant, plugin)

@@ -6,20 +6,21 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeq.emulate.saturation.arithmetic import exact_product, saturating_product
+from edgeq.emulate.saturation.arithmetic import exact_product, saturating_product, watched_product
 from edgeq.model.saturation import PAIR_LIMIT, pair_sums
 
 
-def spelled_out(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def spelled_out(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     values = np.zeros((len(a), b.shape[1]), np.int64)
-    clipped = np.zeros(b.shape[1], np.int64)
+    clipped, largest = np.zeros((2, b.shape[1]), np.int64)
     for m in range(len(a)):
         for n in range(b.shape[1]):
             for k in range(0, a.shape[1], 2):
                 total = sum(int(a[m, j]) * int(b[j, n]) for j in range(k, min(k + 2, a.shape[1])))
                 clipped[n] += total != (kept := max(-32768, min(32767, total)))
                 values[m, n] += kept
-    return values, clipped
+                largest[n] = max(largest[n], abs(total))
+    return values, clipped, largest
 
 
 @settings(max_examples=60, deadline=None)
@@ -28,11 +29,15 @@ def test_as_defined(m: int, k: int, n: int, seed: int, width: int) -> None:
     random = np.random.default_rng(seed)
     a = random.integers(0, 256, (m, k)).astype(np.uint8)
     b = np.clip(random.normal(0, width, (k, n)), -128, 127).astype(np.int8)
-    values, clipped = spelled_out(a, b)
-    product = saturating_product(a, b)
+    values, clipped, largest = spelled_out(a, b)
+    product, watched = saturating_product(a, b), watched_product(a, b)
     np.testing.assert_array_equal(product.values, values)
-    np.testing.assert_array_equal(product.clipped, clipped)
-    np.testing.assert_array_equal(exact_product(a, b).values, a.astype(np.int64) @ b.astype(np.int64))
+    for found in (product, watched):
+        np.testing.assert_array_equal(found.clipped, clipped)
+        np.testing.assert_array_equal(found.largest[clipped > 0], largest[clipped > 0])
+        assert (found.largest <= largest).all()
+    for exact in (exact_product(a, b), watched):
+        np.testing.assert_array_equal(exact.values, a.astype(np.int64) @ b.astype(np.int64))
 
 
 def test_the_known_example() -> None:

@@ -1,0 +1,49 @@
+"""What is done about kernels that saturate, as the second engine's description prices it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from edgeq.engines import load_engines
+from edgeq.hardware.detect import detect_machine
+from edgeq.hardware.target import resolve
+from edgeq.pipeline.builds import Builds
+from edgeq.pipeline.job import Data, Job, open_job
+from edgeq.pipeline.saturation_mitigation import Decision, decide
+
+
+@pytest.fixture
+def job(place: Path) -> Job:
+    (place / "work").mkdir()
+    return open_job(place / "net.onnx", Data("calib.npz"), Data("val.npz", "key=x,label=y"), place / "work")
+
+
+def decided(job: Job, *priced: str) -> Decision:
+    machine, openvino = detect_machine(), load_engines()["openvino"]
+    target = resolve("haswell", machine)
+    assert set(priced) <= set(openvino.int8.remedy_cost)
+    engine = dataclasses.replace(
+        openvino, int8=dataclasses.replace(openvino.int8, remedy_cost=dict.fromkeys(priced, 1.0))
+    )
+    (folder := Path("-".join(priced))).mkdir()
+    builds = Builds(job, folder, timed=False, emulate=False)
+    return decide(builds, target, target.profile.scheme, machine, engine=engine)
+
+
+def test_a_range_that_bears_the_samples_is_taken_where_none_that_bears_all_is_close(job: Job) -> None:
+    found = decided(job, "fit_seen")
+    assert [m.name for m in found.mitigations] == ["full range", "range fitted to the samples"]
+    assert found.chosen.name == "range fitted to the samples"
+    assert not found.chosen.safe
+    assert found.exact_db - found.chosen.sqnr_db <= 0.5
+    assert "on samples, and other inputs can saturate" in found.why
+    assert "range fitted to the samples" not in {m.name for m in decided(job, "fit_seen", "fit_pairs").mitigations}
+
+
+def test_without_samples_there_is_none_to_fit(job: Job) -> None:
+    found = decided(dataclasses.replace(job, calibration=None), "fit_seen")
+    assert "fit_seen needs calibration samples" in found.mitigations[1].failed
+    assert found.chosen.name == "full range"
