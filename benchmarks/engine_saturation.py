@@ -4,8 +4,9 @@
 
 layers: 100 random layers each of MatMul and Conv against the model, to the last bit, at each level of the instruction
 set below VNNI to which the engine can be capped. "plain": no groups, padding or strides, at most 256 products in a
-MatMul; "small": weights of at most 64, which no kernel saturates on. accuracy: what `edgeq quantize` chooses for a CPU
-that saturates and for one that does not, each measured in the engine, capped to that CPU.
+MatMul; "small": weights of at most 64; "fitted": those of `fit_pairs`; no kernel may saturate on the last two.
+accuracy: what `edgeq quantize` chooses for a CPU that saturates and for one that does not, each measured in the engine,
+capped to that CPU.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def layers(engine: Engine, count: int, seed: int) -> None:
     for environment in saturating_levels(engine):
         for op in ("MatMul", "Conv"):
             where = " ".join(f"{key}={value}" for key, value in environment.items())
-            for kind in ({"plain": True}, {}, {"small": True}):
+            for kind in ({"plain": True}, {}, {"small": True}, {"fitted": True}):
                 wrong = compare(engine, environment, op, count, seed, **kind)
                 what = f"{op} {next(iter(kind), 'any')}"
                 print(f"{engine.name} {where} {what}: {count - len(wrong)} of {count} to the last bit")

@@ -35,8 +35,10 @@ class SaturatingPath:
         order: how k runs in a convolution.
         exact_depthwise: a convolution with one input channel per group takes another, exact kernel.
         any_neighbours: where `pairs_vary`, any two neighbours along k may be a pair.
-        even_channels: a convolution without groups has the channels of each tap in pairs of their own: where they are
-            odd in number, the last is alone.
+        even_channels: a convolution has the channels of each tap in pairs of their own, so that where they are odd in
+            number the last is alone: "always", or "ungrouped" where it has no groups.
+        exact_padding: what a convolution's padding contributes is added up in 32 bits.
+        features: of the CPUs whose kernels these are; none: all that another path does not name.
         modelled: whether `edgeq.emulate.saturation` computes the operator.
     """
 
@@ -47,8 +49,14 @@ class SaturatingPath:
     order: Order = "taps, channels"
     exact_depthwise: bool = False
     any_neighbours: bool = False
-    even_channels: bool = False
+    even_channels: Literal["", "ungrouped", "always"] = ""
+    exact_padding: bool = False
+    features: tuple[str, ...] = ()
     modelled: bool = False
+
+    def evens(self, group: int) -> bool:
+        """Whether a convolution with so many groups has each tap's channels in pairs of their own."""
+        return self.even_channels == "always" or (self.even_channels == "ungrouped" and group == 1)
 
     @property
     def activation(self) -> str:
@@ -77,12 +85,16 @@ class SaturationTable:
 
 
 @cache
-def saturation_table(file: str = "onnxruntime/saturation.toml") -> SaturationTable:
-    """A file under targets/; the first one is of ONNX Runtime's own kernels."""
+def saturation_table(
+    file: str = "onnxruntime/saturation.toml", features: frozenset[str] = frozenset()
+) -> SaturationTable:
+    """The kernels of a file under targets/ on a CPU with `features`; the default is of ONNX Runtime's own kernels."""
     content = tomllib.loads((shipped("targets") / file).read_text("utf-8"))
     precision = content.get("precision", {})
+    lists = ("operators", "features")
+    found = [{**path, **{key: tuple(path.get(key, ())) for key in lists}} for path in content["path"]]
     return SaturationTable(
-        tuple(SaturatingPath(**{**path, "operators": tuple(path["operators"])}) for path in content["path"]),
+        tuple(SaturatingPath(**path) for path in found if features.issuperset(path["features"])),
         str(precision.get("option", "")),
         frozenset(precision.get("operators", ())),
     )
@@ -94,12 +106,14 @@ def pairs_vary(depth: int, channels: int) -> bool:
     return channels % 2 == 1 or (depth > _MOST_AT_ONCE and -(-depth // -(-depth // _MOST_AT_ONCE)) % 2 == 1)
 
 
-def with_even_channels(values: NDArray[Any], fill: int = 0, *, axis: int = 1) -> NDArray[Any]:
-    """`values` with a channel of `fill` more where their number is odd."""
-    if values.shape[axis] % 2 == 0:
+def with_even_channels(values: NDArray[Any], fill: int = 0, *, group: int = 1) -> NDArray[Any]:
+    """[N, C, ...], with a channel of `fill` more in each group where their number in a group is odd."""
+    n, channels, *rest = values.shape
+    if channels // group % 2 == 0:
         return values
-    pads = [(0, int(place == axis % values.ndim)) for place in range(values.ndim)]
-    return np.pad(values, pads, constant_values=fill)
+    parts = values.reshape(n, group, channels // group, *rest)
+    padded = np.pad(parts, [(0, 0), (0, 0), (0, 1), *[(0, 0)] * len(rest)], constant_values=fill)
+    return padded.reshape(n, -1, *rest)
 
 
 def as_pairs(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:

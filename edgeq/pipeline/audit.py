@@ -72,6 +72,7 @@ def audit_saturation(
             raise UsageError(f"nothing is known of how {name}'s kernels saturate", "Leave --engine out")
         if target is not None and not _saturates(target, plugin):
             return Audited(loaded.name, Audit(()), name, target.name)
+        features = target.features if target is not None else frozenset[str]()
         samples = None
         if data is not None:
             preprocess = data.preprocess if data.preprocess is not None else loaded.preprocess
@@ -84,7 +85,7 @@ def audit_saturation(
             samples=samples,
             reference=open_session(reference) if reference is not None else None,
             count=data.count if data is not None else None,
-            table=saturation_table(plugin.int8.saturation) if plugin is not None else None,
+            table=saturation_table(plugin.int8.saturation, features) if plugin is not None else None,
             progress=progress,
         )
         return Audited(loaded.name, found, name, target.name if target is not None else "")

@@ -125,6 +125,10 @@ def _costs(target: Target, engine: Engine | None) -> Mapping[str, float]:
     return engine.int8.remedy_cost if engine is not None else target.profile.hazards.get("remedy_cost", {})
 
 
+def _table(target: Target, engine: Engine | None) -> SaturationTable:
+    return saturation_table() if engine is None else saturation_table(engine.int8.saturation, target.features)
+
+
 def decide(
     builds: Builds,
     target: Target,
@@ -146,7 +150,7 @@ def decide(
     full = builds.build(target, _full(scheme)).artifact
     reference = open_session(job.prepared.path)
     saturates_natively = match_profile(machine, load_profiles()).profile.saturates
-    table = saturation_table(engine.int8.saturation) if engine is not None else saturation_table()
+    table = _table(target, engine)
     count = sample_count(sum(node_macs(job.prepared.model).values()))
 
     def exact(artifact: Artifact) -> Any:

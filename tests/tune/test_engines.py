@@ -247,7 +247,7 @@ def test_a_race_with_openvino_and_its_bundle_on_a_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     choices = [choose_engine("onnxruntime"), choose_engine("openvino")]
-    goal = Goal(max_drop=0.05, budget_s=40)
+    goal = Goal(max_drop=0.05, budget_s=300)
     with steady_timings():
         result = edgeq.tune(demo.MODEL, Data(demo.CALIBRATION, count=20), tmp_path / "t", goal=goal, engines=choices)
     trials = {trial["name"]: trial for trial in result.record["candidates"]}

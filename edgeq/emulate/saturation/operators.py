@@ -8,15 +8,15 @@ scales in float32 from left to right, rounding half to even after clipping.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.emulate.saturation.arithmetic import Product
-from edgeq.emulate.saturation.windows import geometry, windows
+from edgeq.emulate.saturation.arithmetic import Product, exact_product
+from edgeq.emulate.saturation.windows import Geometry, geometry, windows
 from edgeq.model.saturation import SaturatingPath, with_even_channels
 
 Array = NDArray[Any]
@@ -54,11 +54,8 @@ def compute(node: ir.Node, inputs: Sequence[Array | None], multiply: Multiply, p
     padded = [*inputs, *[None] * (12 - len(inputs))]
     if path.swapped:
         return _conv_integer(node, padded, multiply)
-    if path.even_channels and node.attributes.get_int("group", 1) == 1:
-        # The channel that is added has no weight, and no value either.
-        axis = -1 if node.attributes.get_int("channels_last", 0) else 1
-        padded[0] = with_even_channels(np.asarray(padded[0]), int(_zero(padded[2]).ravel()[0]), axis=axis)
-        padded[3] = with_even_channels(np.asarray(padded[3]))
+    if node.op_type == "QLinearConv":
+        return _qlinear_conv(node, padded, multiply, path)
     return OPERATORS[node.op_type](node, padded, multiply)
 
 
@@ -95,10 +92,36 @@ def matmul_sums(
 
 
 def conv_sums(
-    node: ir.Node, x: Array, w: Array, x_zero: Array | None, w_zero: Array | None, multiply: Multiply
+    node: ir.Node,
+    x: Array,
+    w: Array,
+    x_zero: Array | None,
+    w_zero: Array | None,
+    multiply: Multiply,
+    path: SaturatingPath | None = None,
 ) -> tuple[Array, Tally]:
-    """int64 sums of a convolution, [N, cout, *out], with k running over taps, then channels."""
+    """int64 sums of a convolution, [N, cout, *out], with k running over taps, then channels.
+
+    Args:
+        path: the kernel, where that decides which products are neighbours and what saturates.
+    """
     shape = geometry(node, x.shape[2:], w.shape[2:])
+    zero = int(_zero(x_zero).ravel()[0])
+    if path is not None and path.evens(shape.group):
+        # The channel that is added has no weight, and no value either.
+        x, w = with_even_channels(x, zero, group=shape.group), with_even_channels(w)
+    if path is not None and path.exact_padding and zero and any(map(any, shape.pads)):
+        outside = 1 - np.pad(np.ones_like(x), ((0, 0), (0, 0), *shape.pads))
+        inside = np.pad(x, ((0, 0), (0, 0), *shape.pads))
+        unpadded = replace(shape, pads=tuple((0, 0) for _ in shape.pads))
+        values, tally = _window_sums(unpadded, inside, w, x_zero, w_zero, multiply)
+        return values + zero * _window_sums(unpadded, outside, w, None, w_zero, exact_product)[0], tally
+    return _window_sums(shape, x, w, x_zero, w_zero, multiply)
+
+
+def _window_sums(
+    shape: Geometry, x: Array, w: Array, x_zero: Array | None, w_zero: Array | None, multiply: Multiply
+) -> tuple[Array, Tally]:
     view, sizes = windows(x, shape, int(_zero(x_zero).ravel()[0]))
     channels, outs = x.shape[1] // shape.group, len(w) // shape.group
     w_offset = np.broadcast_to(_zero(w_zero), len(w))
@@ -171,10 +194,10 @@ def _qgemm(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
     return Computed(requantize(values, scale / _flat(y_scale), y_zero), tally)
 
 
-def _qlinear_conv(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
+def _qlinear_conv(node: ir.Node, given: Sequence[Any], multiply: Multiply, path: SaturatingPath | None) -> Computed:
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = given[:9]
     last = node.attributes.get_int("channels_last", 0)
-    values, tally = conv_sums(node, np.moveaxis(x, -1, 1) if last else x, w, x_zero, w_zero, multiply)
+    values, tally = conv_sums(node, np.moveaxis(x, -1, 1) if last else x, w, x_zero, w_zero, multiply, path)
     spread = (-1, *[1] * (values.ndim - 2))
     if bias is not None:
         values = values + bias.reshape(spread)
@@ -209,7 +232,6 @@ OPERATORS: Mapping[str, Operator] = {
     "MatMulIntegerToFloat": _matmul_integer_to_float,
     "DynamicQuantizeMatMul": _dynamic_matmul,
     "QGemm": _qgemm,
-    "QLinearConv": _qlinear_conv,
 }
 
 

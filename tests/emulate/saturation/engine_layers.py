@@ -21,7 +21,15 @@ from edgeq.emulate.saturation.layers import is_depthwise
 from edgeq.emulate.saturation.operators import conv_sums, matmul_sums
 from edgeq.engines import Engine
 from edgeq.graph.convert import from_proto
-from edgeq.model.saturation import saturation_table, with_even_channels
+from edgeq.model.saturation import (
+    PAIR_LIMIT,
+    SaturationTable,
+    conv_rows,
+    neighbour_sums,
+    pair_sums,
+    pairs_vary,
+    saturation_table,
+)
 from edgeq.session import SessionSettings
 from edgeq.workers.engine import start_engine
 
@@ -37,13 +45,22 @@ class Layer:
     exact: NDArray[np.int64]
 
 
-def random_layer(rng: np.random.Generator, op: str, table: str, *, small: bool = False, plain: bool = False) -> Layer:
+def random_layer(
+    rng: np.random.Generator,
+    op: str,
+    table: SaturationTable,
+    *,
+    small: bool = False,
+    plain: bool = False,
+    fitted: bool = False,
+) -> Layer:
     """A MatMul or Conv of sizes that kernels treat differently: odd channels, groups, strides, dilations, padding,
     zero points, both activation types; half of all values are extreme.
 
     Args:
         small: weights of at most 64, which nothing saturates on.
         plain: no groups, padding, strides or single channels, and at most 256 products in a MatMul.
+        fitted: weights as `fit_pairs` makes them, which nothing may saturate on.
     """
     signed = bool(rng.integers(2))
     kind, low, high = ("int8", -128, 127) if signed else ("uint8", 0, 255)
@@ -72,6 +89,7 @@ def random_layer(rng: np.random.Generator, op: str, table: str, *, small: bool =
     x = np.where(rng.random(shape) < 0.5, high, x)
     w = np.where(rng.random(weights) < 0.5, np.where(w < 0, -127, 127), w)
     w = (np.clip(w, -64, 64) if small else w).astype(np.int8)
+    w = _fitted(w, op) if fitted else w
     model = _model(op, attributes, shape, w, kind, zero)
     node = next(node for node in from_proto(model).graph if node.op_type == op)
     saturating, exact = _answers(node, op, x, w, zero, 128 * signed, table)
@@ -80,9 +98,9 @@ def random_layer(rng: np.random.Generator, op: str, table: str, *, small: bool =
 
 
 def _answers(
-    node: ir.Node, op: str, x: NDArray[Any], w: NDArray[np.int8], zero: int, shift: int, table: str
+    node: ir.Node, op: str, x: NDArray[Any], w: NDArray[np.int8], zero: int, shift: int, table: SaturationTable
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    path = saturation_table(table).path("QLinearConv" if op == "Conv" else "QLinearMatMul", "uint8", "int8")
+    path = table.path("QLinearConv" if op == "Conv" else "QLinearMatMul", "uint8", "int8")
     assert path is not None
     moved, point = (x + shift).astype(np.uint8), np.array(zero + shift)
     if op == "MatMul":
@@ -91,9 +109,18 @@ def _answers(
     exact = conv_sums(node, moved, w, point, None, exact_product)[0]
     if path.exact_depthwise and is_depthwise(node, w):
         return exact, exact
-    if path.even_channels and node.attributes.get_int("group", 1) == 1:
-        moved, w = with_even_channels(moved, int(point)), with_even_channels(w)
-    return conv_sums(node, moved, w, point, None, saturating_product)[0], exact
+    return conv_sums(node, moved, w, point, None, saturating_product, path)[0], exact
+
+
+def _fitted(w: NDArray[np.int8], op: str) -> NDArray[np.int8]:
+    """`w` with each output channel's weights smaller by what its largest pair exceeds 16 bits by."""
+    rows = conv_rows(w) if op == "Conv" else w.T
+    sums = neighbour_sums if pairs_vary(rows.shape[1], w.shape[1] if op == "Conv" else 0) else pair_sums
+    worst = np.maximum(sums(rows).max(axis=1, initial=0), PAIR_LIMIT)[:, None]
+    rows = np.trunc(rows * (PAIR_LIMIT / worst)).astype(np.int8)
+    if op != "Conv":
+        return np.ascontiguousarray(rows.T)
+    return np.ascontiguousarray(np.moveaxis(rows.reshape(len(w), *w.shape[2:], w.shape[1]), -1, 1))
 
 
 def _model(op: str, attributes: str, shape: tuple[int, ...], w: NDArray[np.int8], kind: str, zero: int) -> Any:
@@ -119,9 +146,11 @@ def compare(engine: Engine, environment: dict[str, str], op: str, count: int, se
     """
     wrong = []
     rng = np.random.default_rng(seed)
+    level = next(level for level in engine.cap.levels if level.value in environment.values())
+    table = saturation_table(engine.int8.saturation, frozenset(level.features))
     with start_engine(engine, environment=environment) as guest, tempfile.TemporaryDirectory() as folder:
         for number in range(count):
-            layer = random_layer(rng, op, engine.int8.saturation, **kind)
+            layer = random_layer(rng, op, table, **kind)
             file = Path(folder) / f"{number}.onnx"
             file.write_bytes(layer.model)
             session = guest.open(file, SessionSettings(engine=engine, intra_op_threads=1))
