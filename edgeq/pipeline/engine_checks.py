@@ -6,6 +6,8 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import onnx.numpy_helper
+import onnx.parser
 from edgeq_device.engines import FLOAT
 
 from edgeq import demo
