@@ -1,7 +1,7 @@
 """How a plug-in's kernels for a target are run on this machine: as they are, or capped to the target's instructions.
 
 A CPU engine chooses its kernels by the instructions that it finds. Some can be kept from newer ones by a variable of
-their process, and then run what they run on a lesser CPU, at native speed: a witness for that CPU.
+their process, and then run what they run on a lesser CPU, at native speed.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def test_why_it_is_not_run(fake: Engine) -> None:
     assert "not installed here. Install it:" in reason("haswell", NEW, absent)
 
 
-def test_a_capped_process_is_a_witness_for_that_cpu(fake: Engine, tmp_path: Path) -> None:
+def test_a_capped_process_runs_that_cpus_kernels(fake: Engine, tmp_path: Path) -> None:
     net = bench(tmp_path, residual())
     artifact = net.build()
     settings = SessionSettings(engine=fake, intra_op_threads=1)
