@@ -40,8 +40,8 @@ _TIMED_SECONDS = 1.5
 _PATIENCE_SECONDS = 8.0
 # A model of seconds is timed this often, not for minutes: the fewest pairs that a 95 % interval of their median needs.
 _TIMED_RUNS = 6
-# Multiply-accumulates that a simulator of an engine's hardware runs in about two minutes.
-_SIMULATED_MACS = 4_000_000_000
+# Multiply-accumulates that a simulator of an engine's hardware runs in about half a minute.
+_SIMULATED_MACS = 1_000_000_000
 _LEAST_SIMULATED = 16
 _WARM_UP = WarmUp(window=3, max_s=2.0)
 # Below this, a tenth of the output's power is quantization noise.

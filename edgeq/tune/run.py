@@ -315,6 +315,9 @@ def tune(
             return PackagedVariant(built, proof, native, size, threads, checks)
 
         winner, preferred = proven(outcome.winner.candidate), []
+        lost = winner.proof.drop
+        if not timed and lost is not None and lost > goal.max_drop:
+            progress.note(f"in {winner.proof.engine} it loses {lost:.4f} on {winner.proof.samples} samples")
         stand_in = winner
         if outcome.winner.candidate.engine is not None:
             unquantized = Candidate(FLOAT, Scheme(mode="float"), threads=outcome.baseline_threads)

@@ -120,7 +120,7 @@ def delegated(source: ir.Model, model: Path, engine: Engine, reasons: Mapping[st
 
 
 def _at_node(error: EngineError, engine: Engine, engines: Engines, model: Path) -> EngineError:
-    """`error` with the node in it at which the engine fails."""
+    """`error` with the node in it at which the engine fails, where it does so again."""
 
     def fails(beginning: Path) -> bool:
         try:
@@ -130,9 +130,11 @@ def _at_node(error: EngineError, engine: Engine, engines: Engines, model: Path) 
         return False
 
     with tempfile.TemporaryDirectory(prefix="edgeq-failing-") as folder:
-        node = failing_node(model, fails, Path(folder))
-    where = f" at node {node.name!r} ({node.op_type})" if node is not None else ""
-    return EngineError(f"{engine.name} fails{where}: {error.problem}", "Keep it in float with --exclude")
+        node = failing_node(model, fails, Path(folder)) if fails(model) else None
+    if node is None:
+        return EngineError(f"{engine.name} failed once: {error.problem}", "Try again")
+    where = f"at node {node.name!r} ({node.op_type})"
+    return EngineError(f"{engine.name} fails {where}: {error.problem}", "Keep it in float with --exclude")
 
 
 def _listed(names: tuple[str, ...] | list[str]) -> str:

@@ -8,7 +8,12 @@ import onnx
 import pytest
 
 from edgeq.backends.qnn.culprit import failing_node
+from edgeq.backends.qnn.delegation import delegated
+from edgeq.errors import EngineError
+from edgeq.model.load import read_model
 from edgeq.session import open_session
+from edgeq.workers.engine import Engines
+from tests import fake_engine
 from tests.graphs import proto
 
 PAIRED = """g (float[1,4] x) => (float[1,4] y) <float s = {0.1}, uint8 z = {128}> {
@@ -35,3 +40,25 @@ def test_the_first_beginning_that_fails_ends_in_the_node(op_type: str, name: str
     assert found is not None
     assert found.name == name
     assert len(tried) <= 2
+
+
+@pytest.mark.parametrize(
+    ("failures", "line"),
+    [(1, r"fake failed once: .*SIGSEGV.* Try again"), (99, r"fake fails at node 'first' \(Abs\): .*SIGSEGV")],
+)
+def test_a_failure_is_one_line_with_the_node_where_it_comes_again(
+    failures: int, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnx.save(proto(PAIRED), tmp_path / "m.onnx")
+    tried: list[Path] = []
+
+    def assigned(self: Engines, engine: object, model: Path) -> tuple[tuple[str, ...], ...]:
+        tried.append(model)
+        if len(tried) <= failures:
+            raise EngineError("the process of fake ended: signal SIGSEGV")
+        return ()
+
+    monkeypatch.setattr(Engines, "assigned_nodes", assigned)
+    engine = fake_engine.install(tmp_path, monkeypatch)
+    with pytest.raises(EngineError, match=line):
+        delegated(read_model(tmp_path / "m.onnx"), tmp_path / "m.onnx", engine, {}, "a test")
