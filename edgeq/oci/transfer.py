@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from edgeq_device.oci import ARTIFACT_TYPE, FILE_PATH, MANIFEST_TYPE, Registry, fetch, parse_reference
+from edgeq_device.oci import ARTIFACT_TYPE, AT_ONCE, FILE_PATH, MANIFEST_TYPE, Registry, fetch, parse_reference
 from edgeq_device.package import Bundle
 from edgeq_device.trust import check_signature, trust_for
 
@@ -29,7 +29,6 @@ _KINDS = {".py": "code", ".json": "weight.config", ".html": "doc", ".sig": "doc"
 """Suffix → what ModelPack calls such a file; all else is weights."""
 _TITLE = "org.opencontainers.image.title"
 """What `oras pull` takes a layer's path from."""
-_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def push_bundle(path: str | Path, reference: str, *, progress: Progress = SILENT
                 }
             )
             once = dict([*blobs.values(), (_digest(config), config)])
-            with ThreadPoolExecutor(_AT_ONCE) as workers:
+            with ThreadPoolExecutor(AT_ONCE) as workers:
                 sent = list(workers.map(lambda item: _upload(registry, *item), once.items()))
             digest = _digest(manifest)
             registry.send("PUT", f"manifests/{place.tag or digest}", {"Content-Type": MANIFEST_TYPE}, manifest).close()

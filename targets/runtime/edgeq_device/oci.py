@@ -36,7 +36,8 @@ FILE_PATH = "org.cncf.model.filepath"
 # What registries accept at least, by the distribution specification.
 _MAX_MANIFEST = 4 * 1024 * 1024
 _TIMEOUT_S = 60
-_AT_ONCE = 8
+AT_ONCE = 8
+"""Blobs that are sent or fetched at the same time."""
 _REFERENCE = re.compile(
     r"(?P<host>[A-Za-z0-9.-]+(?::[0-9]{1,5})?|\[[0-9a-f:]+\](?::[0-9]{1,5})?)"
     r"/(?P<repository>[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*)"
@@ -251,7 +252,7 @@ def fetch(reference: Reference, folder: Path) -> None:
         with connected(reference), sent as stream, (folder / name).open("xb") as sink:
             check_content(stream, record, f"{reference}: {name}", sink)
 
-    with ThreadPoolExecutor(_AT_ONCE) as workers:
+    with ThreadPoolExecutor(AT_ONCE) as workers:
         futures = [workers.submit(one, item) for item in layers.items()]
         try:
             for future in futures:
