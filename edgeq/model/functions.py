@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 
 from edgeq.errors import ModelError
 from edgeq.model.tensors import iter_graphs
@@ -46,6 +47,21 @@ def check_functions(model: onnx.ModelProto, path: Path) -> None:
     total = sum(sizes.get((n.domain, n.op_type), 1) for n in nodes)
     if total > MAX_NODES:
         raise ModelError(f"{path}: its functions expand to more than {MAX_NODES} nodes", "Do not trust this model")
+
+
+def inline_functions(model: ir.Model, path: Path) -> None:
+    """Put the functions of a model in place of the nodes that call them, in it.
+
+    Raises:
+        ModelError: a call does not fit its function, as with more inputs than that has.
+    """
+    from onnx_ir.passes.common import InlinePass
+
+    try:
+        InlinePass()(model)
+    except Exception as error:  # ValueError, and the pass's own around others
+        text = " ".join(str(error.__cause__ or error).split())[:300]
+        raise ModelError(f"{path}: a function cannot be inlined: {text}", "Export the model again") from error
 
 
 def _calls(nodes: Iterable[onnx.NodeProto]) -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ from edgeq.errors import ModelError
 from edgeq.graph.convert import from_proto, to_proto
 from edgeq.graph.query import every_node, opset_of
 from edgeq.model.fixed_sizes import fix_sizes
+from edgeq.model.functions import inline_functions
 from edgeq.model.load import (
     INLINE_LIMIT,
     check_valid,
@@ -141,8 +142,6 @@ def _loaded(source: Path) -> ir.Model:
 
 def _named(model: ir.Model, source: Path, notes: list[str]) -> ir.Model:
     """The model with functions inlined, opset raised and nodes named."""
-    from onnx_ir.passes.common import InlinePass
-
     if is_quantized(model):
         raise ModelError(
             f"{source} is quantized already",
@@ -150,7 +149,7 @@ def _named(model: ir.Model, source: Path, notes: list[str]) -> ir.Model:
         )
     if model.functions:
         notes.append(f"{_count(len(model.functions), 'local function')} inlined")
-        InlinePass()(model)
+        inline_functions(model, source)
     _refuse_unknown_domains(model, source)
     opset = opset_of(model)
     model = raise_opset(model, source)

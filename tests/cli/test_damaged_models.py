@@ -1,0 +1,82 @@
+"""Models that parse, and in which something has no meaning: refused in one line that names the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from edgeq.errors import ModelError
+from tests.cli.workspace import Workspace, _info, branch, loop, network, random
+
+
+def calling(inputs: list[str], outputs: list[str]) -> onnx.ModelProto:
+    """A MatMul, then a call of a function of two inputs and one output."""
+    body = [helper.make_node("Add", ["a", "b"], ["c"])]
+    opsets = [helper.make_opsetid("", 17)]
+    function = helper.make_function("local", "F", ["a", "b"], ["c"], body, opsets)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["m"], name="matmul"),
+        helper.make_node("F", inputs, outputs, name="call", domain="local"),
+    ]
+    weight = numpy_helper.from_array(random(8, 4), "w")
+    graph = helper.make_graph(nodes, "calls", [_info("x", [1, 8])], [_info(outputs[0], [1, 4])], [weight])
+    return helper.make_model(
+        graph, opset_imports=[*opsets, helper.make_opsetid("local", 1)], functions=[function], ir_version=8
+    )
+
+
+def typed(kind: int) -> onnx.ModelProto:
+    """A value of that element type between the nodes."""
+    model = network()
+    value = model.graph.value_info.add(name="c")
+    value.type.tensor_type.elem_type = kind
+    return model
+
+
+def returning(model: onnx.ModelProto, op_type: str, outputs: list[str]) -> onnx.ModelProto:
+    """`model` with other outputs of one node than its body gives."""
+    node = next(node for node in model.graph.node if node.op_type == op_type)
+    node.output[:] = outputs
+    return model
+
+
+def holding(change: Callable[[onnx.GraphProto], object]) -> onnx.ModelProto:
+    model = network()
+    change(model.graph)
+    return model
+
+
+CASES = {
+    "more inputs than the function": calling(["m", "m", "m"], ["y"]),
+    "no inputs for the function": calling([], ["y"]),
+    "more outputs than the function": calling(["m", "m"], ["y", "z"]),
+    "unknown element type": typed(77),
+    "negative element type": typed(-1),
+    "more outputs than the loop": returning(loop(), "Loop", ["l", "m", "n", "o"]),
+    "no output of the loop": returning(loop(), "Loop", []),
+    "more outputs than the branches": returning(branch(), "If", ["b", "c", "d"]),
+    "unknown type of a sequence": holding(
+        lambda graph: setattr(graph.value_info.add(name="r").type.sequence_type.elem_type.tensor_type, "elem_type", 55)
+    ),
+    "an initializer twice": holding(lambda graph: graph.initializer.append(graph.initializer[0])),
+    "an initializer without a name": holding(
+        lambda graph: graph.initializer.add(data_type=1, dims=[1], raw_data=b"0000")
+    ),
+    "an output that nothing makes": holding(lambda graph: setattr(graph.output[0], "name", "nowhere")),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_model_without_meaning(workspace: Workspace, name: str) -> None:
+    """A model in which the fault is of no account may be taken; nothing ends in a traceback, or as a bug."""
+    (workspace.path / "odd.onnx").write_bytes(CASES[name].SerializeToString())
+    for command in (("inspect", "odd.onnx"), ("calibrate", "odd.onnx", "--data", "x.npz", "-o", "CAL")):
+        ran = workspace.run(*command)
+        assert ran.code in (0, ModelError.exit_code, 4), ran.err
+        assert "Traceback" not in ran.err
+        if ran.code == ModelError.exit_code:
+            assert ran.line.startswith("edgeq: ")
+            assert "odd.onnx" in ran.line
