@@ -55,7 +55,11 @@ def command(*arguments: str) -> Callable[[Path], object]:
     """`edgeq` with an output of that name, which is the last argument."""
 
     def run(place: Path) -> None:
-        group.main([*arguments[:-1], "-o", str(place / arguments[-1])], prog_name="edgeq", standalone_mode=False)
+        try:
+            group.main([*arguments[:-1], "-o", str(place / arguments[-1])], prog_name="edgeq")
+        except SystemExit as end:
+            if end.code:
+                raise RuntimeError(f"{arguments[0]} ended with {end.code}") from end
 
     return run
 
