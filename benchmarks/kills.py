@@ -78,9 +78,10 @@ def cases() -> dict[str, Case]:
     """All of them by name."""
     model, quick, force = str(demo.MODEL), (*DATA, "--no-timing"), "--force"
     quantize, package = ("quantize", model, *quick, force), ("package", model, *quick, force)
+    other = ("--dynamic", "--op-type", "Conv", "--weight-type", "uint8")
     tune = ("tune", model, *DATA[:3], "4", "-q", "-t", "gemmini", "--max-drop", "0.2", force)
     return {
-        "quantize": Case("m.onnx", command(*quantize, "m.onnx"), command(*quantize, "--exclude", "fc", "m.onnx")),
+        "quantize": Case("m.onnx", command(*quantize, "m.onnx"), command(*quantize, *other, "m.onnx")),
         "package": Case("b", command(*package, "b"), command(*package, "--with-float", "b")),
         "package zip": Case("b.edgeq", command(*package, "b.edgeq"), command(*package, "--with-float", "b.edgeq")),
         "calibrate": Case("CAL", calibrate, nothing),
