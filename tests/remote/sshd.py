@@ -86,7 +86,8 @@ class Network:
             f"ListenAddress 127.0.0.1:{port}\nHostKey {path}/key\nAuthorizedKeysFile {self.folder}/id.pub\n"
             f"PidFile none\nUsePAM no\nStrictModes no\nPermitRootLogin prohibit-password\nForceCommand {command}\n"
         )
-        process = subprocess.Popen([SSHD, "-D", "-e", "-f", path / "sshd_config"], stderr=(path / "log").open("wb"))
+        with (path / "log").open("wb") as log:
+            process = subprocess.Popen([SSHD, "-D", "-e", "-f", path / "sshd_config"], stderr=log)
         server = Sshd(name, path, port, process)
         self._servers.append(server)
         with (self.folder / "config").open("a") as config:
