@@ -1,0 +1,42 @@
+"""`edgeq device setup` where it cannot be done: what to do, in one line, and nothing is left."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgeq.errors import BoardError, DataError
+from edgeq.remote.devices import one_board
+from edgeq.remote.setup import set_up
+from tests.remote.conftest import FakeBoard
+
+# Makes an environment whose Python answers as pip does that reaches no index.
+_VENV = """case "$*" in *"-m venv"*)
+  for place in "$@"; do :; done
+  mkdir -p "$place/bin"
+  printf '#!/bin/sh\\necho "ERROR: No matching distribution found for numpy" >&2; exit 1\\n' > "$place/bin/python"
+  chmod +x "$place/bin/python"; exit;; esac
+exec {python} "$@" """
+
+
+def test_a_python_that_makes_no_environments(board: FakeBoard) -> None:
+    fails = 'case "$*" in *"-m venv"*) echo "ensurepip is not available" >&2; exit 1;; esac'
+    board.python(f'{fails}\nexec {sys.executable} "$@"')
+    with pytest.raises(BoardError, match=r"venv is missing.*Install python3-venv there"):
+        set_up(one_board(board.address))
+    assert not (board.cache / "venv").exists()
+
+
+def test_no_index_is_reached(board: FakeBoard) -> None:
+    board.python(_VENV.format(python=sys.executable))
+    with pytest.raises(BoardError, match=r"No matching distribution.*pip download.*device setup ssh://pi --wheels"):
+        set_up(one_board(board.address))
+    assert not (board.cache / "venv").exists()
+
+
+def test_no_wheels(board: FakeBoard, tmp_path: Path) -> None:
+    board.python(_VENV.format(python=sys.executable))
+    with pytest.raises(DataError, match="holds no wheels"):
+        set_up(one_board(board.address), wheels=tmp_path)
