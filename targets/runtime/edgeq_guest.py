@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any, Dict, Sequence, Tuple
 
@@ -153,13 +154,14 @@ def _race(request: Dict[str, Any]) -> Dict[str, Any]:
     from edgeq_device.scenarios import query_runner
 
     feeds = [read_arrays(Path(request["feed"]))]
-    runners = {
-        one["name"]: [
-            query_runner(start_variant(requested_variant(one), one["threads"]), feeds)
-            for _ in range(request["sessions"])
-        ]
-        for one in request["models"]
-    }
+    runners: Dict[str, Any] = {one["name"]: [] for one in request["models"]}
+    end = time.perf_counter() + request["how"]["max_duration_s"]  # opening takes no longer than the race
+    for turn in range(request["sessions"]):
+        if turn and time.perf_counter() > end:
+            break
+        for one in request["models"]:
+            session = start_variant(requested_variant(one), one["threads"])
+            runners[one["name"]].append(query_runner(session, feeds))
     warm_up, bursts = WarmUp(**request["warmup"]), Bursts(**request["bursts"])
     ranking = rank_until_settled(runners, warmup=warm_up, bursts=bursts, **request["how"])
     answer: Dict[str, Any] = {
