@@ -9,6 +9,7 @@ tenth of a bit. The kernels are the same, so it costs no time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from edgeq.errors import UsageError
 from edgeq.graph.operators import OPERATORS, channel_axis
 from edgeq.graph.query import constant, node_input
 from edgeq.model.prepare import PreparedModel
-from edgeq.model.saturation import PAIR_LIMIT, conv_rows, neighbour_sums, pair_sums, pairs_vary, saturation_table
+from edgeq.model.saturation import PAIR_LIMIT, conv_rows, pair_sums, possible_sums, saturation_table
 from edgeq.scheme import Scheme
 
 _LEVEL = 127
@@ -67,8 +68,8 @@ def fitted_ranges(
         axis = channel_axis(node) % weight.ndim
         rows = conv_rows(weight) if node.op_type == "Conv" else np.moveaxis(weight, axis, 0)
         rows = rows.reshape(len(rows), -1)
-        vary = pairs_vary(rows.shape[1], weight.shape[1] if node.op_type == "Conv" else 0)
-        factors = fit_factors(rows, per_channel=scheme.per_channel, neighbours=vary)
+        sums = partial(possible_sums, channels=weight.shape[1] if node.op_type == "Conv" else 0)
+        factors = fit_factors(rows, per_channel=scheme.per_channel, sums=sums)
         if reach is not None and (seen := reach.get(str(node.name))) is not None and len(seen) == len(factors):
             wanted = np.maximum(seen * _MARGIN * (seen > 0), 1).astype(np.float32)
             factors = np.minimum(factors, wanted if scheme.per_channel else wanted.max(initial=1))
@@ -84,14 +85,17 @@ def fitted_ranges(
 
 
 def fit_factors(
-    rows: NDArray[np.float32], *, per_channel: bool = True, neighbours: bool = False
+    rows: NDArray[np.float32],
+    *,
+    per_channel: bool = True,
+    sums: Callable[[NDArray[Any]], NDArray[Any]] = pair_sums,
 ) -> NDArray[np.float32]:
     """By what each row's scale (largest magnitude / 127) must grow for no pair along it to exceed `PAIR_LIMIT`.
 
     Args:
         rows: [N, K] float weights in the kernel's order.
         per_channel: False gives every row the same scale and so the same factor.
-        neighbours: any two neighbours may be a pair, not just those from even places on.
+        sums: the pairs of rows, as `edgeq.model.saturation.pair_sums` has them.
     """
     largest = np.abs(rows).max(axis=1)
     if not per_channel:
@@ -99,7 +103,7 @@ def fit_factors(
     factors = np.ones(len(rows), np.float32)
     left = np.flatnonzero(largest > 0)
     for _ in range(_MOST_STEPS):
-        worst = _worst_pairs(rows[left], largest[left] * factors[left], neighbour_sums if neighbours else pair_sums)
+        worst = _worst_pairs(rows[left], largest[left] * factors[left], sums)
         if not per_channel:
             worst = np.full_like(worst, worst.max(initial=0))
         left, worst = left[worst > PAIR_LIMIT], worst[worst > PAIR_LIMIT]

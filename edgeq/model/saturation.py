@@ -34,7 +34,7 @@ class SaturatingPath:
         swapped: the weight is the left operand, not the right one.
         order: how k runs in a convolution.
         exact_depthwise: a convolution with one input channel per group takes another, exact kernel.
-        any_neighbours: where `pairs_vary`, any two neighbours along k may be a pair.
+        any_neighbours: kernels differ in their pairs (`possible_sums`).
         even_channels: a convolution has the channels of each tap in pairs of their own, so that where they are odd in
             number the last is alone: "always", or "ungrouped" where it has no groups.
         exact_padding: what a convolution's padding contributes is added up in 32 bits.
@@ -140,6 +140,25 @@ def neighbour_sums(rows: NDArray[Any]) -> NDArray[Any]:
     """As `pair_sums`, of every two neighbours along k, [N, K]: whatever pairs a kernel makes of them, where it splits k
     at an odd place or leaves the last channel of a tap alone."""
     return np.concatenate([pair_sums(rows), pair_sums(rows[:, 1:])], axis=1)
+
+
+def largest_two(rows: NDArray[Any]) -> NDArray[Any]:
+    """As `pair_sums`, of any two of a row, [N, 1]."""
+    ordered = np.sort(rows.astype(np.int32) if rows.dtype.kind in "iu" else rows, axis=1)
+    above, below = np.maximum(ordered[:, -2:], 0).sum(axis=1), np.minimum(ordered[:, :2], 0).sum(axis=1)
+    result: NDArray[Any] = np.maximum(above, -below)[:, None]
+    return result
+
+
+def possible_sums(rows: NDArray[Any], channels: int) -> NDArray[Any]:
+    """As `pair_sums`, of all pairs that kernels differ in making.
+
+    Args:
+        channels: of its image that one output of a convolution sees, of one of them any two taps; 0: a matrix product.
+    """
+    if channels == 1:
+        return largest_two(rows)
+    return neighbour_sums(rows) if pairs_vary(rows.shape[1], channels) else pair_sums(rows)
 
 
 def conv_rows(weight: NDArray[Any], order: Order = "taps, channels") -> NDArray[Any]:

@@ -20,9 +20,8 @@ from edgeq.model.saturation import (
     SaturatingPath,
     SaturationTable,
     conv_rows,
-    neighbour_sums,
     pair_sums,
-    pairs_vary,
+    possible_sums,
     saturation_table,
 )
 
@@ -51,8 +50,7 @@ class Layer:
         """Of `rows`: `edgeq.model.saturation.pair_sums` of all pairs that its kernels may make."""
         if self.rows is None:
             return None
-        vary = self.path.any_neighbours and pairs_vary(self.rows.shape[1], self.channels)
-        return neighbour_sums(self.rows) if vary else pair_sums(self.rows)
+        return possible_sums(self.rows, self.channels) if self.path.any_neighbours else pair_sums(self.rows)
 
     @property
     def name(self) -> str:

@@ -21,15 +21,7 @@ from edgeq.emulate.saturation.layers import is_depthwise
 from edgeq.emulate.saturation.operators import conv_sums, matmul_sums
 from edgeq.engines import Engine
 from edgeq.graph.convert import from_proto
-from edgeq.model.saturation import (
-    PAIR_LIMIT,
-    SaturationTable,
-    conv_rows,
-    neighbour_sums,
-    pair_sums,
-    pairs_vary,
-    saturation_table,
-)
+from edgeq.model.saturation import PAIR_LIMIT, SaturationTable, conv_rows, possible_sums, saturation_table
 from edgeq.session import SessionSettings
 from edgeq.workers.engine import start_engine
 
@@ -115,8 +107,8 @@ def _answers(
 def _fitted(w: NDArray[np.int8], op: str) -> NDArray[np.int8]:
     """`w` with each output channel's weights smaller by what its largest pair exceeds 16 bits by."""
     rows = conv_rows(w) if op == "Conv" else w.T
-    sums = neighbour_sums if pairs_vary(rows.shape[1], w.shape[1] if op == "Conv" else 0) else pair_sums
-    worst = np.maximum(sums(rows).max(axis=1, initial=0), PAIR_LIMIT)[:, None]
+    sums = possible_sums(rows, w.shape[1] if op == "Conv" else 0)
+    worst = np.maximum(sums.max(axis=1, initial=0), PAIR_LIMIT)[:, None]
     rows = np.trunc(rows * (PAIR_LIMIT / worst)).astype(np.int8)
     if op != "Conv":
         return np.ascontiguousarray(rows.T)
