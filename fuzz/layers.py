@@ -526,13 +526,13 @@ def _put(path: Path) -> Path:
 
 
 def _seal(root: Path) -> None:
-    manifest = json.loads((root / "manifest.json").read_bytes())
     try:
+        manifest = json.loads((root / "manifest.json").read_bytes())
         files = manifest["additional_metadata"]["edgeq"]["files"]
-        for name in list(files):
+        for name in {file.relative_to(root).as_posix() for file in root.rglob("*")} & set(files):
             data = (root / name).read_bytes()
             files[name] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
-    except (KeyError, TypeError, OSError, ValueError):
+    except (KeyError, TypeError, OSError, ValueError, RecursionError):
         return
     (root / "manifest.json").write_text(json.dumps(manifest))
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from edgeq.atomic import check_free, output_directory
 from edgeq.calibrate.histogram import KEYS, Histogram, from_order, order_of, sound
 from edgeq.calibrate.statistics import ChannelExtrema, Statistics, TensorStatistics
-from edgeq.data.arrays import DAMAGE
+from edgeq.data.arrays import DAMAGE, npy_header
 from edgeq.errors import CalibrationError
 from edgeq.ownership import Judge, Ownership, read_object
 
@@ -250,12 +250,10 @@ def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
 def _parse_array(content: bytes, kind: np.dtype[Any]) -> NDArray[Any]:
     """One .npy without trusting its shape, for which numpy would allocate before it reads."""
     stream = io.BytesIO(content)
-    if np.lib.format.read_magic(stream) != (1, 0):
-        raise ValueError("an array has an unknown version")
-    shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-    if dtype != kind or len(shape) != 1:
-        raise ValueError(f"an array is {dtype} with {len(shape)} dimensions")
-    array = np.frombuffer(content, kind, offset=stream.tell())
-    if array.size != shape[0]:
-        raise ValueError(f"an array of {shape[0]} entries has {array.size}")
+    header = npy_header(stream)
+    if header.dtype != kind or len(header.shape) != 1:
+        raise ValueError(f"an array is {header.dtype} with {len(header.shape)} dimensions")
+    array = np.frombuffer(content, kind, offset=header.start)
+    if array.size != header.shape[0]:
+        raise ValueError(f"an array of {header.shape[0]} entries has {array.size}")
     return array

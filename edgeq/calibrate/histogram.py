@@ -9,6 +9,7 @@ float16 has ten mantissa bits too, so float16 tensors are recorded without any l
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,7 +103,7 @@ class Counter:
 
     def __init__(self, start: Histogram = EMPTY) -> None:
         self._kept = start
-        self._counts: NDArray[np.uint32] = np.zeros(KEYS, np.uint32)
+        self._counts = _zeros()
         self._room = _MOST
         self._waiting: NDArray[np.uint32] = np.empty(CHUNK, np.uint32)
         self._filled = 0
@@ -122,7 +123,7 @@ class Counter:
         self._room -= self._filled * self._weight
         if self._room < 0:
             self._kept = self._fresh(-_LARGEST, _LARGEST).merge(self._kept)
-            self._counts = np.zeros(KEYS, np.uint32)
+            self._counts = _zeros()
             self._room = _MOST - self._filled * self._weight
         np.add.at(self._counts, self._waiting[: self._filled].astype(np.intp), np.uint32(self._weight))
         self._filled = 0
@@ -141,6 +142,12 @@ class Counter:
         counts = np.concatenate([negative[places[0]], positive[places[1]]]).astype(np.int64)
         # Minus zero's bin has yet to join plus zero's.
         return Histogram(keys, counts) if not self._counts[_SIGN] else _collect(keys, counts)
+
+
+def _zeros() -> NDArray[np.uint32]:
+    """A count for each key. Shared memory, which a process's limit (`edgeq_device.budget`) leaves out: what is never
+    touched would count, 2 MiB a tensor."""
+    return np.frombuffer(mmap.mmap(-1, 4 * KEYS), np.uint32)
 
 
 def histogram_of(values: NDArray[Any]) -> Histogram:

@@ -216,7 +216,8 @@ def read_native(path: Path) -> Table:
         _check(path, match[1], scale)
         if match[1] in table:
             raise CalibrationError(f"{path} names tensor {match[1]!r} twice", "Write it again")
-        table[match[1]] = float(np.float32(np.float32(scale) * LEVELS))
+        table[match[1]] = _float32(_float32(scale) * LEVELS)
+        _check(path, match[1], table[match[1]])
     return table
 
 
@@ -234,7 +235,7 @@ def _table(path: Path, pairs: list[tuple[str, str]]) -> Table:
     table = {}
     for name, text in pairs:
         try:
-            value = float(np.float32(text))
+            value = _float32(float(text))
         except ValueError as error:
             raise CalibrationError(f"{path}: tensor {name!r} has the value {text!r}", "Write it again") from error
         _check(path, name, value)
@@ -242,6 +243,12 @@ def _table(path: Path, pairs: list[tuple[str, str]]) -> Table:
             raise CalibrationError(f"{path} names tensor {name!r} twice", "Write it again")
         table[name] = value
     return table
+
+
+def _float32(value: float) -> float:
+    """The nearest float32; infinity where there is none."""
+    with np.errstate(over="ignore"):
+        return float(np.float32(value))
 
 
 def _check(path: Path, name: str, value: float) -> None:

@@ -95,6 +95,8 @@ def _step(
         context = command.make_context(" ".join(names), list(arguments))
     except click.UsageError as error:
         raise UsageError(f"{path}: [{'.'.join(place)}]: {' '.join(error.format_message().split())}", _FIX) from error
+    except ValueError as error:  # a path with a null byte
+        raise UsageError(f"{path}: [{'.'.join(place)}]: {error}", _FIX) from error
     return Step((*(name.replace("_", "-") for name in names), *arguments), context)
 
 

@@ -43,10 +43,11 @@ class Arithmetic(Step):
             DataError: as many constants as the channel axis does not have.
         """
         array = floating(state.array)
-        constant = np.asarray(self.value, array.dtype)
-        if constant.ndim:
-            constant = _along_channels(constant, array, state.axes)
-        return replace(state, array=np.asarray(self.compute(array, constant), array.dtype))
+        with np.errstate(all="ignore"):  # what is not finite is refused with the sample's name
+            constant = np.asarray(self.value, array.dtype)
+            if constant.ndim:
+                constant = _along_channels(constant, array, state.axes)
+            return replace(state, array=np.asarray(self.compute(array, constant), array.dtype))
 
     def describe(self) -> str:
         """The operation with its constants in full precision."""

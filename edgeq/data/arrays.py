@@ -189,7 +189,7 @@ class ArrayFile:
             header = _idx_header(stream)
             known = size if self.path.suffix != ".gz" else header.start + header.nbytes
         else:
-            header = _npy_header(stream)
+            header = npy_header(stream)
             known = size
         if max(header.nbytes, *header.shape, 0) > sys.maxsize:
             raise ValueError(f"shape {[*header.shape][:16]} is larger than any array")
@@ -260,7 +260,12 @@ def read_arrays(path: Path) -> Mapping[str, Header]:
         return file.headers
 
 
-def _npy_header(stream: IO[bytes]) -> Header:
+def npy_header(stream: IO[bytes]) -> Header:
+    """The header of an .npy stream, which is left at the first value.
+
+    Raises:
+        ValueError, SyntaxError, ...: one of `DAMAGE`.
+    """
     version = npy.read_magic(stream)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f".npy version {version[0]}.{version[1]} is not supported")
