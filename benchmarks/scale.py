@@ -57,17 +57,17 @@ class Job:
 
 @dataclass(frozen=True)
 class Coefficients:
-    """Measured on one machine; docs/scale.md says on which."""
+    """Seconds of a processor, measured on one machine; docs/scale.md says on which."""
 
-    calibrate: Job = Job(0.0228, 5.1e6, 0.066)
-    evaluate: Job = Job(0.0079, 2.2e3, 0.0001)
-    sample_bytes: float = 36e3
+    calibrate: Job = Job(0.0143, 10.8e6, 0.086)
+    evaluate: Job = Job(0.0081, 1.2e3, 0.0001)
+    sample_bytes: float = 22.6e3
     """Of an image file; as a streamed sample, 602 kB."""
-    digest_s: float = 0.00006
+    digest_s: float = 0.00008
     """Of the main process, for a sample by reference: its digest."""
-    shard_s: float = 0.004
-    """Of client and scheduler, for a shard: sent, assigned, fetched, forgotten."""
-    reference_bytes: float = 150.0
+    shard_s: float = 0.0092
+    """Of the main process (client and scheduler), for a shard: sent, assigned, fetched, forgotten."""
+    reference_bytes: float = 51.0
     """Of the list of files, for a sample; sent to each worker once."""
     restart_s: float = 3.0
     """Until a worker that was killed is back and has opened its models."""
@@ -100,24 +100,24 @@ def measure() -> Coefficients:
         jobs = []
         for run in (calibrate, evaluate):
             run(Shard(0, 8))
-            began = time.perf_counter()
+            began = time.process_time()
             parts = [run(Shard(start, start + 100)) for start in (0, 100)]
-            spent = (time.perf_counter() - began) / 200
+            spent = (time.process_time() - began) / 200
             size = len(pickle.dumps(parts[0]))
-            began = time.perf_counter()
+            began = time.process_time()
             merged(*parts) if run is calibrate else None
-            jobs.append(Job(spent, size, time.perf_counter() - began))
-        began = time.perf_counter()
+            jobs.append(Job(spent, size, time.process_time() - began))
+        began = time.process_time()
         samples.digest()
-        digest_s = (time.perf_counter() - began) / len(samples)
+        digest_s = (time.process_time() - began) / len(samples)
         pool = stack.enter_context(open_workers(2))
         assert pool is not None
         list(pool.map(Nothing(), range(50)))
         rounds = []
         for _ in range(5):
-            began = time.perf_counter()
+            began = time.process_time()
             list(pool.map(Nothing(), range(200)))
-            rounds.append((time.perf_counter() - began) / 200)
+            rounds.append((time.process_time() - began) / 200)
         reference = Sharded(samples, pool).reference
         assert reference is not None
         files_for(pool, prepared.path)
