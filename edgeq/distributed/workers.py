@@ -87,7 +87,13 @@ class Workers:
                         wait(running, return_when="FIRST_COMPLETED")
         finally:
             self._client.cancel([one.future for one in pending])
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        try:
             self._client.unregister_worker_plugin(name)
+        except (KeyError, OSError):
+            return  # a worker that has just started has nothing to forget, and neither has one that is gone
 
 
 class _Pending:
@@ -189,6 +195,7 @@ def _local(count: int) -> Iterator[Any]:
             memory_limit=None,  # the system's is the limit, as without workers
             local_directory=folder,
             silence_logs=logging.CRITICAL,
+            preload=["edgeq.distributed.preload"],
         ) as cluster,
     ):
         yield cluster

@@ -37,3 +37,8 @@ class Squares:
             return number * number
 
         return run
+
+
+def ignores_interrupts() -> bool:
+    """Whether Ctrl-C does nothing to this process."""
+    return signal.getsignal(signal.SIGINT) is signal.SIG_IGN

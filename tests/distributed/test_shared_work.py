@@ -16,7 +16,7 @@ from edgeq.distributed.files import files_for
 from edgeq.distributed.versions import check_versions, versions
 from edgeq.distributed.workers import Workers, open_workers
 from edgeq.errors import DataError, EdgeqError, GoalNotMetError, RuntimeUnavailableError, UsageError
-from tests.distributed.jobs import Squares
+from tests.distributed.jobs import Squares, ignores_interrupts
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -43,6 +43,14 @@ def test_a_worker_that_dies_costs_what_it_was_doing_and_nothing_else(pool: Worke
 def test_an_item_that_kills_workers_is_named(pool: Workers) -> None:
     with pytest.raises(DataError, match=r"^7: two workers ended"):
         list(pool.map(Squares(deadly=7), range(9)))
+
+
+def test_an_interrupt_is_left_to_the_main_process(pool: Workers) -> None:
+    assert pool.everywhere(ignores_interrupts)
+
+
+def test_a_worker_that_has_just_started_has_nothing_to_forget(pool: Workers) -> None:
+    pool._forget("never given")
 
 
 def test_files_are_named_where_workers_see_them_and_sent_where_they_do_not(tmp_path: Path, pool: Workers) -> None:
