@@ -76,11 +76,11 @@ class Workers:
             while pending or upcoming is not None:
                 for one in pending:
                     one.fetch()
-                running = [one.future for one in pending if not one.future.done()]
+                running = [one.future for one in pending if not one.fetched]
                 if upcoming is not None and len(running) < threads and len(pending) < _WAITING * threads:
                     pending.append(_Pending(upcoming, self._client.submit(run_item, name, upcoming, pure=False)))
                     upcoming = next(remaining, None)
-                elif pending[0].future.done():
+                elif pending[0].fetched:
                     yield pending.popleft().result()
                 else:
                     with _explained(pending[0].item), self._client.as_current():
@@ -103,6 +103,11 @@ class _Pending:
         self.item, self.future = item, future
         self._results: list[Any] = []
 
+    @property
+    def fetched(self) -> bool:
+        """Whether the result is here, or will never be."""
+        return bool(self._results) or (self.future.done() and self.future.status != "finished")
+
     def fetch(self) -> None:
         """Fetch the result if it is there; an error waits for its turn."""
         if self.future.status == "finished" and not self._results:
@@ -110,8 +115,7 @@ class _Pending:
                 self._results.append(self.future.result())
 
     def result(self) -> Any:
-        """The result, or the error, of an item that is done."""
-        self.fetch()
+        """The result, or the error, of an item that is fetched."""
         with _explained(self.item):
             return self._results[0] if self._results else self.future.result()
 
