@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from edgeq.emulate.qemu import Qemu, find_qemu
 from edgeq.emulate.setup import setup
 from edgeq.emulate.sysroot import Sysroot, load_sysroot
 from edgeq.errors import RuntimeUnavailableError
+from tests.conftest import REPOSITORY
 
 MAKE = "EDGEQ_TEST_EMULATORS"
 
@@ -26,8 +28,17 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home()
 
 
-@pytest.fixture(scope="session")
-def arm64() -> tuple[Qemu, Sysroot]:
+@pytest.fixture(scope="module")
+def _machines() -> Iterator[None]:
+    """A cache of its own for the emulated ARM64 machine: from the one that all tests share, every test that packages
+    for such a target would run on it as soon as it is there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(REPOSITORY / ".pytest_cache" / "machines"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def arm64(_machines: None) -> tuple[Qemu, Sysroot]:
     """The emulated ARM64 machine."""
     emulator = emulator_named("arm64")
     if os.environ.get(MAKE) == "1":
@@ -40,7 +51,7 @@ def arm64() -> tuple[Qemu, Sysroot]:
                 pytest.skip(str(error))
     qemu, sysroot = find_qemu(emulator), load_sysroot(emulator)
     if qemu is None or sysroot is None:
-        pytest.skip(f"there is no emulated ARM64 machine: run `edgeq emulate setup arm64`, or set {MAKE}=1")
+        pytest.skip(f"there is no emulated ARM64 machine: set {MAKE}=1")
     return qemu, sysroot
 
 

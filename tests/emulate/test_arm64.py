@@ -30,7 +30,7 @@ TARGETS = ("raspberry-pi-4", "raspberry-pi-5", "haswell")
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def device(arm64: tuple[Qemu, Sysroot]) -> Run:
     """Runs a bundle's own program on an ARM64 CPU."""
 
