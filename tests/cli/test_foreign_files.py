@@ -27,6 +27,7 @@ DIRECTORIES = {
     "calibrate merge": ("calibrate", "merge", "cal-0", "cal-1"),
     "emit-c": ("emit-c", "int8.program.npz", "--data", "x.npz"),
     "demo": ("demo",),
+    "pull": ("pull", f"127.0.0.1:9/net@sha256:{0:064}"),
 }
 FILES = {
     "quantize": ("quantize", *GOOD, "--no-timing"),

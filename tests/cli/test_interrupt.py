@@ -58,7 +58,7 @@ def test_ctrl_c_after_any_step_of_quantize(
 @pytest.mark.parametrize("output", ["kept", "kept.edgeq"])
 def test_ctrl_c_while_the_bundle_is_written(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, output: str) -> None:
     assert workspace.run("package", *GOOD, "-o", output).code == 0
-    step = "_write_archive" if output.endswith(".edgeq") else "_write_directory"
+    step = "write_archive" if output.endswith(".edgeq") else "_write_directory"
     monkeypatch.setattr(bundle_write, step, interrupt(getattr(bundle_write, step)))
     workspace.refused(INTERRUPTED, "package", *GOOD, "-o", output, "--force", says="interrupted")
 
