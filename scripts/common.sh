@@ -3,6 +3,8 @@
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
+# Of the environment that lint, test and fuzz share: with other extras each would install it anew.
+test_extras="[cpu,coco,sign,dev]"
 
 fail() {
   printf '%s: %s\n' "$(basename "$0")" "$1" >&2
