@@ -20,7 +20,9 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.E
 
 @contextmanager
 def alone_in(folder: Path, *, busy: str = "") -> Iterator[None]:
-    """Hold the lock of a folder. It is not inherited by programs that are started, and ends with the process.
+    """Hold the lock of a folder or a file. Programs that are started do not inherit it; it ends with the process.
+
+    A process that holds it and asks for it again waits for itself: nothing inside the block may do so.
 
     Args:
         busy: what to say, instead of waiting, where another process holds it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from edgeq.atomic import alone_in, check_apart, recover
@@ -36,7 +36,7 @@ def check_folder(output: Path, inputs: Iterable[Path]) -> None:
     folder = folder_of(output)
     check_apart(folder, inputs)
     TUNING.check(folder)
-    with alone_in(folder, busy=_busy(folder)):
+    with _only_run(folder):
         recover(folder / COLLECTED)
 
 
@@ -49,13 +49,15 @@ def claimed(folder: Path) -> Iterator[None]:
     """
     TUNING.check(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with alone_in(folder, busy=_busy(folder)):
+    with suppress(FileExistsError):  # another run has just written it
         write_marker(folder, _KIND)
+    with _only_run(folder):
         yield
 
 
-def _busy(folder: Path) -> str:
-    return f"another run is at work in {shown(folder)}"
+def _only_run(folder: Path) -> AbstractContextManager[None]:
+    """The lock of a run. It is the marker's: that of the folder is for moments in which files are moved in it."""
+    return alone_in(folder / MARKER, busy=f"another run is at work in {shown(folder)}")
 
 
 def clear(folder: Path, progress: Progress) -> None:
