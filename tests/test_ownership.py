@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from edgeq import atomic
+from edgeq.atomic import outputs
 from edgeq.bundle.owned import BUNDLE
 from edgeq.calibrate.files import STATISTICS, save_statistics
 from edgeq.calibrate.statistics import Statistics
 from edgeq.emulate.sysroot import SYSROOT
 from edgeq.errors import OutputError
-from edgeq.ownership import MARKER, Ownership, content, read_marker, shown, write_marker
+from edgeq.ownership import MARKER, Ownership, content, is_marker, read_marker, shown, write_marker
 from edgeq.pipeline.emit_c import C_FOLDER
-from edgeq.tune.folder import TUNING, claim, clear
+from edgeq.tune.folder import TUNING, claimed, clear
 from edgeq.tune.journal import Journal
 
 KINDS = {"bundle": BUNDLE, "statistics": STATISTICS, "tuning": TUNING, "c": C_FOLDER, "sysroot": SYSROOT}
@@ -147,6 +147,11 @@ def test_markers_are_of_one_kind(tmp_path: Path) -> None:
     assert read_marker(tmp_path, "two") is None
 
 
+def claim(folder: Path) -> None:
+    with claimed(folder):
+        assert is_marker(folder, "tuning")
+
+
 def tuning(folder: Path, *, marked: bool = True) -> Journal:
     folder.mkdir()
     if marked:
@@ -188,7 +193,7 @@ def test_what_came_into_a_tuning_folder_stays(tmp_path: Path, name: str) -> None
 def test_what_a_kill_left_of_a_tuning_run_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "t.tuning"
     tuning(folder)
-    monkeypatch.setattr(atomic, "_remove", lambda stage, parents: None)
+    monkeypatch.setattr(outputs, "_remove", lambda stage, parents: None)
     save_statistics(statistics(), folder / "statistics", force=True)
     (folder / "journal.jsonl").write_text('{"format": "edgeq-tun')
     (folder / MARKER).write_text("")

@@ -13,12 +13,13 @@ from edgeq.atomic import output_file
 from edgeq.bundle.owned import is_signature
 from edgeq.bundle.read import contents, opened
 from edgeq.bundle.write import write_archive
+from edgeq.display import Displayed
 from edgeq.errors import OutputError
 from edgeq.signing.sign import read_signing_key, sign_files
 
 
 @dataclass(frozen=True)
-class Signed:
+class Signed(Displayed):
     """What `sign_bundle` did: how many files the signature covers, and the id of the key (docs/signing.md)."""
 
     bundle: Path

@@ -21,6 +21,7 @@ from edgeq.bundle.owned import BUNDLE
 from edgeq.bundle.read import contents, opened
 from edgeq.bundle.write import SUFFIX, write_archive
 from edgeq.device import device_errors
+from edgeq.display import Displayed
 from edgeq.progress import SILENT, Progress
 from edgeq.signing.certificates import verified_key
 
@@ -32,7 +33,7 @@ _TITLE = "org.opencontainers.image.title"
 
 
 @dataclass(frozen=True)
-class Pushed:
+class Pushed(Displayed):
     """What `push_bundle` did: the reference by digest, by which `pull` gets the same bytes, and bytes uploaded."""
 
     reference: str
@@ -44,7 +45,7 @@ class Pushed:
 
 
 @dataclass(frozen=True)
-class Pulled:
+class Pulled(Displayed):
     """What `pull_bundle` did; `signer` is None where no key is trusted."""
 
     output: Path

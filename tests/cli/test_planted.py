@@ -61,6 +61,7 @@ CASES: dict[str, list[tuple[str, ...]]] = {
     "run": [("recipe.toml",)],
     "extensions": [()],
     "doctor": [()],
+    "device": [("list",)],
     "demo": [("-o", "demo")],
 }
 # Of this test alone.

@@ -180,6 +180,7 @@ KEYS = [
     "metrics",
     "options",
     "settings",
+    "coverage",
     "reference",
 ]
 

@@ -48,7 +48,9 @@ def test_a_measurement_carries_machine_versions_and_settings(measured: Measureme
     assert measured.settings["min_queries"] == 10
     assert measured.models["a"]["providers"] == ["CPUExecutionProvider"]
     assert measured.latency("a")["count"] >= 10
-    assert measured.ratio("b")["low"] <= measured.ratio("b")["estimate"] <= measured.ratio("b")["high"]
+    found = measured.ratio("b")
+    # Beside other tests there may be too few undisturbed runs for a claim.
+    assert found["reason"] if found["estimate"] is None else found["low"] <= found["estimate"] <= found["high"]
     assert plain(measured)["notes"] == list(measured.notes)
     assert "single-stream" in measured.text()
 

@@ -16,7 +16,9 @@ from edgeq.pipeline.package import package
 from edgeq.pipeline.simulators import SIMULATORS, open_program
 from edgeq.session import SessionSettings, open_session
 
-OPTIONS = dict.fromkeys(("annotations", "decoder", "class_offset", "preprocess", "labels", "task", "max_drop"))
+OPTIONS = dict.fromkeys(
+    ("annotations", "decoder", "class_offset", "preprocess", "labels", "task", "max_drop", "expect")
+)
 
 
 @pytest.fixture(scope="module")
