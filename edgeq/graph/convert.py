@@ -24,7 +24,7 @@ def from_proto(proto: onnx.ModelProto, base: Path | None = None, *, where: objec
     try:
         model = ir.serde.deserialize_model(proto)
         for _ in ir.traversal.RecursiveGraphIterator(model.graph):
-            continue  # an attribute may lack the graph that it is said to hold
+            continue  # an attribute may lack the graph that its type announces
     except Exception as error:  # ValueError, KeyError, AttributeError and others, each with the one that it followed
         cause = error.__cause__ or error
         text = " ".join(str(cause).split())[:300] or type(cause).__name__
