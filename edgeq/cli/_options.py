@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -195,6 +195,30 @@ def task_options(function: F) -> F:
     """Add where labels are and how outputs are read for a task: --labels, --annotations, --decoder, --class-offset."""
     labels = click.option("--labels", help="Where labels come from, if not with the data.")
     return _added(function, (labels, *_TASK))
+
+
+def comparison_options(function: F) -> F:
+    """Add what two models are compared on."""
+    options: tuple[Callable[[F], F], ...] = (
+        click.option("--data", help="Samples that both are run on: a folder, .npz, .npy, .pb ..."),
+        click.option("--task", help=f"What to measure against labels: {TASK_NAMES}."),
+        OWN_PREPROCESS,
+        task_options,
+        click.option("--count", type=click.IntRange(min=1), help="At most so many samples."),
+        THREADS,
+        SESSION_OPTIONS,
+    )
+    return _added(function, options)
+
+
+def comparison_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
+    """`options`, with those of `comparison_options` as fields of `edgeq.report.compare.CompareRequest`."""
+    from edgeq.measure.task import TaskOptions
+    from edgeq.session import given_options
+
+    given = dict(options)
+    task = TaskOptions(**{name: given.pop(name) for name in ("annotations", "decoder", "class_offset")})
+    return {**given, "options": task, "session_options": given_options(given["session_options"])}
 
 
 def build_options(function: F) -> F:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import OWN_PREPROCESS, PATH, SESSION_OPTIONS, TASK_NAMES, THREADS, task_options
+from edgeq.cli._options import PATH, comparison_arguments, comparison_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,13 +19,7 @@ if TYPE_CHECKING:
 @click.command("compare")
 @click.argument("a", type=PATH)
 @click.argument("b", type=PATH)
-@click.option("--data", help="Samples that both are run on: a folder, .npz, .npy, .pb ...")
-@click.option("--task", help=f"What to measure against labels: {TASK_NAMES}.")
-@OWN_PREPROCESS
-@task_options
-@click.option("--count", type=click.IntRange(min=1), help="At most so many samples.")
-@THREADS
-@SESSION_OPTIONS
+@comparison_options
 @click.option("--duration", "duration_s", type=float, default=2.0, show_default=True, help="Seconds each is timed.")
 @click.option("--no-timing", is_flag=True, help="Do not time them.")
 @click.option("--max-drop", metavar="DROP", help="Fail if B loses more accuracy: 0.01, 1% or 1pt. Needs --task.")
@@ -44,16 +38,13 @@ def command(printer: Printer, a: Path, b: Path, **options: Any) -> None:
     edgeq compare old.edgeq new.edgeq --data val/ --task classification
     edgeq compare float.onnx int8.onnx --data val/ --task classification --max-drop 1pt --min-speedup 1.5
     """
-    from edgeq.measure.task import TaskOptions
     from edgeq.pipeline.options import share
     from edgeq.report.compare import compare
-    from edgeq.session import given_options
 
-    task = TaskOptions(**{name: options.pop(name) for name in ("annotations", "decoder", "class_offset")})
     timed = not options.pop("no_timing")
-    options["session_options"] = given_options(options["session_options"])
     drop = share("--max-drop", options.pop("max_drop"))
-    found = compare(a, b, options=task, timed=timed, max_drop=drop, progress=printer.progress(), **options)
+    given = comparison_arguments(options)
+    found = compare(a, b, timed=timed, max_drop=drop, progress=printer.progress(), **given)
     printer.result(found, lambda console: _draw(console, found))
     found.check()
 

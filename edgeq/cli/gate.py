@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import FORCE, OWN_PREPROCESS, PATH, SESSION_OPTIONS, TASK_NAMES, THREADS, task_options
+from edgeq.cli._options import FORCE, PATH, comparison_arguments, comparison_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,13 +20,7 @@ if TYPE_CHECKING:
 @click.argument("model", type=PATH, metavar="MODEL|BUNDLE")
 @click.option("--baseline", type=PATH, required=True, metavar="FILE", help="The model or bundle to compare with.")
 @click.option("--limits", type=PATH, metavar="gate.toml", help="How much worse it may be (docs/gate.md). [5 % slower]")
-@click.option("--data", help="Samples that both are run on: a folder, .npz, .npy, .pb ...")
-@click.option("--task", help=f"What to measure against labels: {TASK_NAMES}.")
-@OWN_PREPROCESS
-@task_options
-@click.option("--count", type=click.IntRange(min=1), help="At most so many samples.")
-@THREADS
-@SESSION_OPTIONS
+@comparison_options
 @click.option(
     "--duration",
     "duration_s",
@@ -62,17 +56,13 @@ def command(
     edgeq gate new.edgeq --baseline baseline.edgeq --data val/ --task classification --junit gate.xml
     """
     from edgeq.atomic import check_free, output_file
-    from edgeq.measure.task import TaskOptions
     from edgeq.report.compare import CompareRequest
     from edgeq.report.gate import GateLimits, gate, markdown, read_limits
     from edgeq.report.gate import junit as junit_of
-    from edgeq.session import given_options
 
     if junit is not None:
         check_free(junit, force=force, kind="file")
-    options["options"] = TaskOptions(**{name: options.pop(name) for name in ("annotations", "decoder", "class_offset")})
-    options["session_options"] = given_options(options["session_options"])
-    request = CompareRequest(baseline, model, **options)
+    request = CompareRequest(baseline, model, **comparison_arguments(options))
     known = read_limits(limits) if limits is not None else GateLimits()
     found = gate(request, known, update=update, progress=printer.progress())
     if junit is not None:

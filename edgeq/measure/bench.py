@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -129,7 +129,7 @@ def bench(
         return measure_models(
             [bench_model(name, p, how, processes.open) for name, (p, how) in models.items()],
             settings,
-            feeds=(lambda session: samples) if samples is not None else None,
+            feeds=_feeds(samples) if samples is not None else None,
             shapes=data.shapes,
             progress=progress,
         )
@@ -169,10 +169,14 @@ def _bench_bundle(
             samples = _samples(data, signature, chosen.model, progress)
         if place is not None:
             return place.bundle(path, variant, settings, samples, data.shapes)
-        feeds = None if data.shapes else bundle_feeds(variants)
-        if samples is not None:
-            feeds = lambda session: samples  # noqa: E731
+        own = None if data.shapes else bundle_feeds(variants)
+        feeds = _feeds(samples) if samples is not None else own
         return measure_models(bundle_models(variants), settings, feeds=feeds, shapes=data.shapes, progress=progress)
+
+
+def _feeds(samples: Sequence[Feed]) -> Callable[[Any], Sequence[Feed]]:
+    """The same samples for every session."""
+    return lambda session: samples
 
 
 def _samples(data: BenchData, signature: Signature, model: Path, progress: Progress) -> Sequence[Feed]:
