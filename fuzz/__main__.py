@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fuzz.guided import guided
 from fuzz.layers import Layer, make_seeds
-from fuzz.run import Tally, case_of, layers_named, run_case, run_layer, table
+from fuzz.run import LayerCounts, case_of, layers_named, run_case, run_layer, table
 
 SAVED = Path(__file__).resolve().parent.parent / ".fuzz"
 
@@ -43,7 +43,7 @@ def main() -> int:
         if len(chosen) != 1:
             parser.error("--case needs one LAYER")
         return _again(chosen[0], given.seed, given.case)
-    tallies: dict[str, Tally] = {}
+    by_layer: dict[str, LayerCounts] = {}
     for layer in chosen:
         cases = given.cases or max(1, int(layer.cases * given.scale))
         ends = None
@@ -51,12 +51,12 @@ def main() -> int:
             ends = time.monotonic() + 60 * given.minutes / len(chosen)
             cases = given.cases or 1 << 40
         late = (lambda ends=ends: time.monotonic() > ends) if ends is not None else (lambda: False)
-        tally = run_layer(layer, given.seed, given.start, cases, SAVED, until=late)
-        tallies[layer.name] = tally
-        found = sum(tally.findings.values())
-        print(f"{layer.name}: {tally.cases} cases in {tally.seconds:.0f} s, {found} findings", flush=True)
-    print(f"\nseed {given.seed}\n\n{table(tallies)}")
-    return int(any(tally.findings for tally in tallies.values()))
+        counts = run_layer(layer, given.seed, given.start, cases, SAVED, until=late)
+        by_layer[layer.name] = counts
+        found = sum(counts.findings.values())
+        print(f"{layer.name}: {counts.cases} cases in {counts.seconds:.0f} s, {found} findings", flush=True)
+    print(f"\nseed {given.seed}\n\n{table(by_layer)}")
+    return int(any(counts.findings for counts in by_layer.values()))
 
 
 def _again(layer: Layer, seed: int, index: int) -> int:

@@ -42,7 +42,7 @@ _FORBIDDEN = frozenset(
 
 
 @dataclass
-class Tally:
+class LayerCounts:
     """What came of the cases of one layer.
 
     Attributes:
@@ -96,9 +96,9 @@ def run_case(layer: Layer, name: str, content: bytes, folder: Path) -> BaseExcep
 
 def run_layer(
     layer: Layer, seed: int, start: int, cases: int, save: Path, *, until: Callable[[], bool] = lambda: False
-) -> Tally:
+) -> LayerCounts:
     """Run cases `start` to `start + cases` in child processes, or until it is time; findings are saved under `save`."""
-    tally = Tally()
+    counts = LayerCounts()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="edgeq-fuzz-") as name, _counter() as counter:
         work = Path(name)
@@ -115,28 +115,28 @@ def run_layer(
             lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
             for index, kind, what in lines:
                 if kind == "finding":
-                    _report(tally, layer, seeds, seed, index, what, save)
+                    _report(counts, layer, seeds, seed, index, what, save)
                 else:
-                    setattr(tally, kind, getattr(tally, kind) + what)
+                    setattr(counts, kind, getattr(counts, kind) + what)
             if status:
                 what = _ended(status)
                 if layer.native:
-                    tally.contained += 1
+                    counts.contained += 1
                 else:
-                    _report(tally, layer, seeds, seed, done, what, save)
-                tally.cases += done + 1 - at
+                    _report(counts, layer, seeds, seed, done, what, save)
+                counts.cases += done + 1 - at
                 at = done + 1
                 shutil.rmtree(work / "case", ignore_errors=True)
             else:
-                tally.cases += stop - at
+                counts.cases += stop - at
                 at = stop
             outside = sorted(p.name for p in work.iterdir() if p.name not in ("seeds", "case", "log", "tmp"))
             if outside:
-                _report(tally, layer, seeds, seed, done, f"left {outside[0]} outside of its folder", save)
+                _report(counts, layer, seeds, seed, done, f"left {outside[0]} outside of its folder", save)
                 for extra in outside:
                     (work / extra).unlink()
-    tally.seconds = time.monotonic() - began
-    return tally
+    counts.seconds = time.monotonic() - began
+    return counts
 
 
 def _run_batch(
@@ -187,10 +187,10 @@ def _where(error: BaseException) -> str:
     return f"{type(error).__name__} at {place}: {' '.join(str(error).split())[:120]}"
 
 
-def _report(tally: Tally, layer: Layer, seeds: list[Path], seed: int, index: int, what: str, save: Path) -> None:
+def _report(counts: LayerCounts, layer: Layer, seeds: list[Path], seed: int, index: int, what: str, save: Path) -> None:
     kind = what.partition(": ")[0]
-    tally.findings[kind] = tally.findings.get(kind, 0) + 1
-    if tally.findings[kind] > 1:
+    counts.findings[kind] = counts.findings.get(kind, 0) + 1
+    if counts.findings[kind] > 1:
         return
     name, content = case_of(layer, seeds, seed, index)
     save.mkdir(parents=True, exist_ok=True)
@@ -273,17 +273,17 @@ def _watch(touched: list[str], own: tuple[Path, ...], work: Path) -> None:
     sys.addaudithook(hook)
 
 
-def table(tallies: dict[str, Tally]) -> str:
+def table(by_layer: dict[str, LayerCounts]) -> str:
     """The figures as a table of Markdown."""
     lines = ["| layer | cases | refused | contained | s | findings |", "|---|---|---|---|---|---|"]
-    for name, tally in tallies.items():
-        found = "; ".join(f"{what} ({count})" for what, count in tally.findings.items()) or "0"
+    for name, counts in by_layer.items():
+        found = "; ".join(f"{what} ({count})" for what, count in counts.findings.items()) or "0"
         lines.append(
-            f"| {name} | {tally.cases} | {tally.refused} | {tally.contained} | {tally.seconds:.0f} | {found} |"
+            f"| {name} | {counts.cases} | {counts.refused} | {counts.contained} | {counts.seconds:.0f} | {found} |"
         )
-    total = sum(tally.cases for tally in tallies.values())
-    bad = sum(sum(tally.findings.values()) for tally in tallies.values())
-    return "\n".join([*lines, f"| all | {total} | | | {sum(t.seconds for t in tallies.values()):.0f} | {bad} |"])
+    total = sum(counts.cases for counts in by_layer.values())
+    bad = sum(sum(counts.findings.values()) for counts in by_layer.values())
+    return "\n".join([*lines, f"| all | {total} | | | {sum(t.seconds for t in by_layer.values()):.0f} | {bad} |"])
 
 
 def layers_named(names: tuple[str, ...]) -> list[Layer]:

@@ -94,22 +94,22 @@ def evaluate_sessions(
         DataError: no samples, a sample without the label that the task needs, or one that a session refuses.
         CheckFailedError: a metric is not finite.
     """
-    tally = Tally(tuple(sessions), task, reference)
+    running = RunningEvaluation(tuple(sessions), task, reference)
     for sample, outputs in inferences(sessions, samples, count=count, progress=progress):
-        tally.update(sample, outputs)
-    return tally.result(settings or {})
+        running.update(sample, outputs)
+    return running.result(settings or {})
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What a `Tally` holds, to be sent to another process: see `edgeq.measure.task.Meter.collected`."""
+    """What a `RunningEvaluation` holds, to be sent to another process: see `edgeq.measure.task.Meter.collected`."""
 
     meters: Mapping[str, Any]
     comparisons: Mapping[str, Comparison]
     count: int
 
 
-class Tally:
+class RunningEvaluation:
     """What several models show over the samples: of each a meter, and a comparison with the reference.
 
     Args:

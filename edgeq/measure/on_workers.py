@@ -12,7 +12,7 @@ from edgeq.data.shards import Shard, Sharded
 from edgeq.distributed.files import Files, files_for
 from edgeq.distributed.workers import Workers
 from edgeq.errors import DataError
-from edgeq.measure.accuracy import Collected, Evaluation, Tally
+from edgeq.measure.accuracy import Collected, Evaluation, RunningEvaluation
 from edgeq.measure.inference import infer
 from edgeq.measure.loaded_model import is_bundle, open_model
 from edgeq.measure.task import Task, TaskOptions, make_task
@@ -32,7 +32,7 @@ class ModelAt:
 
 @dataclass(frozen=True)
 class EvaluationJob:
-    """What a worker does: a tally of `models` over a shard.
+    """What a worker does: the figures of `models` over a shard.
 
     Attributes:
         task: one, or name and options of one that only a user's own file can make.
@@ -53,10 +53,10 @@ class EvaluationJob:
             sessions[name] = stack.enter_context(opened).session
 
         def run(shard: Shard) -> Collected:
-            tally = Tally(tuple(sessions), task, self.reference)
+            running = RunningEvaluation(tuple(sessions), task, self.reference)
             for sample in shard.read(self.samples):
-                tally.update(sample, {name: infer(s, sample, model=name) for name, s in sessions.items()})
-            return tally.collected()
+                running.update(sample, {name: infer(s, sample, model=name) for name, s in sessions.items()})
+            return running.collected()
 
         return run
 
@@ -82,7 +82,7 @@ def evaluate_on(
         UsageError: the task's meters cannot be shared.
         EdgeqError: as `evaluate_sessions`, and what workers raise.
     """
-    tally = Tally(tuple(models), task, reference)
+    running = RunningEvaluation(tuple(models), task, reference)
     sharded = Sharded(samples, workers, count)
     needed = {
         name: (files_for(workers, m.path, () if is_bundle(m.path) else model_files(m.path)[1:]), m)
@@ -92,9 +92,9 @@ def evaluate_on(
     seen = 0
     with progress.stage("Evaluating", sharded.total) as advance:
         for part in workers.map(job, sharded.shards()):
-            tally.take(part)
+            running.take(part)
             seen += part.count
             advance(part.count)
     if not seen:
         raise DataError(f"{samples.source}: no samples to evaluate", "Point --data at samples, or raise --count")
-    return tally.result(settings or {})
+    return running.result(settings or {})

@@ -19,7 +19,7 @@ from edgeq.data.shards import Sharded
 from edgeq.distributed.workers import Workers
 from edgeq.errors import DataError, UsageError
 from edgeq.hardware.target import resolve
-from edgeq.measure.accuracy import Tally
+from edgeq.measure.accuracy import RunningEvaluation
 from edgeq.measure.evaluation import EvalRequest, run_evaluation
 from edgeq.measure.inference import infer
 from edgeq.measure.loaded_model import open_model
@@ -129,13 +129,13 @@ def test_candidates_of_tune(pool: Workers, tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-def tally(task: Task | None, samples: Samples, *parts: range) -> object:
+def evaluated(task: Task | None, samples: Samples, *parts: range) -> object:
     with open_model(demo.MODEL, ONE) as a, open_model(demo.MODEL, ONE) as b:
         sessions = {"a": a.session, "b": b.session}
         listed = list(samples)
-        whole = Tally(("a", "b"), task, "a")
+        whole = RunningEvaluation(("a", "b"), task, "a")
         for part in parts:
-            one = Tally(("a", "b"), task, "a")
+            one = RunningEvaluation(("a", "b"), task, "a")
             for place in part:
                 one.update(listed[place], {name: infer(s, listed[place]) for name, s in sessions.items()})
             whole.take(one.collected())
@@ -144,8 +144,8 @@ def tally(task: Task | None, samples: Samples, *parts: range) -> object:
 
 def test_shards_of_any_size_give_the_same_figures() -> None:
     task, samples = make_task("classification"), demo_samples(30)
-    whole = tally(task, samples, range(30))
-    assert tally(task, samples, range(1), range(1, 19), range(19, 30)) == whole
+    whole = evaluated(task, samples, range(30))
+    assert evaluated(task, samples, range(1), range(1, 19), range(19, 30)) == whole
 
 
 def test_parts_of_samples_are_the_samples(tmp_path: Path) -> None:

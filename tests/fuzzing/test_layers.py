@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fuzz.layers import LAYERS, Layer, expected, make_seeds
-from fuzz.run import Tally, case_of, run_case, run_layer, table
+from fuzz.run import LayerCounts, case_of, run_case, run_layer, table
 
 CRASHES = sorted((Path(__file__).parent / "crashes").glob("*--*"))
 # One case of these takes up to a second.
@@ -58,9 +58,9 @@ def _named(folder: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="limits are those of Linux")
 def test_what_counts_as_a_finding(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     layer = Layer("hostile", _named, _hostile, lambda random, data, others: b"fine")
-    tally = run_layer(layer, 0, 0, 8, tmp_path / "saved")
-    assert tally.cases == 8
-    assert sorted(what.split(" at ")[0].split(" /")[0] for what in tally.findings) == [
+    counts = run_layer(layer, 0, 0, 8, tmp_path / "saved")
+    assert counts.cases == 8
+    assert sorted(what.split(" at ")[0].split(" /")[0] for what in counts.findings) == [
         "KeyError",
         "MemoryError",
         "ended by SIGABRT",
@@ -73,6 +73,6 @@ def test_what_counts_as_a_finding(tmp_path: Path, capfd: pytest.CaptureFixture[s
 
 
 def test_the_table() -> None:
-    drawn = table({"npy": Tally(5, 3, 0, 1.0, {"KeyError at x.py:1": 2}), "pb": Tally(7)})
+    drawn = table({"npy": LayerCounts(5, 3, 0, 1.0, {"KeyError at x.py:1": 2}), "pb": LayerCounts(7)})
     assert "| npy | 5 | 3 | 0 | 1 | KeyError at x.py:1 (2) |" in drawn
     assert drawn.splitlines()[-1] == "| all | 12 | | | 1 | 2 |"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from edgeq.backends.qnn.culprit import failing_node
+from edgeq.backends.qnn.failing_node import failing_node
 from edgeq.engines import Engine
 from edgeq.errors import EngineError
 from edgeq.graph.query import name_of

@@ -7,8 +7,8 @@ from pathlib import Path
 import onnx
 import pytest
 
-from edgeq.backends.qnn.culprit import failing_node
 from edgeq.backends.qnn.delegation import delegated
+from edgeq.backends.qnn.failing_node import failing_node
 from edgeq.errors import EngineError
 from edgeq.model.load import read_model
 from edgeq.session import open_session
