@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from edgeq.errors import BoardError, EdgeqError
 from edgeq.hardware.profile import Profile
-from edgeq.report.tuning_record import Stage
+from edgeq.report.tuning_record import Screening, Stage
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.evaluator import Evaluator
 from edgeq.tune.goal import Deadline
@@ -39,12 +39,9 @@ def build(
     if candidate.name in table:
         return not table[candidate.name].reason
     table.add(candidate, stage, parent)
-    try:
-        screening = evaluator.build(candidate)
-    except BoardError:  # it says nothing of the candidate
-        raise
-    except EdgeqError as error:
-        table.eliminate(candidate.name, error.problem)
+    screening = _screened(evaluator, candidate)
+    if isinstance(screening, EdgeqError):
+        table.eliminate(candidate.name, screening.problem)
         return False
     duplicate = next((t for t in table if t.screening and t.screening.content == screening.content), None)
     table.update(candidate.name, screening=screening)
@@ -56,13 +53,23 @@ def build(
     return not table[candidate.name].reason
 
 
+def _screened(evaluator: Evaluator, candidate: Candidate) -> Screening | EdgeqError:
+    """What building a candidate shows, or why it cannot be built."""
+    try:
+        return evaluator.build(candidate)
+    except BoardError:  # it says nothing of the candidate
+        raise
+    except EdgeqError as error:
+        return error
+
+
 def build_methods(table: TrialTable, evaluator: Evaluator, deadline: Deadline, profile: Profile) -> None:
     """Other calibration methods for the kernel choices that are worth it, and of each structure the promising ones."""
     _drop_dominated(table)
     for kernel in table.alive():
         methods = method_candidates(kernel.candidate, profile)
         if kernel.candidate.engine is not None:
-            methods = _closest(methods, evaluator)
+            methods = _closest(methods, evaluator, deadline)
         build_all(table, evaluator, deadline, [c.replace(threads=kernel.candidate.threads) for c in methods])
     for structure in dict.fromkeys(structure_of(t) for t in table.alive()):
         group = [t for t in table.alive() if structure_of(t) == structure]
@@ -74,15 +81,16 @@ def build_methods(table: TrialTable, evaluator: Evaluator, deadline: Deadline, p
                 table.eliminate(trial.name, why)
 
 
-def _closest(candidates: Sequence[Candidate], evaluator: Evaluator) -> tuple[Candidate, ...]:
-    """Those whose files follow float32 most closely in onnxruntime's own kernels: an engine may take seconds to compile
-    each of them."""
+def _closest(candidates: Sequence[Candidate], evaluator: Evaluator, deadline: Deadline) -> tuple[Candidate, ...]:
+    """Of those that are built until the deadline, the ones whose files follow float32 most closely in onnxruntime's own
+    kernels: an engine may take seconds to compile each."""
     found: list[tuple[float, Candidate]] = []
     for candidate in candidates:
-        try:
-            found.append((evaluator.build(in_own_kernels(candidate)).sqnr_db, candidate))
-        except EdgeqError:
-            found.append((float("inf"), candidate))  # the engine may take what these kernels refuse
+        if deadline.passed():
+            break
+        screening = _screened(evaluator, in_own_kernels(candidate))
+        # The engine may take what these kernels refuse.
+        found.append((float("inf") if isinstance(screening, EdgeqError) else screening.sqnr_db, candidate))
     best = sorted(found, key=lambda pair: -pair[0])[:_METHODS_IN_ENGINE]
     return tuple(candidate for _, candidate in best)
 

@@ -1,0 +1,68 @@
+"""Candidates built and looked at, in engines that take seconds to compile each."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgeq.engines import choose_engine
+from edgeq.errors import BoardError
+from edgeq.hardware.profile import load_profiles
+from edgeq.report.tuning_record import Screening
+from edgeq.tune.candidate import Candidate
+from edgeq.tune.goal import Deadline, Goal
+from edgeq.tune.screening import build, build_methods
+from edgeq.tune.space import in_engine, kernel_candidates, method_candidates
+from edgeq.tune.trials import TrialTable
+from tests.tune.fakes import Clock, Fact, FakeEvaluator
+
+PROFILE = load_profiles()["x86-64-avx512-vnni"]
+
+
+def started(evaluator: FakeEvaluator) -> tuple[TrialTable, Candidate]:
+    """A table with one kernel choice in an engine."""
+    kernel = in_engine(kernel_candidates(PROFILE)[0], choose_engine("openvino"))
+    table = TrialTable(Goal())
+    assert build(table, evaluator, kernel)
+    return table, kernel
+
+
+def built_in_engine(evaluator: FakeEvaluator) -> list[str]:
+    return [line.removeprefix("build ") for line in evaluator.log if line.endswith(" in openvino")][1:]
+
+
+def test_the_two_methods_that_follow_float32_best_are_tried_in_an_engine() -> None:
+    evaluator = FakeEvaluator({})
+    table, kernel = started(evaluator)
+    methods = [c.name for c in method_candidates(kernel, PROFILE)]
+    assert len(methods) > 3
+    own = [name.removesuffix(" in openvino") for name in methods]
+    better = {own[1]: Fact(sqnr_db=40), own[2]: Fact(error="an operator is not known")}
+    evaluator.facts = dict.fromkeys(own, Fact()) | better
+    build_methods(table, evaluator, Deadline(100, Clock()), PROFILE)
+    assert sorted(built_in_engine(evaluator)) == sorted([methods[1], methods[2]])
+
+
+def test_none_is_tried_after_the_deadline() -> None:
+    clock = Clock()
+    evaluator = FakeEvaluator({}, clock=clock)
+    table, _ = started(evaluator)
+    deadline = Deadline(2.5, clock)
+    before = len(evaluator.log)
+    build_methods(table, evaluator, deadline, PROFILE)
+    own = [line for line in evaluator.log[before:] if not line.endswith(" in openvino")]
+    assert len(own) == 3, "a second each"
+    assert len(built_in_engine(evaluator)) == 1, "the first is built whatever the time is"
+
+
+class CutOff(FakeEvaluator):
+    def build(self, candidate: Candidate) -> Screening:
+        if not candidate.name.endswith(" in openvino"):
+            raise BoardError("the link was cut")
+        return super().build(candidate)
+
+
+def test_a_board_that_is_cut_off_says_nothing_of_a_method() -> None:
+    evaluator = CutOff({})
+    table, _ = started(evaluator)
+    with pytest.raises(BoardError):
+        build_methods(table, evaluator, Deadline(100, Clock()), PROFILE)
