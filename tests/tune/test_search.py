@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from edgeq.records import plain
 from edgeq.report.tuning_record import Assessment
 from edgeq.scheme import Scheme
 from edgeq.tune.candidate import Candidate
+from edgeq.tune.evaluator import Race, Runner
 from edgeq.tune.explain import verdict
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.record import Outcome
@@ -208,6 +209,23 @@ def test_on_a_busy_machine_the_threads_are_left_to_the_device_and_nothing_is_cho
     assert outcome.baseline_threads == 0
     assert "not faster than float32 beyond doubt: the speed is not measurable here" in outcome.trial("a").reason
     assert "--resume measures it again" in " ".join(verdict(outcome, Goal()))
+
+
+class BusyFor(FakeEvaluator):
+    """Another process works beside the races until one may last half a minute."""
+
+    def time(
+        self, runners: Mapping[str, Runner], baseline: str, *, top: int | None, tie: float, seconds: float
+    ) -> Race:
+        self.log.append(f"for {seconds:g} s")
+        self.busy = "the machine was busy" if seconds < 30 else ""
+        return super().time(runners, baseline, top=top, tie=tie, seconds=seconds)
+
+
+def test_the_last_race_goes_on_while_nothing_can_be_claimed() -> None:
+    evaluator = BusyFor({"a": Fact(speed=2)})
+    assert run(evaluator, "a").chosen == "a"
+    assert [line for line in evaluator.log if line.startswith("for ")][-3:] == ["for 12 s", "for 24 s", "for 48 s"]
 
 
 def test_of_equally_fast_threads_the_fewest() -> None:
