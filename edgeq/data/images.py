@@ -24,6 +24,8 @@ _FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
 # Pillow logs details of damaged files; without a handler Python would print them beside the one line of the error.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 _EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "La", "RGBa", "LAB", "HSV")
+# What Pillow raises for damaged files.
+_DAMAGED = (OSError, SyntaxError, ValueError, EOFError, MemoryError, struct.error, Image.DecompressionBombError)
 
 
 def decode(stream: IO[bytes] | Path, where: str) -> Picture:
@@ -49,8 +51,16 @@ def decode(stream: IO[bytes] | Path, where: str) -> Picture:
                 return Picture(np.asarray(image.convert("RGB")))
     except UnidentifiedImageError as error:
         raise DataError(f"{where} is not an image that can be read", "Replace or remove the file") from error
-    except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
-        text = " ".join(str(error).split())
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        EOFError,
+        MemoryError,
+        struct.error,
+        Image.DecompressionBombError,
+    ) as error:
+        text = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{where} cannot be decoded: {text}", "Replace or remove the file") from error
 
 

@@ -102,8 +102,11 @@ def _variant(
     if not isinstance(rank, int) or isinstance(rank, bool):
         raise BundleError(f"{where}: rank is not a whole number")
     architecture = info.get("architecture", "any")
-    if not isinstance(architecture, str):
-        raise BundleError(f"{where}: architecture is not a string")
+    if not isinstance(architecture, str) or not is_plain_name(architecture):
+        raise BundleError(f'{where}: architecture is not a name such as "arm64"')
+    features = tuple(strings_in(info, "required_features", where))
+    if not all(map(is_plain_name, features)):
+        raise BundleError(f'{where}: required_features are not names such as "avx2"')
     for key in _VERSIONS:
         if not isinstance(info.get(key, ""), str) or not _VERSION.fullmatch(info.get(key, "")):
             raise BundleError(f'{where}: {key} is not a version such as "1.17"')
@@ -119,7 +122,7 @@ def _variant(
         },
         provider_options=read_provider_options(body.ep, body.provider_options, where, resolve),
         architecture=architecture,
-        required_features=tuple(strings_in(info, "required_features", where)),
+        required_features=features,
         rank=rank,
         min_onnxruntime=info.get("min_onnxruntime", ""),
         cases=cases,
