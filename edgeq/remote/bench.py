@@ -16,7 +16,7 @@ from edgeq_device.scenarios import Feed
 from edgeq.device import device_errors
 from edgeq.measure.latency import Measurement, measurement
 from edgeq.progress import SILENT, Progress
-from edgeq.remote.channel import printable
+from edgeq.remote.channel import without_controls
 from edgeq.remote.devices import Board
 from edgeq.remote.guest import SENSELESS, BoardModels, senseless, start_board_guest
 from edgeq.remote.machine import board_record, describe_board
@@ -79,7 +79,7 @@ class BoardBench:
         limit_s = _BESIDES_S + _LONGEST_FACTOR * len(settings.scenarios) * max(settings.min_duration_s, 1.0)
         stage = self._progress.stage(f"measuring on {session.board.name}")
         with start_board_guest(session, request_s=limit_s) as guest, stage:
-            report = printable(guest.exchange(request)[0])
+            report = without_controls(guest.exchange(request)[0])
         report["board"] = board_record(session, before, describe_board(session))
         try:
             found = measurement(report)

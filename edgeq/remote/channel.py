@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from edgeq_device.errors import DeviceError
 from edgeq_device.plainjson import MAX_BYTES, parse_json
+from edgeq_device.terminal import printable
 
 from edgeq.errors import BoardError
 from edgeq.ownership import sha256
@@ -194,16 +195,16 @@ def read_json(data: bytes, board: Board) -> dict[str, Any]:
         BoardError: it is too large, too deep, or no JSON.
     """
     try:
-        found: dict[str, Any] = printable(parse_json(data, f"the answer of {board.name}"))
+        found: dict[str, Any] = without_controls(parse_json(data, f"the answer of {board.name}"))
     except DeviceError as error:
         raise BoardError(error.problem, "Is something printed at login there, such as by ~/.bashrc?") from error
     return found
 
 
-def printable(value: Any) -> Any:
+def without_controls(value: Any) -> Any:
     """JSON from a board without the control characters that could move a terminal's cursor."""
     if isinstance(value, str):
-        return "".join(c for c in value if c.isprintable() or c in "\n\t")
+        return "\n".join(map(printable, value.split("\n")))
     if isinstance(value, dict):
-        return {printable(key): printable(item) for key, item in value.items()}
-    return [printable(item) for item in value] if isinstance(value, list) else value
+        return {without_controls(key): without_controls(item) for key, item in value.items()}
+    return [without_controls(item) for item in value] if isinstance(value, list) else value

@@ -10,6 +10,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from edgeq_device.terminal import printable
+
 from edgeq.errors import BoardError
 from edgeq.remote.devices import Board
 
@@ -50,13 +52,13 @@ class Link:
 
     def failed(self, code: int, errors: bytes) -> BoardError:
         """What a command that failed wrote on stderr, as an error in one line."""
-        lines = [_printable(line).strip() for line in errors.decode("utf-8", "replace").splitlines()]
+        lines = lines_of(errors)
         text = "\n".join(lines)
         problem, fix = next(((p, f) for pattern, p, f in _FAILURES if re.search(pattern, text, re.I)), ("", ""))
         name, host = self.board.name, self.board.host
         if code == LINK_FAILED and problem:
             return BoardError(f"{name}: {problem.format(host=host)}", fix.format(host=host))
-        last = next((line for line in reversed(lines) if line), f"exit code {code}")
+        last = lines[-1] if lines else f"exit code {code}"
         if code == LINK_FAILED:
             return BoardError(f"{name}: the link was cut ({last})", "Try again; --resume goes on where tune stopped")
         return BoardError(f"{name}: {last}")
@@ -107,8 +109,9 @@ _FAILURES = (
 """What ssh writes → what is wrong, what to do."""
 
 
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text)
+def lines_of(errors: bytes) -> list[str]:
+    """What a command wrote on stderr, without empty lines and without what could move a terminal's cursor."""
+    return [printable(line.strip()) for line in errors.decode("utf-8", "replace").splitlines() if line.strip()]
 
 
 def _ssh() -> str:

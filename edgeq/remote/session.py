@@ -24,7 +24,7 @@ from edgeq.progress import SILENT, Progress
 from edgeq.records import Count, parse
 from edgeq.remote.channel import Channel, open_channel, program_version
 from edgeq.remote.devices import Board
-from edgeq.remote.link import LINK_FAILED, Link, hangs
+from edgeq.remote.link import LINK_FAILED, Link, hangs, lines_of
 from edgeq.resources import shipped
 
 OLDEST_PYTHON = (3, 9)
@@ -201,8 +201,7 @@ class BoardSession:
             raise hangs(self.board, limit_s) from error
         if done.returncode in (LINK_FAILED, -9):
             raise self.link.failed(LINK_FAILED, done.stderr)
-        lines = [line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
-        return done.returncode, done.stdout, "".join(c for c in (lines or [""])[-1] if c.isprintable())
+        return done.returncode, done.stdout, (lines_of(done.stderr) or [""])[-1]
 
     def _asked(self, request: Mapping[str, Any]) -> _Answer:
         return parse(self.ask(request), _Answer, self.board.name, BoardError)
