@@ -11,8 +11,9 @@ from edgeq.session import SessionSettings, onnxruntime, open_session
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-# ConstantSharing renames weights; the other two choose quantized or layout-specific forms, a backend's business.
-_DISABLED = ("ConstantSharing", "WeightBiasQuantization", "NchwcTransformer")
+# ConstantSharing renames weights; the next two choose quantized or layout-specific forms, a backend's business; the
+# last (from 1.32) puts the channels in order by a Gather, where edgeq.model.space_to_depth does it in the weights.
+_DISABLED = ("ConstantSharing", "WeightBiasQuantization", "NchwcTransformer", "SliceConcatToSpaceToDepthFusion")
 
 
 def optimize_basic(model: Path, optimized: Path, *, source: Path, external: bool) -> None:

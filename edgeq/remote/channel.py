@@ -8,6 +8,7 @@ from __future__ import annotations
 import getpass
 import json
 import platform
+import re
 import subprocess
 import tempfile
 import threading
@@ -202,9 +203,9 @@ def read_json(data: bytes, board: Board) -> dict[str, Any]:
 
 
 def without_controls(value: Any) -> Any:
-    """JSON from a board without the control characters that could move a terminal's cursor."""
+    """JSON from a board without what could move a terminal's cursor; system files keep their lines and tabs."""
     if isinstance(value, str):
-        return "\n".join(map(printable, value.split("\n")))
+        return "".join(part if part in "\n\t" else printable(part) for part in re.split(r"([\n\t])", value))
     if isinstance(value, dict):
         return {without_controls(key): without_controls(item) for key, item in value.items()}
     return [without_controls(item) for item in value] if isinstance(value, list) else value

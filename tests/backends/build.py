@@ -139,5 +139,12 @@ def weights(artifact: Artifact) -> dict[str, Arrays]:
     return {t.name: numpy_helper.to_array(t) for t in onnx.load(artifact.model).graph.initializer}
 
 
+def quantized(artifact: Artifact, *names: str) -> list[Arrays]:
+    """The integers made of these weights. From 1.32 on, onnxruntime's quantizer names a transposed weight anew."""
+    held = {k.removesuffix("_quantized").removesuffix("_Transposed"): v for k, v in weights(artifact).items()
+            if k.endswith("_quantized")}  # fmt: skip
+    return [held[name] for name in names if name in held]
+
+
 def operators(artifact: Artifact) -> list[str]:
     return [node.op_type for node in onnx.load(artifact.model).graph.node]

@@ -15,7 +15,7 @@ from edgeq.errors import CalibrationError, HardwareError, ModelError, UsageError
 from edgeq.model.load import model_files
 from edgeq.scheme import Scheme
 from edgeq.session import open_session
-from tests.backends.build import Bench, bench, mixed, operators, residual, stacked, weights
+from tests.backends.build import Bench, bench, mixed, operators, quantized, residual, stacked, weights
 
 DISABLED = "optimization.disable_specified_optimizers"
 COMPUTE = ["first", "depthwise", "last", "fc"]
@@ -166,8 +166,7 @@ def test_dynamic_weights_beyond_the_limit_go_to_external_data(tmp_path: Path, mo
 def test_dynamic_has_a_weight_type_per_operator_type(kinds: Bench) -> None:
     types = {"Conv": "uint8", "MatMul": "int8", "Gemm": "int8"}
     artifact = kinds.build("three.onnx", mode="dynamic", dynamic_weight_types=types)
-    held = weights(artifact)
-    assert [held[f"w{name}_quantized"].dtype for name in (1, 2, 3)] == [np.uint8, np.int8, np.int8]
+    assert [w.dtype for w in quantized(artifact, "w1", "w2", "w3")] == [np.uint8, np.int8, np.int8]
     assert operators(artifact).count("ConvInteger") == 1
     assert operators(artifact).count("MatMulInteger") == 2
     assert kinds.sqnr(artifact) > 35
@@ -186,9 +185,9 @@ def test_dynamic_leaves_unnamed_types_in_float(kinds: Bench) -> None:
 
 def test_dynamic_tells_a_gemm_from_a_matmul(kinds: Bench) -> None:
     """The quantizer makes the one into the other before it looks at types and names."""
-    held = weights(kinds.build(mode="dynamic", dynamic_weight_types={"MatMul": "int8", "Gemm": "uint8"}))
-    assert [held[f"w{name}_quantized"].dtype for name in (2, 3)] == [np.int8, np.uint8]
-    assert "w2_quantized" not in weights(kinds.build(mode="dynamic", dynamic_weight_types={"Gemm": "int8"}))
+    both = kinds.build(mode="dynamic", dynamic_weight_types={"MatMul": "int8", "Gemm": "uint8"})
+    assert [w.dtype for w in quantized(both, "w2", "w3")] == [np.int8, np.uint8]
+    assert not quantized(kinds.build(mode="dynamic", dynamic_weight_types={"Gemm": "int8"}), "w2")
 
 
 @pytest.mark.parametrize("name", ["matmul", "fc"])

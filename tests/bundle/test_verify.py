@@ -106,7 +106,7 @@ HOSTILE = "\x1b]0;mine\x07\nlinear: verified\x9b2J\u202e"
 
 
 def test_what_a_bundle_says_is_printed_as_text(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    directories.edit_info(copy, required_features=[HOSTILE], products=[HOSTILE])
+    directories.edit_info(copy, products=[HOSTILE])
     directories.seal(copy, package_name=HOSTILE, description=HOSTILE)
     arguments = (["info"], ["verify"], ["info", "--json"], ["verify", "--json"], ["infer", "x.npy", "-o", "o.npz"])
     for command in arguments:
@@ -115,10 +115,19 @@ def test_what_a_bundle_says_is_printed_as_text(copy: Path, capsys: pytest.Captur
         done = CliRunner().invoke(group, command)
         assert done.output.replace("\n", "").isprintable()
     printed = capsys.readouterr()
+    assert "mine" in printed.out
     for text in (printed.out, printed.err):
-        assert "mine" in text
         assert text.replace("\n", "").isprintable()
         assert not any(line.startswith("linear: verified") for line in text.splitlines())
+
+
+@pytest.mark.parametrize("changed", [{"required_features": [HOSTILE]}, {"architecture": HOSTILE}])
+def test_features_and_architectures_are_names(
+    copy: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, object]
+) -> None:
+    directories.edit_info(copy, **changed)
+    assert main(["info", "--bundle", str(copy)]) == 7
+    assert next(iter(changed)) in capsys.readouterr().err
 
 
 def test_a_bundle_that_was_used_is_whole(copy: Path) -> None:
