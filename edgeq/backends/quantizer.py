@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from edgeq.backends.quantizer_index import indexed
 from edgeq.calibrate.ranges import Range
 from edgeq.errors import CalibrationError, ModelError
 from edgeq.model.load import model_files
@@ -52,25 +53,6 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _quick_renaming() -> Iterator[None]:
-    """Let the quantizer look for a tensor's readers at C's speed: it goes through all nodes for each tensor, which took
-    minutes from some thousand nodes on."""
-    from onnxruntime.quantization.onnx_model import ONNXModel
-
-    def rename(self: Any, old: str, new: str) -> None:
-        for node in self.model.graph.node:
-            if old in node.input:
-                ONNXModel.replace_node_input(node, old, new)
-
-    before = ONNXModel.replace_input_of_all_nodes
-    ONNXModel.replace_input_of_all_nodes = rename
-    try:
-        yield
-    finally:
-        ONNXModel.replace_input_of_all_nodes = before
-
-
-@contextmanager
 def refusals(source: str | Path, fix: str, *, fix_ranges: str = "") -> Iterator[None]:
     """Run the quantizer inside: its log is silenced, and what it raises becomes an error of edgeq.
 
@@ -84,7 +66,7 @@ def refusals(source: str | Path, fix: str, *, fix_ranges: str = "") -> Iterator[
         CalibrationError: a tensor has no range.
     """
     try:
-        with quiet(), _quick_renaming():
+        with quiet():
             yield
     except _REFUSALS as error:
         if fix_ranges and "Quantization parameters are not specified" in str(error):
@@ -114,14 +96,15 @@ def quantize_with_ranges(
         CalibrationError: a tensor has no range.
         ModelError: the quantizer refuses the model.
     """
-    from onnxruntime.quantization import quantize_static, save_tensors_data
+    from onnxruntime.quantization import QuantFormat, quantize_static, save_tensors_data
 
     # The folder is private: the quantizer leaves shape-inferred copies of big models beside the file it reads.
     with tempfile.TemporaryDirectory(prefix="edgeq-ranges-") as folder:
         cache = Path(folder) / "ranges.json"
         # quantize_static reads ranges only as "MinMax"; whatever method derived them, it uses the two numbers alone.
         save_tensors_data(tensors_data(ranges, "MinMax"), cache)
-        with refusals(prepared.source, fix, fix_ranges=fix_ranges):
+        pairs = arguments.get("quant_format", QuantFormat.QDQ) is QuantFormat.QDQ
+        with refusals(prepared.source, fix, fix_ranges=fix_ranges), indexed() if pairs else nullcontext():
             quantize_static(
                 prepared.path,
                 destination,

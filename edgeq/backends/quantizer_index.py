@@ -1,0 +1,184 @@
+"""Indices for onnxruntime's quantizer, which goes through all weights or all nodes of a model for every name that it
+looks up: with some hundred nodes that is most of its time. What it writes is the same, byte by byte."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from typing import Any, Literal
+
+_PACKAGE = "onnxruntime.quantization"
+
+
+class _Named:
+    """A repeated field of protobuf messages, with the first message of each name. It notices what is appended. What is
+    removed goes all at once, at `settle`: in the field, each removal is a search."""
+
+    def __init__(self, field: Any) -> None:
+        self._field = field
+        self._removed: set[str] = set()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._first: dict[str, Any] = {}
+        self._seen = 0
+
+    def get(self, name: str) -> Any:
+        """None where there is none."""
+        for message in self._field[self._seen :]:
+            self._first.setdefault(message.name, message)
+        self._seen = len(self._field)
+        return None if name in self._removed else self._first.get(name)
+
+    def extend(self, messages: Sequence[Any]) -> None:
+        if not self._removed.isdisjoint(message.name for message in messages):
+            self.settle()
+        self._field.extend(messages)
+
+    def remove(self, name: str) -> None:
+        self._removed.add(name)
+
+    def settle(self) -> Any:
+        """The field, without what was removed. Whoever changes it by itself calls this once more, afterwards."""
+        for place in reversed(range(len(self._field))) if self._removed else ():
+            if self._field[place].name in self._removed:
+                del self._field[place]
+        self._removed.clear()
+        self._forget()
+        return self._field
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.settle())
+
+    def __len__(self) -> int:
+        return len(self.settle())
+
+
+class _Uses:
+    """The nodes of a graph by the names on one side of them, a node once for each time that a name stands there."""
+
+    def __init__(self, nodes: Any, side: Literal["input", "output"]) -> None:
+        self._nodes, self._side = nodes, side
+        self.forget()
+
+    def forget(self) -> None:
+        self._users: dict[str, list[Any]] = {}
+        self._seen = 0
+
+    def by_name(self) -> dict[str, list[Any]]:
+        for node in self._nodes[self._seen :]:
+            for name in filter(None, getattr(node, self._side)):
+                self._users.setdefault(name, []).append(node)
+        self._seen = len(self._nodes)
+        return self._users
+
+    def rename(self, old: str, new: str) -> None:
+        for node in (users := self.by_name().pop(old, [])):
+            names: Sequence[str] = getattr(node, self._side)
+            for place, name in enumerate(names):
+                if name == old:
+                    names[place] = new  # type: ignore[index]  # protobuf's own sequence
+        if users:
+            self._users.setdefault(new, []).extend(users)
+
+
+@cache
+def _indexed_model() -> type:
+    """onnxruntime's `ONNXModel` with indices. What changes nodes in other ways than by its methods may not use it."""
+    from onnxruntime.quantization.onnx_model import ONNXModel
+
+    class IndexedModel(ONNXModel):  # type: ignore[misc]
+        def __init__(self, model: Any) -> None:
+            super().__init__(model)
+            self._weights = _Named(model.graph.initializer)
+            self._readers, self._makers = _Uses(model.graph.node, "input"), _Uses(model.graph.node, "output")
+
+        def initializer(self) -> Any:
+            return self._weights
+
+        def get_initializer(self, name: str) -> Any:
+            return self._weights.get(name)
+
+        def add_initializer(self, tensor: Any) -> None:
+            if self._weights.get(tensor.name) is None:
+                self.initializer_extend([tensor])
+
+        def initializer_extend(self, inits: Sequence[Any]) -> None:
+            for tensor in inits:
+                self._check_init(tensor)
+            self._weights.extend(inits)
+
+        def remove_initializer(self, tensor: Any) -> None:
+            if any(value.name == tensor.name for value in self.model.graph.input):
+                self._weights.settle()
+                super().remove_initializer(tensor)
+            self._weights.remove(tensor.name)
+
+        def input_name_to_nodes(self) -> dict[str, list[Any]]:
+            return self._readers.by_name()
+
+        def replace_input_of_all_nodes(self, old_input_name: str, new_input_name: str) -> None:
+            self._readers.rename(old_input_name, new_input_name)
+
+        def replace_output_of_all_nodes(self, old_output_name: str, new_output_name: str) -> None:
+            self._makers.rename(old_output_name, new_output_name)
+
+        def replace_input_of_nodes(self, *names: Any) -> None:
+            super().replace_input_of_nodes(*names)
+            self._readers.forget()
+
+        def replace_output_of_nodes(self, *names: Any) -> None:
+            super().replace_output_of_nodes(*names)
+            self._makers.forget()
+
+        def remove_node(self, node: Any) -> None:
+            super().remove_node(node)
+            self._forget()
+
+        def clean_initializers(self) -> Any:
+            self._forget()
+            cleaned = super().clean_initializers()
+            self._forget()
+            return cleaned
+
+        def topological_sort(self) -> None:
+            self._forget()
+            super().topological_sort()
+            self._forget()
+
+        def _forget(self) -> None:
+            self._weights.settle()
+            self._readers.forget()
+            self._makers.forget()
+
+    return IndexedModel
+
+
+@contextmanager
+def indexed() -> Iterator[None]:
+    """Let onnxruntime's quantizer of Q/DQ form work with indices inside."""
+    from onnxruntime.quantization import base_quantizer, quant_utils
+
+    def find_by_name(name: str, messages: Any) -> Any:
+        return messages.get(name) if isinstance(messages, _Named) else before(name, messages)
+
+    before = quant_utils.find_by_name
+    modules = [module for name, module in sys.modules.items() if name.startswith(_PACKAGE)]
+    with ExitStack() as stack:
+        stack.enter_context(_replaced(base_quantizer, "ONNXModel", _indexed_model()))
+        for module in modules:
+            if getattr(module, "find_by_name", None) is before:
+                stack.enter_context(_replaced(module, "find_by_name", find_by_name))
+        yield
+
+
+@contextmanager
+def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)

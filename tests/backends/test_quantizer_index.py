@@ -1,0 +1,102 @@
+"""With indices onnxruntime's quantizer writes what it writes without."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from edgeq.backends import quantizer
+from edgeq.backends.quantizer import quantize_with_ranges
+from edgeq.backends.quantizer_index import indexed
+from edgeq.calibrate.ranges import Range
+from edgeq.model.prepare import PreparedModel, prepare_model
+from tests.backends.build import residual
+from tests.graphs import proto
+
+
+def shared() -> onnx.ModelProto:
+    """A weight and a bias that two layers share, a tensor that two read, removed and kept activations, an output that
+    is read on, data movers, a Softmax."""
+    body = """
+    g (float[1,4,6,6] x) => (float[1,4,6,6] a, float[1,8] y) {
+      [c1] c1 = Conv <pads = [1,1,1,1]> (x, w, b)
+      [r1] r1 = Relu (c1)
+      [c2] c2 = Conv <pads = [1,1,1,1]> (r1, w, b)
+      [l2] l2 = Clip (c2, low, high)
+      [a] a = Add (l2, r1)
+      [t] t = Transpose <perm = [0, 1, 3, 2]> (a)
+      [m] m = Concat <axis = 1> (t, r1)
+      [p] p = GlobalAveragePool (m)
+      [f] f = Flatten (p)
+      [d] d = MatMul (f, v)
+      [y] y = Softmax (d)
+    }"""
+    model = proto(body)
+    random = np.random.default_rng(0)
+    held = {
+        "w": random.normal(size=(4, 4, 3, 3)), "b": random.normal(size=4) * 50, "v": random.normal(size=(8, 8)),
+        "low": np.array(0.0), "high": np.array(6.0),
+    }  # fmt: skip
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(v.astype(np.float32), k) for k, v in held.items())
+    return model
+
+
+@pytest.fixture(scope="module", params=[residual, shared])
+def prepared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PreparedModel:
+    folder = tmp_path_factory.mktemp("index")
+    source = folder / "model.onnx"
+    source.write_bytes(request.param().SerializeToString())
+    return prepare_model(source, folder / "work")
+
+
+def _written(prepared: PreparedModel, file: Path, **options: Any) -> bytes:
+    values = [v.name or "" for node in prepared.model.graph for v in node.outputs]
+    names = [*values, *(v.name or "" for v in prepared.model.graph.inputs)]
+    ranges = {name: Range(-1.0 - i % 3, 2.0 + i % 5) for i, name in enumerate(names)}
+    quantize_with_ranges(prepared, file, ranges, float_nodes=(), fix="", fix_ranges="", **options)
+    return file.read_bytes()
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("extra", [{}, {"ActivationSymmetric": True}, {"DedicatedQDQPair": True}])
+def test_the_file_is_the_same(
+    prepared: PreparedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, per_channel: bool, extra: dict[str, Any]
+) -> None:
+    options = {"per_channel": per_channel, "extra_options": extra}
+    found = _written(prepared, tmp_path / "indexed.onnx", **options)
+
+    def plain() -> AbstractContextManager[None]:
+        return nullcontext()
+
+    monkeypatch.setattr(quantizer, "indexed", plain)
+    assert found == _written(prepared, tmp_path / "plain.onnx", **options)
+
+
+def test_onnxruntime_is_left_as_it_was() -> None:
+    from onnxruntime.quantization import base_quantizer, qdq_quantizer
+
+    def parts() -> tuple[object, ...]:
+        return base_quantizer.ONNXModel, base_quantizer.find_by_name, qdq_quantizer.find_by_name
+
+    before = parts()
+    with pytest.raises(ZeroDivisionError), indexed():
+        assert not set(parts()) & set(before)
+        raise ZeroDivisionError
+    assert parts() == before
+
+
+def test_no_search_goes_through_all_weights_or_nodes(prepared: PreparedModel, tmp_path: Path) -> None:
+    from onnxruntime.quantization.onnx_model import ONNXModel
+
+    slow = [ONNXModel.replace_input_of_all_nodes, ONNXModel.replace_output_of_all_nodes, ONNXModel.get_initializer]
+    called = []
+    with pytest.MonkeyPatch.context() as patch:
+        for function in slow:
+            patch.setattr(ONNXModel, function.__name__, lambda *args: called.append(args))
+        _written(prepared, tmp_path / "model.onnx")
+    assert not called
