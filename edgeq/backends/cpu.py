@@ -27,7 +27,7 @@ from edgeq.graph.index import GraphIndex
 from edgeq.graph.query import is_op, name_of, node_input
 from edgeq.model.int8_prediction import predict_int8, stacked_products
 from edgeq.model.int8_rules import Rule, int8_rules, quantizable_operators, slow_fusions
-from edgeq.model.load import is_quantized, read_model, save_model
+from edgeq.model.load import is_quantized, read_model, read_own, save_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import WEIGHT_ONLY_TYPES, Scheme
 from edgeq.session import onnxruntime
@@ -95,7 +95,7 @@ class CpuBackend:
             notes.extend(write_weight_only(prepared, scheme, destination))
         else:
             _write_static(prepared, ranges, scheme, destination, self._reach)
-        built = read_model(destination)
+        built = (read_own if scheme.mode == "static" else read_model)(destination)
         changes = [*(expand_recurrence(built, scheme) if scheme.mode == "dynamic" else ()), *_store(scheme, built)]
         notes.extend(changes)
         if not is_quantized(built) and not changes:

@@ -174,6 +174,7 @@ def measure_coverage(
     *,
     basis: Basis = "native",
     how: str = HERE,
+    macs: Mapping[str, int] | None = None,
     opener: Callable[[Path, SessionSettings], Any] | None = None,
 ) -> Coverage:
     """Run `model` once under the profiler and classify every kernel; in a plug-in, every layer of the graph that it
@@ -186,9 +187,10 @@ def measure_coverage(
         source: the float model that the artifact was made from, by whose nodes kernels are named and counted.
         explain: gives the reason for a node that ran in float.
         basis, how: of the kernels that `opener` runs it on, as `Coverage` has them.
+        macs: `sized_macs` of `source` and `feed`, where they are known.
         opener: None opens it here, for a plug-in in a process of its own.
     """
-    macs = {name: count for name, count in sized_macs(source, feed).items() if count}
+    macs = {name: count for name, count in (macs or sized_macs(source, feed)).items() if count}
     known, engine = aliases(source, macs), described(settings.engine)
     if engine is not None:
         how = f"{engine.name}, {how}" if opener is None else how

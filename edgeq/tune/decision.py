@@ -75,7 +75,7 @@ def _last_race(
     """Race the finalists. Where the machine was too busy to claim a speed of each: again and for twice as long, within
     the budget."""
     while True:
-        raced = race(table, evaluator, finalists, float_threads, top=1, tie=TIE, seconds=seconds)
+        raced = race(table, evaluator, finalists, float_threads, tie=TIE, seconds=seconds)
         longer = min(2 * seconds, deadline.left_s(_LONGEST_S))
         if longer <= seconds or all(raced.timings[trial.name].verdict != UNKNOWN for trial in finalists):
             return raced

@@ -62,12 +62,11 @@ class Evaluator(Protocol):
         runners: Mapping[str, Runner],
         baseline: str,
         *,
-        top: int | None,
         tie: float,
         seconds: float,
     ) -> Race:
-        """Latencies, measured side by side until the order of the first `top` (None: all) is settled, where differences
-        below the share `tie` do not count, or `seconds` are over."""
+        """Latencies, measured side by side until it is settled which is the fastest, where differences below the share
+        `tie` do not count, or `seconds` are over. What is settled to be slower is not run further."""
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
         """Layers of `candidate` that take longer than float32's, by the runtime's profile, worst first."""

@@ -31,7 +31,7 @@ def fall_back(
         if deadline.passed():
             break
         if trial.timing is None:
-            race(table, evaluator, [trial], float_threads, top=None, tie=TIE, seconds=deadline.left_s(MOST_S / 4))
+            race(table, evaluator, [trial], float_threads, tie=TIE, seconds=deadline.left_s(MOST_S / 4))
         if not not_slower(table[trial.name], strict=True):
             continue
         if trial.assessment is None or not trial.assessment.complete:

@@ -183,17 +183,15 @@ class JournaledEvaluator:
             self._journal.remember(keys[name], functools.partial(plain, measured))
         return {name: self._read(self._journal[key], Assessment) for name, key in keys.items()}
 
-    def time(
-        self, runners: Mapping[str, Runner], baseline: str, *, top: int | None, tie: float, seconds: float
-    ) -> Race:
-        """See `Evaluator.time`; by the names of the runners, what they run, and `top`. A race on a machine that was too
+    def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float) -> Race:
+        """See `Evaluator.time`; by the names of the runners, what they run, and `tie`. A race on a machine that was too
         busy to tell anything is run again the next time."""
         raced = {name: [candidate and digest(candidate), threads] for name, (candidate, threads) in runners.items()}
-        key = "race " + _hash([raced, baseline, top])
+        key = "race " + _hash([raced, baseline, tie])
         time = self._evaluator.time
         if key in self._journal:
             return self._read(self._journal[key], Race)
-        race = time(runners, baseline, top=top, tie=tie, seconds=seconds)
+        race = time(runners, baseline, tie=tie, seconds=seconds)
         if all(timing.verdict != UNKNOWN for timing in race.timings.values() if timing.speedup is not None):
             self._journal.remember(key, lambda: plain(race))
         return race

@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from edgeq.backends import Artifact
 from edgeq.errors import CheckFailedError
 from edgeq.hardware.target import Target
 from edgeq.measure.agreement import Agreement
-from edgeq.measure.coverage import measure_coverage
+from edgeq.measure.coverage import measure_coverage, sized_macs
 from edgeq.measure.latency import sessions_to_time
 from edgeq.measure.task import Task
 from edgeq.model.int8_rules import int8_rules, quantizable_operators
@@ -45,7 +45,7 @@ from edgeq.tune.recover.methods import recovery_groups
 from edgeq.tune.sessions import SessionPool, opened
 from edgeq.tune.slow_layers import slow_layers
 from edgeq.tune.store import MEMORY
-from edgeq.tune.structure import content_digest, structure_digest
+from edgeq.tune.structure import content_digest, in_engine, structure_digest
 from edgeq.tune.wide_tensors import FIELD, rank_tensors
 from edgeq.workers.engine import Engines
 
@@ -116,6 +116,7 @@ class LocalEvaluator:
         self._clock = clock or LocalClock(self._sessions)
         self._built: dict[str, Built] = {}
         self._shares: dict[str, float] = {}
+        self._known_digests: dict[str, tuple[str, str]] = {}
 
     def built(self, candidate: Candidate) -> Built:
         """The artifact of `candidate`, made at the first call for any engine."""
@@ -139,14 +140,14 @@ class LocalEvaluator:
         there = self._clock.answers(artifact.model, artifact.settings(), compare)
         if there is not None:
             _check_answers(agreement, there)
-        graph = structure_digest(artifact.proof_model, artifact.session_options)
+        graph, content = self._digests(artifact)
         if graph not in self._shares:
             self._shares[graph] = self._int8_mac_share(self.built(candidate.replace(engine=None)).artifact)
         engine = candidate.engine.name if candidate.engine else ""
         return Screening(
             bytes=model_bytes(artifact.model),
-            structure=structure_digest(artifact.proof_model, artifact.session_options, engine),
-            content=content_digest(artifact.proof_model, artifact.session_options, engine),
+            structure=in_engine(graph, engine),
+            content=in_engine(content, engine),
             int8_mac_share=round(self._shares[graph], 6),
             wide_share=round(float(artifact.details.get("wide_share", 0.0)), 6),
             sqnr_db=max(_LEAST_SQNR_DB, agreement.sqnr_db),
@@ -169,9 +170,7 @@ class LocalEvaluator:
                 self._sessions.trim()
         return found
 
-    def time(
-        self, runners: Mapping[str, Runner], baseline: str, *, top: int | None, tie: float, seconds: float
-    ) -> Race:
+    def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float) -> Race:
         """See `Evaluator.time`. Small models run in several sessions each, in bursts that take turns."""
         batch, feed = self._feed()
         few = len(runners) <= _RUNNERS_IN_SESSIONS
@@ -183,7 +182,7 @@ class LocalEvaluator:
                 sessions=count,
                 warmup=WarmUp(min_s=0.1, max_s=min(1.0, seconds / (4 * len(runners)))),
                 bursts=_BURSTS,
-                how={"top": top, "keep": baseline, "tie": tie, "min_rounds": _LEAST_ROUNDS, "max_duration_s": seconds},
+                how={"top": 1, "keep": baseline, "tie": tie, "min_rounds": _LEAST_ROUNDS, "max_duration_s": seconds},
                 on_round=lambda: advance(1),
             )
         claims = {name: claim(ranking.distributions[baseline], d) for name, d in ranking.distributions.items()}
@@ -248,6 +247,14 @@ class LocalEvaluator:
                 return rank_by_probing(macs, noise, expired)
             return rank_by_probing(macs, noise, expired, groups=len(macs))
 
+    def _digests(self, artifact: Artifact) -> tuple[str, str]:
+        """Of its structure and of its content; a file's are computed once, whatever engines it runs in."""
+        key = f"{artifact.proof_model} {sorted(artifact.session_options.items())}"
+        if key not in self._known_digests:
+            file = artifact.proof_model, artifact.session_options
+            self._known_digests[key] = structure_digest(*file), content_digest(*file)
+        return self._known_digests[key]
+
     def _proof_session(self, artifact: Artifact) -> Any:
         """A session of what stands for the artifact in comparisons."""
         return self._sessions.sessions(*_judged(artifact))[0]
@@ -296,13 +303,20 @@ class LocalEvaluator:
     def _int8_mac_share(self, artifact: Artifact) -> float:
         if artifact.coverage is not None:
             return artifact.coverage.int8_mac_share or 0.0
-        source = self._job.prepared.model
-        feed = self._accuracy.samples[0].inputs
-        opener = self._clock.open_profiled  # which operators are fused depends on the machine
         found = measure_coverage(
-            artifact.model, artifact.settings(), feed, source, lambda name, op_type: "", opener=opener
+            artifact.model,
+            artifact.settings(),
+            self._accuracy.samples[0].inputs,
+            self._job.prepared.model,
+            lambda name, op_type: "",
+            macs=self._macs,
+            opener=self._clock.open_profiled,  # which operators are fused depends on the machine
         )
         return found.int8_mac_share or 0.0
+
+    @cached_property
+    def _macs(self) -> dict[str, int]:
+        return sized_macs(self._job.prepared.model, self._accuracy.samples[0].inputs)
 
 
 def _judged(artifact: Artifact) -> tuple[Path, SessionSettings]:

@@ -28,7 +28,7 @@ from edgeq.tune.trials import TIE, TrialTable, structure_of
 MOST_S = 18.0
 """A stage of races that are not settled by then: what is left in doubt is close enough not to matter."""
 RACED = 4
-"""Places of a race that have to be settled, and candidates in the last race."""
+"""Candidates in the last race."""
 # Differences that do not matter before the last race.
 _ROUGHLY = 0.03
 
@@ -63,7 +63,7 @@ def time_kernels(
     seconds = deadline.left_s(MOST_S) / 3
     float_threads = choose_threads(table, table.alive(), evaluator, threads, seconds, "first")
     first = list({structure_of(t): t for t in reversed(table.alive())}.values())[::-1]
-    raced = race(table, evaluator, first, float_threads, top=RACED, tie=_ROUGHLY, seconds=seconds)
+    raced = race(table, evaluator, first, float_threads, tie=_ROUGHLY, seconds=seconds)
     sources = [t.candidate for t in table.alive() if t.candidate.engine is None]
     for candidate in () if engines.own else sources:
         table.eliminate(candidate.name, "--engine leaves onnxruntime's own kernels out")
@@ -89,7 +89,7 @@ def time_new(table: TrialTable, evaluator: Evaluator, deadline: Deadline, float_
     new = {structure_of(t): t for t in table.qualified() if table.timed(t).timing is None}
     if new:
         seconds = deadline.left_s(MOST_S / 4)
-        race(table, evaluator, list(new.values()), float_threads, top=None, tie=_ROUGHLY, seconds=seconds)
+        race(table, evaluator, list(new.values()), float_threads, tie=_ROUGHLY, seconds=seconds)
 
 
 def choose_threads(
@@ -103,17 +103,17 @@ def choose_threads(
     """
     if len(threads) == 1:
         return threads[0]
-    runners: dict[str, Runner] = {f"{FLOAT} {n} {when}": (None, n) for n in threads}
-    groups: dict[str, list[Trial]] = {}
+    groups: dict[str, Candidate | None] = {FLOAT: None}
     for trial in trials:
-        groups.setdefault(_kind(trial), []).append(trial)
-    runners.update({f"{kind} {n} {when}": (group[0].candidate, n) for kind, group in groups.items() for n in threads})
-    found = evaluator.time(runners, f"{FLOAT} {threads[0]} {when}", top=None, tie=_ROUGHLY, seconds=seconds)
-    if any(timing.speedup is not None and timing.verdict == UNKNOWN for timing in found.timings.values()):
-        # What others leave of the cores now says nothing about the device at work: the choice stays the device's.
-        return threads[0]
+        groups.setdefault(_kind(trial), trial.candidate)
     best = {}
-    for kind in (FLOAT, *groups):
+    for kind, candidate in groups.items():
+        # A race of their own: which number suits one kind says nothing about the order of the kinds.
+        runners: dict[str, Runner] = {f"{kind} {n} {when}": (candidate, n) for n in threads}
+        found = evaluator.time(runners, next(iter(runners)), tie=_ROUGHLY, seconds=seconds / len(groups))
+        if any(timing.speedup is not None and timing.verdict == UNKNOWN for timing in found.timings.values()):
+            # What others leave of the cores now says nothing about the device at work: the choice stays the device's.
+            return threads[0]
         # Not the median: it hides the runs in which one thread waits for another on a core that is busy elsewhere.
         mean = {n: found.timings[f"{kind} {n} {when}"].latency["mean_ms"] for n in threads}
         fastest = min(mean.values())
@@ -134,14 +134,13 @@ def race(
     trials: Sequence[Trial],
     float_threads: int,
     *,
-    top: int | None,
     tie: float,
     seconds: float,
 ) -> Race:
     """Time `trials` beside float32, and enter the timings in the table; other arguments as `Evaluator.time`."""
     runners: dict[str, Runner] = {FLOAT: (None, float_threads)}
     runners.update({t.name: (t.candidate, t.candidate.threads) for t in trials})
-    found = evaluator.time(runners, FLOAT, top=top, tie=tie, seconds=seconds)
+    found = evaluator.time(runners, FLOAT, tie=tie, seconds=seconds)
     for trial in trials:
         table.time(trial, found.timings[trial.name])
     return found
@@ -173,7 +172,7 @@ def _race_more_in_engines(
     more = [c for c in more_in_engines(table, [*sources, *kept], engines) if build(table, evaluator, c)]
     if more:
         trials = [table[c.name] for c in more]
-        race(table, evaluator, trials, float_threads, top=None, tie=_ROUGHLY, seconds=seconds)
+        race(table, evaluator, trials, float_threads, tie=_ROUGHLY, seconds=seconds)
         drop_slower_twins(table)
 
 
@@ -197,7 +196,7 @@ def _keep_slow_layers_in_float(table: TrialTable, evaluator: Evaluator, float_th
     if not made:
         return
     names = (base.name, *made)
-    race(table, evaluator, [table[n] for n in names], float_threads, top=None, tie=_ROUGHLY, seconds=seconds)
+    race(table, evaluator, [table[n] for n in names], float_threads, tie=_ROUGHLY, seconds=seconds)
     fastest = min((table[n] for n in names), key=p50_of)
     for name in names:
         if name != fastest.name:

@@ -85,9 +85,7 @@ class FakeEvaluator:
             )
         return found
 
-    def time(
-        self, runners: Mapping[str, Runner], baseline: str, *, top: int | None, tie: float, seconds: float
-    ) -> Race:
+    def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float) -> Race:
         self._note(f"race {', '.join(runners)}", 2)
         p50 = {name: self._p50(candidate, threads) for name, (candidate, threads) in runners.items()}
         timings = {}

@@ -72,7 +72,7 @@ def test_accuracy_in_steps_is_accuracy_in_one(evaluator: LocalEvaluator, job: Jo
 
 
 def test_a_race_times_every_runner_against_float(evaluator: LocalEvaluator, first: Candidate) -> None:
-    race = evaluator.time({"float32": (None, 1), "int8": (first, 1)}, "float32", top=None, tie=0.05, seconds=0.5)
+    race = evaluator.time({"float32": (None, 1), "int8": (first, 1)}, "float32", tie=0.05, seconds=0.5)
     assert set(race.order) == {"float32", "int8"}
     assert race.timings["float32"].speedup is None
     assert race.timings["int8"].speedup is not None
@@ -84,7 +84,7 @@ def test_throughput_is_of_batches_where_the_batch_is_free(
     job: Job, target: Target, first: Candidate, tmp_path: Path
 ) -> None:
     evaluator = LocalEvaluator(job, target, tmp_path, batched=True)
-    race = evaluator.time({"float32": (None, 1)}, "float32", top=None, tie=0.05, seconds=0.2)
+    race = evaluator.time({"float32": (None, 1)}, "float32", tie=0.05, seconds=0.2)
     figures = race.timings["float32"].latency
     assert figures["samples_per_s"] == pytest.approx(8e3 / figures["mean_ms"], rel=0.2)
 

@@ -214,12 +214,10 @@ def test_on_a_busy_machine_the_threads_are_left_to_the_device_and_nothing_is_cho
 class BusyFor(FakeEvaluator):
     """Another process works beside the races until one may last half a minute."""
 
-    def time(
-        self, runners: Mapping[str, Runner], baseline: str, *, top: int | None, tie: float, seconds: float
-    ) -> Race:
+    def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float) -> Race:
         self.log.append(f"for {seconds:g} s")
         self.busy = "the machine was busy" if seconds < 30 else ""
-        return super().time(runners, baseline, top=top, tie=tie, seconds=seconds)
+        return super().time(runners, baseline, tie=tie, seconds=seconds)
 
 
 def test_the_last_race_goes_on_while_nothing_can_be_claimed() -> None:
