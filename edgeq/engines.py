@@ -103,6 +103,8 @@ class Engine(EngineSpec):
         verified: what of this was executed, and on what; "never run: ..." where nothing was.
         cap: how it runs its kernels for lesser CPUs.
         graph: how what it executes is seen.
+        cache: provider options by which it keeps what it has compiled in a folder, "{folder}" in them; none: it does
+            not.
         present_on: platforms of which every machine has hardware for it; a CPU engine's are all of `platforms`.
         min_compute_capability: of an NVIDIA GPU that it needs; "" where it needs none.
         why, source: the reason for a value and where it is known from, by its key.
@@ -113,6 +115,7 @@ class Engine(EngineSpec):
     int8: Int8 = field(default_factory=Int8)
     cap: IsaCap = field(default_factory=IsaCap)
     graph: ExecutionGraph = field(default_factory=ExecutionGraph)
+    cache: Mapping[str, Any] = field(default_factory=dict)
     present_on: tuple[str, ...] = ()
     min_compute_capability: str = ""
     why: Mapping[str, str] = field(default_factory=dict)
@@ -129,6 +132,10 @@ class Engine(EngineSpec):
         """The same, with the options by which it enters its layers into a profile."""
         return replace(self, options=_merged(self.options, self.graph.options))
 
+    def keeping(self, folder: Path) -> Engine:
+        """The same, with the options by which it keeps what it has compiled in `folder`."""
+        return replace(self, options=_merged(self.options, _in_folder(self.cache, str(folder))))
+
     def saturates(self, pair: str, architecture: str, features: frozenset[str]) -> bool:
         """Whether its kernels for such types add two products in 16 bits on such a CPU."""
         without = self.int8.saturates_without
@@ -140,6 +147,14 @@ def _merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """`base` with the entries of `more`, table by table."""
     tables = {key: _merged(base[key], value) for key, value in more.items() if isinstance(base.get(key), Mapping)}
     return {**base, **more, **tables}
+
+
+def _in_folder(options: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """`options` with `folder` for "{folder}"."""
+    return {
+        key: _in_folder(value, folder) if isinstance(value, Mapping) else value.replace("{folder}", folder)
+        for key, value in options.items()
+    }
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,7 @@ def prove(
     float_settings = SessionSettings(intra_op_threads=threads)
     opened = {FLOAT: float_settings, INT8: settings}
     first = next(iter(samples))
-    with Engines() as engines:
+    with Engines(keep=True) as engines:
         sessions = {
             FLOAT: engines.open(prepared.path, float_settings),
             INT8: engines.open(artifact.proof_model, settings),

@@ -229,7 +229,7 @@ def tune(
         field = field.also_on(clock.engines, engines, progress)
     with (
         tempfile.TemporaryDirectory(prefix="edgeq-tune-") as folder,
-        Engines() as opener,
+        Engines(keep=True) as opener,
         open_workers(workers) as pool,
         ExitStack() as held,
     ):

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,12 +16,15 @@ from edgeq_device.children import import_path
 from edgeq_device.engines import EngineSpec, find_library
 
 from edgeq.device import device_errors
+from edgeq.engines import Engine
 from edgeq.errors import EngineError
 from edgeq.session import SessionSettings, onnxruntime, open_session, with_carried
 from edgeq.workers.guest import Command, Guest, guest_environment, start_guest
 
 ANSWER_S = 600.0
 """An engine that has not answered by then hangs: compiling a large model takes a minute or two."""
+_KEPT_BYTES = 2**26
+"""Of a model file; what is compiled from larger ones would fill the disk."""
 
 
 @contextmanager
@@ -50,11 +55,17 @@ def start_engine(
 
 class Engines:
     """Opens sessions: in this process, or in that of the plug-in engine that the settings name, which is started when
-    the first one is opened. Ends them all behind its `with` block."""
+    the first one is opened. Ends them all behind its `with` block.
 
-    def __init__(self) -> None:
+    Args:
+        keep: whether what an engine has compiled is kept for the next session of the same file.
+    """
+
+    def __init__(self, *, keep: bool = False) -> None:
         self._stack = ExitStack()
         self._running: dict[str, Guest] = {}
+        made = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeq-compiled-")) if keep else None
+        self._folder = Path(made) if made is not None else None
 
     def open(self, model: Path, settings: SessionSettings) -> Any:
         """An `onnxruntime.InferenceSession`, or what is used like one.
@@ -65,6 +76,8 @@ class Engines:
         engine = settings.engine
         if engine is None or not engine.module:
             return open_session(model, settings)
+        if self._folder is not None and isinstance(engine, Engine) and model.stat().st_size <= _KEPT_BYTES:
+            settings = replace(settings, engine=engine.keeping(self._folder / f"{engine.name}-{settings.precision}"))
         return self._guest(engine).open(model, with_carried(model, settings))
 
     def assigned_nodes(self, engine: EngineSpec, model: Path) -> tuple[tuple[str, ...], ...]:

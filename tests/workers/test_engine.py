@@ -103,6 +103,31 @@ def test_single_precision_is_single_precision(shared_data: Path) -> None:
     assert 10 * np.log10((right**2).sum() / ((found - right) ** 2).sum()) >= 90
 
 
+def test_what_is_compiled_is_kept_where_that_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = replace(fake_engine.install(tmp_path, monkeypatch), cache={"config": {"CPU": {"KEEP": "{folder}"}}})
+    options = tmp_path / "options.json"
+    with Engines(keep=True) as engines:
+        engines.open(demo.MODEL, SessionSettings(engine=engine, precision="bf16"))
+        given = json.loads(json.loads(options.read_text())["config"])["CPU"]
+        assert given.keys() == {"HINT", "KEEP"}
+        folder = Path(given["KEEP"])
+        assert (folder.name, folder.parent.is_dir()) == ("fake-bf16", True)
+    assert not folder.parent.exists()
+    with Engines() as engines:
+        engines.open(demo.MODEL, SessionSettings(engine=engine))
+    assert "KEEP" not in options.read_text()
+
+
+@pytest.mark.skipif(find_spec("onnxruntime_ep_openvino") is None, reason="onnxruntime-ep-openvino is not installed")
+def test_a_session_of_what_was_kept_answers_as_the_first_one() -> None:
+    engine = load_engines()["openvino"]
+    with Engines(keep=True) as engines:
+        for threads in (0, 0, 1):
+            session = engines.open(demo.MODEL, SessionSettings(engine=engine, intra_op_threads=threads))
+            answer = session.run(None, FEED)[0]
+            np.testing.assert_allclose(answer, open_session(demo.MODEL).run(None, FEED)[0], rtol=1e-4, atol=1e-5)
+
+
 def test_a_simulator_is_opened_on_request_and_never_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = replace(fake_engine.install(tmp_path, monkeypatch), devices=("NPU",), simulated_on=(this_platform(),))
     assert engine.simulated
