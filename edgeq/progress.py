@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from time import perf_counter
 from typing import Protocol
 
 Advance = Callable[[int], None]
@@ -31,3 +32,31 @@ class Silent:
 
 
 SILENT = Silent()
+OTHER = "everything else"
+
+
+class Stopwatch:
+    """Progress that is shown by another one, and remembers what each stage took."""
+
+    def __init__(self, shown: Progress) -> None:
+        self._shown, self._start = shown, perf_counter()
+        self._stages: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
+        """See `Progress.stage`; stages of one title add up."""
+        start = perf_counter()
+        try:
+            with self._shown.stage(title, total) as advance:
+                yield advance
+        finally:
+            self._stages[title] = self._stages.get(title, 0.0) + perf_counter() - start
+
+    def note(self, text: str) -> None:
+        """See `Progress.note`."""
+        self._shown.note(text)
+
+    def seconds(self) -> dict[str, float]:
+        """Of each stage so far, in their order, and of all that was in none."""
+        rest = perf_counter() - self._start - sum(self._stages.values())
+        return {title: round(taken, 3) for title, taken in (*self._stages.items(), (OTHER, max(0.0, rest)))}

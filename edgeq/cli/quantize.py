@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from edgeq.registry import RECOVERIES
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from edgeq.pipeline.quantize import Quantized
 
@@ -80,3 +82,16 @@ def _draw(console: Console, result: Quantized, *, verbose: bool) -> None:
         console.print(f"run it with the session option {key}={value}")
     for note in result.notes:
         console.print(f"note: {note}")
+    if verbose:
+        console.print(_time_table(result.seconds))
+
+
+def _time_table(seconds: Mapping[str, float]) -> Table:
+    """Where the time went."""
+    from rich.table import Column, Table
+
+    table = Table("stage", Column("seconds", justify="right"), box=None)
+    for title, taken in seconds.items():
+        table.add_row(title, f"{taken:.2f}")
+    table.add_row("all", f"{sum(seconds.values()):.2f}")
+    return table

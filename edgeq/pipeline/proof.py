@@ -231,7 +231,8 @@ def prove(
                 f"{artifact.model.name}: output {broken[0]!r} is not finite where the float model's is",
                 "Look at the ranges with `edgeq calibrate show`",
             )
-        optimiser = _optimiser_effect(sessions, artifact, samples, threads, agreement.sqnr_db)
+        with progress.stage("The optimiser's effect"):
+            optimiser = _optimiser_effect(sessions, artifact, samples, threads, agreement.sqnr_db)
         speed = None
         if timed and artifact.simulation is None:
             with progress.stage("Timing int8 against float32") as advance:

@@ -6,7 +6,7 @@ import dataclasses
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.saturation_mitigation import Decision, decide, must_decide
 from edgeq.pipeline.target_checks import runtime_requirements
 from edgeq.pipeline.target_coverage import check_measurable, target_coverage
-from edgeq.progress import SILENT, Progress
+from edgeq.progress import SILENT, Progress, Stopwatch
 from edgeq.records import plain
 from edgeq.scheme import Scheme
 
@@ -47,6 +47,7 @@ class Quantized(Page):
         bytes_float, bytes_int8: size on disk of the source and the output, with external data.
         native: whether this machine runs the target's kernels itself; if not, the proof is of this machine's.
         decision: what was done about kernels that can saturate; None where there are none.
+        seconds: what each stage took, by its title.
     """
 
     output: Path
@@ -59,6 +60,7 @@ class Quantized(Page):
     native: bool
     notes: tuple[str, ...]
     decision: Decision | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     def __brief__(self) -> dict[str, Any]:
         known = {"output": self.output, "target": self.target.name, "scheme": self.scheme.title}
@@ -85,6 +87,7 @@ class Quantized(Page):
             "native": self.native,
             "notes": self.notes,
             "saturation": self.decision,
+            "seconds": self.seconds,
             **plain(self.proof),
         }
 
@@ -135,6 +138,7 @@ def quantize(
         RuntimeUnavailableError: `require_coverage` is given and cannot be measured here.
         EdgeqError: as the stages have it.
     """
+    progress = watch = Stopwatch(progress)
     model, output = Path(model), Path(output)
     statistics = Path(statistics) if statistics is not None else None
     data, validation = samples = as_data(data), as_data(validation)
@@ -172,7 +176,8 @@ def quantize(
             decision = decide(builds, chosen, scheme, machine, engine=plugin, progress=progress)
             scheme = decision.chosen.scheme
         if builder is None:
-            built = build(job, chosen, scheme.fields(), draft)
+            with progress.stage("Quantizing"):
+                built = build(job, chosen, scheme.fields(), draft)
         else:
             built = builder(job, chosen, scheme, draft, progress)
         runtime_requirements(chosen, built.artifact)
@@ -205,4 +210,5 @@ def quantize(
         native=native,
         notes=tuple(notes),
         decision=decision,
+        seconds=watch.seconds(),
     )

@@ -59,7 +59,8 @@ def target_coverage(
     predicted = predict_int8(source, rules, built.artifact.scheme)
     explain = explainer(built, predicted)
     if route is None and runs_natively(target, machine):
-        return measure_coverage(built.artifact.model, built.artifact.settings(), feed, source, explain)
+        with progress.stage("What runs in int8"):
+            return measure_coverage(built.artifact.model, built.artifact.settings(), feed, source, explain)
     if route is None:
         route = route_for(target, machine, built.artifact.settings().engine, progress=progress)
     reason = _why_not(route, emulate=emulate)

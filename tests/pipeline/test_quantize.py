@@ -44,6 +44,15 @@ def test_the_default_is_this_machines_profile(place: Path) -> None:
     assert not [p for p in place.iterdir() if p.name.startswith(".")]
 
 
+def test_it_says_where_the_time_went(place: Path) -> None:
+    seconds = quantized(timed=True).seconds
+    first = ["Preparing the model", "Quantizing", "What runs in int8"]
+    steps = [*first, "Evaluating", "The optimiser's effect", "Timing int8 against float32"]
+    assert [title for title in seconds if title in steps] == steps
+    assert list(seconds)[-1] == "everything else"
+    assert all(taken >= 0 for taken in seconds.values())
+
+
 def test_the_public_name_is_this_function() -> None:
     assert edgeq.quantize is quantize
 
