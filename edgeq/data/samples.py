@@ -59,6 +59,8 @@ class SourceSamples(Displayed):
     Attributes:
         notes: what was decided and found while opening; the command line prints them.
         preprocess: None where the data are model inputs already.
+        hold: bytes of inputs up to which all samples stay in memory once they were read: decoding them again often
+            costs more than the model.
     """
 
     source: str
@@ -66,6 +68,7 @@ class SourceSamples(Displayed):
     opened: Opened
     selection: range
     labels: LabelOf | None
+    hold: int = 0
 
     @property
     def preprocess(self) -> Preprocess | None:
@@ -113,9 +116,30 @@ class SourceSamples(Displayed):
         return sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[Sample]:
+        return self._read() if self._held is None else iter(self._held)
+
+    def _read(self) -> Iterator[Sample]:
+        """All samples; they are held for the next time if they are small enough."""
         size = fixed_batch(self.signature)
         samples = (self._sample(i, r) for i, r in zip(self.selection, self._records(), strict=True))
-        return samples if size is None else rebatch(samples, size)
+        held: list[Sample] = []
+        left = self.hold
+        for sample in samples if size is None else rebatch(samples, size):
+            left -= sum(array.nbytes for array in sample.inputs.values())
+            if left >= 0:
+                held.append(sample)
+            else:
+                held.clear()
+            yield sample
+        if held:
+            self.__dict__["_held"] = held
+
+    @functools.cached_property
+    def _held(self) -> list[Sample] | None:
+        return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_held"}
 
     def digest(self) -> str:
         """SHA-256 (hex) over the files behind the chosen samples, the choice, and the preprocessing."""

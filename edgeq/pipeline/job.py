@@ -18,7 +18,7 @@ from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Statistics
 from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.data.preprocess import NoPreprocessingError
-from edgeq.data.samples import Samples, open_samples
+from edgeq.data.samples import Samples, SourceSamples, open_samples
 from edgeq.display import Displayed
 from edgeq.distributed.workers import Workers
 from edgeq.emulate.saturation.reach import largest_sums
@@ -30,6 +30,9 @@ from edgeq.model.load import is_quantized, read_model
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
+
+# Of decoded samples that stay in memory from the calibration to the proof.
+_HELD_BYTES = 2**28
 
 
 @dataclass(frozen=True)
@@ -213,7 +216,7 @@ def scheme_for(target: Target, overrides: Mapping[str, Any]) -> Scheme:
 
 def _open(data: Data, prepared: PreparedModel, progress: Progress) -> Samples:
     try:
-        return open_samples(
+        opened = open_samples(
             data.source,
             prepared.signature,
             preprocess=data.preprocess,
@@ -224,3 +227,4 @@ def _open(data: Data, prepared: PreparedModel, progress: Progress) -> Samples:
         )
     except NoPreprocessingError as error:
         raise DataError(error.problem, propose(prepared.path, data.source, progress=progress)) from error
+    return replace(opened, hold=_HELD_BYTES) if isinstance(opened, SourceSamples) else opened

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import pickle
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +18,7 @@ from onnx import numpy_helper
 from PIL import Image
 
 from data.helpers import IMAGE_MODEL, encoded, floats, pixels, save_image, signature, spec
-from edgeq.data.samples import Samples, open_samples
+from edgeq.data.samples import Samples, SourceSamples, open_samples
 from edgeq.errors import DataError, UsageError
 
 SCALE = "divide=255,layout=NCHW"
@@ -204,6 +206,27 @@ def test_memory_stays_flat_over_a_large_file(tmp_path: Path) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 2 << 20  # the file holds 20 MB
+
+
+@pytest.mark.parametrize(("hold", "times"), [(0, 2), (3 * 8 * 8 * 4, 2), (2 * 3 * 8 * 8 * 4, 1)])
+def test_few_samples_are_decoded_once_where_that_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hold: int, times: int
+) -> None:
+    for name in "ab":
+        save_image(tmp_path / f"{name}.png", seed=ord(name))
+    opened = open_samples(tmp_path, IMAGE_MODEL, preprocess=SCALE)
+    assert isinstance(opened, SourceSamples)
+    samples = dataclasses.replace(opened, hold=hold)
+    read: list[str] = []
+    prepare = SourceSamples._prepare
+    monkeypatch.setattr(
+        SourceSamples, "_prepare", lambda self, record, context: (read.append(record.name), prepare(self, record, context))[1]
+    )
+    assert next(iter(samples)).name == "a.png"
+    first, second = fed(samples), fed(samples)
+    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+    assert [name for name in read if name == "b.png"] == ["b.png"] * times
+    assert len(pickle.dumps(samples)) == len(pickle.dumps(opened)), "what is held is not sent to workers"
 
 
 def test_user_functions(tmp_path: Path) -> None:
