@@ -14,6 +14,7 @@ from edgeq.records import Amount, Count, Finite, NullIsInfinite, Positive, Share
 SCHEMA = "edgeq.tuning/1"
 # One-sided 90 % of the normal distribution, for the difference of two sets of samples: both are as uncertain.
 _NINE_OF_TEN = 1.2816 * math.sqrt(2)
+_SURE = 1.96  # two-sided 95 % of the normal distribution
 
 Stage = Literal["space", "recovery", "exclusion", "threads"]
 Status = Literal["chosen", "qualified", "short", "eliminated"]
@@ -80,6 +81,17 @@ class Assessment:
         """What is held against the loss allowed: by nine chances of ten the loss on as many other samples is not
         larger; and no less than what these samples show."""
         return max(self.drop, self.expected + _NINE_OF_TEN * self.doubt)
+
+    def least_bound(self, share: float) -> float:
+        """What `bound` will at least be on all samples, of which this rests on the `share`: 97.5 % sure.
+
+        A mean over a share s of some samples differs from that over all of them by its standard error times
+        sqrt(1 - s); the doubt on all of them is that on the share times sqrt(s).
+        """
+        moves = math.sqrt(1 - share)
+        least = self.drop - (self.drop - self.low) * moves if self.high - self.low < 1 else self.low
+        shrunk = _NINE_OF_TEN * math.sqrt(share) - _SURE * moves
+        return max(least, self.expected + shrunk * self.doubt) if self.doubt else least
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,7 @@ def times(timing: Timing, of: str = "") -> str:
 
 def hopeless(found: Assessment, max_drop: float) -> str:
     """Why a candidate was not measured on all samples."""
-    least = f"loses {points(found.low)} at least (95 % sure after {found.samples} samples)"
-    return f"{least}; {points(max_drop)} are allowed"
+    return f"{loses(found)} after {found.samples} samples; 97.5 % sure that all do not show {points(max_drop)} or less"
 
 
 def share(trial: Trial, other: Trial) -> float:

@@ -27,8 +27,8 @@ def rungs(total: int) -> tuple[int, ...]:
 def halve(table: TrialTable, evaluator: Evaluator, deadline: Deadline, progress: Progress) -> None:
     """Assess the candidates that are in the run, dropping on the way those that cannot win.
 
-    Two kinds cannot: one whose loss is above the allowed one even at the favourable end of its 95 % interval, and one
-    that loses more than half of the others of its own structure. Afterwards every trial in the run was measured in
+    Two kinds cannot: one of which all samples will not show that it keeps the accuracy, 97.5 % sure, and one that loses
+    more than half of the others of its own structure. Afterwards every trial in the run was measured in
     full.
     """
     seen, each_s = 0, 0.0  # samples so far; seconds a sample and candidate
@@ -48,7 +48,7 @@ def halve(table: TrialTable, evaluator: Evaluator, deadline: Deadline, progress:
             table.update(name, assessment=assessment)
         if samples == evaluator.total:
             break
-        _drop_hopeless(table)
+        _drop_hopeless(table, samples / evaluator.total)
         _drop_worse_half(table, samples)
         _note_best(table, progress)
     for trial in table.alive():
@@ -72,7 +72,7 @@ def build_and_assess(
     for samples in rungs(evaluator.total):
         found = evaluator.assess([candidate], samples)[candidate.name]
         trial = table.update(candidate.name, assessment=found)
-        if found.low > table.goal.max_drop:
+        if found.low > table.goal.max_drop:  # no sooner: what falls short is compared by its loss, too
             break
     if not table.meets(trial):
         _mark_shortfall(table, trial)
@@ -101,10 +101,10 @@ def _note_best(table: TrialTable, progress: Progress) -> None:
         progress.note(f"best so far: {trial.name}: {loses(trial.assessment)}{seen}{speed}")
 
 
-def _drop_hopeless(table: TrialTable) -> None:
+def _drop_hopeless(table: TrialTable, share: float) -> None:
     for trial in table.alive():
         found = trial.assessment
-        if found is not None and found.low > table.goal.max_drop:
+        if found is not None and found.least_bound(share) > table.goal.max_drop:
             table.eliminate(trial.name, hopeless(found, table.goal.max_drop))
 
 

@@ -161,3 +161,28 @@ def test_where_nothing_is_known_of_the_doubt_the_interval_is_the_whole_scale() -
     found = assess(agreement, (Anomaly(), reference, candidate), complete=True)
     assert found.drop == pytest.approx(0.1)
     assert (found.low, found.high) == (-1.0, 1.0)
+
+
+def test_what_all_samples_will_show_at_least_is_what_they_show_with_the_confidence_that_is_claimed() -> None:
+    random = np.random.default_rng(0)
+    total, runs, broken, nearer = 400, 400, 0, 0
+    for _ in range(runs):
+        losses = random.normal(0.02, 0.2, total)
+
+        def after(samples: int, losses: np.ndarray = losses) -> Assessment:
+            seen = losses[:samples]
+            mean, error = float(seen.mean()), float(seen.std(ddof=1)) / samples**0.5
+            low, high = mean - 1.96 * error, mean + 1.96 * error
+            return Assessment(samples, samples == total, "labels", mean, low, high, expected=mean, doubt=error)
+
+        half, whole = after(total // 2), after(total)
+        broken += half.least_bound(0.5) > whole.bound
+        nearer += half.least_bound(0.5) > half.low
+        assert whole.least_bound(1.0) == pytest.approx(whole.bound)
+    assert broken <= 0.05 * runs
+    assert nearer == runs
+
+
+@pytest.mark.parametrize("ends", [{"low": -1.0, "high": 1.0}, {"low": 0.0, "high": 1.0}])
+def test_nothing_is_said_of_all_samples_where_the_doubt_is_not_known(ends: dict[str, float]) -> None:
+    assert Assessment(10, False, "agreement", 0.5, expected=0.5, **ends).least_bound(0.5) == ends["low"]

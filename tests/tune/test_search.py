@@ -42,7 +42,7 @@ def test_the_fastest_that_keeps_its_accuracy_wins() -> None:
     assert outcome.trial("a").status == "qualified"
     assert "1.50 times the latency of c" in outcome.trial("a").reason
     assert outcome.trial("b").status == "eliminated"
-    assert "95 % sure" in outcome.trial("b").reason
+    assert "97.5 % sure" in outcome.trial("b").reason
 
 
 def test_slower_than_float_is_never_chosen_however_accurate() -> None:
@@ -341,7 +341,7 @@ def test_halving_keeps_the_better_half_of_one_speed_and_measures_the_last_in_ful
 
 def test_an_early_surprise_does_not_decide() -> None:
     """Few samples say that `a` is bad, but their interval is wide: it is measured on."""
-    facts = {"a": Fact(loss=0.005, early=0.03, width=0.02), "b": Fact(speed=1.5)}
+    facts = {"a": Fact(loss=0.005, early=0.02, width=0.02), "b": Fact(speed=1.5)}
     assert run(FakeEvaluator(facts), "a", "b").chosen == "a"
 
 
