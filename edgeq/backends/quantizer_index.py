@@ -9,6 +9,8 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any, Literal
 
+import numpy as np
+
 _PACKAGE = "onnxruntime.quantization"
 
 
@@ -158,19 +160,30 @@ def _indexed_model() -> type:
 
 @contextmanager
 def indexed() -> Iterator[None]:
-    """Let onnxruntime's quantizer of Q/DQ form work with indices inside."""
-    from onnxruntime.quantization import base_quantizer, quant_utils
+    """Let onnxruntime's quantizer of Q/DQ form work with indices inside, and round all channels of a weight at once."""
+    from onnxruntime.quantization import base_quantizer, qdq_quantizer, quant_utils
 
     def find_by_name(name: str, messages: Any) -> Any:
         return messages.get(name) if isinstance(messages, _Named) else before(name, messages)
 
-    before = quant_utils.find_by_name
+    def quantize_initializer(
+        weight: Any, quant_type: Any, zero_point: Any, scale: Any, axis: int | None = None, **more: Any
+    ) -> Any:
+        if axis is not None and not more.get("block_size"):
+            # Parameters of each element: the quantizer then takes the weight for one with a single scale.
+            channels = [-1 if place == axis else 1 for place in range(len(weight.dims))]
+            zero_point, scale = (np.broadcast_to(v.reshape(channels), weight.dims).ravel() for v in (zero_point, scale))
+            axis = None
+        return quantize(weight, quant_type, zero_point, scale, axis, **more)
+
+    before, quantize = quant_utils.find_by_name, quant_utils.quantize_onnx_initializer
     modules = [module for name, module in sys.modules.items() if name.startswith(_PACKAGE)]
     with ExitStack() as stack:
         stack.enter_context(_replaced(base_quantizer, "ONNXModel", _indexed_model()))
         for module in modules:
             if getattr(module, "find_by_name", None) is before:
                 stack.enter_context(_replaced(module, "find_by_name", find_by_name))
+        stack.enter_context(_replaced(qdq_quantizer, "quantize_onnx_initializer", quantize_initializer))
         yield
 
 
