@@ -56,18 +56,44 @@ def infer_shapes(
     """
     bare = skeleton(model)
     known = {v.name: v for v in bare.graph.value_info}
-    problem = ""
-    try:
-        inferred = inferred_shapes(bare) if symbolic is None else _symbolic(bare, symbolic)
-    except (
-        Exception
-    ) as error:  # sympy, assertions and bare Exceptions of the inference tool: any of them means fallback
-        problem = _sentence(error)
-        inferred = inferred_shapes(bare)
+    inferred, problem = _inferred(bare, symbolic)
     for value in _described(inferred.graph):
         if value.name not in known or _knowledge(value) >= _knowledge(known[value.name]):
             known[value.name] = value
     return {name: ir.serde.deserialize_value_info_proto(value, None) for name, value in known.items()}, problem
+
+
+def _inferred(bare: onnx.ModelProto, symbolic: SymbolicOptions | None) -> tuple[onnx.ModelProto, str]:
+    """What is inferred of a model without weights: by onnx itself where that finds all sizes, which takes milliseconds,
+    else symbolically; and why that could not be done."""
+    try:
+        own = inferred_shapes(bare)
+    except ModelError:
+        own = None
+    if own is not None and (symbolic is None or _is_complete(own.graph)):
+        return own, ""
+    problem = ""
+    if symbolic is not None:
+        try:
+            return _symbolic(bare, symbolic), ""
+        except Exception as error:  # sympy, assertions and bare Exceptions of the tool: any of them means fallback
+            problem = _sentence(error)
+    return own or inferred_shapes(bare), problem
+
+
+def _is_complete(graph: onnx.GraphProto) -> bool:
+    """Whether every tensor that a node makes has sizes that are numbers or the inputs' own symbols; a graph with bodies
+    never counts as complete."""
+    types = {value.name: value.type.tensor_type for value in (*graph.value_info, *graph.output)}
+    symbols = {d.dim_param for value in graph.input for d in value.type.tensor_type.shape.dim} - {""}
+
+    def sized(name: str) -> bool:
+        found = types.get(name)
+        known = found is not None and found.HasField("shape")
+        return known and all(d.HasField("dim_value") or d.dim_param in symbols for d in types[name].shape.dim)
+
+    bodies = any(a.HasField("g") or a.graphs for node in graph.node for a in node.attribute)
+    return not bodies and all(sized(name) for node in graph.node for name in node.output if name)
 
 
 def inferred_shapes(bare: onnx.ModelProto, where: object = "the model", *, data_prop: bool = False) -> onnx.ModelProto:

@@ -59,10 +59,26 @@ def test_weight_bytes_count_bodies_and_attributes() -> None:
     assert weight_bytes(held) == 8
 
 
+@pytest.mark.parametrize(
+    ("nodes", "called"),
+    [("a = Relu (x) y = MatMul (a, w)", False), ("a = Reshape (x, s) y = Flatten (a)", True)],
+)
+def test_what_onnx_finds_by_itself_is_not_inferred_symbolically(
+    monkeypatch: pytest.MonkeyPatch, nodes: str, called: bool
+) -> None:
+    made = model(f"g (float[N,3] x, float[3,4] w, int64[2] s) => (float[N,4] y) {{ {nodes} }}")
+    calls, symbolic = [], shapes._symbolic
+    monkeypatch.setattr(shapes, "_symbolic", lambda *given: (calls.append(1), symbolic(*given))[1])
+    found, problem = infer_shapes(made)
+    assert (bool(calls), problem) == (called, "")
+    alone, _ = infer_shapes(made, None)
+    if not called:
+        assert found["a"].shape == alone["a"].shape
+
+
 def test_symbolic_inference_ends_in_time_and_says_why_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (
-        """<ir_version: 8, opset_import: ["": 17]> g (float[N,3] x) => (float[N,3] y) { a = Relu (x) y = Relu (a) }"""
-    )
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    g (float[N,3] x, int64[1] s) => (float[M] y) { a = Relu (x) y = Reshape (a, s) }"""
     monkeypatch.setattr(shapes, "SYMBOLIC_LIMIT_S", 0.0)
     found, problem = shapes.infer_shapes(from_proto(onnx.parser.parse_model(text)))
     assert problem == "it takes more than 0 s"
