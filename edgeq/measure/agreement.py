@@ -182,9 +182,12 @@ class Comparison:
     count: int = 0
     _floats: set[str] = field(default_factory=set)
 
-    def update(self, reference: Outputs, candidate: Outputs, inputs: Outputs = _NO_INPUTS) -> None:
-        """Add one sample: outputs by name, and its inputs. What is no array of numbers in both is left out."""
-        self.count += 1
+    def update(
+        self, reference: Outputs, candidate: Outputs, inputs: Outputs = _NO_INPUTS, *, rows: int = 1
+    ) -> None:
+        """Add one sample, or several single rows: outputs by name, and its inputs. What is no array of numbers in both
+        is left out."""
+        self.count += rows
         self._floats.update(name for name, array in reference.items() if array.dtype.kind == "f")
         for name, array in reference.items():
             other = candidate.get(name)

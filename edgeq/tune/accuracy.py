@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from edgeq.data.samples import Sample, Samples
@@ -18,6 +19,9 @@ from edgeq.session import open_session
 from edgeq.tune.accuracy_estimate import AgreementEstimate, assess
 from edgeq.tune.recover.sensitivity import Columns
 from edgeq.tune.store import MEMORY, ArrayStore, SampleStore
+from edgeq.tune.together import alike, answers, gathered, joined, run_at_once
+
+_TRIED = 4
 
 
 class AccuracyMeter:
@@ -47,7 +51,6 @@ class AccuracyMeter:
         self.samples = SampleStore(validation, workdir / "samples", memory=memory // 2, progress=progress)
         self._float_outputs = ArrayStore(workdir / "float", memory // 2)
         self._float_model = float_model
-        self._float_session: Session | None = None
         self._float_metrics: dict[int, Measured] = {}
         self._estimates: dict[str, _Estimate] = {}
 
@@ -57,26 +60,35 @@ class AccuracyMeter:
         return len(self.samples)
 
     def assess(
-        self, name: str, session: Callable[[], Session], samples: int, advance: Callable[[int], None]
+        self,
+        name: str,
+        session: Callable[[], Session],
+        samples: int,
+        advance: Callable[[int], None],
+        *,
+        together: bool = False,
     ) -> Assessment:
         """Accuracy of the model called `name` on the first `samples` samples.
 
         Args:
             session: opens it; not called where nothing is left to be run.
-            advance: is called with 1 after each sample that was run.
+            advance: is called with the number of samples that were run just now.
+            together: whether several may be run at once, where that changes no answer.
         """
         estimate = self._estimates.get(name)
         if estimate is None or estimate.seen > samples:
             estimate = self._estimates[name] = _Estimate(self._metric(), AgreementEstimate(Comparison(self._task)))
         if estimate.seen < samples:
             opened = session()
-            for position in range(estimate.seen, samples):
-                sample = self.samples[position]
-                made = {"float": self._reference(position), "int8": infer(opened, sample, model=name)}
-                for row, outputs in rows(sample, made):
-                    estimate.update(row, outputs["float"], outputs["int8"])
-                estimate.seen += 1
-                advance(1)
+            most = self._most_at_once(opened) if together else 1
+            while estimate.seen < samples:
+                chosen = range(estimate.seen, min(samples, estimate.seen + most))
+                taken = [self.samples[position] for position in chosen]
+                if len(taken) > 1 and not alike(taken):
+                    chosen, taken = chosen[:1], taken[:1]
+                references = self._references(chosen)
+                estimate.add(taken, references, answers(opened, taken, model=name))
+                advance(len(chosen))
         labels = None
         if self._task is not None and estimate.metric is not None:
             labels = self._task, self._float_measured(samples), estimate.metric.measured()
@@ -117,13 +129,29 @@ class AccuracyMeter:
         return self._float_metrics[samples]
 
     def _reference(self, position: int) -> Outputs:
-        """float32's outputs for the sample at `position`, computed once."""
-        if position not in self._float_outputs:
-            if self._float_session is None:
-                self._float_session = open_session(self._float_model)
-            made = infer(self._float_session, self.samples[position], model="float32")
-            self._float_outputs.put(position, made)
-        return self._float_outputs.get(position)
+        """float32's outputs for the sample at `position`."""
+        return self._references([position])[0]
+
+    def _references(self, positions: Sequence[int]) -> list[Outputs]:
+        """float32's outputs for the samples at `positions`, computed once."""
+        missing = [position for position in positions if position not in self._float_outputs]
+        if missing:
+            session, most = self._float_session
+            for start in range(0, len(missing), most):
+                part = missing[start : start + most]
+                made = answers(session, [self.samples[position] for position in part], model="float32")
+                for position, outputs in zip(part, made, strict=True):
+                    self._float_outputs.put(position, outputs)
+        return [self._float_outputs.get(position) for position in positions]
+
+    @cached_property
+    def _float_session(self) -> tuple[Session, int]:
+        """A session of the float model, and how many samples it runs at once."""
+        session = open_session(self._float_model)
+        return session, self._most_at_once(session)
+
+    def _most_at_once(self, session: Session) -> int:
+        return run_at_once(session, [self.samples[position] for position in range(min(_TRIED, self.total))])
 
 
 @dataclass
@@ -134,8 +162,15 @@ class _Estimate:
     agreement: AgreementEstimate
     seen: int = 0
 
-    def update(self, sample: Sample, reference: Outputs, candidate: Outputs) -> None:
-        """Add one sample: the candidate's outputs against float32's, and against the label where there is one."""
-        self.agreement.update(reference, candidate, sample)
-        if self.metric is not None:
-            self.metric.update(candidate, sample)
+    def add(self, samples: Sequence[Sample], references: Sequence[Outputs], candidates: Sequence[Outputs]) -> None:
+        """Add samples, several only if they are single rows: the candidate's outputs against float32's, and against the
+        label where there is one."""
+        if len(samples) > 1:
+            self.agreement.update(joined(references), joined(candidates), gathered(samples), rows=len(samples))
+        for sample, reference, candidate in zip(samples, references, candidates, strict=True):
+            for row, outputs in rows(sample, {"float": reference, "int8": candidate}):
+                if len(samples) == 1:
+                    self.agreement.update(outputs["float"], outputs["int8"], row)
+                if self.metric is not None:
+                    self.metric.update(outputs["int8"], row)
+        self.seen += len(samples)

@@ -55,7 +55,7 @@ class Regret:
         other = candidate.reshape(len(candidate), -1).astype(np.float64)
         p = probabilities(scores)
         every = np.arange(len(p))
-        first, second = scores.argmax(1), np.nan_to_num(other, nan=-np.inf).argmax(1)
+        first, second = scores.argmax(1), np.where(np.isnan(other), -np.inf, other).argmax(1)
         lost = p[every, first] - p[every, second]
         self.rows += len(p)
         self.sum += float(lost.sum())
@@ -81,9 +81,9 @@ class AgreementEstimate:
     comparison: Comparison = field(default_factory=Comparison)
     regrets: dict[str, Regret] = field(default_factory=dict)
 
-    def update(self, reference: Outputs, candidate: Outputs, sample: Sample) -> None:
-        """Add one row: outputs by name of both models, and the sample that they were computed from."""
-        self.comparison.update(reference, candidate, sample.inputs)
+    def update(self, reference: Outputs, candidate: Outputs, sample: Sample, *, rows: int = 1) -> None:
+        """Add one row, or several: outputs by name of both models, and the sample that they were computed from."""
+        self.comparison.update(reference, candidate, sample.inputs, rows=rows)
         for name, array in reference.items():
             if name in candidate and array.dtype.kind == "f":
                 self.regrets.setdefault(name, Regret()).update(array, candidate[name])

@@ -166,7 +166,9 @@ class LocalEvaluator:
                 return found
             for candidate in candidates:
                 session = partial(self._proof_session, self.built(candidate).artifact)
-                found[candidate.name] = self._accuracy.assess(candidate.name, session, samples, advance)
+                static = candidate.scheme.mode == "static" and not candidate.builder
+                how = {"together": static or not candidate.quantized}  # others measure ranges over all that they run
+                found[candidate.name] = self._accuracy.assess(candidate.name, session, samples, advance, **how)
                 self._sessions.trim()
         return found
 
