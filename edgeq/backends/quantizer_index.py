@@ -61,8 +61,8 @@ class _Named:
 class _Uses:
     """The nodes of a graph by the names on one side of them, a node once for each time that a name stands there."""
 
-    def __init__(self, nodes: Any, side: Literal["input", "output"]) -> None:
-        self._nodes, self._side = nodes, side
+    def __init__(self, graph: Any, side: Literal["input", "output"]) -> None:
+        self._graph, self._side = graph, side
         self.forget()
 
     def forget(self) -> None:
@@ -70,10 +70,11 @@ class _Uses:
         self._seen = 0
 
     def by_name(self) -> dict[str, list[Any]]:
-        for node in self._nodes[self._seen :]:
+        nodes = self._graph.node
+        for node in nodes[self._seen :]:
             for name in filter(None, getattr(node, self._side)):
                 self._users.setdefault(name, []).append(node)
-        self._seen = len(self._nodes)
+        self._seen = len(nodes)
         return self._users
 
     def rename(self, old: str, new: str) -> None:
@@ -95,7 +96,7 @@ def _indexed_model() -> type:
         def __init__(self, model: Any) -> None:
             super().__init__(model)
             self._weights = _Named(model.graph.initializer)
-            self._readers, self._makers = _Uses(model.graph.node, "input"), _Uses(model.graph.node, "output")
+            self._readers, self._makers = _Uses(model.graph, "input"), _Uses(model.graph, "output")
 
         def initializer(self) -> Any:
             return self._weights
