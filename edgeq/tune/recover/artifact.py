@@ -20,7 +20,7 @@ from edgeq.graph.index import GraphIndex
 from edgeq.graph.operators import operator_of
 from edgeq.graph.quant_params import LIMITS, QuantParams
 from edgeq.graph.query import is_op, node_input, only_reader, read_count
-from edgeq.model.load import read_model, save_model
+from edgeq.model.load import read_own, save_model
 from edgeq.tune.recover.layers import Floats, Layer, initializer
 
 _SUFFIX = "_quant"
@@ -67,9 +67,9 @@ class QuantizedFile:
         """The file at `path`.
 
         Raises:
-            ModelError: as `edgeq.model.load.read_model`.
+            ModelError: as `edgeq.model.load.read_own`.
         """
-        return cls(read_model(path))
+        return cls(read_own(path))
 
     def save(self, path: Path) -> None:
         """Write the model to `path`."""

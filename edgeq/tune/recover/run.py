@@ -13,7 +13,7 @@ from edgeq.calibrate.ranges import derive_ranges
 from edgeq.data.samples import Samples
 from edgeq.errors import UsageError
 from edgeq.hardware.target import Target
-from edgeq.model.load import read_model, save_model
+from edgeq.model.load import read_own, save_model
 from edgeq.pipeline.job import Built, Job
 from edgeq.progress import SILENT, Progress
 from edgeq.registry import RECOVERIES
@@ -40,7 +40,7 @@ class Recoverer:
         final = self.state(scheme, names, destination, progress=progress)
         assert final.artifact is not None
         if final.artifact.model != destination:
-            save_model(read_model(final.artifact.model), destination)
+            save_model(read_own(final.artifact.model), destination)
         notes = (*final.artifact.notes, *final.notes)
         return Built(self._target, replace(final.artifact, model=destination, notes=notes), final.ranges)
 

@@ -25,7 +25,7 @@ from edgeq.measure.effects import group_effects
 from edgeq.measure.inference import Outputs
 from edgeq.measure.layer_runs import MEMORY, floats_only
 from edgeq.measure.match_activations import match_activations
-from edgeq.model.load import read_model
+from edgeq.model.load import read_own
 from edgeq.model.prepare import PreparedModel
 from edgeq.progress import SILENT, Progress
 from edgeq.tune.recover.units import Unit, find_units
@@ -72,7 +72,7 @@ def rank_layers(
     Raises:
         DataError: a model refuses a sample.
     """
-    source, quantized = GraphIndex(prepared.model), GraphIndex(read_model(artifact.model))
+    source, quantized = GraphIndex(prepared.model), GraphIndex(read_own(artifact.model))
     matches = floats_only(source, match_activations(source, quantized), artifact.settings())
     matched = {match.name for match in matches}
     units = find_units(prepared.model)
