@@ -29,8 +29,8 @@ MOST_S = 18.0
 """A stage of races that are not settled by then: what is left in doubt is close enough not to matter."""
 RACED = 4
 """Candidates in the last race."""
-# Of the first three races: what is not settled by then the last one settles.
-_FIRST_S = 12.0
+# Of it, for each of the first races: what they leave open the last one settles.
+_FIRST_SHARE = 2 / 9
 # Differences that do not matter before the last race.
 _ROUGHLY = 0.03
 
@@ -62,7 +62,7 @@ def time_kernels(
     """
     if not evaluator.timed or not table.alive():
         return Baseline()
-    seconds = deadline.left_s(_FIRST_S) / 3
+    seconds = _FIRST_SHARE * deadline.left_s(MOST_S)
     float_threads = choose_threads(table, table.alive(), evaluator, threads, seconds, "first")
     first = list({structure_of(t): t for t in reversed(table.alive())}.values())[::-1]
     raced = race(table, evaluator, first, float_threads, tie=_ROUGHLY, seconds=seconds)
