@@ -23,12 +23,14 @@ ALONE = "g (float[N,3] x) => (float[N,3] y) { y = Softmax (x) }"
 BESIDE = "g (float[N,3] x) => (float[N,3] y) { m = ReduceMax <keepdims = 1> (x) y = Div (x, m) }"
 DYNAMIC = "g (float[N,3] x) => (uint8[N,3] y) { y, s, z = DynamicQuantizeLinear (x) }"
 FIXED = "g (float[1,3] x) => (float[1,3] y) { y = Softmax (x) }"
+INSIDE = "g (float[N,3] x) => (float[N,3] y) { r = Reshape (x, s) y = Softmax (r) }"
 WHOLE = "g (float[N,3] x) => (float[1,3] y) { y = ReduceSum <keepdims = 1> (x, a) }"
 
 
 def session_of(body: str) -> Any:
     made = proto(body)
-    made.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0]), "a"))
+    held = {"a": np.array([0]), "s": np.array([1, 3])}
+    made.graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in held.items())
     return open_session(made.SerializeToString())
 
 
@@ -37,7 +39,7 @@ def samples_of(*shapes: tuple[int, ...], **context: Any) -> list[Sample]:
 
 
 @pytest.mark.parametrize(
-    ("body", "at_once"), [(ALONE, True), (BESIDE, False), (DYNAMIC, False), (FIXED, False), (WHOLE, False)]
+    ("body", "at_once"), [(ALONE, True), (BESIDE, False), (DYNAMIC, False), (FIXED, False), (WHOLE, False), (INSIDE, False)],
 )
 def test_only_where_rows_do_not_depend_on_each_other(body: str, at_once: bool) -> None:
     assert (run_at_once(session_of(body), samples_of((1, 3), (1, 3), (1, 3))) > 1) is at_once
