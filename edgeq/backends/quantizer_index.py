@@ -15,8 +15,8 @@ _PACKAGE = "onnxruntime.quantization"
 
 
 class _Named:
-    """A repeated field of protobuf messages, with the first message of each name. It notices what is appended. What is
-    removed goes all at once, at `settle`: in the field, each removal is a search."""
+    """A repeated field of protobuf messages, with the first message of each name. What is appended is indexed at the
+    next lookup. What is removed goes all at once, at `settle`: in the field, each removal is a search."""
 
     def __init__(self, field: Any) -> None:
         self._field = field
@@ -43,7 +43,7 @@ class _Named:
         self._removed.add(name)
 
     def settle(self) -> Any:
-        """The field, without what was removed. Whoever changes it by itself calls this once more, afterwards."""
+        """The field, without what was removed; to be called again after the field itself was changed."""
         for place in reversed(range(len(self._field))) if self._removed else ():
             if self._field[place].name in self._removed:
                 del self._field[place]
@@ -89,7 +89,7 @@ class _Uses:
 
 @cache
 def _indexed_model() -> type:
-    """onnxruntime's `ONNXModel` with indices. What changes nodes in other ways than by its methods may not use it."""
+    """onnxruntime's `ONNXModel` with indices, for a quantizer that changes names only by its methods."""
     from onnxruntime.quantization.onnx_model import ONNXModel
 
     class IndexedModel(ONNXModel):  # type: ignore[misc]
