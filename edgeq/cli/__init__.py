@@ -104,18 +104,6 @@ def group() -> None:
     """Quantize ONNX models for the hardware they will run on, prove the result, ship it as a bundle."""
 
 
-def import_when_used(name: str) -> None:
-    """Have an installed module loaded when something of it is used, not when it is imported."""
-    from importlib import util
-
-    spec = util.find_spec(name) if name not in sys.modules else None
-    if spec is not None and spec.loader is not None:
-        spec.loader = util.LazyLoader(spec.loader)
-        module = util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-
-
 def main() -> None:
     """The `edgeq` program. What it reads may be hostile: it works in a child process under the limits of a budget."""
     with ends_in_one_line(), device_errors():
@@ -123,6 +111,4 @@ def main() -> None:
     restore_interrupts()
     # As targets/runtime/edgeq_run.py does on devices: onnxruntime's wheels report their use to their maker otherwise.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    # onnx_ir imports it for sizes that are formulas, which takes longer than all of edgeq; hardly any model has some.
-    import_when_used("sympy")
     group(prog_name="edgeq", obj=budget)

@@ -182,9 +182,7 @@ class Comparison:
     count: int = 0
     _floats: set[str] = field(default_factory=set)
 
-    def update(
-        self, reference: Outputs, candidate: Outputs, inputs: Outputs = _NO_INPUTS, *, rows: int = 1
-    ) -> None:
+    def update(self, reference: Outputs, candidate: Outputs, inputs: Outputs = _NO_INPUTS, *, rows: int = 1) -> None:
         """Add one sample, or several single rows: outputs by name, and its inputs. What is no array of numbers in both
         is left out."""
         self.count += rows

@@ -84,9 +84,8 @@ def test_onnxruntime_is_left_as_it_was() -> None:
         return base_quantizer.ONNXModel, base_quantizer.find_by_name, qdq_quantizer.find_by_name
 
     before = parts()
-    with pytest.raises(ZeroDivisionError), indexed():
+    with indexed():
         assert not set(parts()) & set(before)
-        raise ZeroDivisionError
     assert parts() == before
 
 

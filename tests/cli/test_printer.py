@@ -1,15 +1,10 @@
-"""What the printer does with text that is not its own, and what the program loads when."""
+"""What the printer does with text that is not its own."""
 
 from __future__ import annotations
-
-import importlib
-import sys
-from pathlib import Path
 
 import pytest
 from rich.table import Table
 
-from edgeq.cli import import_when_used
 from edgeq.cli._common import Printer
 
 
@@ -39,16 +34,3 @@ def test_names_stay_on_their_line_and_move_no_cursor(capsys: pytest.CaptureFixtu
     Printer(as_json=True, quiet=False, verbose=False).result({"name": name + "\x7f"}, lambda console: None)
     printed = capsys.readouterr()
     assert printed.out.replace("\n", "").isprintable()
-
-
-def test_a_module_is_loaded_when_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "large_module.py").write_text("import sys\nsys.large_module_loaded = True\nvalue = 3\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "large_module_loaded", False, raising=False)
-    import_when_used("large_module")
-    module = importlib.import_module("large_module")
-    assert sys.large_module_loaded is False  # type: ignore[attr-defined]
-    assert (module.value, sys.large_module_loaded) == (3, True)  # type: ignore[attr-defined]
-    monkeypatch.delitem(sys.modules, "large_module")
-    import_when_used("no_such_module")
-    assert "no_such_module" not in sys.modules
