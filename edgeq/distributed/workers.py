@@ -6,9 +6,12 @@ import logging
 import re
 import secrets
 import tempfile
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from typing import Any, TypeVar
 
 from edgeq.distributed.job import Job
@@ -23,19 +26,25 @@ _MOST = 4096
 _CONNECT_S = 10
 # Results that may wait, for each thread, for one that was begun before them: memory does not grow with the items.
 _WAITING = 4
+# Seconds from one look at who is there to the next; for a worker that died to be replaced; for a result to arrive.
+_LOOK_S, _RESTART_S, _FETCH_S = 0.5, 120.0, 60.0
+# An item that this many workers died of is not tried again.
+_MOST_DEATHS = 2
 _CONFIG = {
-    # An item that this many workers died of is not tried again.
-    "distributed.scheduler.allowed-failures": 1,
     # An item that is streamed carries its samples; how large it may be is decided where it is made.
     "distributed.admin.large-graph-warning-threshold": "1GiB",
 }
 
 
 class Workers:
-    """Open workers; see `open_workers`. Argument: a client of Dask's."""
+    """Open workers; see `open_workers`. Argument: gives a client of Dask's, when it is needed first."""
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
+    def __init__(self, client: Callable[[], Any]) -> None:
+        self._start = client
+
+    @cached_property
+    def _client(self) -> Any:
+        return self._start()
 
     @property
     def address(self) -> str:
@@ -49,19 +58,17 @@ class Workers:
     def map(self, job: Job[Given, Made], items: Iterable[Given]) -> Iterator[Made]:
         """`job` for each item, in their order. Items are taken as workers become free.
 
-        A worker has one item for each of its threads, so that one that dies costs those again and nothing else.
+        A worker has one item for each of its threads, and gets the next when the result of the last is here, so that
+        one that dies costs those again and nothing else.
 
         Raises:
             DataError: two workers died of the same item.
             RuntimeUnavailableError: the scheduler went away.
             EdgeqError: whatever the job raises.
         """
-        from distributed import wait
-
         from edgeq.distributed.plugin import JobPlugin, run_item
 
         name = f"edgeq-{secrets.token_hex(8)}"
-        threads = max(1, sum(self._client.nthreads().values()))
         try:
             self._client.register_plugin(JobPlugin(job, versions()), name=name)
         except ImportError as error:
@@ -69,24 +76,33 @@ class Workers:
                 f"a worker cannot import {error.name}",
                 "A task or function of your own must lie in a module that workers can import",
             ) from error
+        crew = _Crew(self._client)
+        most = _WAITING * max(1, len(crew.free))
         pending: deque[_Pending] = deque()
         remaining = iter(items)
         upcoming = next(remaining, None)  # ready before a worker is free
         try:
             while pending or upcoming is not None:
                 for one in pending:
-                    one.fetch()
-                running = [one.future for one in pending if not one.fetched]
-                if upcoming is not None and len(running) < threads and len(pending) < _WAITING * threads:
-                    pending.append(_Pending(upcoming, self._client.submit(run_item, name, upcoming, pure=False)))
+                    if one.fetch():
+                        crew.release(one.worker)
+                gone = crew.gone()
+                for one in pending:
+                    one.lose(gone)
+                idle = next((one for one in pending if not one.worker), None)
+                if crew.free and idle is not None:
+                    worker = crew.free.popleft()
+                    idle.begin(worker, self._client.submit(run_item, name, idle.item, pure=False, workers=worker))
+                elif crew.free and upcoming is not None and len(pending) < most:
+                    pending.append(_Pending(upcoming))
                     upcoming = next(remaining, None)
-                elif pending[0].fetched:
+                elif pending and pending[0].fetched:
                     yield pending.popleft().result()
                 else:
-                    with _explained(pending[0].item), self._client.as_current():
-                        wait(running, return_when="FIRST_COMPLETED")
+                    with _explained(), self._client.as_current():
+                        crew.wait([one.future for one in pending if one.worker and not one.fetched])
         finally:
-            self._client.cancel([one.future for one in pending])
+            self._client.cancel([one.future for one in pending if one.worker and not one.fetched])
             self._forget(name)
 
     def _forget(self, name: str) -> None:
@@ -96,45 +112,116 @@ class Workers:
             return  # a worker that has just started has nothing to forget, and neither has one that is gone
 
 
-class _Pending:
-    """An item on its way. Its result is fetched as soon as it is there, so that it does not go with its worker."""
+class _Crew:
+    """The workers that are there. Dask is told which one does what: by itself it would also give an item to one whose
+    last result nobody has fetched, and put the item of one that has died behind another.
 
-    def __init__(self, item: object, future: Any) -> None:
-        self.item, self.future = item, future
+    Attributes:
+        free: addresses of workers, once for each thread that has nothing to do.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._known: set[str] = set()
+        self.free: deque[str] = deque()
+        self._look = 0.0
+        self.gone()
+
+    def gone(self) -> set[str]:
+        """Those that have ended since this was looked at, which is done now and then; new ones are free from now on."""
+        if time.monotonic() < self._look:
+            return set()
+        there = self._client.nthreads()
+        self._look = time.monotonic() + _LOOK_S
+        gone, new = self._known - set(there), set(there) - self._known
+        self._known = set(there)
+        self.free = deque(address for address in self.free if address not in gone)
+        self.free += [address for address in there if address in new for _ in range(there[address])]
+        return gone
+
+    def release(self, worker: str) -> None:
+        """A thread of a worker has nothing to do any more."""
+        if worker in self._known:
+            self.free.append(worker)
+
+    def wait(self, futures: Sequence[Any]) -> None:
+        """Until one is done, or a worker may have come or gone."""
+        from distributed import wait
+
+        try:
+            if futures:
+                wait(futures, timeout=_LOOK_S, return_when="FIRST_COMPLETED")
+            else:
+                self._client.wait_for_workers(1, timeout=_RESTART_S)
+        except TimeoutError as error:
+            if not futures:
+                raise RuntimeUnavailableError("all workers ended", "Look at their memory") from error
+
+
+class _Pending:
+    """An item on its way. Its result is fetched as soon as it is there, so that it does not go with its worker.
+
+    Attributes:
+        worker: address of the one that has it, or has done it; "": none.
+        fetched: whether the result is here, or will never be.
+    """
+
+    def __init__(self, item: object) -> None:
+        self.item, self.worker, self.future = item, "", None
+        self.fetched = False
+        self._deaths = 0
         self._results: list[Any] = []
 
-    @property
-    def fetched(self) -> bool:
-        """Whether the result is here, or will never be."""
-        return bool(self._results) or (self.future.done() and self.future.status != "finished")
+    def begin(self, worker: str, future: Any) -> None:
+        """A worker has it now."""
+        self.worker, self.future = worker, future
 
-    def fetch(self) -> None:
-        """Fetch the result if it is there; an error waits for its turn."""
-        if self.future.status == "finished" and not self._results:
-            with _explained(self.item):
-                self._results.append(self.future.result())
+    def fetch(self) -> bool:
+        """Fetch the result if it is there; an error waits for its turn. Whether the worker has become free by it."""
+        if self.fetched or not self.worker or not self.future.done():
+            return False
+        if self.future.status == "finished":
+            with _explained():
+                try:
+                    self._results.append(self.future.result(timeout=_FETCH_S))
+                except TimeoutError:  # its worker has died meanwhile
+                    return False
+            self.future.release()  # or it would be done again when its worker dies
+        self.fetched = True
+        return True
+
+    def lose(self, gone: Collection[str]) -> None:
+        """Give it to another worker if its own is gone.
+
+        Raises:
+            DataError: it was the second one.
+        """
+        if self.fetched or self.worker not in gone:
+            return
+        self.worker = ""
+        self.future.release()
+        self._deaths += 1
+        if self._deaths == _MOST_DEATHS:
+            raise DataError(
+                f"{self.item}: two workers ended while they ran them (memory, or a crash in a library)",
+                "Look for the sample with --start and --count, or give the workers more memory",
+            )
 
     def result(self) -> Any:
         """The result, or the error, of an item that is fetched."""
-        with _explained(self.item):
+        with _explained():
             return self._results[0] if self._results else self.future.result()
 
 
 @contextmanager
-def _explained(item: object) -> Iterator[None]:
+def _explained() -> Iterator[None]:
     """Dask's errors as edgeq's."""
     from asyncio import CancelledError
 
-    from distributed import KilledWorker
     from distributed.comm import CommClosedError
 
     try:
         yield
-    except KilledWorker as error:
-        raise DataError(
-            f"{item}: two workers ended while they ran them (memory, or a crash in a library)",
-            "Look for the sample with --start and --count, or give the workers more memory",
-        ) from error
     except (CancelledError, CommClosedError) as error:
         raise RuntimeUnavailableError("the Dask scheduler went away", "Start it again, and run this again") from error
 
@@ -143,6 +230,8 @@ def _explained(item: object) -> Iterator[None]:
 def open_workers(given: int | str | None) -> Iterator[Workers | None]:
     """Workers for the length of a `with` block: a number of processes of this machine, with one thread each, or the
     address of a Dask scheduler ("tcp://host:port"), which must be trusted. None gives None.
+
+    Processes of this machine start beside what the block does first; errors of theirs come with their first use.
 
     Raises:
         UsageError: neither a number of 1 or more nor an address.
@@ -159,28 +248,38 @@ def open_workers(given: int | str | None) -> Iterator[Workers | None]:
         )
     try:
         import dask
-        import distributed
+        import distributed  # noqa: F401
     except ImportError as error:
         raise RuntimeUnavailableError(
             f"--workers needs Dask, which cannot be imported ({error})", "Install it: pip install 'edgeq[distributed]'"
         ) from error
-    with ExitStack() as stack:
+    with ExitStack() as stack, ThreadPoolExecutor(1) as thread:
         stack.enter_context(dask.config.set(_CONFIG))
-        try:
-            address: Any = stack.enter_context(_local(int(text))) if text.isdecimal() else text
-            client = stack.enter_context(distributed.Client(address, timeout=_CONNECT_S, set_as_default=False))
-            client.wait_for_workers(1, timeout=_CONNECT_S)
-        except (OSError, TimeoutError, ValueError) as error:
-            raise RuntimeUnavailableError(
-                f"no Dask workers at {text}: {' '.join(str(error).split())}", "Start the scheduler, and workers for it"
-            ) from error
-        try:
-            client.run(check_versions, versions())
-        except ImportError as error:
-            raise RuntimeUnavailableError(
-                f"a worker of {text} cannot import edgeq ({error})", "Install edgeq where the workers run"
-            ) from error
-        yield Workers(client)
+        client = thread.submit(_connected, text, stack)
+        if not text.isdecimal():
+            client.result()
+        yield Workers(client.result)
+
+
+def _connected(text: str, stack: ExitStack) -> Any:
+    """A client of checked workers, closed by `stack`."""
+    import distributed
+
+    try:
+        address: Any = stack.enter_context(_local(int(text))) if text.isdecimal() else text
+        client = stack.enter_context(distributed.Client(address, timeout=_CONNECT_S, set_as_default=False))
+        client.wait_for_workers(1, timeout=_CONNECT_S)
+    except (OSError, TimeoutError, ValueError) as error:
+        raise RuntimeUnavailableError(
+            f"no Dask workers at {text}: {' '.join(str(error).split())}", "Start the scheduler, and workers for it"
+        ) from error
+    try:
+        client.run(check_versions, versions())
+    except ImportError as error:
+        raise RuntimeUnavailableError(
+            f"a worker of {text} cannot import edgeq ({error})", "Install edgeq where the workers run"
+        ) from error
+    return client
 
 
 @contextmanager

@@ -145,6 +145,7 @@ def run_evaluation(
     if task is None and request.options.given():
         raise UsageError("task options without a task", "Give a --task")
     with ExitStack() as stack:
+        pool = stack.enter_context(open_workers(workers))  # they start while the model is opened
         loaded = stack.enter_context(
             open_model(request.model, request.settings, variant=request.variant, opener=opener)
         )
@@ -167,7 +168,6 @@ def run_evaluation(
         )
         settings = {key: s.settings for key, s in loaded_models.items()}
         compared = "reference" if request.reference is not None else None
-        pool = stack.enter_context(open_workers(workers))
         if pool is None:
             sessions = {key: s.session for key, s in loaded_models.items()}
             found = evaluate_sessions(

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from edgeq.data.samples import SourceSamples
 from edgeq.errors import DataError
+
+_SAMPLE = SourceSamples._sample
 
 
 @dataclass(frozen=True)
 class Squares:
-    """Squares of numbers. A worker dies of the number `deadly`: once where `once` names a file to make, else always."""
+    """Squares of numbers. A worker dies of the number `deadly`: once where `once` names a file to make, else always.
+    The number `waits` takes until then."""
 
     deadly: int | None = None
     once: Path | None = None
+    waits: int | None = None
     wrong: int | None = None
     log: Path | None = None
 
@@ -32,11 +39,32 @@ class Squares:
                 if self.once is not None:
                     self.once.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
+            while number == self.waits and self.once is not None and not self.once.exists():
+                time.sleep(0.01)
             if number == self.wrong:
                 raise DataError(f"number {number} is wrong", "Give another")
             return number * number
 
         return run
+
+
+def dies_at(place: int, once: Path) -> bool:
+    """From now on this worker dies of the sample at `place`, but for `once`, a file that it makes before."""
+
+    def sample(samples: SourceSamples, index: int, record: Any) -> Any:
+        if index == place and not once.exists():
+            once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return _SAMPLE(samples, index, record)
+
+    SourceSamples._sample = sample  # type: ignore[method-assign]
+    return True
+
+
+def lives() -> bool:
+    """The end of `dies_at`."""
+    SourceSamples._sample = _SAMPLE  # type: ignore[method-assign]
+    return True
 
 
 def ignores_interrupts() -> bool:

@@ -31,6 +31,7 @@ from edgeq.records import plain
 from edgeq.session import SessionSettings
 from edgeq.tune.local import LocalEvaluator
 from edgeq.tune.space import kernel_candidates
+from tests.distributed.jobs import dies_at, lives
 from tests.graphs import proto
 from tests.measure.fakes import linear_model
 
@@ -51,6 +52,27 @@ def test_statistics_have_the_same_bytes(address: str, tmp_path: Path) -> None:
         assert done.exit_code == 0, done.output
     for file in ("statistics.json", "statistics.npz"):
         assert (tmp_path / "here" / file).read_bytes() == (tmp_path / "there" / file).read_bytes()
+
+
+@pytest.mark.parametrize("job", ["calibrate", "eval"])
+def test_a_worker_that_is_killed_on_the_way_changes_no_byte(
+    job: str, address: str, pool: Workers, tmp_path: Path
+) -> None:
+    def result(name: str) -> list[bytes]:
+        options = ("--task", "classification", "--json") if job == "eval" else ("-o", tmp_path / name)
+        done = run(job, demo.MODEL, "--data", demo.VALIDATION, "--count", "60", "--workers", address, *options)
+        assert done.exit_code == 0, done.output
+        if job == "eval":
+            return [done.stdout.encode()]
+        return [(tmp_path / name / file).read_bytes() for file in ("statistics.json", "statistics.npz")]
+
+    whole = result("whole")
+    assert pool.everywhere(dies_at, 30, tmp_path / "died")
+    try:
+        assert result("again") == whole
+        assert (tmp_path / "died").exists()
+    finally:
+        pool.everywhere(lives)
 
 
 def test_samples_that_workers_cannot_read_are_streamed(address: str, pool: Workers) -> None:

@@ -33,14 +33,68 @@ def test_an_error_is_the_same_error(pool: Workers) -> None:
     assert list(pool.map(Squares(), range(3))) == [0, 1, 4]  # the workers are as before
 
 
-def test_a_worker_that_dies_costs_what_it_held_and_nothing_else(pool: Workers, tmp_path: Path) -> None:
-    """That is the item that it was at, and one that it had just finished where its result was not fetched yet."""
-    job = Squares(deadly=5, once=tmp_path / "died", log=tmp_path / "log")
+def test_a_worker_that_dies_costs_the_item_that_it_was_at(pool: Workers, tmp_path: Path) -> None:
+    """Not what it had finished before: those results wait for the one of item 0, which another worker is at."""
+    job = Squares(deadly=5, once=tmp_path / "died", waits=0, log=tmp_path / "log")
     assert list(pool.map(job, range(12))) == [n * n for n in range(12)]
     runs = sorted(map(int, (tmp_path / "log").read_text().split()))
-    assert set(runs) == set(range(12))
-    assert runs.count(5) == 2
-    assert len(runs) <= 12 + 2
+    assert runs == sorted([*range(12), 5])
+
+
+def test_one_worker_that_dies_is_waited_for(tmp_path: Path) -> None:
+    """There is none for some seconds then, and nothing is left waiting for one that does not come back."""
+    pytest.importorskip("distributed", reason="the extra `distributed` is not installed")
+    with open_workers(1) as alone:
+        assert alone is not None
+        job = Squares(deadly=1, once=tmp_path / "died", log=tmp_path / "log")
+        assert list(alone.map(job, range(3))) == [0, 1, 4]
+    assert (tmp_path / "log").read_text().split() == ["0", "1", "1", "2"]
+
+
+def test_a_worker_gets_the_next_item_when_its_result_is_fetched() -> None:
+    """Dask alone gives it to any that is idle, whose last result then goes with it if it dies."""
+    given: list[str] = []
+
+    class Future:
+        status = "pending"
+
+        def __init__(self, item: int) -> None:
+            self.item = item
+
+        def done(self) -> bool:
+            return self.status == "finished"
+
+        def result(self, timeout: float) -> int:
+            return self.item**2
+
+        def release(self) -> None:
+            assert self.done()
+
+    futures: list[Future] = []
+
+    class Client:
+        def nthreads(self) -> dict[str, int]:
+            return {"a": 1, "b": 1}
+
+        def submit(self, function: object, name: str, item: int, *, pure: bool, workers: str) -> Future:
+            given.append(workers)
+            futures.append(Future(item))
+            return futures[-1]
+
+        def as_current(self) -> ExitStack:
+            for future in futures[1:] if len(futures) < 4 else futures:  # the first one takes longest
+                future.status = "finished"
+            return ExitStack()
+
+        def nothing(self, *given: object, **named: object) -> None: ...
+
+        register_plugin = unregister_worker_plugin = cancel = nothing
+
+    pytest.importorskip("distributed", reason="the extra `distributed` is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("distributed.wait", lambda futures, **how: None)
+        assert list(Workers(Client).map(Squares(), range(4))) == [0, 1, 4, 9]
+    assert given == ["a", "b", "b", "b"]
 
 
 def test_an_item_that_kills_workers_is_named(pool: Workers) -> None:
@@ -59,7 +113,7 @@ def test_a_worker_that_has_just_started_has_nothing_to_forget() -> None:
         def unregister_worker_plugin(self, name: str) -> None:
             raise KeyError(name)
 
-    Workers(Client())._forget("edgeq-1")
+    Workers(Client)._forget("edgeq-1")
 
 
 def test_files_are_named_where_workers_see_them_and_sent_where_they_do_not(tmp_path: Path, pool: Workers) -> None:
