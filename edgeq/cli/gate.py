@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import FORCE, PATH, comparison_arguments, comparison_options
+from edgeq.cli._options import FORCE, PATH, comparison_arguments, comparison_options, on_board
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 @click.option("--update", is_flag=True, help="Make MODEL the new baseline, whatever was found.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown, for a job's summary.")
 @click.option("--junit", type=PATH, metavar="OUT.xml", help="Write JUnit XML too.")
+@on_board
 @FORCE
 @common
 def command(
@@ -40,6 +41,7 @@ def command(
     baseline: Path,
     limits: Path | None,
     junit: Path | None,
+    on: str | None,
     *,
     update: bool,
     as_markdown: bool,
@@ -48,12 +50,13 @@ def command(
 ) -> None:
     """Fail where MODEL is slower, less accurate or larger than a baseline by more than the limits allow.
 
-    Both are measured here, interleaved. Exit code 13: worse; 14: the machine was too busy to tell.
+    Both are measured here, or on a board, interleaved. Exit code 13: worse; 14: the machine was too busy to tell.
 
     \b
     edgeq gate new.edgeq --baseline baseline.edgeq --update
     edgeq gate new.edgeq --baseline baseline.edgeq --limits gate.toml
     edgeq gate new.edgeq --baseline baseline.edgeq --data val/ --task classification --junit gate.xml
+    edgeq gate new.edgeq --baseline baseline.edgeq --on ssh://pi@10.0.0.5
     """
     from edgeq.atomic import check_free, output_file
     from edgeq.report.compare import CompareRequest
@@ -64,7 +67,13 @@ def command(
         check_free(junit, force=force, kind="file")
     request = CompareRequest(baseline, model, **comparison_arguments(options))
     known = read_limits(limits) if limits is not None else GateLimits()
-    found = gate(request, known, update=update, progress=printer.progress())
+    if on is not None:
+        from edgeq.remote.devices import one_board
+        from edgeq.remote.gate import gate_on
+
+        found = gate_on(one_board(on), request, known, update=update, progress=printer.progress())
+    else:
+        found = gate(request, known, update=update, progress=printer.progress())
     if junit is not None:
         with output_file(junit, force=force) as draft:
             draft.write_bytes(junit_of(found))

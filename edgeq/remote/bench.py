@@ -15,6 +15,7 @@ from edgeq_device.scenarios import Feed
 
 from edgeq.device import device_errors
 from edgeq.measure.latency import Measurement, measurement
+from edgeq.measure.loaded_model import LoadedModel
 from edgeq.progress import SILENT, Progress
 from edgeq.remote.channel import without_controls
 from edgeq.remote.devices import Board
@@ -46,10 +47,32 @@ class BoardBench:
         """See `BenchPlace.models`."""
         with BoardModels(self._session, self._progress) as opener:
             subjects = [
-                {**open_request(opener.place(path), with_carried(path, how)), "name": name}
-                for name, (path, how) in models.items()
+                open_request(opener.place(path), with_carried(path, how), name) for name, (path, how) in models.items()
             ]
         return self._bench({"models": subjects, "bundle": ""}, settings, samples, shapes)
+
+    def loaded(
+        self,
+        models: Mapping[str, LoadedModel],
+        sessions: int,
+        settings: BenchSettings,
+        samples: Sequence[Feed] | None,
+    ) -> Measurement:
+        """Measure what is open there side by side, each in so many sessions; of a bundle the variant that is open."""
+        with BoardModels(self._session, self._progress) as opener:
+            subjects = [
+                {
+                    **(
+                        open_request(opener.place(one.path), one.settings)
+                        if one.variant is None
+                        else {"bundle": self._session.send_bundle(one.path), "variant": one.variant}
+                    ),
+                    "name": name,
+                    "sessions": sessions,
+                }
+                for name, one in models.items()
+            ]
+        return self._bench({"models": subjects, "bundle": ""}, settings, samples, None)
 
     def bundle(
         self,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from edgeq_device.bench_settings import BenchSettings
 from edgeq_device.claim import Claim
@@ -21,7 +21,7 @@ from edgeq.measure.agreement import Agreement
 from edgeq.measure.bench import SAMPLES
 from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.latency import Measurement, bench_model, measure_models, sessions_to_time
-from edgeq.measure.loaded_model import LoadedModel, open_model
+from edgeq.measure.loaded_model import LoadedModel, Opener, open_model
 from edgeq.measure.task import Task, TaskOptions, make_task
 from edgeq.model.load import model_digest, model_files
 from edgeq.progress import SILENT, Progress
@@ -32,6 +32,23 @@ from edgeq.session import SessionSettings
 from edgeq.signature import Signature, TensorSpec
 
 A, B = "A", "B"
+
+
+class ComparePlace(Opener, Protocol):
+    """Where models are compared, if not here."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+
+    def measure(
+        self,
+        models: Mapping[str, LoadedModel],
+        sessions: int,
+        settings: BenchSettings,
+        samples: Sequence[Mapping[str, Any]] | None,
+    ) -> Measurement:
+        """`measure_models` of what was opened there, each in so many sessions; None makes samples up."""
 
 
 @dataclass(frozen=True)
@@ -215,8 +232,10 @@ def compare(
     return run_comparison(request, progress=progress)
 
 
-def run_comparison(request: CompareRequest, *, progress: Progress = SILENT) -> Comparison:
-    """`compare` of a request."""
+def run_comparison(
+    request: CompareRequest, *, place: ComparePlace | None = None, progress: Progress = SILENT
+) -> Comparison:
+    """`compare` of a request, here or at another `place`, where what runs in int8 is not looked at."""
     if request.task is not None and request.data is None:
         raise UsageError("a task needs samples", "Give --data")
     if request.task is None and request.options.given():
@@ -228,7 +247,7 @@ def run_comparison(request: CompareRequest, *, progress: Progress = SILENT) -> C
     notes: list[str] = []
     settings = SessionSettings(config=request.session_options, intra_op_threads=request.threads)
     with ExitStack() as stack:
-        a, b = (stack.enter_context(open_model(path, settings)) for path in (request.a, request.b))
+        a, b = (stack.enter_context(open_model(path, settings, opener=place)) for path in (request.a, request.b))
         differences = signature_differences(a.signature, b.signature)
         fits = interchangeable(a.signature, b.signature)
         if not fits:
@@ -237,10 +256,11 @@ def run_comparison(request: CompareRequest, *, progress: Progress = SILENT) -> C
         if samples is None:
             notes.append("without --data their answers are not compared")
         evaluation = _evaluate(request, a, b, samples, progress) if samples is not None and fits else None
-        sides = [_side(loaded, key, samples, evaluation, notes) for key, loaded in ((A, a), (B, b))]
+        here = place is None
+        sides = [_side(loaded, key, samples, evaluation, notes, here=here) for key, loaded in ((A, a), (B, b))]
         # The same bytes run the same way: timing them would measure the machine's noise.
         timed = request.timed and fits and not _same(*sides)
-        measurement = _time(request, a, b, samples, progress) if timed else None
+        measurement = _time(request, a, b, samples, place, progress) if timed else None
     return Comparison(
         a=sides[0],
         b=sides[1],
@@ -314,17 +334,24 @@ def _evaluate(
 
 
 def _side(
-    loaded: LoadedModel, key: str, samples: Samples | None, evaluation: Evaluation | None, notes: list[str]
+    loaded: LoadedModel,
+    key: str,
+    samples: Samples | None,
+    evaluation: Evaluation | None,
+    notes: list[str],
+    *,
+    here: bool,
 ) -> Side:
     size = digest = None
     coverage: Mapping[str, Any] | None = None
     try:
         size = sum(file.stat().st_size for file in model_files(loaded.model))
         digest = model_digest(loaded.model)
-        first = next(iter(samples)).inputs if samples is not None and evaluation is not None else None
-        feed = first or random_feeds(loaded.session, count=1)[0]
-        # A quantized graph stands in for its float model: MACs come from its own nodes and shapes.
-        coverage = plain(measure_coverage(loaded.model, loaded.settings, feed, loaded.graph, lambda name, op: ""))
+        if here:
+            first = next(iter(samples)).inputs if samples is not None and evaluation is not None else None
+            feed = first or random_feeds(loaded.session, count=1)[0]
+            # A quantized graph stands in for its float model: MACs come from its own nodes and shapes.
+            coverage = plain(measure_coverage(loaded.model, loaded.settings, feed, loaded.graph, lambda name, op: ""))
     except EdgeqError as error:
         notes.append(f"{key}: {error}")
     accuracy = evaluation.accuracy.get(key) if evaluation is not None else None
@@ -332,7 +359,12 @@ def _side(
 
 
 def _time(
-    request: CompareRequest, a: LoadedModel, b: LoadedModel, samples: Samples | None, progress: Progress
+    request: CompareRequest,
+    a: LoadedModel,
+    b: LoadedModel,
+    samples: Samples | None,
+    place: ComparePlace | None,
+    progress: Progress,
 ) -> Measurement:
     feeds: Sequence[Mapping[str, Any]] | None = None
     if samples is not None:
@@ -342,12 +374,17 @@ def _time(
     count = request.sessions or count if count > 1 else 1
     limit = request.limits.min_speedup
     for attempt in range(request.attempts):
-        measurement = measure_models(
-            [replace(bench_model(key, s.model, s.settings), sessions=count) for key, s in ((A, a), (B, b))],
-            BenchSettings(baseline=A, threads=request.threads, min_duration_s=request.duration_s * 2**attempt),
-            feeds=None if feeds is None else lambda session: feeds,
-            progress=progress,
-        )
+        duration_s = request.duration_s * 2**attempt
+        settings = BenchSettings(baseline=A, threads=request.threads, min_duration_s=duration_s)
+        if place is not None:
+            measurement = place.measure({A: a, B: b}, count, settings, feeds)
+        else:
+            measurement = measure_models(
+                [replace(bench_model(key, s.model, s.settings), sessions=count) for key, s in ((A, a), (B, b))],
+                settings,
+                feeds=None if feeds is None else lambda session: feeds,
+                progress=progress,
+            )
         if limit is None or speed_outcome(Claim.read(measurement.ratio(B)), limit) != UNSETTLED:
             break
     return measurement

@@ -1,7 +1,7 @@
 """`edgeq gate`: whether a model or bundle is worse than a baseline by more than the limits allow, for CI.
 
-The baseline is a model or a bundle, never a file of figures: both are measured here and now, interleaved, so that no
-latency is compared with one from another machine or another day.
+The baseline is a model or a bundle, never a file of figures: both are measured now, interleaved, on one machine, so
+that no latency is compared with one from another machine or another day.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edgeq.measure.loaded_model import is_bundle
 from edgeq.model.load import model_files
 from edgeq.progress import SILENT, Progress
 from edgeq.records import parse, toml_table
-from edgeq.report.compare import CompareRequest, Comparison, run_comparison
+from edgeq.report.compare import ComparePlace, CompareRequest, Comparison, run_comparison
 from edgeq.report.compare_limits import HELD, MISSED, UNSETTLED, LimitCheck, Limits, check_limits
 
 _ATTEMPTS = 3
@@ -87,6 +87,7 @@ class Gated(Displayed):
         comparison: the model as B against the baseline as A; None where there was no baseline yet.
         checks: what became of each limit.
         updated: whether the model was written as the new baseline.
+        on: the board on which both ran; None: this machine.
     """
 
     model: Path
@@ -95,6 +96,7 @@ class Gated(Displayed):
     comparison: Comparison | None
     checks: tuple[LimitCheck, ...]
     updated: bool = False
+    on: str | None = None
 
     @property
     def outcome(self) -> str:
@@ -120,6 +122,7 @@ class Gated(Displayed):
         return {
             "model": str(self.model),
             "baseline": str(self.baseline),
+            "on": self.on,
             "outcome": self.outcome,
             "updated": self.updated,
             "limits": self.limits,
@@ -128,7 +131,14 @@ class Gated(Displayed):
         }
 
 
-def gate(request: CompareRequest, limits: GateLimits, *, update: bool = False, progress: Progress = SILENT) -> Gated:
+def gate(
+    request: CompareRequest,
+    limits: GateLimits,
+    *,
+    update: bool = False,
+    place: ComparePlace | None = None,
+    progress: Progress = SILENT,
+) -> Gated:
     """Measure `request.b` against the baseline `request.a`.
 
     Where the limit on latency is not settled, both are timed again, for twice and then four times as long.
@@ -137,6 +147,7 @@ def gate(request: CompareRequest, limits: GateLimits, *, update: bool = False, p
         request: whose limits are replaced by `limits`.
         update: write the model in the baseline's place afterwards, whatever was found; where there is no baseline yet,
             nothing is measured.
+        place: where both run; None is this machine.
 
     Raises:
         UsageError: there is no baseline, and no `update`; or an option that makes no sense.
@@ -154,6 +165,7 @@ def gate(request: CompareRequest, limits: GateLimits, *, update: bool = False, p
                 attempts=_ATTEMPTS,
                 sessions=_SESSIONS,
             ),
+            place=place,
             progress=progress,
         )
         checks = check_limits(found.figures(), found.limits, "the baseline", "the model")
@@ -161,7 +173,7 @@ def gate(request: CompareRequest, limits: GateLimits, *, update: bool = False, p
         raise UsageError(f"there is no baseline at {baseline}", "Write it once with --update, and keep it")
     if update:
         write_baseline(model, baseline)
-    return Gated(model, baseline, limits, found, checks, update)
+    return Gated(model, baseline, limits, found, checks, update, place.name if place is not None else None)
 
 
 def write_baseline(model: Path, baseline: Path) -> None:
@@ -184,7 +196,8 @@ def write_baseline(model: Path, baseline: Path) -> None:
 
 def markdown(found: Gated) -> str:
     """The result for a job's summary: a table of what was measured, one of the limits, and a sentence for each miss."""
-    lines = [f"### edgeq gate: {found.outcome}", "", f"`{found.model}` against `{found.baseline}`"]
+    where = f", on {found.on}" if found.on else ""
+    lines = [f"### edgeq gate: {found.outcome}", "", f"`{found.model}` against `{found.baseline}`{where}"]
     if found.comparison is None:
         return "\n".join([*lines[:2], f"`{found.model}` is the new baseline, `{found.baseline}`.", ""])
     lines += ["", *_table(("", "baseline", "model", "model against baseline"), found.rows()), ""]
@@ -212,7 +225,8 @@ def junit(found: Gated) -> bytes:
     failed = len(cases[MISSED]) + (len(cases[UNSETTLED]) if strict else 0)
     skipped = 0 if strict else len(cases[UNSETTLED])
     totals: Mapping[str, int] = {"tests": len(found.checks), "failures": failed, "skipped": skipped, "errors": 0}
-    suite = ElementTree.Element("testsuite", {"name": "edgeq gate", **{key: str(n) for key, n in totals.items()}})
+    name = f"edgeq gate{f' on {found.on}' if found.on else ''}"
+    suite = ElementTree.Element("testsuite", {"name": name, **{key: str(n) for key, n in totals.items()}})
     for check in found.checks:
         case = ElementTree.SubElement(suite, "testcase", {"classname": f"edgeq.gate.{found.model}", "name": check.what})
         if check.outcome == MISSED or (check.outcome == UNSETTLED and strict):

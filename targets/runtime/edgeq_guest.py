@@ -17,6 +17,7 @@ import ctypes
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, Sequence, Tuple
 
@@ -114,7 +115,7 @@ def _choose(request: Dict[str, Any]) -> Dict[str, Any]:
 def _bench(request: Dict[str, Any]) -> Dict[str, Any]:
     """`bench_models`, of a bundle's variants or of models that requests to open them describe."""
     from edgeq_device.bench_bundle import bundle_feeds, bundle_models, explained_variants
-    from edgeq_device.bench_models import BenchModel, bench_models
+    from edgeq_device.bench_models import bench_models
     from edgeq_device.bench_settings import BenchSettings
     from edgeq_device.package import open_bundle
     from edgeq_device.sessions import read_device
@@ -126,7 +127,7 @@ def _bench(request: Dict[str, Any]) -> Dict[str, Any]:
         models = bundle_models(variants)
         feeds = None if request["shapes"] else bundle_feeds(variants)
     else:
-        models = [BenchModel(one["name"], *_openers(one)) for one in request["models"]]
+        models = [_subject(one) for one in request["models"]]
     if request["feeds"]:
         samples = [read_arrays(Path(file)) for file in request["feeds"]]
         feeds = lambda session: samples  # noqa: E731
@@ -135,15 +136,24 @@ def _bench(request: Dict[str, Any]) -> Dict[str, Any]:
     return report
 
 
-def _openers(one: Dict[str, Any]) -> Any:
-    """How to open a model with a number of threads, and how to measure its memory."""
+def _subject(one: Dict[str, Any]) -> Any:
+    """A model of a benchmark: a variant of a bundle, or what a request to open one describes."""
+    from edgeq_device.bench_bundle import bundle_models
+    from edgeq_device.bench_models import BenchModel
     from edgeq_device.opening import start_variant
+    from edgeq_device.package import MAIN, open_bundle
 
-    variant = requested_variant(one)
-    return (
-        lambda threads: start_variant(variant, threads),
-        lambda threads, shapes: _memory({**one, "threads": threads, "shapes": shapes}),
-    )
+    if one.get("bundle"):
+        variants = open_bundle(one["bundle"]).components[MAIN]
+        model = bundle_models([variant for variant in variants if variant.name == one["variant"]])[0]
+    else:
+        variant = requested_variant(one)
+        model = BenchModel(
+            "",
+            lambda threads: start_variant(variant, threads),
+            lambda threads, shapes: _memory({**one, "threads": threads, "shapes": shapes}),
+        )
+    return replace(model, name=one["name"], sessions=one.get("sessions", 1))
 
 
 def _race(request: Dict[str, Any]) -> Dict[str, Any]:

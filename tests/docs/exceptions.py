@@ -60,6 +60,8 @@ NOT_RUN: Mapping[str, str] = {
     "edgeq bench dist/ --on ssh://pi@10.0.0.5": SSH,
     "edgeq eval dist/ --data val/ --task classification --on ssh://pi@10.0.0.5": SSH,
     "edgeq tune model.onnx --data calib/ --on ssh://pi@10.0.0.5 -o for-the-board/": SSH,
+    "edgeq gate new.edgeq --baseline old.edgeq --on ssh://pi@10.0.0.5": SSH,
+    "edgeq gate new.edgeq --baseline baseline.edgeq --on ssh://pi@10.0.0.5": SSH,
     "edgeq device clean ssh://pi@10.0.0.5": SSH,
     "edgeq bench dist/ --on fleet.toml": SSH,
     "edgeq bench dist/ --on fleet.toml --json > fleet.json": SSH,

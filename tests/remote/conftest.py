@@ -6,10 +6,15 @@ import os
 import stat
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from edgeq import demo
+from edgeq.pipeline.job import Data
+from edgeq.pipeline.package import package
 
 # Takes ssh's options as edgeq gives them. HOSTS/NAME/ is a board: its home, its `bin`, and what goes wrong with it.
 # What runs there loses its input when this program is killed, as with a link that is cut.
@@ -66,11 +71,20 @@ class FakeBoard:
         script.write_text(f"#!/bin/sh\n{text}\n")
         script.chmod(0o755)
 
+    def patched(self, statement: str) -> None:
+        """Its Python runs `statement` before edgeq's program."""
+        first = self.path / "first.py"
+        start = "sys.argv = sys.argv[3:]\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
+        first.write_text(f"import sys, runpy\n{statement}\n{start}")
+        self.python(f'exec {sys.executable} {first} "$@"')
+
     def cut(self) -> None:
         """End the process of every link to it."""
+        ssh = os.fsencode(self.path.parent.parent / "programs" / "ssh")
         for line in (self.path / "links").read_text().split():
-            if Path(f"/proc/{line}").exists():
-                os.kill(int(line), 9)
+            with suppress(OSError):  # it has ended
+                if ssh in Path(f"/proc/{line}/cmdline").read_bytes():
+                    os.kill(int(line), 9)
 
 
 @pytest.fixture
@@ -98,3 +112,11 @@ def make_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
 @pytest.fixture
 def board(make_board: Callable[[str], FakeBoard]) -> FakeBoard:
     return make_board("pi")
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model for this machine; do not change it."""
+    output = tmp_path_factory.mktemp("boards") / "bundle"
+    package(demo.MODEL, Data(demo.CALIBRATION, count=8), output, targets=("auto",), timed=False, with_float=True)
+    return output

@@ -13,17 +13,7 @@ from edgeq_device.features import read_features
 
 from edgeq import demo
 from edgeq.cli import group
-from edgeq.pipeline.job import Data
-from edgeq.pipeline.package import package
 from tests.remote.conftest import FakeBoard
-
-
-@pytest.fixture(scope="session")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model for this machine; do not change it."""
-    output = tmp_path_factory.mktemp("boards") / "bundle"
-    package(demo.MODEL, Data(demo.CALIBRATION, count=8), output, targets=("auto",), timed=False, with_float=True)
-    return output
 
 
 @pytest.fixture(autouse=True)

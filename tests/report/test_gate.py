@@ -177,8 +177,10 @@ def test_what_ci_reads(models: tuple[Path, Path], speed: list[Claim], tmp_path: 
 def test_what_is_inconclusive_is_skipped_where_that_passes() -> None:
     checks = (LimitCheck("latency", "x", UNSETTLED, "not | shown"),)
     for inconclusive, failures, skipped in (("pass", "0", "1"), ("fail", "1", "0")):
-        found = Gated(Path("m"), Path("b"), GateLimits(inconclusive=inconclusive), None, checks)  # type: ignore[arg-type]
+        given = GateLimits(inconclusive=inconclusive)  # type: ignore[arg-type]
+        found = Gated(Path("m"), Path("b"), given, None, checks, on="ssh://pi")
         suite = ElementTree.fromstring(junit(found))
+        assert suite.get("name") == "edgeq gate on ssh://pi"
         assert (suite.get("failures"), suite.get("skipped")) == (failures, skipped)
     assert "is the new baseline" in markdown(found)
 
