@@ -25,7 +25,7 @@ from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.measure.checks import Check
 from edgeq.progress import SILENT, Progress
 from edgeq.remote.devices import Board
-from edgeq.remote.guest import SENSELESS, BoardGuest, BoardModels, senseless
+from edgeq.remote.guest import REQUEST_S, SENSELESS, BoardModels, senseless
 from edgeq.remote.machine import Description, describe_board
 from edgeq.remote.session import BoardSession, open_board
 from edgeq.session import SessionSettings, with_carried
@@ -111,7 +111,7 @@ class BoardClock:
             session.close()
             return found
 
-        return self._on_one(run)
+        return self.on_one(run)
 
     def race(
         self,
@@ -133,15 +133,17 @@ class BoardClock:
                 for name, (model, settings) in models.items()
             ]
             request = {"do": "race", "models": requests, "feed": _send(ready.session, feed), **plain}
-            found = _ranking(ready.session, *ready.models.guest().exchange(request))
+            guest = ready.models.guest()
+            guest.request_s = REQUEST_S + 2 * how["max_duration_s"]  # opening takes no longer than the race
+            found = _ranking(ready.session, *guest.exchange(request))
             on_round()
             return found
 
-        return self._on_one(lambda ready: self._undisturbed(ready, run))
+        return self.on_one(lambda ready: self._undisturbed(ready, run))
 
     def open_profiled(self, model: Path, settings: SessionSettings) -> Any:
         """See `Clock.open_profiled`."""
-        return self._on_one(lambda ready: _Profiled(ready, model, settings))
+        return _Profiled(self, model, settings)
 
     def peak_memory(self, model: Path, settings: SessionSettings, shapes: Mapping[str, list[int]]) -> int:
         """See `Clock.peak_memory`."""
@@ -153,9 +155,9 @@ class BoardClock:
             except (*SENSELESS, ValueError) as error:
                 raise senseless(ready.session) from error
 
-        return self._on_one(run)
+        return self.on_one(run)
 
-    def _on_one(self, run: Callable[[_Ready], T]) -> T:
+    def on_one(self, run: Callable[[_Ready], T]) -> T:
         """Run on the board whose turn it is; if that fails, on the next one."""
         while True:
             ready = self._ready[0]
@@ -197,33 +199,40 @@ class BoardClock:
 
 
 class _Profiled:
-    """A session under the profiler on a board; its files are brought here when it ends."""
+    """A session under the profiler on a board. All of it happens there when the profiler ends, so that the next board
+    can do it where the first one fails."""
 
-    def __init__(self, ready: _Ready, model: Path, settings: SessionSettings) -> None:
-        assert settings.profile_prefix is not None
-        assert settings.save_optimized_to is not None
-        self._optimized = settings.save_optimized_to
-        self._prefix = settings.profile_prefix
-        self._guest: BoardGuest = ready.models.guest()
-        folder = f"{ready.session.hello.folder}/tmp"
-        self._there = f"{folder}/{self._optimized.name}"
-        request = open_request(ready.models.place(model), with_carried(model, settings))
-        self._session = self._guest.opened({**request, "profile": [f"{folder}/{self._prefix.name}", self._there]})
+    def __init__(self, clock: BoardClock, model: Path, settings: SessionSettings) -> None:
+        self._clock, self._model, self._settings = clock, model, settings
+        self._feeds: list[Mapping[str, Any]] = []
 
     def run(self, names: Sequence[str] | None, feed: Mapping[str, Any]) -> list[Any]:
-        """As onnxruntime's."""
-        return self._session.run(names, feed)
+        """As onnxruntime's, but for the outputs, which nobody needs."""
+        del names
+        self._feeds.append(feed)
+        return []
 
     def end_profiling(self) -> str:
         """As onnxruntime's: the path here."""
-        here = self._prefix.with_name(f"{self._prefix.name}.json")
-        for there, file in ((self._session.end_profiling(), here), (self._there, self._optimized)):
-            _, arrays = self._guest.exchange({"do": "read", "file": there})
+        return self._clock.on_one(self._profile)
+
+    def _profile(self, ready: _Ready) -> str:
+        prefix, optimized = self._settings.profile_prefix, self._settings.save_optimized_to
+        assert prefix is not None
+        assert optimized is not None
+        guest, folder = ready.models.guest(), f"{ready.session.hello.folder}/tmp"
+        request = open_request(ready.models.place(self._model), with_carried(self._model, self._settings))
+        session = guest.opened({**request, "profile": [f"{folder}/{prefix.name}", f"{folder}/{optimized.name}"]})
+        for feed in self._feeds:
+            session.run(None, feed)
+        here = prefix.with_name(f"{prefix.name}.json")
+        for there, file in ((session.end_profiling(), here), (f"{folder}/{optimized.name}", optimized)):
+            _, arrays = guest.exchange({"do": "read", "file": there})
             try:
                 file.write_bytes(arrays["content"].tobytes())
             except KeyError as error:
-                raise senseless(self._guest.session) from error
-        self._session.close()
+                raise senseless(ready.session) from error
+        session.close()
         return str(here)
 
 

@@ -19,8 +19,10 @@ from edgeq.progress import SILENT, Progress
 from edgeq.remote.link import LINK_FAILED, hangs
 from edgeq.remote.session import BoardSession
 from edgeq.session import SessionSettings, with_carried
-from edgeq.workers.guest import REQUEST_S, Array, Guest, guest_environment, open_request
+from edgeq.workers.guest import Array, Guest, guest_environment, open_request
 
+REQUEST_S = 900.0
+"""A program that has not answered by then hangs: opening a large model on a slow board takes minutes."""
 _EXIT_S = 5.0
 SENSELESS = (KeyError, TypeError, IndexError, AttributeError, RecursionError, OverflowError)
 
@@ -58,7 +60,7 @@ def senseless(session: BoardSession) -> BoardError:
 
 
 @contextmanager
-def start_board_guest(session: BoardSession, *, request_s: float = REQUEST_S) -> Iterator[BoardGuest]:
+def start_board_guest(session: BoardSession, *, request_s: float | None = None) -> Iterator[BoardGuest]:
     """Run the program on the board and end it behind the block.
 
     Raises:
@@ -68,7 +70,9 @@ def start_board_guest(session: BoardSession, *, request_s: float = REQUEST_S) ->
     runtime = session.runtime()
     folders = os.pathsep.join((runtime, *session.hello.paths))
     command = session.attached(*session.python, "-I", "-B", f"{runtime}/edgeq_guest.py", folders)
-    guest = BoardGuest.start(command, guest_environment(os.environ), session.board.name, request_s=request_s)
+    guest = BoardGuest.start(
+        command, guest_environment(os.environ), session.board.name, request_s=request_s or REQUEST_S
+    )
     guest.session = session
     try:
         yield guest

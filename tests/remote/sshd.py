@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +32,8 @@ class Sshd:
     def cut(self) -> None:
         """End the process of every connection, as a router would that forgets them."""
         for child in children(self.process.pid):
-            os.kill(child, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
 
     def new_host_key(self) -> str:
         """Another key than the one that it has, of the same kind: a line of known_hosts."""
@@ -40,7 +42,11 @@ class Sshd:
 
 
 def children(pid: int) -> list[int]:
-    found = [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """All that a process has started and that runs."""
+    try:
+        found = [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:  # it has ended
+        return []
     return [grandchild for child in found for grandchild in children(child)] + found
 
 

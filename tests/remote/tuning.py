@@ -1,0 +1,109 @@
+"""A small `edgeq tune --on` whose timings are the same each time, and a link that is cut on the way. Also for
+benchmarks/boards.py."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from edgeq_device.latency import Bursts, WarmUp
+from edgeq_device.package import open_bundle
+from edgeq_device.ranking import Ranking, rank_until_settled
+
+import edgeq
+from edgeq import demo
+from edgeq.engines import choose_engine
+from edgeq.measure.task import make_task
+from edgeq.pipeline.job import Data
+from edgeq.remote import clock as clocks
+from edgeq.remote.channel import Channel
+from edgeq.remote.clock import BoardClock
+from edgeq.remote.devices import one_board
+from edgeq.remote.guest import BoardGuest
+from edgeq.tune.goal import Goal
+from edgeq.tune.run import Tuned
+from edgeq.tune.space import kernel_candidates
+from tests.tune.steady import SteadyRunner
+
+HOW = {"top": None, "keep": "a", "tie": 0.05, "min_rounds": 2, "max_duration_s": 0.5}
+FEW = {
+    "sessions": 1,
+    "warmup": WarmUp(min_s=0.0, max_s=0.05),
+    "bursts": Bursts(0.002, 0.0),
+    "how": HOW,
+    "on_round": lambda: None,
+}
+
+
+@contextmanager
+def steady_boards() -> Iterator[None]:
+    """What a board measured is replaced by what takes the same time on every machine: see tests/tune/steady.py. The
+    search is small: two ways to build, each with one way to calibrate."""
+    real, race, every = clocks._ranking, BoardClock.race, kernel_candidates
+
+    def steady(session: Any, answer: Mapping[str, Any], arrays: Mapping[str, Any]) -> Ranking:
+        names = real(session, answer, arrays).distributions
+        return rank_until_settled({n: SteadyRunner(n, lambda: None) for n in names}, keep=next(iter(names)))
+
+    def short(clock: BoardClock, models: Any, feed: Any, **given: Any) -> Ranking:
+        return race(
+            clock, models, feed, **{**FEW, "how": {**HOW, "keep": given["how"]["keep"], "max_duration_s": 0.05}}
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clocks, "_ranking", steady)
+        patch.setattr(BoardClock, "race", short)
+        patch.setattr("edgeq.tune.timing.MOST_S", 0.6)
+        patch.setattr("edgeq.tune.run.kernel_candidates", lambda *given, **named: every(*given, **named)[:2])
+        patch.setattr("edgeq.tune.screening.method_candidates", lambda kernel, profile: ())
+        yield
+
+
+def tuned(output: Path, boards: Sequence[str], **changes: Any) -> Tuned:
+    """The demo model for boards, by their addresses."""
+    with BoardClock([one_board(board) for board in boards]) as clock:
+        return edgeq.tune(
+            demo.MODEL,
+            Data(demo.CALIBRATION, count=8),
+            output,
+            validation=Data(demo.VALIDATION, count=20),
+            task=make_task("classification"),
+            goal=Goal(max_drop=0.05, budget_s=60),
+            clock=clock,
+            engines=[choose_engine("onnxruntime")],
+            **changes,
+        )
+
+
+def models(bundle: Path) -> dict[str, str]:
+    """The models of a bundle, by their hashes."""
+    with open_bundle(bundle) as opened:
+        return {name: record.sha256 for name, record in opened.files.items() if name.endswith(".onnx")}
+
+
+@contextmanager
+def cut_at(number: int, cut: Callable[[], None]) -> Iterator[list[str]]:
+    """Call `cut` at the request to a board with that number, from 1 on; 0: never. An odd one is cut while the board is
+    at it, an even one before. Gives the requests so far."""
+    seen: list[str] = []
+
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Any, request: Mapping[str, Any], *more: Any) -> Any:
+            seen.append(request["do"])
+            if len(seen) == number:
+                if number % 2:
+                    threading.Timer(0.002, cut).start()
+                else:
+                    cut()
+            return real(self, request, *more)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for kind, name in ((Channel, "ask"), (BoardGuest, "exchange")):
+            patch.setattr(kind, name, counted(getattr(kind, name)))
+        yield seen
