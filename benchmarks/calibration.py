@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +27,14 @@ import numpy as np
 import onnxruntime
 from models import IMAGE, mobilenetv2_shaped, resnet50_shaped
 
-from edgeq.calibrate.collect import collect
+from edgeq.calibrate.collect import MOST_AT_ONCE, collect
 from edgeq.calibrate.histogram import histogram_of
+from edgeq.calibrate.instrumented import InstrumentedModel
 from edgeq.calibrate.ranges import derive_ranges
+from edgeq.calibrate.reduced import ReducedModel
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
+from edgeq.calibrate.tensors import plan, quantizable_tensors
+from edgeq.hardware.limits import usable_threads
 from edgeq.model.load import read_model
 from edgeq.registry import METHODS as REGISTERED
 
@@ -99,10 +104,50 @@ def bench_time(title: str, model: Path, samples: Images, rounds: int, bar: float
         float32=lambda: plain(session, samples),
         calibration=lambda: calibrate(model, samples),
         exhaustive=lambda: calibrate(model, samples, every_element=True),
+        **(breakdown(model, samples) if bar is not None else {}),
     )
+    float32 = seconds["float32"]
     for name, note in (("calibration", bar), ("exhaustive", None)):
-        row(f"{title}: {name} ÷ float32, {len(samples)} samples", seconds[name] / seconds["float32"], note, "at most")
-    print(f"    float32 {1e3 * seconds['float32'] / len(samples):.2f} ms a sample")
+        row(f"{title}: {name} ÷ float32, {len(samples)} samples", seconds[name] / float32, note, "at most")
+    if bar is not None:
+        names = ("side_by_side", "opening", "handing", "collect")
+        side, opened, run, collected = (seconds[name] / float32 for name in names)
+        print(
+            f"    inference {side:.2f} + handing out {run - side:.2f} + counting {collected - opened - run:.2f}"
+            f" + opening {opened:.2f} + ranges {seconds['calibration'] / float32 - collected:.2f}"
+        )
+    print(f"    float32 {1e3 * float32 / len(samples):.2f} ms a sample")
+
+
+def breakdown(model: Path, samples: Images) -> dict[str, Callable[[], object]]:
+    """Parts of a calibration as runs of their own: the model without outputs, with them, and all but the ranges."""
+    threads = usable_threads()
+    at_once = min(MOST_AT_ONCE, threads)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = max(1, threads // at_once)
+    session = onnxruntime.InferenceSession(model, options)
+    read = read_model(model)
+    steps = plan(read, quantizable_tensors(read))
+
+    def opened() -> ReducedModel:
+        return ReducedModel(InstrumentedModel(read, steps.fetched, threads=max(1, threads // at_once)))
+
+    reduced = opened()
+    inputs = [(place, sample.inputs) for place, sample in enumerate(samples)]
+    with ThreadPoolExecutor(at_once) as pool:  # opens the session that is used from some sample on
+        list(pool.map(lambda item: reduced.run(item[1], "", item[0] + len(inputs)), inputs[:2]))
+
+    def side_by_side(run: Callable[[tuple[int, Mapping[str, np.ndarray]]], object]) -> None:
+        with ThreadPoolExecutor(at_once) as pool:
+            for done in [pool.submit(run, item) for item in inputs]:
+                done.result()
+
+    return {
+        "side_by_side": lambda: side_by_side(lambda item: len(session.run(None, item[1]))),
+        "handing": lambda: side_by_side(lambda item: len(reduced.run(item[1], "", item[0]))),
+        "opening": lambda: (read_model(model), opened()),
+        "collect": lambda: collect(read_model(model), samples),
+    }
 
 
 def bench_peers(model: Path, samples: Images, rounds: int) -> None:
@@ -199,7 +244,7 @@ def row(what: str, value: float, bar: float | None, kind: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", choices=["time", "peers", "memory", "entropy", "real"])
+    parser.add_argument("--only", choices=["mobilenetv2", "resnet50", "real", "peers", "memory", "entropy"])
     parser.add_argument("--memory-of", nargs=2, metavar=("MODEL", "SAMPLES"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.memory_of:
@@ -209,15 +254,17 @@ def main() -> None:
         print(json.dumps({"peak_kb": int(status.split("VmHWM:")[1].split()[0])}))
         return
     samples, rounds = (64, 2) if arguments.quick else (256, 5)
-    wanted = [arguments.only] if arguments.only else ["time", "real", "peers", "memory", "entropy"]
+    wanted = [arguments.only] if arguments.only else ["mobilenetv2", "resnet50", "real", "peers", "memory", "entropy"]
     with tempfile.TemporaryDirectory() as folder:
-        resnet = resnet50_shaped(Path(folder) / "resnet50.onnx")
         mobilenet = mobilenetv2_shaped(Path(folder) / "mobilenetv2.onnx")
-        if "time" in wanted:
-            few, many = random_images(samples // 4), random_images(samples)
-            for title, model, bar in (("MobileNetV2-shaped", mobilenet, 2.5), ("ResNet-50-shaped", resnet, 1.6)):
-                bench_time(title, model, few, rounds, None)
-                bench_time(title, model, many, max(2, rounds // 2), bar)
+        few, many = random_images(samples // 4), random_images(samples)
+        if "mobilenetv2" in wanted:
+            bench_time("MobileNetV2-shaped", mobilenet, few, rounds, None)
+            bench_time("MobileNetV2-shaped", mobilenet, many, max(2, rounds // 2), 2.0)
+        if "resnet50" in wanted:
+            resnet = resnet50_shaped(Path(folder) / "resnet50.onnx")
+            bench_time("ResNet-50-shaped", resnet, few, rounds, None)
+            bench_time("ResNet-50-shaped", resnet, many, max(2, rounds // 2), 1.2)
         if "real" in wanted:
             bench_real(rounds)
         if "peers" in wanted:

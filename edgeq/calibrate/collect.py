@@ -13,6 +13,7 @@ from edgeq.calibrate.float_pass import FloatPass, SampleLike
 from edgeq.calibrate.instrumented import InstrumentedModel
 from edgeq.calibrate.on_workers import merged, observe_on
 from edgeq.calibrate.partition import partition_tensors
+from edgeq.calibrate.reduced import ReducedModel
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
 from edgeq.calibrate.tensors import plan, quantizable_tensors
 from edgeq.data.shards import Sharded
@@ -54,6 +55,7 @@ def collect(
     start: Statistics | None = None,
     checkpoint: Checkpoint | None = None,
     checkpoint_seconds: float = 30.0,
+    timed: Callable[[float, float], None] = lambda running, counting: None,
 ) -> Statistics:
     """Run the float model once over the samples and keep, per tensor, extrema, count and histogram.
 
@@ -74,6 +76,8 @@ def collect(
         every_element: count all elements of large tensors too, see `edgeq.calibrate.observer.PLENTY`.
         start: unfinished statistics of the same model, data and tensors to continue.
         checkpoint: called with the statistics so far, now and then and when interrupted (Ctrl-C).
+        timed: called after each pass on this machine with the seconds that its threads ran the model and that they
+            counted what it gave.
 
     Raises:
         CalibrationError: a value is NaN or infinite (names tensor and sample), or `start` belongs to something else.
@@ -83,7 +87,8 @@ def collect(
     if total == 0:
         raise DataError("there are no samples to calibrate with", "Give at least one")
     channels = dict(channels or {})
-    names = _known_floats(model, tuple(tensors) if tensors is not None else quantizable_tensors(model))
+    types = element_types(model)
+    names = _known_floats(model, tuple(tensors) if tensors is not None else quantizable_tensors(model, types), types)
     data_digest = samples.digest()
     state = _initial(start, model_digest, data_digest, names, total)
     threads = threads or (1 if workers is not None else usable_threads())
@@ -119,10 +124,12 @@ def collect(
                 continue
             steps = plan(model, partition, channels)
             each = max(1, threads // at_once)
-            fetched = InstrumentedModel(model, steps.fetched, keep_layout=channels, threads=each)
+            instrumented = InstrumentedModel(model, steps.fetched, keep_layout=channels, threads=each)
+            fetched = ReducedModel(instrumented, every_element=every_element)
             seen = FloatPass(fetched, steps, state, channels, at_once=at_once, every_element=every_element)
             remaining = itertools.islice(enumerate(samples), done, None)
             _observe_all(seen, remaining, state, advance, save, checkpoint_seconds)
+            timed(seen.running_s, seen.counting_s)
     return snapshot()
 
 
@@ -192,14 +199,13 @@ def _initial(
     return dict(start.tensors)
 
 
-def _known_floats(model: ir.Model, names: Sequence[str]) -> tuple[str, ...]:
+def _known_floats(model: ir.Model, names: Sequence[str], types: Mapping[str, ir.DataType]) -> tuple[str, ...]:
     """`names` without the tensors that are no floats after all, which only ONNX Runtime may know."""
     index = GraphIndex(model)
     for name in names:
         if name not in index.values or index.values[name].is_initializer():
             raise CalibrationError(f"the model has no tensor {name!r}", "`edgeq inspect` lists the tensors")
-    typed = element_types(model)
-    untyped = [n for n in names if n not in index.inputs and n not in typed]
+    untyped = [n for n in names if n not in index.inputs and n not in types]
     if not untyped:
         return tuple(names)
     floats = InstrumentedModel(model, untyped, keep_layout=untyped, threads=1).floats()

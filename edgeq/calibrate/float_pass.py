@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from edgeq.calibrate.instrumented import InstrumentedModel
-from edgeq.calibrate.observer import Observer, Seen, dtype_name
+from edgeq.calibrate.observer import Observer, Part, Seen
+from edgeq.calibrate.reduced import ReducedModel
 from edgeq.calibrate.statistics import TensorStatistics
 from edgeq.calibrate.tensors import Derived, Plan
 from edgeq.errors import CalibrationError, DataError, EdgeqError
@@ -34,11 +36,14 @@ class FloatPass:
         model: gives the fetched tensors of `steps`.
         state: what was seen of each tensor before.
         at_once: samples run at the same time.
+
+    Attributes:
+        running_s, counting_s: seconds that all threads together ran the model, and counted what it gave.
     """
 
     def __init__(
         self,
-        model: InstrumentedModel,
+        model: ReducedModel,
         steps: Plan,
         state: Mapping[str, TensorStatistics],
         channels: Mapping[str, int],
@@ -56,6 +61,8 @@ class FloatPass:
         self._limit = at_once + 1
         self._pending: set[Future[None]] = set()
         self._failure: EdgeqError | None = None
+        self._timing = threading.Lock()
+        self.running_s = self.counting_s = 0.0
 
     def run(self, samples: Iterable[tuple[int, SampleLike]]) -> Iterator[None]:
         """Observe each sample, given with its place; gives one value for every sample that is done."""
@@ -115,32 +122,37 @@ class FloatPass:
             raise
 
     def _observe(self, sample: SampleLike, place: int) -> None:
-        seen: dict[str, tuple[Seen, str]] = {}
-        for name, values in self._arrays(sample):
+        began = time.perf_counter()
+        arrays = self._arrays(sample, place)
+        ran = time.perf_counter()
+        seen: dict[str, Seen] = {}
+        while arrays:
+            # Popped, so that each array is freed as soon as it is counted.
+            name, values = arrays.pop()
             try:
-                seen[name] = (self._observers[name].observe(values, place), dtype_name(values))
+                seen[name] = self._observers[name].observe(values, place)
             except CalibrationError as error:
                 raise CalibrationError(
                     f"tensor {name!r} in sample {sample.name}: {error.problem}",
                     error.fix or "Check the sample and its preprocessing, or leave the tensor out",
                 ) from error
         for derived in self._plan.derived:
-            part = _derive(derived, [seen[source][0] for source in derived.sources])
-            dtype = seen[derived.sources[0]][1]
-            seen[derived.name] = (part, dtype)
-            self._observers[derived.name].note(part, dtype)
+            part = _derive(derived, [seen[source] for source in derived.sources])
+            seen[derived.name] = part
+            self._observers[derived.name].note(part)
+        with self._timing:
+            self.running_s += ran - began
+            self.counting_s += time.perf_counter() - ran
 
-    def _arrays(self, sample: SampleLike) -> Iterator[tuple[str, NDArray[Any]]]:
+    def _arrays(self, sample: SampleLike, place: int) -> list[tuple[str, NDArray[Any] | Part]]:
+        """What is counted of a sample, by tensor; the first one last."""
         for name in self._plan.inputs:
             if name not in sample.inputs:
                 raise DataError(f"sample {sample.name} has no input {name!r}", "Give all inputs of the model")
-            yield name, sample.inputs[name]
-        if not self._plan.fetched:
-            return
-        values = self._model.run(sample.inputs, sample.name)
-        while values:
-            # Popped, so that each array is freed as soon as it is counted.
-            yield self._plan.fetched[len(self._plan.fetched) - len(values)], values.pop(0)
+        arrays: list[tuple[str, NDArray[Any] | Part]] = [(name, sample.inputs[name]) for name in self._plan.inputs]
+        if self._plan.fetched:
+            arrays += zip(self._plan.fetched, self._model.run(sample.inputs, sample.name, place), strict=True)
+        return arrays[::-1]
 
 
 def _derive(how: Derived, sources: list[Seen]) -> Seen:
@@ -148,4 +160,4 @@ def _derive(how: Derived, sources: list[Seen]) -> Seen:
     low, high = min(s.minimum for s in sources), max(s.maximum for s in sources)
     if how.kind == "clip" and count:
         low, high = (min(max(v, how.low), how.high) + 0.0 for v in (low, high))
-    return Seen(count, low, high)
+    return Seen(count, low, high, sources[0].dtype)

@@ -9,7 +9,9 @@ do not fill the blocks keep their conversion, because the padding is no data.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +48,10 @@ class InstrumentedModel:
         keep_layout: those of `names` that are wanted in their own layout, not just with all their values.
         threads: threads inside an operator; 0 leaves it to ONNX Runtime.
 
+    Attributes:
+        fetched: for each of `names`, the tensor of the optimised graph that is fetched.
+        optimised: the file of that graph, which lives as long as this object; None where it was not written.
+
     Raises:
         RuntimeUnavailableError: ONNX Runtime is missing, or refuses the model.
     """
@@ -54,7 +60,10 @@ class InstrumentedModel:
         self, model: ir.Model, names: Sequence[str], *, keep_layout: Collection[str] = (), threads: int = 0
     ) -> None:
         self.names = tuple(names)
-        self._fetched = list(names)
+        self.keep_layout = frozenset(keep_layout)
+        self.threads = threads
+        self.fetched = list(names)
+        self.optimised: Path | None = None
         weights = external_folder(model)
         config = {_EXTERNAL_FOLDER: str(weights)} if weights is not None else {}
         settings = SessionSettings(config=config, intra_op_threads=threads)
@@ -62,22 +71,23 @@ class InstrumentedModel:
         if weight_bytes(model) > _LARGEST or not any(node.op_type == "Conv" for node in model.graph):
             self._session = open_session(content, settings)
             return
-        with tempfile.TemporaryDirectory(prefix="edgeq-calibrate-", ignore_cleanup_errors=True) as folder:
-            written = Path(folder) / "optimised.onnx"
-            beside = {**settings.config, **_WEIGHTS_BESIDE}
-            self._session = open_session(content, replace(settings, config=beside, save_optimized_to=written))
-            optimised = ir.load(written)
-            blocked = without_conversions(optimised, names, keep_layout)
-            if blocked:
-                self._fetched = [blocked.get(name, name) for name in names]
-                written.write_bytes(to_bytes(optimised))
-                del self._session
-                self._session = open_session(written, SessionSettings(optimization="none", intra_op_threads=threads))
+        folder = Path(tempfile.mkdtemp(prefix="edgeq-calibrate-"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self.optimised = written = folder / "optimised.onnx"
+        beside = {**settings.config, **_WEIGHTS_BESIDE}
+        self._session = open_session(content, replace(settings, config=beside, save_optimized_to=written))
+        optimised = ir.load(written)
+        blocked = without_conversions(optimised, names, keep_layout)
+        if blocked:
+            self.fetched = [blocked.get(name, name) for name in names]
+            written.write_bytes(to_bytes(optimised))
+            del self._session
+            self._session = open_session(written, SessionSettings(optimization="none", intra_op_threads=threads))
 
     def floats(self) -> frozenset[str]:
         """Those of the names that are float32 or float16 tensors, by the types that ONNX Runtime infers."""
         kinds = {output.name: output.type for output in self._session.get_outputs()}
-        return frozenset(n for n, fetched in zip(self.names, self._fetched, strict=True) if kinds[fetched] in _FLOATS)
+        return frozenset(n for n, fetched in zip(self.names, self.fetched, strict=True) if kinds[fetched] in _FLOATS)
 
     def run(self, inputs: Mapping[str, NDArray[Any]], sample: str) -> list[NDArray[Any]]:
         """The tensors for one sample.
@@ -90,7 +100,7 @@ class InstrumentedModel:
             DataError: ONNX Runtime refuses the sample.
         """
         try:
-            values: list[NDArray[Any]] = self._session.run(self._fetched, dict(inputs))
+            values: list[NDArray[Any]] = self._session.run(self.fetched, dict(inputs))
         except Exception as error:  # onnxruntime raises unrelated types, some of them bare Exception
             text = " ".join(str(error).split())
             raise DataError(f"onnxruntime cannot run sample {sample}: {text}", "Check its names and shapes") from error

@@ -17,9 +17,13 @@ from edgeq.errors import CalibrationError
 
 ALL_COUNTED = 1 << 13
 """Elements of one tensor in one sample up to which all are counted, whatever came before."""
-PLENTY = 1 << 19
+SPREAD = 1 << 12
+"""Elements of a larger one that are counted in a sample once there is `PLENTY`."""
+PLENTY = 1 << 18
 """Once the samples before would hold so many elements, if all were as large as this one, only an evenly spread part of
 a larger tensor is counted, each element for those that it stands for. Extrema are always those of all elements."""
+LARGE = 1 << 15
+"""Elements from which on a tensor need not be fetched for that part and its extrema (`edgeq.calibrate.reduced`)."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,19 @@ class Seen:
     """What one sample held of one tensor."""
 
     count: int
+    minimum: float
+    maximum: float
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor of one sample without its values: the extrema of its `size` elements, all finite, and in float32
+    `values` every `stride`-th of them."""
+
+    values: NDArray[np.float32]
+    size: int
+    stride: int
     minimum: float
     maximum: float
 
@@ -48,19 +65,31 @@ class Observer:
         self._minimum, self._maximum = start.minimum, start.maximum
         self._sums = (start.minimum_sum, start.maximum_sum)
 
-    def observe(self, values: NDArray[Any], place: int = 0) -> Seen:
+    def observe(self, values: NDArray[Any] | Part, place: int = 0) -> Seen:
         """Count one sample's values (float32 or float16, any shape) and note their extrema.
 
         Args:
+            values: a `Part` where the sample's `place` is one at which no more of it is counted.
             place: the sample's place among the samples, from 0. Deciding by it, not by what other threads have done by
                 now, keeps the result the same every time.
 
         Raises:
             CalibrationError: a value is NaN or infinite.
         """
-        if self._counter is None:
+        with self._lock:
+            counter = self._counter = self._counter or Counter(self._start.histogram)
+        if isinstance(values, Part):
             with self._lock:
-                self._counter = self._counter or Counter(self._start.histogram)
+                counter.add(values.values, values.stride)
+            seen = Seen(values.size, values.minimum + 0.0, values.maximum + 0.0, dtype_name(values.values))
+        else:
+            seen = self._add(values, place, counter)
+            if self._axis is not None and seen.count:
+                self._observe_channels(values, self._axis)
+        self.note(seen)
+        return seen
+
+    def _add(self, values: NDArray[Any], place: int, counter: Counter) -> Seen:
         flat = np.ascontiguousarray(values).reshape(-1)
         plenty = flat.size > ALL_COUNTED and place * flat.size >= PLENTY
         stride = spread_stride(values.shape) if plenty and not self._every else 1
@@ -74,17 +103,13 @@ class Observer:
             if stride > 1:
                 part = part[-begin % stride :: stride]
             with self._lock:
-                self._counter.add(part, stride)
-        seen = Seen(flat.size, low + 0.0, high + 0.0)
-        self.note(seen, dtype_name(values))
-        if self._axis is not None and flat.size:
-            self._observe_channels(values, self._axis)
-        return seen
+                counter.add(part, stride)
+        return Seen(flat.size, low + 0.0, high + 0.0, dtype_name(values))
 
-    def note(self, seen: Seen, dtype: str) -> None:
+    def note(self, seen: Seen) -> None:
         """Add what is known of one sample without its values; for tensors whose histogram is derived."""
         with self._lock:
-            self._dtype = dtype
+            self._dtype = seen.dtype
             self._samples += 1
             if not seen.count:
                 return
@@ -138,12 +163,12 @@ def dtype_name(values: NDArray[Any]) -> str:
 
 @lru_cache(maxsize=4096)
 def spread_stride(shape: tuple[int, ...]) -> int:
-    """The step from one counted element to the next, so that about ALL_COUNTED are.
+    """The step from one counted element to the next, so that about SPREAD are.
 
     It has no factor in common with any dimension, nor with the channel blocks of blocked layouts, so the steps walk
     through all channels, rows and columns evenly.
     """
-    stride = -(-math.prod(shape) // ALL_COUNTED)
+    stride = -(-math.prod(shape) // SPREAD)
     while any(math.gcd(stride, size) > 1 for size in (*shape, 2)):
         stride += 1
     return stride

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from edgeq.calibrate.float_pass import FloatPass
 from edgeq.calibrate.instrumented import InstrumentedModel
+from edgeq.calibrate.reduced import ReducedModel
 from edgeq.calibrate.statistics import TensorStatistics
 from edgeq.calibrate.tensors import plan
 from edgeq.data.samples import SourceSamples
@@ -36,7 +37,8 @@ class CalibrationJob:
         """See `edgeq.distributed.job.Job`."""
         model = read_model(self.model.place(stack))
         steps = plan(model, self.names, self.channels)
-        fetched = InstrumentedModel(model, steps.fetched, keep_layout=self.channels, threads=self.threads)
+        instrumented = InstrumentedModel(model, steps.fetched, keep_layout=self.channels, threads=self.threads)
+        fetched = ReducedModel(instrumented, every_element=self.every_element)
         nothing = {name: TensorStatistics() for name in self.names}
 
         def run(shard: Shard) -> dict[str, TensorStatistics]:

@@ -89,6 +89,7 @@ def calibrate(
         )
         before = start.samples if start is not None else 0
         began = time.monotonic()
+        passes: list[tuple[float, float]] = []
         statistics = collect(
             prepared.model,
             samples,
@@ -101,11 +102,14 @@ def calibrate(
             start=start,
             checkpoint=save,
             checkpoint_seconds=checkpoint_seconds,
+            timed=lambda running, counting: passes.append((running, counting)),
             progress=progress,
         )
     seconds = time.monotonic() - began
     done = statistics.samples - before
-    progress.note(f"{done} samples in {seconds:.1f} s, {done / seconds:.1f} samples/s")
+    share = sum(counting for _, counting in passes) / (sum(map(sum, passes)) or 1.0)
+    parts = f" (inference {1 - share:.0%}, counting {share:.0%})" if passes else ""
+    progress.note(f"{done} samples in {seconds:.1f} s, {done / seconds:.1f} samples/s{parts}")
     save(statistics)
     return statistics
 

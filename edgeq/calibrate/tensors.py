@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,16 +48,19 @@ class Plan:
     derived: tuple[Derived, ...]
 
 
-def quantizable_tensors(model: ir.Model) -> tuple[str, ...]:
+def quantizable_tensors(model: ir.Model, types: Mapping[str, ir.DataType] | None = None) -> tuple[str, ...]:
     """Names of the float tensors that some backend may quantize, in the order of the graph: inputs, activations and
     outputs of the main graph.
 
     Not among them: weights and what is computed from weights alone; a convolution's output that only a
     BatchNormalization reads, since every backend folds that away. A tensor whose type cannot be inferred is listed;
     `collect` drops it where ONNX Runtime infers that it is no float.
+
+    Args:
+        types: the model's `element_types`, where they are at hand.
     """
     constants = GraphIndex(model).computed_constants
-    types = element_types(model)
+    types = element_types(model) if types is None else types
     made = [value for node in model.graph for value in node.outputs if value.name]
     return tuple(
         name

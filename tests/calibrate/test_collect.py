@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from edgeq.calibrate import collect as collecting
 from edgeq.calibrate.histogram import histogram_of
-from edgeq.calibrate.observer import spread_stride
+from edgeq.calibrate.observer import SPREAD, spread_stride
 from edgeq.calibrate.ranges import derive_ranges
 from edgeq.calibrate.statistics import Statistics
 from edgeq.calibrate.tensors import quantizable_tensors
@@ -188,7 +188,8 @@ def test_of_large_tensors_a_spread_part_is_counted_once_there_is_plenty(tmp_path
     few = spread.tensors["x"]
     assert (few.minimum, few.maximum, few.count) == (values.min(), values.max(), values.size)
     assert few.histogram != every.tensors["x"].histogram
-    assert few.histogram.total == pytest.approx(values.size, rel=1e-4)
+    # The last of the counted elements stands for a whole step, which may reach past the end.
+    assert few.histogram.total == pytest.approx(values.size, rel=1 / SPREAD)
     assert spread == collect(path, ListSamples(items), threads=1)
     for share in (90.0, 99.0, 99.9):
         a, b = (derive_ranges(s, "percentile", options={"percentile": share})["x"] for s in (spread, every))

@@ -17,6 +17,9 @@ COARSE = 2.0 ** (-np.arange(13) / 2.0)
 """Shares of the extremes that are tried first; the best is then refined by ever smaller factors."""
 REFINEMENTS = 2.0 ** (-1.0 / np.array([4.0, 8.0, 16.0, 32.0, 64.0]))
 
+AT_ONCE = 48
+"""Ranges whose errors are computed together: few enough for the caches, and for memory that is used again."""
+
 
 def mse_range(linear: Linear, minimum: float, maximum: float, grid: Grid) -> tuple[float, float]:
     """The range whose quantization of the histogram has the least squared error, among a grid that is then refined.
@@ -79,7 +82,9 @@ def squared_errors(moments: Moments, params: QuantParams) -> Float64s:
 
 
 def _least(moments: Moments, share: Float64s, low: float, high: float, grid: Grid) -> tuple[tuple[float, float], float]:
-    errors = squared_errors(moments, grid.params(low * share[:, 0], high * share[:, 0 if grid.symmetric else 1]))
+    ends = low * share[:, 0], high * share[:, 0 if grid.symmetric else 1]
+    blocks = zip(*(np.array_split(end, -(-len(share) // AT_ONCE)) for end in ends), strict=True)
+    errors = np.concatenate([squared_errors(moments, grid.params(*block)) for block in blocks])
     place = int(np.argmin(errors))
     return (float(share[place, 0]), float(share[place, 1])), float(errors[place])
 

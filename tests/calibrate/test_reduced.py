@@ -1,0 +1,159 @@
+"""What stays inside the session gives the bytes that fetching everything gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from onnx import helper
+
+from edgeq.calibrate import reduced
+from edgeq.calibrate.collect import collect
+from edgeq.calibrate.reduced import FIRST, reduce_large
+from edgeq.calibrate.statistics import Statistics
+from edgeq.errors import CalibrationError
+from edgeq.graph.convert import to_bytes
+from edgeq.model.load import read_model
+from tests.graphs import model
+
+from .models import ListSamples, images, small_cnn, value, write
+
+COUNT, SIZE = FIRST + 5, 64
+"""Samples, and the side of an image of which the tensors of `small_cnn` are large."""
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each sample of which a reduced session could be used, whether it was."""
+    found: list[bool] = []
+    run = reduced._Reduced.run
+
+    def watched(self: reduced._Reduced, inputs: reduced.Inputs) -> Any:
+        values = run(self, inputs)
+        found.append(values is not None)
+        return values
+
+    monkeypatch.setattr(reduced._Reduced, "run", watched)
+    return found
+
+
+def whole(path: Path, samples: ListSamples, **options: Any) -> Statistics:
+    """The statistics by fetching everything."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reduced, "FIRST", len(samples))
+        return collect(read_model(path), samples, **options)
+
+
+@pytest.mark.parametrize(("channels", "threads"), [(32, 1), (32, 3), (20, 1)])
+def test_statistics_are_the_same(tmp_path: Path, used: list[bool], channels: int, threads: int) -> None:
+    path, samples = small_cnn(tmp_path / "m.onnx", channels, SIZE), ListSamples(images(COUNT, SIZE))
+    assert collect(read_model(path), samples, threads=threads) == whole(path, samples)
+    assert all(used)
+    assert used or threads > 1  # other threads go on while one opens the session
+
+
+def test_other_shapes_are_fetched(tmp_path: Path, used: list[bool]) -> None:
+    path = small_cnn(tmp_path / "m.onnx", size="S")
+    items = images(COUNT, SIZE)
+    items[-2] = images(1, SIZE + 8)[0]
+    assert collect(read_model(path), ListSamples(items), threads=1) == whole(path, ListSamples(items))
+    assert used == [True, True, False, True]
+
+
+def test_tensors_with_channel_extrema_and_every_element_are_fetched(tmp_path: Path, used: list[bool]) -> None:
+    path, samples = small_cnn(tmp_path / "m.onnx", size=SIZE), ListSamples(images(COUNT, SIZE))
+    channels = {"conv1": 1, "clip1": 1}
+    assert collect(read_model(path), samples, channels=channels) == whole(path, samples, channels=channels)
+    del used[:]
+    every = collect(read_model(path), samples, every_element=True)
+    assert not used
+    assert every != whole(path, samples)
+
+
+def test_it_goes_on_after_an_interruption(tmp_path: Path, used: list[bool]) -> None:
+    path, items = small_cnn(tmp_path / "m.onnx", size=SIZE), images(COUNT, SIZE)
+    kept: list[Statistics] = []
+    with pytest.raises(KeyboardInterrupt):
+        collect(read_model(path), ListSamples(items, COUNT - 1), checkpoint=kept.append)
+    assert collect(read_model(path), ListSamples(items), start=kept[-1]) == whole(path, ListSamples(items))
+
+
+def hidden(path: Path, op_type: str) -> Path:
+    """A model in which a Clip hides what an operator makes of a convolution's output."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["conv"], "conv"),
+        helper.make_node(op_type, ["conv"], ["inner"], "inner"),
+        helper.make_node("Clip", ["inner", "zero", "six"], ["y"], "clip"),
+    ]
+    weights = {"w": np.eye(16, dtype=np.float32)[:, :, None, None], "zero": np.float32(0), "six": np.float32(6)}
+    shape = ["N", 16, SIZE, SIZE]
+    return write(path, nodes, [value("x", shape)], [value("y", shape)], weights)
+
+
+def filled(number: float) -> list[dict[str, np.ndarray]]:
+    return [{"x": np.full((1, 16, SIZE, SIZE), number, np.float32)} for _ in range(COUNT)]
+
+
+@pytest.mark.parametrize(("op_type", "bad", "word"), [("Sqrt", -1, "NaN"), ("Reciprocal", 0, "infinity")])
+def test_one_bad_value_in_a_large_tensor_is_found(
+    tmp_path: Path, op_type: str, bad: float, word: str, used: list[bool]
+) -> None:
+    path, items = hidden(tmp_path / "m.onnx", op_type), filled(2)
+    items[-2]["x"][0, 3, 5, 7] = bad
+    with pytest.raises(CalibrationError, match=rf"'inner' in sample sample-{COUNT - 2}: it holds (an )?{word}"):
+        collect(read_model(path), ListSamples(items), ["inner", "y"], threads=1)
+    assert False in used
+
+
+def test_a_sum_that_overflows_is_no_bad_value(tmp_path: Path, used: list[bool]) -> None:
+    path = hidden(tmp_path / "m.onnx", "Sqrt")
+    statistics = collect(read_model(path), ListSamples(filled(3e38)), ["conv"], threads=1)
+    assert statistics.tensors["conv"].maximum == np.float32(3e38)
+    assert not any(used)
+
+
+def test_a_size_that_depends_on_values(tmp_path: Path, used: list[bool]) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["conv"], "conv"),
+        helper.make_node("Flatten", ["conv"], ["flat"], "flat", axis=0),
+        helper.make_node("Reshape", ["flat", "all"], ["line"], "line"),
+        helper.make_node("Greater", ["line", "zero"], ["positive"], "positive"),
+        helper.make_node("Compress", ["line", "positive"], ["y"], "y"),
+    ]
+    weights = {
+        "w": np.random.default_rng(0).normal(size=(32, 3, 1, 1)).astype(np.float32),
+        "all": np.int64([-1]),
+        "zero": np.float32(0),
+    }
+    inputs, outputs = [value("x", [1, 3, SIZE, SIZE])], [value("y", ["M"])]
+    path, samples = write(tmp_path / "m.onnx", nodes, inputs, outputs, weights), ListSamples(images(COUNT, SIZE))
+    assert collect(read_model(path), samples, threads=1) == whole(path, samples)
+    assert used
+    assert not any(used)
+
+
+ELEMENTS, STRIDE = 60, 7
+
+
+@pytest.fixture(scope="module")
+def session() -> Any:
+    graph = model("g (float[3, 20] x) => (float[3, 20] y) { y = Neg (x) }")
+    reduce_large(graph, ["y"], {"y": (ELEMENTS, STRIDE)})
+    return onnxruntime.InferenceSession(to_bytes(graph))
+
+
+@given(arrays(np.float32, (3, 20), elements=st.floats(width=32)))
+def test_extrema_and_parts_are_exact(session: Any, x: np.ndarray) -> None:
+    (joined,) = session.run(None, {"x": x})
+    y = -x.reshape(-1)
+    assert np.array_equal(joined[3:], y[::STRIDE], equal_nan=True)
+    if np.isfinite(y).all():
+        assert (joined[0], joined[1]) == (y.min(), y.max())
+    else:
+        assert not np.isfinite(joined[:3]).all()
