@@ -8,6 +8,7 @@ import pytest
 
 from edgeq.calibrate.histogram import histogram_of
 from edgeq.calibrate.linear import BINS, Linear, linear_of
+from edgeq.calibrate.methods import mse
 from edgeq.calibrate.methods.entropy import FLOOR, divergences, entropy_range, windows
 from edgeq.calibrate.methods.mse import moments_of, mse_range, squared_errors
 from edgeq.calibrate.methods.percentile import percentile_range
@@ -197,6 +198,16 @@ def test_mse_equals_the_plain_reference(name: str, grid: Grid) -> None:
     best = plain_error(linear, *mse_range(linear, float(values.min()), float(values.max()), grid), grid)
     whole = plain_error(linear, low, high, grid)
     assert best <= min(plain.min(), whole) * 1.005
+
+
+@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("grid", GRIDS)
+def test_mse_leaves_out_no_range_that_would_win(name: str, grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = VALUES[name]
+    linear, ends = linear_of(histogram_of(values)), (float(values.min()), float(values.max()))
+    found = mse_range(linear, *ends, grid)
+    monkeypatch.setattr(mse, "TRIED", 1000)
+    assert found == mse_range(linear, *ends, grid)
 
 
 @pytest.mark.parametrize("name", ["normal", "heavy", "lopsided"])

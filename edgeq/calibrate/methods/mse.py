@@ -17,8 +17,10 @@ COARSE = 2.0 ** (-np.arange(13) / 2.0)
 """Shares of the extremes that are tried first; the best is then refined by ever smaller factors."""
 REFINEMENTS = 2.0 ** (-1.0 / np.array([4.0, 8.0, 16.0, 32.0, 64.0]))
 
-AT_ONCE = 48
-"""Ranges whose errors are computed together: few enough for the caches, and for memory that is used again."""
+TRIED = 16
+"""Of many ranges, those that are tried before the others, which mostly need not be then."""
+ROUNDING = 1e-9
+"""What the error of a range may be wrong by, as a part of the power of all values."""
 
 
 def mse_range(linear: Linear, minimum: float, maximum: float, grid: Grid) -> tuple[float, float]:
@@ -37,7 +39,7 @@ def mse_range(linear: Linear, minimum: float, maximum: float, grid: Grid) -> tup
     lows = COARSE if search_low else np.ones(1)
     highs = COARSE if search_high else np.ones(1)
     share = np.array([(a, b) for a in lows for b in highs])
-    best, least = _least(moments, share, low, high, grid)
+    best, least = _least(moments, _promising(moments, share, low, high, grid), low, high, grid)
     for factor in REFINEMENTS:
         steps = np.array([factor, 1.0, 1.0 / factor])
         a = np.minimum(best[0] * steps, 1.0) if search_low else np.ones(1)
@@ -82,11 +84,35 @@ def squared_errors(moments: Moments, params: QuantParams) -> Float64s:
 
 
 def _least(moments: Moments, share: Float64s, low: float, high: float, grid: Grid) -> tuple[tuple[float, float], float]:
-    ends = low * share[:, 0], high * share[:, 0 if grid.symmetric else 1]
-    blocks = zip(*(np.array_split(end, -(-len(share) // AT_ONCE)) for end in ends), strict=True)
-    errors = np.concatenate([squared_errors(moments, grid.params(*block)) for block in blocks])
+    errors = squared_errors(moments, grid.params(*_ends(share, low, high, grid)))
     place = int(np.argmin(errors))
     return (float(share[place, 0]), float(share[place, 1])), float(errors[place])
+
+
+def _promising(moments: Moments, share: Float64s, low: float, high: float, grid: Grid) -> Float64s:
+    """`share` without those that err more by clipping alone than one of the few that clip least errs in all."""
+    if len(share) <= TRIED:
+        return share
+    clipped = clipped_errors(moments, grid.params(*_ends(share, low, high, grid)))
+    _, error = _least(moments, share[np.argsort(clipped)[:TRIED]], low, high, grid)
+    kept: Float64s = share[clipped <= error + ROUNDING * moments.second[-1]]
+    return kept
+
+
+def _ends(share: Float64s, low: float, high: float, grid: Grid) -> tuple[Float64s, Float64s]:
+    return low * share[:, 0], high * share[:, 0 if grid.symmetric else 1]
+
+
+def clipped_errors(moments: Moments, params: QuantParams) -> Float64s:
+    """The summed squared error of the bins' centres beyond the outermost levels of each of several scales."""
+    ends = (np.array([[params.low], [params.high]]) - params.zero_point) * params.scale
+    place = np.ceil(ends / moments.width - 0.5).clip(-BINS, BINS).astype(np.int64) + BINS
+    zeroth, first, second = (
+        np.stack([sums[place[0]], sums[-1] - sums[place[1]]])
+        for sums in (moments.zeroth, moments.first, moments.second)
+    )
+    errors: Float64s = (second + ends * (ends * zeroth - 2 * first)).sum(axis=0)
+    return errors
 
 
 def _between(sums: Float64s, inner: np.ndarray) -> Float64s:
