@@ -1,4 +1,4 @@
-"""Two workers that all tests of this folder share."""
+"""Two workers that the tests of a module share. Idle, they take a tenth of a core: they end with the module."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from edgeq.distributed.workers import Workers, open_workers
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pool() -> Iterator[Workers]:
     pytest.importorskip("distributed", reason="the extra `distributed` is not installed")
     with open_workers(2) as opened:
@@ -17,7 +17,7 @@ def pool() -> Iterator[Workers]:
         yield opened
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def address(pool: Workers) -> str:
     """Where the same workers are found by a command."""
     return pool.address
