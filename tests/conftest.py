@@ -12,6 +12,10 @@ from hypothesis import settings
 settings.register_profile("edgeq", deadline=None)
 settings.load_profile("edgeq")
 
+# One process a core: threads that wait for each other in busy loops would take the other worker's time.
+for library in ("OPENBLAS", "OMP", "MKL"):
+    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+
 # As edgeq's programs do; see docs/architecture.md, Privacy.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
@@ -44,13 +48,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _brief_timings() -> None:
     """No test looks at how long something takes, and beside other tests no run is undisturbed: proofs are timed, but
-    for a moment."""
+    for a moment, and so is a warm-up that names no limits."""
     from edgeq_device.latency import WarmUp
 
     from edgeq.pipeline import proof
 
     proof._TIMED_SECONDS, proof._PATIENCE_SECONDS = 0.05, 0.0
     proof._WARM_UP = WarmUp(window=3, min_s=0.0, max_s=0.05)
+    WarmUp.__init__.__defaults__ = (10, 0.05, 0.0, 0.05, 100_000)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -58,6 +63,15 @@ def _one_thread() -> None:
     from tests.one_thread import one_thread
 
     one_thread()
+
+
+@pytest.fixture
+def made_up_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of a bench that look at something else: each model's memory takes a process of its own."""
+    from edgeq_device.memory import MemoryUse
+
+    for place in ("edgeq.measure.latency", "edgeq_device.bench_bundle"):
+        monkeypatch.setattr(f"{place}.measure_memory", lambda model, **given: MemoryUse(1, 2, 3))
 
 
 @pytest.fixture(scope="session")

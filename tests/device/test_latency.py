@@ -20,7 +20,7 @@ def test_warm_up_ends_when_two_windows_agree(clock: Any) -> None:
 
 
 def test_warm_up_takes_its_minimum_time_even_if_stable_at_once(clock: Any) -> None:
-    warmed = warm_up(clock.runner([0.01]), WarmUp(window=4, min_s=0.5), clock=clock)
+    warmed = warm_up(clock.runner([0.01]), WarmUp(window=4, min_s=0.5, max_s=5.0), clock=clock)
     assert warmed.stable
     assert warmed.seconds >= 0.5
 

@@ -22,6 +22,8 @@ from edgeq.measure.bench import BenchData, bench
 
 from .fakes import matmul_file
 
+pytestmark = pytest.mark.usefixtures("made_up_memory")
+
 QUICK = BenchSettings(min_duration_s=0.02, min_queries=10, warm_up=WarmUp(min_s=0, max_s=0.02))
 FAST = ("--duration", "0.02", "--queries", "10", "--threads", "1")
 

@@ -183,6 +183,7 @@ def test_a_limit_holds_only_where_that_is_shown(found: dict[str, Any], limits: L
         assert part in sentence
 
 
+@pytest.mark.usefixtures("made_up_memory")
 def test_limits_fail_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Whether this machine is quiet enough to claim anything is not what is tested.
     monkeypatch.setattr("edgeq_device.bench.claim", lambda baseline, model: Claim(1.1, 1.0, 1.2, 0.96, 9))
