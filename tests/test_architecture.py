@@ -9,7 +9,8 @@ import ast
 import importlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -68,8 +69,17 @@ def python_files(root: Path) -> list[Path]:
     return sorted(p for p in root.rglob("*.py") if "_shipped" not in p.parts)
 
 
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text("utf-8"), str(path))
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All of a file, the module first: parsed once for all rules."""
+    return tuple(ast.walk(ast.parse(path.read_text("utf-8"), str(path))))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forget_files() -> Iterator[None]:
+    """Half a million nodes, which every later collection of garbage would look at."""
+    yield
+    nodes.cache_clear()
 
 
 def where(path: Path, node: ast.AST) -> str:
@@ -83,7 +93,7 @@ def package_of(path: Path) -> str:
 def imports(path: Path, root: Path) -> Iterator[tuple[ast.AST, str]]:
     """Every dotted name that the file imports, relative imports resolved against its place under `root`."""
     package = (*path.relative_to(root).parts[:-1],)
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node, alias.name
@@ -211,7 +221,7 @@ def test_nothing_unpickles() -> None:
             for n, name in imports(path, REPOSITORY)
             if name.split(".")[0] in PICKLES
         ]
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
                 if not (isinstance(node.value, ast.Constant) and node.value.value is False):
                     wrong.append(f"{where(path, node.value)}: allow_pickle is not False")
@@ -223,7 +233,7 @@ def test_nothing_unpickles() -> None:
 def test_no_error_is_swallowed() -> None:
     wrong = []
     for path in everything_shipped():
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.ExceptHandler):
                 if node.type is None:
                     wrong.append(f"{where(path, node)}: bare except")
@@ -232,14 +242,14 @@ def test_no_error_is_swallowed() -> None:
                     for s in node.body
                 ):
                     wrong.append(f"{where(path, node)}: except that does nothing")
-            elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "suppress":
+            elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "suppress":
                 broad = {ast.unparse(a) for a in node.args} & {"Exception", "BaseException"}
                 wrong += [f"{where(path, node)}: suppress({name})" for name in sorted(broad)]
     assert not wrong, "\n".join(wrong)
 
 
-def conditions(module: ast.Module) -> Iterator[ast.AST]:
-    for node in ast.walk(module):
+def conditions(module: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    for node in module:
         if isinstance(node, (ast.If, ast.IfExp, ast.While)):
             yield node.test
         elif isinstance(node, ast.comprehension):
@@ -250,7 +260,7 @@ def conditions(module: ast.Module) -> Iterator[ast.AST]:
             yield node
 
 
-def hardware_names(module: ast.Module) -> Iterator[tuple[ast.AST, str]]:
+def hardware_names(module: Iterable[ast.AST]) -> Iterator[tuple[ast.AST, str]]:
     for condition in conditions(module):
         for node in ast.walk(condition):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -265,7 +275,7 @@ def test_no_condition_names_hardware() -> None:
         {
             f"{where(path, node)}: a condition names {name!r}"
             for path in everything_under_edgeq()
-            for node, name in hardware_names(tree(path))
+            for node, name in hardware_names(nodes(path))
         }
     )
     assert not wrong, "\n".join(wrong)
@@ -284,7 +294,7 @@ def test_no_condition_names_hardware() -> None:
     ],
 )
 def test_hardware_names_are_recognised(source: str, names: set[str]) -> None:
-    assert {name for _, name in hardware_names(ast.parse(source))} == names
+    assert {name for _, name in hardware_names(ast.walk(ast.parse(source)))} == names
 
 
 def leaves(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
@@ -319,7 +329,7 @@ def test_help_imports_nothing_heavy() -> None:
     heavy = {"numpy", "onnx", "onnxruntime", "onnx_ir", "rich", "PIL", "sympy", "cpuinfo", "dask", "distributed"}
     wrong = []
     for path in (EDGEQ / "__init__.py", EDGEQ / "__main__.py", *sorted((EDGEQ / "cli").glob("*.py"))):
-        for node in tree(path).body:
+        for node in ast.parse(path.read_text("utf-8"), str(path)).body:
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             wrong += [f"{where(path, node)}: {n} at module level" for n in names if n.split(".")[0] in heavy]
