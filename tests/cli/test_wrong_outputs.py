@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -129,6 +130,23 @@ def closed(workspace: Workspace) -> Iterator[Path]:
     folder.chmod(0o700)
 
 
+# All in one process, because a command is quick and its imports are not.
+COMMANDS = """
+import contextlib, io, json, sys
+from edgeq.cli import group
+
+ends = []
+for words in json.load(sys.stdin):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            group.main(words, prog_name="edgeq")
+        except SystemExit as end:
+            ends.append((end.code, out.getvalue(), err.getvalue()))
+print(json.dumps(ends))
+"""
+
+
 @needs_permissions
 def test_permissions(workspace: Workspace, closed: Path) -> None:
     prefix = process.without_root_powers()
@@ -144,13 +162,22 @@ def test_permissions(workspace: Workspace, closed: Path) -> None:
         (OUTPUT, "read_only is not writable", (*GOOD, "-o", "read_only/int8.onnx")),
         (OUTPUT, "closed/int8.onnx cannot be written: Permission denied", (*GOOD, "-o", "closed/int8.onnx")),
     ]
-    for code, says, arguments in cases:
-        output = () if "-o" in arguments else ("-o", "int8.onnx")
-        ran = process.run("quantize", *arguments, *output, cwd=workspace.path, prefix=prefix)
-        assert (ran.returncode, ran.stdout) == (code, ""), ran.stderr
-        assert ran.stderr.splitlines()[-1].startswith("edgeq: ")
-        assert says in ran.stderr.splitlines()[-1]
-        assert "Traceback" not in ran.stderr
+    output = ("-o", "int8.onnx")
+    lines = [("quantize", *words, *(() if "-o" in words else output)) for _, _, words in cases]
+    ran = subprocess.run(
+        [*prefix, sys.executable, "-P", "-c", COMMANDS],
+        cwd=workspace.path,
+        env=process.environment(),
+        input=json.dumps(lines),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for (code, says, words), (ended, out, err) in zip(cases, json.loads(ran.stdout), strict=True):
+        assert (ended, out) == (code, ""), (words, err)
+        assert err.splitlines()[-1].startswith("edgeq: ")
+        assert says in err.splitlines()[-1]
+        assert "Traceback" not in err
     assert not (workspace.path / "int8.onnx").exists()
 
 

@@ -78,11 +78,11 @@ def test_sets_of_names() -> None:
         check_file_names(["a/B", "A/b"], "here")
     with pytest.raises(BundleError, match="both a file and the directory"):
         check_file_names(["a/b", "a/b/c"], "here")
-    # Of 19,000 names of 250 folders each, every folder would be made where the bundle is unpacked.
-    deep = [f"{number}/{'a/' * 240}f" for number in range(19_000)]
+    # Of 1,000 names of 240 folders each, every folder would be made where the bundle is unpacked.
+    deep = [f"{number}/{'a/' * 240}f" for number in range(1_000)]
     with pytest.raises(BundleError, match="in more than 20000 folders"):
         check_file_names(deep, "here")
-    check_file_names([f"{'a/' * 240}{number}" for number in range(19_000)], "here")
+    check_file_names([f"{'a/' * 240}{number}" for number in range(1_000)], "here")
 
 
 @pytest.mark.parametrize(
