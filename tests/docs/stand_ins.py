@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import shutil
 import tempfile
 import wave
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -225,26 +227,39 @@ def sources(folder: Path) -> tuple[Path, Path]:
     return folder / "model.onnx", folder / "calib"
 
 
-def quantized(name: str, **options: object) -> Maker:
+@functools.cache
+def quantized_bytes() -> bytes:
     """The classifier in int8."""
+    with tempfile.TemporaryDirectory() as place:
+        model, data = sources(Path(place))
+        edgeq.quantize(model, edgeq.Data(data, "imagenet", count=8), Path(place, "int8.onnx"), timed=False)
+        return Path(place, "int8.onnx").read_bytes()
 
-    def make(folder: Path) -> None:
-        with tempfile.TemporaryDirectory() as place:
-            model, data = sources(Path(place))
-            chosen = edgeq.Data(data, "imagenet", count=8)
-            edgeq.quantize(model, chosen, folder / name, timed=False, **options)  # type: ignore[arg-type]
 
-    return make
+def quantized(name: str) -> Maker:
+    """The classifier in int8 as a file of that name."""
+    return lambda folder: (folder / name).write_bytes(quantized_bytes()) and None
+
+
+@functools.cache
+def bundle_bytes() -> bytes:
+    """The classifier as a bundle for this machine, an archive."""
+    with tempfile.TemporaryDirectory() as place:
+        model, data = sources(Path(place))
+        chosen, archive = edgeq.Data(data, "imagenet", count=8), Path(place, "model.edgeq")
+        edgeq.package(model, chosen, archive, targets=["this-machine"], with_float=True, timed=False)
+        return archive.read_bytes()
 
 
 def bundle(name: str) -> Maker:
-    """The classifier as a bundle for this machine."""
+    """The same under that name; without the suffix as the directory that the archive holds."""
 
     def make(folder: Path) -> None:
-        with tempfile.TemporaryDirectory() as place:
-            model, data = sources(Path(place))
-            chosen = edgeq.Data(data, "imagenet", count=8)
-            edgeq.package(model, chosen, folder / name, targets=["this-machine"], with_float=True, timed=False)
+        if name.endswith(".edgeq"):
+            (folder / name).write_bytes(bundle_bytes())
+        else:
+            with zipfile.ZipFile(io.BytesIO(bundle_bytes())) as archive:
+                archive.extractall(folder / name)
 
     return make
 
