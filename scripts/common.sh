@@ -3,8 +3,13 @@
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
-# Of the environment that lint, test and fuzz share: with other extras each would install it anew.
+# Of the environment that lint, test and fuzz share: with other extras each would install it anew. In CI docs uses it too.
 test_extras="[cpu,coco,sign,dev]"
+docs_environment=docs docs_extras="[cpu,docs]"
+if [[ -n "${EDGEQ_ONE_ENVIRONMENT:-}" ]]; then
+  test_extras="[cpu,coco,sign,dev,docs]"
+  docs_environment=test docs_extras="$test_extras"
+fi
 
 fail() {
   printf '%s: %s\n' "$(basename "$0")" "$1" >&2
@@ -77,7 +82,10 @@ create_environment() {
     fail "$outer has neither ensurepip nor a pip of 22.3 or newer. Install one (Debian: apt install python3-venv)"
 }
 
-# add_engines: the plug-in engines (docs/engines.md), 60 MB, into $python's environment, where they can be had.
+# add_engines EXTRA...: those plug-in engines (docs/engines.md) into $python's environment, where they can be had.
 add_engines() {
-  "$python" -m pip install -qq "edgeq[openvino]" || echo "could not install edgeq[openvino]; what needs it is left out" >&2
+  local extra
+  for extra in "$@"; do
+    "$python" -m pip install -qq "edgeq[$extra]" || echo "could not install edgeq[$extra]; what needs it is left out" >&2
+  done
 }
