@@ -112,7 +112,9 @@ def _engines(machine: Machine, progress: Progress) -> Iterator[Check]:
         if not known[state.name].module:
             continue
         if not state.usable:
-            status: Status = "failed" if state.version else "absent"
+            # A simulator is installed for what it simulates, and no fault.
+            broken = state.version and not known[state.name].simulated
+            status: Status = "failed" if broken else "ok" if state.version else "absent"
             yield Check(name, status, state.problem or f"{state.title}: {state.install}")
             continue
         with progress.stage(f"Loading {state.name}"):

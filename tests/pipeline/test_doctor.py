@@ -1,10 +1,16 @@
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
+import pytest
+from edgeq_device.engines import this_platform
+
+from edgeq.engines import load_engines
 from edgeq.errors import CheckFailedError
+from edgeq.hardware.detect import detect_machine
 from edgeq.pipeline import doctor as room
 from edgeq.pipeline.doctor import Check, Diagnosis, doctor
+from edgeq.progress import SILENT
 
 
 @pytest.fixture(scope="module")
@@ -17,6 +23,16 @@ def test_what_is_installed(here: dict[str, Check]) -> None:
     assert here["CPU kernels"].status == "ok"
     assert here["provider options (explicit)"].status == "ok"
     assert here["GPU"].detail
+
+
+def test_an_installed_simulator_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, known = detect_machine(), load_engines()
+    monkeypatch.setattr("edgeq.hardware.engines.installed_version", lambda engine: "1.40.0")
+    for simulated_on, status in (((this_platform(),), "ok"), ((), "failed")):
+        engine = replace(known["qnn"], simulated_on=simulated_on, module="no_such_module")
+        monkeypatch.setattr(room, "load_engines", {**known, "qnn": engine}.copy)
+        checks = {check.name: check for check in room._engines(machine, SILENT)}
+        assert checks["engine qnn"].status == status
 
 
 def test_gpu_checks_that_could_not_run_fail_only_where_they_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
