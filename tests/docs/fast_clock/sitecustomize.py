@@ -1,12 +1,16 @@
 """On the path of processes that run the pages: their clock is 50 times as fast, so that what measures for two seconds
-takes 40 ms. Timeouts of the standard library keep the real clock: they bind it when they are imported, here."""
+takes 40 ms. Timeouts of the standard library keep the real clock: they bind it when they are imported, here. Sessions
+take one thread, as those of the tests' own processes do."""
 
 import concurrent.futures
+import importlib.util
 import queue
 import selectors
 import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 FACTOR = 50
 REAL_CLOCK = (concurrent.futures, queue, selectors, subprocess, threading)
@@ -15,3 +19,27 @@ _sleep, _perf_counter, _monotonic = time.sleep, time.perf_counter, time.monotoni
 time.sleep = lambda seconds: _sleep(seconds / FACTOR)
 time.perf_counter = lambda: _perf_counter() * FACTOR
 time.monotonic = lambda: _monotonic() * FACTOR
+
+
+class _OneThread:
+    """Finds onnxruntime, and calls tests/one_thread.py when it has been imported."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "onnxruntime":
+            return None
+        sys.meta_path.remove(self)
+        found = importlib.util.find_spec(name)
+        if found is not None:
+            load = found.loader.exec_module
+            found.loader.exec_module = lambda module: (load(module), _one_thread())
+        return found
+
+
+def _one_thread():
+    spec = importlib.util.spec_from_file_location("one_thread", Path(__file__).parents[2] / "one_thread.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.one_thread()
+
+
+sys.meta_path.insert(0, _OneThread())
