@@ -1,8 +1,11 @@
 """Models for Qualcomm's NPU, in its simulator: what is delegated, and the accuracy beside float32 and the CPU's.
 
     python benchmarks/qnn.py [--only NAME ...] [--target hexagon-v73] [--count 50] [--wide NODE ...] [--helper]
+    python benchmarks/qnn.py --tune 20m [--only NAME ...] [--count 200]
 
-`--helper` builds with ONNX Runtime's own helper instead, get_qnn_qdq_config, with its defaults. Needs onnxruntime-qnn.
+`--helper` builds with ONNX Runtime's own helper instead, get_qnn_qdq_config, with its defaults; `--tune` lets
+`edgeq tune` find the model within a budget, on samples that are not those of the figures where there are others. Needs
+onnxruntime-qnn.
 """
 
 from __future__ import annotations
@@ -10,11 +13,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import shutil
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from edgeq_device.package import MAIN, open_bundle
 from tasks import shared_data
 from tune_cases import Case, cases
 
@@ -23,12 +29,19 @@ from edgeq.backends import backend_for
 from edgeq.data.samples import Samples
 from edgeq.engines import engine_for
 from edgeq.hardware.target import Target, resolve
-from edgeq.measure.accuracy import evaluate_sessions
+from edgeq.measure.accuracy import RunningEvaluation, evaluate_sessions
+from edgeq.measure.inference import inferences
+from edgeq.measure.resample import ResampledMeter, loss_error
+from edgeq.measure.rows import rows
 from edgeq.model.fixed_sizes import free_sizes
 from edgeq.model.load import read_model
 from edgeq.model.prepare import prepare_model
 from edgeq.pipeline.job import Data, build, open_job
+from edgeq.pipeline.options import share
+from edgeq.progress import Silent
 from edgeq.session import SessionSettings, open_session
+from edgeq.tune.accuracy_estimate import sure
+from edgeq.tune.goal import Goal, parse_budget
 from edgeq.workers.engine import Engines
 
 FLOAT, CPU, NPU = "float32", "CPU", "simulator"
@@ -75,9 +88,58 @@ def with_helper(case: Case, folder: Path) -> tuple[Path, list[str]]:
     return folder / "int8.onnx", []
 
 
-def run(case: Case, target: Target, count: int, wide: tuple[str, ...], helper: bool, folder: Path) -> dict[str, Any]:
+def with_tune(case: Case, target: Target, budget: str, folder: Path) -> tuple[Path, list[str]]:
+    """The Q/DQ model of the bundle that `edgeq tune` writes, and what it chose."""
+    tuned = edgeq.tune(
+        case.model,
+        Data(case.data, case.preprocess, count=case.count),
+        folder / "tuned",
+        validation=Data(case.tuned_on, case.preprocess),
+        target=target.name,
+        task=case.make_task(),
+        goal=Goal(max_drop=share("--max-drop", case.max_drop) or 0.0, budget_s=parse_budget(budget)),
+        fix=sizes_of(case),
+        selftest=1,
+        progress=Steps(),
+    )
+    chosen = tuned.record["chosen"]
+    kept = folder / "tuned.onnx"
+    with open_bundle(tuned.bundle) as bundle:
+        variant = next(v for v in bundle.components[MAIN] if v.name == target.name)
+        assert variant.model is not None
+        shutil.copyfile(variant.model, kept)
+    fields = ("method", "recoveries", "wide", "wide_share", "loss", "simulator")
+    return kept, [f"NPU tuned in {tuned.record['elapsed_s']:.0f} s: {json.dumps({k: chosen[k] for k in fields})}"]
+
+
+class Steps(Silent):
+    """Notes with the time, on stderr."""
+
+    def note(self, text: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+def loss(answers: list[Any], task: Any) -> tuple[float, tuple[float, float]]:
+    """Accuracy that the simulator loses against float32, and its 95 % interval."""
+    meters = {name: ResampledMeter(task) for name in (FLOAT, NPU)}
+    for sample, outputs in answers:
+        for row, made in rows(sample, outputs):
+            for name, meter in meters.items():
+                meter.update(made[name], row)
+    measured = {name: meter.measured() for name, meter in meters.items()}
+    sign = 1 if task.higher_is_better else -1
+    drop = sign * (measured[FLOAT].metrics[task.primary] - measured[NPU].metrics[task.primary])
+    return drop, sure(drop, loss_error(measured[FLOAT], measured[NPU], least=1 / len(answers)))
+
+
+def run(
+    case: Case, target: Target, count: int, wide: tuple[str, ...], helper: bool, tune: str | None, folder: Path
+) -> dict[str, Any]:
     began = time.perf_counter()
-    model, notes = with_helper(case, folder) if helper else with_edgeq(case, target, wide, folder)
+    if tune is not None:
+        model, notes = with_tune(case, target, tune, folder)
+    else:
+        model, notes = with_helper(case, folder) if helper else with_edgeq(case, target, wide, folder)
     took = time.perf_counter() - began
     task, samples = case.make_task(), spread(case.open(case.judged_on), count)
     engine = engine_for(backend_for(target).name, target.device.get("engine_options", {}))
@@ -87,14 +149,21 @@ def run(case: Case, target: Target, count: int, wide: tuple[str, ...], helper: b
         opened = time.perf_counter() - began
         sessions = {FLOAT: open_session(case.model), CPU: open_session(model), NPU: there}
         began = time.perf_counter()
-        found = evaluate_sessions(sessions, samples, task=task, reference=FLOAT)
+        answers = list(inferences(sessions, samples))
         ran = time.perf_counter() - began
+        running = RunningEvaluation(tuple(sessions), task, FLOAT)
+        for sample, outputs in answers:
+            running.update(sample, outputs)
+        found = running.result({})
+        lost, interval = loss(answers, task)
         near = evaluate_sessions({CPU: sessions[CPU], NPU: there}, samples[:8], reference=CPU)
     return {
         "name": case.name,
         "notes": [note for note in notes if "NPU" in note or "CPU" in note or "cross" in note],
         "samples": found.count,
         "accuracy": {name: accuracy.value for name, accuracy in found.accuracy.items()},
+        "points_lost": round(100 * lost, 2),
+        "interval": [round(100 * end, 2) for end in interval],
         "sqnr_db": {name: found.agreement[name].sqnr_db for name in (CPU, NPU)},
         "simulator_to_cpu_db": near.agreement[NPU].sqnr_db,
         "build_s": round(took, 1),
@@ -110,6 +179,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=50, help="samples to judge on")
     parser.add_argument("--wide", nargs="*", default=[], help="nodes on 16-bit activations; * for all")
     parser.add_argument("--helper", action="store_true", help="build with ONNX Runtime's helper instead")
+    parser.add_argument("--tune", metavar="BUDGET", help="let edgeq tune find the model, in this time: 20m")
     parser.add_argument("--json", type=Path, help="where the figures go")
     given = parser.parse_args()
     root = shared_data()
@@ -120,7 +190,7 @@ def main() -> None:
                 continue
             folder = Path(name) / case.name.replace(" ", "-")
             folder.mkdir()
-            row = run(case, resolve(given.target), given.count, tuple(given.wide), given.helper, folder)
+            row = run(case, resolve(given.target), given.count, tuple(given.wide), given.helper, given.tune, folder)
             rows.append(row)
             print(json.dumps(row), flush=True)
     if given.json:

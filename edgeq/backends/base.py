@@ -73,6 +73,11 @@ class Artifact:
         return dataclasses.replace(plain, engine=self.engine.engine, precision=self.engine.precision)
 
     @property
+    def in_simulator(self) -> bool:
+        """Whether the engine that executes it simulates its hardware here, slowly."""
+        return self.simulation is None and self.plugin is not None and self.plugin.engine.simulated
+
+    @property
     def plugin(self) -> EngineChoice | None:
         """`engine`, where it is not one that onnxruntime has built in."""
         return self.engine if self.engine is not None and self.engine.engine.module else None
@@ -165,6 +170,15 @@ class TargetedBackend(Backend, Protocol):
     def configured(self, target: Target, observed: Mapping[str, Range], cut: Mapping[str, float]) -> Backend:
         """The backend for `target`, knowing of each tensor what calibration saw of it, unclipped, and the share of its
         power that its range cuts off."""
+
+
+@runtime_checkable
+class RecoverableBackend(TargetedBackend, Protocol):
+    """One whose file is a Q/DQ model, which accuracy recoveries can edit though it is not timed here."""
+
+    @property
+    def recoverable(self) -> bool:
+        """True."""
 
 
 def refuse_wide(scheme: Scheme, where: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ def calibrate(
     threads: int = 0,
     workers: int | str | None = None,
     every_element: bool = False,
+    fix: Mapping[str, int] | None = None,
     checkpoint_seconds: float = 30.0,
     progress: Progress = SILENT,
 ) -> Statistics:
@@ -55,6 +56,7 @@ def calibrate(
         workers: a number of processes to share the samples among, or the address of a Dask scheduler
             (`edgeq.distributed`); the result has the same bytes.
         memory, threads, every_element: see `collect`.
+        fix: numbers for free sizes of the inputs, by name; `quantize` then takes the statistics with the same.
 
     Raises:
         CalibrationError: a value is NaN or infinite; what is in `output` belongs to other data or another model.
@@ -76,7 +78,7 @@ def calibrate(
         check_directory(directory, force=mine)
         check_apart(directory, [*model_files(model), *_existing(data)])
     with tempfile.TemporaryDirectory(prefix="edgeq-calibrate-") as folder, open_workers(workers) as opened:
-        prepared = prepare_model(model, Path(folder), progress=progress)
+        prepared = prepare_model(model, Path(folder), fix=fix, progress=progress)
         samples = open_samples(
             data,
             prepared.signature,

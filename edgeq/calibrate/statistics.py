@@ -134,7 +134,7 @@ class Statistics(Displayed):
         if digest and self.model_digest and digest != self.model_digest:
             raise CalibrationError(
                 f"{place} was collected on another model ({self.model_digest[:12]}…, this one is {digest[:12]}…)",
-                "Run `edgeq calibrate` on this model",
+                "Run `edgeq calibrate` on this model, with the same --fix",
             )
 
     def select(self, names: Iterable[str]) -> Statistics:

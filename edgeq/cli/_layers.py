@@ -33,6 +33,7 @@ def draw_diagnosis(console: Console, found: Diagnosis, *, verbose: bool) -> None
     _draw_error_sources(console, found)
     _draw_layers(console, found, verbose=verbose)
     _draw_weights(console, found, verbose=verbose)
+    _draw_engine(console, found, verbose=verbose)
     for warning in found.warnings:
         console.print(f"warning: {warning}", style="yellow")
 
@@ -112,6 +113,26 @@ def _draw_weights(console: Console, found: Diagnosis, *, verbose: bool) -> None:
             ", ".join(f"{channel}: {_db(db)}" for channel, db in weight.worst_channels),
             f"{weight.bits} {'per channel' if weight.per_channel else 'per tensor'}",
         )
+    console.print(table)
+
+
+def _draw_engine(console: Console, found: Diagnosis, *, verbose: bool) -> None:
+    """Where an engine's answers part from those of the CPU's kernels."""
+    from rich.table import Table
+
+    from edgeq.report.names import shorten
+
+    if found.request.engine is None:
+        return
+    worst = {id(layer) for layer in sorted(found.engine, key=lambda layer: -layer.lost_db)[: found.request.worst]}
+    title = f"{found.request.engine.name} against onnxruntime's CPU kernels (SQNR in dB), the same file"
+    table = Table("tensor", "layer", "all so far", "what it reads", "alone", "steps", title=title)
+    for layer in found.engine:
+        if verbose or id(layer) in worst:
+            alone = "" if layer.alone_db is None else _db(layer.alone_db)
+            name, node = (shorten(text, _WEIGHT_NAME) for text in (layer.name, layer.node))
+            figures = (_db(layer.sqnr_db), _db(layer.inputs_db), alone, f"{layer.steps:.1f}")
+            table.add_row(name, f"{node} {layer.op_type}".strip(), *figures)
     console.print(table)
 
 

@@ -102,6 +102,13 @@ TRUST = click.option(
 REQUIRE_SIGNATURE = click.option(
     "--require-signature", is_flag=True, help="Refuse where no key is trusted, instead of not looking at signatures."
 )
+FIX = click.option(
+    "--fix",
+    "fixed",
+    multiple=True,
+    metavar="NAME=SIZE",
+    help="A number for a free size of the inputs, such as N=1, or x:0=1 where it has no name. Repeatable.",
+)
 FORCE = click.option("--force", is_flag=True, help="Replace what is there.")
 
 _TASK = (
@@ -121,13 +128,7 @@ _DATA = (
     click.option("--labels", help="Where the --val labels are, if not with the data."),
     click.option("--task", help=f"What to measure on --val: {TASK_NAMES}."),
     *_TASK,
-    click.option(
-        "--fix",
-        "fixed",
-        multiple=True,
-        metavar="NAME=SIZE",
-        help="A number for a free size of the inputs, such as N=1, or x:0=1 where it has no name. Repeatable.",
-    ),
+    FIX,
     WORKERS,
 )
 

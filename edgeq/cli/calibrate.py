@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import FORCE, PATH, PREPROCESS, THREADS, WORKERS
+from edgeq.cli._options import FIX, FORCE, PATH, PREPROCESS, THREADS, WORKERS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,18 +51,28 @@ def command() -> None:
 @click.option("--stride", type=click.IntRange(min=1), default=1, help="Every n-th sample, for shards.")
 @click.option("--memory", metavar="SIZE", help="Bound on activations held at once, such as 500MB or 2GB.")
 @click.option("--skip", multiple=True, metavar="TENSOR", help="Do not record this tensor. Repeatable.")
+@FIX
 @THREADS
 @WORKERS
 @click.option("--every-element", is_flag=True, help="Count all elements of very large tensors too (slower).")
 @click.option("--resume", is_flag=True, help="Continue an interrupted run.")
 @FORCE
 @common
-def collect(printer: Printer, model: Path, data: str, output: Path, memory: str | None, **options: Any) -> None:
+def collect(
+    printer: Printer,
+    model: Path,
+    data: str,
+    output: Path,
+    memory: str | None,
+    fixed: tuple[str, ...],
+    **options: Any,
+) -> None:
     """Run MODEL once over samples and write the statistics. This is what `edgeq calibrate MODEL` does."""
     from edgeq.calibrate.run import calibrate, parse_bytes
+    from edgeq.model.fixed_sizes import parse_sizes
 
-    limit = parse_bytes(memory) if memory is not None else None
-    statistics = calibrate(model, data, output, memory=limit, progress=printer.progress(), **options)
+    named: dict[str, Any] = {"memory": parse_bytes(memory) if memory is not None else None, "fix": parse_sizes(fixed)}
+    statistics = calibrate(model, data, output, **named, progress=printer.progress(), **options)
     printer.result(_plain(statistics, output), lambda console: _draw_written(console, statistics, output))
 
 

@@ -21,6 +21,7 @@ from edgeq.cli._options import OWN_PREPROCESS, PATH, SESSION_OPTIONS, START, STR
 @click.option("--worst", type=click.IntRange(min=1), default=10, show_default=True, help="Name at most so many layers.")
 @click.option("--variant", help="Variant of the bundle; else the one that fits this machine.")
 @THREADS
+@click.option("--engine", metavar="ENGINE", help="Compare each tensor in this engine, too: qnn, openvino:bf16.")
 @SESSION_OPTIONS
 @click.option("--memory", metavar="SIZE", help="What tensors may take at once, such as 500MB; more passes if less.")
 @common
@@ -30,6 +31,7 @@ def command(printer: Printer, memory: str | None, **options: Any) -> None:
     \b
     edgeq debug model.onnx int8.onnx --data calib/ --preprocess imagenet
     edgeq debug model.onnx dist/ --data calib/ --json
+    edgeq debug model.onnx npu.onnx --data calib/ --engine qnn
     """
     from edgeq.calibrate.run import parse_bytes
     from edgeq.cli._layers import draw_diagnosis

@@ -153,7 +153,8 @@ def _draw_plan(console: Console, steps: Plan) -> None:
         console.print(f"  {name}")
     if steps.threads:
         console.print(f"threads: {', '.join(str(n) if n else 'all' for n in steps.threads)}")
-    console.print(f"if accuracy falls short: {', '.join((*steps.recoveries, 'layers in float'))}")
+    last = "tensors in 16 bits" if "wide" in steps.target.profile.search else "layers in float"
+    console.print(f"if accuracy falls short: {', '.join((*steps.recoveries, last))}")
 
 
 def _draw(console: Console, record: Mapping[str, Any], *, verbose: bool) -> None:

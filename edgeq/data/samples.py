@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -199,10 +199,10 @@ class SourceSamples(Displayed):
 
 @dataclass(frozen=True)
 class Subset(Displayed):
-    """Every `stride`-th of other samples from `start`, at most `count`."""
+    """Some of other samples: `selection` has their numbers, ascending."""
 
     samples: Samples
-    selection: range
+    selection: Sequence[int]
 
     @property
     def source(self) -> str:
@@ -213,8 +213,8 @@ class Subset(Displayed):
         return len(self.selection)
 
     def __iter__(self) -> Iterator[Sample]:
-        part = self.selection
-        return itertools.islice(iter(self.samples), part.start, part.stop, part.step)
+        chosen = self.selection if isinstance(self.selection, range) else frozenset(self.selection)
+        return itertools.compress(self.samples, (number in chosen for number in range(self.selection[-1] + 1)))
 
     def digest(self) -> str:
         """SHA-256 (hex) over the digest of all samples and the choice among them."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from edgeq.engines import choose_engine
 from edgeq.measure.diagnosis import SAMPLES, DebugRequest, Diagnosis, diagnose
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings
@@ -23,6 +24,7 @@ def debug(
     session_options: Mapping[str, str] | None = None,
     threads: int = 0,
     memory: int | None = None,
+    engine: str = "",
     progress: Progress = SILENT,
 ) -> Diagnosis:
     """Compare a quantized model with its float model and name the layers that lose the accuracy.
@@ -40,6 +42,7 @@ def debug(
         variant: of a bundle; None takes the one that fits this machine.
         session_options: that the quantized file needs; a bundle brings its own.
         memory: bytes that tensors may take at once; more passes if less. None for 512 MiB.
+        engine: a plug-in such as "qnn", whose tensors are held against those of onnxruntime's CPU kernels, too.
 
     Raises:
         UsageError: the models are not a float model and a quantized form of it.
@@ -56,5 +59,6 @@ def debug(
         worst=worst,
         settings=settings,
         memory=memory,
+        engine=choose_engine(engine) if engine else None,
     )
     return diagnose(request, progress=progress)

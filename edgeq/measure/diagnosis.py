@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from edgeq.data.samples import open_samples
 from edgeq.display import Page
+from edgeq.engines import EngineChoice, choose_engine
 from edgeq.errors import UsageError
 from edgeq.graph.index import GraphIndex
 from edgeq.measure.agreement import Agreement, compare_many
+from edgeq.measure.engine_layers import EngineLayer, compare_engine
 from edgeq.measure.error_attribution import attribute_error
 from edgeq.measure.error_sources import ErrorSource, LayerNoise, layer_noise, nodes_to_exclude
 from edgeq.measure.instrument import instrumented_session
@@ -55,6 +57,7 @@ class DebugRequest:
         worst: error sources to name at most.
         settings: of the quantized model's session, where it is a file; a bundle brings its own.
         memory: bytes that tensors may take at once; None for the default.
+        engine: whose tensors are held against those of onnxruntime's CPU kernels, too.
     """
 
     float_model: Path
@@ -68,15 +71,17 @@ class DebugRequest:
     worst: int = 10
     settings: SessionSettings = field(default_factory=SessionSettings)
     memory: int | None = None
+    engine: EngineChoice | None = None
 
 
 def debug_request(given: Mapping[str, Any]) -> DebugRequest:
     """A request from flat options: the fields of `DebugRequest` but `settings`, for which `threads` and
-    `session_options` (each "key=value") are given."""
+    `session_options` (each "key=value") are given; `engine` as `choose_engine` takes it."""
     remaining = dict(given)
     config = given_options(remaining.pop("session_options"))
     settings = SessionSettings(config=config, intra_op_threads=remaining.pop("threads"))
-    return DebugRequest(**remaining, settings=settings)
+    engine = remaining.pop("engine", None)
+    return DebugRequest(**remaining, settings=settings, engine=choose_engine(engine) if engine else None)
 
 
 _VERDICTS: Mapping[Verdict, str] = {
@@ -97,6 +102,7 @@ class Diagnosis(Page):
         effects: the float model's outputs with the error of one layer alone, for the layers that may cause the error.
         optimised: the model's outputs in the session that ships; `written`: without graph optimisation.
         notes, warnings: one sentence each.
+        engine: the quantized activations in the engine that the request names.
     """
 
     request: DebugRequest
@@ -110,6 +116,7 @@ class Diagnosis(Page):
     written: Agreement
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
+    engine: tuple[EngineLayer, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -164,6 +171,7 @@ class Diagnosis(Page):
             "exclude": self.exclude,
             "weights": compared["weights"],
             "activations": compared["activations"],
+            "engine": self.engine,
             "notes": self.notes,
             "warnings": self.warnings,
         }
@@ -210,6 +218,11 @@ def diagnose(request: DebugRequest, *, progress: Progress = SILENT) -> Diagnosis
             memory=memory,
             progress=progress,
         )
+        engine: tuple[EngineLayer, ...] = ()
+        if request.engine is not None:
+            engine = compare_engine(
+                loaded.graph, samples, request.engine, Path(workdir), most=request.worst, progress=progress
+            )
     return Diagnosis(
         request=request,
         variant=loaded.variant,
@@ -222,6 +235,7 @@ def diagnose(request: DebugRequest, *, progress: Progress = SILENT) -> Diagnosis
         written=outputs["written"],
         notes=reference.notes,
         warnings=_warnings(outputs, comparison),
+        engine=engine,
     )
 
 

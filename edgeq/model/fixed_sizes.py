@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import onnx_ir as ir
@@ -13,6 +13,21 @@ from edgeq.errors import ModelError, UsageError, suggest
 def free_sizes(model: ir.Model) -> tuple[str, ...]:
     """What is not fixed in the shapes of the inputs, once each: the name of a size, "INPUT:AXIS" where it has none."""
     return tuple(dict.fromkeys(name for value in _inputs(model) for name in _free(value)))
+
+
+def parse_sizes(texts: Iterable[str]) -> dict[str, int]:
+    """Numbers by name from texts such as "N=1".
+
+    Raises:
+        UsageError: a text of another form.
+    """
+    found = {}
+    for text in texts:
+        name, _, size = text.rpartition("=")
+        if not name or not size.isdecimal() or int(size) < 1:
+            raise UsageError(f"--fix {text!r} is not NAME=SIZE", "Write it as N=1")
+        found[name.strip()] = int(size)
+    return found
 
 
 def fix_sizes(model: ir.Model, sizes: Mapping[str, int], source: Path) -> None:

@@ -101,6 +101,7 @@ def prove_built(
     task: Task | None,
     timed: bool,
     threads: int = 0,
+    count: int | None = None,
     progress: Progress = SILENT,
 ) -> Proof:
     """`prove` of an artifact on the job's validation samples."""
@@ -114,6 +115,7 @@ def prove_built(
         timed=timed,
         threads=threads,
         workers=job.workers,
+        count=count,
         progress=progress,
     )
 

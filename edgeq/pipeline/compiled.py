@@ -32,7 +32,7 @@ def with_compiled(job: Job, built: Built, folder: Path, *, progress: Progress = 
     """
     artifact, target = built.artifact, built.target
     plugin = artifact.plugin
-    if plugin is None or not plugin.engine.simulated or artifact.simulation is not None:
+    if plugin is None or not artifact.in_simulator:
         return built
     folder.mkdir()
     file = folder / "compiled.onnx"

@@ -8,6 +8,7 @@ from typing import Any
 from edgeq.calibrate.methods import REGISTRY as METHODS
 from edgeq.errors import UsageError
 from edgeq.measure.task import TaskOptions, make_task
+from edgeq.model.fixed_sizes import parse_sizes
 from edgeq.pipeline.job import Data
 
 _SCHEME_FIELDS = (
@@ -59,7 +60,7 @@ def _data_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
         "validation": Data(options["val"], preprocess, options["labels"]) if options["val"] else None,
         "statistics": options["calibration"],
         "task": task,
-        "fix": dict(_fixed(text) for text in options["fixed"]),
+        "fix": parse_sizes(options["fixed"]),
         "workers": options["workers"],
     }
 
@@ -87,14 +88,6 @@ def _overrides(options: Mapping[str, Any]) -> dict[str, Any]:
         if options[name]:
             chosen[name] = options[name]
     return chosen
-
-
-def _fixed(text: str) -> tuple[str, int]:
-    """The name and size of "NAME=SIZE"."""
-    name, _, size = text.rpartition("=")
-    if not name or not size.isdecimal() or int(size) < 1:
-        raise UsageError(f"--fix {text!r} is not NAME=SIZE", "Write it as N=1")
-    return name.strip(), int(size)
 
 
 def _setting(text: str) -> tuple[str, float]:

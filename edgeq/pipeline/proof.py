@@ -12,7 +12,7 @@ from edgeq_device.latency import WarmUp, measure_interleaved
 from edgeq_device.scenarios import query_runner
 
 from edgeq.backends import Artifact
-from edgeq.data.samples import Samples
+from edgeq.data.samples import Samples, Subset
 from edgeq.display import Displayed
 from edgeq.distributed.workers import Workers
 from edgeq.engines import DEFAULT
@@ -188,6 +188,7 @@ def prove(
     timed: bool = True,
     threads: int = 0,
     workers: Workers | None = None,
+    count: int | None = None,
     progress: Progress = SILENT,
 ) -> Proof:
     """Load the artifact as it will be loaded where it goes, and measure it against the float model it was made from.
@@ -197,6 +198,8 @@ def prove(
     Args:
         coverage: of the artifact on its target.
         workers: that the samples are shared among; what is timed is timed here.
+        count: of the samples, spread over all; None takes all, in a simulator of an engine's hardware
+            `simulated_count`.
 
     Raises:
         RuntimeUnavailableError: it does not load.
@@ -206,6 +209,9 @@ def prove(
     float_settings = SessionSettings(intra_op_threads=threads)
     opened = {FLOAT: float_settings, INT8: settings}
     first = next(iter(samples))
+    count = simulated_count(prepared, artifact) if count is None else count
+    if count is not None and workers is None:  # spread over all: data are often sorted by class
+        samples = Subset(samples, range(0, len(samples), max(1, len(samples) // count))[:count])
     with Engines(keep=True) as engines:
         sessions = {
             FLOAT: engines.open(prepared.path, float_settings),
@@ -215,7 +221,7 @@ def prove(
             "task": task,
             "reference": FLOAT,
             "settings": opened,
-            "count": _simulated_count(prepared, artifact),
+            "count": count,
             "progress": progress,
         }
         if workers is None:
@@ -249,10 +255,10 @@ def prove(
     )
 
 
-def _simulated_count(prepared: PreparedModel, artifact: Artifact) -> int | None:
+def simulated_count(prepared: PreparedModel, artifact: Artifact) -> int | None:
     """How many samples are run where the engine is a simulator: by the work in one, so that it is the same everywhere;
     None for all of them."""
-    if artifact.simulation is not None or artifact.plugin is None or not artifact.plugin.engine.simulated:
+    if not artifact.in_simulator:
         return None
     return max(_LEAST_SIMULATED, _SIMULATED_MACS // max(1, sum(node_macs(prepared.model).values())))
 

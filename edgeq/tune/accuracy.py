@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from edgeq.data.samples import Sample, Samples
 from edgeq.measure.agreement import Agreement, Comparison
 from edgeq.measure.inference import Outputs, Session, infer
-from edgeq.measure.resample import Measured, ResampledMeter
+from edgeq.measure.resample import Measured, ResampledMeter, loss_error
 from edgeq.measure.rows import rows
 from edgeq.measure.task import Task
 from edgeq.progress import SILENT, Progress
 from edgeq.report.tuning_record import Assessment
 from edgeq.session import open_session
-from edgeq.tune.accuracy_estimate import AgreementEstimate, assess
+from edgeq.tune.accuracy_estimate import AgreementEstimate, assess, sure
 from edgeq.tune.recover.sensitivity import Columns
 from edgeq.tune.store import MEMORY, ArrayStore, SampleStore
 from edgeq.tune.together import alike, answers, gathered, joined, run_at_once
@@ -94,6 +94,36 @@ class AccuracyMeter:
             labels = self._task, self._float_measured(samples), estimate.metric.measured()
         complete = samples >= self.total
         return assess(estimate.agreement, labels, complete=complete, seen_only=self._seen_only)
+
+    def simulate(
+        self,
+        name: str,
+        here: Callable[[], Session],
+        there: Callable[[], Session],
+        samples: int,
+        whole: Assessment,
+        advance: Callable[[int], None],
+    ) -> Assessment:
+        """The loss of the model called `name` in an engine that is too slow for all samples: what it loses here on all
+        of them, plus what it loses more there on the first `samples` (the difference estimator of two-phase sampling).
+        Answers that differ by roundings make that difference far less uncertain than the loss on so few.
+
+        Args:
+            here, there: open it in this machine's kernels, and in the engine.
+            whole: what it loses here on all samples.
+        """
+        beside, name = f"{name}, beside", f"{name}, there"
+        same = self.assess(beside, here, samples, lambda count: None)
+        found = self.assess(name, there, samples, advance)
+        if found.complete:
+            return found
+        drop = whole.drop + found.drop - same.drop
+        mine, other = self._estimates[name].metric, self._estimates[beside].metric
+        error = None
+        if mine is not None and other is not None:
+            error = loss_error(other.measured(), mine.measured(), least=1 / found.samples)
+        low, high = sure(drop, error, (whole.high - whole.low) / 2)
+        return replace(found, complete=True, drop=drop, low=low, high=high, expected=drop, doubt=0.0)
 
     def compare(self, session: Session, count: int, *, model: str) -> Agreement:
         """How closely the outputs follow float32's, on the first `count` samples."""

@@ -131,9 +131,9 @@ def assess(
         drop = sign * (reference.metrics[task.primary] - candidate.metrics[task.primary])
         error = loss_error(reference, candidate, least=1 / compared.count)
         known["metrics"] = candidate.metrics
+        low, high = sure(drop, error)
         if error is None:
-            return Assessment(**known, drop=drop, low=-1.0, high=1.0, expected=drop)
-        low, high = drop - _SURE * error, drop + _SURE * error
+            return Assessment(**known, drop=drop, low=low, high=high, expected=drop)
         by_float = regret if task.primary == _TOP1 else None
         expected, doubt = (drop, 0.0) if seen_only else _combine(drop, error, by_float)
         return Assessment(**known, drop=drop, low=low, high=high, expected=expected, doubt=doubt)
@@ -146,6 +146,18 @@ def assess(
         return Assessment(**known, drop=mean, low=mean - reach, high=mean + reach, expected=mean, doubt=regret.error)
     drop = 1 - known["cosine"]
     return Assessment(**known, drop=drop, low=0.0, high=1.0, expected=drop)
+
+
+def sure(drop: float, error: float | None, further: float = 0.0) -> tuple[float, float]:
+    """The 95 % interval of a loss with a standard error, the whole scale where that is not known.
+
+    Args:
+        further: half of the 95 % interval of something independent that is added.
+    """
+    if error is None:
+        return -1.0, 1.0
+    reach = math.hypot(_SURE * error, further)
+    return drop - reach, drop + reach
 
 
 def _combine(drop: float, error: float, regret: Regret | None) -> tuple[float, float]:

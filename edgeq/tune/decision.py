@@ -6,8 +6,10 @@ from collections.abc import Collection, Sequence
 
 from edgeq_device.claim import UNKNOWN
 
+from edgeq.progress import SILENT, Progress
+from edgeq.tune.confirm import confirm
 from edgeq.tune.evaluator import FLOAT, Evaluator, Race
-from edgeq.tune.explain import less_accurate, loses, times
+from edgeq.tune.explain import in_simulator, less_accurate, loses, times
 from edgeq.tune.goal import Deadline
 from edgeq.tune.record import Trial
 from edgeq.tune.timing import MOST_S, RACED, Baseline, choose_threads, not_slower, race
@@ -26,7 +28,12 @@ _SUPERLATIVES = {
 
 
 def decide(
-    table: TrialTable, evaluator: Evaluator, deadline: Deadline, threads: Sequence[int], baseline: Baseline
+    table: TrialTable,
+    evaluator: Evaluator,
+    deadline: Deadline,
+    threads: Sequence[int],
+    baseline: Baseline,
+    progress: Progress = SILENT,
 ) -> Baseline:
     """Race the best that qualify and choose one. Where none of them is fast enough, the next best race.
 
@@ -37,6 +44,7 @@ def decide(
         float32 in the last race; `baseline` where there was none.
     """
     if not evaluator.timed:
+        confirm(table, evaluator, deadline, progress)
         _choose(table, table.qualified())
         return baseline
     while finalists := _finalists(table, evaluator):
@@ -110,7 +118,7 @@ def _choose(table: TrialTable, ranked: Sequence[Trial], tied: Collection[str] = 
     assert winner.assessment is not None
     for trial in ranked:
         table.update(trial.name, status="qualified", reason=_why_not(table, trial, winner, cheapest))
-    lost = loses(winner.assessment)
+    lost = in_simulator(winner.simulated) if winner.simulated is not None else loses(winner.assessment)
     why = f"the {_SUPERLATIVES[table.objective]} that keeps the accuracy asked for: {lost}"
     table.update(winner.name, status="chosen", reason=why)
 

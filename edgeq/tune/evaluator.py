@@ -57,6 +57,15 @@ class Evaluator(Protocol):
     def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
         """Accuracy of several candidates on the first `samples` validation samples, by name."""
 
+    def simulate(self, candidate: Candidate, max_drop: float, seconds: float) -> Assessment | None:
+        """Accuracy in a simulator of the target, too slow for `assess`, which has measured all samples without it.
+        None where there is no such simulator. Called without a clock alone (`timed`).
+
+        Args:
+            max_drop: loss that is allowed: no more samples are run than it takes to know.
+            seconds: when there is no time for more samples; may be infinite.
+        """
+
     def time(
         self,
         runners: Mapping[str, Runner],

@@ -23,6 +23,11 @@ def loses(found: Assessment) -> str:
     )
 
 
+def in_simulator(found: Assessment) -> str:
+    """The loss in a simulator of the target, and what it rests on."""
+    return f"loses {points(found.drop)} in the simulator{_interval(found)}, {found.samples} samples"
+
+
 def times(timing: Timing, of: str = "") -> str:
     """The ratio to float32 with its interval."""
     found = timing.speedup

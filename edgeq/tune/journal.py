@@ -183,6 +183,12 @@ class JournaledEvaluator:
             self._journal.remember(keys[name], functools.partial(plain, measured))
         return {name: self._read(self._journal[key], Assessment) for name, key in keys.items()}
 
+    def simulate(self, candidate: Candidate, max_drop: float, seconds: float) -> Assessment | None:
+        """See `Evaluator.simulate`; by candidate and the loss that is allowed."""
+        key = f"simulate {max_drop:g} {digest(candidate)}"
+        found = self._journal.remember(key, lambda: plain(self._evaluator.simulate(candidate, max_drop, seconds)))
+        return self._read(found, Assessment) if found is not None else None
+
     def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float) -> Race:
         """See `Evaluator.time`; by the names of the runners, what they run, and `tie`. A race on a machine that was too
         busy to tell anything is run again the next time."""

@@ -16,7 +16,9 @@ from edgeq_device.distribution import Distribution, histogram, shared_edges
 from edgeq_device.latency import Bursts, WarmUp
 from edgeq_device.ranking import FEWEST_SESSIONS
 
-from edgeq.backends import Artifact
+from edgeq.backends import Artifact, backend_named
+from edgeq.backends.base import RecoverableBackend
+from edgeq.data.samples import Samples, Subset
 from edgeq.errors import CheckFailedError
 from edgeq.hardware.target import Target
 from edgeq.measure.agreement import Agreement
@@ -27,6 +29,7 @@ from edgeq.model.int8_rules import int8_rules, quantizable_operators
 from edgeq.model.load import model_bytes
 from edgeq.model.macs import node_macs
 from edgeq.pipeline.job import Built, Job
+from edgeq.pipeline.proof import simulated_count
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
 from edgeq.report.tuning_record import Assessment, Screening, Timing
@@ -50,6 +53,8 @@ from edgeq.tune.wide_tensors import FIELD, rank_tensors
 from edgeq.workers.engine import Engines
 
 _SCREENED = 8
+# Times the samples of a proof that are simulated of one candidate, at most: some minutes.
+_SIMULATIONS = 8
 _BATCH = 8
 _LEAST_SQNR_DB = -200.0
 # Roundings differ between kernels without costing any; kernels that saturate cost several.
@@ -172,6 +177,30 @@ class LocalEvaluator:
                 self._sessions.trim()
         return found
 
+    def simulate(self, candidate: Candidate, max_drop: float, seconds: float) -> Assessment | None:
+        """See `Evaluator.simulate`. On ever more samples, for some minutes at most, until the 95 % interval lies on one
+        side of `max_drop`."""
+        artifact, deadline = self.built(candidate).artifact, Deadline(seconds)
+        count = simulated_count(self._job.prepared, artifact)
+        if count is None:
+            return None
+        whole = self.assess([candidate], self.total)[candidate.name]
+        here = partial(self._proof_session, artifact)
+        most, count = min(self.total, _SIMULATIONS * count), min(self.total, count)
+        with opened(self._engines, artifact.model, artifact.settings()) as session:
+            while True:
+                with self._progress.stage(f"{candidate.name} in the simulator, {count} samples", count) as advance:
+                    found = self._accuracy.simulate(candidate.name, here, lambda: session, count, whole, advance)
+                decided = found.low > max_drop or found.high <= max_drop
+                after, count = count, min(most, 2 * count)
+                # The next step takes as long again as all so far.
+                if decided or count == after or deadline.left_s() < deadline.elapsed_s:
+                    return found
+
+    def simulated_samples(self, count: int) -> Samples:
+        """The validation samples that `simulate` runs first."""
+        return Subset(self._job.validation, self._accuracy.samples.first(count))
+
     def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float) -> Race:
         """See `Evaluator.time`. Small models run in several sessions each, in bursts that take turns."""
         batch, feed = self._feed()
@@ -217,8 +246,10 @@ class LocalEvaluator:
         return self._accuracy.float_metrics()
 
     def recovery_groups(self) -> tuple[tuple[str, ...], ...]:
-        """See `Evaluator.recovery_groups`. None in simulation, and none without calibration samples."""
-        return recovery_groups() if self.timed and self._job.calibration is not None else ()
+        """See `Evaluator.recovery_groups`. None where what is simulated is no Q/DQ model that they could edit, and none
+        without calibration samples."""
+        editable = self.timed or isinstance(backend_named(self._target.backend), RecoverableBackend)
+        return recovery_groups() if editable and self._job.calibration is not None else ()
 
     def rank(self, candidate: Candidate, *, headroom: float, seconds: float) -> Ranking:
         """See `Evaluator.rank`. Static candidates are ranked by tensors and the runtime's profile; others by probing
@@ -228,10 +259,13 @@ class LocalEvaluator:
                 self._builder.recoverer, self._job, candidate.scheme, candidate.recoveries, progress=self._progress
             )
         if FIELD in self._target.profile.search:
+            model, ranges = self._job.prepared.model, self.built(candidate).ranges
+            if candidate.recoveries:
+                model = self._builder.recoverer.ranged(candidate.scheme, candidate.recoveries).prepared.model
             with self._progress.stage("ranking tensors"):
                 return rank_tensors(
-                    self._job.prepared.model,
-                    self.built(candidate).ranges,
+                    model,
+                    ranges,
                     lambda session: self._accuracy.noise(session, _SCREENED, model=candidate.name),
                     Deadline(seconds / 2).passed,
                 )
@@ -323,9 +357,8 @@ class LocalEvaluator:
 
 def _judged(artifact: Artifact) -> tuple[Path, SessionSettings]:
     """What is run to learn what an artifact answers. A simulator of its engine would take a thousand times as long as
-    the Q/DQ model as it is written, from which it differs by roundings; the proof of the winner is the simulator's."""
-    plugin = artifact.plugin
-    if artifact.simulation is None and plugin is not None and plugin.engine.simulated:
+    the Q/DQ model as it is written, from which it differs by roundings: see `edgeq.tune.confirm`."""
+    if artifact.in_simulator:
         return artifact.model, SessionSettings(optimization="none")
     return artifact.proof_model, artifact.proof_settings()
 

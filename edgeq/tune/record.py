@@ -20,6 +20,8 @@ class Trial:
     """One candidate and all that became known of it.
 
     Attributes:
+        assessment: accuracy on this machine's kernels.
+        simulated: accuracy in a simulator of the target; None where nothing simulates it, or nothing had to be known.
         stage: where it came from.
         parent: the candidate that it was made from; "" in the space.
         status: "chosen"; "qualified" (met the bar, but was not the best); "short" (measured, below the bar);
@@ -34,6 +36,7 @@ class Trial:
     parent: str = ""
     screening: Screening | None = None
     assessment: Assessment | None = None
+    simulated: Assessment | None = None
     timing: Timing | None = None
     memory_bytes: int | None = None
     status: Status = "eliminated"
@@ -44,6 +47,11 @@ class Trial:
     def name(self) -> str:
         """The candidate's name, which is unique in a search."""
         return self.candidate.name
+
+    @property
+    def judged(self) -> Assessment | None:
+        """The accuracy that counts: the simulator's where it was measured."""
+        return self.simulated or self.assessment
 
     def replace(self, **changes: Any) -> Trial:
         """A copy with `changes`."""

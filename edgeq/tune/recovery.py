@@ -8,6 +8,7 @@ from edgeq_device.claim import SLOWER
 
 from edgeq.progress import Progress
 from edgeq.tune.candidate import Candidate
+from edgeq.tune.confirm import in_simulation
 from edgeq.tune.evaluator import Evaluator
 from edgeq.tune.float_layers import select_float_layers
 from edgeq.tune.goal import Deadline
@@ -24,7 +25,8 @@ def recover_accuracy(
     table: TrialTable, evaluator: Evaluator, deadline: Deadline, float_threads: int, progress: Progress
 ) -> None:
     """Try to make what is cheaper than the best that qualifies qualify too: by recoveries, then by layers in float."""
-    for base in _bases(table, evaluator):
+    for short in _bases(table, evaluator):
+        base = in_simulation(table, evaluator, short, deadline, progress)
         if deadline.passed():
             return
         time_new(table, evaluator, deadline, float_threads)
@@ -49,7 +51,8 @@ def _apply_recoveries(
     def attempt(candidate: Candidate) -> Trial:
         """Build and assess `candidate`, and remember its set of recoveries as tried."""
         tried.add(frozenset(candidate.recoveries))
-        return build_and_assess(table, evaluator, candidate, "recovery", best.name, progress)
+        made = build_and_assess(table, evaluator, candidate, "recovery", best.name, progress)
+        return in_simulation(table, evaluator, made, deadline, progress)
 
     for position, group in enumerate(groups):
         title = group[0] if position else "recovery"
@@ -76,8 +79,8 @@ def _keep_layers_in_float(
     table: TrialTable, evaluator: Evaluator, deadline: Deadline, base: Trial, headroom: float, progress: Progress
 ) -> None:
     """Try `base` with layers in float, chosen by the evaluator's ranking, until it meets the goal at the least cost."""
-    progress.note(f"looking for the layers of {base.name} to keep in float")
     ranking = evaluator.rank(base.candidate, headroom=headroom, seconds=deadline.left_s())
+    progress.note(f"looking for the fewest {_SPARED[ranking.field]} that let {base.name} qualify")
     named: Counter[int] = Counter()
     scheme = base.candidate.scheme
 
@@ -89,7 +92,8 @@ def _keep_layers_in_float(
             name=f"{base.name}, {len(nodes)} {_SPARED[field]}{again}",
             scheme=scheme.replace(**{field: (*getattr(scheme, field), *nodes)}),
         )
-        return loss_of(build_and_assess(table, evaluator, candidate, "exclusion", base.name, progress))
+        made = build_and_assess(table, evaluator, candidate, "exclusion", base.name, progress)
+        return loss_of(in_simulation(table, evaluator, made, deadline, progress))
 
     select_float_layers(ranking, loss, table.goal.max_drop, deadline.passed, headroom=headroom)
 

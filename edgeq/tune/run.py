@@ -6,12 +6,12 @@ import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from edgeq.backends import backend_named
-from edgeq.backends.base import TargetedBackend
+from edgeq.backends.base import RecoverableBackend, TargetedBackend
 from edgeq.calibrate.files import save_statistics
 from edgeq.display import Page
 from edgeq.distributed.workers import open_workers
@@ -154,12 +154,13 @@ def plan(
         prepared = prepare_model(model, Path(folder), progress=progress)
         first = _kernels(prepared, chosen, static=_is_static(chosen, data, statistics))
     methods = method_candidates(first[0], chosen.profile) if first else ()
+    editable = timed or isinstance(backend_named(chosen.backend), RecoverableBackend)
     return Plan(
         target=chosen,
         goal=goal,
         candidates=with_entrants(first, raced, unquantized=goal.objective != "size"),
         methods=tuple(c.name for c in methods),
-        recoveries=tuple(name for group in recovery_groups() for name in group) if timed else (),
+        recoveries=tuple(name for group in recovery_groups() for name in group) if editable else (),
         threads=thread_counts(machine.usable_threads) if timed else (),
         engines=raced,
     )
@@ -303,21 +304,27 @@ def tune(
             hint = f"-v lists all candidates; what was measured is kept in {kept} for --resume with another --max-drop"
             raise GoalNotMetError(problem, hint, record)
 
-        def proven(candidate: Candidate) -> PackagedVariant:
+        def proven(candidate: Candidate, count: int | None = None) -> PackagedVariant:
             built, threads = evaluator.built(candidate), candidate.threads
             built = with_compiled(job, built, workdir / "compiled", progress=progress)
             route = None if clock is None else clock.route
             coverage = target_coverage(job, built, here, route=route, progress=progress)
-            proof = prove_built(job, built, coverage, task=task, timed=False, threads=threads, progress=progress)
+            judged = job if count is None else replace(job, validation=evaluator.simulated_samples(count))
+            how: dict[str, Any] = {
+                "task": task,
+                "timed": False,
+                "threads": threads,
+                "count": count,
+                "progress": progress,
+            }
+            proof = prove_built(judged, built, coverage, **how)
             size, native = model_bytes(built.artifact.model), runs_natively(chosen, here)
             there = () if clock is None else clock.checks()
             checks = strongest((*artifact_checks(built, proof, here, None), *there))
             return PackagedVariant(built, proof, native, size, threads, checks)
 
-        winner, preferred = proven(outcome.winner.candidate), []
-        lost = winner.proof.drop
-        if not timed and lost is not None and lost > goal.max_drop:
-            progress.note(f"in {winner.proof.engine} it loses {lost:.4f} on {winner.proof.samples} samples")
+        simulated = outcome.winner.simulated
+        winner, preferred = proven(outcome.winner.candidate, simulated.samples if simulated else None), []
         stand_in = winner
         if outcome.winner.candidate.engine is not None:
             unquantized = Candidate(FLOAT, Scheme(mode="float"), threads=outcome.baseline_threads)

@@ -10,7 +10,9 @@
 6. A last race of those that qualify, beside float32, decides.
 
 Where the evaluator has no clock (the target's kernels are simulated), the share of multiply-accumulates in float stands
-for the latency, and nothing is timed.
+for the latency, and nothing is timed. Where a simulator is too slow for a search, this machine's kernels stand for it,
+and what is about to be chosen is measured in the simulator too: its figure is the one that counts, behind 4 and for
+each recovery that seems to hold (`confirm`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from edgeq.hardware.profile import Profile
 from edgeq.progress import SILENT, Progress
 from edgeq.report.tuning_record import StageTime
 from edgeq.tune.candidate import Candidate
+from edgeq.tune.confirm import confirm
 from edgeq.tune.decision import decide
 from edgeq.tune.engines import Field, with_entrants
 from edgeq.tune.evaluator import Evaluator
@@ -35,7 +38,7 @@ from edgeq.tune.timing import time_kernels
 from edgeq.tune.trials import TrialTable
 
 # Shares of the budget by which each stage hands over to the next.
-_SCREENED, _TIMED, _METHODS, _HALVED, _RECOVERED = 0.2, 0.3, 0.4, 0.6, 0.9
+_SCREENED, _TIMED, _METHODS, _HALVED, _CONFIRMED, _RECOVERED = 0.2, 0.3, 0.4, 0.6, 0.7, 0.9
 
 
 def search(
@@ -76,10 +79,11 @@ def search(
         build_methods(table, evaluator, deadline.until(_METHODS), profile)
     with stage("accuracy"):
         halve(table, evaluator, deadline.until(_HALVED), progress)
+        confirm(table, evaluator, deadline.until(_CONFIRMED), progress)
     with stage("recovery"):
         recover_accuracy(table, evaluator, deadline.until(_RECOVERED), baseline.threads, progress)
     with stage("last race"):
-        final = decide(table, evaluator, deadline, threads, baseline)
+        final = decide(table, evaluator, deadline, threads, baseline, progress)
         winner = next((t for t in table if t.status == "chosen"), None)
         fallback = fall_back(table, evaluator, deadline, winner, final.threads)
     table.mark_pareto()

@@ -8,8 +8,10 @@ from typing import Any
 
 from edgeq.hardware.target import Target
 from edgeq.records import plain
+from edgeq.tune.explain import in_simulator
 from edgeq.tune.goal import Goal
 from edgeq.tune.record import Outcome, Trial
+from edgeq.tune.trials import loss_of
 
 
 def simulated_record(target: Target, goal: Goal, outcome: Outcome, elapsed_s: float) -> dict[str, Any]:
@@ -28,9 +30,16 @@ def simulated_record(target: Target, goal: Goal, outcome: Outcome, elapsed_s: fl
 
 def shortfall(target: Target, goal: Goal, outcome: Outcome) -> str:
     """Why nothing was chosen, in one line."""
-    losses = [trial.assessment.bound for trial in outcome.trials if trial.assessment is not None]
-    if losses:
-        return f"no form for {target.name} loses at most {goal.max_drop:g} in simulation: the best, {min(losses):.4f}"
+    judged = [trial for trial in outcome.trials if trial.simulated] or [
+        trial for trial in outcome.trials if trial.judged
+    ]
+    if judged:
+        best = min(judged, key=loss_of)
+        on = f" ({in_simulator(best.simulated)})" if best.simulated else ""
+        return (
+            f"goal missed: no form for {target.name} loses at most {goal.max_drop:g} in simulation: the best, "
+            f"{loss_of(best):.4f}{on}"
+        )
     reasons = [trial.reason for trial in outcome.trials] or ["its profile has no scheme that fits the data"]
     return f"no form for {target.name} could be built: {reasons[0]}"
 
@@ -38,8 +47,12 @@ def shortfall(target: Target, goal: Goal, outcome: Outcome) -> str:
 def bundle_note(record: Mapping[str, Any]) -> str:
     """What the notes of a bundle say of the chosen form of a record."""
     chosen = record["chosen"]
-    kept = len(chosen["kept_in_float"])
-    return f"tuned in simulation: calibration by {chosen['method']}, {kept} layers kept in float"
+    found = [f"calibration by {chosen['method']}", f"{len(chosen['kept_in_float'])} layers kept in float"]
+    if chosen["wide"]:
+        found.append(f"{chosen['wide_share']:.1%} of the activations on 16 bits")
+    if chosen["simulator"]:
+        found.append(chosen["simulator"]["text"])
+    return f"tuned in simulation: {', '.join(found)}"
 
 
 def summary(record: Mapping[str, Any]) -> dict[str, str]:
@@ -47,10 +60,19 @@ def summary(record: Mapping[str, Any]) -> dict[str, str]:
     chosen = record["chosen"]
     if chosen is None:
         return {}
-    return {
+    found = {
         "chosen": f"calibration by {chosen['method']}, {chosen['int8_mac_share']:.1%} of the MACs in int8",
         "kept in float": ", ".join(chosen["kept_in_float"]) or "nothing",
         "loss": f"{chosen['loss']:.4f}",
+    }
+    if chosen["recoveries"]:
+        found["recoveries"] = ", ".join(chosen["recoveries"])
+    if chosen["wide"]:
+        found["on 16 bits"] = f"{chosen['wide_share']:.1%} of the activations: {', '.join(chosen['wide'])}"
+    if chosen["simulator"]:
+        found["loss"] += f" on this machine's kernels; it {chosen['simulator']['text']}"
+    return {
+        **found,
         "latency": "not measured: this is a simulation. Time it on the device with `edgeq_run.py bench`",
     }
 
@@ -60,8 +82,12 @@ def _form(trial: Trial, own: tuple[str, ...]) -> dict[str, Any]:
     options = [f"{value:g}" for value in scheme.method_options.values()]
     return {
         "method": " ".join([scheme.method, *options]),
+        "recoveries": list(trial.candidate.recoveries),
         "kept_in_float": [name for name in scheme.exclude if name not in own],
+        "wide": list(scheme.wide),
+        "wide_share": screening.wide_share if screening else 0.0,
         "int8_mac_share": screening.int8_mac_share if screening else 0.0,
         "loss": assessment.drop if assessment and assessment.complete else None,
+        "simulator": {"text": in_simulator(trial.simulated), **plain(trial.simulated)} if trial.simulated else None,
         "noise": 10 ** (-screening.sqnr_db / 10) if screening else None,
     }

@@ -85,6 +85,10 @@ class SampleStore:
     def __len__(self) -> int:
         return len(self._order)
 
+    def first(self, count: int) -> tuple[int, ...]:
+        """Which samples of the source come first here, ascending."""
+        return tuple(sorted(self._order[:count]))
+
     def __getitem__(self, position: int) -> Sample:
         index = self._order[position]
         return dataclasses.replace(self._bare[index], inputs=self._arrays.get(index))

@@ -89,7 +89,7 @@ class TrialTable:
 
     def meets(self, trial: Trial) -> bool:
         """Whether it was measured on all samples and keeps the accuracy asked for."""
-        found = trial.assessment
+        found = trial.judged
         return found is not None and found.complete and found.bound <= self.goal.max_drop
 
     def qualified(self) -> list[Trial]:
@@ -117,7 +117,7 @@ def pareto_front(trials: Iterable[Trial]) -> list[str]:
 
 def loss_of(trial: Trial) -> float:
     """What is held against the loss allowed, as a fraction; infinity where it was not assessed."""
-    return trial.assessment.bound if trial.assessment else float("inf")
+    return trial.judged.bound if trial.judged else float("inf")
 
 
 def accuracy_key(trial: Trial) -> tuple[float, float, str]:

@@ -17,13 +17,14 @@ from edgeq.calibrate.ranges import Range
 from edgeq.graph.convert import to_proto
 from edgeq.graph.edit import Editor, insert_behind
 from edgeq.graph.quant_params import QuantParams
-from edgeq.graph.query import name_of, sizes
+from edgeq.graph.query import is_op, name_of, only_reader, sizes
 from edgeq.session import open_session
 from edgeq.tune.float_layers import MacCosts, RankedLayer, Ranking
 
 FIELD: Literal["wide"] = "wide"
 """The field of a scheme that names the nodes whose results are raised."""
 _ACTIVATION = ir.DataType.UINT8
+_CLIPPING = ("Relu", "Clip")
 
 
 def rank_tensors(
@@ -41,13 +42,22 @@ def rank_tensors(
     costs: dict[str, int] = {}
     for node in model.graph:
         name, made = str(node.name), name_of(node.outputs[0])
-        if made not in ranges or node.outputs[0].dtype not in (None, ir.DataType.FLOAT):
+        unknown = made not in ranges or node.outputs[0].dtype not in (None, ir.DataType.FLOAT)
+        if unknown or _is_clipped(node.outputs[0]):
             continue
         costs[name] = prod(sizes(node.outputs[0]) or (1,))
         noise = 0.0 if expired() else noise_of(open_session(_rounded(model, made, ranges[made])))
-        found[name] = RankedLayer(name, (name,), noise)
+        before = node.inputs[0] if is_op(node, *_CLIPPING) and node.inputs else None
+        maker = before.producer() if before is not None and _is_clipped(before) else None
+        found[name] = RankedLayer(name, (name,) if maker is None else (str(maker.name), name), noise)
     order = sorted(found.values(), key=lambda layer: (-layer.noise / max(1, costs[layer.name]), layer.name))
     return Ranking(tuple(order), MacCosts(costs), field=FIELD)
+
+
+def _is_clipped(value: ir.Value) -> bool:
+    """Whether its only reader clips it: the range of what that makes takes its place, and it is never rounded."""
+    reader = only_reader(value)
+    return reader is not None and is_op(reader, *_CLIPPING)
 
 
 def _rounded(model: ir.Model, tensor: str, span: Range) -> bytes:

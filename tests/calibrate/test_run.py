@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 from edgeq.calibrate.run import calibrate, merge_to, parse_bytes
 from edgeq.cli.calibrate import command
 from edgeq.errors import CalibrationError, DataError, OutputError, UsageError
+from edgeq.model.prepare import prepare_model
 
 from .models import images, small_cnn
 
@@ -160,3 +161,10 @@ def test_a_model_without_float_activations_is_refused(data: Path, tmp_path: Path
     with pytest.raises(CalibrationError, match="has no float activation"):
         calibrate(tmp_path / "i.onnx", tmp_path / "i.npy", tmp_path / "cal")
     assert not (tmp_path / "cal").exists()
+
+
+def test_statistics_with_a_size_fixed_are_those_of_the_fixed_model(model: Path, data: Path, tmp_path: Path) -> None:
+    result = run(model, "--data", data, "-o", tmp_path / "cal", "--fix", "N=1", "--json")
+    assert result.exit_code == 0, result.output
+    fixed = prepare_model(model, tmp_path / "work", fix={"N": 1})
+    assert json.loads(result.stdout)["model"] == fixed.digest != prepare_model(model, tmp_path / "free").digest

@@ -24,7 +24,7 @@ from tests.measure.quantized_models import SCHEMES, Quantized, float_model, quan
 
 KEYS = {
     "float_model", "quantized_model", "variant", "data", "count", "prepared", "outputs", "culprits", "exclude",
-    "verdict", "verdict_text", "weights", "activations", "notes", "warnings",
+    "engine", "verdict", "verdict_text", "weights", "activations", "notes", "warnings",
 }  # fmt: skip
 
 

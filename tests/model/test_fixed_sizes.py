@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from edgeq.errors import ModelError, UsageError
-from edgeq.model.fixed_sizes import fix_sizes, free_sizes, need_fixed_sizes
+from edgeq.model.fixed_sizes import fix_sizes, free_sizes, need_fixed_sizes, parse_sizes
 from edgeq.model.prepare import prepare_model
 from tests.graphs import model, proto
 
@@ -54,3 +54,10 @@ def test_preparation_computes_with_the_numbers(tmp_path: Path) -> None:
     assert prepared.signature.inputs[0].shape == (2, 4)
     assert "Shape" not in {node.op_type for node in prepared.model.graph}
     assert any("N = 2" in note for note in prepared.notes)
+
+
+@pytest.mark.parametrize("text", ["N", "=1", "N=0", "N=one", "N=-1"])
+def test_a_size_is_a_name_and_a_number(text: str) -> None:
+    assert parse_sizes(["N=1", "x:0=224"]) == {"N": 1, "x:0": 224}
+    with pytest.raises(UsageError, match="is not NAME=SIZE"):
+        parse_sizes([text])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 from edgeq.emulate.probe import integer_model
 from edgeq.engines import load_engines
 from edgeq.pipeline.engine_checks import check_engine
-from edgeq.session import open_session
+from edgeq.session import SessionSettings, open_session
 from tests import fake_engine
+from tests.measure.fakes import FakeSession
 
 
 def test_the_integers_are_exact() -> None:
@@ -36,3 +38,18 @@ def test_a_crash_is_a_failed_check(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_the_installed_engine_is_right() -> None:
     right, line = check_engine(load_engines()["openvino"], ())
     assert right, line
+
+
+@pytest.mark.parametrize("wrong_by", [0.0, 8.0])
+def test_an_npu_is_held_against_the_cpu_on_a_convolution_between_pairs(
+    wrong_by: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class There:
+        def open(self, model: Path, settings: SessionSettings) -> FakeSession:
+            session = open_session(model)
+            return FakeSession(lambda feed: {"y": session.run(None, feed)[0] + wrong_by}, ["y"])
+
+    monkeypatch.setattr("edgeq.pipeline.engine_checks.start_engine", lambda engine: nullcontext(There()))
+    right, line = check_engine(load_engines()["qnn"], ())
+    assert right == (wrong_by == 0)
+    assert "a Q/DQ convolution in its simulator: " in line or not load_engines()["qnn"].simulated

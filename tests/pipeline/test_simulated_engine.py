@@ -14,7 +14,7 @@ from edgeq import demo
 from edgeq.emulate.verify import VerifyRequest, verify_on
 from edgeq.pipeline.job import Data
 from edgeq.pipeline.simulators import SIMULATORS
-from tests.backends.qnn.test_qnn import simulator
+from tests.backends.qnn.test_qnn import network, samples_of, simulator
 
 TARGET = "hexagon-v75"
 
@@ -39,6 +39,30 @@ def test_a_bundle_holds_what_was_compiled_and_the_cpu_runs_it_here(tmp_path: Pat
     found = verify_on(VerifyRequest(tmp_path / "b", (TARGET,)), simulators=SIMULATORS)
     (check,) = found.checks
     assert (check.variant, check.status, check.where) == (f"{TARGET}-compiled", "passed", "modelled")
+
+
+@simulator
+@pytest.mark.slow
+def test_four_architectures_are_compiled_into_one_bundle(tmp_path: Path) -> None:
+    prepared = network(tmp_path / "net", fix={"N": 1})
+    targets = [f"hexagon-v{architecture}" for architecture in (68, 73, 75, 79)]
+    edgeq.package(
+        tmp_path / "net" / "net.onnx",
+        Data(samples_of(prepared), count=2),
+        tmp_path / "b",
+        targets=targets,
+        fix={"N": 1},
+        selftest=1,
+        emulate=False,
+        timed=False,
+    )
+    with open_bundle(tmp_path / "b") as bundle:
+        variants = {variant.name: variant for variant in bundle.components["model"]}
+        compiled = [variants[f"{target}-compiled"].model for target in targets]
+        written = [variants[target].model for target in targets]
+        contents = {path.read_bytes() for path in compiled if path is not None}
+    assert len(contents) == 4, "each is for its architecture"
+    assert all(written)
 
 
 def demo_sizes() -> dict[str, int]:

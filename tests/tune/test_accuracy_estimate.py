@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +16,9 @@ from edgeq.measure.resample import Measured, ResampledMeter
 from edgeq.measure.tasks.anomaly import Anomaly
 from edgeq.measure.tasks.classification import Classification
 from edgeq.report.tuning_record import Assessment
+from edgeq.tune.accuracy import AccuracyMeter
 from edgeq.tune.accuracy_estimate import AgreementEstimate, assess
+from tests.measure.fakes import FakeSamples
 
 RANDOM = np.random.default_rng(0)
 Pairs = list[tuple[np.ndarray, np.ndarray]]
@@ -186,3 +190,45 @@ def test_what_all_samples_will_show_at_least_is_what_they_show_with_the_confiden
 @pytest.mark.parametrize("ends", [{"low": -1.0, "high": 1.0}, {"low": 0.0, "high": 1.0}])
 def test_nothing_is_said_of_all_samples_where_the_doubt_is_not_known(ends: dict[str, float]) -> None:
     assert Assessment(10, False, "agreement", 0.5, expected=0.5, **ends).least_bound(0.5) == ends["low"]
+
+
+class Answers:
+    """A session that gives scores for the number in its input."""
+
+    def __init__(self, wrong: set[int]) -> None:
+        self.wrong = wrong
+
+    def get_inputs(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(name="x", shape=[1, 1])]
+
+    def get_outputs(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(name="y")]
+
+    def run(self, names: object, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+        number = int(feed["x"][0, 0])
+        return [row(0, 1) if number in self.wrong else row(1, 0)]
+
+
+def test_a_loss_in_a_slow_engine_is_the_loss_here_and_what_is_lost_more_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgeq.tune.accuracy.open_session", lambda path: Answers(set()))
+    numbers = [sample(0, np.full((1, 1), number, np.float32)) for number in range(100)]
+    meter = AccuracyMeter(
+        FakeSamples(numbers), tmp_path / "float.onnx", tmp_path, task=Classification(), seen_only=True
+    )
+    first = [int(meter.samples[position].inputs["x"][0, 0]) for position in range(20)]
+    others = sorted(set(range(100)) - set(first))
+    here = Answers({first[0], *others[:4]})
+    there = Answers({first[0], first[1], *others[:4]})
+    whole = meter.assess("m", lambda: here, 100, lambda count: None)
+    assert whole.drop == pytest.approx(0.05)
+    part = meter.simulate("m", lambda: here, lambda: there, 20, whole, lambda count: None)
+    assert part.samples == 20
+    assert part.drop == pytest.approx(0.05 + 1 / 20)
+    assert part.complete
+    assert part.low < part.drop < part.high
+    assert part.high - part.low > whole.high - whole.low
+    every = meter.simulate("m", lambda: here, lambda: there, 100, whole, lambda count: None)
+    assert every.drop == pytest.approx(0.06)
+    assert every.metrics == {**every.metrics, "top1": pytest.approx(0.94)}

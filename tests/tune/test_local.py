@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from edgeq import demo
+from edgeq.backends.qnn.delegation import Delegation
 from edgeq.errors import EdgeqError
 from edgeq.hardware.target import Target, resolve
 from edgeq.measure.accuracy import evaluate
 from edgeq.measure.task import make_task
+from edgeq.model.fixed_sizes import free_sizes
 from edgeq.pipeline.job import Data, Job, open_job
-from edgeq.session import open_session
+from edgeq.session import SessionSettings, open_session
 from edgeq.tune import builders
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.float_layers import MacCosts, affordable, select_float_layers
 from edgeq.tune.local import LocalEvaluator
 from edgeq.tune.space import kernel_candidates, method_candidates
+from edgeq.workers.engine import Engines
+from tests.measure.fakes import FakeSession
 
 
 @pytest.fixture(scope="module")
@@ -152,3 +159,84 @@ def test_what_is_simulated_has_no_clock_and_is_ranked_layer_by_layer(job: Job, n
 
 def test_every_builder_is_named_as_it_is_registered() -> None:
     assert all(name == builder.name for name, builder in builders.BUILDERS.items())
+
+
+class SlowEngine:
+    """Stands for a simulator: the CPU's kernels, or always the same answer. `runs` counts samples."""
+
+    def __init__(self, right: bool) -> None:
+        self.right, self.runs = right, 0
+
+    def open(self, model: Path, settings: SessionSettings) -> Any:
+        session = open_session(model)
+        if settings.engine is None:
+            return session
+        name = session.get_outputs()[0].name
+
+        def answer(feed: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+            self.runs += 1
+            made = session.run(None, feed)[0]
+            return {name: made if self.right else -made}
+
+        return FakeSession(answer, [name])
+
+
+@pytest.fixture
+def npu(job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[SlowEngine], LocalEvaluator]:
+    """An evaluator for an NPU that takes every node, and whose simulator is `engine`."""
+    backend = "edgeq.backends.qnn.backend"
+    monkeypatch.setattr(f"{backend}.find_library", lambda *arguments: Path())
+    monkeypatch.setattr(f"{backend}.installed_version", lambda engine: "2.7.0")
+    monkeypatch.setattr(
+        f"{backend}.delegated",
+        lambda source, *rest: Delegation(source, (frozenset(str(n.name) for n in source.graph),), {}, "a test"),
+    )
+    monkeypatch.setattr("edgeq.tune.local.simulated_count", lambda prepared, artifact: 5)
+    sizes = dict.fromkeys(free_sizes(job.prepared.model), 1)
+    fixed = open_job(demo.MODEL, Data(demo.CALIBRATION, count=8), Data(demo.VALIDATION, count=60), tmp_path, fix=sizes)
+    task = make_task("classification")
+
+    def evaluator(engine: SlowEngine) -> LocalEvaluator:
+        place = tmp_path / "evaluator"
+        place.mkdir()
+        found = LocalEvaluator(
+            fixed, resolve("hexagon-v73"), place, task=task, timed=False, engines=cast(Engines, engine)
+        )
+        assert found.recovery_groups()
+        return found
+
+    return evaluator
+
+
+def test_what_a_simulator_refutes_is_run_no_further(npu: Callable[[SlowEngine], LocalEvaluator]) -> None:
+    engine = SlowEngine(right=False)
+    evaluator = npu(engine)
+    found = evaluator.simulate(kernel_candidates(resolve("hexagon-v73").profile)[0], 0.01, math.inf)
+    assert found is not None
+    assert found.low > 0.01
+    assert found.samples == engine.runs == 5
+
+
+def test_what_holds_in_a_simulator_is_run_on_eight_times_as_many(npu: Callable[[SlowEngine], LocalEvaluator]) -> None:
+    engine = SlowEngine(right=True)
+    evaluator = npu(engine)
+    candidate = kernel_candidates(resolve("hexagon-v73").profile)[0]
+    found = evaluator.simulate(candidate, 0.01, math.inf)
+    whole = evaluator.assess([candidate], evaluator.total)[candidate.name]
+    assert found is not None
+    assert found.samples == engine.runs == 40
+    assert found.drop == pytest.approx(whole.drop)
+    assert found.low < whole.low
+    assert len(evaluator.simulated_samples(40)) == 40
+
+
+def test_recoveries_edit_what_a_simulated_npu_gets(npu: Callable[[SlowEngine], LocalEvaluator]) -> None:
+    evaluator = npu(SlowEngine(right=True))
+    plain = kernel_candidates(resolve("hexagon-v73").profile)[0]
+    recovered = plain.replace(name="recovered", recoveries=evaluator.recovery_groups()[0])
+    assert evaluator.build(recovered).content != evaluator.build(plain).content
+    ranking = evaluator.rank(recovered, headroom=1.0, seconds=math.inf)
+    first = ranking.layers[0]
+    assert ranking.field == "wide"
+    wide = recovered.replace(name="wide", scheme=recovered.scheme.replace(wide=first.nodes))
+    assert 0 < evaluator.build(wide).wide_share < 1

@@ -25,7 +25,7 @@ from edgeq.tune.goal import Goal
 from edgeq.tune.run import Tuned, plan
 
 KEYS = ["bundle", "target", "simulated", "goal", "chosen", "trials", "elapsed_s", "proof"]
-FORM = {"method", "kept_in_float", "int8_mac_share", "loss", "noise"}
+FORM = {"method", "recoveries", "kept_in_float", "wide", "wide_share", "int8_mac_share", "loss", "simulator", "noise"}
 
 
 @pytest.fixture(scope="module")

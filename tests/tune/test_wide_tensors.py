@@ -36,3 +36,17 @@ def test_the_noisiest_for_each_byte_come_first() -> None:
 def test_what_is_not_measured_in_time_comes_last() -> None:
     ranking = rank_tensors(model(NET), RANGES, noise, lambda: True)
     assert [layer.noise for layer in ranking.layers] == [0.0] * 4
+
+
+def test_a_tensor_that_is_only_clipped_goes_with_what_clips_it() -> None:
+    net = """g (float[1,64] x) => (float[1,64] y) {
+        [wide] a = Neg(x) [clip] b = Relu(a) [used] c = Tanh(b) [kept] d = Relu(c) [last] y = Add(c, d)
+    }"""
+    ranges = {name: Range(-4.0, 4.0) for name in "abcdy"}
+    ranking = rank_tensors(model(net), ranges, lambda session: 1.0, lambda: False)
+    assert {layer.name: layer.nodes for layer in ranking.layers} == {
+        "clip": ("wide", "clip"),
+        "used": ("used",),
+        "kept": ("kept",),
+        "last": ("last",),
+    }

@@ -38,6 +38,7 @@ class QnnBackend:
     name: str = "qnn"
     title: str = "Qualcomm's NPU, through ONNX Runtime"
     simulated: bool = True
+    recoverable: bool = True
     adopts_quantized: bool = False
     target: Target | None = None
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edgeq.backends import backend_named
+from edgeq.backends import backend_for
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import derive_ranges
 from edgeq.data.samples import Samples
@@ -50,6 +50,13 @@ class Recoverer:
         Raises:
             UsageError: as `recover`.
         """
+        state = self.ranged(scheme, names, progress=progress)
+        backend = backend_for(self._target)
+        state = state.replace(artifact=backend.build(state.prepared, state.ranges, state.scheme, destination))
+        return self._apply("artifact", names, state, self._check(scheme, names), progress)
+
+    def ranged(self, scheme: Scheme, names: Sequence[str], *, progress: Progress = SILENT) -> State:
+        """The state before the build: its model and its ranges. Raises as `state`."""
         samples = self._check(scheme, names)
         state = self._with_model(scheme, names, samples, progress)
         derived = derive_ranges(
@@ -61,10 +68,7 @@ class Recoverer:
         )
         # What a model recovery has fixed already stays.
         state = state.replace(scheme=scheme, ranges={**derived, **state.ranges})
-        state = self._apply("ranges", names, state, samples, progress)
-        backend = backend_named(self._target.backend)
-        state = state.replace(artifact=backend.build(state.prepared, state.ranges, state.scheme, destination))
-        return self._apply("artifact", names, state, samples, progress)
+        return self._apply("ranges", names, state, samples, progress)
 
     def _check(self, scheme: Scheme, names: Sequence[str]) -> Samples:
         for name in names:

@@ -1,0 +1,98 @@
+"""What this machine's kernels say of a candidate, confirmed or refuted by a simulator of the target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgeq.hardware.target import resolve
+from edgeq.tune.goal import Goal
+from edgeq.tune.journal import Journal, JournaledEvaluator
+from edgeq.tune.simulated import bundle_note, shortfall, simulated_record, summary
+from tests.tune.fakes import Clock, Fact, FakeEvaluator
+from tests.tune.test_search import candidates, run
+
+FACTS = {"a": Fact(share=1.0, loss=0.001, structure="a"), "b": Fact(share=0.9, loss=0.002, structure="b")}
+
+
+def simulations(evaluator: FakeEvaluator) -> list[str]:
+    return [line.removeprefix("simulate ") for line in evaluator.log if line.startswith("simulate")]
+
+
+def test_what_holds_in_the_simulator_is_chosen_and_nothing_else_is_run_there() -> None:
+    evaluator = FakeEvaluator(FACTS, timed=False, simulated={"a": 0.004, "b": 0.0})
+    outcome = run(evaluator, "a", "b")
+    assert outcome.chosen == "a"
+    assert simulations(evaluator) == ["a"]
+    assert "loses 0.40 points in the simulator (-0.60 points to 1.40 points), 24 samples" in outcome.trial("a").reason
+    assert outcome.trial("b").reason == "not simulated: a holds and costs no more"
+    assert outcome.trial("b").status == "qualified"
+
+
+def test_what_the_simulator_refutes_is_not_chosen() -> None:
+    evaluator = FakeEvaluator(FACTS, timed=False, simulated={"a": 0.3, "b": 0.009})
+    outcome = run(evaluator, "a", "b")
+    assert outcome.chosen == "b"
+    assert simulations(evaluator) == ["a", "b"]
+    assert outcome.trial("a").status == "short"
+    assert outcome.trial("a").reason.endswith("24 samples; 1.00 points are allowed")
+
+
+def test_the_search_goes_on_with_recoveries_that_the_simulator_judges() -> None:
+    simulated = {"a": 0.3, "b": 0.3, "a + recovery": 0.35, "a + x": 0.005}
+    evaluator = FakeEvaluator(FACTS, timed=False, methods=("x", "y"), simulated=simulated)
+    assert run(evaluator, "a", "b").chosen == "a + x"
+    assert simulations(evaluator)[:4] == ["a", "b", "a + recovery", "a + x"]
+
+
+def test_the_search_goes_on_with_more_tensors_in_16_bits() -> None:
+    simulated = {"a": 0.3, "a, 2": 0.04, "a, 4": 0.002, "a, 3": 0.009}
+    facts = {"a": FACTS["a"], "a, 3": Fact(wide=0.3), "a, 4": Fact(wide=0.4)}
+    ranked = ("n1", "n2", "n3", "n4", "n5")
+    evaluator = FakeEvaluator(facts, timed=False, ranked=ranked, raised="wide", simulated=simulated)
+    outcome = run(evaluator, "a")
+    assert outcome.chosen == "a, 3 tensors in 16 bits"
+    assert outcome.trial(outcome.chosen).candidate.scheme.wide == ("n1", "n2", "n3")
+    record = simulated_record(resolve("hexagon-v73"), Goal(), outcome, 1.0)
+    assert record["chosen"]["wide"] == ["n1", "n2", "n3"]
+    assert record["chosen"]["simulator"]["samples"] == 24
+    assert "0.90 points in the simulator" in bundle_note(record)
+    assert "0.90 points in the simulator" in summary(record)["loss"]
+    assert "n1, n2, n3" in summary(record)["on 16 bits"]
+
+
+def test_where_nothing_holds_the_goal_is_missed_by_the_simulators_figure() -> None:
+    evaluator = FakeEvaluator(FACTS, timed=False, simulated={"a": 0.3, "b": 0.2})
+    outcome = run(evaluator, "a", "b")
+    assert outcome.winner is None
+    problem = shortfall(resolve("hexagon-v73"), Goal(), outcome)
+    assert problem.startswith("goal missed: no form for hexagon-v73 loses at most 0.01 in simulation: the best, 0.2000")
+    assert "in the simulator" in problem
+
+
+def test_what_crashes_in_the_simulator_is_left_out() -> None:
+    outcome = run(FakeEvaluator(FACTS, timed=False, simulated={"a": -1.0, "b": 0.0}), "a", "b")
+    assert outcome.chosen == "b"
+    assert outcome.trial("a").reason == "the process of the engine ended: signal SIGSEGV"
+
+
+def test_a_budget_that_is_over_leaves_the_best_simulated_and_drops_the_others() -> None:
+    clock = Clock()
+    evaluator = FakeEvaluator(FACTS, timed=False, simulated={"a": 0.3, "b": 0.0}, clock=clock, total=40)
+    outcome = run(evaluator, "a", "b", goal=Goal(budget_s=10))
+    assert simulations(evaluator) == ["a"]
+    assert outcome.trial("b").reason == "the budget ran out before it was simulated"
+    assert outcome.chosen == ""
+
+
+def test_a_simulation_is_not_run_again(tmp_path: Path) -> None:
+    first = FakeEvaluator(FACTS, timed=False, simulated={"a": 0.3, "b": 0.0})
+    (one,) = candidates("a")
+    found = [
+        JournaledEvaluator(evaluator, Journal(tmp_path / "j", {}, resume=True)).simulate(one, 0.01, 9.0)
+        for evaluator in (first, FakeEvaluator({}))
+    ]
+    assert found[0] == found[1]
+    assert found[0] is not None
+    assert found[0].drop == pytest.approx(0.3)
