@@ -14,16 +14,24 @@ from edgeq import demo
 from edgeq.emulate.verify import VerifyRequest, verify_on
 from edgeq.pipeline.job import Data
 from edgeq.pipeline.simulators import SIMULATORS
-from tests.backends.qnn.test_qnn import network, samples_of, simulator
+from tests.backends.qnn.test_qnn import simulator
 
-TARGET = "hexagon-v75"
+TARGET, OLDER = "hexagon-v75", "hexagon-v68"
 
 
 @simulator
+@pytest.mark.slow
 def test_a_bundle_holds_what_was_compiled_and_the_cpu_runs_it_here(tmp_path: Path) -> None:
     data = Data(demo.CALIBRATION, count=4)
     packaged = edgeq.package(
-        demo.MODEL, data, tmp_path / "b", targets=[TARGET], fix=demo_sizes(), selftest=1, emulate=False, timed=False
+        demo.MODEL,
+        data,
+        tmp_path / "b",
+        targets=[TARGET, OLDER],
+        fix=demo_sizes(),
+        selftest=1,
+        emulate=False,
+        timed=False,
     )
     proof = packaged.variants[TARGET].proof
     assert (proof.engine, proof.speed) == ("qnn", None)
@@ -33,36 +41,14 @@ def test_a_bundle_holds_what_was_compiled_and_the_cpu_runs_it_here(tmp_path: Pat
         ranks = {name: variant.rank for name, variant in variants.items()}
         assert ranks[f"{TARGET}-compiled"] > ranks[TARGET] > ranks[f"{TARGET}-cpu"]
         assert variants[f"{TARGET}-compiled"].info["compiled_by"].startswith("onnxruntime-qnn ")
+        compiled = {target: variants[f"{target}-compiled"].model for target in (TARGET, OLDER)}
+        assert len({path.read_bytes() for path in compiled.values() if path is not None}) == 2, "each for its own"
         here = {name: judge(variant, read_device()) for name, variant in variants.items()}
-    assert [name for name, verdict in here.items() if verdict.fits] == [f"{TARGET}-cpu"]
+    assert {name for name, verdict in here.items() if verdict.fits} == {f"{TARGET}-cpu", f"{OLDER}-cpu"}
     assert any("is a simulator" in reason for reason in here[TARGET].reasons)
     found = verify_on(VerifyRequest(tmp_path / "b", (TARGET,)), simulators=SIMULATORS)
     (check,) = found.checks
     assert (check.variant, check.status, check.where) == (f"{TARGET}-compiled", "passed", "modelled")
-
-
-@simulator
-@pytest.mark.slow
-def test_four_architectures_are_compiled_into_one_bundle(tmp_path: Path) -> None:
-    prepared = network(tmp_path / "net", fix={"N": 1})
-    targets = [f"hexagon-v{architecture}" for architecture in (68, 73, 75, 79)]
-    edgeq.package(
-        tmp_path / "net" / "net.onnx",
-        Data(samples_of(prepared), count=2),
-        tmp_path / "b",
-        targets=targets,
-        fix={"N": 1},
-        selftest=1,
-        emulate=False,
-        timed=False,
-    )
-    with open_bundle(tmp_path / "b") as bundle:
-        variants = {variant.name: variant for variant in bundle.components["model"]}
-        compiled = [variants[f"{target}-compiled"].model for target in targets]
-        written = [variants[target].model for target in targets]
-        contents = {path.read_bytes() for path in compiled if path is not None}
-    assert len(contents) == 4, "each is for its architecture"
-    assert all(written)
 
 
 def demo_sizes() -> dict[str, int]:
