@@ -16,7 +16,7 @@ from edgeq_device.variants import Variant
 
 from edgeq.bundle.read import opened
 from edgeq.data.samples import Samples, open_samples
-from edgeq.emulate.check import EmulatedCheck, check_variant
+from edgeq.emulate.check import COMPILED, EmulatedCheck, check_variant
 from edgeq.emulate.routes import NOT_RUN, Simulator
 from edgeq.engines import load_engines
 from edgeq.errors import BundleError, RuntimeUnavailableError, UsageError
@@ -151,7 +151,13 @@ def _taken(bundle: Bundle, target: Target, name: str | None) -> Iterator[Variant
         providers=here.providers,
         plugins={simulated.provider: ""} if simulated is not None else here.plugins,
     )
-    found = select(bundle, device, name=name).variant
+    options = target.device.get("engine_options", {})
+    others = {  # of chips whose NPU would refuse it
+        variant.name: f"compiled for another chip than {target.name}"
+        for variant in bundle.components.get(MAIN, ())
+        if COMPILED in variant.info and any(variant.info.get(key, value) != value for key, value in options.items())
+    }
+    found = select(bundle, device, name=name, failed=others).variant
     yield found
     if name is None and simulated is None and plugin_of(found.ep) is not None:
         yield select(bundle, replace(device, plugins={})).variant
