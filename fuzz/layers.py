@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from fuzz.fields import of_fields
 from fuzz.mutate import Mutation, of_bytes, of_json, of_message, of_text, of_zip
 from tests.graphs import proto
 
@@ -133,6 +134,58 @@ def _inspect(path: Path) -> None:
     from edgeq.records import plain
 
     plain(inspect(path, ["generic-x86-64"]))
+
+
+def _rich_models(folder: Path) -> None:
+    """Models with all that a ModelProto can hold."""
+    control = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17, "f": 1]>
+        g (float[2] x, float[3,2] rows) => (float[2] y, float[3,2] z)
+        <float[2] w = {1, 2}, int64 n = {3}, bool go = {1}> {
+            [call] a = f.outer <k = 2.0> (x)
+            [if] b = If (go) <then_branch = t () => (float[2] c) { c = f.inner (a) },
+                              else_branch = e () => (float[2] d) { d = Neg (w) }>
+            [loop] l = Loop (n, go, b) <body = body (int64 i, bool g, float[2] s) => (bool h, float[2] r)
+                { h = Identity (g)  r = Add (s, w) }>
+            [scan] o, z = Scan <num_scan_inputs = 1, body = step (float[2] s, float[2] row) => (float[2] q, float[2] p)
+                { q = Add (s, row)  p = Mul (q, w) }> (l, rows)
+            [last] y = Mul (o, w) }
+        <domain: "f", opset_import: ["": 17]> inner (a) => (b) { b = Add (a, a) }
+        <domain: "f", opset_import: ["": 17, "f": 1]> outer <k> (a) => (b) {
+            c = f.inner (a)  r = Constant <value_float: float = @k> ()  b = Mul (c, r) }"""
+    )
+    onnx.helper.set_model_props(control, {"author": "a"})
+    types = proto(
+        """g (float[2] x) => (float[2] y) <int64 k = {1}> {
+            s = SequenceConstruct (x, x)
+            m = SequenceMap (s) <body = b (float[2] e) => (float[2] f) { f = Neg (e) }>
+            o = Optional (m)  u = OptionalGetElement (o)  y = SequenceAt (u, k) }"""
+    )
+    layers = proto(
+        """g (float[N,4] x) => (float[N,2] y) {
+            [m] h = MatMul (x, w)  [a] a = Add (h, b)  [r] r = Relu (a)  [s] y = Slice (r, starts, ends) }"""
+    )
+    weights = {"w": np.ones((4, 3), np.float32), "b": np.ones(3, np.float32)}
+    places = {"starts": np.array([0, 0]), "ends": np.array([9, 2])}
+    for name, values in {**weights, **places}.items():
+        layers.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    layers.graph.value_info.append(onnx.helper.make_tensor_value_info("h", onnx.TensorProto.FLOAT, ["N", 3]))
+    layers.graph.quantization_annotation.add(tensor_name="h").quant_parameter_tensor_names.add(
+        key="SCALE_TENSOR", value="b"
+    )
+    training = layers.training_info.add()
+    training.algorithm.CopyFrom(types.graph)
+    training.initialization_binding.add(key="w", value="y")
+    sparse = proto("g (float[2,4] x) => (float[2,3] y) { y = MatMul (x, w) }")
+    held = sparse.graph.sparse_initializer.add(dims=[4, 3])
+    held.values.CopyFrom(onnx.numpy_helper.from_array(np.ones(2, np.float32), "w"))
+    held.indices.CopyFrom(onnx.numpy_helper.from_array(np.array([1, 5]), "w_places"))
+    for name, model in {"control": control, "types": types, "layers": layers, "sparse": sparse}.items():
+        (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
+
+
+layer("model-fields", _rich_models, mutate=of_fields(onnx.ModelProto), cases=2000, native=True)(_model)
+layer("model-fields-wire", _rich_models, mutate=of_fields(onnx.ModelProto), cases=2000)(_model_wire)
 
 
 # Arrays and other samples

@@ -97,7 +97,7 @@ def quantize_types(
             per_channel=scheme.per_channel,
             reduce_range=scheme.reduce_range,
             weight_type=quant_type(weight_type),
-            nodes_to_exclude=sorted(kept | {f"{name}{_GEMM_SUFFIX}" for name in kept}),
+            nodes_to_exclude=kept | {f"{name}{_GEMM_SUFFIX}" for name in kept},
             use_external_data_format=needs_external_data(source),
             # Shape inference does not know the outputs of the runtime's own operators.
             extra_options={"DefaultTensorType": int(ir.DataType.FLOAT)},

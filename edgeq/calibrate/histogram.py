@@ -31,6 +31,7 @@ Int64s = NDArray[np.int64]
 
 CHUNK = 1 << 16
 """Values counted at a time: few enough for the caches, enough to make the cost of a call small."""
+_FEW = 1 << 10
 _MOST = 2**32 - 1
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -98,14 +99,15 @@ class Counter:
     """A histogram under construction: one 32-bit number per key, most of it memory that is never touched.
 
     Keys wait until there are CHUNK of them: counting a few at a time, the tables of all tensors in turn, would find
-    none in the caches. Not for several threads at once.
+    none in the caches. The table is made for the first of them: one that holds next to nothing takes longer to read
+    than its values, and a process can have only some ten thousands. Not for several threads at once.
     """
 
     def __init__(self, start: Histogram = EMPTY) -> None:
         self._kept = start
-        self._counts = _zeros()
+        self._counts: NDArray[np.uint32] | None = None
         self._room = _MOST
-        self._waiting: NDArray[np.uint32] = np.empty(CHUNK, np.uint32)
+        self._waiting: NDArray[np.uint32] = np.empty(_FEW, np.uint32)
         self._filled = 0
         self._weight = 1
 
@@ -115,14 +117,21 @@ class Counter:
         if weight != self._weight or filled > CHUNK or filled * weight > _MOST:
             self._count()
             self._weight = weight
+        needed = self._filled + values.size
+        if needed > self._waiting.size:
+            grown = np.empty(min(CHUNK, 2 * needed), np.uint32)
+            grown[: self._filled] = self._waiting[: self._filled]
+            self._waiting = grown
         waiting = self._waiting[self._filled : self._filled + values.size]
         np.right_shift(values.view(np.uint32), np.uint32(_SHIFT), out=waiting)
         self._filled += values.size
 
     def _count(self) -> None:
+        if self._counts is None:
+            self._counts = _zeros()
         self._room -= self._filled * self._weight
         if self._room < 0:
-            self._kept = self._fresh(-_LARGEST, _LARGEST).merge(self._kept)
+            self._kept = _read(self._counts, -_LARGEST, _LARGEST).merge(self._kept)
             self._counts = _zeros()
             self._room = _MOST - self._filled * self._weight
         np.add.at(self._counts, self._waiting[: self._filled].astype(np.intp), np.uint32(self._weight))
@@ -130,18 +139,23 @@ class Counter:
 
     def freeze(self, minimum: float, maximum: float) -> Histogram:
         """The histogram so far, of values from `minimum` to `maximum`: memory beyond them is left untouched."""
+        if self._counts is None:
+            keys, counts = np.unique(self._waiting[: self._filled], return_counts=True)
+            return _collect(keys, counts.astype(np.int64) * self._weight).merge(self._kept)
         self._count()
-        return self._fresh(minimum, maximum).merge(self._kept)
+        return _read(self._counts, minimum, maximum).merge(self._kept)
 
-    def _fresh(self, minimum: float, maximum: float) -> Histogram:
-        least, most = (int(k) & (_SIGN - 1) for k in _keys_of(np.array([minimum, maximum], np.float32)))
-        positive = self._counts[: most + 1 if maximum >= 0 else 0]
-        negative = self._counts[_SIGN : _SIGN + least + 1 if minimum <= 0 else _SIGN][::-1]
-        places = np.flatnonzero(negative != 0), np.flatnonzero(positive != 0)
-        keys = np.concatenate([_SIGN + least - places[0], places[1]]).astype(np.uint32)
-        counts = np.concatenate([negative[places[0]], positive[places[1]]]).astype(np.int64)
-        # Minus zero's bin has yet to join plus zero's.
-        return Histogram(keys, counts) if not self._counts[_SIGN] else _collect(keys, counts)
+
+def _read(table: NDArray[np.uint32], minimum: float, maximum: float) -> Histogram:
+    """What a table of counts holds from `minimum` to `maximum`."""
+    least, most = (int(k) & (_SIGN - 1) for k in _keys_of(np.array([minimum, maximum], np.float32)))
+    positive = table[: most + 1 if maximum >= 0 else 0]
+    negative = table[_SIGN : _SIGN + least + 1 if minimum <= 0 else _SIGN][::-1]
+    places = np.flatnonzero(negative != 0), np.flatnonzero(positive != 0)
+    keys = np.concatenate([_SIGN + least - places[0], places[1]]).astype(np.uint32)
+    counts = np.concatenate([negative[places[0]], positive[places[1]]]).astype(np.int64)
+    # Minus zero's bin has yet to join plus zero's.
+    return Histogram(keys, counts) if not table[_SIGN] else _collect(keys, counts)
 
 
 def _zeros() -> NDArray[np.uint32]:

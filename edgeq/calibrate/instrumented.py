@@ -118,6 +118,7 @@ def without_conversions(model: ir.Model, names: Sequence[str], keep_layout: Coll
     wanted = set(names) - set(keep_layout)
     _unwrap_clips(model.graph)
     blocked: dict[str, ir.Value] = {}
+    found: set[ir.Value] = set()
     for node in model.graph:
         name, source = name_of(node.outputs[0]), node_input(node, 0)
         if name not in wanted or source is None:
@@ -125,8 +126,11 @@ def without_conversions(model: ir.Model, names: Sequence[str], keep_layout: Coll
         if _converts_back(node):
             blocked[name] = source
         # A Clip that works on blocked tensors now gives one itself.
-        elif is_op(node, "Clip") and source in blocked.values():
+        elif is_op(node, "Clip") and source in found:
             blocked[name] = node.outputs[0]
+        else:
+            continue
+        found.add(blocked[name])
     if blocked:
         outputs = dict.fromkeys(blocked.get(name, values[name]) for name in names)
         for value in outputs:  # the file has the shapes of the plain layout

@@ -25,13 +25,12 @@ class Editor:
         self.model = model
         self.graph = graph if graph is not None else model.graph
         # Names must be free in every scope: a body sees the names of the graphs around it.
-        self._values: set[str | None] = set()
-        self._nodes: set[str | None] = set()
+        self._values, self._nodes = _Names(), _Names()
         for scope in model.graphs():
-            self._values |= {value.name for value in scope.inputs} | set(scope.initializers)
+            self._values.taken |= {value.name for value in scope.inputs} | set(scope.initializers)
             for node in scope:
-                self._values |= {v.name for v in (*node.inputs, *node.outputs) if v is not None}
-                self._nodes.add(node.name)
+                self._values.taken |= {v.name for v in (*node.inputs, *node.outputs) if v is not None}
+                self._nodes.taken.add(node.name)
         self._made: dict[tuple[str, bytes, str], ir.Value] = {}
 
     def constant(self, name: str, values: NDArray[Any] | ir.TensorProtocol) -> ir.Value:
@@ -156,11 +155,11 @@ class Editor:
 
     def free_value_name(self, name: str) -> str:
         """`name`, or with a number behind until no tensor is called so; it is taken from then on."""
-        return _free(name, self._values)
+        return self._values.free(name)
 
     def free_node_name(self, name: str) -> str:
         """`name`, or with a number behind until no node is called so; it is taken from then on."""
-        return _free(name, self._nodes)
+        return self._nodes.free(name)
 
 
 def replace_value(old: ir.Value, new: ir.Value, *, keep_name: bool = False) -> None:
@@ -208,10 +207,20 @@ def _shape(tensor: ir.TensorProtocol) -> ir.Shape:
     return ir.Shape(list(tensor.shape))  # type: ignore[arg-type]
 
 
-def _free(name: str, taken: set[str | None]) -> str:
-    free, count = name, 0
-    while free in taken:
-        count += 1
-        free = f"{name}_{count}"
-    taken.add(free)
-    return free
+class _Names:
+    """Names that are taken. How often each was wanted is kept, or thousands of one name would take quadratic time."""
+
+    def __init__(self) -> None:
+        self.taken: set[str | None] = set()
+        self._counts: dict[str, int] = {}
+
+    def free(self, name: str) -> str:
+        """`name`, or with the next number behind that makes it free; it is taken from then on."""
+        count = self._counts.get(name, 0)
+        free = f"{name}_{count}" if count else name
+        while free in self.taken:
+            count += 1
+            free = f"{name}_{count}"
+        self._counts[name] = count
+        self.taken.add(free)
+        return free

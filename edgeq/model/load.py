@@ -21,6 +21,7 @@ from edgeq.model.functions import check_functions
 from edgeq.model.order import sort_nodes
 from edgeq.model.parse import parse_model
 from edgeq.model.skeleton import proto_skeleton
+from edgeq.model.sparse import make_dense
 from edgeq.model.tensors import (
     DAMAGED,
     check_external,
@@ -54,7 +55,7 @@ ExternalData = Literal["small", "all", "none"]
 def load_model(path: Path, *, external_data: ExternalData = "small") -> onnx.ModelProto:
     """Read a model and check that it is one: parsed, its tensors as long as their shapes need, its external data inside
     its folder, its graph acyclic (nodes are put in order if they are not) and valid for onnx's checker. Sizes without a
-    real name ("?", "-1") are left open.
+    real name ("?", "-1") are left open; sparse weights become dense.
 
     Args:
         external_data: "small" reads external data in when there is little of it, so that most callers need not know
@@ -74,6 +75,7 @@ def load_model(path: Path, *, external_data: ExternalData = "small") -> onnx.Mod
         _free_sizes(graph)
     check_functions(model, path)
     check_valid(model, path)
+    make_dense(model, path)
     if external_data == "all" or (external_data == "small" and total <= SMALL_EXTERNAL):
         for tensor in iter_tensors(model):
             if is_external(tensor):

@@ -40,6 +40,7 @@ _BITS = {
     }.items()
     for name in names
 }
+_BITS_OF = {number: _BITS.get(name) for name, number in onnx.TensorProto.DataType.items()}
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def _iter_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 def iter_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Every tensor of a model: initializers, tensor attributes and the parts of sparse tensors, wherever nested."""
-    for graph in _all_graphs(model):
+    for graph in all_graphs(model):
         yield from graph.initializer
     for node in _iter_nodes(model):
         for attribute in node.attribute:
@@ -89,7 +90,7 @@ def iter_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 def iter_sparse_tensors(model: onnx.ModelProto) -> Iterator[onnx.SparseTensorProto]:
     """Every sparse tensor of a model: initializers and attributes, wherever nested."""
-    for graph in _all_graphs(model):
+    for graph in all_graphs(model):
         yield from graph.sparse_initializer
     for node in _iter_nodes(model):
         for attribute in node.attribute:
@@ -249,12 +250,11 @@ def _announced_and_held(tensor: onnx.TensorProto) -> tuple[int, int]:
 
 
 def _bits(data_type: int) -> int | None:
-    if data_type not in onnx.TensorProto.DataType.values():
-        return None
-    return _BITS.get(onnx.TensorProto.DataType.Name(data_type))
+    return _BITS_OF.get(data_type)
 
 
-def _all_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+def all_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    """The main graph, and every graph inside a node of it or of a function."""
     yield from iter_graphs(model.graph)
     for function in model.functions:
         yield from _graphs_of_nodes(function.node)

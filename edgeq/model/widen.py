@@ -29,7 +29,7 @@ def widen_half(model: ir.Model) -> int:
         for node in graph:
             _widen_attributes(node)
             for output in node.outputs:
-                if output.dtype in _HALF and not _leaves(output, model):
+                if output.dtype in _HALF and not (output.is_graph_output() and graph is model.graph):
                     output.dtype = ir.DataType.FLOAT
         if graph is not model.graph:
             for value in graph.inputs:
@@ -38,10 +38,6 @@ def widen_half(model: ir.Model) -> int:
     _cast_inputs(model.graph)
     _cast_outputs(model.graph)
     return widened
-
-
-def _leaves(value: ir.Value, model: ir.Model) -> bool:
-    return any(output is value for output in model.graph.outputs)
 
 
 def _widen_attributes(node: ir.Node) -> None:

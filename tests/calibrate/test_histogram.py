@@ -61,6 +61,21 @@ def test_a_counter_continues_a_histogram() -> None:
     assert counter.freeze(float(values.min()), float(values.max())) == histogram_of(values)
 
 
+def test_few_values_need_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    zeros = module._zeros
+    monkeypatch.setattr(module, "_zeros", lambda: (made.append(1), zeros())[1])
+    values = np.random.default_rng(0).normal(size=2 * CHUNK).astype(np.float32)
+    counter = Counter()
+    for end in (0, 5, 2000, CHUNK):
+        counter.add(values[counter.freeze(-9.0, 9.0).total : end], weight=1)
+        assert counter.freeze(-9.0, 9.0) == histogram_of(values[:end])
+    assert not made
+    counter.add(values[CHUNK:])
+    assert counter.freeze(-9.0, 9.0) == histogram_of(values)
+    assert len(made) == 1
+
+
 def test_a_counter_does_not_overflow() -> None:
     counter, values = Counter(), np.float32([1.0, 1.0, -2.0])
     for _ in range(4):

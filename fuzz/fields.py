@@ -1,0 +1,119 @@
+"""One field of a protobuf message, of all that its type has and wherever nested, changed in one of the ways that may
+matter: left out, repeated, exchanged, moved to its extremes. Each is as likely as the others, absent fields too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from fuzz.mutate import Mutation
+
+_LARGEST = 65536
+_NUMBERS = (-(2**63), -(2**31), -1, 0, 1, 2, 63, 2**31 - 1, 2**63 - 1)
+_REALS = (0.0, -1.0, 1e38, float("nan"), float("inf"))
+_TEXTS = ("", "\0", "\n", "../x", "x" * 5000, "ai.onnx", "com.microsoft")
+_BITS = {
+    FieldDescriptor.TYPE_INT32: range(-(2**31), 2**31),
+    FieldDescriptor.TYPE_INT64: range(-(2**63), 2**63),
+    FieldDescriptor.TYPE_UINT64: range(2**64),
+}
+
+
+def of_fields(kind: type[Message]) -> Mutation:
+    """One such change to a message of this type, now and then two."""
+
+    def mutate(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
+        message = kind()
+        message.ParseFromString(data)
+        for _ in range(random.choice((1, 1, 1, 2))):
+            random.choice(list(_changes(message)))()
+        return message.SerializePartialToString()
+
+    return mutate
+
+
+def _changes(whole: Message) -> Iterator[Callable[[], object]]:
+    messages = list(_nested(whole))
+    like: dict[str, list[Message]] = {}
+    for message in messages:
+        like.setdefault(message.DESCRIPTOR.full_name, []).append(message)
+    texts = _texts(messages)
+    for message in messages:
+        for field in message.DESCRIPTOR.fields:
+            if field.is_repeated:
+                yield from _of_list(getattr(message, field.name), field, like, texts)
+            else:
+                yield from _of_one(message, field, like, texts)
+
+
+def _of_list(
+    held: Any, field: FieldDescriptor, like: dict[str, list[Message]], texts: Sequence[str]
+) -> Iterator[Callable[[], object]]:
+    for place in sorted({0, len(held) - 1}) if held else ():
+        yield lambda place=place: held.__delitem__(place)
+        yield lambda place=place: held.append(held[place])
+    if len(held) > 1:
+        yield lambda: held.append(held.pop(0))
+    if field.type == FieldDescriptor.TYPE_MESSAGE:
+        yield lambda: held.add()
+        for other in _small(like.get(field.message_type.full_name, ())):
+            yield lambda other=other: held.append(other)
+        return
+    for value in _values(field, texts):
+        yield lambda value=value: held.append(value)
+        if held:
+            yield lambda value=value: held.__setitem__(0, value)
+
+
+def _of_one(
+    message: Message, field: FieldDescriptor, like: dict[str, list[Message]], texts: Sequence[str]
+) -> Iterator[Callable[[], object]]:
+    if message.HasField(field.name):
+        yield lambda: message.ClearField(field.name)
+    if field.type == FieldDescriptor.TYPE_MESSAGE:
+        held = getattr(message, field.name)
+        yield held.Clear if message.HasField(field.name) else held.SetInParent
+        for other in _small(like.get(field.message_type.full_name, ())):
+            yield lambda other=other: held.CopyFrom(other)
+        return
+    for value in _values(field, texts):
+        yield lambda value=value: setattr(message, field.name, value)
+
+
+def _nested(message: Message) -> Iterator[Message]:
+    yield message
+    for field, value in message.ListFields():
+        if field.type == FieldDescriptor.TYPE_MESSAGE:
+            for inner in value if field.is_repeated else [value]:
+                yield from _nested(inner)
+
+
+def _small(messages: Sequence[Message]) -> list[Message]:
+    """Copies of the first and the last ones, which may hold the place that they are to be put in."""
+    return [type(m).FromString(m.SerializePartialToString()) for m in messages[:2] + messages[-1:] if _fits(m)]
+
+
+def _fits(message: Message) -> bool:
+    return message.ByteSize() < _LARGEST
+
+
+def _texts(messages: Sequence[Message]) -> list[str]:
+    """Names that the message holds, from all over it, and texts that it does not."""
+    named = [m.name for m in messages if "name" in m.DESCRIPTOR.fields_by_name and m.name]
+    return [*_TEXTS, *list(dict.fromkeys(named))[:: max(1, len(set(named)) // 8)]]
+
+
+def _values(field: FieldDescriptor, texts: Sequence[str]) -> Sequence[Any]:
+    if field.type == FieldDescriptor.TYPE_STRING:
+        return texts
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return (b"", b"\0", b"\xff" * 8)
+    if field.type in (FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE):
+        return _REALS
+    if field.type == FieldDescriptor.TYPE_ENUM:
+        return [value.number for value in field.enum_type.values]
+    return [number for number in _NUMBERS if number in _BITS[field.type]]
