@@ -1,5 +1,5 @@
 """One field of a protobuf message, of all that its type has and wherever nested, changed in one of the ways that may
-matter: left out, repeated, exchanged, moved to its extremes. Each is as likely as the others, absent fields too."""
+matter: left out, repeated, exchanged, moved to its extremes. Absent fields are as likely as others."""
 
 from __future__ import annotations
 
@@ -30,28 +30,26 @@ def of_fields(kind: type[Message]) -> Mutation:
         message = kind()
         message.ParseFromString(data)
         for _ in range(random.choice((1, 1, 1, 2))):
-            random.choice(list(_changes(message)))()
+            random.choice(_changes(random, message))()
         return message.SerializePartialToString()
 
     return mutate
 
 
-def _changes(whole: Message) -> Iterator[Callable[[], object]]:
+def _changes(random: Random, whole: Message) -> list[Callable[[], object]]:
+    """What can be done to one of the fields of one of the messages."""
     messages = list(_nested(whole))
-    like: dict[str, list[Message]] = {}
-    for message in messages:
-        like.setdefault(message.DESCRIPTOR.full_name, []).append(message)
+    message = random.choice(messages)
+    field = random.choice(message.DESCRIPTOR.fields)
+    like = [m for m in messages if field.message_type == m.DESCRIPTOR]
     texts = _texts(messages)
-    for message in messages:
-        for field in message.DESCRIPTOR.fields:
-            if field.is_repeated:
-                yield from _of_list(getattr(message, field.name), field, like, texts)
-            else:
-                yield from _of_one(message, field, like, texts)
+    if field.is_repeated:
+        return list(_of_list(getattr(message, field.name), field, like, texts))
+    return list(_of_one(message, field, like, texts))
 
 
 def _of_list(
-    held: Any, field: FieldDescriptor, like: dict[str, list[Message]], texts: Sequence[str]
+    held: Any, field: FieldDescriptor, like: Sequence[Message], texts: Sequence[str]
 ) -> Iterator[Callable[[], object]]:
     for place in sorted({0, len(held) - 1}) if held else ():
         yield lambda place=place: held.__delitem__(place)
@@ -60,7 +58,7 @@ def _of_list(
         yield lambda: held.append(held.pop(0))
     if field.type == FieldDescriptor.TYPE_MESSAGE:
         yield lambda: held.add()
-        for other in _small(like.get(field.message_type.full_name, ())):
+        for other in _small(like):
             yield lambda other=other: held.append(other)
         return
     for value in _values(field, texts):
@@ -70,14 +68,14 @@ def _of_list(
 
 
 def _of_one(
-    message: Message, field: FieldDescriptor, like: dict[str, list[Message]], texts: Sequence[str]
+    message: Message, field: FieldDescriptor, like: Sequence[Message], texts: Sequence[str]
 ) -> Iterator[Callable[[], object]]:
     if message.HasField(field.name):
         yield lambda: message.ClearField(field.name)
     if field.type == FieldDescriptor.TYPE_MESSAGE:
         held = getattr(message, field.name)
         yield held.Clear if message.HasField(field.name) else held.SetInParent
-        for other in _small(like.get(field.message_type.full_name, ())):
+        for other in _small(like):
             yield lambda other=other: held.CopyFrom(other)
         return
     for value in _values(field, texts):
@@ -94,11 +92,8 @@ def _nested(message: Message) -> Iterator[Message]:
 
 def _small(messages: Sequence[Message]) -> list[Message]:
     """Copies of the first and the last ones, which may hold the place that they are to be put in."""
-    return [type(m).FromString(m.SerializePartialToString()) for m in messages[:2] + messages[-1:] if _fits(m)]
-
-
-def _fits(message: Message) -> bool:
-    return message.ByteSize() < _LARGEST
+    few = [m for m in (*messages[:2], *messages[-1:]) if m.ByteSize() < _LARGEST]
+    return [type(m).FromString(m.SerializePartialToString()) for m in few]
 
 
 def _texts(messages: Sequence[Message]) -> list[str]:
