@@ -140,6 +140,12 @@ def _indexed_model() -> type:
             super().remove_node(node)
             self._forget()
 
+        def remove_nodes(self, nodes_to_remove: Sequence[Any]) -> None:
+            nodes, gone = self.model.graph.node, {id(node) for node in nodes_to_remove}
+            for place in reversed([place for place, node in enumerate(nodes) if id(node) in gone]):
+                del nodes[place]
+            self._forget()
+
         def clean_initializers(self) -> Any:
             self._forget()
             cleaned = super().clean_initializers()

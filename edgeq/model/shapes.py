@@ -20,7 +20,9 @@ MAX_ACTIVATION_BYTES = 2**36
 """Bytes. A static shape that needs more than this for one tensor is taken for an attack or an error."""
 _WIDEST_ELEMENT = 16
 SYMBOLIC_LIMIT_S = 10.0
-"""Symbolic inference grows its expressions from node to node, in some models without end."""
+SYMBOLIC_LIMIT_OF_NODE_S = 0.002
+"""Processor time for symbolic inference, and what each node adds to it. It grows its expressions from node to node, in
+some models without end."""
 
 
 @dataclass(frozen=True)
@@ -185,9 +187,9 @@ def _symbolic(bare: onnx.ModelProto, options: SymbolicOptions) -> onnx.ModelProt
 
     inference = SymbolicShapeInference(options.int_max, options.auto_merge, options.guess_output_rank, options.verbose)
     inference._preprocess(bare)
-    ends = time.monotonic() + SYMBOLIC_LIMIT_S
-    inference.dispatcher_ = {name: _until(ends, infer) for name, infer in inference.dispatcher_.items()}
-    inference._onnx_infer_single_node = _until(ends, inference._onnx_infer_single_node)
+    limit = SYMBOLIC_LIMIT_S + SYMBOLIC_LIMIT_OF_NODE_S * len(bare.graph.node)
+    inference.dispatcher_ = {name: _within(limit, infer) for name, infer in inference.dispatcher_.items()}
+    inference._onnx_infer_single_node = _within(limit, inference._onnx_infer_single_node)
     complete = False
     while inference.run_:
         complete = inference._infer_impl()
@@ -198,12 +200,13 @@ def _symbolic(bare: onnx.ModelProto, options: SymbolicOptions) -> onnx.ModelProt
     return result
 
 
-def _until(ends: float, infer: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`infer` of a node, refused from a point in time on."""
+def _within(limit: float, infer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`infer` of a node, refused once this thread has used `limit` seconds more of the processor."""
+    ends = time.thread_time() + limit
 
     def infer_in_time(node: Any) -> Any:
-        if time.monotonic() > ends:
-            raise TimeoutError(f"it takes more than {SYMBOLIC_LIMIT_S:g} s")
+        if time.thread_time() > ends:
+            raise TimeoutError(f"it takes more than {limit:.3g} s")
         return infer(node)
 
     return infer_in_time

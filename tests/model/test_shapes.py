@@ -79,9 +79,9 @@ def test_what_onnx_finds_by_itself_is_not_inferred_symbolically(
 def test_symbolic_inference_ends_in_time_and_says_why_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     text = """<ir_version: 8, opset_import: ["": 17]>
     g (float[N,3] x, int64[1] s) => (float[M] y) { a = Relu (x) y = Reshape (a, s) }"""
-    monkeypatch.setattr(shapes, "SYMBOLIC_LIMIT_S", 0.0)
+    monkeypatch.setattr(shapes, "SYMBOLIC_LIMIT_S", -1.0)
     found, problem = shapes.infer_shapes(from_proto(onnx.parser.parse_model(text)))
-    assert problem == "it takes more than 0 s"
+    assert problem.startswith("it takes more than ")
     assert found["a"].shape is not None, "onnx's own inference takes over"
 
     def assertion(*_: object) -> None:
