@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from edgeq.hardware.target import Target
 from edgeq.model.load import read_own, save_model
 from edgeq.pipeline.job import Built, Job
 from edgeq.progress import SILENT, Progress
+from edgeq.records import plain
 from edgeq.registry import RECOVERIES
 from edgeq.scheme import Scheme
 from edgeq.tune.recover.base import Stage, State
@@ -23,7 +25,9 @@ from edgeq.tune.recover.methods import recoveries
 
 
 class Recoverer:
-    """Builds artifacts of one job with recoveries, and keeps what several builds have in common.
+    """Builds artifacts of one job with recoveries, and keeps what several builds have in common: float models by the
+    recoveries that made them, their statistics, and artifacts by what decides them, since a recovery that finds nothing
+    to do is noticed late.
 
     Args:
         workdir: an existing folder for float models that recoveries made and for moments; it must live as long.
@@ -34,6 +38,8 @@ class Recoverer:
         self._target = target
         self._workdir = workdir
         self._models: dict[object, State] = {}
+        self._statistics = {job.prepared.digest: job.statistics} if job.statistics is not None else {}
+        self._finished: dict[str, State] = {}
 
     def build(self, scheme: Scheme, names: Sequence[str], destination: Path, *, progress: Progress = SILENT) -> Built:
         """See `recover`."""
@@ -51,9 +57,14 @@ class Recoverer:
             UsageError: as `recover`.
         """
         state = self.ranged(scheme, names, progress=progress)
-        backend = backend_for(self._target)
-        state = state.replace(artifact=backend.build(state.prepared, state.ranges, state.scheme, destination))
-        return self._apply("artifact", names, state, self._check(scheme, names), progress)
+        key = _content(state, [name for name, r in recoveries().items() if name in names and r.stage == "artifact"])
+        found = self._finished.get(key)
+        if found is None or found.artifact is None or not found.artifact.model.exists():
+            backend = backend_for(self._target)
+            built = state.replace(artifact=backend.build(state.prepared, state.ranges, state.scheme, destination))
+            samples = self._check(scheme, names)
+            found = self._finished[key] = self._apply("artifact", names, built.replace(notes=()), samples, progress)
+        return found.replace(notes=(*state.notes, *found.notes))
 
     def ranged(self, scheme: Scheme, names: Sequence[str], *, progress: Progress = SILENT) -> State:
         """The state before the build: its model and its ranges. Raises as `state`."""
@@ -100,15 +111,18 @@ class Recoverer:
     def _made(self, start: State, wanted: Sequence[str], samples: Samples, progress: Progress) -> State:
         # What model recoveries depend on.
         fields = ("activation_type", "activation_symmetric", "weight_type", "per_channel", "reduce_range", "exclude")
-        key = (wanted, *(getattr(start.scheme, name) for name in fields))
-        if key not in self._models:
-            state = self._apply("model", wanted, start, samples, progress)
-            if state.prepared != start.prepared:
-                prepared = state.prepared
-                statistics = collect(prepared.model, samples, model_digest=prepared.digest, progress=progress)
-                state = state.replace(statistics=statistics)
-            self._models[key] = state
-        return self._models[key]
+        key = tuple(getattr(start.scheme, name) for name in fields)
+        state = start
+        for count, name in enumerate(wanted, 1):
+            made = (wanted[:count], key)
+            if made not in self._models:
+                self._models[made] = self._apply("model", (name,), state, samples, progress)
+            state = self._models[made]
+        prepared = state.prepared
+        if prepared.digest not in self._statistics:
+            found = collect(prepared.model, samples, model_digest=prepared.digest, progress=progress)
+            self._statistics[prepared.digest] = found
+        return state.replace(statistics=self._statistics[prepared.digest])
 
     def _apply(self, stage: Stage, names: Sequence[str], state: State, samples: Samples, progress: Progress) -> State:
         for recovery in recoveries().values():
@@ -119,6 +133,12 @@ class Recoverer:
     def place(self, name: str = "build") -> Path:
         """A new folder inside the work folder."""
         return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._workdir))
+
+
+def _content(state: State, names: Sequence[str]) -> str:
+    """What decides the artifact of a state whose ranges are chosen, and that of the recoveries `names` behind it."""
+    ranges = sorted((name, r.low, r.high) for name, r in state.ranges.items())
+    return json.dumps([state.prepared.digest, plain(state.scheme), ranges, names], sort_keys=True)
 
 
 def recover(

@@ -67,6 +67,18 @@ def test_the_order_of_names_decides_nothing(tmp_path: Path) -> None:
     assert one.artifact.model.read_bytes() == other.artifact.model.read_bytes()
 
 
+def test_what_finds_nothing_to_do_builds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recoverer = Recoverer(job_of(two_gates(uneven), tmp_path, few(4, SHAPE)), target(), tmp_path)
+    names = ["split-more-gates", "weight-rounding", "bias-correction"]
+    first = recoverer.build(SCHEME, names, tmp_path / "a.onnx")
+    monkeypatch.setattr("edgeq.tune.recover.run.backend_for", None)
+    again = recoverer.build(SCHEME, [*names, "split-gates"], tmp_path / "b.onnx")
+    assert again.artifact.model.read_bytes() == first.artifact.model.read_bytes()
+    added = set(again.artifact.notes) - set(first.artifact.notes)
+    assert added == {"split-gates: split-more-gates does the same, and more"}
+    assert set(first.artifact.notes) < set(again.artifact.notes)
+
+
 def test_models_are_made_once_for_each_scheme_that_matters(tmp_path: Path) -> None:
     recoverer = Recoverer(job_of(two_gates(uneven), tmp_path, few(4, SHAPE)), target(), tmp_path)
     names = ["split-gates", "bias-correction"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeq.calibrate.range_method import grid_of
+from edgeq.calibrate.range_method import Grid, grid_of
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.progress import Progress
@@ -25,24 +26,34 @@ class NonlinearRanges(Recovery):
     order = 60
 
     def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
-        """See `Recovery.apply`."""
-        del samples, workdir
-        followers = Followers(state.prepared.model)
-        grid = grid_of(state.scheme.activation_type, state.scheme.activation_symmetric)
-        chosen: dict[str, Range] = {}
-        with progress.stage("ranges before activation functions", len(state.ranges)) as advance:
-            for name in state.ranges:
-                advance(1)
-                follower = followers.of(name)
-                if follower.nodes and name not in follower.ends and name in state.statistics.tensors:
-                    found = range_behind(state.statistics.tensors[name], followers.function(follower), grid)
-                    if found is not None:
-                        chosen[name] = found
+        """See `Recovery.apply`. What is found depends on the float model and the integer type alone, and is kept."""
+        del samples
+        scheme = state.scheme
+        kind = f"{scheme.activation_type}-{'symmetric' if scheme.activation_symmetric else 'asymmetric'}"
+        kept = workdir.parent / f"ranges-{kind}-{state.prepared.digest}.json"
+        if not kept.exists():
+            found = _chosen(state, grid_of(scheme.activation_type, scheme.activation_symmetric), progress)
+            kept.write_text(json.dumps({name: [r.low, r.high] for name, r in found.items()}), "utf-8")
+        chosen = {name: Range(*ends) for name, ends in json.loads(kept.read_text("utf-8")).items()}
         if not chosen:
             return state.note(f"{self.name}: no activation function follows a quantized tensor")
         return state.replace(ranges={**state.ranges, **chosen}).note(
             f"{self.name}: {len(chosen)} ranges chosen for the least error behind the function that follows"
         )
+
+
+def _chosen(state: State, grid: Grid, progress: Progress) -> dict[str, Range]:
+    followers = Followers(state.prepared.model)
+    chosen: dict[str, Range] = {}
+    with progress.stage("ranges before activation functions", len(state.ranges)) as advance:
+        for name in state.ranges:
+            advance(1)
+            follower = followers.of(name)
+            if follower.nodes and name not in follower.ends and name in state.statistics.tensors:
+                found = range_behind(state.statistics.tensors[name], followers.function(follower), grid)
+                if found is not None:
+                    chosen[name] = found
+    return chosen
 
 
 RECOVERY = NonlinearRanges()

@@ -12,6 +12,7 @@ rounding of the input adds step^2 / 12 to the diagonal of H, since it is an erro
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,6 +30,8 @@ from edgeq.tune.recover.scaling import Weights
 _BLOCK = 64
 _DAMPING = 1e-3
 _SWEEPS = 1
+_KEPT = 2**22
+"""Weights of a layer up to which the result is kept."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class WeightRounding(Recovery):
         layers = [integer.layer for integer in integers.values()]
         store = workdir.parent / f"moments-{state.prepared.digest}"
         for layer, moments in layer_moments(state.prepared, layers, samples, store=store, progress=progress):
-            gains.append(round_layer(file, integers[layer.name], floats, moments, limits))
+            gains.append(round_layer(file, integers[layer.name], floats, moments, limits, store=store))
         if not gains:
             return state.note(f"{self.name}: no layer has integer weights of its own")
         path = workdir / state.artifact.model.name
@@ -73,12 +76,15 @@ def round_layer(
     floats: Weights,
     moments: Moments,
     limits: tuple[int, int],
+    *,
+    store: Path | None = None,
 ) -> float:
     """Round one layer of `file` anew and put the mean of the remaining error into its bias, in place.
 
     Args:
         floats: of the float model.
         limits: smallest and largest integer of the weight type, before the zero point is subtracted.
+        store: an existing folder where what was rounded is kept, for the next build in which the layer is the same.
 
     Returns:
         By how many decibels the expected squared error of the output falls.
@@ -91,7 +97,7 @@ def round_layer(
     mean = moments.mean[:, None, :]
     shape = moments.covariance if integer.bias is not None else moments.covariance + mean.transpose(0, 2, 1) * mean
     metric = damped(shape, integer.input_scale)
-    new = round_rows(rows / scale, metric, limits[0] - zero, limits[1] - zero)
+    new = _kept_or_rounded(rows / scale, metric, limits[0] - zero, limits[1] - zero, store)
     before, after = (_squared(rows - scale * q, metric) for q in (old, new))
     chosen = np.where((after < before)[:, :, None], new, old)
     file.set_weight(integer, chosen)
@@ -105,6 +111,21 @@ def round_layer(
         lost = before
     total, left = float(lost.sum()), float(np.minimum(before, after).sum())
     return 10 * np.log10(total / left) if left > 0 and total > 0 else 0.0
+
+
+def _kept_or_rounded(
+    rows: Floats, metric: Floats, low: NDArray[np.int64], high: NDArray[np.int64], store: Path | None
+) -> NDArray[np.int64]:
+    """`round_rows`, or what it gave for the same arguments before."""
+    if store is None or rows.size > _KEPT:
+        return round_rows(rows, metric, low, high)
+    digest = hashlib.sha256(repr(rows.shape).encode())
+    for array in (rows, metric, low, high):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    kept = store / f"rounded-{digest.hexdigest()}.npy"
+    if not kept.exists():
+        np.save(kept, round_rows(rows, metric, low, high).astype(np.int16), allow_pickle=False)
+    return np.asarray(np.load(kept, allow_pickle=False), np.int64)
 
 
 def round_rows(
