@@ -9,6 +9,7 @@ from typing import Any
 from contenders import edgeq_json
 from edgeq_device.latency import WarmUp
 from edgeq_device.ranking import rank_until_settled, ratio
+from edgeq_device.scenarios import query_runner
 from tune_cases import Case
 
 from edgeq.measure.loaded_model import open_model
@@ -38,7 +39,7 @@ def race(model: Path, bundle: Path, feed: Mapping[str, Any], name: str) -> float
     }
     with open_model(bundle) as loaded:
         sessions = {**threads, "tuned": loaded.session}
-        runners = {key: (lambda s=session: s.run(None, feed)) for key, session in sessions.items()}
+        runners = {key: query_runner(session, [feed]) for key, session in sessions.items()}
         ranking = rank_until_settled(runners, max_duration_s=20, tie=0.005, warmup=WarmUp(max_s=2))
     measured = ranking.distributions
     best = min(threads, key=lambda key: measured[key].p50)

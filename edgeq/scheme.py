@@ -18,6 +18,9 @@ FloatType = Literal["float32", "float16", "bfloat16"]
 IntegerType = Literal["int8", "uint8"]
 WEIGHT_BITS = (4, 8)
 BLOCK_SIZES = (16, 32, 64, 128, 256)
+SYMMETRIC_BLOCKS = {4: False, 8: True}
+"""Whether weights in blocks of so many bits have zero points in the middle: of 16 steps, the one or two that a block
+whose weights are not centred would leave unused are a tenth of its noise; of 256 they are nothing."""
 WEIGHT_ONLY_TYPES = ("Gather", "Gemm", "MatMul")
 """What weight-only quantization is of."""
 
@@ -50,6 +53,7 @@ class Scheme(Displayed):
         rest: type in which the file computes what is not quantized.
         stored_types: operator types that compute in float, but whose weights are 8-bit integers in the file.
         weight_bits, block_size: in weight-only mode, bits per weight and weights that share a scale.
+        eight_bit: in weight-only mode, names of nodes whose weights have 8 bits, whatever `weight_bits` is.
         session_options: ONNX Runtime session configuration entries that the artifact needs to be right; they travel
             with it.
     """
@@ -74,6 +78,7 @@ class Scheme(Displayed):
     stored_types: tuple[str, ...] = ()
     weight_bits: int = 8
     block_size: int = 32
+    eight_bit: tuple[str, ...] = ()
     session_options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -89,7 +94,7 @@ class Scheme(Displayed):
             _one_of(f"dynamic_weight_types.{op_type}", weight_type, get_args(IntegerType))
         for name in ("method_options", "dynamic_weight_types", "session_options"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
-        for name in ("exclude", "wide", "stored_types"):
+        for name in ("exclude", "wide", "stored_types", "eight_bit"):
             object.__setattr__(self, name, tuple(sorted(set(getattr(self, name)))))
         if self.op_types is not None:
             object.__setattr__(self, "op_types", tuple(sorted(set(self.op_types))))
@@ -119,7 +124,8 @@ class Scheme(Displayed):
         if self.mode == "float":
             return "not quantized"
         if self.mode == "weight-only":
-            return f"weight-only {self.weight_bits} bits"
+            finer = f", {len(self.eight_bit)} nodes 8" if self.eight_bit else ""
+            return f"weight-only {self.weight_bits} bits{finer}"
         types = sorted(self.quantized_types or ())
         return f"dynamic ({', '.join(f'{t} {self.dynamic_weight_types[t]}' for t in types)})"
 

@@ -87,7 +87,7 @@ class CpuBackend:
         """Write the quantized model to `destination`; it takes nothing from samples. See `Backend.build`."""
         onnxruntime()  # the quantizer is part of it: one clear error where it is missing
         self.check(scheme)
-        check_names(prepared, scheme.exclude)
+        check_names(prepared, (*scheme.exclude, *scheme.eight_bit))
         notes: list[str] = []
         if scheme.mode == "dynamic":
             write_dynamic(prepared, scheme, destination)

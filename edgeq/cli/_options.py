@@ -171,6 +171,9 @@ _SCHEME = (
         metavar="BITS",
         help="Only the weights of matrix products, in blocks of 8 or 4 bits.",
     ),
+    click.option(
+        "--eight-bit", multiple=True, metavar="NODE", help="8 bits for this node under --weight-only 4. Repeatable."
+    ),
     click.option("--op-type", "op_types", multiple=True, help="Quantize only this operator type. Repeatable."),
     click.option("--exclude", multiple=True, metavar="NODE", help="Keep this node in float. Repeatable."),
     click.option(

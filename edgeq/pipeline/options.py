@@ -10,6 +10,7 @@ from edgeq.errors import UsageError
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.model.fixed_sizes import parse_sizes
 from edgeq.pipeline.job import Data
+from edgeq.scheme import SYMMETRIC_BLOCKS
 
 _SCHEME_FIELDS = (
     "method",
@@ -81,10 +82,13 @@ def _overrides(options: Mapping[str, Any]) -> dict[str, Any]:
     if options["weight_only"]:
         if options["dynamic"]:
             raise UsageError("--dynamic and --weight-only exclude each other", "Give one of them")
-        chosen |= {"mode": "weight-only", "weight_bits": int(options["weight_only"])}
+        bits = int(options["weight_only"])
+        chosen |= {"mode": "weight-only", "weight_bits": bits, "weight_symmetric": SYMMETRIC_BLOCKS[bits]}
     if options["op_types"]:
         chosen["op_types"] = options["op_types"]
-    for name in ("exclude", "wide"):
+    if options["eight_bit"] and not options["weight_only"]:
+        raise UsageError("--eight-bit goes with --weight-only", "Make it --weight-only 4")
+    for name in ("exclude", "wide", "eight_bit"):
         if options[name]:
             chosen[name] = options[name]
     return chosen

@@ -79,7 +79,7 @@ class Ranking:
     layers: tuple[RankedLayer, ...]
     costs: LayerCosts
     slack: float = 1.0
-    field: Literal["exclude", "wide"] = "exclude"
+    field: Literal["exclude", "wide", "eight_bit"] = "exclude"
 
 
 def select_float_layers(

@@ -26,7 +26,7 @@ from edgeq.measure.coverage import measure_coverage, sized_macs
 from edgeq.measure.latency import sessions_to_time
 from edgeq.measure.task import Task
 from edgeq.model.int8_rules import int8_rules, quantizable_operators
-from edgeq.model.load import model_bytes
+from edgeq.model.load import model_bytes, read_model
 from edgeq.model.macs import node_macs
 from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.proof import simulated_count
@@ -38,6 +38,7 @@ from edgeq.tune.accuracy import AccuracyMeter
 from edgeq.tune.builders import CandidateBuilder
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.clock import Clock, LocalClock, Model
+from edgeq.tune.eight_bit import rank_products
 from edgeq.tune.evaluator import Race, Runner
 from edgeq.tune.float_layers import MacCosts, Ranking, rank_by_probing
 from edgeq.tune.goal import Deadline
@@ -258,17 +259,20 @@ class LocalEvaluator:
             return rank_static(
                 self._builder.recoverer, self._job, candidate.scheme, candidate.recoveries, progress=self._progress
             )
+
+        def noise_of(session: Any) -> float:
+            return self._accuracy.noise(session, _SCREENED, model=candidate.name)
+
+        model, half = self._job.prepared.model, Deadline(seconds / 2).passed
+        if candidate.scheme.mode == "weight-only" and candidate.scheme.weight_bits < 8:
+            with self._progress.stage("ranking products"):
+                return rank_products(model, read_model(self.built(candidate).artifact.model), noise_of, half)
         if FIELD in self._target.profile.search:
-            model, ranges = self._job.prepared.model, self.built(candidate).ranges
+            ranges = self.built(candidate).ranges
             if candidate.recoveries:
                 model = self._builder.recoverer.ranged(candidate.scheme, candidate.recoveries).prepared.model
             with self._progress.stage("ranking tensors"):
-                return rank_tensors(
-                    model,
-                    ranges,
-                    lambda session: self._accuracy.noise(session, _SCREENED, model=candidate.name),
-                    Deadline(seconds / 2).passed,
-                )
+                return rank_tensors(model, ranges, noise_of, half)
         macs = self._quantized_macs(candidate)
         if len(macs) < 2 or min(macs.values()) > headroom * sum(macs.values()):
             return Ranking((), MacCosts({}))

@@ -18,7 +18,7 @@ from edgeq.tune.timing import time_new
 from edgeq.tune.trials import FLOAT_MACS, TrialTable, loss_of, structure_of
 
 _BASES = 2
-_SPARED = {"exclude": "layers in float", "wide": "tensors in 16 bits"}
+_SPARED = {"exclude": "layers in float", "wide": "tensors in 16 bits", "eight_bit": "products in 8 bits"}
 
 
 def recover_accuracy(

@@ -25,15 +25,16 @@ from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
 from edgeq.pipeline.job import Built, Job
 from edgeq.progress import Progress
-from edgeq.scheme import Scheme
+from edgeq.scheme import SYMMETRIC_BLOCKS, Scheme
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.recover.fuse_attention import FuseAttention, fuse_attention, may_have_attention
 from edgeq.tune.recover.methods.smoothquant import SmoothQuant, product_groups, smooth
+from edgeq.tune.recover.methods.weight_rounding import WeightRounding
 
 NAME = "sequence"
 LEAST_SHARE = 0.5
 """Of the multiply-accumulates, in constant matrices and recurrent layers: below it, these candidates are not tried."""
-_FUSE, _SMOOTH = FuseAttention.name, SmoothQuant.name
+_FUSE, _SMOOTH, _ROUND = FuseAttention.name, SmoothQuant.name, WeightRounding.name
 _PRODUCTS = ("Gemm", "MatMul")
 _RECURRENT = ("GRU", "LSTM", "RNN")
 # 8 bits bear long blocks, which are faster; 4 bits need short ones.
@@ -51,7 +52,11 @@ class SequenceBuilder:
         if target.backend != "cpu" or not profile.dynamic_weight_types or product_share(model) < LEAST_SHARE:
             return ()
         found = _variants(model, profile, sampled=job.calibration is not None)
-        return tuple(Candidate(name, scheme, recoveries, builder=NAME) for name, scheme, recoveries in found)
+        # Weights in blocks are a mode of the backend's own.
+        return tuple(
+            Candidate(name, scheme, recoveries, builder="" if scheme.mode == "weight-only" else NAME)
+            for name, scheme, recoveries in found
+        )
 
     def build(self, job: Job, target: Target, candidate: Candidate, destination: Path, progress: Progress) -> Built:
         """See `edgeq.tune.builders.Builder`."""
@@ -95,8 +100,11 @@ def _variants(model: ir.Model, profile: Scheme, *, sampled: bool) -> Iterator[tu
         yield "static products, smoothed", _products_only(model, profile), (_SMOOTH,)
     if groups:
         for bits, block in _BLOCKS.items():
-            scheme = profile.replace(mode="weight-only", weight_bits=bits, block_size=block)
+            blocks = {"weight_bits": bits, "block_size": block, "weight_symmetric": SYMMETRIC_BLOCKS[bits]}
+            scheme = profile.replace(mode="weight-only", **blocks)
             yield f"weight-only {bits} bits", scheme, ()
+            if sampled and bits < 8:
+                yield f"weight-only {bits} bits, rounded", scheme, (_ROUND,)
 
 
 def _products_only(model: ir.Model, profile: Scheme) -> Scheme:

@@ -17,7 +17,7 @@ from edgeq.model.prepare import PreparedModel
 from edgeq.pipeline.job import Job
 from edgeq.progress import SILENT
 from edgeq.session import open_session
-from edgeq.tune.builders import BUILDERS
+from edgeq.tune.builders import BUILDERS, CandidateBuilder
 from edgeq.tune.sequence import SequenceBuilder, product_share
 from tests.backends.networks import model_of, operators, prepared, recurrent, sqnr_db
 from tests.tune.recover.encoder import Sentences, encoder
@@ -49,6 +49,7 @@ def test_each_model_gets_what_it_has_use_for(tmp_path: Path, target: Target) -> 
         "static products, smoothed",
         "weight-only 8 bits",
         "weight-only 4 bits",
+        "weight-only 4 bits, rounded",
     ]
     assert names(prepared(recurrent(), tmp_path), target, Sentences()) == ["dynamic, GRU in float"]
     assert names(encoder(tmp_path), target) == ["weight-only 8 bits", "weight-only 4 bits"], "without samples"
@@ -75,16 +76,18 @@ def test_every_candidate_is_built_and_follows_float(tmp_path: Path, target: Targ
     samples = Sentences()
     job = dataclasses.replace(job_of(model, samples), statistics=collect(model.model, samples))
     exact = open_session(model.path)
-    least = {"weight-only 4 bits": 8.0}
+    least = {"weight-only 4 bits": 8.0, "weight-only 4 bits, rounded": 9.0}
+    builder = CandidateBuilder(job, target, tmp_path)
     found: dict[str, float] = {}
     for number, candidate in enumerate(SequenceBuilder().candidates(job, target)):
         destination = tmp_path / f"{number}.onnx"
-        built = SequenceBuilder().build(job, target, candidate, destination, SILENT)
+        built = builder.build(candidate, destination)
         session = open_session(destination, built.artifact.settings())
         pairs = [(exact.run(None, dict(s.inputs))[0], session.run(None, dict(s.inputs))[0]) for s in samples]
         found[candidate.name] = sqnr_db(*(np.concatenate([p[i].ravel() for p in pairs]) for i in (0, 1)))
         assert found[candidate.name] > least.get(candidate.name, 20), candidate.name
     assert found["dynamic, smoothed"] > found["dynamic, attention fused"]
+    assert found["weight-only 4 bits, rounded"] > found["weight-only 4 bits"]
     assert {"QAttention"} <= set(operators(tmp_path / "2.onnx"))
 
 

@@ -15,7 +15,7 @@ from edgeq.calibrate.statistics import Statistics
 from edgeq.data.samples import Samples
 from edgeq.model.prepare import PreparedModel
 from edgeq.progress import Progress
-from edgeq.scheme import Scheme
+from edgeq.scheme import Mode, Scheme
 
 Stage = Literal["model", "ranges", "artifact"]
 
@@ -26,7 +26,7 @@ class State:
 
     Attributes:
         prepared: the float model that is quantized. A "model" recovery puts an equivalent one in its place.
-        statistics: of `prepared`, on the calibration samples.
+        statistics: of `prepared`, on the calibration samples; None where the scheme is not static.
         ranges: by tensor; before ranges are derived, only those that a model recovery has fixed.
         scheme: how it is quantized. A "ranges" recovery may add to `exclude`.
         changed: names of the layers that "model" recoveries changed, in vain where they stay in float.
@@ -35,7 +35,7 @@ class State:
     """
 
     prepared: PreparedModel
-    statistics: Statistics
+    statistics: Statistics | None
     ranges: Mapping[str, Range]
     scheme: Scheme
     artifact: Artifact | None = None
@@ -63,6 +63,7 @@ class Recovery(ABC):
         order: place among the recoveries of its stage, the lowest first.
         replaces: name of the recovery that is needless beside this one, which does the same and more.
         searched: whether tuning tries it by itself.
+        modes: of the schemes that it goes with.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Recovery(ABC):
     order = 100
     replaces: str = ""
     searched = True
+    modes: tuple[Mode, ...] = ("static",)
 
     @abstractmethod
     def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:

@@ -69,7 +69,10 @@ class Recoverer:
     def ranged(self, scheme: Scheme, names: Sequence[str], *, progress: Progress = SILENT) -> State:
         """The state before the build: its model and its ranges. Raises as `state`."""
         samples = self._check(scheme, names)
+        if scheme.mode != "static":
+            return State(self._job.prepared, None, {}, scheme)
         state = self._with_model(scheme, names, samples, progress)
+        assert state.statistics is not None
         derived = derive_ranges(
             state.statistics,
             scheme.method,
@@ -84,8 +87,12 @@ class Recoverer:
     def _check(self, scheme: Scheme, names: Sequence[str]) -> Samples:
         for name in names:
             RECOVERIES.check(name)
-        if scheme.mode != "static" or self._job.statistics is None:
-            raise UsageError("recoveries need a static scheme", "Choose one, or leave the recoveries out")
+            modes = recoveries()[name].modes
+            if scheme.mode not in modes:
+                raise UsageError(
+                    f"{name} needs a scheme that is {' or '.join(modes)}, not {scheme.mode}",
+                    "Choose one, or leave the recovery out",
+                )
         if self._job.calibration is None:
             raise UsageError("recoveries need calibration samples", "Give them with --data")
         return self._job.calibration
@@ -156,7 +163,7 @@ def recover(
     what edits the quantized file.
 
     Raises:
-        UsageError: an unknown recovery, a scheme that is not static, or no calibration samples.
+        UsageError: an unknown recovery, a scheme that one does not go with, or no calibration samples.
         EdgeqError: as the stages have it.
     """
     with tempfile.TemporaryDirectory(prefix="edgeq-recover-") as folder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from edgeq.errors import CheckFailedError
+from edgeq.errors import CheckFailedError, UsageError
 from edgeq.hardware.target import Target
 from edgeq.measure.agreement import compare_sessions
 from edgeq.pipeline.job import Built, Job
@@ -39,6 +39,8 @@ def recovering(*names: str, min_sqnr_db: float | None = None) -> Builder:
         with tempfile.TemporaryDirectory(prefix="edgeq-recover-") as folder:
             recoverer = Recoverer(job, target, Path(folder))
             if min_sqnr_db is not None:
+                if scheme.mode != "static":
+                    raise UsageError("--min-sqnr needs a static scheme", "Leave it out, or choose another scheme")
                 scheme = _closer(recoverer, job, scheme, names, min_sqnr_db, progress)
             return recoverer.build(scheme, names, destination, progress=progress)
 

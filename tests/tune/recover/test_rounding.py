@@ -11,7 +11,8 @@ import pytest
 from edgeq.progress import SILENT
 from edgeq.tune.recover.artifact import QuantizedFile
 from edgeq.tune.recover.layers import find_layers
-from edgeq.tune.recover.methods.weight_rounding import damped, round_rows, weight_limits
+from edgeq.tune.recover.methods.weight_rounding import weight_limits
+from edgeq.tune.recover.rounding import damped, round_rows
 from edgeq.tune.recover.moments import layer_moments
 from edgeq.tune.recover.run import Recoverer
 from edgeq.tune.recover.scaling import Weights

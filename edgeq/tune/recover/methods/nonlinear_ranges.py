@@ -43,6 +43,7 @@ class NonlinearRanges(Recovery):
 
 
 def _chosen(state: State, grid: Grid, progress: Progress) -> dict[str, Range]:
+    assert state.statistics is not None
     followers = Followers(state.prepared.model)
     chosen: dict[str, Range] = {}
     with progress.stage("ranges before activation functions", len(state.ranges)) as advance:

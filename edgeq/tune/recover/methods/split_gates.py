@@ -48,6 +48,7 @@ class SplitGates(Recovery):
         gates = [gate for gate in find_gates(state.prepared.model) if gate.layer.name not in state.scheme.exclude]
         if not gates:
             return state.note(f"{self.name}: no layer is followed by a product with a function of itself")
+        assert state.statistics is not None
         grid = grid_of(state.scheme.activation_type, state.scheme.activation_symmetric)
         plans = plan_gates(state.prepared, gates, samples, state.statistics, grid, progress)
         chosen = worth_it(plans, self.share)

@@ -1,12 +1,6 @@
 """Weights rounded again, for the least error of a layer's output instead of each weight's.
 
-Rounding each weight to the nearest integer is best only where inputs are uncorrelated. In general the output is off by
-dW x, with the expected square sum_m dW[m] H dW[m]' where H is the second moment of x. Columns are rounded one after
-the other, and each one's error is compensated by the columns that follow: with H^-1 = U'U, U upper triangular, the
-error e of column i is spread as w[j] -= e U[i, j] / U[i, i] for j > i (Frantar and Alistarh 2022, "Optimal Brain
-Compression"; Frantar et al. 2022, "GPTQ"). A sweep of coordinate descent follows.
-
-For a layer with a bias, H is the covariance alone: the mean of the error, dW E[x], goes into the bias. The
+Rounding each weight to the nearest integer is best only where inputs are uncorrelated: see `rounding`. For a layer with a bias, H is the covariance alone: the mean of the error, dW E[x], goes into the bias. The
 rounding of the input adds step^2 / 12 to the diagonal of H, since it is an error of its own in each tap.
 """
 
@@ -24,15 +18,13 @@ from edgeq.progress import Progress
 from edgeq.tune.recover.artifact import IntegerLayer, QuantizedFile
 from edgeq.tune.recover.base import Recovery, Stage, State
 from edgeq.tune.recover.layers import Floats, find_layers
+from edgeq.tune.recover.block_rounding import round_blocks
 from edgeq.tune.recover.moments import Moments, layer_moments
+from edgeq.tune.recover.rounding import damped, round_rows, squared
 from edgeq.tune.recover.scaling import Weights
 
-_BLOCK = 64
-_DAMPING = 1e-3
-_SWEEPS = 1
 _KEPT = 2**22
 """Weights of a layer up to which the result is kept."""
-
 
 @dataclass(frozen=True)
 class WeightRounding(Recovery):
@@ -43,12 +35,15 @@ class WeightRounding(Recovery):
     stage: Stage = "artifact"
     free: bool = True
     order = 70
+    modes = ("static", "weight-only")
 
     def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
         """Raises:
         EdgeqError: as `layer_moments`.
         """
         assert state.artifact is not None
+        if state.scheme.mode == "weight-only":
+            return round_blocks(self.name, state, samples, workdir, progress)
         floats = Weights(state.prepared.model)
         file = QuantizedFile.read(state.artifact.model)
         found = file.integer_layers(find_layers(state.prepared.model))
@@ -98,7 +93,7 @@ def round_layer(
     shape = moments.covariance if integer.bias is not None else moments.covariance + mean.transpose(0, 2, 1) * mean
     metric = damped(shape, integer.input_scale)
     new = _kept_or_rounded(rows / scale, metric, limits[0] - zero, limits[1] - zero, store)
-    before, after = (_squared(rows - scale * q, metric) for q in (old, new))
+    before, after = (squared(rows - scale * q, metric) for q in (old, new))
     chosen = np.where((after < before)[:, :, None], new, old)
     file.set_weight(integer, chosen)
     remaining = ((rows - scale * chosen) * mean).sum(2).ravel()
@@ -106,7 +101,7 @@ def round_layer(
         # From the float bias, not on top of what the file has: applying this twice changes nothing.
         wanted = floats.array(layer.bias).ravel() if layer.bias else 0.0
         file.add_to_bias(integer, wanted + remaining - file.bias(integer))
-        lost = _squared(rows - scale * old, metric) + (((rows - scale * old) * mean).sum(2)) ** 2
+        lost = squared(rows - scale * old, metric) + (((rows - scale * old) * mean).sum(2)) ** 2
     else:
         lost = before
     total, left = float(lost.sum()), float(np.minimum(before, after).sum())
@@ -128,72 +123,6 @@ def _kept_or_rounded(
     return np.asarray(np.load(kept, allow_pickle=False), np.int64)
 
 
-def round_rows(
-    rows: Floats, metric: Floats, low: NDArray[np.int64], high: NDArray[np.int64], *, block: int = _BLOCK
-) -> NDArray[np.int64]:
-    """Integers for weights in units of their scale.
-
-    Args:
-        rows: float64 [groups, m, k].
-        metric: float64 [groups, k, k], positive definite.
-        low, high: of the integers, broadcastable to [groups, m, 1].
-        block: columns whose errors are spread at once over those behind the block.
-    """
-    groups, outputs, taps = rows.shape
-    upper = np.linalg.cholesky(np.linalg.inv(metric)).transpose(0, 2, 1)
-    low, high = (np.broadcast_to(limit, (groups, outputs, 1))[:, :, 0] for limit in (low, high))
-    remaining_rows = rows.copy()
-    integers = np.empty(rows.shape, np.int64)
-    for first in range(0, taps, block):
-        last = min(first + block, taps)
-        errors = np.empty((groups, outputs, last - first))
-        for column in range(first, last):
-            q = np.clip(np.rint(remaining_rows[:, :, column]), low, high)
-            integers[:, :, column] = q
-            error = (remaining_rows[:, :, column] - q) / upper[:, None, column, column]
-            errors[:, :, column - first] = error
-            remaining_rows[:, :, column + 1 : last] -= error[:, :, None] * upper[:, None, column, column + 1 : last]
-        remaining_rows[:, :, last:] -= errors @ upper[:, first:last, last:]
-    return _descended(rows, metric, integers, low, high, block)
-
-
-def _descended(
-    rows: Floats,
-    metric: Floats,
-    integers: NDArray[np.int64],
-    low: NDArray[np.int64],
-    high: NDArray[np.int64],
-    block: int,
-) -> NDArray[np.int64]:
-    """Each column in turn set to what is best while the others stay; every step lowers the error or keeps it."""
-    slope = (rows - integers) @ metric
-    taps = rows.shape[2]
-    for _ in range(_SWEEPS):
-        for first in range(0, taps, block):
-            last = min(first + block, taps)
-            near = slope[:, :, first:last].copy()
-            moved = np.zeros(near.shape)
-            for column in range(first, last):
-                own = metric[:, None, column, column]
-                # As a step from where it is, so that what is not worth a whole step stays.
-                step = np.rint(near[:, :, column - first] / own).astype(np.int64)
-                step = np.clip(integers[:, :, column] + step, low, high) - integers[:, :, column]
-                if step.any():
-                    integers[:, :, column] += step
-                    moved[:, :, column - first] = step
-                    near -= step[:, :, None] * metric[:, None, column, first:last]
-            slope -= moved @ metric[:, first:last]
-    return integers
-
-
-def damped(moment: Floats, step: float) -> Floats:
-    """A second moment [groups, k, k] with the input's rounding error on its diagonal, surely positive definite."""
-    taps = moment.shape[-1]
-    trace = np.trace(moment, axis1=1, axis2=2) / taps
-    diagonal = step**2 / 12 + _DAMPING * trace + np.finfo(np.float64).tiny ** 0.5
-    return np.asarray(moment + diagonal[:, None, None] * np.eye(taps), np.float64)
-
-
 def weight_limits(weight_type: str, reduce_range: bool) -> tuple[int, int]:
     """Smallest and largest integer that ONNX Runtime's quantizer uses for weights of "int8" or "uint8".
 
@@ -203,10 +132,6 @@ def weight_limits(weight_type: str, reduce_range: bool) -> tuple[int, int]:
     if weight_type == "int8":
         return (-64, 64) if reduce_range else (-127, 127)
     return (0, 127) if reduce_range else (0, 255)
-
-
-def _squared(errors: Floats, metric: Floats) -> Floats:
-    return np.asarray(np.einsum("gmk,gmk->gm", errors @ metric, errors), np.float64)
 
 
 RECOVERY = WeightRounding()
