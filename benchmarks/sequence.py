@@ -159,7 +159,7 @@ def edgeq_tuned(case: Case, work: Path, budget: str) -> Contender:
     validation = ("--val", str(case.validation), "--task", case.task, *case.options)
     made = edgeq_json(
         "tune", str(case.model), *_data(case), *validation,
-        "--max-drop", case.drop, "--budget", budget, "-o", str(output),
+        "--max-drop", case.drop, "--budget", budget, "--no-memory", "-o", str(output),
     )  # fmt: skip
     return Contender(f"edgeq tune: {made['chosen']}", output)
 

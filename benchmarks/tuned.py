@@ -28,7 +28,7 @@ def tune(case: Case, bundle: Path, options: Sequence[str] = (), *, labels: bool 
     task = case.options if labels else ()
     return edgeq_json(
         *("tune", str(case.model), *data, *counted, *task, "--max-drop", case.max_drop, "-o", str(bundle)),
-        *(*options, "-q"),
+        *(*options, "--no-memory", "-q"),
     )
 
 

@@ -56,6 +56,7 @@ _LOSERS_SHOWN = 10
 @click.option("-o", "--output", type=PATH, required=True, metavar="DIR|FILE.edgeq", help="Where the bundle goes.")
 @click.option("--with-float", is_flag=True, help="Put the float32 model in, so that the device can time both.")
 @click.option("--resume", is_flag=True, help="Go on where an interrupted run stopped.")
+@click.option("--no-memory", is_flag=True, help="Search as if nothing was ever tuned here, and remember nothing.")
 @click.option("--dry-run", is_flag=True, help="List the candidates and the plan, and do nothing.")
 @FORCE
 @common

@@ -45,6 +45,7 @@ def tune_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
         **_data_arguments(options),
         "max_drop": share("--max-drop", options["max_drop"]),
         **{name: options[name] for name in same},
+        "memory": not options["no_memory"],
     }
 
 

@@ -16,7 +16,7 @@ from edgeq.calibrate.files import save_statistics
 from edgeq.display import Page
 from edgeq.distributed.workers import open_workers
 from edgeq.engines import DEFAULT, EngineChoice
-from edgeq.errors import BoardError, EngineError, GoalNotMetError, HardwareError
+from edgeq.errors import BoardError, GoalNotMetError, HardwareError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target, resolve, runs_natively
@@ -48,9 +48,11 @@ from edgeq.tune.folder import COLLECTED, JOURNAL, check_folder, claimed, clear, 
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.journal import Journal, JournaledEvaluator
 from edgeq.tune.local import LocalEvaluator
+from edgeq.tune.memory import Memory, Space, memory_file, recall
 from edgeq.tune.record import Outcome
 from edgeq.tune.recover.methods import recovery_groups
 from edgeq.tune.search import search
+from edgeq.tune.searches import find_best
 from edgeq.tune.simulated import bundle_note, shortfall, simulated_record
 from edgeq.tune.space import kernel_candidates, method_candidates, thread_counts
 from edgeq.workers.engine import Engines
@@ -184,6 +186,7 @@ def tune(
     selftest: int = 2,
     force: bool = False,
     workers: int | str | None = None,
+    memory: bool = True,
     progress: Progress = SILENT,
 ) -> Tuned:
     """Find the best int8 model for a target that keeps its accuracy, and write it as a bundle.
@@ -207,6 +210,7 @@ def tune(
         with_float, selftest, force: as `edgeq.package`.
         workers: a number of processes to share the samples among, or the address of a Dask scheduler; what is timed is
             timed here.
+        memory: begin with what won on similar models on this machine (docs/tune.md), and remember what wins now.
 
     Raises:
         GoalNotMetError: nothing keeps the accuracy and is faster than float32; nothing is written then.
@@ -269,34 +273,35 @@ def tune(
             progress=progress,
         )
         candidates = _promising_first(_kernels(job.prepared, chosen, static=static), _extra(job, chosen))
-        ends = Deadline(goal.budget_s and deadline.left_s() - _reserved_s(job, deadline, goal.budget_s))
-        outcome = None
-        while outcome is None:
-            try:
-                outcome = search(
-                    candidates,
-                    chosen.profile,
-                    JournaledEvaluator(evaluator, journal),
-                    goal,
-                    ends,
-                    threads=thread_counts(machine.usable_threads),
-                    engines=field,
-                    progress=progress,
-                )
-            except (KeyboardInterrupt, BoardError):
-                progress.note(f"{journal.known} measurements are kept in {journal.path}: --resume goes on from there")
-                raise
-            except EngineError as error:
-                left = field.without(opener.ended())
-                if not field.own or left == field:
-                    raise
-                # What was measured so far is in the journal, and is not measured again.
-                progress.note(f"{error.problem}; the search goes on without it")
-                field = left
+        known = Memory()
+        if memory and timed:
+            known = recall(memory_file(), job.prepared.model, settings, progress)
+
+        def search_in(space: Space, ends: Deadline) -> Outcome:
+            return search(
+                space.candidates,
+                space.profile,
+                JournaledEvaluator(evaluator, journal),
+                goal,
+                ends,
+                threads=thread_counts(machine.usable_threads),
+                engines=space.field,
+                progress=progress,
+            )
+
+        left_s = goal.budget_s and deadline.left_s() - _reserved_s(job, deadline, goal.budget_s)
+        space = Space(candidates, chosen.profile, field)
+        try:
+            searched = find_best(space, known, search_in, opener.ended, left_s, progress)
+        except (KeyboardInterrupt, BoardError):
+            progress.note(f"{journal.known} measurements are kept in {journal.path}: --resume goes on from there")
+            raise
+        outcome, field = searched.outcome, searched.field
         if timed:
             float32 = evaluator.float_metrics()
             record = make_record(job, chosen, machine, task, goal, outcome, field, deadline.elapsed_s, float32)
             record |= {} if clock is None else {"boards": plain(clock.record())}
+            record |= {"memory": searched.memory} if searched.memory else {}
         else:
             record = simulated_record(chosen, goal, outcome, deadline.elapsed_s)
         if outcome.winner is None:
@@ -346,6 +351,7 @@ def tune(
             progress=progress,
         )
         clear(kept, progress)
+        known.remember(model.name, job.prepared.digest, outcome.winner, progress)
     return Tuned(output, chosen, outcome, goal, winner.proof, record)
 
 

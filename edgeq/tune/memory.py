@@ -1,0 +1,212 @@
+"""What runs of `edgeq tune` found on this machine: tried first on the next model that is made of the same layers.
+
+A finished run leaves evidence: what won, how fast it was, and of which operators the model's arithmetic is made. A run
+on a model like it begins with a narrowed search: the kernels, the engine and the calibration methods that won before,
+beside the profile's own choice. All of it is measured as ever. Where the winner is not about as fast as the evidence
+has it, or nothing keeps the accuracy, the whole search follows; what was measured is not measured again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import platformdirs
+
+from edgeq.atomic import alone_in, output_file
+from edgeq.errors import EdgeqError, OutputError
+from edgeq.graph.query import sizes
+from edgeq.hardware.profile import Profile
+from edgeq.model.macs import node_macs
+from edgeq.progress import Progress
+from edgeq.records import parse, plain
+from edgeq.scheme import Scheme
+from edgeq.tune.candidate import Candidate, engine_name
+from edgeq.tune.engines import Field
+from edgeq.tune.record import Outcome, Trial
+
+SCHEMA = "edgeq.tuning-memory/1"
+FILE = "tuning-memory.json"
+# Share of the multiply-accumulates that two models spend in the same kinds of layers; MobileNet v1 and v2 have 0.95.
+_ALIKE = 0.8
+# A winner that reaches less of the speedup that the evidence has did not win for the same reason.
+_CONFIRMED = 0.85
+_MOST_USED, _MOST_KEPT, _MOST_BYTES = 3, 200, 2**20
+# What the settings of a run (`edgeq.tune.document.settings_of`) have of the machine, the versions and the goal.
+_SETTING = ("target", "profile", "machine", "objective", "version", "set_of_engines")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What won on one model.
+
+    Attributes:
+        model: name of its file.
+        digest: of the prepared model.
+        setting: digest of the machine, the versions and the objective.
+        operators: share of the multiply-accumulates by kind of layer.
+        scheme: of the winner, without the names of its layers.
+        builder, recoveries, engine: as `Candidate` has them.
+        speedup: estimated, against float32's best.
+    """
+
+    model: str
+    digest: str
+    setting: str
+    operators: Mapping[str, float]
+    scheme: Scheme
+    builder: str
+    recoveries: tuple[str, ...]
+    engine: str
+    speedup: float
+
+    def likeness(self, operators: Mapping[str, float]) -> float:
+        """Share of the multiply-accumulates in kinds of layers that both models have, 0 to 1."""
+        return sum(min(share, operators.get(kind, 0.0)) for kind, share in self.operators.items())
+
+
+@dataclass(frozen=True)
+class _Kept:
+    schema: str = SCHEMA
+    evidence: tuple[Evidence, ...] = ()
+
+
+@dataclass(frozen=True)
+class Space:
+    """Where a search begins: candidates, the most promising first, whose search table counts, and what is raced."""
+
+    candidates: tuple[Candidate, ...]
+    profile: Profile
+    field: Field
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The evidence of one setting.
+
+    Attributes:
+        path: of the file; None where nothing is to be remembered.
+        setting: digest of the machine, the versions and the objective.
+        evidence: of models like this one, the most similar first.
+    """
+
+    path: Path | None = None
+    setting: str = ""
+    operators: Mapping[str, float] = field(default_factory=dict)
+    evidence: tuple[Evidence, ...] = ()
+
+    def narrowed(self, space: Space) -> Space | None:
+        """What of `space` won before, and its first candidate; None where there is no such evidence, or nothing to
+        leave out."""
+        won = [c for e in self.evidence for c in space.candidates if _kernel(c.scheme, c.builder) == _of(e)]
+        if not self.evidence or not (won or any(e.scheme.mode == "float" for e in self.evidence)):
+            return None
+        methods = {e.scheme.method for e in self.evidence}
+        search = dict(space.profile.search)
+        if "method" in search:
+            search["method"] = tuple(m for m in search["method"] if m in methods)
+        engines = {e.engine for e in self.evidence}
+        left_out = {choice.engine.name for choice in space.field.plugins} - engines
+        candidates = tuple({c.name: c for c in (*won, *space.candidates[:1])}.values())
+        found = Space(candidates, replace(space.profile, search=search), space.field.without(left_out))
+        return None if found == space else found
+
+    def confirmed(self, outcome: Outcome) -> bool:
+        """Whether a narrowed search found what the evidence promised."""
+        least = min((e.speedup for e in self.evidence), default=0.0)
+        return outcome.winner is not None and _speedup(outcome.winner) >= _CONFIRMED * least
+
+    def remember(self, model: str, digest: str, winner: Trial, progress: Progress) -> None:
+        """Add the winner of a run to the file, in the place of what it has of the same model."""
+        if self.path is None or _speedup(winner) <= 0:
+            return
+        found = winner.candidate
+        scheme = found.scheme.replace(exclude=(), wide=(), eight_bit=())
+        operators, engine = self.operators, engine_name(found)
+        new = Evidence(
+            model, digest, self.setting, operators, scheme, found.builder, found.recoveries, engine, _speedup(winner)
+        )
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with alone_in(self.path.parent, busy="another run writes down what it found"):
+                known = [e for e in _read(self.path, progress) if (e.digest, e.setting) != (digest, self.setting)]
+                kept = _Kept(evidence=(*known[1 - _MOST_KEPT :], new))
+                with output_file(self.path, force=True) as draft:
+                    draft.write_text(json.dumps(plain(kept), indent=1) + "\n", "utf-8")
+        except (OSError, OutputError) as error:
+            progress.note(f"what was found is not remembered: {error}")
+
+
+def memory_file() -> Path:
+    """Where runs of this user are remembered."""
+    return platformdirs.user_state_path("edgeq") / FILE
+
+
+def recall(path: Path, model: ir.Model, settings: Mapping[str, Any], progress: Progress) -> Memory:
+    """What is known of models like `model`.
+
+    Args:
+        settings: of the run, as `edgeq.tune.document.settings_of` has them.
+    """
+    setting = hashlib.sha256(
+        json.dumps({key: settings.get(key) for key in _SETTING}, sort_keys=True, default=str).encode()
+    ).hexdigest()[:32]
+    operators = layer_kinds(model)
+    found = [e for e in _read(path, progress) if e.setting == setting and e.likeness(operators) >= _ALIKE]
+    found.sort(key=lambda e: -e.likeness(operators))
+    return Memory(path, setting, operators, tuple(found[:_MOST_USED]))
+
+
+def layer_kinds(model: ir.Model) -> dict[str, float]:
+    """Share of the multiply-accumulates by operator, convolutions by form: depthwise, pointwise, others."""
+    macs = node_macs(model)
+    counted: Counter[str] = Counter()
+    for node in model.graph:
+        counted[_kind(node)] += macs.get(node.name or "", 0)
+    total = sum(counted.values())
+    return {kind: round(count / total, 4) for kind, count in sorted(counted.items()) if count}
+
+
+def _kind(node: ir.Node) -> str:
+    if node.op_type != "Conv":
+        return node.op_type
+    shape = sizes(node.inputs[1]) or ()
+    if node.attributes.get_int("group", 1) > 1:
+        return "Conv, grouped"
+    return "Conv, pointwise" if shape and set(shape[2:]) == {1} else "Conv"
+
+
+def _read(path: Path, progress: Progress) -> tuple[Evidence, ...]:
+    """The evidence in a file; nothing, with a note, where it is damaged."""
+    if not path.exists():
+        return ()
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise OutputError(f"{path} is larger than edgeq writes it")
+        kept: _Kept = parse(json.loads(path.read_bytes()), _Kept, path)
+    except (OSError, ValueError, EdgeqError, RecursionError) as error:
+        progress.note(f"what earlier runs found is left aside: {error}")
+        return ()
+    return kept.evidence if kept.schema == SCHEMA else ()
+
+
+def _of(evidence: Evidence) -> tuple[Scheme, str]:
+    return _kernel(evidence.scheme, evidence.builder)
+
+
+def _kernel(scheme: Scheme, builder: str) -> tuple[Scheme, str]:
+    """What decides speed: neither ranges nor which layers are spared."""
+    plain_scheme = Scheme()
+    common = {"method": plain_scheme.method, "method_options": {}, "exclude": (), "wide": (), "eight_bit": ()}
+    return scheme.replace(**common), builder
+
+
+def _speedup(trial: Trial) -> float:
+    claim = trial.timing.speedup if trial.timing else None
+    return claim.estimate if claim is not None and claim.estimate is not None else 0.0

@@ -1,0 +1,125 @@
+"""What earlier runs found: whom it is used for, what it leaves out, and that nothing is believed unmeasured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeq.engines import EngineChoice, load_engines
+from edgeq.progress import SILENT
+from edgeq.records import plain
+from edgeq.scheme import Scheme
+from edgeq.tune.candidate import Candidate
+from edgeq.tune.engines import Field
+from edgeq.tune.evaluator import Evaluator
+from edgeq.tune.goal import Deadline, Goal
+from edgeq.tune.memory import FILE, Memory, Space, layer_kinds, recall
+from edgeq.tune.record import Outcome
+from edgeq.tune.search import search
+from edgeq.tune.searches import Searched, find_best
+from tests.graphs import model
+from tests.tune.fakes import Fact, FakeEvaluator, profile
+
+SETTINGS: dict[str, Any] = {"machine": "m", "version": {"onnxruntime": "1.32.0"}, "objective": "latency"}
+DENSE = model("""g (float[1,4,8,8] x) => (float[1,4,8,8] z) <float[4,4,3,3] w, float[4,4,1,1] v> {
+    [a] y = Conv<pads = [1,1,1,1]>(x, w) [b] z = Conv(y, v)
+}""")
+SEPARABLE = model("""g (float[1,4,8,8] x) => (float[1,4,8,8] z) <float[4,1,3,3] w, float[4,4,1,1] v> {
+    [a] y = Conv<group = 4, pads = [1,1,1,1]>(x, w) [b] z = Conv(y, v)
+}""")
+CHOICES = (
+    Candidate("own choice", Scheme()),
+    Candidate("signed", Scheme(activation_type="int8")),
+    Candidate("coarse", Scheme(per_channel=False)),
+    Candidate("seven bits", Scheme(reduce_range=True)),
+)
+FACTS = {"own": Fact(speed=2), "signed": Fact(speed=1.5), "coarse": Fact(speed=4), "seven": Fact(speed=1.2)}
+
+
+def found(evaluator: Evaluator, memory: Memory, space: Space | None = None) -> Searched:
+    def search_in(space: Space, deadline: Deadline) -> Outcome:
+        return search(space.candidates, space.profile, evaluator, Goal(), deadline, engines=space.field)
+
+    space = space or Space(CHOICES, profile(method=("entropy", "mse")), Field())
+    return find_best(space, memory, search_in, tuple, None, SILENT)
+
+
+def tuned_before(path: Path, facts: dict[str, Fact] = FACTS, *, digest: str = "first") -> None:
+    memory = recall(path, DENSE, SETTINGS, SILENT)
+    winner = found(FakeEvaluator(facts), Memory()).outcome.winner
+    assert winner is not None
+    memory.remember("first.onnx", digest, winner, SILENT)
+
+
+def test_a_model_like_it_begins_with_what_won(tmp_path: Path) -> None:
+    tuned_before(tmp_path / FILE)
+    evaluator = FakeEvaluator(FACTS)
+    result = found(evaluator, recall(tmp_path / FILE, DENSE, SETTINGS, SILENT))
+    assert result.outcome.winner is not None
+    assert not result.outcome.winner.candidate.scheme.per_channel
+    assert result.memory == {"models": ["first.onnx"], "confirmed": True}
+    whole = FakeEvaluator(FACTS)
+    assert found(whole, Memory()).memory == {}
+    assert len(evaluator.log) < len(whole.log)
+    assert not any("signed" in line or "seven" in line for line in evaluator.log)
+    assert any(line == "build own choice" for line in evaluator.log), "never without a rival"
+
+
+@pytest.mark.parametrize(
+    "here",
+    [FACTS | {"coarse": Fact(speed=3.2)}, FACTS | {"coarse": Fact(speed=4, loss=0.2)}],
+    ids=["slower than promised", "loses too much"],
+)
+def test_what_does_not_hold_is_followed_by_the_whole_search(tmp_path: Path, here: dict[str, Fact]) -> None:
+    tuned_before(tmp_path / FILE)
+    evaluator = FakeEvaluator(here | {"signed": Fact(speed=3.9)})
+    result = found(evaluator, recall(tmp_path / FILE, DENSE, SETTINGS, SILENT))
+    assert result.memory == {"models": ["first.onnx"], "confirmed": False}
+    assert result.outcome.winner is not None
+    assert result.outcome.winner.candidate.scheme.activation_type == "int8"
+
+
+def test_engines_and_methods_that_did_not_win_are_left_out(tmp_path: Path) -> None:
+    tuned_before(tmp_path / FILE)
+    known = load_engines()
+    field = Field(tuple(EngineChoice(engine, "f32") for engine in known.values() if engine.module))
+    space = Space(CHOICES, profile(method=("entropy", "mse", "minmax")), field)
+    narrow = recall(tmp_path / FILE, DENSE, SETTINGS, SILENT).narrowed(space)
+    assert narrow is not None
+    assert narrow.field.plugins == ()
+    assert [c.name for c in narrow.candidates] == ["coarse", "own choice"]
+    assert set(narrow.profile.search["method"]) <= {"minmax", "entropy", "mse"}
+
+
+def test_other_models_machines_and_versions_know_nothing_of_it(tmp_path: Path) -> None:
+    tuned_before(tmp_path / FILE)
+    assert recall(tmp_path / FILE, DENSE, SETTINGS, SILENT).evidence
+    assert not recall(tmp_path / FILE, SEPARABLE, SETTINGS, SILENT).evidence
+    for change in ({"machine": "n"}, {"version": {"onnxruntime": "1.33.0"}}, {"objective": "size"}):
+        assert not recall(tmp_path / FILE, DENSE, SETTINGS | change, SILENT).evidence
+    assert not recall(tmp_path / "none" / FILE, DENSE, SETTINGS, SILENT).evidence
+
+
+def test_kinds_of_layers() -> None:
+    assert layer_kinds(DENSE) == {"Conv": 0.9, "Conv, pointwise": 0.1}
+    assert set(layer_kinds(SEPARABLE)) == {"Conv, grouped", "Conv, pointwise"}
+
+
+def test_one_entry_a_model_and_no_names_of_layers(tmp_path: Path) -> None:
+    for _ in range(2):
+        tuned_before(tmp_path / FILE)
+    tuned_before(tmp_path / FILE, digest="second")
+    found = recall(tmp_path / FILE, DENSE, SETTINGS, SILENT).evidence
+    assert sorted(e.digest for e in found) == ["first", "second"]
+    assert all(e.scheme.exclude == () for e in found)
+    assert plain(found[0])["speedup"] == 4
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{\"evidence\": [{}]}", "[" * 100_000, "{\"schema\": \"other\"}"])
+def test_a_damaged_file_is_no_evidence_and_is_replaced(tmp_path: Path, content: str) -> None:
+    (tmp_path / FILE).write_text(content)
+    assert not recall(tmp_path / FILE, DENSE, SETTINGS, SILENT).evidence
+    tuned_before(tmp_path / FILE)
+    assert recall(tmp_path / FILE, DENSE, SETTINGS, SILENT).evidence
