@@ -139,7 +139,17 @@ def main() -> None:
                 own.mkdir()
                 records = {
                     which: edgeq_json(
-                        *("tune", str(model), "--data", str(place / "images.npy"), "-o", str(own / which), "--no-memory", "-q", *extra)
+                        *(
+                            "tune",
+                            str(model),
+                            "--data",
+                            str(place / "images.npy"),
+                            "-o",
+                            str(own / which),
+                            "--no-memory",
+                            "-q",
+                            *extra,
+                        )
                     )
                     for which, extra in raced.items()
                 }

@@ -48,7 +48,8 @@ def write_weight_only(prepared: PreparedModel, scheme: Scheme, destination: Path
 
 
 def find_blocks(model: ir.Model) -> dict[str, ir.Node]:
-    """Products in blocks of the main graph by the name that they had in float; those that share weights are left out."""
+    """Products in blocks of the main graph, by the name that they had in float; those with shared weights are left
+    out."""
     found = (node for node in model.graph if (node.domain, node.op_type) == (_DOMAIN, OPERATOR))
     return {
         (node.name or "").rpartition("_Q")[0]: node
@@ -61,7 +62,11 @@ def read_blocks(product: ir.Node) -> BlockWeights:
     """The weights of a product that this module wrote."""
     k, bits, size = (product.attributes.get_int(key) for key in ("K", "bits", "block_size"))
     stored, scales = constant(product.inputs[1]), constant(product.inputs[2])
-    assert k and bits and size and stored is not None and scales is not None
+    assert k is not None, OPERATOR
+    assert bits is not None, OPERATOR
+    assert size is not None, OPERATOR
+    assert stored is not None, OPERATOR
+    assert scales is not None, OPERATOR
     blocks = stored.shape[1]
     zeros = constant(node_input(product, 3))
     zero_points = np.full(scales.shape, 1 << bits - 1, np.uint8) if zeros is None else unpacked(zeros, bits, blocks)
@@ -173,5 +178,8 @@ def _replace_product(editor: Editor, node: ir.Node, matrix: ir.Value, blocks: Bl
 
 def _operands(blocks: BlockWeights) -> dict[str, NDArray[Any]]:
     """What a product in blocks reads beside its input, in the operator's order."""
-    operands = {f"Q{blocks.bits}": packed(blocks.integers, blocks.bits), "scales": blocks.scales}
+    operands: dict[str, NDArray[Any]] = {
+        f"Q{blocks.bits}": packed(blocks.integers, blocks.bits),
+        "scales": blocks.scales,
+    }
     return operands if blocks.symmetric else operands | {"zero_points": packed(blocks.zero_points, blocks.bits)}

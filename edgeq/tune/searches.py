@@ -1,5 +1,5 @@
-"""The searches of a run: a narrowed one where earlier runs left evidence, the whole one where that does not suffice; each
-again without an engine that failed."""
+"""The searches of a run: a narrowed one where earlier runs left evidence, the whole one where that does not suffice;
+each again without an engine that failed."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_any_matrix(matrix: np.ndarray, bits: int, size: int, symmetric: bool) -
     assert blocks.matrix().shape == matrix.shape
     # In range to half a step; what a narrower range cuts off is less than it wins for the rest.
     low, high = blocks.limits
-    inside = (np.minimum(low * blocks.steps, high * blocks.steps).T <= matrix) & (
+    inside = (matrix >= np.minimum(low * blocks.steps, high * blocks.steps).T) & (
         matrix <= np.maximum(low * blocks.steps, high * blocks.steps).T
     )
     tolerance = 1e-5 * np.abs(matrix).max(initial=0) + 1e-30

@@ -5,9 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
+import onnx_ir as ir
 import pytest
+from onnx import numpy_helper
 
 from edgeq.engines import EngineChoice, load_engines
+from edgeq.graph.convert import from_proto
 from edgeq.progress import SILENT
 from edgeq.records import plain
 from edgeq.scheme import Scheme
@@ -19,16 +24,24 @@ from edgeq.tune.memory import FILE, Memory, Space, layer_kinds, recall
 from edgeq.tune.record import Outcome
 from edgeq.tune.search import search
 from edgeq.tune.searches import Searched, find_best
-from tests.graphs import model
+from tests.graphs import proto
 from tests.tune.fakes import Fact, FakeEvaluator, profile
 
 SETTINGS: dict[str, Any] = {"machine": "m", "version": {"onnxruntime": "1.32.0"}, "objective": "latency"}
-DENSE = model("""g (float[1,4,8,8] x) => (float[1,4,8,8] z) <float[4,4,3,3] w, float[4,4,1,1] v> {
-    [a] y = Conv<pads = [1,1,1,1]>(x, w) [b] z = Conv(y, v)
-}""")
-SEPARABLE = model("""g (float[1,4,8,8] x) => (float[1,4,8,8] z) <float[4,1,3,3] w, float[4,4,1,1] v> {
-    [a] y = Conv<group = 4, pads = [1,1,1,1]>(x, w) [b] z = Conv(y, v)
-}""")
+
+
+def net(first: str, weight: tuple[int, ...]) -> ir.Model:
+    """x → a convolution 3 x 3 → a pointwise one."""
+    made = proto(f"""g (float[1,4,8,8] x) => (float[1,4,8,8] z) {{
+        [a] y = Conv<{first}pads = [1,1,1,1]>(x, w) [b] z = Conv(y, v)
+    }}""")
+    for name, shape in {"w": weight, "v": (4, 4, 1, 1)}.items():
+        made.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
+    return from_proto(onnx.shape_inference.infer_shapes(made))
+
+
+DENSE = net("", (4, 4, 3, 3))
+SEPARABLE = net("group = 4, ", (4, 1, 3, 3))
 CHOICES = (
     Candidate("own choice", Scheme()),
     Candidate("signed", Scheme(activation_type="int8")),
@@ -117,7 +130,7 @@ def test_one_entry_a_model_and_no_names_of_layers(tmp_path: Path) -> None:
     assert plain(found[0])["speedup"] == 4
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{\"evidence\": [{}]}", "[" * 100_000, "{\"schema\": \"other\"}"])
+@pytest.mark.parametrize("content", ["", "[]", '{"evidence": [{}]}', "[" * 100_000, '{"schema": "other"}'])
 def test_a_damaged_file_is_no_evidence_and_is_replaced(tmp_path: Path, content: str) -> None:
     (tmp_path / FILE).write_text(content)
     assert not recall(tmp_path / FILE, DENSE, SETTINGS, SILENT).evidence

@@ -1,8 +1,8 @@
 """Weights in blocks (MatMulNBits) rounded again, for the least expected error of each product's output.
 
 Every block is fitted anew first, each weight counting by the mean square of the input that it meets; then the integers
-are rounded in one go (`rounding`), the scales of the blocks staying. Of the file's own blocks and these two, each output
-keeps what its expected error is least with.
+are rounded in one go (`rounding`), the scales of the blocks staying. Of the file's own blocks and these two, each
+output keeps what its expected error is least with.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Weights rounded again, for the least error of a layer's output instead of each weight's.
 
-Rounding each weight to the nearest integer is best only where inputs are uncorrelated: see `rounding`. For a layer with a bias, H is the covariance alone: the mean of the error, dW E[x], goes into the bias. The
-rounding of the input adds step^2 / 12 to the diagonal of H, since it is an error of its own in each tap.
+Rounding each weight to the nearest integer is best only where inputs are uncorrelated (`edgeq.tune.recover.rounding`).
+For a layer with a bias, H is the covariance alone: the mean of the error, dW E[x], goes into the bias. The rounding of
+the input adds step^2 / 12 to the diagonal of H, since it is an error of its own in each tap.
 """
 
 from __future__ import annotations
