@@ -19,7 +19,7 @@ from typing import Any
 import onnx_ir as ir
 import platformdirs
 
-from edgeq.atomic import alone_in, output_file
+from edgeq.atomic import output_file
 from edgeq.errors import EdgeqError, OutputError
 from edgeq.graph.query import sizes
 from edgeq.hardware.profile import Profile
@@ -134,11 +134,11 @@ class Memory:
         )
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with alone_in(self.path.parent, busy="another run writes down what it found"):
-                known = [e for e in _read(self.path, progress) if (e.digest, e.setting) != (digest, self.setting)]
-                kept = _Kept(evidence=(*known[1 - _MOST_KEPT :], new))
-                with output_file(self.path, force=True) as draft:
-                    draft.write_text(json.dumps(plain(kept), indent=1) + "\n", "utf-8")
+            # Of two runs that end in the same moment one is forgotten.
+            known = [e for e in _read(self.path, progress) if (e.digest, e.setting) != (digest, self.setting)]
+            kept = _Kept(evidence=(*known[1 - _MOST_KEPT :], new))
+            with output_file(self.path, force=True) as draft:
+                draft.write_text(json.dumps(plain(kept), indent=1) + "\n", "utf-8")
         except (OSError, OutputError) as error:
             progress.note(f"what was found is not remembered: {error}")
 
