@@ -18,14 +18,15 @@ from edgeq.data.samples import Samples
 from edgeq.progress import Progress
 from edgeq.tune.recover.artifact import IntegerLayer, QuantizedFile
 from edgeq.tune.recover.base import Recovery, Stage, State
-from edgeq.tune.recover.layers import Floats, find_layers
 from edgeq.tune.recover.block_rounding import round_blocks
+from edgeq.tune.recover.layers import Floats, find_layers
 from edgeq.tune.recover.moments import Moments, layer_moments
 from edgeq.tune.recover.rounding import damped, round_rows, squared
 from edgeq.tune.recover.scaling import Weights
 
 _KEPT = 2**22
 """Weights of a layer up to which the result is kept."""
+
 
 @dataclass(frozen=True)
 class WeightRounding(Recovery):
