@@ -167,7 +167,8 @@ class _Pending:
     """
 
     def __init__(self, item: object) -> None:
-        self.item, self.worker, self.future = item, "", None
+        self.item, self.worker = item, ""
+        self.future: Any = None
         self.fetched = False
         self._deaths = 0
         self._results: list[Any] = []
