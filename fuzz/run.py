@@ -110,7 +110,7 @@ def run_layer(
             log = work / "log"
             log.unlink(missing_ok=True)
             counter[:8] = struct.pack("q", at)
-            status = _in_child(lambda: _run_batch(layer, seeds, seed, (at, stop), work, log, counter))  # noqa: B023
+            status = _in_child(lambda: _run_batch(layer, seeds, seed, (at, stop), work, log, counter, until))  # noqa: B023
             done = struct.unpack("q", counter[:8])[0]
             lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
             for index, kind, what in lines:
@@ -128,8 +128,8 @@ def run_layer(
                 at = done + 1
                 shutil.rmtree(work / "case", ignore_errors=True)
             else:
-                counts.cases += stop - at
-                at = stop
+                counts.cases += done + 1 - at
+                at = done + 1
             outside = sorted(p.name for p in work.iterdir() if p.name not in ("seeds", "case", "log", "tmp"))
             if outside:
                 _report(counts, layer, seeds, seed, done, f"left {outside[0]} outside of its folder", save)
@@ -140,7 +140,14 @@ def run_layer(
 
 
 def _run_batch(
-    layer: Layer, seeds: list[Path], seed: int, span: tuple[int, int], work: Path, log: Path, counter: mmap.mmap
+    layer: Layer,
+    seeds: list[Path],
+    seed: int,
+    span: tuple[int, int],
+    work: Path,
+    log: Path,
+    counter: mmap.mmap,
+    until: Callable[[], bool],
 ) -> None:
     folder, temporary = work / "case", work / "tmp"
     folder.mkdir(exist_ok=True)
@@ -173,10 +180,13 @@ def _run_batch(
                 note(index, "finding", _where(error))
             elif error is not None:
                 refused += 1
-            if index % 100 == 99 or index + 1 == span[1]:
+            late = until()
+            if late or index % 100 == 99 or index + 1 == span[1]:
                 note(index, "refused", refused)
                 note(index, "contained", contained)
                 refused = contained = 0
+            if late:
+                break
 
 
 def _where(error: BaseException) -> str:

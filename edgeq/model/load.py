@@ -30,6 +30,7 @@ from edgeq.model.tensors import (
     external_span,
     is_external,
     iter_graphs,
+    iter_nodes,
     iter_sparse_tensors,
     iter_tensors,
     weight_bytes,
@@ -76,6 +77,7 @@ def load_model(path: Path, *, external_data: ExternalData = "small") -> onnx.Mod
     check_functions(model, path)
     check_valid(model, path)
     make_dense(model, path)
+    _on_one_device(model)
     if external_data == "all" or (external_data == "small" and total <= SMALL_EXTERNAL):
         for tensor in iter_tensors(model):
             if is_external(tensor):
@@ -248,6 +250,16 @@ def _free_sizes(graph: onnx.GraphProto) -> None:
         for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
             if not _is_size(dim) and not _is_name(dim):
                 dim.Clear()
+
+
+def _on_one_device(model: onnx.ModelProto) -> None:
+    """Take away, in place, how a model is spread over several devices, which IR version 11 may say: the in-memory model
+    cannot be written where that is incomplete, and edgeq deploys to one."""
+    for node in iter_nodes(model):
+        if getattr(node, "device_configurations", None):
+            node.ClearField("device_configurations")
+    if getattr(model, "configuration", None):
+        model.ClearField("configuration")
 
 
 def _is_size(dim: onnx.TensorShapeProto.Dimension) -> bool:

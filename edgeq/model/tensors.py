@@ -65,7 +65,7 @@ def iter_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     yield from _graphs_of_nodes(graph.node)
 
 
-def _iter_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+def iter_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """Every node of a model: main graph, subgraphs and model-local functions."""
     for graph in iter_graphs(model.graph):
         yield from graph.node
@@ -79,7 +79,7 @@ def iter_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Every tensor of a model: initializers, tensor attributes and the parts of sparse tensors, wherever nested."""
     for graph in all_graphs(model):
         yield from graph.initializer
-    for node in _iter_nodes(model):
+    for node in iter_nodes(model):
         for attribute in node.attribute:
             if attribute.HasField("t"):
                 yield attribute.t
@@ -92,7 +92,7 @@ def iter_sparse_tensors(model: onnx.ModelProto) -> Iterator[onnx.SparseTensorPro
     """Every sparse tensor of a model: initializers and attributes, wherever nested."""
     for graph in all_graphs(model):
         yield from graph.sparse_initializer
-    for node in _iter_nodes(model):
+    for node in iter_nodes(model):
         for attribute in node.attribute:
             if attribute.HasField("sparse_tensor"):
                 yield attribute.sparse_tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from pathlib import Path
 
@@ -70,6 +71,16 @@ def test_what_counts_as_a_finding(tmp_path: Path, capfd: pytest.CaptureFixture[s
     saved = {file.read_bytes() for file in (tmp_path / "saved").iterdir()}
     assert saved >= {b"crash", b"memory", b"write", b"wrong"}
     assert "again: scripts/fuzz hostile --seed 0 --case" in capfd.readouterr().out
+
+
+def test_time_ends_a_layer_between_two_cases(tmp_path: Path) -> None:
+    with mmap.mmap(-1, 1) as read:  # by the child; one more than counts, to import what it needs
+
+        def slow(path: Path) -> None:
+            read[0] += 1
+
+        layer = Layer("slow", lambda folder: (folder / "a").write_bytes(b"a") and None, slow, lambda *_: b"b")
+        assert run_layer(layer, 0, 0, 1000, tmp_path / "saved", until=lambda: read[0] > 3).cases == 3
 
 
 def test_the_table() -> None:
