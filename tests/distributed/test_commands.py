@@ -67,6 +67,7 @@ def test_a_worker_that_is_killed_on_the_way_changes_no_byte(
         return [(tmp_path / name / file).read_bytes() for file in ("statistics.json", "statistics.npz")]
 
     whole = result("whole")
+    pool._client.wait_for_workers(2)  # a test before this one may have ended one
     assert pool.everywhere(dies_at, 30, tmp_path / "died")
     try:
         assert result("again") == whole
