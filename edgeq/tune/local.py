@@ -28,6 +28,7 @@ from edgeq.measure.task import Task
 from edgeq.model.int8_rules import int8_rules, quantizable_operators
 from edgeq.model.load import model_bytes, read_model
 from edgeq.model.macs import node_macs
+from edgeq.model.structure import content_digest, in_engine, structure_digest
 from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.proof import simulated_count
 from edgeq.progress import SILENT, Progress
@@ -49,7 +50,6 @@ from edgeq.tune.recover.methods import recovery_groups
 from edgeq.tune.sessions import SessionPool, opened
 from edgeq.tune.slow_layers import slow_layers
 from edgeq.tune.store import MEMORY
-from edgeq.tune.structure import content_digest, in_engine, structure_digest
 from edgeq.tune.wide_tensors import FIELD, rank_tensors
 from edgeq.workers.engine import Engines
 

@@ -98,7 +98,7 @@ class QnnBackend:
             notes = (*artifact.notes, problem)
             return dataclasses.replace(artifact, simulation=destination, simulation_settings=settings, notes=notes)
         how = f"the simulator of {engine.packages[0]} {installed_version(engine)}"
-        found = delegated(changed.model, destination, engine, left, how)
+        found = delegated(changed.model, destination, engine, left, how, prepared.path.parent)
         return dataclasses.replace(
             artifact,
             notes=(*artifact.notes, *found.notes(), f"answers are those of {how}: nothing was run on a chip"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
+from edgeq_device.plainjson import parse_json
 
 from edgeq.backends.qnn.failing_node import failing_node
 from edgeq.engines import Engine
@@ -15,6 +17,8 @@ from edgeq.errors import EngineError
 from edgeq.graph.query import name_of
 from edgeq.measure.coverage import Coverage, FloatNode, NodeRun, source_name
 from edgeq.model.macs import node_macs
+from edgeq.model.structure import structure_digest
+from edgeq.records import parse
 from edgeq.workers.engine import Engines
 
 _LISTED = 6
@@ -99,22 +103,30 @@ class Delegation:
         return self.reasons.get(str(node.name), "the provider does not take it")
 
 
-def delegated(source: ir.Model, model: Path, engine: Engine, reasons: Mapping[str, str], how: str) -> Delegation:
+def delegated(
+    source: ir.Model, model: Path, engine: Engine, reasons: Mapping[str, str], how: str, folder: Path
+) -> Delegation:
     """Ask `engine` what it takes of `model`, which was made from `source`.
 
     Args:
         reasons: node → why it was left in float.
         how: for the record.
+        folder: a private one, for what was found of a model: one of the same structure is not compiled again.
 
     Raises:
         EngineError: the engine refuses the model, crashes or hangs.
     """
     known = {str(node.name) for node in source.graph}
-    with Engines() as engines:
-        try:
-            assigned = engines.assigned_nodes(engine, model)
-        except EngineError as error:
-            raise _at_node(error, engine, engines, model) from error
+    found = folder / f"delegated-{structure_digest(model, {'engine': repr(engine)})}.json"
+    if not found.exists():
+        with Engines() as engines:
+            try:
+                taken = engines.assigned_nodes(engine, model)
+            except EngineError as error:
+                raise _at_node(error, engine, engines, model) from error
+        found.write_text(json.dumps({"graphs": taken}), encoding="utf-8")
+    graphs_of = parse_json(found.read_bytes(), found.name)["graphs"]
+    assigned = parse(graphs_of, tuple[tuple[str, ...], ...], found, EngineError)
     graphs = [frozenset(source_name(name, known) for name in nodes) & known for nodes in assigned]
     return Delegation(source, tuple(nodes for nodes in graphs if nodes), reasons, how)
 

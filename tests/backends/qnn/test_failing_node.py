@@ -61,4 +61,22 @@ def test_a_failure_is_one_line_with_the_node_where_it_comes_again(
     monkeypatch.setattr(Engines, "assigned_nodes", assigned)
     engine = fake_engine.install(tmp_path, monkeypatch)
     with pytest.raises(EngineError, match=line):
-        delegated(read_model(tmp_path / "m.onnx"), tmp_path / "m.onnx", engine, {}, "a test")
+        delegated(read_model(tmp_path / "m.onnx"), tmp_path / "m.onnx", engine, {}, "a test", tmp_path)
+
+
+def test_a_model_of_the_same_structure_is_not_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path] = []
+
+    def assigned(self: Engines, engine: object, model: Path) -> tuple[tuple[str, ...], ...]:
+        asked.append(model)
+        return (("first", "second"), ("last",))
+
+    monkeypatch.setattr(Engines, "assigned_nodes", assigned)
+    engine = fake_engine.install(tmp_path, monkeypatch)
+    found = []
+    for number, text in enumerate((PAIRED, PAIRED.replace("0.1", "0.2"), PAIRED.replace("Neg", "Exp"))):
+        file = tmp_path / f"{number}.onnx"
+        onnx.save(proto(text), file)
+        found.append(delegated(read_model(file), file, engine, {}, "a test", tmp_path).graphs)
+    assert found == [(frozenset({"first", "second"}), frozenset({"last"}))] * 3
+    assert asked == [tmp_path / "0.onnx", tmp_path / "2.onnx"]
