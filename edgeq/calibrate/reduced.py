@@ -1,16 +1,18 @@
 """The tensors of a float model, large ones without their values: their extrema, and the part of them that is counted.
 
 What leaves a session is written to memory, read again and thrown away, and most of it is a few large tensors. Once of
-those only a part is counted, the graph itself gives that part (Slice), the extrema (ReduceMin, ReduceMax) and whether
-all values are finite (ReduceSum: a NaN is in the sum, and may be passed over by the others). The operators before are
-those of the instrumented model, so every number is the same to the bit.
+those only a part is counted, the graph itself gives that part (Slice) and the extrema (ReduceMin, ReduceMax). The
+operators before are those of the instrumented model, so every number is the same to the bit.
+
+The extrema may pass over a NaN. What a convolution or an addition makes of moderate numbers is finite, so there only
+the sizes of what it reads are checked (`bounded_by`). Of other operators the graph gives the sum too, which shows a
+NaN.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from itertools import chain
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,14 +21,19 @@ from numpy.typing import NDArray
 
 from edgeq.calibrate.instrumented import InstrumentedModel
 from edgeq.calibrate.observer import LARGE, PLENTY, Part, spread_stride
+from edgeq.calibrate.tensors import clip_limit
 from edgeq.graph.convert import to_bytes
 from edgeq.graph.edit import Editor
 from edgeq.graph.index import GraphIndex
+from edgeq.graph.operators import PERMUTATIONS
+from edgeq.graph.query import constant_tensor, is_op, name_of
 from edgeq.session import SessionSettings, open_session
 
 FIRST = PLENTY // LARGE
 """The sample from which on of every large tensor a part is counted."""
-_EXTREMA = ("ReduceMin", "ReduceMax", "ReduceSum")
+MODERATE, MOST_WEIGHT = 1e30, 1e6
+"""Magnitudes of activations and biases, and the sum of a layer's weights, whose product is far inside float32."""
+_REARRANGED = PERMUTATIONS | {"Relu", "ReorderInput", "ReorderOutput"}
 
 Inputs = Mapping[str, NDArray[Any]]
 
@@ -75,14 +82,19 @@ class _Reduced:
             if array.size >= LARGE and array.dtype == np.float32 and name not in model.keep_layout
         }
         self._session: Any = None
-        if self._large:
-            assert model.optimised is not None
-            graph = ir.load(model.optimised)
-            reduce_large(graph, self._names, self._large)
-            written = model.optimised.with_name("reduced.onnx")
-            written.write_bytes(to_bytes(graph))
-            settings = SessionSettings(optimization="none", intra_op_threads=model.threads)
-            self._session = open_session(written, settings)
+        if not self._large:
+            return
+        assert model.optimised is not None
+        graph = ir.load(model.optimised)
+        known = GraphIndex(graph).values
+        measured = {*self._names, *inputs}
+        sources = {name: bounded_by(known[name].producer(), measured) for name in self._large}
+        self._summed = tuple(name for name, found in sources.items() if found is None)
+        self._sources = {source for found in sources.values() for source in found or ()} - set(self._large)
+        reduce_large(graph, self._names, self._large, self._summed)
+        written = model.optimised.with_name("reduced.onnx")
+        written.write_bytes(to_bytes(graph))
+        self._session = open_session(written, SessionSettings(optimization="none", intra_op_threads=model.threads))
 
     def run(self, inputs: Inputs) -> list[NDArray[Any] | Part] | None:
         """The tensors of one sample; None where it has to be seen whole: other shapes, or a value that is not finite
@@ -95,33 +107,77 @@ class _Reduced:
         except Exception:  # a tensor whose size depends on values; anything else is raised by the whole run too
             self._session = None
             return None
-        count = len(self._large)
-        extrema = joined[: len(_EXTREMA) * count].reshape(-1, count)
-        if not np.isfinite(extrema).all():
+        extrema = joined[: 2 * len(self._large)].reshape(2, -1)
+        end = extrema.size + len(self._summed)
+        if not (np.abs(extrema).max() <= MODERATE and np.isfinite(joined[extrema.size : end]).all()):
             return None
+        whole = dict.fromkeys(name for name in self._names if name not in self._large)
         found: dict[str, NDArray[Any] | Part] = {}
-        end = extrema.size
-        for (name, (size, stride)), low, high in zip(self._large.items(), *extrema[:2].tolist(), strict=True):
+        found.update(zip(whole, others, strict=True))
+        if not all(_is_moderate(found.get(name, inputs.get(name))) for name in self._sources):
+            return None
+        for (name, (size, stride)), low, high in zip(self._large.items(), *extrema.tolist(), strict=True):
             begin, end = end, end - (-size // stride)
             found[name] = Part(joined[begin:end], size, stride, low, high)
-        whole = dict.fromkeys(name for name in self._names if name not in self._large)
-        found.update(zip(whole, others, strict=True))
         return [found[name] for name in self._names]
 
 
-def reduce_large(model: ir.Model, names: Sequence[str], large: dict[str, tuple[int, int]]) -> None:
+def bounded_by(node: ir.Node | None, measured: Collection[str]) -> frozenset[str] | None:
+    """Some of the `measured` tensors: while all of their values are `MODERATE`, those of the node's output are finite.
+    None where that does not follow."""
+    if node is None:
+        return None
+    if is_op(node, "Add", "Sub"):
+        data = list(node.inputs)
+    elif node.op_type == "Conv" and node.attributes.get_string("activation", "") in ("", "Relu"):
+        constants = [constant_tensor(value) for value in node.inputs[1:3] if value is not None]
+        if any(c is None or not np.abs(c.numpy()).sum(dtype=np.float64) <= MOST_WEIGHT for c in constants):
+            return None
+        data = [node.inputs[0], *node.inputs[3:]]
+    else:
+        return None
+    found = [_source(value, measured) for value in data]
+    return frozenset(name for name in found if name is not None) if None not in found else None
+
+
+def _source(value: ir.Value | None, measured: Collection[str]) -> str | None:
+    """The measured tensor whose values bound those of `value`."""
+    while value is not None and name_of(value) not in measured:
+        node = value.producer()
+        if node is None or not (node.op_type in _REARRANGED or _is_moderate_clip(node)):
+            return None
+        value = node.inputs[0]
+    return name_of(value) if value is not None else None
+
+
+def _is_moderate_clip(node: ir.Node) -> bool:
+    if not is_op(node, "Clip"):
+        return False
+    low, high = clip_limit(node, "min", 1, -np.inf), clip_limit(node, "max", 2, np.inf)
+    return low is not None and high is not None and low <= MODERATE and high >= -MODERATE
+
+
+def _is_moderate(values: NDArray[Any] | Part | None) -> bool:
+    array = np.asarray(values)
+    return not array.size or bool(max(array.max(), -array.min()) <= MODERATE)
+
+
+def reduce_large(
+    model: ir.Model, names: Sequence[str], large: dict[str, tuple[int, int]], summed: Sequence[str]
+) -> None:
     """Make the outputs of an optimised graph, in place: a vector of all that is wanted of the `large` tensors, then
     the others of `names`, once each.
 
-    The vector, float32: the minima, the maxima, the sums, in the order of `large`; then the parts.
+    The vector, float32: the minima, the maxima, in the order of `large`; the sums of `summed`; the parts.
 
     Args:
         large: tensor name → (its elements, the step from one element of its part to the next).
+        summed: those whose sums are wanted.
     """
     editor = Editor(model)
     values = GraphIndex(model).values
     zero = editor.constant("reduced/zero", np.array([0]))
-    wanted: dict[str, list[ir.Value]] = {}
+    wanted: dict[str, dict[str, ir.Value]] = {"ReduceMin": {}, "ReduceMax": {}, "ReduceSum": {}, "Slice": {}}
     # ONNX Runtime goes from an output to what it needs, and there first to the node that comes last in the file. So
     # the first tensor is reduced as soon as it is there, while it is in the caches and before an operator that could
     # then work in its place.
@@ -129,9 +185,10 @@ def reduce_large(model: ir.Model, names: Sequence[str], large: dict[str, tuple[i
         length = editor.constant("reduced/length", np.array([size]))
         step = editor.constant("reduced/step", np.array([stride]))
         flat = editor.node("Reshape", [values[name], length], f"{name}/flat")
-        wanted[name] = [editor.node(kind, [flat], f"{name}/{kind}", attributes={"keepdims": 1}) for kind in _EXTREMA]
-        wanted[name].append(editor.node("Slice", [flat, zero, length, zero, step], f"{name}/part"))
-    parts = list(chain.from_iterable(zip(*(wanted[name] for name in large), strict=True)))
+        for kind in ("ReduceMin", "ReduceMax", *(["ReduceSum"] if name in summed else [])):
+            wanted[kind][name] = editor.node(kind, [flat], f"{name}/{kind}", attributes={"keepdims": 1})
+        wanted["Slice"][name] = editor.node("Slice", [flat, zero, length, zero, step], f"{name}/part")
+    parts = [made[name] for made in wanted.values() for name in large if name in made]
     joined = editor.node("Concat", parts, "reduced/all", attributes={"axis": 0})
     model.graph.outputs[:] = [joined, *(values[name] for name in dict.fromkeys(names) if name not in large)]
 

@@ -119,13 +119,13 @@ def _derivation(node: ir.Node) -> Derived | None:
     if node.op_type == "Relu":
         return Derived(name, "clip", sources[:1], low=0.0)
     if node.op_type == "Clip":
-        low, high = _clip_limit(node, "min", 1, -np.inf), _clip_limit(node, "max", 2, np.inf)
+        low, high = clip_limit(node, "min", 1, -np.inf), clip_limit(node, "max", 2, np.inf)
         if low is not None and high is not None and low <= high:
             return Derived(name, "clip", sources[:1], low, high)
     return None
 
 
-def _clip_limit(node: ir.Node, attribute: str, place: int, default: float) -> float | None:
+def clip_limit(node: ir.Node, attribute: str, place: int, default: float) -> float | None:
     """A limit, which opset 6 has as an attribute and opset 11 as an input; None where it is computed."""
     given = node_input(node, place)
     if given is None:

@@ -15,7 +15,7 @@ from onnx import helper
 
 from edgeq.calibrate import reduced
 from edgeq.calibrate.collect import collect
-from edgeq.calibrate.reduced import FIRST, reduce_large
+from edgeq.calibrate.reduced import FIRST, bounded_by, reduce_large
 from edgeq.calibrate.statistics import Statistics
 from edgeq.errors import CalibrationError
 from edgeq.graph.convert import to_bytes
@@ -111,6 +111,45 @@ def test_one_bad_value_in_a_large_tensor_is_found(
     assert False in used
 
 
+def test_a_convolution_that_overflows_is_found(tmp_path: Path, used: list[bool]) -> None:
+    weights = {"w": np.full((32, 3, 1, 1), 2, np.float32), "zero": np.float32(0), "six": np.float32(6)}
+    weights["w"][:, 1] = -2
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["conv"], "conv"),
+        helper.make_node("Clip", ["conv", "zero", "six"], ["y"], "clip"),
+    ]
+    inputs, outputs = [value("x", [1, 3, SIZE, SIZE])], [value("y", [1, 32, SIZE, SIZE])]
+    path, items = write(tmp_path / "m.onnx", nodes, inputs, outputs, weights), images(COUNT, SIZE)
+    items[-1]["x"][0, :2, 9, 9] = 3e38
+    with pytest.raises(CalibrationError, match=f"'conv' in sample sample-{COUNT - 1}: it holds NaN"):
+        collect(read_model(path), ListSamples(items), ["conv", "y"], threads=1)
+    assert used == [True] * (COUNT - FIRST - 2) + [False]
+
+
+BOUNDED = """g (float[1, 3, 8, 8] x, float low) => (float y)
+    <float[1, 3, 1, 1] w = {WEIGHT, 1, 1}, float zero = {0}, float six = {6}> {
+    a = Conv (x, w)
+    b = Clip (a, zero, six)
+    c = Relu (b)
+    d = Add (a, c)
+    e = Mul (d, d)
+    f = Clip (e, low, six)
+    y = Add (f, a)
+}"""
+
+
+@pytest.mark.parametrize("weight", ["1", "1e6"])
+def test_what_is_known_to_be_finite(weight: str) -> None:
+    graph = model(BOUNDED.replace("WEIGHT", weight))
+    made = {node.outputs[0].name: node for node in graph.graph}
+    assert bounded_by(made["a"], {"x"}) == (frozenset({"x"}) if weight == "1" else None)
+    assert bounded_by(made["a"], {"a"}) is None
+    assert bounded_by(made["d"], {"a"}) == {"a"}
+    assert bounded_by(made["e"], {"d"}) is None
+    assert bounded_by(made["y"], {"a", "e"}) is None  # a limit of the Clip is not known
+    assert bounded_by(made["y"], {"a", "f"}) == {"a", "f"}
+
+
 def test_a_sum_that_overflows_is_no_bad_value(tmp_path: Path, used: list[bool]) -> None:
     path = hidden(tmp_path / "m.onnx", "Sqrt")
     statistics = collect(read_model(path), ListSamples(filled(3e38)), ["conv"], threads=1)
@@ -144,7 +183,7 @@ ELEMENTS, STRIDE = 60, 7
 @pytest.fixture(scope="module")
 def session() -> Any:
     graph = model("g (float[3, 20] x) => (float[3, 20] y) { y = Neg (x) }")
-    reduce_large(graph, ["y"], {"y": (ELEMENTS, STRIDE)})
+    reduce_large(graph, ["y"], {"y": (ELEMENTS, STRIDE)}, ["y"])
     return onnxruntime.InferenceSession(to_bytes(graph))
 
 
