@@ -57,7 +57,7 @@ def detect_engines(
     """
     states = []
     installed = _installed(engines) if elsewhere is None else elsewhere
-    place = this_platform() if elsewhere is None else f"{machine.os.lower().partition(' ')[0]} {machine.architecture}"
+    place = this_platform() if elsewhere is None else _platform_of(machine)
     for engine in sorted(engines.values(), key=lambda e: (bool(e.module), e.name)):
         found = installed.get(engine.name, Installed())
         version = found.version
@@ -74,6 +74,15 @@ def detect_engines(
                 )
             )
     return tuple(states)
+
+
+def simulates(engine: Engine, machine: Machine) -> bool:
+    """Whether the package of `engine` simulates its hardware on `machine`: not to be run there is no fault of it."""
+    return _platform_of(machine) in engine.simulated_on
+
+
+def _platform_of(machine: Machine) -> str:
+    return f"{machine.os.lower().partition(' ')[0]} {machine.architecture}"
 
 
 def wrong_on(machine: Machine) -> tuple[WrongKernels, ...]:

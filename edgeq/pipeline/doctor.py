@@ -29,7 +29,7 @@ from edgeq.backends.tensorrt import options
 from edgeq.engines import load_engines
 from edgeq.errors import CheckFailedError, EdgeqError
 from edgeq.hardware.detect import detect_machine
-from edgeq.hardware.engines import detect_engines
+from edgeq.hardware.engines import detect_engines, simulates
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.pipeline.engine_checks import check_engine
@@ -112,8 +112,7 @@ def _engines(machine: Machine, progress: Progress) -> Iterator[Check]:
         if not known[state.name].module:
             continue
         if not state.usable:
-            # A simulator is installed for what it simulates, and no fault.
-            broken = state.version and not known[state.name].simulated
+            broken = state.version and not simulates(known[state.name], machine)
             status: Status = "failed" if broken else "ok" if state.version else "absent"
             yield Check(name, status, state.problem or f"{state.title}: {state.install}")
             continue
