@@ -16,7 +16,7 @@ import sys
 from edgeq.cli import group
 
 model, data, *targets = sys.argv[1:]
-same = ("--data", data, "--count", "6", "--no-timing", "-q")
+same = ("--data", data, "--count", "3", "--no-timing", "-q")
 for line in (
     ("quantize", model, *same, "-o", "int8.onnx"),
     ("quantize", model, *same, "-o", "dynamic.onnx", "--dynamic", *("--op-type", "Conv", "--weight-type", "uint8")),
