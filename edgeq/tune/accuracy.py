@@ -52,6 +52,7 @@ class AccuracyMeter:
         self._float_outputs = ArrayStore(workdir / "float", memory // 2)
         self._float_model = float_model
         self._float_metrics: dict[int, Measured] = {}
+        self._float_meter: tuple[ResampledMeter | None, int] = None, 0
         self._estimates: dict[str, _Estimate] = {}
 
     @property
@@ -148,14 +149,17 @@ class AccuracyMeter:
         return ResampledMeter(self._task) if self._task is not None else None
 
     def _float_measured(self, samples: int) -> Measured:
-        """float32's metric over the first `samples`, computed once for each such number."""
+        """float32's metric over the first `samples`; one meter sees ever more of them."""
         if samples not in self._float_metrics:
-            metric = self._metric()
+            metric, seen = self._float_meter
+            if metric is None or seen > samples:
+                metric, seen = self._metric(), 0
             assert metric is not None
-            for position in range(samples):
+            for position in range(seen, samples):
                 for row, outputs in rows(self.samples[position], {"float": self._reference(position)}):
                     metric.update(outputs["float"], row)
             self._float_metrics[samples] = metric.measured()
+            self._float_meter = metric, samples
         return self._float_metrics[samples]
 
     def _reference(self, position: int) -> Outputs:
