@@ -94,6 +94,19 @@ class Channel:
             self._process.wait()
         self._errors.close()
 
+    def errors(self) -> bytes:
+        """What ssh and the program have written on stderr."""
+        self._errors.seek(0)
+        return self._errors.read()
+
+    def ends(self, within_s: float) -> bool:
+        """Whether the program has ended, or does so in time."""
+        try:
+            self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def exit_code(self) -> int | None:
         """Of the program; None where it has not ended."""
         return self._process.poll()
@@ -104,9 +117,8 @@ class Channel:
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
-        self._errors.seek(0)
         # Killed by a signal: what held the link is gone.
-        return self.link.failed(code if code >= 0 else LINK_FAILED, self._errors.read())
+        return self.link.failed(code if code >= 0 else LINK_FAILED, self.errors())
 
     def _read(self) -> None:
         assert self._process.stdout is not None

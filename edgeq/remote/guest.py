@@ -17,13 +17,12 @@ from edgeq.errors import BoardError
 from edgeq.model.load import model_files
 from edgeq.progress import SILENT, Progress
 from edgeq.remote.link import LINK_FAILED, hangs
-from edgeq.remote.session import BoardSession
+from edgeq.remote.session import EXIT_S, KILLED, BoardSession
 from edgeq.session import SessionSettings, with_carried
 from edgeq.workers.guest import Array, Guest, guest_environment, open_request
 
 REQUEST_S = 900.0
 """A program that has not answered by then hangs: opening a large model on a slow board takes minutes."""
-_EXIT_S = 5.0
 SENSELESS = (KeyError, TypeError, IndexError, AttributeError, RecursionError, OverflowError)
 
 
@@ -45,12 +44,12 @@ class BoardGuest(Guest):
         if self._late:
             raise hangs(self.session.board, self.request_s)
         try:
-            code = self._process.wait(_EXIT_S)  # ssh gives the exit code after the end of the output
+            code = self._process.wait(EXIT_S)  # ssh gives the exit code after the end of the output
         except subprocess.TimeoutExpired:
             return super()._last_error()
-        if code == LINK_FAILED or code < 0:
+        if code == LINK_FAILED or code < 0 or (code == KILLED and self.session.ends(EXIT_S)):
             self._stderr.seek(0)
-            raise self.session.link.failed(LINK_FAILED, self._stderr.read())
+            raise self.session.cut(self._stderr.read())
         return super()._last_error()
 
 
@@ -77,7 +76,7 @@ def start_board_guest(session: BoardSession, *, request_s: float | None = None) 
     try:
         yield guest
         with suppress(BrokenPipeError):  # the link is gone already
-            guest.finish(_EXIT_S)
+            guest.finish(EXIT_S)
     finally:
         guest.end()
 

@@ -28,6 +28,9 @@ from edgeq.remote.link import LINK_FAILED, Link, hangs, lines_of
 from edgeq.resources import shipped
 
 OLDEST_PYTHON = (3, 9)
+KILLED = 128 + 9
+"""Exit code of a command that was killed there: at the end of the session, or because memory ran out."""
+EXIT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -199,9 +202,18 @@ class BoardSession:
             )
         except subprocess.TimeoutExpired as error:
             raise hangs(self.board, limit_s) from error
-        if done.returncode in (LINK_FAILED, -9):
-            raise self.link.failed(LINK_FAILED, done.stderr)
+        if done.returncode in (LINK_FAILED, -9) or (done.returncode == KILLED and self.ends(EXIT_S)):
+            raise self.cut(done.stderr)
         return done.returncode, done.stdout, (lines_of(done.stderr) or [""])[-1]
+
+    def ends(self, within_s: float) -> bool:
+        """Whether the session is over on the board, or will be in time: then all that ran there is killed."""
+        return self._channel.ends(within_s)
+
+    def cut(self, errors: bytes) -> BoardError:
+        """Why a command lost its link, by what it wrote on stderr. That is nothing where the session's connection,
+        which it shares, ended: that one has said why."""
+        return self.link.failed(LINK_FAILED, errors.strip() or self._channel.errors())
 
     def _asked(self, request: Mapping[str, Any]) -> _Answer:
         return parse(self.ask(request), _Answer, self.board.name, BoardError)

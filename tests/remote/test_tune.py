@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from edgeq.measure.profile import profile
 from edgeq.remote import clock as clocks
 from edgeq.remote.clock import BoardClock
 from edgeq.remote.devices import one_board
+from edgeq.remote.guest import start_board_guest
 from edgeq.remote.machine import State
+from edgeq.remote.session import open_board
 from edgeq.session import SessionSettings
 from tests.remote.conftest import FakeBoard
 from tests.remote.tuning import FEW, cut_at, models, steady_boards, tuned
@@ -83,6 +86,16 @@ def test_boards_take_turns_and_one_that_fails_is_left_out(
         two.cut()
         with pytest.raises(BoardError, match="ssh://two: the link was cut"):
             clock.race(race, {"x": np.ones((1, 4), np.float32)}, **FEW)
+
+
+def test_why_the_link_was_cut_is_what_the_first_connection_says(board: FakeBoard) -> None:
+    """The others, which share it, end without a word."""
+    says = "Timeout, server pi not responding."
+    board.python(f'case "$*" in *" serve "*) echo "{says}" >&2;; esac; exec {sys.executable} "$@"')
+    with open_board(one_board(board.address)) as session, start_board_guest(session) as guest:
+        board.cut()
+        with pytest.raises(BoardError, match="cannot be reached"):
+            guest.exchange({"do": "features", "masked": [], "runtime": False})
 
 
 def test_a_profile_goes_on_on_the_next_board(make_board: Callable[[str], FakeBoard], tiny: Path) -> None:
