@@ -113,8 +113,8 @@ class Workers:
 
 
 class _Crew:
-    """The workers that are there. Dask is told which one does what: by itself it would also give an item to one whose
-    last result nobody has fetched, and put the item of one that has died behind another.
+    """The workers that are there. Each item is assigned to one by name: Dask by itself would also give an item to one
+    whose last result nobody has fetched, and put the item of one that has died behind another.
 
     Attributes:
         free: addresses of workers, once for each thread that has nothing to do.
