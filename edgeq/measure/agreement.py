@@ -117,8 +117,11 @@ class OutputComparison:
         reference: NDArray[Any],
         candidate: NDArray[Any],
         inputs: Mapping[str, NDArray[Any]] = MappingProxyType({}),
+        *,
+        rows: int = 1,
     ) -> None:
-        """Add one sample's arrays: numbers or booleans, of any shape; and the inputs that they were computed from."""
+        """Add one sample's arrays: numbers or booleans, of any shape; and the inputs that they were computed from. Or
+        those of several single rows: the sums are what they would be one by one."""
         if reference.shape != candidate.shape:
             self.mismatched += 1
             return
@@ -136,10 +139,12 @@ class OutputComparison:
             return
         error = r - c
         self.elements += r.size
-        self.signal += _units(_dot(r, r))
-        self.noise += _units(_dot(error, error))
-        self.product += _units(_dot(r, c))
-        self.candidate_power += _units(_dot(c, c))
+        parts = rows if r.size == reference.size else 1
+        for a, b, e in zip(r.reshape(parts, -1), c.reshape(parts, -1), error.reshape(parts, -1), strict=True):
+            self.signal += _units(_dot(a, a))
+            self.noise += _units(_dot(e, e))
+            self.product += _units(_dot(a, b))
+            self.candidate_power += _units(_dot(b, b))
         self.max_abs_error = max(self.max_abs_error, float(np.abs(error).max()))
 
     def merge(self, other: OutputComparison) -> None:
@@ -190,7 +195,7 @@ class Comparison:
         for name, array in reference.items():
             other = candidate.get(name)
             if other is not None and array.dtype.kind in "biuf" and other.dtype.kind in "biuf":
-                self.outputs.setdefault(name, OutputComparison(name)).update(array, other, inputs)
+                self.outputs.setdefault(name, OutputComparison(name)).update(array, other, inputs, rows=rows)
 
     def merge(self, other: Comparison) -> None:
         """Add what was seen of later samples."""

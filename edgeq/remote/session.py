@@ -212,7 +212,7 @@ class BoardSession:
 
     def cut(self, errors: bytes) -> BoardError:
         """Why a command lost its link, by what it wrote on stderr. That is nothing where the session's connection,
-        which it shares, ended: that one has said why."""
+        which it shares, ended: the reason is on that one's stderr."""
         return self.link.failed(LINK_FAILED, errors.strip() or self._channel.errors())
 
     def _asked(self, request: Mapping[str, Any]) -> _Answer:

@@ -165,15 +165,14 @@ class LocalEvaluator:
         found = {}
         with self._progress.stage(f"accuracy on {samples} samples", samples * len(candidates)) as advance:
             if self._shared is not None and self._job.workers is not None:
-                artifacts = [(candidate.name, self.built(candidate).artifact) for candidate in candidates]
+                artifacts = [(c.name, self.built(c).artifact, _together(c)) for c in candidates]
                 for name, assessment in assess_on(self._job.workers, self._shared, artifacts, samples):
                     found[name] = assessment
                     advance(samples)
                 return found
             for candidate in candidates:
                 session = partial(self._proof_session, self.built(candidate).artifact)
-                static = candidate.scheme.mode == "static" and not candidate.builder
-                how = {"together": static or not candidate.quantized}  # others measure ranges over all that they run
+                how = {"together": _together(candidate)}
                 found[candidate.name] = self._accuracy.assess(candidate.name, session, samples, advance, **how)
                 self._sessions.trim()
         return found
@@ -357,6 +356,11 @@ class LocalEvaluator:
     @cached_property
     def _macs(self) -> dict[str, int]:
         return sized_macs(self._job.prepared.model, self._accuracy.samples[0].inputs)
+
+
+def _together(candidate: Candidate) -> bool:
+    """Whether samples may be run together: other candidates measure ranges over all that they run."""
+    return not candidate.quantized or (candidate.scheme.mode == "static" and not candidate.builder)
 
 
 def _judged(artifact: Artifact) -> tuple[Path, SessionSettings]:

@@ -24,12 +24,13 @@ from edgeq.tune.accuracy import AccuracyMeter
 
 @dataclass(frozen=True)
 class Asked:
-    """A candidate to assess, on the first `samples` samples."""
+    """A candidate to assess, on the first `samples` samples; `together` as `AccuracyMeter.assess` has it."""
 
     name: str
     model: Files
     settings: SessionSettings
     samples: int
+    together: bool
 
     def __str__(self) -> str:
         return f"the first {self.samples} samples, in {self.name}"
@@ -62,7 +63,8 @@ class AssessmentJob:
                 path = asked.model.place(opened)
                 settings = replace(asked.settings, intra_op_threads=asked.settings.intra_op_threads or 1)
                 loaded = opened.enter_context(open_model(path, settings))
-                return meter.assess(asked.name, lambda: loaded.session, asked.samples, lambda done: None)
+                how = {"together": asked.together}
+                return meter.assess(asked.name, lambda: loaded.session, asked.samples, lambda done: None, **how)
 
         return run
 
@@ -77,16 +79,21 @@ def assessor(workers: Workers, job: Job, *, task: Task | None, seen_only: bool, 
 
 
 def assess_on(
-    workers: Workers, job: AssessmentJob, artifacts: Sequence[tuple[str, Artifact]], samples: int
+    workers: Workers, job: AssessmentJob, artifacts: Sequence[tuple[str, Artifact, bool]], samples: int
 ) -> Iterator[tuple[str, Assessment]]:
-    """The assessment of each artifact, by its candidate's name, in their order."""
+    """The assessment of each artifact, by its candidate's name, in their order.
+
+    Args:
+        artifacts: name, artifact, and whether samples may be run together.
+    """
     asked = [
         Asked(
             name,
             files_for(workers, artifact.proof_model, model_files(artifact.proof_model)[1:]),
             artifact.proof_settings(),
             samples,
+            together,
         )
-        for name, artifact in artifacts
+        for name, artifact, together in artifacts
     ]
     yield from zip((one.name for one in asked), workers.map(job, asked), strict=True)

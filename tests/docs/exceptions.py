@@ -32,6 +32,7 @@ NOT_RUN: Mapping[str, str] = {
     "edgeq package model.onnx --data calib/ --fix N=1 -t snapdragon-8-gen-3 -t qcs6490 -o dist/": NPU,
     "edgeq verify dist/ --on snapdragon-8-gen-3 --data val/ --count 50": NPU,
     "edgeq eval npu.onnx --data val/ --reference model.onnx --engine qnn --count 50": NPU,
+    "edgeq debug model.onnx npu.onnx --data calib/ --engine qnn": NPU,
     "edgeq tune model.onnx --data calib/ --val val/ --task classification --fix N=1 -t hexagon-v73 -o tuned/": NPU,
     "pip install .[cpu,distributed]": INDEX,
     "edgeq calibrate collect model.onnx --data calib/ --preprocess imagenet -o CAL/ --workers 4": DASK,

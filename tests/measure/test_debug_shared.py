@@ -24,7 +24,7 @@ def findings(shared: Path, work: Path, name: str, images: Path, count: int, **sc
     if not (model.exists() and images.is_dir()):
         pytest.skip(f"{name} or its images are not in shared/data")
     prepared = prepare_model(model, work)
-    statistics = collect(prepared.model, open_samples(images / "calib", prepared.signature, preprocess=spec, count=4))
+    statistics = collect(prepared.model, open_samples(images / "calib", prepared.signature, preprocess=spec, count=8))
     chosen = Scheme(**scheme)
     ranges = derive_ranges(statistics, activation_type=chosen.activation_type)
     artifact = CpuBackend().build(prepared, ranges, chosen, work / "int8.onnx")

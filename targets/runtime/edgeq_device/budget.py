@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from dataclasses import dataclass, replace
-from typing import Any, Mapping, NoReturn, Optional
+from typing import Any, Iterable, Mapping, NoReturn, Optional
 
 from edgeq_device.errors import BudgetError, UsageError
 
@@ -90,9 +90,12 @@ def confine(program: str) -> Optional[Budget]:
     if not budget.confined or not hasattr(os, "fork"):
         return None
     parent = os.getpid()
+    # A signal that comes before the parent can hand it on waits.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [getattr(signal, name) for name in _ENDS])
     child = os.fork()
     if child:
-        _wait(child, program, budget)
+        _wait(child, program, budget, before)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     _die_with(parent)
     return enforce(budget)
 
@@ -144,7 +147,7 @@ def _lower(kind: int, limit: int) -> None:
     resource.setrlimit(kind, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
-def _wait(child: int, program: str, budget: Budget) -> NoReturn:
+def _wait(child: int, program: str, budget: Budget, mask: Iterable[int]) -> NoReturn:
     def forward(number: int, frame: Any) -> None:
         del frame
         os.kill(child, number)
@@ -153,6 +156,7 @@ def _wait(child: int, program: str, budget: Budget) -> NoReturn:
         # What the caller has made deaf (nohup) stays so.
         if signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN:
             signal.signal(getattr(signal, name), forward)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     _, status = os.waitpid(child, 0)
     if os.WIFEXITED(status):
         os._exit(os.WEXITSTATUS(status))
