@@ -40,8 +40,12 @@ def test_what_it_may_not_say(text: str) -> None:
 
 
 def start(code: str, budget: str) -> subprocess.Popen[str]:
-    """Code behind `confine("this")`; `budget` is what came of it."""
-    whole = f"import sys; sys.path.insert(0, {str(RUNTIME)!r})\nfrom edgeq_device.budget import confine\n"
+    """Code behind `confine("this")`; `budget` is what came of it. A shell that started the tests in the background has
+    made them deaf to SIGINT; this process is not."""
+    whole = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"sys.path.insert(0, {str(RUNTIME)!r})\nfrom edgeq_device.budget import confine\n"
+    )
     return subprocess.Popen(
         [sys.executable, "-I", "-c", f"{whole}budget = confine('this')\n{code}"],
         env={**os.environ, "EDGEQ_BUDGET": budget},
