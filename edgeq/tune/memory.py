@@ -54,6 +54,7 @@ class Evidence:
         scheme: of the winner, without the names of its layers.
         builder, recoveries, engine: as `Candidate` has them.
         speedup: estimated, against float32's best.
+        max_drop: what could be lost. Under a stricter goal something slower wins than here.
     """
 
     model: str
@@ -65,6 +66,7 @@ class Evidence:
     recoveries: tuple[str, ...]
     engine: str
     speedup: float
+    max_drop: float
 
     def likeness(self, operators: Mapping[str, float]) -> float:
         """Share of the multiply-accumulates in kinds of layers that both models have, 0 to 1."""
@@ -93,11 +95,13 @@ class Memory:
     Attributes:
         path: of the file; None where nothing is to be remembered.
         setting: digest of the machine, the versions and the objective.
+        max_drop: what may be lost.
         evidence: of models like this one, the most similar first.
     """
 
     path: Path | None = None
     setting: str = ""
+    max_drop: float = 0.0
     operators: Mapping[str, float] = field(default_factory=dict)
     evidence: tuple[Evidence, ...] = ()
 
@@ -122,20 +126,31 @@ class Memory:
         least = min((e.speedup for e in self.evidence), default=0.0)
         return outcome.winner is not None and _speedup(outcome.winner) >= _CONFIRMED * least
 
-    def remember(self, model: str, digest: str, winner: Trial, progress: Progress) -> None:
-        """Add the winner of a run to the file, in the place of what it has of the same model."""
-        if self.path is None or _speedup(winner) <= 0:
+    def remember(self, model: str, digest: str, outcome: Outcome, progress: Progress) -> None:
+        """Add the winner of a run to the file, in the place of what it has of the same model and goal. What a budget
+        cut short is no evidence: something better may not have been tried."""
+        winner = outcome.winner
+        if self.path is None or winner is None or outcome.out_of_time or _speedup(winner) <= 0:
             return
         found = winner.candidate
         scheme = found.scheme.replace(exclude=(), wide=(), eight_bit=())
-        operators, engine = self.operators, engine_name(found)
         new = Evidence(
-            model, digest, self.setting, operators, scheme, found.builder, found.recoveries, engine, _speedup(winner)
+            model=model,
+            digest=digest,
+            setting=self.setting,
+            operators=self.operators,
+            scheme=scheme,
+            builder=found.builder,
+            recoveries=found.recoveries,
+            engine=engine_name(found),
+            speedup=_speedup(winner),
+            max_drop=self.max_drop,
         )
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Of two runs that end in the same moment one is forgotten.
-            known = [e for e in _read(self.path, progress) if (e.digest, e.setting) != (digest, self.setting)]
+            same = (digest, self.setting, self.max_drop)
+            known = [e for e in _read(self.path, progress) if (e.digest, e.setting, e.max_drop) != same]
             kept = _Kept(evidence=(*known[1 - _MOST_KEPT :], new))
             with output_file(self.path, force=True) as draft:
                 draft.write_text(json.dumps(plain(kept), indent=1) + "\n", "utf-8")
@@ -148,19 +163,20 @@ def memory_file() -> Path:
     return platformdirs.user_state_path("edgeq") / FILE
 
 
-def recall(path: Path, model: ir.Model, settings: Mapping[str, Any], progress: Progress) -> Memory:
+def recall(path: Path, model: ir.Model, settings: Mapping[str, Any], max_drop: float, progress: Progress) -> Memory:
     """What is known of models like `model`.
 
     Args:
         settings: of the run, as `edgeq.tune.document.settings_of` has them.
+        max_drop: what may be lost; what won where less could be lost is left out.
     """
     setting = hashlib.sha256(
         json.dumps({key: settings.get(key) for key in _SETTING}, sort_keys=True, default=str).encode()
     ).hexdigest()[:32]
     operators = layer_kinds(model)
-    found = [e for e in _read(path, progress) if e.setting == setting and e.likeness(operators) >= _ALIKE]
-    found.sort(key=lambda e: -e.likeness(operators))
-    return Memory(path, setting, operators, tuple(found[:_MOST_USED]))
+    found = [e for e in _read(path, progress) if e.setting == setting and e.max_drop >= max_drop]
+    alike = sorted((e for e in found if e.likeness(operators) >= _ALIKE), key=lambda e: -e.likeness(operators))
+    return Memory(path, setting, max_drop, operators, tuple(alike[:_MOST_USED]))
 
 
 def layer_kinds(model: ir.Model) -> dict[str, float]:

@@ -275,7 +275,7 @@ def tune(
         candidates = _promising_first(_kernels(job.prepared, chosen, static=static), _extra(job, chosen))
         known = Memory()
         if memory and timed:
-            known = recall(memory_file(), job.prepared.model, settings, progress)
+            known = recall(memory_file(), job.prepared.model, settings, goal.max_drop, progress)
 
         def search_in(space: Space, ends: Deadline) -> Outcome:
             return search(
@@ -351,7 +351,7 @@ def tune(
             progress=progress,
         )
         clear(kept, progress)
-        known.remember(model.name, job.prepared.digest, outcome.winner, progress)
+        known.remember(model.name, job.prepared.digest, outcome, progress)
     return Tuned(output, chosen, outcome, goal, winner.proof, record)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,16 +61,14 @@ def found(evaluator: Evaluator, memory: Memory, space: Space | None = None) -> S
 
 
 def tuned_before(path: Path, facts: dict[str, Fact] = FACTS, *, digest: str = "first") -> None:
-    memory = recall(path, DENSE, SETTINGS, SILENT)
-    winner = found(FakeEvaluator(facts), Memory()).outcome.winner
-    assert winner is not None
-    memory.remember("first.onnx", digest, winner, SILENT)
+    memory = recall(path, DENSE, SETTINGS, 0.01, SILENT)
+    memory.remember("first.onnx", digest, found(FakeEvaluator(facts), Memory()).outcome, SILENT)
 
 
 def test_a_model_like_it_begins_with_what_won(tmp_path: Path) -> None:
     tuned_before(tmp_path / FILE)
     evaluator = FakeEvaluator(FACTS)
-    result = found(evaluator, recall(tmp_path / FILE, DENSE, SETTINGS, SILENT))
+    result = found(evaluator, recall(tmp_path / FILE, DENSE, SETTINGS, 0.01, SILENT))
     assert result.outcome.winner is not None
     assert not result.outcome.winner.candidate.scheme.per_channel
     assert result.memory == {"models": ["first.onnx"], "confirmed": True}
@@ -88,7 +87,7 @@ def test_a_model_like_it_begins_with_what_won(tmp_path: Path) -> None:
 def test_what_does_not_hold_is_followed_by_the_whole_search(tmp_path: Path, here: dict[str, Fact]) -> None:
     tuned_before(tmp_path / FILE)
     evaluator = FakeEvaluator(here | {"signed": Fact(speed=3.9)})
-    result = found(evaluator, recall(tmp_path / FILE, DENSE, SETTINGS, SILENT))
+    result = found(evaluator, recall(tmp_path / FILE, DENSE, SETTINGS, 0.01, SILENT))
     assert result.memory == {"models": ["first.onnx"], "confirmed": False}
     assert result.outcome.winner is not None
     assert result.outcome.winner.candidate.scheme.activation_type == "int8"
@@ -99,7 +98,7 @@ def test_engines_and_methods_that_did_not_win_are_left_out(tmp_path: Path) -> No
     known = load_engines()
     field = Field(tuple(EngineChoice(engine, "f32") for engine in known.values() if engine.module))
     space = Space(CHOICES, profile(method=("entropy", "mse", "minmax")), field)
-    narrow = recall(tmp_path / FILE, DENSE, SETTINGS, SILENT).narrowed(space)
+    narrow = recall(tmp_path / FILE, DENSE, SETTINGS, 0.01, SILENT).narrowed(space)
     assert narrow is not None
     assert narrow.field.plugins == ()
     assert [c.name for c in narrow.candidates] == ["coarse", "own choice"]
@@ -108,11 +107,24 @@ def test_engines_and_methods_that_did_not_win_are_left_out(tmp_path: Path) -> No
 
 def test_other_models_machines_and_versions_know_nothing_of_it(tmp_path: Path) -> None:
     tuned_before(tmp_path / FILE)
-    assert recall(tmp_path / FILE, DENSE, SETTINGS, SILENT).evidence
-    assert not recall(tmp_path / FILE, SEPARABLE, SETTINGS, SILENT).evidence
+    assert recall(tmp_path / FILE, DENSE, SETTINGS, 0.01, SILENT).evidence
+    assert not recall(tmp_path / FILE, SEPARABLE, SETTINGS, 0.01, SILENT).evidence
     for change in ({"machine": "n"}, {"version": {"onnxruntime": "1.33.0"}}, {"objective": "size"}):
-        assert not recall(tmp_path / FILE, DENSE, SETTINGS | change, SILENT).evidence
-    assert not recall(tmp_path / "none" / FILE, DENSE, SETTINGS, SILENT).evidence
+        assert not recall(tmp_path / FILE, DENSE, SETTINGS | change, 0.01, SILENT).evidence
+    assert not recall(tmp_path / "none" / FILE, DENSE, SETTINGS, 0.01, SILENT).evidence
+
+
+def test_what_won_under_a_stricter_goal_is_slower_than_it_need_be_here(tmp_path: Path) -> None:
+    tuned_before(tmp_path / FILE)
+    assert recall(tmp_path / FILE, DENSE, SETTINGS, 0.005, SILENT).evidence
+    assert not recall(tmp_path / FILE, DENSE, SETTINGS, 0.02, SILENT).evidence
+
+
+def test_what_a_budget_cut_short_is_no_evidence(tmp_path: Path) -> None:
+    memory = recall(tmp_path / FILE, DENSE, SETTINGS, 0.01, SILENT)
+    outcome = found(FakeEvaluator(FACTS), Memory()).outcome
+    memory.remember("first.onnx", "first", replace(outcome, out_of_time=True), SILENT)
+    assert not recall(tmp_path / FILE, DENSE, SETTINGS, 0.01, SILENT).evidence
 
 
 def test_kinds_of_layers() -> None:
@@ -124,7 +136,7 @@ def test_one_entry_a_model_and_no_names_of_layers(tmp_path: Path) -> None:
     for _ in range(2):
         tuned_before(tmp_path / FILE)
     tuned_before(tmp_path / FILE, digest="second")
-    found = recall(tmp_path / FILE, DENSE, SETTINGS, SILENT).evidence
+    found = recall(tmp_path / FILE, DENSE, SETTINGS, 0.01, SILENT).evidence
     assert sorted(e.digest for e in found) == ["first", "second"]
     assert all(e.scheme.exclude == () for e in found)
     assert plain(found[0])["speedup"] == 4
@@ -133,6 +145,6 @@ def test_one_entry_a_model_and_no_names_of_layers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "[]", '{"evidence": [{}]}', "[" * 100_000, '{"schema": "other"}'])
 def test_a_damaged_file_is_no_evidence_and_is_replaced(tmp_path: Path, content: str) -> None:
     (tmp_path / FILE).write_text(content)
-    assert not recall(tmp_path / FILE, DENSE, SETTINGS, SILENT).evidence
+    assert not recall(tmp_path / FILE, DENSE, SETTINGS, 0.01, SILENT).evidence
     tuned_before(tmp_path / FILE)
-    assert recall(tmp_path / FILE, DENSE, SETTINGS, SILENT).evidence
+    assert recall(tmp_path / FILE, DENSE, SETTINGS, 0.01, SILENT).evidence
