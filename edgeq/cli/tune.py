@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from edgeq.progress import Progress
     from edgeq.remote.clock import BoardClock
-    from edgeq.tune.run import Plan, Tuned
+    from edgeq.tune.plan import Plan
+    from edgeq.tune.run import Tuned
 
 _LOSERS_SHOWN = 10
 
@@ -82,7 +83,8 @@ def command(
     from edgeq.errors import GoalNotMetError, UsageError
     from edgeq.pipeline.options import tune_arguments
     from edgeq.tune.goal import Goal, parse_budget
-    from edgeq.tune.run import plan, tune
+    from edgeq.tune.plan import plan
+    from edgeq.tune.run import tune
 
     arguments = {**tune_arguments(options), "engines": [choose_engine(text) for text in engines]}
     drop = arguments.pop("max_drop")

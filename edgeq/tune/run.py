@@ -10,21 +10,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgeq.backends import backend_named
-from edgeq.backends.base import RecoverableBackend, TargetedBackend
 from edgeq.calibrate.files import save_statistics
 from edgeq.display import Page
 from edgeq.distributed.workers import open_workers
-from edgeq.engines import DEFAULT, EngineChoice
-from edgeq.errors import BoardError, GoalNotMetError, HardwareError
+from edgeq.engines import EngineChoice
+from edgeq.errors import BoardError, GoalNotMetError
 from edgeq.hardware.detect import detect_machine
-from edgeq.hardware.machine import Machine
-from edgeq.hardware.target import Target, resolve, runs_natively
+from edgeq.hardware.target import Target, runs_natively
 from edgeq.measure.checks import strongest
 from edgeq.measure.task import Task
 from edgeq.model.load import model_bytes
-from edgeq.model.macs import node_macs
-from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.pipeline.builds import prove_built
 from edgeq.pipeline.checks import check_request, read_paths
 from edgeq.pipeline.compiled import with_compiled
@@ -37,11 +32,10 @@ from edgeq.pipeline.variants import PackagedVariant, as_text, bundle_variants, v
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
 from edgeq.scheme import Scheme
-from edgeq.tune import builders
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.clock import RemoteClock
 from edgeq.tune.document import make_record, settings_of
-from edgeq.tune.engines import Field, find_field, with_entrants
+from edgeq.tune.engines import find_field
 from edgeq.tune.evaluator import FLOAT
 from edgeq.tune.explain import verdict
 from edgeq.tune.folder import COLLECTED, JOURNAL, check_folder, claimed, clear, folder_of
@@ -49,52 +43,16 @@ from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.journal import Journal, JournaledEvaluator
 from edgeq.tune.local import LocalEvaluator
 from edgeq.tune.memory import Memory, Space, memory_file, recall
+from edgeq.tune.plan import extra_candidates, is_static, kernel_choices, promising_first, resolve_timed
 from edgeq.tune.record import Outcome
-from edgeq.tune.recover.methods import recovery_groups
 from edgeq.tune.search import search
 from edgeq.tune.searches import find_best
 from edgeq.tune.simulated import bundle_note, shortfall, simulated_record
-from edgeq.tune.space import kernel_candidates, method_candidates, thread_counts
+from edgeq.tune.space import thread_counts
 from edgeq.workers.engine import Engines
 
-# Share of a model's multiply-accumulates from which on quantizing activations at run time is worth a try.
-_DYNAMIC_SHARE = 0.5
 # Least and most of a budget that is kept for what follows the search.
 _RESERVED = (0.05, 0.25)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a run would try: `--dry-run`.
-
-    Attributes:
-        candidates: kernel choices, in the order in which they are built.
-        methods: names of the candidates with other calibration methods, as the first kernel choice would have them.
-        recoveries: names of accuracy recoveries, in the order in which they are tried.
-        threads: numbers that are compared; 0 is all cores. Empty where the target is simulated and nothing is timed.
-        engines: what runs them.
-    """
-
-    target: Target
-    goal: Goal
-    candidates: tuple[Candidate, ...]
-    methods: tuple[str, ...]
-    recoveries: tuple[str, ...]
-    threads: tuple[int, ...]
-    engines: Field
-
-    def __record__(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "target": self.target.name,
-            "profile": self.target.profile.name,
-            "goal": self.goal,
-            "candidates": self.candidates,
-            "methods": self.methods,
-            "recoveries": self.recoveries,
-            "threads": self.threads,
-            "engines": [*([DEFAULT] if self.engines.own else []), *self.engines.plugins],
-        }
 
 
 @dataclass(frozen=True)
@@ -132,40 +90,6 @@ class Tuned(Page):
     def __record__(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {"bundle": str(self.bundle), **self.record, "proof": self.proof}
-
-
-def plan(
-    model: Path,
-    data: Data | None,
-    *,
-    target: str | Path = "auto",
-    goal: Goal | None = None,
-    statistics: Path | None = None,
-    engines: Sequence[EngineChoice] = (),
-    progress: Progress = SILENT,
-) -> Plan:
-    """The candidates that `tune` would start from, without building anything.
-
-    Raises:
-        HardwareError: an unknown target, or one that neither runs nor is simulated here.
-    """
-    machine = detect_machine()
-    chosen, timed = _resolve(target, machine)
-    goal, raced = goal or Goal(), find_field(chosen, machine, engines, timed=timed, progress=progress)
-    with tempfile.TemporaryDirectory(prefix="edgeq-tune-") as folder:
-        prepared = prepare_model(model, Path(folder), progress=progress)
-        first = _kernels(prepared, chosen, static=_is_static(chosen, data, statistics))
-    methods = method_candidates(first[0], chosen.profile) if first else ()
-    editable = timed or isinstance(backend_named(chosen.backend), RecoverableBackend)
-    return Plan(
-        target=chosen,
-        goal=goal,
-        candidates=with_entrants(first, raced, unquantized=goal.objective != "size"),
-        methods=tuple(c.name for c in methods),
-        recoveries=tuple(name for group in recovery_groups() for name in group) if editable else (),
-        threads=thread_counts(machine.usable_threads) if timed else (),
-        engines=raced,
-    )
 
 
 def tune(
@@ -226,7 +150,7 @@ def tune(
     check_folder(output, read_paths(model, (data, validation), statistics))
     here = detect_machine()
     machine = here if clock is None else clock.machine
-    chosen, timed = _resolve(target, machine)
+    chosen, timed = resolve_timed(target, machine)
     check_request([chosen], {}, task=task, max_drop=None)
     kept = folder_of(output)
     field = find_field(chosen, machine, engines, timed=timed, progress=progress)
@@ -241,7 +165,7 @@ def tune(
         workdir = Path(folder)
         collected = kept / COLLECTED
         reuse = collected if statistics is None and resume and collected.exists() else statistics
-        static = _is_static(chosen, data, statistics)
+        static = is_static(chosen, data, statistics)
         job = open_job(
             model,
             data,
@@ -272,7 +196,7 @@ def tune(
             clock=clock,
             progress=progress,
         )
-        candidates = _promising_first(_kernels(job.prepared, chosen, static=static), _extra(job, chosen))
+        candidates = promising_first(kernel_choices(job.prepared, chosen, static=static), extra_candidates(job, chosen))
         known = Memory()
         if memory and timed:
             known = recall(memory_file(), job.prepared.model, settings, goal.max_drop, progress)
@@ -362,45 +286,3 @@ def _reserved_s(job: Job, deadline: Deadline, budget_s: float) -> float:
     likely = deadline.elapsed_s * len(job.validation) / samples if samples else 0.0
     least, most = _RESERVED
     return min(max(likely, least * budget_s), most * budget_s, deadline.left_s())
-
-
-def _resolve(target: str | Path, machine: Machine) -> tuple[Target, bool]:
-    """The target, and whether its kernels run here, so that they can be timed."""
-    chosen = resolve(target, machine)
-    lacks = chosen.profile.missing(machine)
-    backend = backend_named(chosen.backend)
-    if lacks and not (isinstance(backend, TargetedBackend) and backend.simulated):
-        raise HardwareError(
-            f"{chosen.name} does not run here: this machine lacks {', '.join(lacks)}, and tuning measures latencies",
-            "Run edgeq tune on the device, or `edgeq package` for it here",
-        )
-    return chosen, not lacks
-
-
-def _is_static(target: Target, data: Data | None, statistics: Path | None) -> bool:
-    """Whether ranges are derived before the build: where there is data for it, or nothing else that could be built."""
-    return data is not None or statistics is not None or not target.profile.scheme.dynamic_weight_types
-
-
-def _kernels(prepared: PreparedModel, target: Target, *, static: bool) -> tuple[Candidate, ...]:
-    macs = node_macs(prepared.model)
-    types = target.profile.scheme.dynamic_weight_types
-    dynamic = sum(macs.get(node.name or "", 0) for node in prepared.model.graph if node.op_type in types)
-    worthwhile = dynamic > _DYNAMIC_SHARE * sum(macs.values())
-    return kernel_candidates(target.profile, static=static, dynamic=worthwhile or not static)
-
-
-def _extra(job: Job, target: Target) -> tuple[Candidate, ...]:
-    return tuple(c for builder in builders.BUILDERS.values() for c in builder.candidates(job, target))
-
-
-def _promising_first(kernels: Sequence[Candidate], extra: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """All candidates, so ordered that a short budget is spent on the right ones.
-
-    A builder that has something for this model knows why: matrix products of such a model bear ranges that are
-    measured at run time better than fixed ones.
-    """
-    if not extra:
-        return tuple(kernels)
-    dynamic = [c for c in kernels if c.scheme.mode == "dynamic"]
-    return (*dynamic, *extra, *(c for c in kernels if c not in dynamic))

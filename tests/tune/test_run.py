@@ -25,7 +25,8 @@ from edgeq.measure.task import make_task
 from edgeq.pipeline.job import Data
 from edgeq.records import plain
 from edgeq.tune.goal import Goal
-from edgeq.tune.run import Tuned, plan
+from edgeq.tune.plan import plan
+from edgeq.tune.run import Tuned
 from tests.tune.steady import steady_timings
 
 GOAL = Goal(budget_s=60)

@@ -22,7 +22,8 @@ from edgeq.measure.task import TaskOptions, make_task
 from edgeq.pipeline.job import Data
 from edgeq.records import plain
 from edgeq.tune.goal import Goal
-from edgeq.tune.run import Tuned, plan
+from edgeq.tune.plan import plan
+from edgeq.tune.run import Tuned
 
 KEYS = ["bundle", "target", "simulated", "goal", "chosen", "trials", "elapsed_s", "proof"]
 FORM = {"method", "recoveries", "kept_in_float", "wide", "wide_share", "int8_mac_share", "loss", "simulator", "noise"}
