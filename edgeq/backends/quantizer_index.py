@@ -35,11 +35,13 @@ class _Named:
         return None if name in self._removed else self._first.get(name)
 
     def extend(self, messages: Sequence[Any]) -> None:
+        """Append messages; one of a name that was removed but not dropped yet needs the field settled first."""
         if not self._removed.isdisjoint(message.name for message in messages):
             self.settle()
         self._field.extend(messages)
 
     def remove(self, name: str) -> None:
+        """Note that the message of that name is gone; `settle` drops all that were noted in one pass."""
         self._removed.add(name)
 
     def settle(self) -> Any:
@@ -66,10 +68,12 @@ class _Uses:
         self.forget()
 
     def forget(self) -> None:
+        """Read the graph anew at the next use: nodes were removed, or changed without `rename`."""
         self._users: dict[str, list[Any]] = {}
         self._seen = 0
 
     def by_name(self) -> dict[str, list[Any]]:
+        """Nodes by the tensors on their side, up to date: only nodes appended since the last call are read."""
         nodes = self._graph.node
         for node in nodes[self._seen :]:
             for name in filter(None, getattr(node, self._side)):
@@ -78,6 +82,7 @@ class _Uses:
         return self._users
 
     def rename(self, old: str, new: str) -> None:
+        """Put `new` in the place of `old` in every node that names it."""
         for node in (users := self.by_name().pop(old, [])):
             names: Sequence[str] = getattr(node, self._side)
             for place, name in enumerate(names):
@@ -102,24 +107,29 @@ def _indexed_model() -> type:
             return self._weights
 
         def get_initializer(self, name: str) -> Any:
+            """The initializer of that name, or None; without a scan of the graph."""
             return self._weights.get(name)
 
         def add_initializer(self, tensor: Any) -> None:
+            """Add an initializer, unless one of its name is there."""
             if self._weights.get(tensor.name) is None:
                 self.initializer_extend([tensor])
 
         def initializer_extend(self, inits: Sequence[Any]) -> None:
+            """Add initializers after onnxruntime's own check of each."""
             for tensor in inits:
                 self._check_init(tensor)
             self._weights.extend(inits)
 
         def remove_initializer(self, tensor: Any) -> None:
+            """Remove an initializer, and the graph input of its name where there is one (IR version 3)."""
             if any(value.name == tensor.name for value in self.model.graph.input):
                 self._weights.settle()
                 super().remove_initializer(tensor)
             self._weights.remove(tensor.name)
 
         def input_name_to_nodes(self) -> dict[str, list[Any]]:
+            """Nodes by the tensors that they read."""
             return self._readers.by_name()
 
         def replace_input_of_all_nodes(self, old_input_name: str, new_input_name: str) -> None:
@@ -141,6 +151,7 @@ def _indexed_model() -> type:
             self._forget()
 
         def remove_nodes(self, nodes_to_remove: Sequence[Any]) -> None:
+            """Remove several nodes in one pass over the graph."""
             nodes, gone = self.model.graph.node, {id(node) for node in nodes_to_remove}
             for place in reversed([place for place, node in enumerate(nodes) if id(node) in gone]):
                 del nodes[place]
@@ -171,6 +182,7 @@ def indexed() -> Iterator[None]:
     from onnxruntime.quantization import base_quantizer, qdq_quantizer, quant_utils
 
     def find_by_name(name: str, messages: Any) -> Any:
+        """onnxruntime's, but without a scan where the messages are indexed."""
         return messages.get(name) if isinstance(messages, _Named) else before(name, messages)
 
     def quantize_initializer(

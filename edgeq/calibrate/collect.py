@@ -101,6 +101,7 @@ def collect(
         return Statistics(model_digest, data_digest, done, state, total)
 
     def save() -> None:
+        """Hand the statistics so far to `checkpoint`."""
         if checkpoint is not None:
             checkpoint(snapshot())
 

@@ -68,6 +68,7 @@ def calibrate(
     mine = force or start is not None
 
     def save(partial: Statistics) -> None:
+        """Write the statistics so far into `directory`."""
         # The first save replaces nothing without `force`, later ones replace what was saved before.
         nonlocal mine
         if directory is not None:

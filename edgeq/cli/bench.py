@@ -137,6 +137,7 @@ def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Meas
     doing = {board.name: "waiting" for board in boards}
 
     def drawn() -> Table:
+        """The boards with what each is doing now."""
         table = Table("board", "status")
         for name, status in list(doing.items()):
             table.add_row(Text(printable(name)), Text(printable(status)))

@@ -115,6 +115,7 @@ def run(
         raise UsageError("there is nothing to do", "Give --calibration_dataset, --validation_dataset, or both")
 
     def readers(dataset: str) -> Iterator[DataReader]:
+        """Readers of the data set, each over the next `stride` images."""
         reader = YoloDataReader(
             dataset, width, height, start_index, end_index, 1, batch_size, model, preprocess=preprocess
         )

@@ -48,6 +48,7 @@ def quantize_qat(
         LOG.warning("per_channel and reduce_range were decided in training; they change nothing here")
 
     def wanted(node: ir.Node) -> bool:
+        """Whether the arguments let this node be quantized."""
         return (
             (not op_types_to_quantize or node.op_type in op_types_to_quantize)
             and (not nodes_to_quantize or node.name in nodes_to_quantize)

@@ -115,6 +115,7 @@ class _Sums:
     largest: float = 0.0
 
     def add(self, here: NDArray[Any], there: NDArray[Any]) -> None:
+        """Add what both computed of the tensor for one sample."""
         exact, differences = here.astype(np.float64), there.astype(np.float64) - here
         self.signal += float((exact**2).sum())
         self.noise += float((differences**2).sum())
@@ -122,10 +123,12 @@ class _Sums:
 
     @property
     def sqnr_db(self) -> float:
+        """Power of the tensor over that of the differences, dB, over all samples so far."""
         return decibels(self.signal, self.noise)
 
     @property
     def steps(self) -> float:
+        """Largest difference in steps of the tensor's scale; 0 where it has none."""
         return self.largest / self.step if self.step else 0.0
 
 
@@ -139,6 +142,7 @@ class _Both:
         self._there = engines.open(file, there)
 
     def run(self, sample: Sample) -> tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]]:
+        """Every observed tensor by name, as onnxruntime's own kernels and as the engine computed it."""
         return infer(self._here, sample, model="the quantized model"), infer(self._there, sample, model="the engine")
 
 
@@ -162,6 +166,7 @@ class _Place:
     step: float
 
     def layer(self, sums: Mapping[str, _Sums]) -> EngineLayer:
+        """The figures of this tensor, beside the worst of those that its node reads."""
         name, mine = name_of(self.tensor), sums[name_of(self.tensor)]
         least = min((sums[read].sqnr_db for read in self.reads if read in sums), default=math.inf)
         node, op_type = ("", "Input") if self.node is None else (str(self.node.name), self.node.op_type)

@@ -180,6 +180,7 @@ def _information(rows: Sequence[NDArray[np.float64]]) -> float:
         return 0.0
 
     def entropy(p: NDArray[np.float64]) -> float:
+        """Of a distribution that sums to one, bits."""
         kept = p[p > 0]
         return float(-(kept * np.log2(kept)).sum())
 

@@ -90,6 +90,7 @@ def _is_complete(graph: onnx.GraphProto) -> bool:
     symbols = {d.dim_param for value in graph.input for d in value.type.tensor_type.shape.dim} - {""}
 
     def sized(name: str) -> bool:
+        """Whether every size of the tensor is known: a number, or a symbol of the inputs."""
         found = types.get(name)
         known = found is not None and found.HasField("shape")
         return known and all(d.HasField("dim_value") or d.dim_param in symbols for d in types[name].shape.dim)
@@ -205,6 +206,7 @@ def _within(limit: float, infer: Callable[[Any], Any]) -> Callable[[Any], Any]:
     ends = time.thread_time() + limit
 
     def infer_in_time(node: Any) -> Any:
+        """onnxruntime's inference of one node, unless the time is up."""
         if time.thread_time() > ends:
             raise TimeoutError(f"it takes more than {limit:.3g} s")
         return infer(node)

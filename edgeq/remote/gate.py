@@ -23,6 +23,7 @@ class _BoardPlace(BoardModels):
 
     @property
     def name(self) -> str:
+        """The board's, as `devices.toml` has it."""
         return self._session.board.name
 
     def measure(
@@ -32,6 +33,7 @@ class _BoardPlace(BoardModels):
         settings: BenchSettings,
         samples: Sequence[Feed] | None,
     ) -> Measurement:
+        """Time the models on the board. See `edgeq.report.compare.ComparePlace`."""
         return BoardBench(self._session, self._progress).loaded(models, sessions, settings, samples)
 
 

@@ -105,6 +105,7 @@ def _accuracy(found: Mapping[str, Any]) -> list[Row]:
 
 
 def primary(found: Mapping[str, Any]) -> tuple[str, float, float, bool] | None:
+    """Name of the primary metric, its value of both, and whether more is better; None without labels."""
     a, b = found["a"]["accuracy"], found["b"]["accuracy"]
     if not a or not b:
         return None

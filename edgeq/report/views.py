@@ -62,6 +62,7 @@ def ordered_candidates(tuning: Tuning) -> list[Candidate]:
     sign = 1.0 if tuning.higher_is_better else -1.0
 
     def rank(candidate: Candidate) -> tuple[int, float, str]:
+        """Sorts the chosen first, then what meets the least accuracy, then the rest; each group by latency."""
         least, value = tuning.least_accuracy, candidate.accuracy
         short = least is not None and value is not None and sign * value < sign * least
         out = 3 if short or candidate.status in _RULED_OUT else 2
@@ -202,10 +203,12 @@ def layers_view(variant: Variant) -> LayersView | None:
     times = [us for layer in layers for us in (layer.float_us, layer.int8_us) if us is not None]
 
     def by_error(layer: Layer) -> tuple[bool, float]:
+        """Sorts the layers that make the most error themselves first."""
         error = layer.error_db(alone=alone)
         return (not layer.error_source, error if error is not None else math.inf)
 
     def by_time(layer: Layer) -> float:
+        """Sorts the layers that take longest first."""
         return -(layer.int8_us or layer.float_us or 0.0)
 
     worst = tuple(sorted(layers, key=by_error if errors else by_time)[:_SHOWN_LAYERS])

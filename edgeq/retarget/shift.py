@@ -136,6 +136,7 @@ def _grown(seed: ir.Value, graph: ir.Graph) -> Group:
     group, waiting, seen = Group(), [seed], {id(seed)}
 
     def reach(values: Iterable[ir.Value | None]) -> None:
+        """Go on from `values` that were not seen yet."""
         for value in values:
             if value is not None and id(value) not in seen:
                 seen.add(id(value))

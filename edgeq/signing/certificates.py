@@ -63,11 +63,13 @@ def _policy() -> PolicyBuilder:
     from cryptography.x509.verification import Criticality, ExtensionPolicy, Policy, PolicyBuilder
 
     def authority(policy: Policy, certificate: Certificate, found: x509.BasicConstraints) -> None:
+        """Refuse an issuer that is no certificate authority."""
         del policy, certificate
         if not found.ca:
             raise ValueError("an issuer is no certificate authority")
 
     def issues(policy: Policy, certificate: Certificate, found: x509.KeyUsage | None) -> None:
+        """Refuse an issuer whose key may not sign certificates."""
         del policy, certificate
         if found is not None and not found.key_cert_sign:
             raise ValueError("an issuer may not sign certificates")

@@ -181,6 +181,7 @@ def rank_by_probing(
         return sum(macs[node] for node in layer.nodes)
 
     def order(layer: RankedLayer) -> tuple[float, int, tuple[str, ...]]:
+        """Sorts by noise, of the same power of two the cheapest first."""
         magnitude = round(math.log2(layer.noise)) if layer.noise > 0 else -math.inf
         return -magnitude, cost(layer), layer.nodes
 

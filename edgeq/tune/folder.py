@@ -75,6 +75,7 @@ def _judge(folder: Path) -> Judge | None:
         return None
 
     def judge(name: str) -> bool:
+        """Whether edgeq wrote the file of that name."""
         if name == MARKER:
             return marked
         if name == JOURNAL:

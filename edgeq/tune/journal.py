@@ -161,6 +161,7 @@ class JournaledEvaluator:
         """See `Evaluator.build`; that a candidate cannot be built is remembered, too."""
 
         def measure() -> dict[str, Any]:
+            """What building it shows, or why it cannot be built; a board that fails says nothing of a candidate."""
             try:
                 return {"found": plain(self._evaluator.build(candidate))}
             except BoardError:

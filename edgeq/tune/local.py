@@ -260,6 +260,7 @@ class LocalEvaluator:
             )
 
         def noise_of(session: Any) -> float:
+            """Noise over signal power of an open session, on the samples of the screening."""
             return self._accuracy.noise(session, _SCREENED, model=candidate.name)
 
         model, half = self._job.prepared.model, Deadline(seconds / 2).passed

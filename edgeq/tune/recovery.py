@@ -85,6 +85,7 @@ def _keep_layers_in_float(
     scheme = base.candidate.scheme
 
     def loss(nodes: tuple[str, ...]) -> float:
+        """What `base` loses with `nodes` spared."""
         named[len(nodes)] += 1
         again = f", choice {named[len(nodes)]}" if named[len(nodes)] > 1 else ""
         field = ranking.field

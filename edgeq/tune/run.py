@@ -202,6 +202,7 @@ def tune(
             known = recall(memory_file(), job.prepared.model, settings, goal.max_drop, progress)
 
         def search_in(space: Space, ends: Deadline) -> Outcome:
+            """Search `space` until `ends`; what is in the journal is not measured again."""
             return search(
                 space.candidates,
                 space.profile,
@@ -234,6 +235,7 @@ def tune(
             raise GoalNotMetError(problem, hint, record)
 
         def proven(candidate: Candidate, count: int | None = None) -> PackagedVariant:
+            """The artifact of a candidate with its proof, on the first `count` samples where a simulator proves it."""
             built, threads = evaluator.built(candidate), candidate.threads
             built = with_compiled(job, built, workdir / "compiled", progress=progress)
             route = None if clock is None else clock.route

@@ -66,6 +66,7 @@ def search(
     # No progress stage of its own: what works in it opens stages, and two at once cannot be drawn.
     @contextmanager
     def stage(name: str) -> Iterator[None]:
+        """Record how long a stage took, and how many candidates entered and left it."""
         entered, start = len(table.alive()), deadline.elapsed_s
         yield
         stages.append(StageTime(name, round(deadline.elapsed_s - start, 3), entered, len(table.alive())))

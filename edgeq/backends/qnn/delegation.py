@@ -135,6 +135,7 @@ def _at_node(error: EngineError, engine: Engine, engines: Engines, model: Path) 
     """`error` with the node in it at which the engine fails, where it does so again."""
 
     def fails(beginning: Path) -> bool:
+        """Whether the engine refuses this beginning of the model."""
         try:
             engines.assigned_nodes(engine, beginning)
         except EngineError:

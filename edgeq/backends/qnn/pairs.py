@@ -135,6 +135,7 @@ def _wide(model: ir.Model, scheme: Scheme) -> list[ir.Value]:
     nodes = frozenset(scheme.wide) - {ALL}
 
     def is_wide(value: ir.Value) -> bool:
+        """Whether a tensor is on 16 bits: its maker is named, or of an input all readers are."""
         maker = value.producer()
         among = [maker] if maker is not None else [reader for reader, _ in value.uses()]
         return bool(among) and all(node.name in nodes for node in among)

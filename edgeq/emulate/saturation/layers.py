@@ -135,6 +135,7 @@ def _dtype(*values: ir.Value | None) -> str:
 
 
 def is_depthwise(node: ir.Node, weight: NDArray[Any]) -> bool:
+    """Whether each output channel of a convolution with `weight` [O, I / group, ...] reads one input channel."""
     group = node.attributes.get_int("group", 1)
     return weight.shape[1] == 1 and len(weight) == group
 

@@ -232,6 +232,7 @@ class _Bench:
         for position, (name, run) in enumerate(runners.items()):
 
             def serve_at(rate: float, seconds: float, run: Runner = run, position: int = position) -> ServerResult:
+                """Serve at `rate` queries a second for `seconds`."""
                 return serve(
                     run,
                     rate_qps=rate,

@@ -149,6 +149,7 @@ def _lower(kind: int, limit: int) -> None:
 
 def _wait(child: int, program: str, budget: Budget, mask: Iterable[int]) -> NoReturn:
     def forward(number: int, frame: Any) -> None:
+        """Hand a signal on to the process that works."""
         del frame
         os.kill(child, number)
 

@@ -179,6 +179,11 @@ def directory_hash(members: Mapping[str, str]) -> str:
 
 
 def check_content(stream: IO[bytes], record: FileRecord, what: str, sink: Optional[IO[bytes]]) -> None:
+    """Read a file to its end, into `sink` where there is one, and check it against its record.
+
+    Raises:
+        BundleError: another size or hash; nothing beyond the recorded size is written.
+    """
     digest = hashlib.sha256()
     size = 0
     for chunk in _chunks(stream):

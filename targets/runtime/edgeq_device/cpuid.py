@@ -130,6 +130,7 @@ def _collect(address: int) -> Answers:
     xgetbv = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address + 64)
 
     def leaf(number: int, subleaf: int) -> Registers:
+        """Registers eax, ebx, ecx and edx of one CPUID leaf."""
         cpuid(ctypes.addressof(out), number, subleaf)
         eax, ebx, ecx, edx = struct.unpack("<4I", out.raw)
         return eax, ebx, ecx, edx

@@ -177,6 +177,7 @@ def engine_options(engine: EngineSpec, precision: str = FLOAT, threads: int = 0)
     filled = {_PRECISION: engine.precisions[precision].value, _THREADS: str(threads) if threads else None}
 
     def fill(value: Any) -> Any:
+        """The value with its placeholders replaced; entries that are filled with None are left out."""
         if isinstance(value, Mapping):
             entries = {key: fill(item) for key, item in sorted(value.items())}
             return {key: item for key, item in entries.items() if item is not None}

@@ -246,6 +246,7 @@ def fetch(reference: Reference, folder: Path) -> None:
         raise OutputError(f"{reference} takes {needed} bytes, more than is free in {folder.parent}", "Free some space")
 
     def one(item: Tuple[str, FileRecord]) -> None:
+        """Fetch one file of the bundle, checked while it is written."""
         name, record = item
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         sent = registry.send("GET", f"blobs/sha256:{record.sha256}", {})

@@ -79,6 +79,7 @@ def query_runner(
     queries = cycle([_stack([feeds[next(order)] for _ in range(samples_per_query)], batch) for _ in range(ready)])
 
     def run_all() -> None:
+        """One query: its samples, batch after batch."""
         for feed in next(queries):
             run(None, feed)
 

@@ -96,6 +96,7 @@ def _variant(
         model = _existing(resolve_reference(body.model_file, directory, where), root, files, where)
 
     def resolve(reference: str, kind: str) -> str:
+        """The path of a file of the bundle that an option names, as text."""
         return str(_place(resolve_reference(reference, directory, where), kind, root, files, where))
 
     rank = info.get("rank", 0)
