@@ -28,8 +28,8 @@ from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from sequence import Contender, accuracy, cases, latencies
 from tasks import shared_data
 
+from edgeq.backends.block_products import find_blocks, store_blocks
 from edgeq.backends.block_weights import BlockWeights, fit_blocks
-from edgeq.backends.weight_only import find_blocks, store_blocks
 from edgeq.model.load import read_model, save_model
 from edgeq.session import SessionSettings, open_session
 

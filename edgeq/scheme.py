@@ -54,6 +54,8 @@ class Scheme(Displayed):
         stored_types: operator types that compute in float, but whose weights are 8-bit integers in the file.
         weight_bits, block_size: in weight-only mode, bits per weight and weights that share a scale.
         eight_bit: in weight-only mode, names of nodes whose weights have 8 bits, whatever `weight_bits` is.
+        float_compute: in weight-only mode, names of nodes that compute in float, or "*" for all with 4 bits; None are
+            those where int8 activations bring more noise than 4-bit weights, by calibration samples.
         session_options: ONNX Runtime session configuration entries that the artifact needs to be right; they travel
             with it.
     """
@@ -79,6 +81,7 @@ class Scheme(Displayed):
     weight_bits: int = 8
     block_size: int = 32
     eight_bit: tuple[str, ...] = ()
+    float_compute: tuple[str, ...] | None = None
     session_options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -96,8 +99,9 @@ class Scheme(Displayed):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         for name in ("exclude", "wide", "stored_types", "eight_bit"):
             object.__setattr__(self, name, tuple(sorted(set(getattr(self, name)))))
-        if self.op_types is not None:
-            object.__setattr__(self, "op_types", tuple(sorted(set(self.op_types))))
+        for name in ("op_types", "float_compute"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, tuple(sorted(set(getattr(self, name)))))
 
     @property
     def pair(self) -> str:
@@ -119,13 +123,14 @@ class Scheme(Displayed):
     def title(self) -> str:
         """The scheme in a few words: "static QDQ U8S8", "dynamic (Gemm int8, MatMul int8)", "weight-only 4 bits"."""
         if self.mode == "static":
-            wide = "all nodes" if "*" in self.wide else f"{len(self.wide)} nodes"
-            return f"static {self.format} {self.pair}" + (f", {wide} on 16-bit activations" if self.wide else "")
+            wide = f", {_nodes(self.wide)} on 16-bit activations" if self.wide else ""
+            return f"static {self.format} {self.pair}{wide}"
         if self.mode == "float":
             return "not quantized"
         if self.mode == "weight-only":
             finer = f", {len(self.eight_bit)} nodes 8" if self.eight_bit else ""
-            return f"weight-only {self.weight_bits} bits{finer}"
+            in_float = "" if not self.float_compute else f", {_nodes(self.float_compute)} compute in float"
+            return f"weight-only {self.weight_bits} bits{finer}{in_float}"
         types = sorted(self.quantized_types or ())
         return f"dynamic ({', '.join(f'{t} {self.dynamic_weight_types[t]}' for t in types)})"
 
@@ -136,6 +141,10 @@ class Scheme(Displayed):
     def fields(self) -> dict[str, Any]:
         """Every field with its value: what `replace` takes to make another scheme this one."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+
+def _nodes(names: tuple[str, ...]) -> str:
+    return "all nodes" if "*" in names else f"{len(names)} nodes"
 
 
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:

@@ -34,6 +34,7 @@ schemes = st.builds(
     weight_bits=st.sampled_from(WEIGHT_BITS),
     block_size=st.sampled_from(BLOCK_SIZES),
     eight_bit=name_tuples,
+    float_compute=st.none() | name_tuples,
     session_options=st.dictionaries(names, names, max_size=3),
 )
 
@@ -56,7 +57,7 @@ def test_order_and_repetition_of_names_do_not_matter(nodes: tuple[str, ...]) -> 
 
 def test_profiles_and_records_written_before_a_field_existed_are_read() -> None:
     record = plain(Scheme())
-    for field in ("stored_types", "weight_bits", "block_size", "eight_bit"):
+    for field in ("stored_types", "weight_bits", "block_size", "eight_bit", "float_compute"):
         del record[field]
     assert parse(record, Scheme, "s") == Scheme()
 

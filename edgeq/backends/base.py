@@ -41,7 +41,7 @@ class Artifact:
         simulation: a model that computes on a CPU what `model` computes where it goes, if that cannot run here.
         simulation_settings: how to run it.
         coverage: what runs on integers, where that cannot be read off a run here.
-        details: more for reports, plain JSON values.
+        details: more for reports: plain JSON values, or records.
         tables: calibration tables that must lie beside the model where it runs.
         alternatives: the same model for devices of the target's kind that cannot run this one.
         engine: what executes it in place of `provider`'s kernels, and in which precision what stays float.

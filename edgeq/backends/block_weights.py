@@ -9,7 +9,7 @@ they are known (the "k-quants" of llama.cpp search scale and minimum of a block 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TypeVar
 
@@ -69,6 +69,11 @@ class BlockWeights:
     def matrix(self) -> Floats:
         """What the integers stand for, float32 [k, n]."""
         return np.ascontiguousarray((self.differences * self.steps).astype(np.float32).T)
+
+    def of_outputs(self, chosen: NDArray[np.int64]) -> BlockWeights:
+        """The blocks of some columns of the matrix."""
+        parts = {name: getattr(self, name)[chosen] for name in ("integers", "scales", "zero_points")}
+        return replace(self, **parts)
 
     def with_differences(self, differences: NDArray[np.int64]) -> BlockWeights:
         """The same blocks with other integers, given as `differences` gives them."""

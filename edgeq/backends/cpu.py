@@ -13,6 +13,8 @@ from edgeq_device.model_options import KEY as CARRIED
 from numpy.typing import NDArray
 
 from edgeq.backends.base import Artifact, check_names, refuse_wide
+from edgeq.backends.block_compute import BlockCompute, described
+from edgeq.backends.block_products import ALL
 from edgeq.backends.dynamic import OPERATORS as DYNAMIC_OPERATORS
 from edgeq.backends.dynamic import check_dynamic, expand_recurrence, write_dynamic
 from edgeq.backends.float_guard import guard_float_layers, requantized_at_load
@@ -84,15 +86,20 @@ class CpuBackend:
         *,
         samples: Samples | None = None,
     ) -> Artifact:
-        """Write the quantized model to `destination`; it takes nothing from samples. See `Backend.build`."""
+        """Write the quantized model to `destination`. Samples serve to choose what products of weights in blocks
+        compute in. See `Backend.build`."""
         onnxruntime()  # the quantizer is part of it: one clear error where it is missing
         self.check(scheme)
-        check_names(prepared, (*scheme.exclude, *scheme.eight_bit))
+        check_names(
+            prepared, (*scheme.exclude, *scheme.eight_bit, *(n for n in scheme.float_compute or () if n != ALL))
+        )
         notes: list[str] = []
+        compute: BlockCompute | None = None
         if scheme.mode == "dynamic":
             write_dynamic(prepared, scheme, destination)
         elif scheme.mode == "weight-only":
-            notes.extend(write_weight_only(prepared, scheme, destination))
+            compute, needs = write_weight_only(prepared, scheme, destination, samples)
+            notes.extend(needs)
         else:
             _write_static(prepared, ranges, scheme, destination, self._reach)
         built = (read_own if scheme.mode == "static" else read_model)(destination)
@@ -104,13 +111,14 @@ class CpuBackend:
         if settled or changes:
             save_model(built, destination)
         notes.extend(why)
-        return Artifact(
+        artifact = Artifact(
             model=destination,
             scheme=scheme,
             provider="CPUExecutionProvider",
             session_options=session_options,
             notes=tuple(notes),
         )
+        return artifact if compute is None else described(artifact, compute)
 
 
 def settle(

@@ -1,38 +1,45 @@
 """Weight-only quantization: constant matrices as blocks of 4- or 8-bit integers, one scale a block (MatMulNBits).
 
 A product of few rows waits for the weights, so a quarter or an eighth of the bytes is that much faster; with many rows
-the integer kernels of dynamic quantization win. Activations are quantized per block inside the kernel.
+the integer kernels of dynamic quantization win. What the products compute in: `edgeq.backends.block_compute`.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
-from edgeq.backends.block_weights import BlockWeights, fit_blocks, packed, unpacked
+from edgeq.backends.block_compute import BlockCompute, choose_compute, given_compute
+from edgeq.backends.block_products import DOMAIN, OPERATOR, attributes, operands
+from edgeq.backends.block_weights import BlockWeights, fit_blocks
 from edgeq.backends.dynamic import quantize_types
+from edgeq.data.samples import Samples
 from edgeq.errors import ModelError
-from edgeq.graph.edit import Editor, drop_unused_initializers, replace_value, set_constant
-from edgeq.graph.query import constant, is_constant, is_op, node_input, read_count
+from edgeq.graph.edit import Editor, drop_unused_initializers, replace_value
+from edgeq.graph.query import constant, is_op, node_input
 from edgeq.model.load import save_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import Scheme
 
-OPERATOR, _DOMAIN = "MatMulNBits", "com.microsoft"
-# The kernel computes in int8 at this level; at lower ones it expands the weights to float32 each time.
-_INT8_COMPUTE = 4
 _SINCE = {4: "1.17", 8: "1.22"}
 
 
-def write_weight_only(prepared: PreparedModel, scheme: Scheme, destination: Path) -> tuple[str, ...]:
-    """Write the model with its constant matrices in blocks, and tables of Gather as 8-bit rows; returns notes.
+def write_weight_only(
+    prepared: PreparedModel, scheme: Scheme, destination: Path, samples: Samples | None = None
+) -> tuple[BlockCompute, tuple[str, ...]]:
+    """Write the model with its constant matrices in blocks, and tables of Gather as 8-bit rows.
+
+    Args:
+        samples: by which to choose what the products compute in, where the scheme leaves that open.
+
+    Returns:
+        What the products compute in, and notes.
 
     Raises:
         ModelError: there is no constant matrix to quantize.
+        DataError: ONNX Runtime refuses a sample.
     """
     wanted = scheme.quantized_types or frozenset()
     model = prepared.model.clone()
@@ -40,45 +47,15 @@ def write_weight_only(prepared: PreparedModel, scheme: Scheme, destination: Path
         gemms_to_matmuls(model, scheme.exclude)
     if not wanted.intersection(("MatMul", "Gemm")) or not _to_blocks(model, scheme):
         raise ModelError(f"{prepared.source}: it has no product with a constant matrix", "Choose another scheme")
+    if scheme.float_compute is None and samples is not None:
+        compute = choose_compute(model, prepared, samples)
+    else:
+        compute = given_compute(model, scheme.float_compute)
     save_model(model, destination)
     if "Gather" in wanted:
         quantize_types(prepared, destination, destination, ["Gather"], "int8", scheme)
     oldest = _SINCE[max(scheme.weight_bits, 8 if scheme.eight_bit else 0)]
-    return (f"{OPERATOR} of {scheme.weight_bits} bits needs onnxruntime {oldest} or later",)
-
-
-def find_blocks(model: ir.Model) -> dict[str, ir.Node]:
-    """Products in blocks of the main graph, by the name that they had in float; those with shared weights are left
-    out."""
-    found = (node for node in model.graph if (node.domain, node.op_type) == (_DOMAIN, OPERATOR))
-    return {
-        (node.name or "").rpartition("_Q")[0]: node
-        for node in found
-        if all(read_count(value) == 1 and is_constant(value) for value in node.inputs[1:] if value is not None)
-    }
-
-
-def read_blocks(product: ir.Node) -> BlockWeights:
-    """The weights of a product that this module wrote."""
-    k, bits, size = (product.attributes.get_int(key) for key in ("K", "bits", "block_size"))
-    stored, scales = constant(product.inputs[1]), constant(product.inputs[2])
-    assert k is not None, OPERATOR
-    assert bits is not None, OPERATOR
-    assert size is not None, OPERATOR
-    assert stored is not None, OPERATOR
-    assert scales is not None, OPERATOR
-    blocks = stored.shape[1]
-    zeros = constant(node_input(product, 3))
-    zero_points = np.full(scales.shape, 1 << bits - 1, np.uint8) if zeros is None else unpacked(zeros, bits, blocks)
-    return BlockWeights(k, bits, unpacked(stored, bits, size), scales, zero_points, zeros is None)
-
-
-def store_blocks(product: ir.Node, blocks: BlockWeights) -> None:
-    """Give a product that `read_blocks` reads other weights, in place."""
-    for position, values in enumerate(_operands(blocks).values(), 1):
-        value = product.inputs[position]
-        assert value is not None
-        set_constant(value, values)
+    return compute, (f"{OPERATOR} of {scheme.weight_bits} bits needs onnxruntime {oldest} or later",)
 
 
 def gemms_to_matmuls(model: ir.Model, exclude: tuple[str, ...] = ()) -> int:
@@ -157,29 +134,14 @@ def _block_matrix(node: ir.Node) -> ir.Value | None:
 
 
 def _replace_product(editor: Editor, node: ir.Node, matrix: ir.Value, blocks: BlockWeights) -> None:
-    operands = (editor.constant(f"{matrix.name}_{key}", values) for key, values in _operands(blocks).items())
+    constants = (editor.constant(f"{matrix.name}_{key}", values) for key, values in operands(blocks).items())
     made = editor.node(
         OPERATOR,
-        [node.inputs[0], *operands],
+        [node.inputs[0], *constants],
         f"{node.name}_Q{blocks.bits}",
         before=node,
-        domain=_DOMAIN,
-        attributes={
-            "K": blocks.k,
-            "N": len(blocks.integers),
-            "bits": blocks.bits,
-            "block_size": blocks.integers.shape[-1],
-            "accuracy_level": _INT8_COMPUTE,
-        },
+        domain=DOMAIN,
+        attributes=attributes(blocks),
     )
     replace_value(node.outputs[0], made, keep_name=True)
     editor.graph.remove(node, safe=True)
-
-
-def _operands(blocks: BlockWeights) -> dict[str, NDArray[Any]]:
-    """What a product in blocks reads beside its input, in the operator's order."""
-    operands: dict[str, NDArray[Any]] = {
-        f"Q{blocks.bits}": packed(blocks.integers, blocks.bits),
-        "scales": blocks.scales,
-    }
-    return operands if blocks.symmetric else operands | {"zero_points": packed(blocks.zero_points, blocks.bits)}

@@ -174,6 +174,11 @@ _SCHEME = (
     click.option(
         "--eight-bit", multiple=True, metavar="NODE", help="8 bits for this node under --weight-only 4. Repeatable."
     ),
+    click.option(
+        "--block-compute",
+        type=click.Choice(["int8", "float32"]),
+        help="What products under --weight-only compute in; default: what samples and timings show.",
+    ),
     click.option("--op-type", "op_types", multiple=True, help="Quantize only this operator type. Repeatable."),
     click.option("--exclude", multiple=True, metavar="NODE", help="Keep this node in float. Repeatable."),
     click.option(

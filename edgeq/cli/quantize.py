@@ -78,6 +78,8 @@ def _draw(console: Console, result: Quantized, *, verbose: bool) -> None:
     draw_proof(console, result.proof, verbose=verbose)
     if result.decision is not None:
         draw_decision(console, result.decision, verbose=verbose)
+    for kind in result.block_compute.kinds if result.block_compute is not None else ():
+        console.print(f"products in blocks: {kind.summary()}")
     for key, value in result.session_options.items():
         console.print(f"run it with the session option {key}={value}")
     for note in result.notes:

@@ -39,7 +39,7 @@ _MOVES_DATA = frozenset({"Shape", "ReorderInput", "ReorderOutput", "MemcpyToHost
 _ELEMENT_WISE = frozenset({"Add", "Cast", "Mul"})
 # What ONNX Runtime appends to a node's name when a fusion, the layout optimiser or the quantizer replaces it.
 _RENAMED = re.compile(
-    r"(_token_\d+|_nchwc|_quant|_quant_scales_mul|/duplicated|_matmul|_MatMul|/MatMulAddFusion|/MatMulScaleFusion/)$"
+    r"(_token_\d+|_nchwc|_Q[48]|_quant|_quant_scales_mul|/duplicated|_matmul|_MatMul|/MatMulAddFusion|/MatMulScaleFusion/)$"
 )
 
 
@@ -202,7 +202,7 @@ def measure_coverage(
         nodes = (*_layer_runs(layers, engine.graph.conversions, source, inside, known), *elsewhere)
     else:
         profiled = profile(model, settings, feed, opener=opener or open_session)
-        nodes = classify(profiled.kernels, profiled.weights, macs, known)
+        nodes = classify(profiled.kernels, profiled.weights, macs, known, profiled.expanded)
     float_nodes = tuple(
         FloatNode(n.source, n.op_type, n.macs, explain(n.source, n.op_type), n.precision)
         for n in nodes
@@ -265,6 +265,7 @@ def classify(
     weights: Mapping[str, tuple[int, ...]],
     macs: Mapping[str, int],
     known: Mapping[str, str],
+    expanded: Collection[str] = (),
 ) -> tuple[NodeRun, ...]:
     """Turn runs of kernels into `NodeRun`s.
 
@@ -276,6 +277,7 @@ def classify(
         weights: `Profile.weights`.
         macs: MACs by source node name, of those that have any.
         known: names that stand for a source node (`aliases`).
+        expanded: `Profile.expanded`.
     """
     runs: dict[tuple[str, str, Kind], NodeRun] = {}
     for kernel in kernels:
@@ -288,7 +290,7 @@ def classify(
         standing = name if stem in macs else stem
         source = known[stem] if stem in known and multiplies else standing
         count = macs.get(source, computed)
-        kind = _kind(op_type, kernel.inputs, kernel.outputs)
+        kind = "float" if name in expanded else _kind(op_type, kernel.inputs, kernel.outputs)
         before = runs.get((name, op_type, kind))
         runs[name, op_type, kind] = NodeRun(name, source, op_type, kind, count + (before.macs if before else 0))
     return tuple(runs.values())

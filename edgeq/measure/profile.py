@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ RUNS = 20
 """Runs that count where kernels are timed."""
 _WARM_UP = 5
 _SUFFIX = "_kernel_time"
+# The accuracy level at which a product of weights in blocks multiplies integers.
+_INTEGER_LEVEL = 4
 TypedShape = tuple[str, list[int]]
 
 
@@ -46,10 +48,12 @@ class Profile:
     Attributes:
         kernels: of all runs, one after the other.
         weights: shape of each node's largest constant input in the optimised graph, by the node's name.
+        expanded: names of products whose integer weights are expanded to float before they multiply.
     """
 
     kernels: tuple[KernelRun, ...]
     weights: Mapping[str, tuple[int, ...]]
+    expanded: frozenset[str] = frozenset()
 
 
 def profile(
@@ -76,7 +80,8 @@ def profile(
         for _ in range(runs):
             session.run(None, dict(feed))
         events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
-        return Profile(kernel_runs(events), _weight_shapes(optimized))
+        graph = onnx.load(optimized, load_external_data=False).graph
+        return Profile(kernel_runs(events), _weight_shapes(graph), frozenset(_expanded(graph)))
 
 
 def timed_profile(
@@ -124,8 +129,15 @@ def kernel_runs(events: Iterable[Mapping[str, Any]]) -> tuple[KernelRun, ...]:
     )
 
 
-def _weight_shapes(optimized: Path) -> dict[str, tuple[int, ...]]:
-    graph = onnx.load(optimized, load_external_data=False).graph
+def _expanded(graph: onnx.GraphProto) -> Iterator[str]:
+    for node in graph.node:
+        if node.op_type == "MatMulNBits":
+            level = {attribute.name: attribute.i for attribute in node.attribute}.get("accuracy_level", 0)
+            if level != _INTEGER_LEVEL:
+                yield node.name
+
+
+def _weight_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
     constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     return {
         node.name: max((constants[i] for i in node.input if i in constants), key=math.prod, default=())

@@ -85,6 +85,10 @@ def _overrides(options: Mapping[str, Any]) -> dict[str, Any]:
             raise UsageError("--dynamic and --weight-only exclude each other", "Give one of them")
         bits = int(options["weight_only"])
         chosen |= {"mode": "weight-only", "weight_bits": bits, "weight_symmetric": SYMMETRIC_BLOCKS[bits]}
+        if options["block_compute"]:
+            chosen["float_compute"] = ("*",) if options["block_compute"] == "float32" else ()
+    if options["block_compute"] and not options["weight_only"]:
+        raise UsageError("--block-compute goes with --weight-only", "Make it --weight-only 4")
     if options["op_types"]:
         chosen["op_types"] = options["op_types"]
     if options["eight_bit"] and not options["weight_only"]:

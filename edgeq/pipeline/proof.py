@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -289,16 +289,28 @@ def _time(
 ) -> Speed:
     files = {FLOAT: prepared.path, INT8: artifact.model}
     count = sessions_to_time(prepared.path)
-    latency = measure_interleaved(
-        {
-            name: [query_runner(engines.open(file, settings[name]), [feed]) for _ in range(count)]
-            for name, file in files.items()
-        },
+    latency = race(
+        {name: [engines.open(file, settings[name]) for _ in range(count)] for name, file in files.items()},
+        [feed],
+        advance,
+    )
+    found = claim(latency[FLOAT], latency[INT8])
+    return Speed({name: distribution.undisturbed() for name, distribution in latency.items()}, found)
+
+
+def race(
+    sessions: Mapping[str, Sequence[Any]], feeds: Sequence[Mapping[str, Any]], advance: Advance
+) -> Mapping[str, Distribution]:
+    """Latencies of models, each in some sessions, measured in turns.
+
+    Args:
+        feeds: what one query runs, all of them.
+    """
+    return measure_interleaved(
+        {name: [query_runner(s, feeds, samples_per_query=len(feeds)) for s in own] for name, own in sessions.items()},
         min_duration_s=_TIMED_SECONDS,
         min_runs=_TIMED_RUNS,
         patience_s=_PATIENCE_SECONDS,
         warmup=_WARM_UP,
         on_progress=lambda share: advance(0),
     )
-    found = claim(latency[FLOAT], latency[INT8])
-    return Speed({name: distribution.undisturbed() for name, distribution in latency.items()}, found)

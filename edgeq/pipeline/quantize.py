@@ -12,6 +12,7 @@ from typing import Any
 
 from edgeq.atomic import output_file
 from edgeq.backends import backend_named
+from edgeq.backends.block_compute import DETAIL, BlockCompute
 from edgeq.backends.systolic.save import belongs_to_program
 from edgeq.calibrate.table import is_table
 from edgeq.display import Page
@@ -21,6 +22,7 @@ from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.measure.task import Task
 from edgeq.model.load import model_bytes
+from edgeq.pipeline.block_race import must_race, race_compute
 from edgeq.pipeline.builds import Builds, check_gain, prove_built
 from edgeq.pipeline.checks import check_output, check_request
 from edgeq.pipeline.job import Built, Data, Job, as_data, build, open_job, scheme_for
@@ -48,6 +50,7 @@ class Quantized(Page):
         native: whether this machine runs the target's kernels itself; if not, the proof is of this machine's.
         decision: what was done about kernels that can saturate; None where there are none.
         seconds: what each stage took, by its title.
+        block_compute: what products with weights in blocks compute in; None where there are none.
     """
 
     output: Path
@@ -61,6 +64,7 @@ class Quantized(Page):
     notes: tuple[str, ...]
     decision: Decision | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
+    block_compute: BlockCompute | None = None
 
     def __brief__(self) -> dict[str, Any]:
         known = {"output": self.output, "target": self.target.name, "scheme": self.scheme.title}
@@ -87,6 +91,7 @@ class Quantized(Page):
             "native": self.native,
             "notes": self.notes,
             "saturation": self.decision,
+            "block_compute": self.block_compute,
             "seconds": self.seconds,
             **plain(self.proof),
         }
@@ -180,12 +185,15 @@ def quantize(
                 built = build(job, chosen, scheme.fields(), draft)
         else:
             built = builder(job, chosen, scheme, draft, progress)
+        compute = built.artifact.details.get(DETAIL)
+        timed = timed and not chosen.profile.missing(machine)
+        if engine is None and native and timed and scheme.float_compute is None and must_race(compute):
+            built = race_compute(job, built, Path(workdir), progress=progress)
         runtime_requirements(chosen, built.artifact)
         if engine is not None:
             built = dataclasses.replace(built, artifact=built.artifact.in_engine(engine))
         coverage = target_coverage(job, built, machine, emulate=emulate, progress=progress)
         check_gain(job, built, coverage)
-        timed = timed and not chosen.profile.missing(machine)
         proof = prove_built(job, built, coverage, task=task, timed=timed, progress=progress)
         proof.check(max_drop=max_drop, require_coverage=require_coverage)
         bytes_int8 = model_bytes(draft)
@@ -211,4 +219,5 @@ def quantize(
         notes=tuple(notes),
         decision=decision,
         seconds=watch.seconds(),
+        block_compute=built.artifact.details.get(DETAIL),
     )

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import onnx_ir as ir
 
-from edgeq.backends.weight_only import find_blocks, read_blocks
+from edgeq.backends.block_products import find_blocks, read_blocks
 from edgeq.graph.convert import to_proto
 from edgeq.graph.edit import set_constant
 from edgeq.session import open_session

@@ -14,6 +14,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from edgeq.backends import backend_named
+from edgeq.backends.block_products import ALL
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.data.samples import Samples
@@ -102,9 +103,13 @@ def _variants(model: ir.Model, profile: Scheme, *, sampled: bool) -> Iterator[tu
         for bits, block in _BLOCKS.items():
             blocks = {"weight_bits": bits, "block_size": block, "weight_symmetric": SYMMETRIC_BLOCKS[bits]}
             scheme = profile.replace(mode="weight-only", **blocks)
-            yield f"weight-only {bits} bits", scheme, ()
-            if sampled and bits < 8:
-                yield f"weight-only {bits} bits, rounded", scheme, (_ROUND,)
+            computes = (
+                {"": scheme} if bits == 8 else {"": scheme, ", float compute": scheme.replace(float_compute=(ALL,))}
+            )
+            for text, computing in computes.items():
+                yield f"weight-only {bits} bits{text}", computing, ()
+                if sampled and bits < 8:
+                    yield f"weight-only {bits} bits{text}, rounded", computing, (_ROUND,)
 
 
 def _products_only(model: ir.Model, profile: Scheme) -> Scheme:

@@ -73,6 +73,14 @@ def test_a_task_comes_with_its_options() -> None:
         (("--exclude", "a", "--exclude", "b"), {"exclude": ("a", "b")}),
         (("--dynamic",), {"mode": "dynamic"}),
         (
+            ("--weight-only", "8", "--block-compute", "int8"),
+            {"mode": "weight-only", "weight_bits": 8, "weight_symmetric": True, "float_compute": ()},
+        ),
+        (
+            ("--weight-only", "4", "--block-compute", "float32"),
+            {"mode": "weight-only", "weight_bits": 4, "weight_symmetric": False, "float_compute": ("*",)},
+        ),
+        (
             ("--dynamic", "--op-type", "Conv", "--weight-type", "uint8"),
             {
                 "mode": "dynamic",
@@ -106,6 +114,7 @@ def test_what_is_no_share(text: str) -> None:
     ("line", "problem"),
     [
         (("--task", "classification"), "--task needs labelled samples"),
+        (("--block-compute", "int8"), "--block-compute goes with --weight-only"),
         (("--percentile", "99"), "--percentile goes with --method percentile"),
         (("--dynamic", "--method", "mse"), "--method and --dynamic exclude each other"),
         (("--dynamic", "--activation-asymmetric"), "--activation-symmetric and --dynamic exclude each other"),

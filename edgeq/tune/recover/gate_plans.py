@@ -13,6 +13,7 @@ import numpy as np
 
 from edgeq.calibrate.range_method import Grid
 from edgeq.calibrate.ranges import Range
+from edgeq.calibrate.sampled_values import channel_extrema, drawn_rows
 from edgeq.calibrate.statistics import ChannelExtrema, Statistics
 from edgeq.data.samples import Samples
 from edgeq.model.prepare import PreparedModel
@@ -21,7 +22,6 @@ from edgeq.tune.recover.elementwise import Follower, Followers, Function
 from edgeq.tune.recover.gates import Gate
 from edgeq.tune.recover.layers import Floats
 from edgeq.tune.recover.nonlinear import range_behind
-from edgeq.tune.recover.sampled_values import channel_extrema, drawn_rows
 from edgeq.tune.recover.scaling import Weights
 
 # Candidates for the ratio of the range of y' below zero to that above.

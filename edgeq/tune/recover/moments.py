@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeq.calibrate.sampled_values import spread, tensor_values
 from edgeq.data.samples import Samples
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.sizes import partitions
 from edgeq.progress import SILENT, Progress
 from edgeq.tune.recover.layers import Floats, Layer
-from edgeq.tune.recover.sampled_values import spread, tensor_values
 
 MEMORY = 2**29
 """Bytes that moments may take at once; more layers take several passes."""

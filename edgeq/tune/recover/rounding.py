@@ -8,12 +8,16 @@ triangular, the error e of column i is spread as w[j] -= e U[i, j] / U[i, i] for
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from edgeq.tune.recover.layers import Floats
 
-_BLOCK = 64
+T = TypeVar("T", bound=np.generic)
+
+_BLOCK = 32
 _DAMPING = 1e-3
 _SWEEPS = 1
 
@@ -36,27 +40,33 @@ def round_rows(
         scale: of each weight, broadcastable to the rows; negative ones too.
         block: columns whose errors are spread at once over those behind the block.
     """
-    groups, outputs, taps = rows.shape
     upper = np.linalg.cholesky(np.linalg.inv(metric)).transpose(0, 2, 1)
-    low, high, scale = (np.broadcast_to(values, rows.shape) for values in (low, high, scale))
-    remaining_rows = rows.copy()
-    integers = np.empty(rows.shape, np.int64)
+    # One column after the other is read and written: they are rows in memory here.
+    low, high, scale = (_columns(np.broadcast_to(values, rows.shape)) for values in (low, high, scale))
+    columns = _columns(rows)
+    remaining = columns.copy()
+    integers = np.empty(columns.shape, np.int64)
+    taps = columns.shape[1]
     for first in range(0, taps, block):
         last = min(first + block, taps)
-        errors = np.empty((groups, outputs, last - first))
+        errors = np.empty((len(columns), last - first, columns.shape[2]))
         for column in range(first, last):
-            step = scale[:, :, column]
-            q = np.clip(np.rint(remaining_rows[:, :, column] / step), low[:, :, column], high[:, :, column])
-            integers[:, :, column] = q
-            error = (remaining_rows[:, :, column] - q * step) / upper[:, None, column, column]
-            errors[:, :, column - first] = error
-            remaining_rows[:, :, column + 1 : last] -= error[:, :, None] * upper[:, None, column, column + 1 : last]
-        remaining_rows[:, :, last:] -= errors @ upper[:, first:last, last:]
-    return _descended(rows, metric, integers, low, high, scale, block)
+            step, left = scale[:, column], remaining[:, column]
+            integers[:, column] = np.clip(np.rint(left / step), low[:, column], high[:, column])
+            error = (left - integers[:, column] * step) / upper[:, column, column, None]
+            errors[:, column - first] = error
+            remaining[:, column + 1 : last] -= upper[:, column, column + 1 : last, None] * error[:, None]
+        remaining[:, last:] -= upper[:, first:last, last:].transpose(0, 2, 1) @ errors
+    return _columns(_descended(columns, metric, integers, low, high, scale, block))
+
+
+def _columns(rows: NDArray[T]) -> NDArray[T]:
+    """[groups, m, k] ↔ [groups, k, m], in memory too."""
+    return np.ascontiguousarray(rows.transpose(0, 2, 1))
 
 
 def _descended(
-    rows: Floats,
+    columns: Floats,
     metric: Floats,
     integers: NDArray[np.int64],
     low: NDArray[np.int64],
@@ -64,26 +74,25 @@ def _descended(
     scale: Floats,
     block: int,
 ) -> NDArray[np.int64]:
-    """Each column in turn set to what is best while the others stay; every step lowers the error or keeps it."""
-    slope = (rows - scale * integers) @ metric
-    taps = rows.shape[2]
+    """Each column in turn set to what is best while the others stay; every step lowers the error or keeps it. All
+    arrays are [groups, k, m]."""
+    slope = metric @ (columns - scale * integers)
+    taps = columns.shape[1]
     for _ in range(_SWEEPS):
         for first in range(0, taps, block):
             last = min(first + block, taps)
-            near = slope[:, :, first:last].copy()
+            near = slope[:, first:last].copy()
             moved = np.zeros(near.shape)
             for column in range(first, last):
-                own = metric[:, None, column, column] * scale[:, :, column]
+                own = metric[:, column, column, None] * scale[:, column]
                 # As steps from where it is, so that what is not worth a whole step stays.
-                steps = np.rint(near[:, :, column - first] / own).astype(np.int64)
-                steps = np.clip(integers[:, :, column] + steps, low[:, :, column], high[:, :, column])
-                steps -= integers[:, :, column]
+                steps = np.rint(near[:, column - first] / own).astype(np.int64)
+                steps = np.clip(integers[:, column] + steps, low[:, column], high[:, column]) - integers[:, column]
                 if steps.any():
-                    integers[:, :, column] += steps
-                    change = steps * scale[:, :, column]
-                    moved[:, :, column - first] = change
-                    near -= change[:, :, None] * metric[:, None, column, first:last]
-            slope -= moved @ metric[:, first:last]
+                    integers[:, column] += steps
+                    moved[:, column - first] = change = steps * scale[:, column]
+                    near -= metric[:, first:last, column, None] * change[:, None]
+            slope -= metric[:, :, first:last] @ moved
     return integers
 
 

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeq.calibrate.sampled_values import spread, tensor_values
 from edgeq.data.samples import Sample, Samples
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.query import name_of
@@ -36,7 +37,6 @@ from edgeq.tune.recover.base import Recovery, Stage, State
 from edgeq.tune.recover.elementwise import Followers, Function
 from edgeq.tune.recover.expand import PLAIN, expanded
 from edgeq.tune.recover.layers import Floats, Layer, find_layers
-from edgeq.tune.recover.sampled_values import spread, tensor_values
 from edgeq.tune.recover.stepper import Stepper
 
 SAMPLES = 32

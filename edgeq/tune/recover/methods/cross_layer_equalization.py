@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
+from edgeq.calibrate.sampled_values import channel_extrema, drawn_rows
 from edgeq.data.samples import Samples
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.query import constant, is_op, name_of, node_input, only_reader, readers
@@ -32,7 +33,6 @@ from edgeq.scheme import Scheme
 from edgeq.tune.recover.base import Recovery, Stage, State
 from edgeq.tune.recover.layers import Floats, Layer, find_layers
 from edgeq.tune.recover.methods.weight_rounding import weight_limits
-from edgeq.tune.recover.sampled_values import channel_extrema, drawn_rows
 from edgeq.tune.recover.scaling import Weights, input_channels, only_layers, spread_over_taps
 
 _COMMUTING = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LeakyRelu", "MaxPool", "Relu"})

@@ -21,6 +21,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from edgeq.calibrate.sampled_values import tensor_values
 from edgeq.data.samples import Samples
 from edgeq.graph.edit import Editor, set_constant
 from edgeq.graph.index import GraphIndex
@@ -29,7 +30,6 @@ from edgeq.model.prepare import PreparedModel, rewritten
 from edgeq.progress import SILENT, Progress
 from edgeq.tune.recover.base import Recovery, Stage, State
 from edgeq.tune.recover.layers import initializer
-from edgeq.tune.recover.sampled_values import tensor_values
 
 ALPHAS = (0.5, 0.65, 0.8, 0.95)
 LEAST_GAIN_DB = 1.0

@@ -16,7 +16,8 @@ from edgeq.data.samples import Sample, Samples
 from edgeq.graph.query import name_of
 from edgeq.model.prepare import PreparedModel
 from edgeq.progress import Progress
-from edgeq.tune.recover.layers import Floats
+
+Floats = NDArray[np.float64]
 
 _SAMPLES, _POSITIONS = 16, 256
 
@@ -61,17 +62,20 @@ def channel_extrema(
     return found
 
 
-def drawn_rows(prepared: PreparedModel, axes: Mapping[str, int], samples: Samples) -> Mapping[str, Floats]:
+def drawn_rows(
+    prepared: PreparedModel, axes: Mapping[str, int], samples: Samples, *, positions: int = _POSITIONS
+) -> Mapping[str, Floats]:
     """Tensor → float64 [rows, channels], from random positions of some samples, the same in each call.
 
     Args:
         axes: tensor → its channel axis.
+        positions: of one sample at most.
     """
     drawn: dict[str, list[Floats]] = {name: [] for name in axes}
     for number, values in enumerate(tensor_values(prepared, axes, spread(samples, _SAMPLES))):
         random = np.random.default_rng(number)
         for name, axis in axes.items():
             table = np.moveaxis(values[name], axis, -1).reshape(-1, values[name].shape[axis])
-            places = random.choice(len(table), min(len(table), _POSITIONS), replace=False)
+            places = random.choice(len(table), min(len(table), positions), replace=False)
             drawn[name].append(table[places].astype(np.float64))
     return {name: np.concatenate(parts) for name, parts in drawn.items()}
