@@ -108,15 +108,7 @@ class EmulatedCheck:
             "status": self.status,
             "reason": self.reason,
             "kernels": self.kernels,
-            "selftest": {
-                check.name: {
-                    "max_error": check.max_error,
-                    "tolerance": check.tolerance,
-                    "passed": check.passed,
-                    "problem": check.problem,
-                }
-                for check in self.selftest
-            },
+            "selftest": {check.name: check for check in self.selftest},
             "samples": self.samples,
             "reference": self.reference,
             "agreement": self.agreement,

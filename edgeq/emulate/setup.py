@@ -36,14 +36,10 @@ class Prepared:
         return {
             "machine": self.name,
             "root": str(self.sysroot.root),
-            "qemu": {"program": str(self.qemu.program), "version": self.qemu.version, "source": self.qemu.source},
-            "python": self.runtime["python"],
-            "numpy": self.runtime["numpy"],
-            "onnxruntime": self.runtime["onnxruntime"],
+            "qemu": self.qemu,
+            **{key: self.runtime[key] for key in ("python", "numpy", "onnxruntime")},
             "bytes": self.sysroot.lock.get("bytes"),
-            "packages": list(self.sysroot.lock["packages"]),
-            "wheels": list(self.sysroot.lock["wheels"]),
-            "notes": list(self.sysroot.lock["notes"]),
+            **{key: self.sysroot.lock[key] for key in ("packages", "wheels", "notes")},
         }
 
     def lines(self) -> list[str]:
@@ -126,13 +122,10 @@ class Status:
 
     def __record__(self) -> dict[str, Any]:
         return {
-            "place": str(self.place),
+            "place": self.place,
             "machines": {
-                name: {
-                    "qemu": {"program": str(q.program), "version": q.version, "source": q.source} if q else None,
-                    "root": str(sysroot.root) if sysroot else None,
-                }
-                for name, (q, sysroot) in self.machines.items()
+                name: {"qemu": qemu, "root": sysroot.root if sysroot else None}
+                for name, (qemu, sysroot) in self.machines.items()
             },
             "targets": {
                 name: {"where": route.where, "how": route.how, "reason": route.reason}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from edgeq.measure.loaded_model import variant_preprocessing
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.model.load import signature_of
 from edgeq.progress import SILENT, Progress
+from edgeq.records import NOT_WRITTEN
 
 ALL = "all"
 
@@ -66,7 +67,7 @@ class Verified:
 
     bundle: Path
     checks: tuple[EmulatedCheck, ...]
-    max_drop: float | None
+    max_drop: float | None = field(metadata=NOT_WRITTEN)
     manifest_sha256: str = ""
 
     def check(self) -> None:
@@ -76,9 +77,6 @@ class Verified:
         if all(check.status == NOT_RUN for check in self.checks):
             why = "; ".join(dict.fromkeys(f"{check.target}: {check.reason}" for check in self.checks))
             raise RuntimeUnavailableError(f"{self.bundle}: nothing could be checked ({why})")
-
-    def __record__(self) -> dict[str, Any]:
-        return {"bundle": str(self.bundle), "manifest_sha256": self.manifest_sha256, "checks": self.checks}
 
 
 def verify_on(

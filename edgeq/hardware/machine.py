@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 from edgeq.display import Displayed
+from edgeq.records import written
 
 
 @dataclass(frozen=True)
@@ -20,12 +19,17 @@ class Cache:
     size: int
 
 
+def capability_text(capability: tuple[int, int]) -> str:
+    """The compute capability (7, 5) as "7.5"."""
+    return "{}.{}".format(*capability)
+
+
 @dataclass(frozen=True)
 class Gpu:
     """One NVIDIA GPU. `compute_capability` is (major, minor); `memory_bytes` is None where NVML does not report it."""
 
     name: str
-    compute_capability: tuple[int, int]
+    compute_capability: tuple[int, int] = field(metadata=written(form=capability_text))
     memory_bytes: int | None = None
     driver: str = ""
 
@@ -65,7 +69,7 @@ class Machine(Displayed):
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "runtimes", MappingProxyType(dict(self.runtimes)))
+        object.__setattr__(self, "runtimes", MappingProxyType(dict(sorted(self.runtimes.items()))))
 
     @property
     def gpu(self) -> Gpu | None:
@@ -76,16 +80,3 @@ class Machine(Displayed):
     def onnxruntime(self) -> str | None:
         """The version of onnxruntime, whichever of its two packages is installed."""
         return self.runtimes.get("onnxruntime") or self.runtimes.get("onnxruntime-gpu")
-
-    def __record__(self) -> dict[str, Any]:
-        """Plain JSON values; features sorted; compute capabilities as "7.5"."""
-        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        plain["features"] = sorted(self.features)
-        plain["caches"] = [dataclasses.asdict(cache) for cache in self.caches]
-        plain["gpus"] = [
-            dataclasses.asdict(gpu) | {"compute_capability": "{}.{}".format(*gpu.compute_capability)}
-            for gpu in self.gpus
-        ]
-        plain["runtimes"] = dict(sorted(self.runtimes.items()))
-        plain["notes"] = self.notes
-        return plain

@@ -21,8 +21,8 @@ from edgeq.errors import HardwareError, UsageError
 from edgeq.hardware import document as doc
 from edgeq.hardware import schema
 from edgeq.hardware.document import Document
-from edgeq.hardware.machine import Machine
-from edgeq.records import parse
+from edgeq.hardware.machine import Machine, capability_text
+from edgeq.records import NOT_WRITTEN, parse, written
 from edgeq.scheme import Scheme
 
 ANY = "any"
@@ -66,10 +66,10 @@ class Profile(Displayed):
     hazards: Mapping[str, Any] = field(default_factory=dict)
     search: Mapping[str, Any] = field(default_factory=dict)
     emulate: Mapping[str, Any] = field(default_factory=dict)
-    min_compute_capability: tuple[int, int] | None = None
+    min_compute_capability: tuple[int, int] | None = field(default=None, metadata=written(form=capability_text))
     requires_runtimes: frozenset[str] = frozenset()
     extends: str | None = None
-    files: tuple[Path, ...] = ()
+    files: tuple[Path, ...] = field(default=(), metadata=NOT_WRITTEN)
 
     def missing(self, machine: Machine) -> tuple[str, ...]:
         """What `machine` lacks to run this profile, in words; empty when it fits."""
@@ -77,11 +77,10 @@ class Profile(Displayed):
             return (f"architecture {self.architecture}",)
         lacks = sorted(self.requires - machine.features)
         if self.min_compute_capability is not None:
-            wanted = "{}.{}".format(*self.min_compute_capability)
             if machine.gpu is None:
                 return (*lacks, "an NVIDIA GPU")
             if machine.gpu.compute_capability < self.min_compute_capability:
-                lacks.append(f"compute capability {wanted}")
+                lacks.append(f"compute capability {capability_text(self.min_compute_capability)}")
         lacks += [f"{runtime} (not installed)" for runtime in sorted(self.requires_runtimes - set(machine.runtimes))]
         oldest, installed = self.min_onnxruntime, machine.onnxruntime
         if installed and doc.version_key(installed) < doc.version_key(oldest):
@@ -103,28 +102,6 @@ class Profile(Displayed):
             and other.requires_runtimes <= self.requires_runtimes
             and (other_gpu is None or (gpu is not None and gpu >= other_gpu))
         )
-
-    def __record__(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        cc = self.min_compute_capability
-        return {
-            "name": self.name,
-            "title": self.title,
-            "architecture": self.architecture,
-            "requires": sorted(self.requires),
-            "requires_runtimes": sorted(self.requires_runtimes),
-            "min_compute_capability": None if cc is None else "{}.{}".format(*cc),
-            "rank": self.rank,
-            "backend": self.backend,
-            "min_onnxruntime": self.min_onnxruntime,
-            "extends": self.extends,
-            "scheme": self.scheme,
-            "why": self.why,
-            "source": self.source,
-            "hazards": self.hazards,
-            "search": self.search,
-            "emulate": self.emulate,
-        }
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.document import Document
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import Profile, build_profile, load_profiles, match_profile
+from edgeq.records import NOT_WRITTEN
 
 AUTO = "auto"
 THIS_MACHINE = "this-machine"
@@ -53,22 +54,7 @@ class Target(Displayed):
     emulate: Mapping[str, Any] = field(default_factory=dict)
     device: Mapping[str, Any] = field(default_factory=dict)
     systolic: Mapping[str, Any] = field(default_factory=dict)
-    files: tuple[Path, ...] = ()
-
-    def __record__(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "name": self.name,
-            "title": self.title,
-            "backend": self.backend,
-            "architecture": self.architecture,
-            "features": sorted(self.features),
-            "runtime": self.runtime,
-            "emulate": self.emulate,
-            "device": self.device,
-            "systolic": self.systolic,
-            "profile": self.profile,
-        }
+    files: tuple[Path, ...] = field(default=(), metadata=NOT_WRITTEN)
 
 
 def load_targets(machine: Machine | None = None) -> dict[str, Target]:

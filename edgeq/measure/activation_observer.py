@@ -11,9 +11,18 @@ from numpy.typing import NDArray
 from edgeq.graph.quant_params import dynamic_params
 from edgeq.measure.agreement import OutputAgreement, OutputComparison
 from edgeq.measure.match_activations import ActivationMatch
-from edgeq.records import plain
+from edgeq.records import NOT_WRITTEN, plain, written
+from edgeq.records import computed as written_too  # `computed` is a field here
 
 Kind = Literal["static", "dynamic", "float"]
+
+
+def _figures(agreement: OutputAgreement) -> dict[str, Any]:
+    figures = plain(agreement)
+    return {key: figures[key] for key in ("sqnr_db", "cosine", "max_abs_error", "equal", "nonfinite", "mismatched")}
+
+
+_FIGURES = written(form=_figures)
 
 
 @dataclass(frozen=True)
@@ -38,45 +47,24 @@ class ActivationComparison:
     node: str
     op_type: str
     folded: str
-    computed: str
+    computed: str = field(metadata=written(name="quantized_name"))
     kind: Kind
     range: tuple[float, float] | None
     minimum: float
     maximum: float
     reads: tuple[str, ...]
     exact_reads: tuple[str, ...]
-    accumulated: OutputAgreement
-    layer: OutputAgreement
-    inputs: OutputAgreement
-    rounding: OutputAgreement | None
-    saturated_low: float
-    saturated_high: float
+    accumulated: OutputAgreement = field(metadata=_FIGURES)
+    layer: OutputAgreement = field(metadata=_FIGURES)
+    inputs: OutputAgreement = field(metadata=_FIGURES)
+    rounding: OutputAgreement | None = field(metadata=_FIGURES)
+    saturated_low: float = field(metadata=NOT_WRITTEN)
+    saturated_high: float = field(metadata=NOT_WRITTEN)
 
-    def __record__(self) -> dict[str, Any]:
-        """Plain JSON values; every key is always there."""
-        return {
-            "name": self.name,
-            "node": self.node,
-            "op_type": self.op_type,
-            "folded": self.folded,
-            "quantized_name": self.computed,
-            "kind": self.kind,
-            "range": self.range if self.range else None,
-            "minimum": self.minimum,
-            "maximum": self.maximum,
-            "reads": self.reads,
-            "exact_reads": self.exact_reads,
-            "accumulated": _figures(self.accumulated),
-            "layer": _figures(self.layer),
-            "inputs": _figures(self.inputs),
-            "rounding": _figures(self.rounding) if self.rounding else None,
-            "saturated": {"low": self.saturated_low, "high": self.saturated_high},
-        }
-
-
-def _figures(agreement: OutputAgreement) -> dict[str, Any]:
-    figures = plain(agreement)
-    return {key: figures[key] for key in ("sqnr_db", "cosine", "max_abs_error", "equal", "nonfinite", "mismatched")}
+    @written_too
+    def saturated(self) -> dict[str, float]:
+        """The shares at the two ends."""
+        return {"low": self.saturated_low, "high": self.saturated_high}
 
 
 @dataclass

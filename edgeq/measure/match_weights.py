@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from edgeq.graph.quant_params import QuantParams
 from edgeq.graph.query import constant, constant_tensor, consumers, is_constant, name_of, node_input
 from edgeq.measure.agreement import OutputComparison, decibels
 from edgeq.measure.quantization import integer_uses
+from edgeq.records import written
 
 # What quantizers append to the name of a weight and of a node.
 _WEIGHT_SUFFIX = re.compile(r"(_DequantizeLinear_Output|_quantized|_QuantizeLinear_Output)$")
@@ -55,6 +56,10 @@ class WeightMatch:
     transposed: bool = False
 
 
+def _channels(worst: tuple[tuple[int, float], ...]) -> list[dict[str, Any]]:
+    return [{"channel": channel, "sqnr_db": db} for channel, db in worst]
+
+
 @dataclass(frozen=True)
 class WeightComparison:
     """How well a quantized weight stands for the float one.
@@ -80,27 +85,9 @@ class WeightComparison:
     cosine: float
     max_abs_error: float
     channel_axis: int | None
-    worst_channels: tuple[tuple[int, float], ...]
+    worst_channels: tuple[tuple[int, float], ...] = field(metadata=written(form=_channels))
     range_ratio: float | None
     changed: bool
-
-    def __record__(self) -> dict[str, Any]:
-        """Plain JSON values; an infinite SQNR is null."""
-        return {
-            "name": self.name,
-            "node": self.node,
-            "op_type": self.op_type,
-            "shape": self.shape,
-            "bits": self.bits,
-            "per_channel": self.per_channel,
-            "sqnr_db": self.sqnr_db,
-            "cosine": self.cosine,
-            "max_abs_error": self.max_abs_error,
-            "channel_axis": self.channel_axis,
-            "worst_channels": [{"channel": c, "sqnr_db": db} for c, db in self.worst_channels],
-            "range_ratio": self.range_ratio,
-            "changed": self.changed,
-        }
 
 
 def match_weights(float_graph: GraphIndex, quantized_graph: GraphIndex) -> tuple[WeightMatch, ...]:

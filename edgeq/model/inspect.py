@@ -128,7 +128,7 @@ class ModelReport(Page):
         """Plain JSON values."""
         return {
             "model": str(self.path),
-            "files": [str(f) for f in self.files],
+            "files": self.files,
             "file_bytes": self.file_bytes,
             "sha256": self.digest,
             "ir_version": self.ir_version,
@@ -137,11 +137,11 @@ class ModelReport(Page):
             "inputs": [_plain_spec(s) for s in self.signature.inputs],
             "outputs": [_plain_spec(s) for s in self.signature.outputs],
             "dynamic": self.dynamic,
-            "assumed": {name: list(sizes) for name, sizes in self.assumed.items()},
+            "assumed": self.assumed,
             "parameters": self.parameters,
             "parameter_bytes": self.parameter_bytes,
             "macs": self.macs,
-            "operators": [{"op_type": o.op_type, "count": o.count, "macs": o.macs} for o in self.operators],
+            "operators": self.operators,
             "quantized": self.quantized,
             "preparation": self.preparation,
             "targets": self.targets,

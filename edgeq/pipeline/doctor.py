@@ -30,7 +30,7 @@ from edgeq.engines import load_engines
 from edgeq.errors import CheckFailedError, EdgeqError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.engines import detect_engines, simulates
-from edgeq.hardware.machine import Machine
+from edgeq.hardware.machine import Machine, capability_text
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.pipeline.engine_checks import check_engine
 from edgeq.pipeline.job import Data
@@ -124,7 +124,7 @@ def _engines(machine: Machine, progress: Progress) -> Iterator[Check]:
 def _nvidia(machine: Machine) -> Iterator[Check]:
     gpus, problem = read_gpus()
     for gpu in gpus:
-        capability = "{}.{}".format(*gpu.compute_capability)
+        capability = capability_text(gpu.compute_capability)
         size = f", {gpu.memory_bytes >> 20} MiB" if gpu.memory_bytes else ""
         driver = f", driver {gpu.driver}" if gpu.driver else ""
         yield Check("GPU", "ok", f"{gpu.name}, compute capability {capability}{size}{driver}")

@@ -43,7 +43,7 @@ from edgeq.pipeline.variants import (
     with_fallback,
 )
 from edgeq.progress import SILENT, Progress
-from edgeq.records import plain
+from edgeq.records import computed, plain
 from edgeq.scheme import Scheme
 
 
@@ -59,7 +59,7 @@ class Packaged(Page):
     variants: Mapping[str, PackagedVariant]
     notes: tuple[str, ...]
 
-    @property
+    @computed
     def models(self) -> int:
         """Different models among the variants."""
         return len({variant.built.artifact.model for variant in self.variants.values()})
@@ -69,15 +69,6 @@ class Packaged(Page):
             name: {**plain(variant), "title": variant.built.target.title} for name, variant in self.variants.items()
         }
         return {"name": self.bundle.name, "variants": variants, "notes": list(self.notes)}
-
-    def __record__(self) -> dict[str, Any]:
-        return {
-            "bundle": str(self.bundle),
-            "bundles": {name: str(path) for name, path in self.bundles.items()},
-            "models": self.models,
-            "variants": self.variants,
-            "notes": self.notes,
-        }
 
 
 def package(

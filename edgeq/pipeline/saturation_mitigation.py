@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgeq.backends import Artifact
@@ -24,7 +24,7 @@ from edgeq.model.macs import node_macs
 from edgeq.model.saturation import SaturationTable, saturation_table
 from edgeq.pipeline.builds import Builds, artifact_key
 from edgeq.progress import SILENT, Progress
-from edgeq.records import plain
+from edgeq.records import NOT_WRITTEN, plain
 from edgeq.scheme import Scheme
 from edgeq.session import open_session
 
@@ -52,22 +52,12 @@ class Mitigation:
     """
 
     name: str
-    scheme: Scheme
+    scheme: Scheme = field(metadata=NOT_WRITTEN)
     cost: float
     safe: bool = False
     sqnr_db: float = -math.inf
     metric: float | None = None
     failed: str = ""
-
-    def __record__(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "cost": self.cost,
-            "safe": self.safe,
-            "sqnr_db": self.sqnr_db,
-            "metric": self.metric,
-            "failed": self.failed,
-        }
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,17 @@ NOT_WRITTEN: Metadata = MappingProxyType({"record": "left out"})
 """Metadata of a field that is not part of the record."""
 
 
-def written(*, digits: int) -> Metadata:
-    """Metadata of a field that is written rounded to so many decimals."""
-    return {"digits": digits}
+def written(
+    *, name: str | None = None, digits: int | None = None, form: Callable[[Any], Any] | None = None
+) -> Metadata:
+    """Metadata of a field that is written otherwise than it is held. None is null in any case.
+
+    Args:
+        name: key in the record, of a type that is never parsed.
+        digits: decimals that it is rounded to.
+        form: gives what is written of a value.
+    """
+    return {"name": name, "form": form if digits is None else lambda value: round(value, digits)}
 
 
 class computed(Generic[T]):  # noqa: N801

@@ -47,11 +47,10 @@ def plain(value: Any) -> Any:
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:
     for field in dataclasses.fields(value):
-        item = getattr(value, field.name)
+        item, form = getattr(value, field.name), field.metadata.get("form")
         if "record" not in field.metadata:
-            digits = field.metadata.get("digits")
-            rounds = digits is not None and item is not None
-            yield field.name, plain(round(item, digits) if rounds else item)
+            name = field.metadata.get("name") or field.name
+            yield name, plain(item if form is None or item is None else form(item))
     for name in _computed(type(value)):
         yield name, plain(getattr(value, name))
 

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from xml.etree import ElementTree
 
 from edgeq.atomic import check_apart, output_directory, output_file
@@ -20,7 +20,7 @@ from edgeq.errors import InconclusiveError, UsageError, WorseError
 from edgeq.measure.loaded_model import is_bundle
 from edgeq.model.load import model_files
 from edgeq.progress import SILENT, Progress
-from edgeq.records import parse, toml_table
+from edgeq.records import computed, parse, toml_table
 from edgeq.report.compare import ComparePlace, CompareRequest, Comparison, run_comparison
 from edgeq.report.compare_limits import HELD, MISSED, UNSETTLED, LimitCheck, Limits, check_limits
 
@@ -98,7 +98,7 @@ class Gated(Displayed):
     updated: bool = False
     on: str | None = None
 
-    @property
+    @computed
     def outcome(self) -> str:
         """ "passed", "failed" or "inconclusive"."""
         found = {check.outcome for check in self.checks}
@@ -117,18 +117,6 @@ class Gated(Displayed):
     def rows(self) -> list[tuple[str, ...]]:
         """The table: what, the baseline, the model, the model against the baseline."""
         return [tuple(row) for row in self.comparison.rows()] if self.comparison is not None else []
-
-    def __record__(self) -> dict[str, Any]:
-        return {
-            "model": str(self.model),
-            "baseline": str(self.baseline),
-            "on": self.on,
-            "outcome": self.outcome,
-            "updated": self.updated,
-            "limits": self.limits,
-            "checks": self.checks,
-            "comparison": self.comparison,
-        }
 
 
 def gate(

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -15,6 +14,7 @@ from edgeq.errors import ModelError
 from edgeq.graph.operators import operator_of
 from edgeq.graph.quant_params import QuantParams
 from edgeq.graph.query import constant, is_constant, is_op, node_input
+from edgeq.records import computed
 from edgeq.retarget.params import params_at, params_of, type_name
 from edgeq.retarget.shift import is_weight
 
@@ -38,21 +38,11 @@ class Form:
     per_channel: bool
     producer: str
 
-    @property
+    @computed
     def pair(self) -> str:
         """Types of activations and weights in short form: "U8S8"; "U8+S8" where both occur."""
         both = (self.activations, self.weights)
         return "".join("+".join(_SHORT[name] for name in sorted(kinds)) for kinds in both)
-
-    def __record__(self) -> dict[str, Any]:
-        return {
-            "format": self.format,
-            "pair": self.pair,
-            "activations": self.activations,
-            "weights": self.weights,
-            "per_channel": self.per_channel,
-            "producer": self.producer,
-        }
 
 
 _SHORT = {"uint8": "U8", "int8": "S8"}

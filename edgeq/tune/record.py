@@ -10,7 +10,7 @@ from typing import Any
 from edgeq_device.engines import FLOAT
 
 from edgeq.engines import DEFAULT
-from edgeq.records import plain
+from edgeq.records import plain, written
 from edgeq.report.tuning_record import Assessment, Screening, Stage, StageTime, Status, Timing
 from edgeq.tune.candidate import Candidate
 
@@ -75,6 +75,10 @@ class Trial:
         }
 
 
+def _or_none(name: str) -> str | None:
+    return name or None
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What the search found.
@@ -92,15 +96,15 @@ class Outcome:
         histograms: {"edges_ms": [...], "counts": {name: [...]}} of the finalists and float32.
     """
 
-    trials: tuple[Trial, ...]
-    chosen: str
+    trials: tuple[Trial, ...] = field(metadata=written(name="candidates"))
+    chosen: str = field(metadata=written(form=_or_none))
     baseline: Timing | None
     baseline_threads: int = 0
     stages: tuple[StageTime, ...] = ()
     settled: bool = True
     out_of_time: bool = False
     histograms: Mapping[str, Any] = field(default_factory=dict)
-    fallback: str = ""
+    fallback: str = field(default="", metadata=written(form=_or_none))
 
     def trial(self, name: str) -> Trial:
         """The trial of that name.
@@ -114,19 +118,6 @@ class Outcome:
     def winner(self) -> Trial | None:
         """The chosen trial; None where nothing qualified."""
         return self.trial(self.chosen) if self.chosen else None
-
-    def __record__(self) -> dict[str, Any]:
-        return {
-            "chosen": self.chosen or None,
-            "fallback": self.fallback or None,
-            "candidates": self.trials,
-            "baseline": self.baseline,
-            "baseline_threads": self.baseline_threads,
-            "stages": self.stages,
-            "settled": self.settled,
-            "out_of_time": self.out_of_time,
-            "histograms": self.histograms,
-        }
 
 
 def p50_of(trial: Trial) -> float:

@@ -17,13 +17,14 @@ which fills only the columns that the group has. Sums move three times their siz
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.placement import on_array, step_macs
 from edgeq.backends.systolic.program import Conv, Fc, Program, ResidualAdd
 from edgeq.backends.systolic.tiling import product_tiles
+from edgeq.records import written
 
 BYTES_PER_CYCLE = 16
 """DRAM bandwidth that the estimate assumes: a 128-bit bus that is never idle."""
@@ -44,18 +45,8 @@ class LayerEstimate:
     macs: int
     cycles: int
     compute_cycles: int
-    traffic: int
-    utilisation: float
-
-    def __record__(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "macs": self.macs,
-            "cycles": self.cycles,
-            "compute_cycles": self.compute_cycles,
-            "dram_bytes": self.traffic,
-            "utilisation": round(self.utilisation, 4),
-        }
+    traffic: int = field(metadata=written(name="dram_bytes"))
+    utilisation: float = field(metadata=written(digits=4))
 
 
 @dataclass(frozen=True)

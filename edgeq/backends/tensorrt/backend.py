@@ -25,6 +25,7 @@ from edgeq.calibrate.table import FLATBUFFERS
 from edgeq.data.samples import Samples
 from edgeq.errors import EdgeqError, HardwareError, ModelError, UsageError
 from edgeq.hardware.document import version_key
+from edgeq.hardware.machine import capability_text
 from edgeq.hardware.target import Target
 from edgeq.measure.coverage import Coverage, FloatNode, NodeRun
 from edgeq.model.int8_rules import int8_rules
@@ -222,7 +223,7 @@ class TensorrtBackend:
     @property
     def _gpu(self) -> dict[str, str]:
         least = self.target.profile.min_compute_capability if self.target is not None else None
-        return {} if least is None else {"min_compute_capability": "{}.{}".format(*least)}
+        return {} if least is None else {"min_compute_capability": capability_text(least)}
 
     @property
     def _tensorrt(self) -> str:

@@ -7,7 +7,7 @@ fp32. And findings: whatever breaks a rule of placement, so that a file without 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from edgeq.graph.query import constant, is_op, name_of, node_input, only_reader
 from edgeq.measure.coverage import Coverage, FloatNode, NodeRun
 from edgeq.model.macs import node_macs
 from edgeq.model.shapes import element_types
+from edgeq.records import NOT_WRITTEN
 
 _DQ = "DequantizeLinear"
 _PRECISION = {ir.DataType.FLOAT16: "fp16", ir.DataType.BFLOAT16: "bf16", ir.DataType.FLOAT: "fp32"}
@@ -45,7 +46,7 @@ class NodeType:
     precision: str
     macs: int
     reason: str
-    fused: str = ""
+    fused: str = field(default="", metadata=NOT_WRITTEN)
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,8 @@ class Placement:
         """Plain JSON values."""
         return {
             "macs": self.macs(),
-            "pairs": [{"tensor": p.tensor, "weight": p.weight, "serves": list(p.serves)} for p in self.pairs],
-            "nodes": [
-                {"name": n.name, "op_type": n.op_type, "precision": n.precision, "macs": n.macs, "reason": n.reason}
-                for n in self.nodes
-            ],
+            "pairs": self.pairs,
+            "nodes": self.nodes,
             "findings": self.findings,
         }
 

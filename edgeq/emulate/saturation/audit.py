@@ -18,6 +18,7 @@ from edgeq.measure.inference import Session
 from edgeq.model.macs import node_macs
 from edgeq.model.saturation import SaturationTable
 from edgeq.progress import SILENT, Progress
+from edgeq.records import computed
 from edgeq.session import SessionSettings
 
 # A model of n MACs is simulated on about this / n samples.
@@ -49,13 +50,10 @@ class LayerAudit:
     clipped: int = 0
     clipped_channels: int = 0
 
-    @property
+    @computed
     def can_saturate(self) -> bool:
         """Whether some input makes a channel saturate, as far as the weights are known."""
         return self.suspects is None or self.suspects > 0
-
-    def __record__(self) -> dict[str, Any]:
-        return {**vars(self), "can_saturate": self.can_saturate}
 
 
 @dataclass(frozen=True)

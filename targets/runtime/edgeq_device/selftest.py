@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Dict, List, Tuple
 
@@ -31,6 +32,11 @@ class OutputCheck:
     def passed(self) -> bool:
         """Whether shape and dtype agree and the error is within the tolerance."""
         return not self.problem and self.max_error <= self.tolerance
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Plain JSON values; what is infinite is null."""
+        error, allowed = (value if math.isfinite(value) else None for value in (self.max_error, self.tolerance))
+        return {"max_error": error, "tolerance": allowed, "passed": self.passed, "problem": self.problem}
 
 
 @dataclass(frozen=True)

@@ -41,15 +41,7 @@ class VariantReport:
             "status": self.status,
             "reason": self.reason,
             "cases": len(self.variant.cases),
-            "outputs": {
-                check.name: {
-                    "max_error": check.max_error if check.max_error != float("inf") else None,
-                    "tolerance": check.tolerance,
-                    "passed": check.passed,
-                    "problem": check.problem,
-                }
-                for check in outputs
-            },
+            "outputs": {check.name: check.to_dict() for check in outputs},
         }
 
 
