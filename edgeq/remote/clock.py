@@ -257,6 +257,7 @@ def _ranking(session: BoardSession, answer: Mapping[str, Any], arrays: Mapping[s
                 arrays[f"{index} disturbed"],
                 float(figures["busy"]),
                 int(figures["sessions"]),
+                float(figures["stolen"]),
             )
         order, ties = tuple(answer["order"]), tuple((first, second) for first, second in answer["ties"])
         if set(order) != set(distributions):

@@ -184,8 +184,8 @@ def _race(request: Dict[str, Any]) -> Dict[str, Any]:
     for index, (name, found) in enumerate(ranking.distributions.items()):
         arrays = {"samples_ms": found.samples_ms, "rounds": found.rounds, "disturbed": found.disturbed}
         answer.update({f"{index} {key}": value for key, value in arrays.items()})
-        figures = {"samples_per_query": found.samples_per_query, "elapsed_s": found.elapsed_s, "busy": found.busy}
-        answer["runners"][name] = {**figures, "index": index, "sessions": found.sessions}
+        figures = ("samples_per_query", "elapsed_s", "busy", "sessions", "stolen")
+        answer["runners"][name] = {"index": index, **{key: getattr(found, key) for key in figures}}
     return answer
 
 

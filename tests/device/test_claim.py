@@ -125,6 +125,15 @@ def test_a_busy_machine_widens_the_interval() -> None:
     assert busy.estimate == quiet.estimate
 
 
+def test_who_kept_the_machine_busy() -> None:
+    """Also of runs that were picked from others."""
+    spread, waited = np.geomspace(1, 1.2 * WIDEST**2, 24), np.arange(24) % 8 == 0
+    taken = {"busy": 0.5, "stolen": 0.4}
+    found = claim(Distribution(spread, disturbed=waited, **taken).undisturbed(), Distribution(np.ones(24)))
+    who = "other processes used 10% of it and the virtual machine's host took 40% of it"
+    assert found.reason.startswith(f"the machine was busy ({who})")
+
+
 def test_runs_that_contradict_each_other_are_no_claim() -> None:
     spread = np.geomspace(1, 1.2 * WIDEST**2, 12)
     found = claim(Distribution(np.append(spread, spread)), Distribution(np.ones(24)))

@@ -119,7 +119,9 @@ def claim(baseline: Distribution, model: Distribution) -> Claim:
 def _reason(ratio: Ratio, low: float, high: float, baseline: Distribution, model: Distribution, busy: float) -> str:
     """Why nothing can be claimed; "" where something can."""
     disturbed = max(baseline.disturbed_share, model.disturbed_share)
-    seen = [f"other processes used {busy:.0%} of it"] if busy > BUSY else []
+    stolen = max(baseline.stolen, model.stolen)
+    taken = {"other processes used": busy - stolen, "the virtual machine's host took": stolen}
+    seen = [f"{who} {share:.0%} of it" for who, share in taken.items() if busy > BUSY and share > BUSY / 2]
     seen += [f"{disturbed:.0%} of the runs were kept waiting for a core"] if disturbed > BUSY else []
     cause = f"the machine was busy ({' and '.join(seen)})" if seen else ""
     if ratio.pairs < FEWEST_PAIRS or ratio.confidence < CONFIDENCE:

@@ -38,6 +38,7 @@ class Distribution:
         disturbed: bool[n]: runs during which a thread of the process waited for a core; empty where that is not known.
         busy: share of the machine's time that others used meanwhile, 0 to 1; 0 where that is not known.
         sessions: round i ran in session i modulo this.
+        stolen: of `busy`, the share that a virtual machine's host took.
     """
 
     samples_ms: np.ndarray
@@ -47,6 +48,7 @@ class Distribution:
     disturbed: np.ndarray = field(default_factory=lambda: np.empty(0, bool))
     busy: float = 0.0
     sessions: int = 1
+    stolen: float = 0.0
     _ordered: np.ndarray = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -132,7 +134,8 @@ class Distribution:
         """The queries that nothing disturbed; all where there are none, or none is known to be so."""
         if not 0 < self.disturbed_share < 1:
             return self
-        return Distribution(self.samples_ms[~self.disturbed], samples_per_query=self.samples_per_query, busy=self.busy)
+        others = {"busy": self.busy, "stolen": self.stolen}
+        return Distribution(self.samples_ms[~self.disturbed], samples_per_query=self.samples_per_query, **others)
 
     def round_medians(self) -> np.ndarray:
         """float64[r]: the median latency of each round, milliseconds, without disturbed queries; NaN if all are."""

@@ -218,6 +218,10 @@ class Watch:
         """See `Others.busy`."""
         return self._others.busy() if self._real else 0.0
 
+    def stolen(self) -> float:
+        """Of that, what a virtual machine's host took."""
+        return min(self.busy(), self._others.stolen_share() or 0.0)
+
 
 def _ticks_per_second() -> float:
     return float(os.sysconf("SC_CLK_TCK")) if hasattr(os, "sysconf") else 100.0

@@ -216,6 +216,7 @@ class Recorder:
             disturbed if len(disturbed) == self.count else np.empty(0, bool),
             self._watch.busy(),
             len(self._turns),
+            self._watch.stolen(),
         )
 
 
