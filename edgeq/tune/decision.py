@@ -80,14 +80,14 @@ def _last_race(
     float_threads: int,
     seconds: float,
 ) -> Race:
-    """Race the finalists. Where the machine was too busy to claim a speed of each: again and for twice as long, within
-    the budget."""
+    """Race the finalists. Where the machine was too busy to claim a speed of each: again and for twice as long, as long
+    as the budget has room for that."""
     while True:
         raced = race(table, evaluator, finalists, float_threads, tie=TIE, seconds=seconds)
-        longer = min(2 * seconds, deadline.left_s(_LONGEST_S))
-        if longer <= seconds or all(raced.timings[trial.name].verdict != UNKNOWN for trial in finalists):
+        seconds *= 2
+        settled = all(raced.timings[trial.name].verdict != UNKNOWN for trial in finalists)
+        if settled or seconds > deadline.left_s(_LONGEST_S):
             return raced
-        seconds = longer
 
 
 def _finalists(table: TrialTable, evaluator: Evaluator) -> list[Trial]:
