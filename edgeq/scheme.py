@@ -129,7 +129,7 @@ class Scheme(Displayed):
             return "not quantized"
         if self.mode == "weight-only":
             finer = f", {len(self.eight_bit)} nodes 8" if self.eight_bit else ""
-            in_float = "" if not self.float_compute else f", {_nodes(self.float_compute)} compute in float"
+            in_float = "" if not self.float_compute else f", float compute in {_nodes(self.float_compute)}"
             return f"weight-only {self.weight_bits} bits{finer}{in_float}"
         types = sorted(self.quantized_types or ())
         return f"dynamic ({', '.join(f'{t} {self.dynamic_weight_types[t]}' for t in types)})"
@@ -144,7 +144,7 @@ class Scheme(Displayed):
 
 
 def _nodes(names: tuple[str, ...]) -> str:
-    return "all nodes" if "*" in names else f"{len(names)} nodes"
+    return "all nodes" if "*" in names else f"{len(names)} node{'' if len(names) == 1 else 's'}"
 
 
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:

@@ -137,6 +137,7 @@ def write_models(folder: Path) -> None:
         _one(folder, name, "DequantizeLinear", kind, [2], zero, "float", contrib=True)
     for bits in (4, 8):
         _nbits(folder, bits)
+        _gather(folder, bits)
 
 
 def _one(
@@ -170,6 +171,17 @@ def _nbits(folder: Path, bits: int) -> None:
         "MatMulNBits", ["x", "b", "s"], ["y"], domain="com.microsoft", K=32, N=32, bits=bits, block_size=32
     )
     _save(folder / f"MatMulNBits {bits}.onnx", node, "float", [1, 32], constants, "float")
+
+
+def _gather(folder: Path, bits: int) -> None:
+    from onnx import helper
+
+    integers, zeros = [[0] * (64 * bits // 8)] * 4, [[0] * (bits // 4)] * 4
+    rows = {"b": ("uint8", integers), "s": [[0.1, 0.1]] * 4, "z": ("uint8", zeros)}
+    how = {"gather_axis": 0, "quantize_axis": 1, "block_size": 32, "bits": bits}
+    node = helper.make_node("GatherBlockQuantized", ["b", "x", "s", "z"], ["y"], domain="com.microsoft", **how)
+    constants = [_constant(key, value) for key, value in rows.items()]
+    _save(folder / f"GatherBlockQuantized {bits}.onnx", node, "int64", [1], constants, "float")
 
 
 def _constant(name: str, value: Any) -> Any:

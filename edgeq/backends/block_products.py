@@ -45,7 +45,7 @@ def find_blocks(model: ir.Model) -> dict[str, ir.Node]:
 
 
 def read_blocks(product: ir.Node) -> BlockWeights:
-    """The weights of a product that `edgeq.backends.weight_only` wrote."""
+    """The weights of a product that `edgeq.backends.weight_only` or ONNX Runtime's quantizer wrote."""
     k, bits, size = (product.attributes.get_int(key) for key in ("K", "bits", "block_size"))
     stored, scales = constant(product.inputs[1]), constant(product.inputs[2])
     assert k is not None, OPERATOR
@@ -54,8 +54,10 @@ def read_blocks(product: ir.Node) -> BlockWeights:
     assert stored is not None, OPERATOR
     assert scales is not None, OPERATOR
     blocks = stored.shape[1]
+    scales = scales.reshape(-1, blocks)
     zeros = constant(node_input(product, 3))
-    zero_points = np.full(scales.shape, 1 << bits - 1, np.uint8) if zeros is None else unpacked(zeros, bits, blocks)
+    middle = np.full(scales.shape, 1 << bits - 1, np.uint8)
+    zero_points = middle if zeros is None else unpacked(zeros.reshape(len(scales), -1), bits, blocks)
     return BlockWeights(k, bits, unpacked(stored, bits, size), scales, zero_points, zeros is None)
 
 

@@ -119,8 +119,10 @@ def fit_blocks(
     step = max(1, _AT_ONCE // (blocks * size)) * blocks  # whole columns
     for first in range(0, len(rows), step):
         part = slice(first, first + step)
-        search = _Search(rows[part], np.tile(per_block, (len(rows[part]) // blocks, 1)), bits)
-        integers[part], scales[part], zeros[part] = search.symmetric() if symmetric else search.asymmetric()
+        x = np.ascontiguousarray(rows[part].T)
+        search = _Search(x, np.tile(per_block.T, x.shape[1] // blocks), bits)
+        found, scales[part], zeros[part] = search.symmetric() if symmetric else search.asymmetric()
+        integers[part] = found.T
     return BlockWeights(
         k, bits, integers.reshape(n, blocks, size), scales.reshape(n, blocks), zeros.reshape(n, blocks), symmetric
     )
@@ -144,20 +146,21 @@ def unpacked(stored: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uin
 
 
 class _Search:
-    """The best scale and zero point found so far for each of some blocks; weights x and what they count, [r, size]."""
+    """The best scale and zero point found so far for each of r blocks. Weights x and what they count are [size, r], so
+    that what is done to all blocks at once lies together in memory."""
 
     def __init__(self, x: Floats, weights: Floats, bits: int) -> None:
         self._x, self._weights = x, weights
         self._weighted = weights * x
         self._bits = bits
         self._top = (1 << bits) - 1
-        self._gain = np.full(len(x), -1, np.float32)
-        self._scale = np.ones(len(x), np.float32)
-        self._zero = np.zeros(len(x), np.float32)
+        self._gain = np.full(x.shape[1], -1, np.float32)
+        self._scale = np.ones(x.shape[1], np.float32)
+        self._zero = np.zeros(x.shape[1], np.float32)
 
     def asymmetric(self) -> tuple[NDArray[np.uint8], Floats, NDArray[np.uint8]]:
         """Integers, scales and zero points."""
-        low, high = np.minimum(self._x.min(1), 0), np.maximum(self._x.max(1), 0)
+        low, high = np.minimum(self._x.min(0), 0), np.maximum(self._x.max(0), 0)
         ends = np.ones((2, len(low)), np.float32)
 
         def attempt(tried: Floats) -> None:
@@ -179,8 +182,8 @@ class _Search:
 
     def symmetric(self) -> tuple[NDArray[np.uint8], Floats, NDArray[np.uint8]]:
         """The same with every zero point in the middle. Scales may be negative: there is one more step below zero."""
-        middle = np.full(len(self._x), 1 << self._bits - 1, np.float32)
-        widest = np.abs(self._x).max(1) / middle
+        middle = np.full(self._x.shape[1], 1 << self._bits - 1, np.float32)
+        widest = np.abs(self._x).max(0) / middle
         widest[widest == 0] = 1
         shares = np.linspace(0.6, 1.15, 1 if self._bits >= _FINE_BITS else 12, dtype=np.float32)
         for share, sign in product(shares if len(shares) > 1 else (1.0,), (1, -1)):
@@ -188,15 +191,18 @@ class _Search:
         return self._found()
 
     def _differences(self, scale: Floats, zero: Floats) -> Floats:
-        nearest: Floats = np.rint(self._x / scale[:, None])
-        np.clip(nearest, -zero[:, None], self._top - zero[:, None], out=nearest)
+        nearest: Floats = self._x / scale
+        np.rint(nearest, out=nearest)
+        # np.clip takes thrice the time of these two.
+        np.maximum(nearest, -zero, out=nearest)
+        np.minimum(nearest, self._top - zero, out=nearest)
         return nearest
 
     def _try(self, scale: Floats, zero: Floats) -> NDArray[np.bool_]:
         """Keep a candidate, its scale fitted, where it is better than what is kept; where it is."""
         differences = self._differences(scale, zero)
-        along = np.einsum("rs,rs->r", self._weighted, differences)
-        power = np.einsum("rs,rs,rs->r", self._weights, differences, differences)
+        along = np.einsum("sr,sr->r", self._weighted, differences)
+        power = np.einsum("sr,sr->r", self._weights * differences, differences)
         fitted = np.divide(along, power, out=scale.copy(), where=(power > 0) & (along != 0))
         gain = fitted * along
         better: NDArray[np.bool_] = gain > self._gain
@@ -206,5 +212,5 @@ class _Search:
     def _found(self) -> tuple[NDArray[np.uint8], Floats, NDArray[np.uint8]]:
         for _ in range(_REFITS):
             self._try(self._scale.copy(), self._zero.copy())
-        integers = self._differences(self._scale, self._zero) + self._zero[:, None]
+        integers = self._differences(self._scale, self._zero) + self._zero
         return integers.astype(np.uint8), self._scale, self._zero.astype(np.uint8)

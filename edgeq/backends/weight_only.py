@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from edgeq.backends.block_compute import BlockCompute, choose_compute, given_compute
 from edgeq.backends.block_products import DOMAIN, OPERATOR, attributes, operands
+from edgeq.backends.block_tables import SINCE as TIED_SINCE
+from edgeq.backends.block_tables import write_tables
 from edgeq.backends.block_weights import BlockWeights, fit_blocks
-from edgeq.backends.dynamic import quantize_types
 from edgeq.data.samples import Samples
 from edgeq.errors import ModelError
 from edgeq.graph.edit import Editor, drop_unused_initializers, replace_value
@@ -29,7 +31,8 @@ _SINCE = {4: "1.17", 8: "1.22"}
 def write_weight_only(
     prepared: PreparedModel, scheme: Scheme, destination: Path, samples: Samples | None = None
 ) -> tuple[BlockCompute, tuple[str, ...]]:
-    """Write the model with its constant matrices in blocks, and tables of Gather as 8-bit rows.
+    """Write the model with its constant matrices in blocks, and tables of Gather as those of a product that they
+    are tied to (`edgeq.backends.block_tables`), or in 8 bits.
 
     Args:
         samples: by which to choose what the products compute in, where the scheme leaves that open.
@@ -45,15 +48,20 @@ def write_weight_only(
     model = prepared.model.clone()
     if "Gemm" in wanted:
         gemms_to_matmuls(model, scheme.exclude)
-    if not wanted.intersection(("MatMul", "Gemm")) or not _to_blocks(model, scheme):
+    products = _to_blocks(model, scheme) if wanted.intersection(("MatMul", "Gemm")) else {}
+    if not products:
         raise ModelError(f"{prepared.source}: it has no product with a constant matrix", "Choose another scheme")
     if scheme.float_compute is None and samples is not None:
         compute = choose_compute(model, prepared, samples)
     else:
         compute = given_compute(model, scheme.float_compute)
+    tied = write_tables(model, products, scheme.exclude) if "Gather" in wanted else 0
+    drop_unused_initializers(model.graph)
     save_model(model, destination)
-    if "Gather" in wanted:
-        quantize_types(prepared, destination, destination, ["Gather"], "int8", scheme)
+    if tied:
+        return compute, (
+            f"tables that share the integers of a product: {tied}; they need onnxruntime {TIED_SINCE} or later",
+        )
     oldest = _SINCE[max(scheme.weight_bits, 8 if scheme.eight_bit else 0)]
     return compute, (f"{OPERATOR} of {scheme.weight_bits} bits needs onnxruntime {oldest} or later",)
 
@@ -94,10 +102,10 @@ def _plain_matrix(node: ir.Node) -> ir.Value | None:
     return matrix if matrix is not None and matrix.is_initializer() and not matrix.is_graph_input() else None
 
 
-def _to_blocks(model: ir.Model, scheme: Scheme) -> int:
-    """Put the constant matrix of every product into blocks, in place; returns how many."""
+def _to_blocks(model: ir.Model, scheme: Scheme) -> dict[ir.Node, NDArray[np.float32]]:
+    """Put the constant matrix of every product into blocks, in place; returns the products with their matrices."""
     fitted: dict[tuple[ir.Value, int], BlockWeights] = {}
-    count = 0
+    made: dict[ir.Node, NDArray[np.float32]] = {}
     for graph in model.graphs():
         editor = Editor(model, graph)
         for node in list(graph):
@@ -105,16 +113,15 @@ def _to_blocks(model: ir.Model, scheme: Scheme) -> int:
             if matrix is None:
                 continue
             bits = 8 if node.name in scheme.eight_bit else scheme.weight_bits
+            values = constant(matrix)
+            assert values is not None
+            flat = np.asarray(values, np.float32).reshape(values.shape[-2:])
             if (matrix, bits) not in fitted:
-                values = constant(matrix)
-                assert values is not None
-                flat = np.asarray(values, np.float32).reshape(values.shape[-2:])
                 fitted[matrix, bits] = fit_blocks(flat, bits, scheme.block_size, symmetric=scheme.weight_symmetric)
-            _replace_product(editor, node, matrix, fitted[matrix, bits])
-            count += 1
+            made[_replace_product(editor, node, matrix, fitted[matrix, bits])] = flat
     for graph in model.graphs():
         drop_unused_initializers(graph)
-    return count
+    return made
 
 
 def _block_matrix(node: ir.Node) -> ir.Value | None:
@@ -133,7 +140,7 @@ def _block_matrix(node: ir.Node) -> ir.Value | None:
     return matrix if plain or (broadcast and len(source.shape or ()) >= len(shape)) else None
 
 
-def _replace_product(editor: Editor, node: ir.Node, matrix: ir.Value, blocks: BlockWeights) -> None:
+def _replace_product(editor: Editor, node: ir.Node, matrix: ir.Value, blocks: BlockWeights) -> ir.Node:
     constants = (editor.constant(f"{matrix.name}_{key}", values) for key, values in operands(blocks).items())
     made = editor.node(
         OPERATOR,
@@ -143,5 +150,8 @@ def _replace_product(editor: Editor, node: ir.Node, matrix: ir.Value, blocks: Bl
         domain=DOMAIN,
         attributes=attributes(blocks),
     )
+    product = made.producer()
+    assert product is not None
     replace_value(node.outputs[0], made, keep_name=True)
     editor.graph.remove(node, safe=True)
+    return product

@@ -129,8 +129,8 @@ def compatibility(model: ir.Model, architecture: str = "") -> Compatibility:
 def _kernels(model: ir.Model) -> Iterator[str]:
     """Operators with their types, as the table names them."""
     for node in every_node(model):
-        if node.op_type == "MatMulNBits":
-            yield f"MatMulNBits {node.attributes.get_int('bits', 4)}"
+        if node.op_type in ("MatMulNBits", "GatherBlockQuantized"):
+            yield f"{node.op_type} {node.attributes.get_int('bits', 4)}"
         elif node.op_type in _TYPED_BY:
             groups = [[node_input(node, place) for place in group] for group in _TYPED_BY[node.op_type]]
             kinds = "".join(next(filter(None, map(_short_type, group)), "u8") for group in groups)

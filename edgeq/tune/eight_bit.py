@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import onnx_ir as ir
 
-from edgeq.backends.block_products import find_blocks, read_blocks
+from edgeq.backends.block_products import block_products, read_blocks
 from edgeq.graph.convert import to_proto
 from edgeq.graph.edit import set_constant
 from edgeq.session import open_session
@@ -32,7 +32,7 @@ def rank_products(
         noise_of: noise power over signal power at the outputs of an open session.
         expired: whether to stop measuring; what was not measured comes last.
     """
-    products = find_blocks(quantized)
+    products = block_products(quantized)
     found: dict[str, RankedLayer] = {}
     costs: dict[str, int] = {}
     for layer in find_layers(model):

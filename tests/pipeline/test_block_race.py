@@ -26,7 +26,7 @@ NET = f"""g (float[B,{K}] x) => (float[B,{K}] y) <float[{K},{K}] w, float[{K},{K
     [first] a = MatMul(x, w) [relu] r = Relu(a) [second] y = MatMul(r, v)
 }}"""
 OUT = Path("q.onnx")
-Race = Callable[[float], None]
+Race = Callable[..., None]
 
 
 @pytest.fixture
@@ -41,12 +41,15 @@ def race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Race:
     np.savez(tmp_path / "calib.npz", x=random.normal(size=(8, 4, K)).astype(np.float32))
     monkeypatch.chdir(tmp_path)
 
-    def outcome(times: float) -> None:
+    def outcome(times: float, busy: bool = False) -> None:
         def raced(sessions: Mapping[str, Any], feeds: list[Any], advance: object) -> Mapping[str, Distribution]:
             assert list(sessions) == ["int8", "float32"]
             assert [feed["x"].shape for feed in feeds] == [(4, K)]
             taken = {"int8": 1.0, "float32": times or 1.0}
-            return {name: Distribution(np.full(12 if times else 2, ms)) for name, ms in taken.items()}
+            return {
+                name: Distribution(np.full(12 if times else 2, ms), disturbed=np.full(12 if times else 2, busy))
+                for name, ms in taken.items()
+            }
 
         monkeypatch.setattr("edgeq.pipeline.block_race.race", raced)
 
@@ -71,21 +74,23 @@ def levels() -> list[int]:
         (0.0, 4, (), "float compute against int8: the speed is not measurable here"),
     ],
 )
+@pytest.mark.parametrize("busy", [False, True])
 def test_the_more_accurate_unless_it_is_slower(
-    race: Race, times: float, level: int, chosen: tuple[str, ...], why: str
+    race: Race, times: float, level: int, chosen: tuple[str, ...], why: str, busy: bool
 ) -> None:
-    race(times)
+    race(times, busy)
     result = quantized()
     assert levels() == [level] * 2
     assert result.scheme.float_compute == chosen
     assert result.block_compute is not None
     assert why in result.block_compute.why
+    assert ("on a busy machine" in result.block_compute.why) == (busy and times > 0)
     assert [note for note in result.notes if "weights in blocks" in note] == [result.block_compute.note]
     (kind,) = result.block_compute.kinds
     assert (kind.bits, kind.compute, kind.count) == (4, "int8" if level == 4 else "float32", 2)
     assert "2 of 4 bits in" in kind.summary()
     record = plain(result)["block_compute"]
-    assert record["race"]["pairs"] == (12 if times else 2)
+    assert (record["race"]["estimate"] is None) == (times == 0)
     assert record["kinds"][0]["activations_db"] < record["kinds"][0]["weights_db"]
 
 
