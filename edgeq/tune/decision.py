@@ -86,7 +86,7 @@ def _last_race(
         raced = race(table, evaluator, finalists, float_threads, tie=TIE, seconds=seconds)
         seconds *= 2
         settled = all(raced.timings[trial.name].verdict != UNKNOWN for trial in finalists)
-        if settled or seconds > deadline.left_s(_LONGEST_S):
+        if settled or deadline.passed() or seconds > deadline.left_s(_LONGEST_S):
             return raced
 
 

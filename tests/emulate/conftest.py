@@ -46,7 +46,8 @@ def arm64(_machines: None) -> tuple[Qemu, Sysroot]:
         with (home() / "tests.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
-                setup("arm64")
+                if load_sysroot(emulator) is None:  # it starts what is there, too, which takes long
+                    setup("arm64")
             except RuntimeUnavailableError as error:
                 pytest.skip(str(error))
     qemu, sysroot = find_qemu(emulator), load_sysroot(emulator)

@@ -226,6 +226,12 @@ def test_the_last_race_goes_on_while_nothing_can_be_claimed() -> None:
     assert [line for line in evaluator.log if line.startswith("for ")][-3:] == ["for 12 s", "for 24 s", "for 48 s"]
 
 
+def test_a_busy_machine_is_not_waited_for_when_the_budget_is_used_up() -> None:
+    evaluator = BusyFor({"a": Fact(speed=2)}, clock=Clock())
+    assert run(evaluator, "a", goal=Goal(budget_s=1)).winner is None
+    assert evaluator.log.count("for 0 s") == 2  # the first race, and the last
+
+
 def test_of_equally_fast_threads_the_fewest() -> None:
     outcome = run(FakeEvaluator({"a": Fact(speed=2)}), "a", threads=(0, 2, 1))
     assert outcome.winner is not None

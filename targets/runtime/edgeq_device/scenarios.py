@@ -46,6 +46,8 @@ _CYCLE = 1024  # queries after which the drawn order repeats
 
 def sample_order(samples: int, draws: int, seed: int) -> List[int]:
     """`draws` indices into `samples` samples: whole shuffles one after another, so that all occur equally often."""
+    if samples == 1:
+        return [0] * draws
     random = np.random.default_rng(seed)
     shuffles = [random.permutation(samples) for _ in range(-(-draws // samples))]
     return [int(i) for i in np.concatenate(shuffles)[:draws]]
