@@ -1,11 +1,12 @@
 """Models for Qualcomm's NPU, in its simulator: what is delegated, and the accuracy beside float32 and the CPU's.
 
     python benchmarks/qnn.py [--only NAME ...] [--target hexagon-v73] [--count 50] [--wide NODE ...] [--helper]
-    python benchmarks/qnn.py --tune 20m [--only NAME ...] [--count 200]
+    python benchmarks/qnn.py --tune 20m [--only NAME ...] [--count 200] [--seen 500]
 
 `--helper` builds with ONNX Runtime's own helper instead, get_qnn_qdq_config, with its defaults; `--tune` lets
-`edgeq tune` find the model within a budget, on samples that are not those of the figures where there are others. Needs
-onnxruntime-qnn.
+`edgeq tune` find the model within a budget, on other samples than those of the figures: where there is one set alone it
+sees every second sample, and the rest judge. The loss is then what all of those show on the CPU, plus what the
+simulator loses more on `--count` of them (docs/tune.md). Needs onnxruntime-qnn.
 """
 
 from __future__ import annotations
@@ -26,21 +27,19 @@ from tune_cases import Case, cases
 
 import edgeq
 from edgeq.backends import backend_for
-from edgeq.data.samples import Samples
+from edgeq.data.samples import Samples, open_samples
 from edgeq.engines import engine_for
 from edgeq.hardware.target import Target, resolve
-from edgeq.measure.accuracy import RunningEvaluation, evaluate_sessions
-from edgeq.measure.inference import inferences
-from edgeq.measure.resample import ResampledMeter, loss_error
-from edgeq.measure.rows import rows
+from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.model.fixed_sizes import free_sizes
-from edgeq.model.load import read_model
+from edgeq.model.load import model_signature, read_model
 from edgeq.model.prepare import prepare_model
 from edgeq.pipeline.job import Data, build, open_job
 from edgeq.pipeline.options import share
 from edgeq.progress import Silent
+from edgeq.report.tuning_record import Assessment
 from edgeq.session import SessionSettings, open_session
-from edgeq.tune.accuracy_estimate import sure
+from edgeq.tune.accuracy import AccuracyMeter
 from edgeq.tune.goal import Goal, parse_budget
 from edgeq.workers.engine import Engines
 
@@ -51,6 +50,15 @@ def spread(samples: Samples, count: int) -> list[Any]:
     """About `count` samples, spread over all: folders are sorted by class."""
     every = max(1, len(samples) // count)
     return list(itertools.islice(samples, 0, every * count, every))
+
+
+def every_second(case: Case, source: Path, first: int, most: int | None = None) -> Samples:
+    """Samples of `source`, spread over all: every second one from `first` on where tuning and judging share them."""
+    stride = 1 + (case.tuned_on == case.judged_on)
+    samples, first = case.open(source), first % stride
+    if most is not None:
+        stride *= max(1, len(samples) // (most * stride))
+    return open_samples(samples, model_signature(case.model), start=first, stride=stride, count=most)
 
 
 def sizes_of(case: Case) -> dict[str, int]:
@@ -88,13 +96,13 @@ def with_helper(case: Case, folder: Path) -> tuple[Path, list[str]]:
     return folder / "int8.onnx", []
 
 
-def with_tune(case: Case, target: Target, budget: str, folder: Path) -> tuple[Path, list[str]]:
-    """The Q/DQ model of the bundle that `edgeq tune` writes, and what it chose."""
+def with_tune(case: Case, target: Target, budget: str, seen: int, folder: Path) -> tuple[Path, list[str]]:
+    """The Q/DQ model of the bundle that `edgeq tune` writes, and what it chose on `seen` samples."""
     tuned = edgeq.tune(
         case.model,
         Data(case.data, case.preprocess, count=case.count),
         folder / "tuned",
-        validation=Data(case.tuned_on, case.preprocess),
+        validation=every_second(case, case.tuned_on, 0, seen),
         target=target.name,
         task=case.make_task(),
         goal=Goal(max_drop=share("--max-drop", case.max_drop) or 0.0, budget_s=parse_budget(budget)),
@@ -119,25 +127,30 @@ class Steps(Silent):
         print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
-def loss(answers: list[Any], task: Any) -> tuple[float, tuple[float, float]]:
-    """Accuracy that the simulator loses against float32, and its 95 % interval."""
-    meters = {name: ResampledMeter(task) for name in (FLOAT, NPU)}
-    for sample, outputs in answers:
-        for row, made in rows(sample, outputs):
-            for name, meter in meters.items():
-                meter.update(made[name], row)
-    measured = {name: meter.measured() for name, meter in meters.items()}
-    sign = 1 if task.higher_is_better else -1
-    drop = sign * (measured[FLOAT].metrics[task.primary] - measured[NPU].metrics[task.primary])
-    return drop, sure(drop, loss_error(measured[FLOAT], measured[NPU], least=1 / len(answers)))
+def judged(case: Case, model: Path, there: Any, count: int, folder: Path) -> Assessment:
+    """What a model loses in the simulator on samples that tuning did not see: by all of them on the CPU, and by `count`
+    in both."""
+    meter = AccuracyMeter(
+        every_second(case, case.judged_on, 1), case.model, folder / "judged", task=case.make_task(), seen_only=True
+    )
+    here = open_session(model, SessionSettings(optimization="none"))
+    whole = meter.assess("tuned", lambda: here, meter.total, lambda seen: None)
+    return meter.simulate("tuned", here, there, min(count, meter.total), whole, lambda seen: None)[0]
 
 
 def run(
-    case: Case, target: Target, count: int, wide: tuple[str, ...], helper: bool, tune: str | None, folder: Path
+    case: Case,
+    target: Target,
+    count: int,
+    wide: tuple[str, ...],
+    helper: bool,
+    tune: str | None,
+    seen: int,
+    folder: Path,
 ) -> dict[str, Any]:
     began = time.perf_counter()
     if tune is not None:
-        model, notes = with_tune(case, target, tune, folder)
+        model, notes = with_tune(case, target, tune, seen, folder)
     else:
         model, notes = with_helper(case, folder) if helper else with_edgeq(case, target, wide, folder)
     took = time.perf_counter() - began
@@ -147,28 +160,24 @@ def run(
         began = time.perf_counter()
         there = engines.open(model, SessionSettings(engine=engine))
         opened = time.perf_counter() - began
+        row = {"name": case.name, "build_s": round(took, 1), "open_s": round(opened, 1)}
+        row["notes"] = [note for note in notes if "NPU" in note or "CPU" in note or "cross" in note]
+        if tune is not None:
+            lost = judged(case, model, there, count, folder)
+            found = {"points_lost": lost.drop, "low": lost.low, "high": lost.high}
+            return {**row, "simulated": lost.samples, **{name: round(100 * x, 2) for name, x in found.items()}}
         sessions = {FLOAT: open_session(case.model), CPU: open_session(model), NPU: there}
         began = time.perf_counter()
-        answers = list(inferences(sessions, samples))
+        shown = evaluate_sessions(sessions, samples, task=task, reference=FLOAT)
         ran = time.perf_counter() - began
-        running = RunningEvaluation(tuple(sessions), task, FLOAT)
-        for sample, outputs in answers:
-            running.update(sample, outputs)
-        found = running.result({})
-        lost, interval = loss(answers, task)
         near = evaluate_sessions({CPU: sessions[CPU], NPU: there}, samples[:8], reference=CPU)
     return {
-        "name": case.name,
-        "notes": [note for note in notes if "NPU" in note or "CPU" in note or "cross" in note],
-        "samples": found.count,
-        "accuracy": {name: accuracy.value for name, accuracy in found.accuracy.items()},
-        "points_lost": round(100 * lost, 2),
-        "interval": [round(100 * end, 2) for end in interval],
-        "sqnr_db": {name: found.agreement[name].sqnr_db for name in (CPU, NPU)},
+        **row,
+        "samples": shown.count,
+        "accuracy": {name: accuracy.value for name, accuracy in shown.accuracy.items()},
+        "sqnr_db": {name: shown.agreement[name].sqnr_db for name in (CPU, NPU)},
         "simulator_to_cpu_db": near.agreement[NPU].sqnr_db,
-        "build_s": round(took, 1),
-        "open_s": round(opened, 1),
-        "ms_per_sample": round(1000 * ran / found.count, 1),
+        "ms_per_sample": round(1000 * ran / shown.count, 1),
     }
 
 
@@ -180,6 +189,7 @@ def main() -> None:
     parser.add_argument("--wide", nargs="*", default=[], help="nodes on 16-bit activations; * for all")
     parser.add_argument("--helper", action="store_true", help="build with ONNX Runtime's helper instead")
     parser.add_argument("--tune", metavar="BUDGET", help="let edgeq tune find the model, in this time: 20m")
+    parser.add_argument("--seen", type=int, default=1000, help="samples that tuning sees, at most")
     parser.add_argument("--json", type=Path, help="where the figures go")
     given = parser.parse_args()
     root = shared_data()
@@ -190,7 +200,16 @@ def main() -> None:
                 continue
             folder = Path(name) / case.name.replace(" ", "-")
             folder.mkdir()
-            row = run(case, resolve(given.target), given.count, tuple(given.wide), given.helper, given.tune, folder)
+            row = run(
+                case,
+                resolve(given.target),
+                given.count,
+                tuple(given.wide),
+                given.helper,
+                given.tune,
+                given.seen,
+                folder,
+            )
             rows.append(row)
             print(json.dumps(row), flush=True)
     if given.json:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from edgeq.measure.task import Task
 from edgeq.progress import SILENT, Progress
 from edgeq.report.tuning_record import Assessment
 from edgeq.session import open_session
-from edgeq.tune.accuracy_estimate import AgreementEstimate, assess, sure
+from edgeq.tune.accuracy_estimate import AgreementEstimate, assess, loses_more, sure
 from edgeq.tune.recover.sensitivity import Columns
 from edgeq.tune.store import MEMORY, ArrayStore, SampleStore
 from edgeq.tune.together import alike, answers, gathered, joined, run_at_once
@@ -54,6 +55,7 @@ class AccuracyMeter:
         self._float_metrics: dict[int, Measured] = {}
         self._float_meter: tuple[ResampledMeter | None, int] = None, 0
         self._estimates: dict[str, _Estimate] = {}
+        self._pairs: dict[str, _Pair] = {}
 
     @property
     def total(self) -> int:
@@ -78,7 +80,7 @@ class AccuracyMeter:
         """
         estimate = self._estimates.get(name)
         if estimate is None or estimate.seen > samples:
-            estimate = self._estimates[name] = _Estimate(self._metric(), AgreementEstimate(Comparison(self._task)))
+            estimate = self._estimates[name] = _Estimate.of(self._task)
         if estimate.seen < samples:
             opened = session()
             most = self._most_at_once(opened) if together else 1
@@ -90,41 +92,40 @@ class AccuracyMeter:
                 references = self._references(chosen)
                 estimate.add(taken, references, answers(opened, taken, model=name))
                 advance(len(chosen))
-        labels = None
-        if self._task is not None and estimate.metric is not None:
-            labels = self._task, self._float_measured(samples), estimate.metric.measured()
-        complete = samples >= self.total
-        return assess(estimate.agreement, labels, complete=complete, seen_only=self._seen_only)
+        return self._assessed(estimate)
 
     def simulate(
-        self,
-        name: str,
-        here: Callable[[], Session],
-        there: Callable[[], Session],
-        samples: int,
-        whole: Assessment,
-        advance: Callable[[int], None],
-    ) -> Assessment:
+        self, name: str, here: Session, there: Session, samples: int, whole: Assessment, advance: Callable[[int], None]
+    ) -> tuple[Assessment, float]:
         """The loss of the model called `name` in an engine that is too slow for all samples: what it loses here on all
-        of them, plus what it loses more there on the first `samples` (the difference estimator of two-phase sampling).
-        Answers that differ by roundings make that difference far less uncertain than the loss on so few.
+        of them, plus what it loses more there, by the first `samples`, each of which runs in both (`loses_more`).
 
         Args:
-            here, there: open it in this machine's kernels, and in the engine.
+            here, there: the model in this machine's kernels, and in the engine.
             whole: what it loses here on all samples.
+
+        Returns:
+            The loss, and how far it may be from what all samples would show there: half of a 95 % interval.
         """
-        beside, name = f"{name}, beside", f"{name}, there"
-        same = self.assess(beside, here, samples, lambda count: None)
-        found = self.assess(name, there, samples, advance)
-        if found.complete:
-            return found
-        drop = whole.drop + found.drop - same.drop
-        mine, other = self._estimates[name].metric, self._estimates[beside].metric
+        pair = self._pairs.setdefault(name, _Pair(_Estimate.of(self._task), _Estimate.of(self._task)))
+        for position in range(pair.there.seen, samples):
+            sample, reference = [self.samples[position]], self._references([position])
+            (mine,), (other,) = (answers(session, sample, model=name) for session in (here, there))
+            pair.here.add(sample, reference, [mine])
+            pair.there.add(sample, reference, [other])
+            pair.between.update(mine, other, sample[0].inputs)
+            advance(1)
+        same, found = (self._assessed(estimate) for estimate in (pair.here, pair.there))
+        if found.complete or found.low == found.high:  # it answers no numbers
+            return replace(found, complete=True), 0.0
         error = None
-        if mine is not None and other is not None:
-            error = loss_error(other.measured(), mine.measured(), least=1 / found.samples)
+        if pair.here.metric is not None and pair.there.metric is not None:
+            error = loss_error(pair.here.metric.measured(), pair.there.metric.measured(), least=1 / found.samples)
+        more, error = loses_more(same, found, error, whole, pair.between.result().sqnr_db)
+        drop = whole.drop + more
         low, high = sure(drop, error, (whole.high - whole.low) / 2)
-        return replace(found, complete=True, drop=drop, low=low, high=high, expected=drop, doubt=0.0)
+        found = replace(found, complete=True, drop=drop, low=low, high=high, expected=drop, doubt=0.0)
+        return found, math.sqrt(1 - samples / self.total) * (sure(0.0, error)[1])
 
     def compare(self, session: Session, count: int, *, model: str) -> Agreement:
         """How closely the outputs follow float32's, on the first `count` samples."""
@@ -145,16 +146,21 @@ class AccuracyMeter:
         """float32's metrics over all samples; empty without a task."""
         return dict(self._float_measured(self.total).metrics) if self._task is not None else {}
 
-    def _metric(self) -> ResampledMeter | None:
-        return ResampledMeter(self._task) if self._task is not None else None
+    def _assessed(self, estimate: _Estimate) -> Assessment:
+        """What is known of a model by the samples that it has seen, the first ones."""
+        labels = None
+        if self._task is not None and estimate.metric is not None:
+            labels = self._task, self._float_measured(estimate.seen), estimate.metric.measured()
+        complete = estimate.seen >= self.total
+        return assess(estimate.agreement, labels, complete=complete, seen_only=self._seen_only)
 
     def _float_measured(self, samples: int) -> Measured:
         """float32's metric over the first `samples`; one meter sees ever more of them."""
         if samples not in self._float_metrics:
             metric, seen = self._float_meter
             if metric is None or seen > samples:
-                metric, seen = self._metric(), 0
-            assert metric is not None
+                assert self._task is not None
+                metric, seen = ResampledMeter(self._task), 0
             for position in range(seen, samples):
                 for row, outputs in rows(self.samples[position], {"float": self._reference(position)}):
                     metric.update(outputs["float"], row)
@@ -196,6 +202,11 @@ class _Estimate:
     agreement: AgreementEstimate
     seen: int = 0
 
+    @classmethod
+    def of(cls, task: Task | None) -> _Estimate:
+        """Of no samples yet."""
+        return cls(None if task is None else ResampledMeter(task), AgreementEstimate(Comparison(task)))
+
     def add(self, samples: Sequence[Sample], references: Sequence[Outputs], candidates: Sequence[Outputs]) -> None:
         """Add samples, several only if they are single rows: the candidate's outputs against float32's, and against the
         label where there is one."""
@@ -208,3 +219,12 @@ class _Estimate:
                 if self.metric is not None:
                     self.metric.update(outputs["int8"], row)
         self.seen += len(samples)
+
+
+@dataclass
+class _Pair:
+    """One model in two engines on the same samples, and how closely the second one's outputs follow the first one's."""
+
+    here: _Estimate
+    there: _Estimate
+    between: Comparison = field(default_factory=Comparison)

@@ -171,7 +171,41 @@ def _combine(drop: float, error: float, regret: Regret | None) -> tuple[float, f
     """
     if regret is None:
         return max(drop, 0.0), error
-    measured = error**2
-    trusted = max(regret.error**2 + (_TRUST * regret.mean) ** 2, 1e-12)
-    weight = 1 / measured + 1 / trusted
-    return (max(drop, 0.0) / measured + regret.mean / trusted) / weight, weight**-0.5
+    trusted = math.hypot(regret.error, _TRUST * regret.mean)
+    return _weighed((max(drop, 0.0), error), (regret.mean, trusted))
+
+
+def loses_more(
+    here: Assessment, there: Assessment, error: float | None, whole: Assessment, between_db: float
+) -> tuple[float, float | None]:
+    """What a model loses more in an engine than in this machine's kernels, and its standard error.
+
+    By labels on few samples that is unbiased and noisy: the answers that change are a few. The noise of the outputs is
+    steady, since every sample shows it, and losses grow with its power: with noise N here and N' there, the loss is
+    taken to be N' / N times as large, to within half the share sqrt(D / N) of what may be lost here at most, where D is
+    the power of the difference of the two engines' outputs. Where roundings are all that differs that is little; where
+    the engine answers something else it is large, and the labels decide.
+
+    Args:
+        here, there: the model on the same samples in both.
+        error: standard error of the difference of their losses; None where it is not known.
+        whole: the loss here on all samples.
+        between_db: SQNR of the outputs there to those here.
+    """
+    more = there.drop - here.drop
+    if error is None:
+        return more, None
+    before, after, between = (10 ** (-db / 10) for db in (here.sqnr_db, there.sqnr_db, between_db))
+    if between == 0:
+        return 0.0, 0.0
+    if before == 0:
+        return more, error
+    expected = max(0.0, whole.drop) * (after / before - 1)
+    return _weighed((more, error), (expected, _TRUST * max(0.0, whole.high) * math.sqrt(between / before)))
+
+
+def _weighed(*estimates: tuple[float, float]) -> tuple[float, float]:
+    """Estimates of one value with their standard errors as one: weighted by the inverse of their variances."""
+    weights = [1 / max(error**2, 1e-12) for _, error in estimates]
+    total = sum(weights)
+    return sum(weight * value for weight, (value, _) in zip(weights, estimates, strict=True)) / total, total**-0.5

@@ -55,7 +55,8 @@ from edgeq.workers.engine import Engines
 
 _SCREENED = 8
 # Times the samples of a proof that are simulated of one candidate, at most: some minutes.
-_SIMULATIONS = 8
+_SIMULATIONS = 4
+_FIRST_SIMULATED = 32
 _BATCH = 8
 _LEAST_SQNR_DB = -200.0
 # Roundings differ between kernels without costing any; kernels that saturate cost several.
@@ -178,20 +179,20 @@ class LocalEvaluator:
         return found
 
     def simulate(self, candidate: Candidate, max_drop: float, seconds: float) -> Assessment | None:
-        """See `Evaluator.simulate`. On ever more samples, for some minutes at most, until the 95 % interval lies on one
-        side of `max_drop`."""
+        """See `Evaluator.simulate`. On ever more samples, for some minutes at most, until it is 95 % sure
+        on which side of `max_drop` the loss on all of them would be."""
         artifact, deadline = self.built(candidate).artifact, Deadline(seconds)
         count = simulated_count(self._job.prepared, artifact)
         if count is None:
             return None
         whole = self.assess([candidate], self.total)[candidate.name]
-        here = partial(self._proof_session, artifact)
-        most, count = min(self.total, _SIMULATIONS * count), min(self.total, count)
+        here = self._proof_session(artifact)
+        most, count = min(self.total, _SIMULATIONS * count), min(self.total, count, _FIRST_SIMULATED)
         with opened(self._engines, artifact.model, artifact.settings()) as session:
             while True:
                 with self._progress.stage(f"{candidate.name} in the simulator, {count} samples", count) as advance:
-                    found = self._accuracy.simulate(candidate.name, here, lambda: session, count, whole, advance)
-                decided = found.low > max_drop or found.high <= max_drop
+                    found, reach = self._accuracy.simulate(candidate.name, here, session, count, whole, advance)
+                decided = abs(found.drop - max_drop) > reach
                 after, count = count, min(most, 2 * count)
                 # The next step takes as long again as all so far.
                 if decided or count == after or deadline.left_s() < deadline.elapsed_s:

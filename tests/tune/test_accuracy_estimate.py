@@ -17,7 +17,7 @@ from edgeq.measure.tasks.anomaly import Anomaly
 from edgeq.measure.tasks.classification import Classification
 from edgeq.report.tuning_record import Assessment
 from edgeq.tune.accuracy import AccuracyMeter
-from edgeq.tune.accuracy_estimate import AgreementEstimate, assess
+from edgeq.tune.accuracy_estimate import AgreementEstimate, assess, loses_more
 from tests.measure.fakes import FakeSamples
 
 RANDOM = np.random.default_rng(0)
@@ -223,12 +223,39 @@ def test_a_loss_in_a_slow_engine_is_the_loss_here_and_what_is_lost_more_there(
     there = Answers({first[0], first[1], *others[:4]})
     whole = meter.assess("m", lambda: here, 100, lambda count: None)
     assert whole.drop == pytest.approx(0.05)
-    part = meter.simulate("m", lambda: here, lambda: there, 20, whole, lambda count: None)
+    part, reach = meter.simulate("m", here, there, 20, whole, lambda count: None)
     assert part.samples == 20
+    # One answer of 20 more is wrong, and the noise is twice as large: both say 5 points.
     assert part.drop == pytest.approx(0.05 + 1 / 20)
     assert part.complete
-    assert part.low < part.drop < part.high
+    assert part.low < part.drop - reach < part.drop + reach < part.high
     assert part.high - part.low > whole.high - whole.low
-    every = meter.simulate("m", lambda: here, lambda: there, 100, whole, lambda count: None)
+    every, reach = meter.simulate("m", here, there, 100, whole, lambda count: None)
     assert every.drop == pytest.approx(0.06)
+    assert reach == 0
     assert every.metrics == {**every.metrics, "top1": pytest.approx(0.94)}
+
+
+def measured(drop: float, sqnr_db: float, high: float = 0.02) -> Assessment:
+    return Assessment(24, True, "labels", drop, drop - 0.02, high, drop, sqnr_db=sqnr_db)
+
+
+def test_roundings_cost_what_their_noise_says_and_not_what_a_changed_answer_of_few_does() -> None:
+    here, there = measured(0.0, 17.0), measured(1 / 24, 16.9)
+    more, error = loses_more(here, there, 1 / 24, whole=measured(0.004, 17.0), between_db=26.0)
+    assert 0 < more < 0.003
+    assert error is not None
+    assert 0 < error < 0.005
+
+
+def test_where_an_engine_answers_something_else_the_labels_decide() -> None:
+    here, there = measured(0.0, 17.0), measured(0.6, -3.0)
+    more, error = loses_more(here, there, 0.1, whole=measured(0.004, 17.0), between_db=-3.0)
+    assert more > 0.2
+    assert error is not None
+    assert more - 2 * error > 0.01
+
+
+def test_the_same_answers_lose_the_same() -> None:
+    assert loses_more(measured(0.1, 17.0), measured(0.1, 17.0), 0.02, measured(0.01, 17.0), math.inf) == (0.0, 0.0)
+    assert loses_more(measured(0.1, 17.0), measured(0.2, 12.0), None, measured(0.01, 17.0), 13.0)[1] is None
