@@ -217,7 +217,7 @@ def test_what_a_simulator_refutes_is_run_no_further(npu: Callable[[SlowEngine], 
     assert found.samples == engine.runs == 5
 
 
-def test_what_holds_in_a_simulator_by_a_margin_is_run_on_few_samples(npu: Callable[[SlowEngine], LocalEvaluator]) -> None:
+def test_what_holds_in_a_simulator_by_far_runs_few_samples(npu: Callable[[SlowEngine], LocalEvaluator]) -> None:
     engine = SlowEngine(right=True)
     evaluator = npu(engine)
     candidate = kernel_candidates(resolve("hexagon-v73").profile)[0]
