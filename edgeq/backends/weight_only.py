@@ -50,7 +50,7 @@ def write_weight_only(
         gemms_to_matmuls(model, scheme.exclude)
     products = _to_blocks(model, scheme) if wanted.intersection(("MatMul", "Gemm")) else {}
     if not products:
-        raise ModelError(f"{prepared.source}: it has no product with a constant matrix", "Choose another scheme")
+        raise ModelError(f"{prepared.source}: it has no product with a constant matrix", "Leave --weight-only out")
     if scheme.float_compute is None and samples is not None:
         compute = choose_compute(model, prepared, samples)
     else:

@@ -137,6 +137,8 @@ def _draw_engine(console: Console, found: Diagnosis, *, verbose: bool) -> None:
 
 
 def _outputs(agreement: Agreement) -> str:
+    if agreement.same is not None:
+        return f"{agreement.same:.1%} of the values the same"
     second = f"cosine {agreement.cosine:.5f}" if agreement.top1 is None else f"same top-1 in {agreement.top1:.1%}"
     return f"{_db(agreement.sqnr_db)} dB SQNR, {second}"
 

@@ -48,7 +48,10 @@ def draw_proof(console: Console, proof: Proof, *, verbose: bool) -> None:
 
 
 def closeness(found: Agreement | OutputAgreement) -> str:
-    """How closely outputs follow others: by the same top-1 where they are class scores, else by their cosine."""
+    """How closely outputs follow others: by the share that is equal where they are indices, the same top-1
+    where they are class scores, else by their cosine."""
+    if found.same is not None:
+        return f"{found.same:.1%} of the values the same"
     second = f"cosine {found.cosine:.5f}" if found.top1 is None else f"same top-1 in {found.top1:.1%}"
     return f"SQNR {found.sqnr_db:.1f} dB, {second}"
 

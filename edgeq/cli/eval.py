@@ -126,5 +126,7 @@ def _draw(console: Console, found: EvalResult) -> None:
         for output in agreement.outputs:
             top1 = "" if output.top1 is None else f"{output.top1:.4f}"
             sqnr = "equal" if output.equal else f"{output.sqnr_db:.1f}"
+            if output.same not in (None, 1):
+                sqnr = f"{output.same:.2%} same"
             table.add_row(output.name, sqnr, f"{output.cosine:.6f}", f"{output.max_abs_error:.4g}", top1)
         console.print(table)

@@ -54,9 +54,10 @@ def plan_prepared(shapes: Mapping[str, Shape], signature: Signature, where: str,
     belongs to every sample.
 
     Raises:
-        DataError: no reading fits; the message names the first input that does not.
+        DataError: no reading fits; the message names the first input that does not. Or there is nothing in the arrays.
     """
-    if any(0 in shape for shape in shapes.values()):
+    # Beside others an input may be empty: the cache of a decoder before its first step.
+    if all(0 in shape for shape in shapes.values()) or any(shape[:1] == (0,) for shape in shapes.values()):
         raise DataError(f"{where} holds an empty array", "Leave the file out")
     specs = {spec.name: spec for spec in signature.inputs}
     leads = {shape[0] for shape in shapes.values() if shape}

@@ -123,7 +123,7 @@ class QuantParams:
     def fake_quant(self, values: NDArray[Any]) -> NDArray[Any]:
         """What is left of numbers after quantizing and dequantizing them."""
         scale, zero_point = self.spread(values.shape)
-        steps = np.rint(values.astype(scale.dtype, copy=False) / scale)
+        steps = np.asarray(np.rint(values.astype(scale.dtype, copy=False) / scale))  # no array if there are no axes
         np.clip(steps, self.low - zero_point, self.high - zero_point, out=steps)
         steps *= scale
         return np.asarray(steps, scale.dtype)

@@ -5,6 +5,8 @@ Over all elements of all samples of an output, with r the reference and c the ca
     SQNR     10 log10(sum r^2 / sum (r - c)^2)    signal to quantization noise, dB
     cosine   sum r c / sqrt(sum r^2 sum c^2)
     top-1    share of rows whose largest element is at the same place (the first one, on a tie)
+    same     share of equal elements, of outputs that are class numbers, indices or truth values: there a difference
+             has no size, and SQNR means nothing
 
 Sums are kept, never the outputs, so memory does not grow with the samples.
 """
@@ -14,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -53,6 +55,8 @@ class OutputAgreement:
             `Comparison`.
         nonfinite: pairs left out because NaN or an infinity stands in one of them and not the same in the other.
         mismatched: samples left out because the shapes differ (an output whose size depends on the values).
+        same: share of equal elements, 0 to 1, where the output holds whole numbers of 32 bits and more, or booleans;
+            else None.
     """
 
     name: str
@@ -63,6 +67,7 @@ class OutputAgreement:
     top1: Share | None
     nonfinite: Count
     mismatched: Count
+    same: Share | None = None
 
     @computed
     def equal(self) -> bool:
@@ -82,18 +87,29 @@ class Agreement(Displayed):
 
     @computed
     def sqnr_db(self) -> float:
-        """The worst output's SQNR, dB; infinity where there is nothing to compare."""
-        return min((output.sqnr_db for output in self.outputs), default=math.inf)
+        """The worst output's SQNR, dB, of those that hold more than indices, if any does; infinity where there is
+        nothing to compare."""
+        return min((output.sqnr_db for output in self._signals), default=math.inf)
 
     @computed
     def top1(self) -> float | None:
         """The worst output's top-1 agreement; None where no output holds class scores."""
         return min((output.top1 for output in self.outputs if output.top1 is not None), default=None)
 
+    @computed
+    def same(self) -> float | None:
+        """The worst output's share of equal elements; None where an output holds more than indices."""
+        found = [output.same for output in self.outputs if output.same is not None]
+        return min(found) if found and len(found) == len(self.outputs) else None
+
     @property
     def cosine(self) -> float:
-        """The worst output's cosine; 1 where there is nothing to compare."""
-        return min((output.cosine for output in self.outputs), default=1.0)
+        """The worst output's cosine, of the same outputs; 1 where there is nothing to compare."""
+        return min((output.cosine for output in self._signals), default=1.0)
+
+    @property
+    def _signals(self) -> Sequence[OutputAgreement]:
+        return [output for output in self.outputs if output.same is None] or self.outputs
 
 
 @dataclass
@@ -108,6 +124,8 @@ class OutputComparison:
     candidate_power: int = 0
     max_abs_error: float = 0.0
     equal_rows: int = 0
+    equal_elements: int = 0
+    indices: bool = False
     classes: ClassScores = field(default_factory=ClassScores)
     nonfinite: int = 0
     mismatched: int = 0
@@ -139,6 +157,8 @@ class OutputComparison:
             return
         error = r - c
         self.elements += r.size
+        self.indices = reference.dtype.kind == "b" or (reference.dtype.kind in "iu" and reference.dtype.itemsize >= 4)
+        self.equal_elements += int((error == 0).sum())
         parts = rows if r.size == reference.size else 1
         for a, b, e in zip(r.reshape(parts, -1), c.reshape(parts, -1), error.reshape(parts, -1), strict=True):
             self.signal += _units(_dot(a, a))
@@ -149,9 +169,10 @@ class OutputComparison:
 
     def merge(self, other: OutputComparison) -> None:
         """Add what was seen of later samples."""
-        for name in ("elements", "signal", "noise", "product", "candidate_power", "equal_rows"):
+        for name in ("elements", "signal", "noise", "product", "candidate_power", "equal_rows", "equal_elements"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.max_abs_error = max(self.max_abs_error, other.max_abs_error)
+        self.indices |= other.indices
         self.nonfinite += other.nonfinite
         self.mismatched += other.mismatched
         self.classes.merge(other.classes)
@@ -171,6 +192,7 @@ class OutputComparison:
             top1=self.equal_rows / self.classes.rows if classes and self.classes.shaped and self.classes.rows else None,
             nonfinite=self.nonfinite,
             mismatched=self.mismatched,
+            same=self.equal_elements / self.elements if self.indices and self.elements else None,
         )
 
 

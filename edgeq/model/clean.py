@@ -27,6 +27,21 @@ def tidy(model: ir.Model) -> int:
     return dropped
 
 
+def forget_origin(model: ir.Model) -> None:
+    """Drop, in place, what exporters write about where nodes and the tensors between them came from: source lines,
+    stack traces, module paths. No runtime reads it, it names files of the machine that exported, and PyTorch's takes
+    more of a small int8 model than its weights. What describes the model, its inputs and its outputs stays."""
+    for graph in model.graphs():
+        graph.metadata_props.clear()
+        for node in graph:
+            node.metadata_props.clear()
+            node.doc_string = None
+            for value in node.outputs:
+                if not value.is_graph_output():
+                    value.metadata_props.clear()
+                    value.doc_string = None
+
+
 def remove_no_ops(model: ir.Model) -> int:
     """Bypass Identity nodes, Dropout nodes that are not in training mode, and Casts that change nothing, in place.
 

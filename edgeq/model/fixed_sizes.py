@@ -67,8 +67,14 @@ def need_fixed_sizes(model: ir.Model, source: Path, where: str) -> None:
     free = free_sizes(model)
     if free:
         listed = ", ".join(free)
-        options = " ".join(f"--fix {name}=1" for name in free)
-        raise ModelError(f"{source}: {where} needs fixed sizes, and its inputs leave {listed} free", f"Give {options}")
+        batch = {
+            next(_free(value), "") for value in _inputs(model) if value.shape and not isinstance(value.shape[0], int)
+        }
+        options = " ".join(f"--fix {name}={1 if name in batch else 'SIZE'}" for name in free)
+        sized = "" if batch.issuperset(free) else ", the SIZE that your samples have"
+        raise ModelError(
+            f"{source}: {where} needs fixed sizes, and its inputs leave {listed} free", f"Give {options}{sized}"
+        )
 
 
 def _inputs(model: ir.Model) -> Iterator[ir.Value]:

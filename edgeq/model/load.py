@@ -234,7 +234,8 @@ def _spec(value: onnx.ValueInfoProto, path: Path) -> TensorSpec:
         kind = value.type.WhichOneof("value") or "untyped value"
         raise ModelError(
             f"{path}: {value.name!r} is a {kind.removesuffix('_type')}",
-            "edgeq takes models whose inputs and outputs are tensors",
+            "edgeq takes models whose inputs and outputs are tensors; from scikit-learn, export with "
+            "options={'zipmap': False}",
         )
     tensor = value.type.tensor_type
     if tensor.elem_type not in onnx.TensorProto.DataType.values():

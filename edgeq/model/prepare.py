@@ -185,10 +185,11 @@ def _refuse_unknown_domains(model: ir.Model, source: Path) -> None:
 
 def _rewrite(model: ir.Model, notes: list[str], simplify: bool) -> None:
     """edgeq's own passes, in place."""
-    from edgeq.model.clean import remove_no_ops, tidy
+    from edgeq.model.clean import forget_origin, remove_no_ops, tidy
     from edgeq.model.fold import fold_batch_norms
     from edgeq.model.widen import widen_half
 
+    forget_origin(model)
     dead = tidy(model)
     if dead:
         notes.append(f"{_count(dead, 'node')} removed that no output depends on")

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
+
 from edgeq.backends import Artifact, Backend, backend_for, backend_named
 from edgeq.backends.base import FittingBackend, TargetedBackend, check_names
 from edgeq.backends.systolic.adopt import adopt
@@ -134,6 +136,11 @@ def open_job(
     if not prepared.signature.inputs:
         raise ModelError(f"{model} takes no inputs", "Give a model whose inputs are not built in")
     if static and not quantizable_tensors(prepared.model):
+        if any(value.dtype == ir.DataType.DOUBLE for value in prepared.model.graph.initializers.values()):
+            raise ModelError(
+                f"{model} computes in float64, and quantization starts from float32",
+                "Export it in float32 (PyTorch: model.float())",
+            )
         raise ModelError(f"{model} computes nothing in float: there is nothing to quantize", "Give a float32 model")
     check_names(prepared, exclude)
     calibration = _open(data, prepared, progress) if data is not None else None

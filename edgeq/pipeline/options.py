@@ -85,6 +85,10 @@ def _overrides(options: Mapping[str, Any]) -> dict[str, Any]:
             raise UsageError("--dynamic and --weight-only exclude each other", "Give one of them")
         bits = int(options["weight_only"])
         chosen |= {"mode": "weight-only", "weight_bits": bits, "weight_symmetric": SYMMETRIC_BLOCKS[bits]}
+        if options["block_compute"] == "float32" and bits != 4:
+            raise UsageError(
+                "--block-compute float32 goes with 4 bits: with 8, float is many times slower", "Leave it out"
+            )
         if options["block_compute"]:
             chosen["float_compute"] = ("*",) if options["block_compute"] == "float32" else ()
     if options["block_compute"] and not options["weight_only"]:

@@ -48,6 +48,7 @@ _WARM_UP = WarmUp(window=3, max_s=2.0)
 _POOR_SQNR_DB = 10.0
 # Accuracy lost, as a fraction, from which on a warning is given; --max-drop sets what is refused.
 _POOR_DROP = 0.05
+_POOR_COVERAGE = 0.25
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,12 @@ class Proof(Displayed):
             found.append(
                 f"the outputs follow float32 to only {self.agreement.sqnr_db:.1f} dB SQNR: measure accuracy with "
                 "--task before you deploy it, and keep sensitive layers in float with --exclude"
+            )
+        left = max(self.coverage.float_nodes, key=lambda n: n.macs, default=None)
+        if left is not None and (self.coverage.int8_mac_share or 0) < _POOR_COVERAGE and left.macs:
+            found.append(
+                f"most of the arithmetic stays in float; the largest part is {left.name} ({left.op_type}: "
+                f"{left.reason}); `edgeq tune` tries other schemes"
             )
         optimised, plain = self.optimiser
         if optimised < plain - _OPTIMISER_LOSS_DB:

@@ -40,8 +40,12 @@ class ProgramSession:
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Sequence[Any]:
         """Simulate one sample; `output_names` as `InferenceSession.run` takes them, None for all outputs."""
-        found = self._simulator.run(input_feed).tensors
-        return [found[name] for name in output_names or self._simulator.program.outputs]
+        program, found = self._simulator.program, self._simulator.run(input_feed).tensors
+        # An output without axes: the simulator gives one value for each sample.
+        return [
+            found[name] if program.tensors[name].shape else found[name].reshape(())
+            for name in output_names or program.outputs
+        ]
 
 
 def open_program(model: Path, settings: SessionSettings) -> Session:

@@ -162,6 +162,8 @@ def _output_row(output: OutputAgreement) -> Row:
     name, top1 = isolated(output.name, 80), or_dash(output.top1, share)
     if output.equal:
         return [name, "equal", "1", "0", top1]
+    if output.same is not None:
+        return [name, f"{share(output.same)} the same", DASH, significant(output.max_abs_error), top1]
     finite = math.isfinite(output.sqnr_db)
     sqnr = decibels(output.sqnr_db) if finite else DASH
     return [name, sqnr, f"{output.cosine:.6f}", significant(output.max_abs_error), top1]

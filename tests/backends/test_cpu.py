@@ -211,7 +211,7 @@ def test_a_missing_range_is_refused(net: Bench, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("scheme", "fix"),
     [
-        ({"op_types": ("MatMul",)}, "choose other operator types"),
+        ({"op_types": ("MatMul",)}, "is not among the operator types to quantize (MatMul)"),
         ({"exclude": ("first", "relu", "depthwise", "add", "last", "pool", "flatten", "fc")}, "Exclude fewer nodes"),
     ],
 )

@@ -26,6 +26,7 @@ TEXT = signature(spec("ids", "N", "S", dtype=np.int64), spec("mask", "N", "S", d
 STATE = signature(spec("x", 1, "T", 4), spec("h", 2, 1, 5))
 SCALED = signature(spec("x", "N", 4), spec("scale"))
 BOXES = signature(spec("a", 1, "S", 4), spec("b", 2, "S"))
+DECODER = signature(spec("ids", 1, "T", dtype=np.int64), spec("past", 1, 4, "P", 16))
 UNKNOWN = signature(spec("x", None, None))
 
 
@@ -53,6 +54,8 @@ UNKNOWN = signature(spec("x", None, None))
         (TEXT, {"ids": (9,), "mask": (9,)}, None, Plan("single", 1, True)),
         (STATE, {"x": (1, 6, 4), "h": (2, 1, 5)}, None, Plan("whole", 1, False)),
         (STATE, {"x": (3, 1, 6, 4), "h": (3, 2, 1, 5)}, None, Plan("items", 3, False)),
+        (DECODER, {"ids": (1, 5), "past": (1, 4, 0, 16)}, None, Plan("whole", 1, True)),
+        (DECODER, {"ids": (7, 1, 5), "past": (7, 1, 4, 0, 16)}, None, Plan("items", 7, True)),
         (UNKNOWN, {"x": (4, 2)}, None, Plan("rows", 4, True)),
         (SCALED, {"x": (5, 4), "scale": ()}, None, Plan("rows", 5, True)),
         (SCALED, {"x": (5, 4), "scale": (5,)}, None, Plan("rows", 5, True)),
@@ -71,6 +74,9 @@ def test_plans(model: Any, shapes: dict[str, tuple[int, ...]], stack: bool | Non
         (IMAGE_MODEL, {"x": (8, 8, 3)}, r"f.npz: input 'x' has shape \[8, 8, 3\], the model takes x: float32\[N, 3"),
         (IMAGE_MODEL, {"x": (5, 8, 8, 3)}, "has shape"),
         (IMAGE_MODEL, {"x": (0, 3, 8, 8)}, "empty array"),
+        (FREE_TIME, {"x": (5, 0, 161)}, "empty array"),
+        (DECODER, {"ids": (0, 5), "past": (0, 4, 2, 16)}, "empty array"),
+        (DECODER, {"ids": (1, 5), "past": (1, 0, 2, 16)}, "has shape"),
         (TEXT, {"ids": (5, 9), "mask": (4, 9)}, "disagree on the number"),
         (TEXT, {"ids": (5, 9), "mask": (5, 8)}, "input 'mask'"),
         (STATE, {"x": (1, 6, 4), "h": (3, 1, 5)}, "disagree"),

@@ -69,6 +69,13 @@ def test_a_range_fits_with_zero_inside(
     assert params.low <= int(params.zero_point) <= params.high
 
 
+def test_a_value_without_axes_is_rounded_alike() -> None:
+    params = QuantParams(np.float32(0.5), np.asarray(0), ir.DataType.INT8)
+    for value, rounded in ((0.8, 1.0), (100.0, 63.5)):
+        left = params.fake_quant(np.asarray(value, np.float32))
+        assert (left.shape, left.item()) == ((), rounded)
+
+
 def test_blocks_share_a_scale() -> None:
     params = QuantParams(np.asarray([[1.0, 2.0]], np.float32), np.zeros((1, 2), np.int64), ir.DataType.INT4, 1, block=2)
     np.testing.assert_array_equal(params.fake_quant(np.asarray([[1.2, 2.6, 3.2, 50.0]], np.float32)), [[1, 3, 4, 14]])

@@ -122,6 +122,25 @@ def test_integer_and_boolean_outputs_are_compared_and_text_is_not() -> None:
     assert found["b"].max_abs_error == 1
 
 
+def test_indices_are_the_same_or_not_and_do_not_stand_for_the_outputs() -> None:
+    labels, scores = np.array([3, 8, 1, 0]), np.array([0.5, 2.0], np.float32)
+    comparison = Comparison()
+    comparison.update({"label": labels, "score": scores}, {"label": np.array([3, 3, 1, 0]), "score": scores + 0.001})
+    found = comparison.result()
+    assert {output.name: output.same for output in found.outputs} == {"label": 0.75, "score": None}
+    assert found.same is None
+    assert found.sqnr_db == pytest.approx(decibels(4.25, 2e-6), abs=0.1)
+    only = Comparison()
+    only.update({"label": labels, "found": labels > 2}, {"label": np.array([3, 3, 1, 0]), "found": labels > 2})
+    assert only.result().same == 0.75
+
+
+def test_whole_numbers_of_few_bits_are_values() -> None:
+    comparison = Comparison()
+    comparison.update({"image": np.array([100, 200], np.uint8)}, {"image": np.array([101, 200], np.uint8)})
+    assert comparison.result().outputs[0].same is None
+
+
 def test_sessions_are_compared_over_all_samples() -> None:
     samples = vectors([np.array([[0.75, 0.25]]), np.array([[0.0, 1.0]])])
     reference = FakeSession(lambda feed: {"y": feed["x"][:, :, None]}, ["y"])

@@ -200,6 +200,22 @@ class TestCleaning:
         assert any(note.startswith("4 nodes removed that do nothing") for note in result.notes)
         assert_same_outputs(result, {"x": rand(2, 3)})
 
+    def test_where_nodes_came_from_is_dropped_and_what_describes_the_model_stays(self, tmp_path: Path) -> None:
+        proto = model([node("Sigmoid", ["x"], ["a"]), node("Tanh", ["a"], ["y"])], {"x": [2, 3]})
+        inner = helper.make_tensor_value_info("a", TensorProto.FLOAT, [2, 3])
+        proto.graph.value_info.append(inner)
+        for part in (proto, proto.graph, *proto.graph.node, proto.graph.value_info[0], proto.graph.input[0]):
+            part.metadata_props.add(key="stack_trace", value="File /home/me/secret.py")
+            part.doc_string = "of the model" if part is proto else "File /home/me/secret.py"
+        _, after = prepared(tmp_path, proto)
+        assert after.doc_string == "of the model"
+        assert [p.key for p in after.metadata_props] == ["stack_trace"]
+        assert [p.key for p in after.graph.input[0].metadata_props] == ["stack_trace"]
+        for part in (after.graph, *after.graph.node, *after.graph.value_info):
+            assert not part.metadata_props
+        for part in (*after.graph.node, *after.graph.value_info):
+            assert not part.doc_string
+
     def test_an_identity_between_two_outputs_stays(self, tmp_path: Path) -> None:
         nodes = [node("Sigmoid", ["x"], ["a"]), node("Identity", ["a"], ["y"])]
         result, proto = prepared(tmp_path, model(nodes, {"x": [2, 3]}, ["a", "y"]))

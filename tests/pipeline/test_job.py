@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
 
@@ -17,6 +18,7 @@ from edgeq.pipeline import job as job_module
 from edgeq.pipeline.job import Data, build, open_job, scheme_for
 from tests.backends.build import mixed, random
 from tests.cli.workspace import model
+from tests.graphs import proto
 
 NET = Path("net.onnx")
 CALIB = Data("calib.npz")
@@ -113,6 +115,14 @@ def test_a_model_that_computes_nothing_in_float_is_refused(place: Path) -> None:
     np.savez(place / "integers.npz", x=np.zeros((2, 4), np.int64))
     with pytest.raises(ModelError, match=r"integers\.onnx computes nothing in float"):
         open_job(place / "integers.onnx", Data("integers.npz"), None, place / "work")
+
+
+def test_a_model_in_float64_is_refused_as_such(place: Path) -> None:
+    body = "double (double[N,2] x) => (double[N,2] y) <double[2] w = {1, 2}> { y = Mul(x, w) }"
+    onnx.save(proto(body), "double.onnx")
+    np.savez("double.npz", x=np.zeros((2, 2)))
+    with pytest.raises(ModelError, match=r"double\.onnx computes in float64, .*Export it in float32"):
+        open_job(Path("double.onnx"), Data("double.npz"), None, place / "work")
 
 
 def test_the_scheme_is_the_profiles_with_what_was_set() -> None:

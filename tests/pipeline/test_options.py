@@ -115,6 +115,7 @@ def test_what_is_no_share(text: str) -> None:
     [
         (("--task", "classification"), "--task needs labelled samples"),
         (("--block-compute", "int8"), "--block-compute goes with --weight-only"),
+        (("--weight-only", "8", "--block-compute", "float32"), "--block-compute float32 goes with 4 bits"),
         (("--percentile", "99"), "--percentile goes with --method percentile"),
         (("--dynamic", "--method", "mse"), "--method and --dynamic exclude each other"),
         (("--dynamic", "--activation-asymmetric"), "--activation-symmetric and --dynamic exclude each other"),

@@ -64,6 +64,10 @@ def test_nothing_to_warn_of() -> None:
         ({"agreement": agreement(5.0), "accuracy": {}}, "follow float32 to only 5.0 dB SQNR"),
         ({"accuracy": {FLOAT: accuracy(0.9), INT8: accuracy(0.7)}}, "accuracy falls from 0.9000 to 0.7000"),
         ({"optimiser": (10.0, 30.0)}, "optimiser changes the answer: 10.0 dB SQNR against float32 on the optimised"),
+        (
+            {"coverage": Coverage(int8_macs=1, float_macs=60, nodes=(), float_nodes=(NODE,), basis="native")},
+            "most of the arithmetic stays in float; the largest part is conv (Conv: kept in float on request)",
+        ),
         ({"held_out": False}, "accuracy was measured on the calibration samples; give --val"),
     ],
 )

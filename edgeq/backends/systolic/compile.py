@@ -113,7 +113,7 @@ def observe(model: ir.Model, program: Program, samples: Samples) -> Reference:
         for name in names:
             sums[name].append(channel_means([fetched[name]]))
         for name in outputs:
-            results[name].append(fetched[name])
+            results[name].append(np.atleast_1d(fetched[name]))
     return Reference(
         {name: np.concatenate([feed[name] for feed in taken]) for name in program.inputs},
         {name: np.concatenate(parts) for name, parts in results.items() if parts[0].dtype == np.float32},

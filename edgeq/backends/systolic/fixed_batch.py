@@ -87,6 +87,7 @@ def _with_batch_one(value: ir.Value, path: Path) -> ir.Shape:
         if not isinstance(size, int):
             raise ModelError(
                 f"{path}: input {value.name!r} has no fixed size on axis {axis} ({size.value or 'unknown'})",
-                "Fix every size but the batch's: the array's tiles and addresses are laid out beforehand",
+                f"Give --fix {size.value or f'{value.name}:{axis}'}=SIZE: the array's tiles and addresses are laid out "
+                "beforehand, for every size but the batch's",
             )
     return ir.Shape([1, *others])

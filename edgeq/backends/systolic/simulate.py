@@ -142,7 +142,10 @@ class Simulator:
             session.run(list(step.outputs), {name: values[name][i : i + 1] for name in step.inputs})
             for i in range(count)
         ]
-        return {name: np.concatenate([row[place] for row in rows]) for place, name in enumerate(step.outputs)}
+        # A value without axes has no batch either: one for each sample, then.
+        return {
+            name: np.concatenate([np.atleast_1d(row[place]) for row in rows]) for place, name in enumerate(step.outputs)
+        }
 
 
 def simulate(

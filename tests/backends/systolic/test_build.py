@@ -265,3 +265,15 @@ def test_an_opset_9_model_has_its_numbers() -> None:
     model.opset_import[0].version = 9
     onnx.checker.check_model(model)
     assert kinds(program_of(model, b.samples())) == ["Quantize", "Conv", "Dequantize"]
+
+
+def test_an_output_without_axes_has_one_value_for_each_sample() -> None:
+    b = builder()
+    made = b.conv("input", 8)
+    model = b.model(b.node("ReduceMax", [made], (1,), keepdims=0))
+    model.graph.output[0].type.tensor_type.shape.ClearField("dim")
+    samples = b.samples()
+    found = program_of(model, samples)
+    largest = simulate(found, {"input": samples}).tensors[found.outputs[0]]
+    assert largest.shape == (len(samples),)
+    assert len(set(largest.tolist())) > 1
