@@ -9,6 +9,7 @@ nothing to add.
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import tomllib
 from collections.abc import Mapping
@@ -20,9 +21,12 @@ from typing import Any
 
 from edgeq_device import cpuid
 from edgeq_device.features import Evidence, Reading, gather, interpret, normalise, parse_identity
+from edgeq_device.gpu import Load, read_gpus
 
-from edgeq.hardware import limits, nvidia, runtimes
+from edgeq.hardware import limits, runtimes
 from edgeq.hardware.machine import Cache, Gpu, Machine
+
+_DRIVER_MARKS = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/nvhost-gpu"))
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,7 @@ def query_py_cpuinfo() -> tuple[Mapping[str, Any], tuple[str, ...]]:
 
 def read_system() -> SystemInfo:
     """Everything of this machine that is not its CPU's features."""
-    gpus, gpu_notes = nvidia.detect_gpus()
+    gpus, gpu_notes = detect_gpus()
     return SystemInfo(
         board=limits.board(),
         usable_threads=limits.usable_threads(),
@@ -124,6 +128,13 @@ def read_system() -> SystemInfo:
         runtimes=runtimes.detect_runtimes(),
         notes=gpu_notes,
     )
+
+
+def detect_gpus(load: Load = ctypes.CDLL) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
+    """NVIDIA GPUs in the driver's order; with a note where there is a driver and it shows none."""
+    found, problem = read_gpus(load)
+    gpus = tuple(Gpu(gpu.name, gpu.compute_capability, gpu.memory_bytes or None, gpu.driver) for gpu in found)
+    return gpus, (problem,) if not gpus and any(mark.exists() for mark in _DRIVER_MARKS) else ()
 
 
 def _first(*candidates: object) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from edgeq.errors import HardwareError, UsageError, suggest
 from edgeq.hardware.engines import EngineState, wrong_on
-from edgeq.hardware.machine import Cache, Machine
+from edgeq.hardware.machine import Cache, Machine, capability_text
 from edgeq.hardware.profile import Profile, ProfileMatch
 from edgeq.hardware.target import Target
 from edgeq.records import plain
@@ -42,7 +42,7 @@ def machine_lines(
     features = machine.features if every_feature else machine.features & asked
     name = machine.cpu_name or "unknown CPU"
     gpus = [
-        f"{gpu.name}, compute capability {'{}.{}'.format(*gpu.compute_capability)}, {_size(gpu.memory_bytes)}, "
+        f"{gpu.name}, compute capability {capability_text(gpu.compute_capability)}, {_size(gpu.memory_bytes)}, "
         f"driver {gpu.driver or 'unknown'}"
         for gpu in machine.gpus
     ]

@@ -92,9 +92,10 @@ def _software(machine: Machine) -> Iterator[Check]:
         yield Check("onnxruntime", "failed", "it is installed beside onnxruntime-gpu: uninstall both, then install one")
     else:
         yield Check("onnxruntime", "ok", f"{ort.__version__} with {providers}")
-    for what, names in (("COCO evaluation", ("faster-coco-eval", "pycocotools")), ("NVML", ("nvidia-ml-py",))):
-        found = next((f"{name} {version}" for name in names if (version := _version(name))), "")
-        yield Check(what, "ok" if found else "absent", found or f"install one of {', '.join(names)} to have it")
+    names = ("faster-coco-eval", "pycocotools")
+    found = next((f"{name} {version}" for name in names if (version := _version(name))), "")
+    detail = found or f"install one of {', '.join(names)} to have it"
+    yield Check("COCO evaluation", "ok" if found else "absent", detail)
     match = match_profile(machine, load_profiles())
     yield Check("profile", "ok", f"{match.profile.name}: {match.profile.title}")
 

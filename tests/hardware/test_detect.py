@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 from edgeq_device.features import Reading
 
-from edgeq.hardware import detect, nvidia, runtimes
+from edgeq.hardware import detect, runtimes
 from edgeq.hardware.detect import combine
 from edgeq.hardware.machine import Cache, Gpu
+from tests.device.nvidia import RECORDED, Nvml, loads
 from tests.hardware.recorded import RECORDS, evidence_of
 
 
@@ -72,52 +71,19 @@ def test_an_architecture_that_py_cpuinfo_refuses_is_noted(monkeypatch: pytest.Mo
     assert notes == ("py-cpuinfo has no answer: py-cpuinfo currently only works on X86",)
 
 
-class _NvmlError(Exception):
-    pass
+def test_gpus_as_the_driver_lists_them() -> None:
+    nvml = Nvml(RECORDED[:2], ("nvmlDeviceGetMemoryInfo",))
+    gpus = tuple(Gpu(gpu.name, gpu.compute_capability, None, gpu.driver) for gpu in RECORDED[:2])
+    assert detect.detect_gpus(loads(nvidia=nvml)) == (gpus, ())
 
 
-def _nvml(**overrides: object) -> SimpleNamespace:
-    def not_supported(handle: object) -> None:
-        raise _NvmlError("Not Supported")
-
-    boards = [("Tesla T4", (7, 5), 15 << 30), ("Orin (nvgpu)", (8, 7), None)]
-    functions = {
-        "NVMLError": _NvmlError,
-        "nvmlInit": lambda: None,
-        "nvmlShutdown": lambda: None,
-        "nvmlSystemGetDriverVersion": lambda: "560.35",
-        "nvmlDeviceGetCount": lambda: len(boards),
-        "nvmlDeviceGetHandleByIndex": lambda index: boards[index],
-        "nvmlDeviceGetName": lambda board: board[0],
-        "nvmlDeviceGetCudaComputeCapability": lambda board: board[1],
-        "nvmlDeviceGetMemoryInfo": lambda board: SimpleNamespace(total=board[2]) if board[2] else not_supported(board),
-    }
-    return SimpleNamespace(**{**functions, **overrides})
-
-
-def test_gpus_through_nvml() -> None:
-    gpus, notes = nvidia.query_nvml(_nvml())
-    assert gpus == (Gpu("Tesla T4", (7, 5), 15 << 30, "560.35"), Gpu("Orin (nvgpu)", (8, 7), None, "560.35"))
-    assert notes == ()
-
-
-def test_nvml_that_fails_is_noted_not_fatal() -> None:
-    def fail() -> None:
-        raise _NvmlError("GPU is lost")
-
-    gpus, notes = nvidia.query_nvml(_nvml(nvmlDeviceGetCount=fail))
-    assert gpus == ()
-    assert notes == ("NVML does not tell about the GPUs: GPU is lost",)
-
-
-def test_a_driver_without_its_library_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    def fail() -> None:
-        raise _NvmlError("Library Not Found")
-
-    monkeypatch.setattr(nvidia, "_DRIVER_MARKS", ())
-    assert nvidia.query_nvml(_nvml(nvmlInit=fail)) == ((), ())
-    monkeypatch.setattr(nvidia, "_DRIVER_MARKS", (tmp_path,))
-    assert nvidia.query_nvml(_nvml(nvmlInit=fail)) == ((), ("NVML does not start: Library Not Found",))
+def test_a_driver_that_shows_no_gpu_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    monkeypatch.setattr(detect, "_DRIVER_MARKS", ())
+    assert detect.detect_gpus(loads()) == ((), ())
+    monkeypatch.setattr(detect, "_DRIVER_MARKS", (tmp_path,))
+    assert detect.detect_gpus(loads()) == ((), ("this device has no NVIDIA driver",))
+    lost = Nvml(RECORDED, ("nvmlDeviceGetCount_v2",))
+    assert detect.detect_gpus(loads(nvidia=lost)) == ((), ("the NVIDIA driver finds no GPU",))
 
 
 def test_runtime_versions_without_importing_them(monkeypatch: pytest.MonkeyPatch) -> None:
