@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import signal
 import sys
@@ -23,7 +22,7 @@ from typing import NoReturn
 
 import click
 from edgeq_device.budget import interrupt_once
-from edgeq_device.terminal import printable
+from edgeq_device.terminal import prepare_output, printable
 
 from edgeq.errors import BudgetError, EdgeqError, OutputError
 
@@ -55,7 +54,7 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 @contextmanager
 def ends_in_one_line(*, verbose: bool = False) -> Iterator[None]:
     """End the program on any error with its line on stderr and its exit code; with `verbose`, a bug's traceback too."""
-    _prepare_output()
+    prepare_output()
     try:
         yield
     except EdgeqError as error:
@@ -78,16 +77,6 @@ def ends_in_one_line(*, verbose: bool = False) -> Iterator[None]:
         _end(f"{error.filename or 'standard output'}: {error.strerror}", OutputError.exit_code)
     except Exception as error:
         _end_bug(error, verbose=verbose)
-
-
-def _prepare_output() -> None:
-    """What the caller has closed is nowhere: no file that is opened later may take its number. What the encoding of
-    standard output does not have is written as escapes, as it is on stderr (a file name need not be text)."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115  # they live as long as the program
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _end_bug(error: Exception, *, verbose: bool) -> NoReturn:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import io
 import os
 import signal
 import sys
@@ -14,7 +13,7 @@ from typing import Any, Dict, List, NoReturn, Optional, Sequence
 from edgeq_device.budget import confine, interrupt_once, lift_seconds
 from edgeq_device.errors import BudgetError, BundleError, DeviceError, OutputError
 from edgeq_device.package import Bundle, open_bundle
-from edgeq_device.terminal import json_text, printable
+from edgeq_device.terminal import json_text, prepare_output, printable
 from edgeq_device.trust import PLACE, Trust, check_signature, trust_for
 from edgeq_device.variants import Variant
 
@@ -35,7 +34,7 @@ def program(root: Path) -> int:
 
 def main(argv: Optional[Sequence[str]] = None, root: Optional[Path] = None) -> int:
     """Run one command on the bundle at `root` (or --bundle) and return the exit code."""
-    _prepare_output()
+    prepare_output()
     arguments = _parser(root).parse_args(argv)
     try:
         trust = trust_for(arguments.trust, required=arguments.require_signature)
@@ -58,16 +57,6 @@ def main(argv: Optional[Sequence[str]] = None, root: Optional[Path] = None) -> i
 def _failed(error: DeviceError) -> int:
     print(printable(f"edgeq_run: {error}"), file=sys.stderr)
     return error.exit_code
-
-
-def _prepare_output() -> None:
-    """What the caller has closed is nowhere: no file that is opened later may take its number. What an encoding does
-    not have is written as escapes."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115  # they live as long as the program
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import sys
 import unicodedata
 from typing import Any
 
@@ -18,6 +21,16 @@ def printable(text: str) -> str:
 def json_text(plain: Any) -> str:
     """JSON for standard output, ASCII alone."""
     return json.dumps(plain, indent=2, allow_nan=False).replace("\x7f", "\\u007f")
+
+
+def prepare_output() -> None:
+    """What the caller has closed is nowhere: no file that is opened later may take its number. What the encoding of
+    standard output does not have is written as escapes, as it is on stderr (a file name need not be text)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115  # they live as long as the program
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _escaped(character: str) -> str:
