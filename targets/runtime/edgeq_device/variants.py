@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple
 
@@ -65,6 +65,34 @@ class Variant:
     engines: Path = Path("engines")
 
 
+@dataclass(frozen=True)
+class _Files:
+    """The files of a bundle. `where` begins messages."""
+
+    root: Path
+    known: Mapping[str, FileRecord]
+    where: str
+
+    def existing(self, name: str) -> Path:
+        """The file of that name."""
+        if name not in self.known:
+            raise BundleError(f"{self.where}: {name!r} is not in the bundle")
+        return self.root / name
+
+    def place(self, name: str, kind: str) -> Path:
+        """The file `name`, or the folder of that name that holds some of the files."""
+        if name not in self.known if kind == "file" else not any(file.startswith(name + "/") for file in self.known):
+            raise BundleError(f"{self.where}: {name!r} is not in the bundle as a {kind}")
+        return self.root / name
+
+    def json(self, name: str) -> Dict[str, Any]:
+        """The JSON object in a file."""
+        path = self.existing(name)
+        if self.known[name].size > MAX_BYTES:
+            raise BundleError(f"{self.where}: {name} is larger than {MAX_BYTES} bytes")
+        return parse_json(path.read_bytes(), self.where)
+
+
 def load_variants(
     component: str, place: str, root: Path, files: Mapping[str, FileRecord], where: str
 ) -> Tuple[Variant, ...]:
@@ -75,29 +103,28 @@ def load_variants(
     """
     file = f"{place}/{COMPONENT}"
     where = f"{where}: {file}"
-    bodies = parse_component(_json_file(root, file, files, where), where)
-    return tuple(_variant(component, place, body, root, files, where) for body in bodies)
+    bodies = parse_component(_Files(root, files, where).json(file), where)
+    return tuple(
+        _variant(component, f"{place}/{body.directory}", body, _Files(root, files, f"{where}: variant {body.name}"))
+        for body in bodies
+    )
 
 
-def _variant(
-    component: str, place: str, body: VariantBody, root: Path, files: Mapping[str, FileRecord], where: str
-) -> Variant:
-    where = f"{where}: variant {body.name}"
-    directory = f"{place}/{body.directory}"
-    if not any(name.startswith(directory + "/") for name in files):
+def _variant(component: str, directory: str, body: VariantBody, files: _Files) -> Variant:
+    where = files.where
+    if not any(name.startswith(directory + "/") for name in files.known):
         raise BundleError(f"{where}: its directory {directory} is not there")
     if isinstance(body.edgeq, str):
-        file = resolve_reference(body.edgeq, directory, where)
-        info = _json_file(root, file, files, where)
+        info = files.json(resolve_reference(body.edgeq, directory, where))
     else:
         info = dict(body.edgeq)
     model = None
     if body.model_file is not None:
-        model = _existing(resolve_reference(body.model_file, directory, where), root, files, where)
+        model = files.existing(resolve_reference(body.model_file, directory, where))
 
     def resolve(reference: str, kind: str) -> str:
         """The path of a file of the bundle that an option names, as text."""
-        return str(_place(resolve_reference(reference, directory, where), kind, root, files, where))
+        return str(files.place(resolve_reference(reference, directory, where), kind))
 
     rank = info.get("rank", 0)
     if not isinstance(rank, int) or isinstance(rank, bool):
@@ -111,7 +138,7 @@ def _variant(
     for key in _VERSIONS:
         if not isinstance(info.get(key, ""), str) or not _VERSION.fullmatch(info.get(key, "")):
             raise BundleError(f'{where}: {key} is not a version such as "1.17"')
-    cases, tolerance = _selftest(info.get("selftest", {}), root, files, where)
+    cases, tolerance = _selftest(info.get("selftest", {}), files)
     return Variant(
         name=body.name,
         component=component,
@@ -129,26 +156,25 @@ def _variant(
         cases=cases,
         tolerance=tolerance,
         info=info,
-        table=_table(info, root, files, where),
+        table=_table(info, files),
     )
 
 
-def _table(info: Mapping[str, Any], root: Path, files: Mapping[str, FileRecord], where: str) -> Optional[Path]:
+def _table(info: Mapping[str, Any], files: _Files) -> Optional[Path]:
     """The file of the bundle that holds this variant's calibration table."""
     named = info.get("table_file")
     if named is None:
         return None
     table = info.get("table")
     if not isinstance(named, str) or not isinstance(table, str) or not is_plain_name(table):
-        raise BundleError(f"{where}: table and table_file must name a file each")
-    check_table_name(table, where)
-    return _existing(named, root, files, where)
+        raise BundleError(f"{files.where}: table and table_file must name a file each")
+    check_table_name(table, files.where)
+    return files.existing(named)
 
 
-def _selftest(
-    values: object, root: Path, files: Mapping[str, FileRecord], where: str
-) -> Tuple[Tuple[Case, ...], Dict[str, float]]:
-    where = f"{where}: selftest"
+def _selftest(values: object, files: _Files) -> Tuple[Tuple[Case, ...], Dict[str, float]]:
+    where = f"{files.where}: selftest"
+    files = replace(files, where=where)
     if not isinstance(values, dict) or not set(values) <= {"cases", "tolerance"}:
         raise BundleError(f"{where} is not an object with cases and tolerance")
     cases, tolerance = values.get("cases", []), values.get("tolerance", {})
@@ -162,29 +188,9 @@ def _selftest(
         for key in ("inputs", "outputs"):
             if not isinstance(case[key], str):
                 raise BundleError(f"{where}: a case names one file of inputs and one of outputs")
-            paths.append(_existing(case[key], root, files, where))
+            paths.append(files.existing(case[key]))
         found.append(Case(paths[0], paths[1]))
     for name, value in tolerance.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
             raise BundleError(f"{where}: the tolerance of {name!r} is not a number from 0 up")
     return tuple(found), {name: float(value) for name, value in tolerance.items()}
-
-
-def _existing(name: str, root: Path, files: Mapping[str, FileRecord], where: str) -> Path:
-    if name not in files:
-        raise BundleError(f"{where}: {name!r} is not in the bundle")
-    return root / name
-
-
-def _place(name: str, kind: str, root: Path, files: Mapping[str, FileRecord], where: str) -> Path:
-    """The file `name`, or the folder of that name that holds some of `files`."""
-    if name not in files if kind == "file" else not any(file.startswith(name + "/") for file in files):
-        raise BundleError(f"{where}: {name!r} is not in the bundle as a {kind}")
-    return root / name
-
-
-def _json_file(root: Path, name: str, files: Mapping[str, FileRecord], where: str) -> Dict[str, Any]:
-    path = _existing(name, root, files, where)
-    if files[name].size > MAX_BYTES:
-        raise BundleError(f"{where}: {name} is larger than {MAX_BYTES} bytes")
-    return parse_json(path.read_bytes(), where)
