@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgeq_device.arrays import read_arrays
 from edgeq_device.select import CPU
-from edgeq_device.selftest import OutputCheck, compare
+from edgeq_device.selftest import OutputCheck, check_outputs
 
 from edgeq.device import device_errors
 from edgeq.emulate.engine_route import route_for
@@ -212,7 +212,11 @@ def _run(trial: Trial, target: Target, route: ExecutionRoute, running: Running, 
         answers = tuple(_answers(session, trial.vectors))
     except (RuntimeUnavailableError, ValueError) as error:
         return replace(found, status=FAILED, reason=str(error))
-    selftest = tuple(_selftest(trial, answers))
+    expected = [outputs for _, outputs in trial.vectors]
+    anything = dict.fromkeys((name for outputs in expected for name in outputs), math.inf)
+    selftest = check_outputs(
+        zip(answers, expected, strict=True), anything if trial.tolerance is None else trial.tolerance
+    )
     found = replace(found, selftest=selftest, answers=answers)
     wrong = [check for check in selftest if not check.passed]
     if wrong:
@@ -268,16 +272,3 @@ def _answers(session: Session, vectors: Iterable[Vectors]) -> Iterator[Mapping[s
     for inputs, expected in vectors:
         names = sorted(expected)
         yield dict(zip(names, session.run(names, inputs), strict=True))
-
-
-def _selftest(trial: Trial, answers: Iterable[Mapping[str, NDArray[Any]]]) -> Iterator[OutputCheck]:
-    """Each output over all vectors, as `edgeq_device.selftest` does it on the device."""
-    worst: dict[str, OutputCheck] = {}
-    for (_, expected), given in zip(trial.vectors, answers, strict=True):
-        for name, value in given.items():
-            error, problem = compare(value, expected[name])
-            allowed = math.inf if trial.tolerance is None else trial.tolerance[name]
-            old = worst.get(name)
-            if old is None or problem or (error > old.max_error and not old.problem):
-                worst[name] = OutputCheck(name, error, allowed, problem)
-    yield from worst.values()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, Iterable, Iterator, Mapping, Tuple
 
 import numpy as np
 
 from edgeq_device.arrays import read_arrays
 from edgeq_device.errors import BundleError, RuntimeUnavailableError
 from edgeq_device.variants import Variant
+
+Arrays = Mapping[str, "np.ndarray[Any, Any]"]
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,11 @@ def run_selftest(variant: Variant, session: Any) -> SelfTest:
         RuntimeUnavailableError: the process that runs it crashed or hangs.
         DataError: vectors that cannot be read.
     """
-    worst: Dict[str, float] = {}
-    problems: Dict[str, str] = {}
+    return SelfTest(len(variant.cases), check_outputs(_answers(variant, session), variant.tolerance))
+
+
+def _answers(variant: Variant, session: Any) -> Iterator[Tuple[Arrays, Arrays]]:
+    """What the session gives for each case, and what is expected."""
     for case in variant.cases:
         feeds, expected = read_arrays(case.inputs), read_arrays(case.outputs)
         names = sorted(expected)
@@ -85,17 +90,28 @@ def run_selftest(variant: Variant, session: Any) -> SelfTest:
         except Exception as error:  # onnxruntime's exceptions have no common base
             text = " ".join(str(error).split())
             raise BundleError(f"variant {variant.name}: the self-test does not fit the model ({text})") from error
-        for name, result in zip(names, results):
-            if name not in variant.tolerance:
-                raise BundleError(f"variant {variant.name}: the self-test has no tolerance for output {name!r}")
-            error_here, problem = compare(np.asarray(result), expected[name])
-            worst[name] = max(worst.get(name, 0.0), error_here)
+        unbounded = next((name for name in names if name not in variant.tolerance), None)
+        if unbounded is not None:
+            raise BundleError(f"variant {variant.name}: the self-test has no tolerance for output {unbounded!r}")
+        yield dict(zip(names, map(np.asarray, results))), expected
+
+
+def check_outputs(answers: Iterable[Tuple[Arrays, Arrays]], tolerance: Mapping[str, float]) -> Tuple[OutputCheck, ...]:
+    """Each output over all cases, sorted by name.
+
+    Args:
+        answers: of each case, the outputs by name, and those that are expected.
+        tolerance: of every output.
+    """
+    worst: Dict[str, float] = {}
+    problems: Dict[str, str] = {}
+    for outputs, expected in answers:
+        for name, found in outputs.items():
+            error, problem = compare(found, expected[name])
+            worst[name] = max(worst.get(name, 0.0), error)
             if problem:
                 problems.setdefault(name, problem)
-    checks: List[OutputCheck] = [
-        OutputCheck(name, worst[name], variant.tolerance[name], problems.get(name, "")) for name in sorted(worst)
-    ]
-    return SelfTest(len(variant.cases), tuple(checks))
+    return tuple(OutputCheck(name, worst[name], tolerance[name], problems.get(name, "")) for name in sorted(worst))
 
 
 def compare(found: "np.ndarray[Any, Any]", expected: "np.ndarray[Any, Any]") -> Tuple[float, str]:
