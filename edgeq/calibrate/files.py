@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from edgeq_device.arrays import write_npz
 from edgeq_device.budget import largest_sample
 from numpy.typing import NDArray
 
@@ -35,7 +36,7 @@ FORMAT, VERSION = "edgeq-statistics", 1
 MAX_BYTES = 2**31
 """What the arrays unpack to is refused above this size."""
 MAX_JSON_BYTES = 2**26
-_ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
+_LEVEL = 1  # of compression: the fastest
 _TYPES = {
     "minimum": np.float32,
     "maximum": np.float32,
@@ -62,7 +63,7 @@ def save_statistics(statistics: Statistics, directory: Path, *, force: bool = Fa
     """Write statistics into a new directory, whole or not at all; with `force` in place of earlier ones."""
     with output_directory(directory, force=force, check=STATISTICS.check) as draft:
         (draft / JSON).write_text(json.dumps(_described(statistics), indent=1, ensure_ascii=False) + "\n", "utf-8")
-        _write_arrays(draft / ARRAYS, _arrays(statistics))
+        write_npz(draft / ARRAYS, _arrays(statistics), level=_LEVEL)
 
 
 def _judge(directory: Path) -> Judge | None:
@@ -221,17 +222,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     if described.get("version") != VERSION:
         raise ValueError(f"{path.name} has version {described.get('version')}, this edgeq reads version {VERSION}")
     return described
-
-
-def _write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """An .npz as numpy reads it, but for the times that numpy would put into it."""
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, array in sorted(arrays.items()):
-            content = io.BytesIO()
-            np.lib.format.write_array(content, array, version=(1, 0), allow_pickle=False)
-            entry = zipfile.ZipInfo(f"{name}.npy", _ZIP_EPOCH)
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, content.getvalue(), compresslevel=1)
 
 
 def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:

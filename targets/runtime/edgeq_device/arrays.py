@@ -7,7 +7,7 @@ import math
 import os
 import zipfile
 from pathlib import Path
-from typing import IO, Any, Dict, Mapping, Union
+from typing import IO, Any, Dict, Mapping, Optional, Union
 
 import numpy as np
 
@@ -18,8 +18,13 @@ MAX_ARRAY_BYTES = 1 << 32
 _FIXED_DATE = (1980, 1, 1, 0, 0, 0)
 
 
-def write_npz(target: Union[Path, IO[bytes]], arrays: Mapping[str, "np.ndarray[Any, Any]"]) -> None:
+def write_npz(
+    target: Union[Path, IO[bytes]], arrays: Mapping[str, "np.ndarray[Any, Any]"], level: Optional[int] = None
+) -> None:
     """Write a compressed .npz that depends on names and values alone: sorted members, a fixed date.
+
+    Args:
+        level: of compression, 0 to 9; None takes zlib's own choice.
 
     Raises:
         DataError: an array of Python objects, which would need pickle.
@@ -35,7 +40,7 @@ def write_npz(target: Union[Path, IO[bytes]], arrays: Mapping[str, "np.ndarray[A
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.create_system = 3
             entry.external_attr = 0o100644 << 16
-            archive.writestr(entry, buffer.getvalue())
+            archive.writestr(entry, buffer.getvalue(), compresslevel=level)
 
 
 def read_arrays(path: Path) -> Dict[str, "np.ndarray[Any, Any]"]:
