@@ -14,7 +14,7 @@ from typing import IO
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from edgeq.data.records import MAX_PIXELS, Hash, Record, Rows, update_with_file
+from edgeq.data.records import MAX_PIXELS, FileList, Record, Rows
 from edgeq.data.state import Picture
 from edgeq.errors import DataError
 
@@ -70,43 +70,28 @@ def decode_bytes(data: bytes, where: str) -> Picture:
 
 
 @dataclass(frozen=True)
-class ImageFiles:
-    """A list of image files, one record each.
+class ImageFiles(FileList):
+    """A list of image files.
 
     Attributes:
-        root: the folder that names are relative to.
-        files: in the order of reading.
-        target: the model input they feed ("" where the preprocessing decides).
         classes: class sub-folder → label, or empty.
     """
 
-    root: Path
-    files: tuple[Path, ...]
-    target: str
     classes: dict[str, int]
     notes: tuple[str, ...] = ()
     rows: Rows = "one"
     prepared: bool = False
 
-    def __len__(self) -> int:
-        return len(self.files)
-
     def read(self, indices: range) -> Iterator[Record]:
         """Decode the images of `indices`, one at a time; the context has the file, its class folder and its path."""
         for index in indices:
             path = self.files[index]
-            relative = path.relative_to(self.root)
-            context = {"file": path.name, "path": relative.as_posix()}
+            context = {"file": path.name, "path": self.name(index)}
             label = None
             if self.classes:
-                context["class"] = relative.parts[0]
-                label = self.classes[relative.parts[0]]
+                context["class"] = path.relative_to(self.root).parts[0]
+                label = self.classes[context["class"]]
             yield Record(str(path), {self.target: decode(path, str(path))}, label, context)
-
-    def update(self, digest: Hash, indices: range) -> None:
-        """Hash path below the folder and bytes of each image."""
-        for index in indices:
-            update_with_file(digest, self.files[index], self.files[index].relative_to(self.root).as_posix())
 
 
 def class_folders(root: Path, files: tuple[Path, ...]) -> dict[str, int]:

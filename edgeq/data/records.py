@@ -76,6 +76,33 @@ class Source(Protocol):
         """Feed the contents behind `indices` to `digest`."""
 
 
+@dataclass(frozen=True)
+class FileList:
+    """Files, one record each.
+
+    Attributes:
+        root: the folder that names are relative to.
+        files: in the order of reading.
+        target: the model input they feed ("" where the preprocessing decides).
+    """
+
+    root: Path
+    files: tuple[Path, ...]
+    target: str
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def name(self, index: int) -> str:
+        """The path of a file below `root`, with forward slashes."""
+        return self.files[index].relative_to(self.root).as_posix()
+
+    def update(self, digest: Hash, indices: range) -> None:
+        """Hash path below the folder and bytes of each file."""
+        for index in indices:
+            update_with_file(digest, self.files[index], self.name(index))
+
+
 def check_size(size: int, what: str, fix: str, *, held: int = 0) -> None:
     """Refuse what would take more bytes than one sample may, before they are allocated.
 

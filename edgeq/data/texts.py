@@ -10,7 +10,7 @@ from typing import Any
 
 from edgeq.data.arrays import damage
 from edgeq.data.labels import plain_label
-from edgeq.data.records import Hash, Record, Rows, read_text, update_with_file
+from edgeq.data.records import FileList, Hash, Record, Rows, read_text
 from edgeq.errors import DataError
 
 SUFFIXES = frozenset({".csv", ".txt", ".tsv"})
@@ -63,27 +63,15 @@ def open_text(path: Path, target: str, label: str | None) -> TextFile:
 
 
 @dataclass(frozen=True)
-class Paths:
-    """One record a file, given to the preprocessing as a path."""
+class Paths(FileList):
+    """Files that are given to the preprocessing as paths."""
 
-    root: Path
-    files: tuple[Path, ...]
-    target: str
     notes: tuple[str, ...] = ()
     rows: Rows = "unknown"
     prepared: bool = False
-
-    def __len__(self) -> int:
-        return len(self.files)
 
     def read(self, indices: range) -> Iterator[Record]:
         """The paths of `indices`; the function reads the files itself."""
         for index in indices:
             path = self.files[index]
-            relative = path.relative_to(self.root).as_posix()
-            yield Record(str(path), {self.target: path}, None, {"file": path.name, "path": relative})
-
-    def update(self, digest: Hash, indices: range) -> None:
-        """Hash path below the folder and bytes of each file."""
-        for index in indices:
-            update_with_file(digest, self.files[index], self.files[index].relative_to(self.root).as_posix())
+            yield Record(str(path), {self.target: path}, None, {"file": path.name, "path": self.name(index)})
