@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import shlex
 import tempfile
@@ -20,21 +19,14 @@ from edgeq.distributed.workers import open_workers
 from edgeq.engines import EngineChoice
 from edgeq.errors import UsageError
 from edgeq.hardware.detect import detect_machine
-from edgeq.hardware.machine import Machine
-from edgeq.hardware.target import Target, resolve, runs_natively
-from edgeq.measure.checks import strongest
+from edgeq.hardware.target import Target, resolve
 from edgeq.measure.task import Task
-from edgeq.model.load import model_bytes
 from edgeq.pipeline.builds import Builds
 from edgeq.pipeline.checks import check_output, check_request
-from edgeq.pipeline.compiled import with_compiled
-from edgeq.pipeline.emit_c import with_c
-from edgeq.pipeline.emulated import check_built, checks_of
-from edgeq.pipeline.engine_variants import check_engines, exists_for, in_engine
-from edgeq.pipeline.job import Built, Data, as_data, open_job, scheme_for
-from edgeq.pipeline.saturation_mitigation import Decision, decide, decision_key, must_decide
-from edgeq.pipeline.target_checks import artifact_checks, runtime_requirements
+from edgeq.pipeline.engine_variants import check_engines
+from edgeq.pipeline.job import Data, as_data, open_job, scheme_for
 from edgeq.pipeline.target_coverage import check_measurable
+from edgeq.pipeline.target_variants import TargetVariants
 from edgeq.pipeline.variants import (
     PackagedVariant,
     as_text,
@@ -44,7 +36,6 @@ from edgeq.pipeline.variants import (
 )
 from edgeq.progress import SILENT, Progress
 from edgeq.records import computed, plain
-from edgeq.scheme import Scheme
 
 
 @dataclass(frozen=True)
@@ -150,36 +141,12 @@ def package(
             progress=progress,
         )
         builds = Builds(job, workdir, task=task, timed=timed, emulate=emulate, progress=progress)
+        made = TargetVariants(
+            builds, machine, overrides, plugins, selftest, emulate, max_drop, require_coverage, workdir, progress
+        )
         done: dict[str, PackagedVariant] = {}
-        decisions: dict[str, Decision] = {}
         for target, scheme in zip(chosen, schemes, strict=True):
-            decision, asked_for = None, scheme
-            if must_decide(target, scheme, overrides):
-                key = decision_key(target, scheme)
-                if key not in decisions:
-                    decisions[key] = decide(builds, target, scheme, machine, progress=progress)
-                decision = decisions[key]
-            if decision is not None:
-                scheme = decision.chosen.scheme
-            built = builds.build(target, scheme)
-            built = with_c(built, job.validation, workdir / f"c-{variant_name(target)}", images=selftest)
-            built = with_compiled(job, built, workdir / f"compiled-{variant_name(target)}", progress=progress)
-            variant = _variant(builds, built, scheme, decision, machine)
-            variant.proof.check(max_drop=max_drop, require_coverage=require_coverage)
-            preferred = []
-            for choice in plugins:
-                if not exists_for(choice.engine, target):
-                    continue
-                other, fitting, alike = None, scheme, variant
-                if must_decide(target, asked_for, overrides, choice.engine):
-                    other = decide(builds, target, asked_for, machine, engine=choice.engine, progress=progress)
-                    fitting = other.chosen.scheme
-                    alike = _variant(builds, builds.build(target, fitting), fitting, other, machine)
-                preferred.append(in_engine(builds, alike, fitting, choice, machine, other))
-            if emulate and not variant.native:
-                variant = _emulated(variant, builds, machine, selftest, progress)
-                preferred = [_emulated(own, builds, machine, selftest, progress) for own in preferred]
-            done.update(with_fallback(variant_name(target), variant, preferred))
+            done.update(with_fallback(variant_name(target), *made.of(target, scheme)))
         artifacts = itertools.chain.from_iterable(v.built.artifact.notes for v in done.values())
         notes = tuple(dict.fromkeys([*job.prepared.notes, *artifacts]))
         for place, names in places.items():
@@ -209,36 +176,6 @@ def package(
     written = {name: place for place, names in places.items() for name in names}
     bundles = {name: written[variant_name(variant.built.target)] for name, variant in done.items()}
     return Packaged(output, bundles, done, notes)
-
-
-def _variant(
-    builds: Builds, built: Built, scheme: Scheme, decision: Decision | None, machine: Machine
-) -> PackagedVariant:
-    target = built.target
-    needed, runtime = runtime_requirements(target, built.artifact)
-    native = runs_natively(target, machine)
-    proof = builds.prove(built, scheme, machine, native=native)
-    return PackagedVariant(
-        built,
-        proof,
-        native,
-        model_bytes(built.artifact.model),
-        checks=(*artifact_checks(built, proof, machine, decision), runtime),
-        decision=decision,
-        compatibility=needed,
-    )
-
-
-def _emulated(
-    variant: PackagedVariant, builds: Builds, machine: Machine, selftest: int, progress: Progress
-) -> PackagedVariant:
-    """`variant` with the result of the check on the target's own kernels.
-
-    Raises:
-        CheckFailedError: it fails there.
-    """
-    found = check_built(builds.job, variant.built, machine, task=builds.task, selftest=selftest, progress=progress)
-    return dataclasses.replace(variant, emulated=found, checks=strongest((*variant.checks, *checks_of(found))))
 
 
 def _places(output: Path, names: Sequence[str], *, split: bool) -> dict[Path, tuple[str, ...]]:

@@ -273,7 +273,7 @@ def test_the_targets_own_kernels_are_asked_and_believed(
         answers = tuple({"y": np.full((1, 3), 7.0, np.float32)} for _ in range(options["selftest"]))
         return EmulatedCheck(built.target.name, "", "emulated", "a test", "passed", answers=answers)
 
-    monkeypatch.setattr("edgeq.pipeline.package.check_built", check)
+    monkeypatch.setattr("edgeq.pipeline.target_variants.check_built", check)
     result = packaged(targets=("raspberry-pi-4", "this-machine"), emulate=True)
     assert asked == [("raspberry-pi-4", 2)], "this machine's own kernels need no emulator"
     found = {name: {c.name: c.kind for c in v.checks} for name, v in result.variants.items()}
@@ -289,7 +289,7 @@ def test_a_variant_that_fails_on_its_targets_kernels_stops_it(place: Path, monke
     def check(job: Job, built: Built, machine: Machine, **options: Any) -> EmulatedCheck:
         raise CheckFailedError("the model fails on raspberry-pi-4 (a test): y is off by 3")
 
-    monkeypatch.setattr("edgeq.pipeline.package.check_built", check)
+    monkeypatch.setattr("edgeq.pipeline.target_variants.check_built", check)
     before = sorted(place.iterdir())
     with pytest.raises(CheckFailedError, match="y is off by 3"):
         packaged(targets=("raspberry-pi-4",), emulate=True)
