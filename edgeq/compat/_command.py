@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,6 +37,16 @@ def say(*lines: str) -> None:
     """Print lines, or a text of several, whose names are untrusted."""
     for line in lines:
         click.echo("\n".join(map(printable, line.split("\n"))))
+
+
+def says(run: Callable[..., Iterable[str]]) -> Callable[..., None]:
+    """What prints the lines that `run` gives."""
+
+    @functools.wraps(run)
+    def saying(**options: Any) -> None:
+        say(*run(**options))
+
+    return saying
 
 
 def switch(*names: str, help: str) -> Callable[[F], F]:

@@ -17,7 +17,7 @@ import click
 
 from edgeq import compat
 from edgeq.callable_package import make_callable
-from edgeq.compat._command import SETTINGS, Command, images_or_arrays, say
+from edgeq.compat._command import SETTINGS, Command, images_or_arrays, says
 from edgeq.compat.own_preprocess import own_preprocess
 from edgeq.compat.readers import RESNET50
 from edgeq.errors import ModelError, UsageError
@@ -61,12 +61,8 @@ _UPSTREAM = (
 @click.option("--white_nodes", help="The only nodes to quantize, separated by commas.")
 @click.option("--augmented_model_path", help="Not needed any more; accepted and not written.")
 @click.option("--force_fusions", is_flag=False, flag_value="true", help="Fusions are always done; accepted.")
-def command(**options: Any) -> None:
-    """Calibrate and quantize a model as the older calibrate.py did."""
-    say(run(**options))
-
-
-def run(
+@says
+def command(
     *,
     model_path: Path,
     dataset_path: str,
@@ -81,8 +77,8 @@ def run(
     white_nodes: str | None,
     augmented_model_path: str | None = None,
     force_fusions: str | None = None,
-) -> str:
-    """Do what the options say; the lines to print."""
+) -> list[str]:
+    """Calibrate and quantize a model as the older calibrate.py did."""
     from edgeq.pipeline import job
 
     del augmented_model_path, force_fusions
@@ -113,7 +109,7 @@ def run(
         preprocess = _preprocess(data_preprocess, model_path)
     data = job.Data(dataset_path, preprocess, count=dataset_size or None)
     write = _for_the_array if is_static and integer == "int8" else _for_cpus
-    return "\n".join([write(model_path, data, output_model_path, overrides), *assumed])
+    return [write(model_path, data, output_model_path, overrides), *assumed]
 
 
 def _preprocess(given: str, model: Path) -> Any:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from edgeq.compat._command import SETTINGS, Command, say
+from edgeq.compat._command import SETTINGS, Command, says
 from edgeq.compat.enums import METHODS
 from edgeq.compat.readers import DataReader, YoloDataReader
 from edgeq.errors import UsageError
@@ -83,12 +83,8 @@ def collect_readers(model_path: str | Path, readers: Iterable[DataReader]) -> St
 @click.option("--batch_size", type=click.IntRange(min=1), default=1, help="Images a run.")
 @click.option("--output_dir", type=click.Path(path_type=Path), default=Path(), help="Where the tables go.")
 @click.option("--provider", default="CPUExecutionProvider", help="Execution provider for the evaluation.")
-def command(**options: Any) -> None:
-    """Calibrate a detector for TensorRT and evaluate it on COCO."""
-    say(*run(**options))
-
-
-def run(
+@says
+def command(
     *,
     model: Path,
     calibration_dataset: str | None,
@@ -106,7 +102,7 @@ def run(
     output_dir: Path,
     provider: str,
 ) -> Iterator[str]:
-    """Do what the options say; the lines to print."""
+    """Calibrate a detector for TensorRT and evaluate it on COCO."""
     from edgeq.calibrate.ranges import derive_ranges
     from edgeq.calibrate.table import write_tables
     from edgeq.compat.evaluators import DetectionEvaluator

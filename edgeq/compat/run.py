@@ -7,11 +7,10 @@ chooses integer types and the operators that are worth it, and the result is pro
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
-from edgeq.compat._command import SETTINGS, Command, PrintedProgress, images_or_arrays, say, switch
+from edgeq.compat._command import SETTINGS, Command, PrintedProgress, images_or_arrays, says, switch
 from edgeq.compat.readers import RESNET50
 from edgeq.records import plain
 
@@ -28,12 +27,8 @@ _FORMATS = ("QDQ", "QOperator")
 @switch("--per_channel", help="One weight scale a channel.")
 @click.option("--preprocess", help=f"Preprocessing, as `edgeq preprocess` lists them. Images: [{RESNET50}]")
 @click.option("--profile", default="auto", help="Hardware that the model is for; auto is this machine.")
-def command(**options: Any) -> None:
-    """Calibrate, quantize and time an image classifier."""
-    say(*run(**options))
-
-
-def run(
+@says
+def command(
     *,
     input_model: Path,
     output_model: Path,
@@ -43,7 +38,7 @@ def run(
     preprocess: str | None,
     profile: str,
 ) -> list[str]:
-    """Do what the options say; the lines to print."""
+    """Calibrate, quantize and time an image classifier."""
     from edgeq.backends.quantizer import quiet
     from edgeq.pipeline.job import Data
     from edgeq.pipeline.quantize import quantize

@@ -9,11 +9,10 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 
-from edgeq.compat._command import SETTINGS, Command, images_or_arrays, say
+from edgeq.compat._command import SETTINGS, Command, images_or_arrays, says
 from edgeq.compat.readers import RESNET50
 
 
@@ -23,15 +22,11 @@ from edgeq.compat.readers import RESNET50
 @click.option("--calibrate_dataset", default="./test_images", help="Images, .npz, .pb ...")
 @click.option("--preprocess", help=f"Preprocessing, as `edgeq preprocess` lists them. Images: [{RESNET50}]")
 @click.option("--count", type=click.IntRange(min=1), default=8, help="Samples at most; all their activations are kept.")
-def command(**options: Any) -> None:
-    """Compare the weights and activations of a float model and its quantized form."""
-    say(*run(**options))
-
-
-def run(
+@says
+def command(
     *, float_model: Path, qdq_model: Path, calibrate_dataset: str, preprocess: str | None, count: int
 ) -> Iterator[str]:
-    """Do what the options say; the lines to print."""
+    """Compare the weights and activations of a float model and its quantized form."""
     from edgeq.compat.qdq_loss_debug import (
         collect_activations,
         compute_activation_error,

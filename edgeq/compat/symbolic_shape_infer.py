@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import click
 
-from edgeq.compat._command import SETTINGS, Command, PrintedProgress, say
+from edgeq.compat._command import SETTINGS, Command, PrintedProgress, says
 from edgeq.compat.preprocess import preprocessed, symbolic_options, write
 
 
@@ -19,12 +18,8 @@ from edgeq.compat.preprocess import preprocessed, symbolic_options, write
 @click.option("--input", "source", type=click.Path(path_type=Path), required=True, help="Model.")
 @click.option("--output", type=click.Path(path_type=Path), help="Result; without it, only unknown shapes are printed.")
 @symbolic_options
-def command(**options: Any) -> None:
-    """Infer the shapes of a model whose inputs have symbolic sizes."""
-    say(run(**options))
-
-
-def run(
+@says
+def command(
     *,
     source: Path,
     output: Path | None,
@@ -36,8 +31,8 @@ def run(
     all_tensors_to_one_file: bool,
     external_data_location: str | None,
     external_data_size_threshold: int,
-) -> str:
-    """Do what the options say; the line to print."""
+) -> list[str]:
+    """Infer the shapes of a model whose inputs have symbolic sizes."""
     from edgeq.model.shapes import SymbolicOptions, unknown_shapes
 
     with tempfile.TemporaryDirectory(prefix="edgeq-shapes-") as folder:
@@ -59,7 +54,7 @@ def run(
             )
         unknown = unknown_shapes(model)
     listed = f": {', '.join(unknown)}" if unknown else ""
-    return f"{output or source}: {len(unknown)} tensors of unknown shape{listed}"
+    return [f"{output or source}: {len(unknown)} tensors of unknown shape{listed}"]
 
 
 if __name__ == "__main__":

@@ -10,18 +10,11 @@ import onnx
 import onnxruntime.quantization as theirs
 import pytest
 
-from compat.networks import Reader, images, residual
+from compat.networks import Reader, images
 from edgeq.calibrate.table import read_tables
 from edgeq.compat import CalibraterBase, CalibrationMethod, CalibratorBase, create_calibrator, write_calibration_table
 from edgeq.compat.calibrate import CalibrationDataReader
 from edgeq.errors import CalibrationError, DataError
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    path = tmp_path / "float.onnx"
-    onnx.save(residual(), path)
-    return path
 
 
 class DocumentedReader(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no types

@@ -11,16 +11,9 @@ import onnx
 import onnxruntime.quantization as theirs
 import pytest
 
-from compat.networks import assert_same_quantization, relative_error, residual, run
+from compat.networks import assert_same_quantization, relative_error, run
 from edgeq.compat import QuantType, quantize_dynamic
 from edgeq.errors import ModelError, UsageError
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    path = tmp_path / "float.onnx"
-    onnx.save(residual(), path)
-    return path
 
 
 @pytest.mark.parametrize(

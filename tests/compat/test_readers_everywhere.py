@@ -5,21 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
-import pytest
 
 import edgeq
-from compat.networks import Reader, images, residual
+from compat.networks import Reader, images
 from edgeq.calibrate.run import calibrate
 from edgeq.model.load import model_signature
 from edgeq.records import plain
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    path = tmp_path / "float.onnx"
-    onnx.save(residual(), path)
-    return path
 
 
 def test_quantize_and_package(model: Path, tmp_path: Path) -> None:

@@ -33,13 +33,6 @@ from edgeq.errors import CalibrationError, DataError, ModelError, UsageError
 from edgeq.graph.convert import from_proto
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    path = tmp_path / "float.onnx"
-    onnx.save(residual(), path)
-    return path
-
-
 def both(model: Path, **options: Any) -> tuple[Path, Path]:
     """Our file and theirs, of the same options."""
     ours, other = model.with_name("ours.onnx"), model.with_name("theirs.onnx")
