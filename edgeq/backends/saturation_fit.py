@@ -17,7 +17,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.errors import UsageError
-from edgeq.graph.operators import OPERATORS, channel_axis
+from edgeq.graph.operators import OPERATORS, channel_axis, is_depthwise
 from edgeq.graph.query import constant, node_input
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.saturation import PAIR_LIMIT, conv_rows, pair_sums, possible_sums, saturation_table
@@ -63,7 +63,7 @@ def fitted_ranges(
         weight = constant(value)
         if value is None or weight is None or weight.dtype != np.float32 or weight.ndim < 2:
             continue
-        if _is_depthwise(node, weight):
+        if node.op_type == "Conv" and is_depthwise(node, weight.shape):
             continue
         axis = channel_axis(node) % weight.ndim
         rows = conv_rows(weight) if node.op_type == "Conv" else np.moveaxis(weight, axis, 0)
@@ -127,11 +127,6 @@ def _is_suspect(node: ir.Node) -> bool:
     # Signed activations become unsigned where only such a kernel exists.
     table = saturation_table()
     return node.op_type in _INTEGER_FORM and table.path(_INTEGER_FORM[node.op_type], "uint8", "int8") is not None
-
-
-def _is_depthwise(node: ir.Node, weight: NDArray[Any]) -> bool:
-    group = node.attributes.get_int("group", 1)
-    return node.op_type == "Conv" and weight.shape[1] == 1 and len(weight) == group
 
 
 def _overrides(

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from edgeq.errors import DataError
 from edgeq.graph.convert import external_folder, to_bytes
+from edgeq.graph.edit import with_outputs
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.query import is_op, name_of, node_input
 from edgeq.model.tensors import weight_bytes
@@ -67,7 +68,7 @@ class InstrumentedModel:
         weights = external_folder(model)
         config = {_EXTERNAL_FOLDER: str(weights)} if weights is not None else {}
         settings = SessionSettings(config=config, intra_op_threads=threads)
-        content = to_bytes(_with_outputs(model, names))
+        content = to_bytes(with_outputs(model, names))
         if weight_bytes(model) > _LARGEST or not any(node.op_type == "Conv" for node in model.graph):
             self._session = open_session(content, settings)
             return
@@ -169,11 +170,3 @@ def _converts_back(node: ir.Node) -> bool:
 
 def _converts_to_blocked(node: ir.Node) -> bool:
     return (node.domain, node.op_type) == (_BLOCKED, "ReorderInput") and not node.attributes.get_int("channels_last", 0)
-
-
-def _with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:
-    """A copy that gives `names` too."""
-    more = model.clone()
-    values = GraphIndex(more).values
-    more.graph.outputs.extend(values[name] for name in names if not values[name].is_graph_output())
-    return more

@@ -21,12 +21,11 @@ from numpy.typing import NDArray
 
 from edgeq.calibrate.instrumented import InstrumentedModel
 from edgeq.calibrate.observer import LARGE, PLENTY, Part, spread_stride
-from edgeq.calibrate.tensors import clip_limit
 from edgeq.graph.convert import to_bytes
 from edgeq.graph.edit import Editor
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.operators import PERMUTATIONS
-from edgeq.graph.query import constant_tensor, is_op, name_of
+from edgeq.graph.query import clamp_bounds, constant_tensor, is_op, name_of
 from edgeq.session import SessionSettings, open_session
 
 FIRST = PLENTY // LARGE
@@ -151,10 +150,8 @@ def _source(value: ir.Value | None, measured: Collection[str]) -> str | None:
 
 
 def _is_moderate_clip(node: ir.Node) -> bool:
-    if not is_op(node, "Clip"):
-        return False
-    low, high = clip_limit(node, "min", 1, -np.inf), clip_limit(node, "max", 2, np.inf)
-    return low is not None and high is not None and low <= MODERATE and high >= -MODERATE
+    bounds = clamp_bounds(node) if is_op(node, "Clip") else None
+    return bounds is not None and bounds[0] <= MODERATE and bounds[1] >= -MODERATE
 
 
 def _is_moderate(values: NDArray[Any] | Part | None) -> bool:

@@ -6,12 +6,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import onnx_ir as ir
 
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.operators import PERMUTATIONS
-from edgeq.graph.query import MAIN_DOMAINS, constant_tensor, is_op, name_of, node_input, only_reader
+from edgeq.graph.query import MAIN_DOMAINS, clamp_bounds, is_op, name_of, only_reader
 from edgeq.model.shapes import element_types
 
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16})
@@ -116,21 +115,5 @@ def _derivation(node: ir.Node) -> Derived | None:
         return Derived(name, "union", sources[:1])
     if node.op_type == "Concat":
         return Derived(name, "union", sources)
-    if node.op_type == "Relu":
-        return Derived(name, "clip", sources[:1], low=0.0)
-    if node.op_type == "Clip":
-        low, high = clip_limit(node, "min", 1, -np.inf), clip_limit(node, "max", 2, np.inf)
-        if low is not None and high is not None and low <= high:
-            return Derived(name, "clip", sources[:1], low, high)
-    return None
-
-
-def clip_limit(node: ir.Node, attribute: str, place: int, default: float) -> float | None:
-    """A limit, which opset 6 has as an attribute and opset 11 as an input; None where it is computed."""
-    given = node_input(node, place)
-    if given is None:
-        return float(np.float32(node.attributes.get_float(attribute, default)))
-    tensor = constant_tensor(given)
-    if tensor is None or tensor.size != 1 or tensor.dtype not in _FLOATS:
-        return None
-    return float(tensor.numpy().reshape(()))
+    bounds = clamp_bounds(node)
+    return Derived(name, "clip", sources[:1], *bounds) if bounds is not None and bounds[0] <= bounds[1] else None

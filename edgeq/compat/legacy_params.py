@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from edgeq.compat.source import LOG
 from edgeq.errors import UsageError
 from edgeq.graph.quant_params import LIMITS, QuantParams
-from edgeq.graph.query import constant, is_op, name_of, node_input, only_reader
+from edgeq.graph.query import clamp_bounds, is_op, name_of, only_reader
 
 Given = Mapping[str, Sequence[Any]]
 _TYPES = {"uint8": ir.DataType.UINT8, "int8": ir.DataType.INT8}
@@ -91,21 +91,6 @@ def single_reader_clamps(model: ir.Model) -> list[ir.Node]:
     """Relu and Clip nodes that alone read their input."""
     clamps = [(node, node.inputs[0]) for node in model.graph if is_op(node, "Relu", "Clip")]
     return [node for node, value in clamps if value is not None and only_reader(value) is node]
-
-
-def clamp_bounds(clamp: ir.Node) -> tuple[float, float] | None:
-    """The interval that a Relu or Clip keeps; None where it is not constant."""
-    if clamp.op_type == "Relu":
-        return 0.0, np.inf
-    bounds = [-np.inf, np.inf]
-    for place in (0, 1):
-        given = node_input(clamp, place + 1)
-        values = constant(given)
-        if given is not None and values is None:
-            return None
-        if values is not None:
-            bounds[place] = float(values.reshape(-1)[0])
-    return bounds[0], bounds[1]
 
 
 def _pair(argument: str, name: str, value: Any) -> tuple[NDArray[Any], np.float32]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from edgeq.graph.index import GraphIndex
 from edgeq.graph.quant_params import QuantParams
 from edgeq.graph.query import MAIN_DOMAINS, node_input
 
@@ -192,6 +193,16 @@ def drop_unused_initializers(graph: ir.Graph) -> None:
     for name, value in tuple(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
             del graph.initializers[name]
+
+
+def with_outputs(model: ir.Model, names: Iterable[str]) -> ir.Model:
+    """A copy of a model that gives the tensors `names` too, behind its own outputs. Types that are not known are left
+    to the runtime."""
+    observed = model.clone()
+    graph = GraphIndex(observed)
+    present = set(graph.outputs)
+    observed.graph.outputs.extend(graph.values[name] for name in dict.fromkeys(names) if name not in present)
+    return observed
 
 
 def set_constant(value: ir.Value, values: NDArray[Any]) -> None:

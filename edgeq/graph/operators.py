@@ -218,6 +218,11 @@ def is_quantized_operator(op_type: str) -> bool:
     return op_type.startswith("QLinear") or (row is not None and (row.quantized or row.mac_rule == "nbits"))
 
 
+def is_depthwise(node: ir.Node, weight: tuple[int, ...]) -> bool:
+    """Whether each output channel of a convolution with a weight [O, I / group, ...] reads one input channel."""
+    return weight[1] == 1 and weight[0] == node.attributes.get_int("group", 1)
+
+
 def channel_axis(node: ir.Node) -> int:
     """Along which axis of a node's weight (of the data, for Q/DQ) a scale per channel runs; may be negative."""
     if node.op_type in ("QuantizeLinear", "DequantizeLinear"):

@@ -6,6 +6,7 @@ of an If, Loop or Scan counts there like any other. This module has what it lack
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,6 +54,26 @@ def constant(value: ir.Value | None) -> NDArray[Any] | None:
 def is_constant(value: ir.Value | None) -> bool:
     """Whether a value is an initializer that nothing can override, or made by a Constant node."""
     return constant_tensor(value) is not None
+
+
+def clamp_bounds(node: ir.Node) -> tuple[float, float] | None:
+    """The interval that a Relu or a Clip of floats keeps, infinite where a side is open; None for other nodes, and
+    where a bound is computed. A Clip has its bounds as attributes up to opset 10, as inputs from 11 on."""
+    if is_op(node, "Relu"):
+        return 0.0, math.inf
+    if not is_op(node, "Clip"):
+        return None
+    found = []
+    for place, attribute, otherwise in ((1, "min", -math.inf), (2, "max", math.inf)):
+        given = node_input(node, place)
+        tensor = constant_tensor(given)
+        if given is None:
+            found.append(float(np.float32(node.attributes.get_float(attribute, otherwise))))
+        elif tensor is None or tensor.size != 1 or not tensor.dtype.is_floating_point():
+            return None
+        else:
+            found.append(float(tensor.numpy().reshape(())))
+    return found[0], found[1]
 
 
 def opset_of(model: ir.Model) -> int:

@@ -21,16 +21,6 @@ if TYPE_CHECKING:
     from edgeq.data.samples import Sample, Samples
 
 
-def with_outputs(model: ir.Model, names: Iterable[str]) -> ir.Model:
-    """A copy of a model that gives the tensors `names` too, behind its own outputs. Types that are not known are left
-    to the runtime."""
-    observed = model.clone()
-    graph = GraphIndex(observed)
-    present = set(graph.outputs)
-    observed.graph.outputs.extend(graph.values[name] for name in dict.fromkeys(names) if name not in present)
-    return observed
-
-
 def only_outputs(model: ir.Model, names: Iterable[str], *, inputs: Collection[str] | None = None) -> ir.Model:
     """A copy of a model whose outputs are `names`, with only the nodes and constants that they need.
 

@@ -15,11 +15,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from edgeq.graph.edit import with_outputs
 from edgeq.graph.index import GraphIndex
 from edgeq.measure.activation_observer import ActivationComparison
 from edgeq.measure.compare_activations import compare_activations
 from edgeq.measure.effects import output_effects
-from edgeq.measure.instrument import collect_activations, cut_layers, only_outputs, with_outputs
+from edgeq.measure.instrument import collect_activations, cut_layers, only_outputs
 from edgeq.measure.layer_runs import MEMORY
 from edgeq.measure.match_activations import ActivationMatch, match_activations
 from edgeq.measure.match_weights import (

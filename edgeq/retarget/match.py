@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from edgeq.graph.edit import Editor
 from edgeq.graph.quant_params import QuantParams
-from edgeq.graph.query import constant, is_constant, is_op, node_input, only_reader
+from edgeq.graph.query import clamp_bounds, is_op, node_input, only_reader
 from edgeq.retarget.params import params_of, type_name
 
 
@@ -84,36 +83,17 @@ def products(node: ir.Node) -> tuple[list[In], Out] | str:
 
 def clamped(value: ir.Value, out: Out, editor: Editor) -> ir.Value:
     """Integers clamped as the Relu or Clip in front of the QuantizeLinear does."""
-    bounds = _clamp_bounds(out)
+    bounds = clamp_bounds(out.clamp) if out.clamp is not None else None
     if bounds is None:
         return value
-    low, high = (editor.constant(f"{value.name}/{w}", b) for w, b in zip(("low", "high"), bounds, strict=True))
+    ends = [out.params.quantize(np.asarray(bound, np.float32)) for bound in bounds]
+    if int(ends[0]) == out.params.low and int(ends[1]) == out.params.high:  # the type's own limits do it
+        return value
+    low, high = (editor.constant(f"{value.name}/{w}", end) for w, end in zip(("low", "high"), ends, strict=True))
     dtype = out.params.dtype
     return editor.node("Clip", [value, low, high], f"{value.name}/clip", before=out.quantize, like=value, dtype=dtype)
 
 
-def _clamp_bounds(out: Out) -> tuple[NDArray[np.generic], NDArray[np.generic]] | None:
-    """Integers to clamp to; None where the type's own limits do it."""
-    if out.clamp is None:
-        return None
-    low, high = _clamp_limits(out.clamp)
-    ends = [out.params.quantize(np.array(bound, np.float32)) for bound in (low, high)]
-    if int(ends[0]) == out.params.low and int(ends[1]) == out.params.high:
-        return None
-    return ends[0], ends[1]
-
-
-def _clamp_limits(clamp: ir.Node) -> tuple[float, float]:
-    if clamp.op_type == "Relu":
-        return 0.0, float(np.finfo(np.float32).max)
-    limits = [float(np.finfo(np.float32).min), float(np.finfo(np.float32).max)]
-    for place, value in enumerate(clamp.inputs[1:3]):
-        bound = constant(value)
-        if bound is not None:
-            limits[place] = float(bound.reshape(-1)[0])
-    return limits[0], limits[1]
-
-
 def constant_clamp(out: Out) -> bool:
     """Whether the bounds of the clamp in front of the QuantizeLinear are known, or there is none."""
-    return out.clamp is None or all(v is None or is_constant(v) for v in out.clamp.inputs[1:3])
+    return out.clamp is None or clamp_bounds(out.clamp) is not None

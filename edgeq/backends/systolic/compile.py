@@ -22,6 +22,7 @@ from edgeq.backends.systolic.simulate import Array, Simulator
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.graph.convert import to_bytes
+from edgeq.graph.edit import with_outputs
 from edgeq.graph.index import GraphIndex
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import Scheme
@@ -93,13 +94,12 @@ def observe(model: ir.Model, program: Program, samples: Samples) -> Reference:
     fit into memory."""
     size = 4 * sum(math.prod(t.shape) for t in program.tensors.values() if t.dtype == "int8")
     count = max(min(SAMPLES, _MEMORY // max(size, 1)), 1)
-    index = GraphIndex(model.clone())
-    ir.external_data.load_to_model(index.model)
-    outputs = index.outputs
-    made = {value.name for node in index.graph for value in node.outputs}
+    outputs = GraphIndex(model).outputs
+    made = {value.name for node in model.graph for value in node.outputs}
     names = [name for name in dict.fromkeys(corrected_layers(program)) if name in made]
-    index.graph.outputs.extend(index.values[name] for name in names if name not in outputs)
-    session = open_session(to_bytes(index.model))
+    observed = with_outputs(model, names)
+    ir.external_data.load_to_model(observed)
+    session = open_session(to_bytes(observed))
     taken: list[Mapping[str, Array]] = []
     sums: dict[str, list[Array]] = {name: [] for name in names}
     results: dict[str, list[Array]] = {name: [] for name in outputs}

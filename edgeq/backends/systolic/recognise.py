@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,7 @@ from edgeq.backends.systolic.moves import MOVES, recognise_move, reshape_move
 from edgeq.backends.systolic.network import AddLayer, AverageLayer, ClampLayer, ConvLayer, FcLayer, Layer
 from edgeq.backends.systolic.program import Concat, MaxPool, Pads
 from edgeq.backends.systolic.windows import Windows
-from edgeq.graph.query import MAIN_DOMAINS, attributes, constant, is_constant, name_of, node_input, sizes
+from edgeq.graph.query import MAIN_DOMAINS, attributes, clamp_bounds, constant, is_constant, name_of, node_input, sizes
 
 Found = tuple[Layer, ...] | str
 
@@ -147,23 +146,13 @@ def _whole_average(name: str, source: str, output: str, shape: tuple[int, ...]) 
     return AverageLayer(name, source, output, (shape[2], shape[3]), (1, 1), (0, 0, 0, 0))
 
 
-def _relu(node: ir.Node) -> Found:
-    return (ClampLayer(*_names(node), 0.0, math.inf),)
-
-
-def _clip(node: ir.Node) -> Found:
-    a = attributes(node)
-    bounds = [float(a.get("min", -math.inf)), float(a.get("max", math.inf))]
-    for place in (1, 2):
-        if node_input(node, place) is not None:
-            value = _constant(node, place)
-            if value is None or value.size != 1:
-                return "its bounds are computed, not constant"
-            bounds[place - 1] = float(value.reshape(()))
-    low, high = bounds
-    if not low <= 0 <= high:
+def _clamp(node: ir.Node) -> Found:
+    bounds = clamp_bounds(node)
+    if bounds is None:
+        return "its bounds are computed, not constant"
+    if not bounds[0] <= 0 <= bounds[1]:
         return "zero is not between its bounds"
-    return (ClampLayer(*_names(node), low, high),)
+    return (ClampLayer(*_names(node), *bounds),)
 
 
 def _concat(node: ir.Node) -> Found:
@@ -178,7 +167,7 @@ def _concat(node: ir.Node) -> Found:
 _KINDS: Mapping[str, Callable[[ir.Node], Found]] = {
     "Add": _add,
     "AveragePool": _average_pool,
-    "Clip": _clip,
+    "Clip": _clamp,
     "Concat": _concat,
     "Conv": _conv,
     "Gemm": _gemm,
@@ -186,7 +175,7 @@ _KINDS: Mapping[str, Callable[[ir.Node], Found]] = {
     "MatMul": _matmul,
     "MaxPool": _max_pool,
     "ReduceMean": _reduce_mean,
-    "Relu": _relu,
+    "Relu": _clamp,
     "Sum": _add,
 }
 

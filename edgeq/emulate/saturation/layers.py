@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edgeq.emulate.saturation.arithmetic import exact_product, saturating_product, watched_product
 from edgeq.emulate.saturation.operators import Computed, compute
 from edgeq.graph.index import GraphIndex
-from edgeq.graph.operators import operator_of
+from edgeq.graph.operators import is_depthwise, operator_of
 from edgeq.graph.query import constant, constant_tensor, name_of, node_input
 from edgeq.model.saturation import (
     PAIR_LIMIT,
@@ -95,7 +95,7 @@ def find_layers(
         array = constant(weight)
         if path is None or (array is not None and node.op_type in precise):
             continue
-        if path.exact_depthwise and array is not None and is_depthwise(node, array):
+        if path.exact_depthwise and array is not None and is_depthwise(node, array.shape):
             continue
         channels = array.shape[1] if array is not None and "Conv" in node.op_type else 0
         found.append(Layer(node, path, None if array is None else _rows(node, array, path), channels))
@@ -115,7 +115,7 @@ def simulate_layer(node: ir.Node, inputs: Sequence[NDArray[Any] | None], *, satu
     activation, weight = np.asarray(inputs[0]), np.asarray(inputs[row.weight])
     kind = "uint8" if row.dynamic else str(activation.dtype)
     path = saturation_table().path(node.op_type, kind, str(weight.dtype))
-    exact = path is None or (path.exact_depthwise and is_depthwise(node, weight))
+    exact = path is None or (path.exact_depthwise and is_depthwise(node, weight.shape))
     swapped = node.op_type == "ConvInteger"
     layer = Layer(node, path or SaturatingPath((node.op_type,), "", "", swapped=swapped), None)
     return layer.compute(inputs, saturating=saturating and not exact).output
@@ -132,12 +132,6 @@ def _dtype(*values: ir.Value | None) -> str:
         if maker is not None and maker.op_type == "DynamicQuantizeLinear":
             return "uint8"
     return ""
-
-
-def is_depthwise(node: ir.Node, weight: NDArray[Any]) -> bool:
-    """Whether each output channel of a convolution with `weight` [O, I / group, ...] reads one input channel."""
-    group = node.attributes.get_int("group", 1)
-    return weight.shape[1] == 1 and len(weight) == group
 
 
 def _rows(node: ir.Node, weight: NDArray[Any], path: SaturatingPath) -> NDArray[Any] | None:

@@ -12,9 +12,9 @@ from edgeq.emulate.saturation.audit import audit, sample_count
 from edgeq.emulate.saturation.simulate import Simulation
 from edgeq.errors import UsageError
 from edgeq.graph.convert import to_bytes
+from edgeq.graph.edit import with_outputs
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
-from edgeq.measure.instrument import with_outputs
 from edgeq.scheme import Scheme
 from edgeq.session import SessionSettings, open_session
 from tests.backends.build import Bench, bench, mixed, residual

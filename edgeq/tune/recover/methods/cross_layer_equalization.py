@@ -26,7 +26,7 @@ import onnx_ir as ir
 from edgeq.calibrate.sampled_values import channel_extrema, drawn_rows
 from edgeq.data.samples import Samples
 from edgeq.graph.index import GraphIndex
-from edgeq.graph.query import constant, is_op, name_of, node_input, only_reader, readers
+from edgeq.graph.query import clamp_bounds, is_op, name_of, only_reader, readers
 from edgeq.model.prepare import PreparedModel, rewritten
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
@@ -234,10 +234,8 @@ def _rounding_errors(rows: Floats, per_channel: bool, levels: int) -> Floats:
 
 def _clipped_above(node: ir.Node) -> float | None:
     """The constant upper bound of a Clip from 0; None for any other node."""
-    if not is_op(node, "Clip"):
-        return None
-    low, high = (constant(node_input(node, place)) for place in (1, 2))
-    return float(high.item()) if low is not None and high is not None and low.item() == 0 < high.item() else None
+    low, high = clamp_bounds(node) or (-math.inf, math.inf)
+    return high if low == 0 < high < math.inf else None
 
 
 def _reach(layer: Layer, weights: Weights) -> Floats:
