@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -24,6 +22,7 @@ from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target, runs_natively
 from edgeq.measure.inference import Session
 from edgeq.progress import SILENT, Progress
+from edgeq.records import fingerprint
 from edgeq.session import SessionSettings, open_session
 from edgeq.workers.guest import Guest, start_guest
 
@@ -193,8 +192,7 @@ def _instructions(emulator: Emulator, cpu: str, how: str, seen: Mapping[str, Any
     watching takes ten times as long as running."""
     basis: dict[str, Any] = {**seen, "cpu": cpu, "qemu": need_qemu(emulator).version, "program": emulator.program}
     basis["kernels"] = [(kernels.name, kernels.patterns) for kernels in emulator.kernels]
-    sign = hashlib.sha256(json.dumps(basis, sort_keys=True).encode()).hexdigest()[:16]
-    file = home() / "proofs" / f"{sign}.json"
+    file = home() / "proofs" / f"{fingerprint(basis)[:16]}.json"
     known = load_proof(file)
     if known is not None and known.instructions is not None:
         return known.instructions

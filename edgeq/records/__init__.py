@@ -31,7 +31,7 @@ from edgeq.records.fields import (
     written,
 )
 from edgeq.records.read import json_object, parse, read_json, readable, salvage, toml_table
-from edgeq.records.write import plain, rounded
+from edgeq.records.write import fingerprint, plain, rounded
 
 __all__ = [
     "NOT_WRITTEN",
@@ -42,6 +42,7 @@ __all__ = [
     "Positive",
     "Share",
     "computed",
+    "fingerprint",
     "json_object",
     "parse",
     "plain",

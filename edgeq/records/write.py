@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import math
 from collections.abc import Iterator, Mapping, Set
 from pathlib import PurePath
@@ -57,6 +59,11 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _computed(kind: type) -> tuple[str, ...]:
     return tuple(n for base in reversed(kind.__mro__) for n, found in vars(base).items() if isinstance(found, computed))
+
+
+def fingerprint(value: Any) -> str:
+    """What distinguishes a record from others: 32 hexadecimal digits of the SHA-256 of its JSON, keys sorted."""
+    return hashlib.sha256(json.dumps(plain(value), sort_keys=True).encode()).hexdigest()[:32]
 
 
 def rounded(value: Any, digits: int) -> Any:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +12,7 @@ from edgeq.hardware.target import Target
 from edgeq.measure.task import Task
 from edgeq.model.load import model_bytes, model_digest
 from edgeq.pipeline.job import Job
-from edgeq.records import plain
+from edgeq.records import fingerprint, plain
 from edgeq.report.tuning_record import SCHEMA
 from edgeq.tune.engines import Field
 from edgeq.tune.explain import needed, verdict
@@ -31,8 +29,8 @@ def settings_of(
         "calibration_data": job.calibration.digest() if job.calibration else _statistics_digest(job),
         "validation_data": job.validation.digest(),
         "target": target.name,
-        "profile": _digest(plain(target.profile)),
-        "machine": _digest(plain(machine)),
+        "profile": fingerprint(target.profile),
+        "machine": fingerprint(machine),
         "task": _describe(task),
         # Not the accuracy asked for, nor the time: they decide what is measured, not what comes out.
         "objective": goal.objective,
@@ -104,7 +102,3 @@ def make_record(
         },
         **found,
     }
-
-
-def _digest(plain: Any) -> str:
-    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:32]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import onnx_ir as ir
 
 from edgeq.backends.block_products import block_products, read_blocks
-from edgeq.graph.convert import to_proto
+from edgeq.graph.convert import to_bytes
 from edgeq.graph.edit import set_constant
 from edgeq.session import open_session
 from edgeq.tune.float_layers import MacCosts, RankedLayer, Ranking
@@ -44,7 +44,7 @@ def rank_products(
         changed = model.clone()
         weight = changed.graph.initializers[layer.weight]
         set_constant(weight, layer.unrows(blocks.matrix().T))
-        noise = 0.0 if expired() else noise_of(open_session(bytes(to_proto(changed).SerializeToString())))
+        noise = 0.0 if expired() else noise_of(open_session(to_bytes(changed)))
         found[layer.name] = RankedLayer(layer.name, (layer.name,), noise)
         costs[layer.name] = blocks.integers.size // 2
     order = sorted(found.values(), key=lambda layer: (-layer.noise / costs[layer.name], layer.name))

@@ -7,7 +7,6 @@ same decisions from the same figures, so it need not remember anything but the f
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ from edgeq_device.plainjson import parse_json
 
 from edgeq.errors import BoardError, EdgeqError, OutputError
 from edgeq.ownership import is_plain
-from edgeq.records import parse, plain
+from edgeq.records import fingerprint, parse, plain
 from edgeq.report.tuning_record import Assessment, Screening
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.evaluator import Evaluator, Race, Runner
@@ -194,7 +193,7 @@ class JournaledEvaluator:
         """See `Evaluator.time`; by the names of the runners, what they run, and `tie`. A race on a machine that was too
         busy to tell anything is run again the next time."""
         raced = {name: [candidate and digest(candidate), threads] for name, (candidate, threads) in runners.items()}
-        key = "race " + _hash([raced, baseline, tie])
+        key = "race " + fingerprint([raced, baseline, tie])
         time = self._evaluator.time
         if key in self._journal:
             return self._read(self._journal[key], Race)
@@ -222,8 +221,4 @@ def digest(candidate: Candidate) -> str:
     """What a candidate's measurements are filed under; threads decide neither its content nor its accuracy."""
     content = plain(candidate)
     del content["threads"]
-    return _hash(content)
-
-
-def _hash(plain: Any) -> str:
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:32]
+    return fingerprint(content)

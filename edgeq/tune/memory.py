@@ -8,7 +8,6 @@ has it, or nothing keeps the accuracy, the whole search follows; what was measur
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping
@@ -25,7 +24,7 @@ from edgeq.graph.query import sizes
 from edgeq.hardware.profile import Profile
 from edgeq.model.macs import node_macs
 from edgeq.progress import Progress
-from edgeq.records import parse, plain
+from edgeq.records import fingerprint, parse, plain
 from edgeq.scheme import Scheme
 from edgeq.tune.candidate import Candidate, engine_name
 from edgeq.tune.engines import Field
@@ -170,9 +169,7 @@ def recall(path: Path, model: ir.Model, settings: Mapping[str, Any], max_drop: f
         settings: of the run, as `edgeq.tune.document.settings_of` has them.
         max_drop: what may be lost; what won where less could be lost is left out.
     """
-    setting = hashlib.sha256(
-        json.dumps({key: settings.get(key) for key in _SETTING}, sort_keys=True, default=str).encode()
-    ).hexdigest()[:32]
+    setting = fingerprint({key: settings.get(key) for key in _SETTING})
     operators = layer_kinds(model)
     found = [e for e in _read(path, progress) if e.setting == setting and e.max_drop >= max_drop]
     alike = sorted((e for e in found if e.likeness(operators) >= _ALIKE), key=lambda e: -e.likeness(operators))
