@@ -116,6 +116,12 @@ class InconclusiveError(EdgeqError):
     exit_code = 14
 
 
+def closest(given: str, known: Iterable[str], otherwise: str, *, most: int = 1) -> str:
+    """A fix for a name that is not known: "Did you mean …?" with up to `most` near misses; `otherwise` without any."""
+    close = difflib.get_close_matches(given, list(known), n=most)
+    return f"Did you mean {', '.join(close)}?" if close else otherwise
+
+
 def suggest(given: str, known: Iterable[str]) -> str:
     """A fix for a name that is not known: "Did you mean …?" for near misses and parts of names, else all of `known`."""
     names = sorted(set(known) - {"*"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import os
 import shutil
@@ -17,7 +16,7 @@ from edgeq_device.options import ignore_options_in_models, rules, session_proble
 from edgeq_device.session_options import BRIEF_SPIN, session_options
 
 from edgeq.device import device_errors
-from edgeq.errors import EdgeqError, RuntimeUnavailableError, UsageError
+from edgeq.errors import EdgeqError, RuntimeUnavailableError, UsageError, closest
 from edgeq.records import NOT_WRITTEN
 
 OptimizationLevel = Literal["none", "basic", "extended", "all"]
@@ -131,8 +130,7 @@ def given_options(texts: Iterable[str]) -> dict[str, str]:
         if not (key and equals):
             raise UsageError(f"--session-option {text!r} has no value", "Write KEY=VALUE")
         if key not in rules().session:
-            close = difflib.get_close_matches(key, rules().session, n=1)
-            hint = f"Did you mean {close[0]}?" if close else "They are listed in docs/bundle.md"
+            hint = closest(key, rules().session, "They are listed in docs/bundle.md")
             raise UsageError(f"--session-option {key!r} is not one that edgeq sets", hint)
         problem = session_problem(key, value, references=False)
         if problem:

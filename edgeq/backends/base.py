@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.engines import EngineChoice
-from edgeq.errors import UsageError
+from edgeq.errors import UsageError, closest
 from edgeq.hardware.target import Target
 from edgeq.measure.coverage import Coverage
 from edgeq.model.prepare import PreparedModel
@@ -191,6 +190,20 @@ def refuse_wide(scheme: Scheme, where: str) -> None:
         raise UsageError(f"{where} has no kernels for 16-bit activations", "Leave --wide out")
 
 
+def need_fields(scheme: Scheme, needed: Mapping[str, Any], backend: str, fix: str) -> None:
+    """Refuse a scheme that is not what `backend` builds with.
+
+    Args:
+        needed: by name of the field, the one value that it may have.
+
+    Raises:
+        UsageError: names the first field that has another one.
+    """
+    for name, value in needed.items():
+        if getattr(scheme, name) != value:
+            raise UsageError(f"the {backend} backend cannot build with {name} = {getattr(scheme, name)}", fix)
+
+
 @runtime_checkable
 class FittingBackend(Backend, Protocol):
     """A backend that fits ranges of weights to what samples make of them."""
@@ -209,6 +222,5 @@ def check_names(prepared: PreparedModel, names: Sequence[str]) -> None:
     known = {str(node.name) for node in prepared.model.graph}
     unknown = next((name for name in names if name not in known), None)
     if unknown is not None:
-        close = difflib.get_close_matches(unknown, known, n=3)
-        hint = f"Did you mean {', '.join(close)}?" if close else "List the node names with `edgeq inspect -v`"
+        hint = closest(unknown, known, "List the node names with `edgeq inspect -v`", most=3)
         raise UsageError(f"{prepared.source}: no node is named {unknown!r}", hint)

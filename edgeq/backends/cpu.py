@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +23,7 @@ from edgeq.backends.stored import store_weights
 from edgeq.backends.weight_only import write_weight_only
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
-from edgeq.errors import ModelError, UsageError
+from edgeq.errors import ModelError, UsageError, closest
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.query import is_op, name_of, node_input
 from edgeq.model.int8_prediction import predict_int8, stacked_products
@@ -73,8 +72,7 @@ class CpuBackend:
         named = (*(scheme.op_types or ()), *(scheme.dynamic_weight_types if scheme.mode == "dynamic" else ()))
         unknown = next((op_type for op_type in named if op_type not in known), None)
         if unknown is not None:
-            close = difflib.get_close_matches(unknown, known, n=3)
-            hint = f"Did you mean {', '.join(close)}?" if close else f"It can be {', '.join(known)}"
+            hint = closest(unknown, known, f"It can be {', '.join(known)}", most=3)
             raise UsageError(f"no operator {unknown!r} has an int8 form on the {self.name} backend", hint)
 
     def build(

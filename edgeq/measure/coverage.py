@@ -161,6 +161,28 @@ def _by_operator(nodes: Iterable[NodeRun]) -> tuple[OperatorCoverage, ...]:
     return tuple(sorted(found.values(), key=lambda o: (-o.int8_macs - o.float_macs, o.op_type)))
 
 
+def coverage_of(
+    nodes: Iterable[NodeRun], why: Callable[[NodeRun], str], *, basis: Basis, how: str, reason: str = ""
+) -> Coverage:
+    """What runs of nodes amount to.
+
+    Args:
+        why: the reason of each that is in float.
+        basis, how, reason: as `Coverage` has them.
+    """
+    nodes = tuple(nodes)
+    floats = [n for n in nodes if n.kind == "float"]
+    return Coverage(
+        int8_macs=sum(n.macs for n in nodes if n.kind == "int8"),
+        float_macs=sum(n.macs for n in floats),
+        nodes=nodes,
+        float_nodes=tuple(FloatNode(n.source, n.op_type, n.macs, why(n), n.precision) for n in floats),
+        basis=basis,
+        how=how,
+        reason=reason,
+    )
+
+
 Explain = Callable[[str, str], str]
 """(source node name, operator type) → why it ran in float."""
 
@@ -203,19 +225,7 @@ def measure_coverage(
     else:
         profiled = profile(model, settings, feed, opener=opener or open_session)
         nodes = classify(profiled.kernels, profiled.weights, macs, known, profiled.expanded)
-    float_nodes = tuple(
-        FloatNode(n.source, n.op_type, n.macs, explain(n.source, n.op_type), n.precision)
-        for n in nodes
-        if n.kind == "float"
-    )
-    return Coverage(
-        int8_macs=sum(n.macs for n in nodes if n.kind == "int8"),
-        float_macs=sum(n.macs for n in nodes if n.kind == "float"),
-        nodes=nodes,
-        float_nodes=float_nodes,
-        basis=basis,
-        how=how,
-    )
+    return coverage_of(nodes, lambda node: explain(node.source, node.op_type), basis=basis, how=how)
 
 
 def forecast_coverage(predicted: Sequence[NodePrediction], macs: Mapping[str, int], how: str, reason: str) -> Coverage:
@@ -227,15 +237,7 @@ def forecast_coverage(predicted: Sequence[NodePrediction], macs: Mapping[str, in
     """
     nodes = [NodeRun(n.name, n.name, n.op_type, n.verdict, macs.get(n.name, n.macs)) for n in predicted]
     reasons = {n.name: n.reason for n in predicted}
-    return Coverage(
-        int8_macs=sum(n.macs for n in nodes if n.kind == "int8"),
-        float_macs=sum(n.macs for n in nodes if n.kind == "float"),
-        nodes=tuple(nodes),
-        float_nodes=tuple(FloatNode(n.name, n.op_type, n.macs, reasons[n.name]) for n in nodes if n.kind == "float"),
-        basis="forecast",
-        how=how,
-        reason=reason,
-    )
+    return coverage_of(nodes, lambda node: reasons[node.name], basis="forecast", how=how, reason=reason)
 
 
 def aliases(source: ir.Model, macs: Mapping[str, int]) -> dict[str, str]:

@@ -6,12 +6,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import subprocess
 from pathlib import Path
 
 from edgeq_device.terminal import printable
 
+from edgeq.emulate.commands import which
 from edgeq.errors import BoardError
 from edgeq.remote.devices import Board
 
@@ -115,8 +115,7 @@ def lines_of(errors: bytes) -> list[str]:
 
 
 def _ssh() -> str:
-    folders = [folder for folder in os.environ.get("PATH", os.defpath).split(os.pathsep) if Path(folder).is_absolute()]
-    found = shutil.which("ssh", path=os.pathsep.join(folders))
+    found = which("ssh")
     if found is None:
         raise BoardError("boards are reached by ssh, which is not installed here", "Install OpenSSH's client")
     return found

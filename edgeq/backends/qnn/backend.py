@@ -7,11 +7,12 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from edgeq_device.engines import find_library, installed_version
 from edgeq_device.errors import DeviceError
 
-from edgeq.backends.base import Alternative, Artifact, check_names
+from edgeq.backends.base import Alternative, Artifact, check_names, need_fields
 from edgeq.backends.qnn.delegation import delegated
 from edgeq.backends.qnn.pairs import wide_share, write_pairs
 from edgeq.backends.qnn.rewrite import rewrite
@@ -26,6 +27,14 @@ from edgeq.scheme import Scheme
 from edgeq.session import SessionSettings, onnxruntime
 
 _CPU = "CPUExecutionProvider"
+_FIELDS: Mapping[str, Any] = {
+    "mode": "static",
+    "format": "QDQ",
+    "activation_type": "uint8",
+    "rest": "float32",
+    "reduce_range": False,
+    "fit_pairs": False,
+}
 _NEEDS = "Leave the scheme to the target: static Q/DQ, uint8 activations, int8 weights"
 
 
@@ -49,16 +58,7 @@ class QnnBackend:
 
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that the NPU cannot do. See `Backend.check`."""
-        for name, value, needed in (
-            ("mode", scheme.mode, "static"),
-            ("format", scheme.format, "QDQ"),
-            ("activation_type", scheme.activation_type, "uint8"),
-            ("rest", scheme.rest, "float32"),
-            ("reduce_range", scheme.reduce_range, False),
-            ("fit_pairs", scheme.fit_pairs, False),
-        ):
-            if value != needed:
-                raise UsageError(f"the {self.name} backend cannot build with {name} = {value}", _NEEDS)
+        need_fields(scheme, _FIELDS, self.name, _NEEDS)
         if scheme.per_channel and scheme.weight_type != "int8":
             raise UsageError("weights with a scale per channel are int8 there", "Add --no-per-channel")
 

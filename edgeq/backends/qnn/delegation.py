@@ -15,7 +15,7 @@ from edgeq.backends.qnn.failing_node import failing_node
 from edgeq.engines import Engine
 from edgeq.errors import EngineError
 from edgeq.graph.query import name_of
-from edgeq.measure.coverage import Coverage, FloatNode, NodeRun, source_name
+from edgeq.measure.coverage import Coverage, NodeRun, coverage_of, source_name
 from edgeq.model.macs import node_macs
 from edgeq.model.structure import structure_digest
 from edgeq.records import parse
@@ -83,24 +83,13 @@ class Delegation:
             NodeRun(str(n.name), str(n.name), n.op_type, "float" if n in floats else "int8", macs.get(n.name or "", 0))
             for n in self.source.graph
         ]
-        return Coverage(
-            int8_macs=sum(run.macs for run in runs if run.kind == "int8"),
-            float_macs=sum(run.macs for run in runs if run.kind == "float"),
-            nodes=tuple(runs),
-            float_nodes=tuple(
-                FloatNode(str(n.name), n.op_type, macs.get(n.name or "", 0), self._reason(n))
-                for n in self.source.graph
-                if n in floats
-            ),
-            basis="modelled",
-            how=self.how,
-        )
+        return coverage_of(runs, lambda run: self._why(run.name), basis="modelled", how=self.how)
 
     def _named(self, nodes: tuple[ir.Node, ...]) -> list[str]:
-        return [f"{n.name} ({n.op_type}: {self._reason(n)})" for n in nodes]
+        return [f"{n.name} ({n.op_type}: {self._why(str(n.name))})" for n in nodes]
 
-    def _reason(self, node: ir.Node) -> str:
-        return self.reasons.get(str(node.name), "the provider does not take it")
+    def _why(self, name: str) -> str:
+        return self.reasons.get(name, "the provider does not take it")
 
 
 def delegated(

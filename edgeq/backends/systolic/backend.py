@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from edgeq.backends.base import Artifact, check_names, refuse_wide
+from edgeq.backends.base import Artifact, check_names, need_fields, refuse_wide
 from edgeq.backends.systolic.array import array_config
 from edgeq.backends.systolic.compile import compile_program
 from edgeq.backends.systolic.dialect import write_dialect
@@ -18,13 +18,22 @@ from edgeq.backends.systolic.reference_model import host_reference_model
 from edgeq.backends.systolic.save import save_program
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
-from edgeq.errors import ModelError, UsageError
+from edgeq.errors import ModelError
 from edgeq.hardware.target import Target
 from edgeq.model.load import save_model
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import Scheme
 
+_FIELDS: Mapping[str, Any] = {
+    "mode": "static",
+    "activation_type": "int8",
+    "weight_type": "int8",
+    "activation_symmetric": True,
+    "weight_symmetric": True,
+    "per_channel": False,
+    "reduce_range": False,
+}
 _NEEDS = "The array needs static int8, symmetric, with one scale a tensor: leave the scheme to the target"
 
 
@@ -52,17 +61,7 @@ class SystolicBackend:
         """Refuse a scheme that the array cannot do. See `Backend.check`."""
         refuse_wide(scheme, self.title)
         array_config(self._table)
-        for name, value, needed in (
-            ("mode", scheme.mode, "static"),
-            ("activation_type", scheme.activation_type, "int8"),
-            ("weight_type", scheme.weight_type, "int8"),
-            ("activation_symmetric", scheme.activation_symmetric, True),
-            ("weight_symmetric", scheme.weight_symmetric, True),
-            ("per_channel", scheme.per_channel, False),
-            ("reduce_range", scheme.reduce_range, False),
-        ):
-            if value != needed:
-                raise UsageError(f"the systolic backend cannot build with {name} = {value}", _NEEDS)
+        need_fields(scheme, _FIELDS, self.name, _NEEDS)
 
     def build(
         self,

@@ -19,7 +19,7 @@ from edgeq.backends.systolic.program import (
     ResidualAdd,
     Step,
 )
-from edgeq.measure.coverage import Coverage, FloatNode, Kind, NodeRun
+from edgeq.measure.coverage import Coverage, Kind, NodeRun, coverage_of
 
 Place = Literal["array", "core", "float"]
 
@@ -113,23 +113,16 @@ def step_macs(program: Program, step: Step) -> int:
 def coverage(program: Program, macs: Mapping[str, int]) -> Coverage:
     """The program in the terms of `edgeq.measure.coverage`: integers wherever they are computed, and float nodes with
     their reasons."""
-    runs, floats = [], []
+    runs: list[NodeRun] = []
+    reasons: dict[str, str] = {}
     for step in program.steps:
         kind: Kind = "conversion" if isinstance(step, Quantize | Dequantize) else "int8"
         if isinstance(step, Float):
             op_types = {node.name: node.op_type for node in parsed(step.model).graph}
-            for name, reason in step.reasons.items():
-                count, op_type = macs.get(name, 0), op_types.get(name, "")
-                runs.append(NodeRun(name, name, op_type, "float", count))
-                floats.append(FloatNode(name, op_type, count, reason))
+            runs += [NodeRun(n, n, op_types.get(n, ""), "float", macs.get(n, 0)) for n in step.reasons]
+            reasons |= step.reasons
             continue
         source = step.sources[0] if not isinstance(step, Quantize | Dequantize) and step.sources else step.name
         runs.append(NodeRun(step.name, source, type(step).__name__, kind, step_macs(program, step)))
-    return Coverage(
-        int8_macs=sum(run.macs for run in runs if run.kind == "int8"),
-        float_macs=sum(run.macs for run in runs if run.kind == "float"),
-        nodes=tuple(runs),
-        float_nodes=tuple(floats),
-        basis="modelled",
-        how="the program that was compiled for the array",
-    )
+    how = "the program that was compiled for the array"
+    return coverage_of(runs, lambda run: reasons[run.name], basis="modelled", how=how)

@@ -27,7 +27,7 @@ from edgeq.errors import EdgeqError, HardwareError, ModelError, UsageError
 from edgeq.hardware.document import version_key
 from edgeq.hardware.machine import capability_text
 from edgeq.hardware.target import Target
-from edgeq.measure.coverage import Coverage, FloatNode, NodeRun
+from edgeq.measure.coverage import Coverage, NodeRun, coverage_of
 from edgeq.model.int8_rules import int8_rules
 from edgeq.model.load import save_model
 from edgeq.model.macs import node_macs
@@ -278,12 +278,6 @@ def _notes(placement: Placement, in_float32: Mapping[str, str]) -> tuple[str, ..
 def _unknown_coverage(model: ir.Model) -> Coverage:
     macs = {name: count for name, count in node_macs(model).items() if count}
     types = {str(node.name): node.op_type for node in model.graph.all_nodes()}
+    runs = [NodeRun(name, name, types[name], "float", count) for name, count in macs.items()]
     reason = "TensorRT chooses when it builds the engine"
-    return Coverage(
-        0,
-        sum(macs.values()),
-        tuple(NodeRun(name, name, types[name], "float", count) for name, count in macs.items()),
-        tuple(FloatNode(name, types[name], count, reason) for name, count in macs.items()),
-        basis="unknown",
-        how=reason,
-    )
+    return coverage_of(runs, lambda run: reason, basis="unknown", how=reason)

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from edgeq.backends.tensorrt.explicit import weight_axis
 from edgeq.backends.tensorrt.placement import ADD
 from edgeq.graph.query import constant, is_op, name_of, node_input, only_reader
-from edgeq.measure.coverage import Coverage, FloatNode, NodeRun
+from edgeq.measure.coverage import Coverage, NodeRun, coverage_of
 from edgeq.model.macs import node_macs
 from edgeq.model.shapes import element_types
 from edgeq.records import NOT_WRITTEN
@@ -66,21 +66,13 @@ class Placement:
 
     def coverage(self) -> Coverage:
         """What is in int8, and each other node with its reason, as `measure_coverage` has it for a CPU."""
-        runs = tuple(
+        runs = [
             NodeRun(n.name, n.name, n.op_type, "int8" if n.precision == "int8" else "float", n.macs) for n in self.nodes
-        )
-        floats = tuple(
-            FloatNode(n.name, n.op_type, n.macs, f"{n.precision}: {n.reason}")
-            for n in self.nodes
-            if n.precision != "int8"
-        )
-        macs = self.macs()
-        whole = sum(macs.values())
-        return Coverage(
-            macs.get("int8", 0),
-            whole - macs.get("int8", 0),
+        ]
+        reasons = {n.name: f"{n.precision}: {n.reason}" for n in self.nodes}
+        return coverage_of(
             runs,
-            floats,
+            lambda run: reasons[run.name],
             basis="forecast",
             how="the placement checker, by TensorRT's rules for explicit quantization",
             reason="what TensorRT runs in int8 is seen where it builds the engine",

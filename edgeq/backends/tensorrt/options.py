@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from edgeq.backends.tensorrt.facts import facts
-from edgeq.errors import UsageError
+from edgeq.errors import UsageError, closest
 from edgeq.session import onnxruntime
 
 TENSORRT, CUDA, CPU = "TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"
@@ -40,8 +39,7 @@ def check_options(provider: str, options: Mapping[str, str]) -> None:
     known, source = known_options(provider)
     for name in options:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean {close[0]}?" if close else f"Known by {source}"
+            hint = closest(name, known, f"Known by {source}")
             raise UsageError(f"{provider} takes no option {name!r}", hint)
 
 
