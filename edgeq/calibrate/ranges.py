@@ -9,7 +9,7 @@ from edgeq.calibrate.methods import REGISTRY
 from edgeq.calibrate.range_method import Grid, RangeMethod, grid_of
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
 from edgeq.errors import CalibrationError
-from edgeq.scheme import IntegerType
+from edgeq.scheme import IntegerType, Scheme
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,17 @@ def derive_ranges(
     distinct = {same[name]: tensor for name, tensor in tensors.items()}
     found = {key: _range(tensor, chosen, levels, settings) for key, tensor in distinct.items()}
     return {name: found[same[name]] for name in tensors}
+
+
+def scheme_ranges(statistics: Statistics, scheme: Scheme) -> dict[str, Range]:
+    """`derive_ranges` by the method of a scheme, for the integers that its activations become."""
+    return derive_ranges(
+        statistics,
+        scheme.method,
+        activation_type=scheme.activation_type,
+        symmetric=scheme.activation_symmetric,
+        options=scheme.method_options,
+    )
 
 
 def _range(tensor: TensorStatistics, method: RangeMethod, grid: Grid, options: Mapping[str, float]) -> Range:

@@ -190,19 +190,15 @@ def _rewrite(model: ir.Model, notes: list[str], simplify: bool) -> None:
     from edgeq.model.widen import widen_half
 
     forget_origin(model)
-    dead = tidy(model)
-    if dead:
+    if dead := tidy(model):
         notes.append(f"{_count(dead, 'node')} removed that no output depends on")
-    widened = widen_half(model)
-    if widened:
+    if widened := widen_half(model):
         notes.append(f"16-bit floats widened to float32 ({_count(widened, 'weight')})")
     if not simplify:
         return
-    removed = remove_no_ops(model)
-    if removed:
+    if removed := remove_no_ops(model):
         notes.append(f"{_count(removed, 'node')} removed that do nothing (Identity, Dropout, Cast to the same type)")
-    folded = fold_batch_norms(model)
-    if folded:
+    if folded := fold_batch_norms(model):
         notes.append(f"{folded} BatchNormalization folded")
 
 
@@ -219,15 +215,12 @@ def _finished(optimized: Path, before: ir.Model, source: Path, notes: list[str],
         remove_no_ops(model)
         # A MatMul and an Add that ONNX Runtime made one Gemm can take up the BatchNormalization behind it now.
         kept: list[str] = []
-        folded = fold_batch_norms(model, kept)
-        if folded:
+        if folded := fold_batch_norms(model, kept):
             notes.append(f"{folded} BatchNormalization folded after ONNX Runtime's optimisation")
         notes.extend(kept)
-        plain = plain_gemms(model)
-        if plain:
+        if plain := plain_gemms(model):
             notes.append(f"{_count(plain, 'Gemm')} without factors, with one bias for each output")
-        joined = join_slices(model)
-        if joined:
+        if joined := join_slices(model):
             notes.append(f"{_count(joined, 'Concat')} of strided slices written as SpaceToDepth")
         tidy(model)
     settle(model, before)
@@ -238,8 +231,7 @@ def _finished(optimized: Path, before: ir.Model, source: Path, notes: list[str],
 
 
 def _set_shapes(model: ir.Model, notes: list[str]) -> None:
-    problem = write_shapes(model)
-    if problem:
+    if problem := write_shapes(model):
         notes.append(f"symbolic shape inference gave up ({problem}); onnx's own was used")
     unknown = unknown_shapes(model)
     if unknown:

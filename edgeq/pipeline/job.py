@@ -16,7 +16,7 @@ from edgeq.backends.systolic.adopt import adopt
 from edgeq.calibrate.clipping import clipped_power
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.files import load_statistics
-from edgeq.calibrate.ranges import Range, derive_ranges
+from edgeq.calibrate.ranges import Range, derive_ranges, scheme_ranges
 from edgeq.calibrate.statistics import Statistics
 from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.data.preprocess import NoPreprocessingError
@@ -203,13 +203,7 @@ def derive(job: Job, target: Target, scheme: Scheme) -> Derived:
     if scheme.mode != "static":
         return Derived()
     assert job.statistics is not None
-    ranges = derive_ranges(
-        job.statistics,
-        scheme.method,
-        activation_type=scheme.activation_type,
-        symmetric=scheme.activation_symmetric,
-        options=scheme.method_options,
-    )
+    ranges = scheme_ranges(job.statistics, scheme)
     ranges = {**ranges, **{name: known for name, known in job.adopted.items() if name in ranges}}
     if not isinstance(backend_named(target.backend), TargetedBackend):
         return Derived(ranges)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,39 +15,27 @@ from edgeq.distributed.workers import open_workers
 from edgeq.engines import EngineChoice
 from edgeq.errors import BoardError, GoalNotMetError
 from edgeq.hardware.detect import detect_machine
-from edgeq.hardware.target import Target, runs_natively
-from edgeq.measure.checks import strongest
+from edgeq.hardware.target import Target
 from edgeq.measure.task import Task
-from edgeq.model.load import model_bytes
-from edgeq.pipeline.builds import prove_built
 from edgeq.pipeline.checks import check_request, read_paths
-from edgeq.pipeline.compiled import with_compiled
 from edgeq.pipeline.job import Data, Job, as_data, open_job
 from edgeq.pipeline.package import check_bundle_output
 from edgeq.pipeline.proof import Proof
-from edgeq.pipeline.target_checks import artifact_checks
-from edgeq.pipeline.target_coverage import target_coverage
-from edgeq.pipeline.variants import PackagedVariant, as_text, bundle_variants, variant_name, with_fallback
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
-from edgeq.scheme import Scheme
-from edgeq.tune.candidate import Candidate
 from edgeq.tune.clock import RemoteClock
-from edgeq.tune.document import make_record, settings_of
+from edgeq.tune.document import settings_of
 from edgeq.tune.engines import find_field
-from edgeq.tune.evaluator import FLOAT
 from edgeq.tune.explain import verdict
 from edgeq.tune.folder import COLLECTED, JOURNAL, check_folder, claimed, clear, folder_of
 from edgeq.tune.goal import Deadline, Goal
-from edgeq.tune.journal import Journal, JournaledEvaluator
+from edgeq.tune.journal import Journal
 from edgeq.tune.local import LocalEvaluator
-from edgeq.tune.memory import Memory, Space, memory_file, recall
-from edgeq.tune.plan import extra_candidates, is_static, kernel_choices, promising_first, resolve_timed
+from edgeq.tune.memory import Memory, memory_file, recall
+from edgeq.tune.plan import is_static, resolve_timed
+from edgeq.tune.prepared_run import PreparedRun
 from edgeq.tune.record import Outcome
-from edgeq.tune.search import search
-from edgeq.tune.searches import find_best
-from edgeq.tune.simulated import bundle_note, shortfall, simulated_record
-from edgeq.tune.space import thread_counts
+from edgeq.tune.simulated import shortfall
 from edgeq.workers.engine import Engines
 
 # Least and most of a budget that is kept for what follows the search.
@@ -184,101 +171,38 @@ def tune(
             progress.note(f"going on from {journal.path}: {journal.known} measurements are known")
         if job.statistics is not None and statistics is None:
             save_statistics(job.statistics, collected, force=True)
-        batched = goal.objective == "throughput"
         evaluator = LocalEvaluator(
             job,
             chosen,
             workdir / "tune",
             task=task,
             timed=timed,
-            batched=batched,
+            batched=goal.objective == "throughput",
             engines=opener,
             clock=clock,
             progress=progress,
         )
-        candidates = promising_first(kernel_choices(job.prepared, chosen, static=static), extra_candidates(job, chosen))
+        run = PreparedRun(job, chosen, here, machine, task, goal, evaluator, clock, workdir, progress)
         known = Memory()
         if memory and timed:
             known = recall(memory_file(), job.prepared.model, settings, goal.max_drop, progress)
-
-        def search_in(space: Space, ends: Deadline) -> Outcome:
-            """Search `space` until `ends`; what is in the journal is not measured again."""
-            return search(
-                space.candidates,
-                space.profile,
-                JournaledEvaluator(evaluator, journal),
-                goal,
-                ends,
-                threads=thread_counts(machine.usable_threads),
-                engines=space.field,
-                progress=progress,
-            )
-
         left_s = goal.budget_s and deadline.left_s() - _reserved_s(job, deadline, goal.budget_s)
-        space = Space(candidates, chosen.profile, field)
         try:
-            searched = find_best(space, known, search_in, opener.ended, left_s, progress)
+            searched = run.search(run.space(static, field), known, journal, opener, left_s)
         except (KeyboardInterrupt, BoardError):
             progress.note(f"{journal.known} measurements are kept in {journal.path}: --resume goes on from there")
             raise
-        outcome, field = searched.outcome, searched.field
-        if timed:
-            float32 = evaluator.float_metrics()
-            record = make_record(job, chosen, machine, task, goal, outcome, field, deadline.elapsed_s, float32)
-            record |= {} if clock is None else {"boards": plain(clock.record())}
-            record |= {"memory": searched.memory} if searched.memory else {}
-        else:
-            record = simulated_record(chosen, goal, outcome, deadline.elapsed_s)
+        outcome, record = searched.outcome, run.record(searched, deadline)
         if outcome.winner is None:
             problem = "; ".join(verdict(outcome, goal)) if timed else shortfall(chosen, goal, outcome)
             hint = f"-v lists all candidates; what was measured is kept in {kept} for --resume with another --max-drop"
             raise GoalNotMetError(problem, hint, record)
-
-        def proven(candidate: Candidate, count: int | None = None) -> PackagedVariant:
-            """The artifact of a candidate with its proof, on the first `count` samples where a simulator proves it."""
-            built, threads = evaluator.built(candidate), candidate.threads
-            built = with_compiled(job, built, workdir / "compiled", progress=progress)
-            route = None if clock is None else clock.route
-            coverage = target_coverage(job, built, here, route=route, progress=progress)
-            judged = job if count is None else replace(job, validation=evaluator.simulated_samples(count))
-            how: dict[str, Any] = {
-                "task": task,
-                "timed": False,
-                "threads": threads,
-                "count": count,
-                "progress": progress,
-            }
-            proof = prove_built(judged, built, coverage, **how)
-            size, native = model_bytes(built.artifact.model), runs_natively(chosen, here)
-            there = () if clock is None else clock.checks()
-            checks = strongest((*artifact_checks(built, proof, here, None), *there))
-            return PackagedVariant(built, proof, native, size, threads, checks)
-
-        simulated = outcome.winner.simulated
-        winner, preferred = proven(outcome.winner.candidate, simulated.samples if simulated else None), []
-        stand_in = winner
-        if outcome.winner.candidate.engine is not None:
-            unquantized = Candidate(FLOAT, Scheme(mode="float"), threads=outcome.baseline_threads)
-            stand_in = proven(outcome.trial(outcome.fallback).candidate if outcome.fallback else unquantized)
-            preferred = [winner]
-        named = "" if timed else f" -t {chosen.name}"
-        notes = () if timed else (bundle_note(record),)
-        bundle_variants(
-            job,
-            with_fallback(variant_name(chosen), stand_in, preferred),
-            output,
-            workdir=workdir,
-            selftest=selftest,
-            with_float=with_float,
-            command=f"edgeq tune {shlex.quote(as_text(model.name))} --data CALIBRATION{named} -o BUNDLE",
-            tuning=record if timed else None,
-            notes=(*job.prepared.notes, *notes, *winner.built.artifact.notes),
-            force=force,
-            progress=progress,
+        proof = run.write(
+            outcome, outcome.winner, record, output, selftest=selftest, with_float=with_float, force=force
         )
         clear(kept, progress)
         known.remember(model.name, job.prepared.digest, outcome, progress)
-    return Tuned(output, chosen, outcome, goal, winner.proof, record)
+    return Tuned(output, chosen, outcome, goal, proof, record)
 
 
 def _reserved_s(job: Job, deadline: Deadline, budget_s: float) -> float:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from edgeq.backends import backend_named
 from edgeq.backends.block_products import ALL
 from edgeq.calibrate.collect import collect
-from edgeq.calibrate.ranges import Range, derive_ranges
+from edgeq.calibrate.ranges import Range, scheme_ranges
 from edgeq.data.samples import Samples
 from edgeq.errors import UsageError
 from edgeq.graph.query import is_constant, is_op
@@ -153,10 +153,4 @@ def _transformed(
 def _ranges(job: Job, prepared: PreparedModel, scheme: Scheme, progress: Progress) -> dict[str, Range]:
     assert job.calibration is not None
     statistics = collect(prepared.model, job.calibration, model_digest=prepared.digest, progress=progress)
-    return derive_ranges(
-        statistics,
-        scheme.method,
-        activation_type=scheme.activation_type,
-        symmetric=scheme.activation_symmetric,
-        options=scheme.method_options,
-    )
+    return scheme_ranges(statistics, scheme)

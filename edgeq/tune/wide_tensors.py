@@ -14,7 +14,7 @@ from typing import Any, Literal
 import onnx_ir as ir
 
 from edgeq.calibrate.ranges import Range
-from edgeq.graph.convert import to_proto
+from edgeq.graph.convert import to_bytes
 from edgeq.graph.edit import Editor, insert_behind
 from edgeq.graph.quant_params import QuantParams
 from edgeq.graph.query import is_op, name_of, only_reader, sizes
@@ -69,4 +69,4 @@ def _rounded(model: ir.Model, tensor: str, span: Range) -> bytes:
     quantized = editor.quantize(value, params, f"{tensor}/rounded")
     insert_behind(value, quantized, editor.dequantize(quantized, params, f"{tensor}/restored"), f"{tensor}/exact")
     changed.graph.sort()
-    return bytes(to_proto(changed).SerializeToString())
+    return to_bytes(changed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from edgeq.records import plain
 from edgeq.tune.goal import Goal
 from edgeq.tune.plan import plan
 from edgeq.tune.run import Tuned
+from tests.tune.fakes import Interrupting
 from tests.tune.steady import steady_timings
 
 GOAL = Goal(budget_s=60)
@@ -127,19 +127,6 @@ def test_a_goal_that_cannot_be_met_is_an_error_with_the_front_and_leaves_nothing
     assert record["metric"]["name"] == "cosine"
     assert any(c["timing"] for c in record["candidates"])
     assert not (tmp_path / "t").exists()
-
-
-class Interrupting:
-    """Presses Ctrl-C when the accuracy is first measured."""
-
-    @contextmanager
-    def stage(self, title: str, total: int | None = None) -> Iterator[Any]:
-        if title.startswith("accuracy on"):
-            raise KeyboardInterrupt
-        yield lambda steps: None
-
-    def note(self, text: str) -> None:
-        del text
 
 
 def test_an_interrupted_run_goes_on_and_only_with_the_same_settings(tmp_path: Path) -> None:

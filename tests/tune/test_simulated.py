@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from edgeq.records import plain
 from edgeq.tune.goal import Goal
 from edgeq.tune.plan import plan
 from edgeq.tune.run import Tuned
+from tests.tune.fakes import Interrupting
 
 KEYS = ["bundle", "target", "simulated", "goal", "chosen", "trials", "elapsed_s", "proof"]
 FORM = {"method", "recoveries", "kept_in_float", "wide", "wide_share", "int8_mac_share", "loss", "simulator", "noise"}
@@ -68,19 +67,6 @@ def test_a_bundle_for_elsewhere(labelled: Path, tmp_path: Path, target: str) -> 
         if not by_name[target]["runs_here"]:
             assert by_name[target]["reasons"]
             assert report["chosen"] in ("cpu-float32", "cuda-float16")
-
-
-class Interrupting:
-    """Presses Ctrl-C when the accuracy is first measured."""
-
-    @contextmanager
-    def stage(self, title: str, total: int | None = None) -> Iterator[Any]:
-        if title.startswith("accuracy on"):
-            raise KeyboardInterrupt
-        yield lambda steps: None
-
-    def note(self, text: str) -> None:
-        del text
 
 
 def test_what_was_interrupted_is_resumed(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from edgeq.data.sample import Sample
 from edgeq.errors import DataError
 from edgeq.measure.inference import Outputs
 from edgeq.measure.labels import integer_labels, only_input, pick_output
+from edgeq.measure.paired_meter import PairedMeter
 from edgeq.measure.task import TaskKind, TaskOptions
 from edgeq.measure.tasks.similarity import mean_ranks
 
@@ -40,11 +41,10 @@ def anomaly(options: TaskOptions) -> Anomaly:
     return Anomaly(output=options.output)
 
 
-class AnomalyMeter:
+class AnomalyMeter(PairedMeter):
     def __init__(self, task: Anomaly) -> None:
+        super().__init__()
         self._task = task
-        self._scores: list[NDArray[np.float64]] = []
-        self._labels: list[NDArray[np.int64]] = []
 
     def update(self, outputs: Outputs, sample: Sample) -> None:
         """Add the mean squared reconstruction error of a sample, or of each of its rows.
@@ -67,17 +67,7 @@ class AnomalyMeter:
             raise DataError(
                 f"{sample.name}: {len(labels)} labels for a batch of {len(given)}", "Give one label, or one a row"
             )
-        self._scores.append(((given - made) ** 2).reshape(len(labels), -1).mean(axis=1))
-        self._labels.append(labels)
-
-    def collected(self) -> tuple[list[NDArray[Any]], ...]:
-        """Scores and labels, an array a sample each."""
-        return self._scores, self._labels
-
-    def take(self, collected: tuple[list[NDArray[Any]], ...]) -> None:
-        """Add the samples of another meter."""
-        self._scores += collected[0]
-        self._labels += collected[1]
+        self.add(((given - made) ** 2).reshape(len(labels), -1).mean(axis=1), labels)
 
     def result(self) -> Mapping[str, float]:
         """ "auc", from 0 to 1.
@@ -85,7 +75,7 @@ class AnomalyMeter:
         Raises:
             DataError: all samples have the same label.
         """
-        scores, labels = np.concatenate(self._scores), np.concatenate(self._labels)
+        scores, labels = self.rows()
         if not 0 < labels.sum() < len(labels):
             raise DataError(
                 f"all {len(labels)} samples are labelled {labels[0]}", "AUC needs both; raise --count or use --stride"
@@ -94,9 +84,7 @@ class AnomalyMeter:
 
     def resampled(self, halves: NDArray[np.bool_]) -> NDArray[np.float64]:
         """AUC over each of the halves [H, samples]; NaN where all of one have the same label."""
-        scores, labels = np.concatenate(self._scores), np.concatenate(self._labels)
-        rows = np.repeat(halves, [len(one) for one in self._labels], axis=1)
-        return np.array([roc_auc(scores[half], labels[half]) for half in rows])
+        return np.array([roc_auc(scores, labels) for scores, labels in self.halves(halves)])
 
 
 def roc_auc(scores: NDArray[Any], labels: NDArray[Any]) -> float:

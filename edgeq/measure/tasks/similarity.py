@@ -13,6 +13,7 @@ from edgeq.data.sample import Sample
 from edgeq.errors import DataError
 from edgeq.measure.inference import Outputs
 from edgeq.measure.labels import pick_output
+from edgeq.measure.paired_meter import PairedMeter
 from edgeq.measure.task import TaskKind, TaskOptions
 
 _MASK = "mask"
@@ -41,11 +42,10 @@ def similarity(options: TaskOptions) -> Similarity:
     return Similarity(output=options.output)
 
 
-class SimilarityMeter:
+class SimilarityMeter(PairedMeter):
     def __init__(self, task: Similarity) -> None:
+        super().__init__()
         self._task = task
-        self._cosines: list[NDArray[np.float64]] = []
-        self._scores: list[NDArray[np.float64]] = []
 
     def update(self, outputs: Outputs, sample: Sample) -> None:
         """Add the cosine of each pair of embeddings and its score.
@@ -61,17 +61,7 @@ class SimilarityMeter:
             )
         length = np.linalg.norm(embedded, axis=1, keepdims=True)
         unit = embedded / np.where(length > 0, length, 1)
-        self._cosines.append((unit[0::2] * unit[1::2]).sum(axis=1))
-        self._scores.append(scores)
-
-    def collected(self) -> tuple[list[NDArray[Any]], ...]:
-        """Cosines and the scores that people gave, an array a sample each."""
-        return self._cosines, self._scores
-
-    def take(self, collected: tuple[list[NDArray[Any]], ...]) -> None:
-        """Add the samples of another meter."""
-        self._cosines += collected[0]
-        self._scores += collected[1]
+        self.add((unit[0::2] * unit[1::2]).sum(axis=1), scores)
 
     def result(self) -> Mapping[str, float]:
         """ "spearman" and "pearson", from -1 to 1.
@@ -79,18 +69,17 @@ class SimilarityMeter:
         Raises:
             DataError: all pairs have the same score.
         """
-        found, wanted = np.concatenate(self._cosines), np.concatenate(self._scores)
+        found, wanted = self.rows()
         if len(set(wanted.tolist())) < 2:
             raise DataError(f"all {len(wanted)} pairs have the same score", "Correlation needs different ones")
         return {"spearman": correlation(mean_ranks(found), mean_ranks(wanted)), "pearson": correlation(found, wanted)}
 
     def resampled(self, halves: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Rank correlation over each of the halves [H, samples]; NaN where all pairs of one have the same score."""
-        found, wanted = np.concatenate(self._cosines), np.concatenate(self._scores)
         values = []
-        for rows in np.repeat(halves, [len(one) for one in self._scores], axis=1):
-            varied = len(np.unique(wanted[rows])) > 1
-            values.append(correlation(mean_ranks(found[rows]), mean_ranks(wanted[rows])) if varied else np.nan)
+        for found, wanted in self.halves(halves):
+            varied = len(np.unique(wanted)) > 1
+            values.append(correlation(mean_ranks(found), mean_ranks(wanted)) if varied else np.nan)
         return np.array(values)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgeq.backends import backend_for
 from edgeq.calibrate.collect import collect
-from edgeq.calibrate.ranges import derive_ranges
+from edgeq.calibrate.ranges import scheme_ranges
 from edgeq.data.samples import Samples
 from edgeq.errors import UsageError
 from edgeq.hardware.target import Target
@@ -73,15 +73,9 @@ class Recoverer:
             return State(self._job.prepared, None, {}, scheme)
         state = self._with_model(scheme, names, samples, progress)
         assert state.statistics is not None
-        derived = derive_ranges(
-            state.statistics,
-            scheme.method,
-            activation_type=scheme.activation_type,
-            symmetric=scheme.activation_symmetric,
-            options=scheme.method_options,
-        )
         # What a model recovery has fixed already stays.
-        state = state.replace(scheme=scheme, ranges={**derived, **state.ranges})
+        ranges = {**scheme_ranges(state.statistics, scheme), **state.ranges}
+        state = state.replace(scheme=scheme, ranges=ranges)
         return self._apply("ranges", names, state, samples, progress)
 
     def _check(self, scheme: Scheme, names: Sequence[str]) -> Samples:
