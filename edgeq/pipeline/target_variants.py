@@ -113,6 +113,5 @@ class TargetVariants:
             CheckFailedError: it fails there.
         """
         job, task = self.builds.job, self.builds.task
-        how: dict[str, Any] = {"task": task, "selftest": self.selftest, "progress": self.progress}
-        found = check_built(job, variant.built, self.machine, **how)
+        found = check_built(job, variant.built, self.machine, task=task, selftest=self.selftest, progress=self.progress)
         return dataclasses.replace(variant, emulated=found, checks=strongest((*variant.checks, *checks_of(found))))

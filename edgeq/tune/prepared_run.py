@@ -139,8 +139,9 @@ class PreparedRun:
         judged = self.job
         if count is not None:
             judged = replace(judged, validation=self.evaluator.simulated_samples(count))
-        how: dict[str, Any] = {"task": self.task, "timed": False, "threads": threads, "count": count}
-        proof = prove_built(judged, built, coverage, **how, progress=self.progress)
+        proof = prove_built(
+            judged, built, coverage, task=self.task, timed=False, threads=threads, count=count, progress=self.progress
+        )
         size, native = model_bytes(built.artifact.model), runs_natively(self.target, self.here)
         there = () if self.clock is None else self.clock.checks()
         checks = strongest((*artifact_checks(built, proof, self.here, None), *there))
