@@ -30,7 +30,7 @@ from edgeq.data.samples import open_samples  # noqa: E402
 from edgeq.emulate.saturation.layers import simulate_layer  # noqa: E402
 from edgeq.emulate.saturation.simulate import Simulation  # noqa: E402
 from edgeq.graph.convert import to_bytes  # noqa: E402
-from edgeq.measure.instrument import with_outputs  # noqa: E402
+from edgeq.graph.edit import with_outputs  # noqa: E402
 from edgeq.measure.task import make_task  # noqa: E402
 from edgeq.model.load import model_signature  # noqa: E402
 from edgeq.pipeline.job import Data  # noqa: E402

@@ -17,10 +17,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.emulate.saturation.arithmetic import exact_product, saturating_product
-from edgeq.emulate.saturation.layers import is_depthwise
 from edgeq.emulate.saturation.operators import conv_sums, matmul_sums
 from edgeq.engines import Engine
 from edgeq.graph.convert import from_proto
+from edgeq.graph.operators import is_depthwise
 from edgeq.model.saturation import PAIR_LIMIT, SaturationTable, conv_rows, possible_sums, saturation_table
 from edgeq.session import SessionSettings
 from edgeq.workers.engine import start_engine
@@ -99,7 +99,7 @@ def _answers(
         found = [matmul_sums(moved, w, point, None, product)[0] for product in (saturating_product, exact_product)]
         return found[0], found[1]
     exact = conv_sums(node, moved, w, point, None, exact_product)[0]
-    if path.exact_depthwise and is_depthwise(node, w):
+    if path.exact_depthwise and is_depthwise(node, w.shape):
         return exact, exact
     return conv_sums(node, moved, w, point, None, saturating_product, path)[0], exact
 
