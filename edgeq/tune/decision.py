@@ -81,7 +81,7 @@ def _last_race(
     seconds: float,
 ) -> Race:
     """Race the finalists. Where the machine was too busy to claim a speed of each: again and for twice as long, as long
-    as the budget has room for that."""
+    as the budget allows that."""
     while True:
         raced = race(table, evaluator, finalists, float_threads, tie=TIE, seconds=seconds)
         seconds *= 2

@@ -134,8 +134,8 @@ class Distribution:
         """The queries that nothing disturbed; all where there are none, or none is known to be so."""
         if not 0 < self.disturbed_share < 1:
             return self
-        others = {"busy": self.busy, "stolen": self.stolen}
-        return Distribution(self.samples_ms[~self.disturbed], samples_per_query=self.samples_per_query, **others)
+        left = self.samples_ms[~self.disturbed]
+        return Distribution(left, samples_per_query=self.samples_per_query, busy=self.busy, stolen=self.stolen)
 
     def round_medians(self) -> np.ndarray:
         """float64[r]: the median latency of each round, milliseconds, without disturbed queries; NaN if all are."""
