@@ -11,6 +11,7 @@ import onnx_ir as ir
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.operators import PERMUTATIONS
 from edgeq.graph.query import MAIN_DOMAINS, clamp_bounds, is_op, name_of, only_reader
+from edgeq.model.masks import find_masks
 from edgeq.model.shapes import element_types
 
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16})
@@ -52,19 +53,21 @@ def quantizable_tensors(model: ir.Model, types: Mapping[str, ir.DataType] | None
     outputs of the main graph.
 
     Not among them: weights and what is computed from weights alone; a convolution's output that only a
-    BatchNormalization reads, since every backend folds that away. A tensor whose type cannot be inferred is listed;
-    `collect` drops it where ONNX Runtime infers that it is no float.
+    BatchNormalization reads, since every backend folds that away; a mask that holds infinities. A tensor whose type
+    cannot be inferred is listed; `collect` drops it where ONNX Runtime infers that it is no float.
 
     Args:
         types: the model's `element_types`, where they are at hand.
     """
     constants = GraphIndex(model).computed_constants
     types = element_types(model) if types is None else types
+    infinite = find_masks(model).infinite
     made = [value for node in model.graph for value in node.outputs if value.name]
     return tuple(
         name
         for value in (*model.graph.inputs, *made)
         if (name := name_of(value)) not in constants
+        and name not in infinite
         and types.get(name, ir.DataType.FLOAT) in _FLOATS
         and not _is_folded(value, constants)
     )

@@ -18,6 +18,8 @@ from edgeq.graph.query import name_of
 from edgeq.model.int8_conditions import NodeContext
 from edgeq.model.int8_rules import DEFAULT, Rule, explain_float
 from edgeq.model.macs import node_macs
+from edgeq.model.masks import REASON as MASKED
+from edgeq.model.masks import find_masks
 from edgeq.scheme import Scheme
 
 Verdict = Literal["int8", "float", "other"]
@@ -59,12 +61,15 @@ def predict_int8(
     macs = node_macs(model) if macs is None else macs
     index = GraphIndex(model)
     constants = {name for name in index.values if index.is_constant(name)}
+    masks = find_masks(model)
     quantized: set[str] = set()
     predictions: list[NodePrediction] = []
     for node in model.graph:
         if node.op_type == "Constant":
             continue
         verdict, reason = judge(node, rules, NodeContext(constants, quantized))
+        if verdict == "int8" and node.name in masks.nodes:
+            verdict, reason = "float", MASKED
         if verdict == "int8":
             quantized.update(name_of(output) for output in node.outputs)
         name = node.name or ""

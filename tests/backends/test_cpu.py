@@ -16,6 +16,7 @@ from edgeq.model.load import model_files
 from edgeq.scheme import Scheme
 from edgeq.session import open_session
 from tests.backends.build import Bench, bench, mixed, operators, quantized, residual, stacked, weights
+from tests.graphs import proto
 
 DISABLED = "optimization.disable_specified_optimizers"
 COMPUTE = ["first", "depthwise", "last", "fc"]
@@ -253,3 +254,15 @@ def test_backends_are_found_by_name() -> None:
     with pytest.raises(HardwareError, match="unknown backend 'abacus'") as caught:
         backend_named("abacus")
     assert "cpu" in caught.value.fix
+
+
+@pytest.mark.parametrize("far", [-1e4, -np.inf])
+def test_a_masked_softmax_keeps_telling_scores_apart(tmp_path: Path, far: float) -> None:
+    mask = np.triu(np.full((8, 8), far, np.float32), 1)
+    net = proto("""g (float[1,8,8,8] x) => (float[1,8,8,8] y) {
+        k = Transpose<perm = [0, 1, 3, 2]>(x) scores = MatMul(x, k) masked = Add(scores, mask)
+        shares = Softmax<axis = -1>(masked) y = MatMul(shares, x)
+    }""")
+    net.graph.initializer.append(onnx.numpy_helper.from_array(mask, "mask"))
+    made = bench(tmp_path, net)
+    assert made.sqnr(made.build()) > 25

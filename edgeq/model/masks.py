@@ -1,0 +1,68 @@
+"""Masks of attention: what stands in front of a Softmax with numbers far below any score. A range that reaches that far
+leaves the scores a single integer, and one that is infinite is no range at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from edgeq.graph.query import MAIN_DOMAINS, constant, constant_tensor, is_op, name_of
+
+REASON = "a mask before Softmax: with its large numbers in the range, 8 bits would not tell the scores apart"
+# exp of a difference of 104 is 0 in float32; nothing that a Softmax tells apart is as far off as this.
+_FAR = 1e3
+_PASSING = frozenset(
+    {
+        "Add", "Cast", "Concat", "Expand", "Gather", "Identity", "Max", "Min", "Mul", "Reshape", "Slice", "Split",
+        "Squeeze", "Sub", "Transpose", "Trilu", "Unsqueeze", "Where",
+    }
+)  # fmt: skip
+_FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+
+
+@dataclass(frozen=True)
+class Masks:
+    """What masks concern in the main graph of a model.
+
+    Attributes:
+        nodes: names of the nodes that make or read one.
+        infinite: names of the tensors that hold infinities.
+    """
+
+    nodes: frozenset[str]
+    infinite: frozenset[str]
+
+
+def find_masks(model: ir.Model) -> Masks:
+    """Follow constants of 1000 and more through additions, choices and data movement to the Softmax that they mask."""
+    reach: dict[str, float] = {}
+    for node in model.graph:
+        if node.op_type in _PASSING and node.domain in MAIN_DOMAINS:
+            far = max((_reach(value, reach) for value in node.inputs if value is not None), default=0.0)
+            reach.update((name_of(output), far) for output in node.outputs if far >= _FAR)
+    nodes: set[str] = set()
+    seen: set[str] = set()
+    pending = [node.inputs[0] for node in model.graph if is_op(node, "Softmax", "LogSoftmax")]
+    while pending:
+        value = pending.pop()
+        name = name_of(value)
+        if value is None or name not in reach or name in seen:
+            continue
+        seen.add(name)
+        maker = value.producer()
+        assert maker is not None, name
+        nodes.update(node.name or "" for node in (maker, *(use.node for use in value.uses())))
+        pending.extend(maker.inputs)
+    return Masks(frozenset(nodes), frozenset(name for name in seen if np.isinf(reach[name])))
+
+
+def _reach(value: ir.Value, reach: dict[str, float]) -> float:
+    tensor = constant_tensor(value)
+    if tensor is None:
+        return reach.get(name_of(value), 0.0)
+    if tensor.dtype not in _FLOATS:
+        return 0.0
+    values = constant(value)
+    return float(np.abs(values).max()) if values is not None and values.size else 0.0

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+
+from edgeq.model.int8_prediction import predict_int8
+from edgeq.model.int8_rules import int8_rules
+from edgeq.model.masks import REASON, find_masks
+from tests.graphs import model
+
+ADDED = """g (float[1,4,4] s, float[1,1,4] keep) => (float[1,4,4] y) <float one = {1}, float far = {-10000}> {
+    [less] l = Sub(one, keep) [bias] b = Mul(l, far) [add] a = Add(s, b) [soft] y = Softmax(a)
+}"""
+CHOSEN = """g (float[1,4,4] s, bool[1,4,4] keep) => (float[1,4,4] y) <float far = {-3.4e38}> {
+    [choose] c = Where(keep, s, far) [turn] t = Transpose<perm = [0, 2, 1]>(c) [soft] y = Softmax(t)
+}"""
+SCALED = """g (float[1,4,4] s) => (float[1,4,4] y) <float far = {1024}, float near = {-50}> {
+    [near] n = Add(s, near) [soft] p = Softmax(n) [boxes] y = Mul(p, far)
+}"""
+
+
+@pytest.mark.parametrize(
+    ("body", "nodes"),
+    [(ADDED, {"bias", "add", "soft"}), (CHOSEN, {"choose", "turn", "soft"}), (SCALED, set())],
+    ids=["added", "chosen", "scaled"],
+)
+def test_what_stands_between_a_large_constant_and_softmax(body: str, nodes: set[str]) -> None:
+    found = find_masks(model(body))
+    assert found.nodes == nodes
+    assert not found.infinite
+
+
+def test_they_are_float_with_their_reason() -> None:
+    net = model(ADDED)
+    for node in net.graph:
+        node.outputs[0].dtype = net.graph.inputs[0].dtype
+    reasons = {n.name: n.reason for n in predict_int8(net, int8_rules("cpu")) if n.verdict == "float"}
+    assert {name for name, reason in reasons.items() if reason == REASON} == {"bias", "add", "soft"}
