@@ -14,9 +14,12 @@ NEXT = {
     "demo": "edgeq report {output} --bench --open",
     "demo files": "edgeq inspect {files}/model.onnx",
     "quantize": "edgeq bench {output} --against {model}",
+    "quantize target": "edgeq package {model} -t {target} --data {data} -o BUNDLE",
     "tune": "edgeq verify {output}",
     "tune dry_run": "the same without --dry-run",
     "package": "edgeq verify {output}",
+    "package split": "edgeq verify {output}/NAME.edgeq --on all",
+    "package target": "edgeq verify {output} --on all",
     "calibrate collect": "edgeq quantize {model} --calibration {output} --data {data} -o int8.onnx",
     "calibrate merge": "edgeq calibrate show {output}",
     "calibrate show": "edgeq quantize MODEL.onnx --calibration {path} --data SAMPLES -o int8.onnx",
@@ -49,6 +52,8 @@ NEXT = {
 }
 """Command, with its subcommand, action or an option that changes what it does → the line; parameters in braces."""
 
+_HERE = ("auto", "this-machine")
+
 
 def next_line(context: click.Context) -> str | None:
     """The line to type after the command of `context`, with its own arguments filled in; None where there is none."""
@@ -56,7 +61,12 @@ def next_line(context: click.Context) -> str | None:
     if context.parent is not None and context.parent.parent is not None:
         names.insert(0, str(context.parent.info_name))
     chosen = [str(context.params["action"])] if "action" in context.params else []
-    chosen += [name for name in ("files", "dry_run", "on") if context.params.get(name)]
-    line = next((NEXT[key] for key in (" ".join([*names, *chosen]), " ".join(names)) if key in NEXT), None)
+    chosen += [name for name in ("files", "dry_run", "on", "split") if context.params.get(name)]
+    targets = context.params.get("target") or context.params.get("targets") or ()
+    chosen += ["target"] * any(name not in _HERE for name in ([targets] if isinstance(targets, str) else targets))
+    keys = [" ".join([*names, *part]) for part in (chosen, *([word] for word in chosen), [])]
+    line = next((NEXT[key] for key in keys if key in NEXT), None)
+    if line is not None and context.params.get("preprocess") is not None:
+        line = line.replace("--data {data}", "--data {data} --preprocess {preprocess}")
     given = {name: shlex.quote(str(value)) for name, value in context.params.items() if value is not None}
     return None if line is None or set(re.findall(r"{(\w+)}", line)) - given.keys() else line.format(**given)

@@ -17,6 +17,7 @@ _OUTPUTS_SHOWN = 4
 
 def draw_proof(console: Console, proof: Proof, *, verbose: bool) -> None:
     """Coverage, agreement, accuracy, speed and warnings."""
+    from edgeq_device.claim import SLOWER
     from rich.table import Table
 
     from edgeq.engines import DEFAULT
@@ -41,7 +42,7 @@ def draw_proof(console: Console, proof: Proof, *, verbose: bool) -> None:
         for name, accuracy in proof.accuracy.items():
             table.add_row(name, *(f"{value:.4f}" for value in accuracy.metrics.values()))
         console.print(table)
-    if proof.speed is not None:
+    if proof.speed is not None and proof.speed.ratio.verdict != SLOWER:  # a warning says that
         console.print(proof.speed.ratio.sentence("int8", "float32"))
     for warning in proof.warnings():
         console.print(f"warning: {warning}", style="yellow")

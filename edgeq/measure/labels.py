@@ -29,18 +29,24 @@ def integer_labels(sample: Sample) -> NDArray[np.int64]:
 
 
 def pick_output(outputs: Outputs, name: str | None, sample: Sample) -> NDArray[Any]:
-    """The output of that name, or the only one.
+    """The output of that name, or the only one, or the only one of floating point.
 
     Raises:
-        UsageError: no such output, or several and no name.
+        UsageError: no such output, or several of floating point (or none) and no name.
     """
     if name is not None:
         if name not in outputs:
             raise UsageError(f"the model has no output {name!r}", f"It has {', '.join(sorted(outputs))}")
         return outputs[name]
+    floats = {made: array for made, array in outputs.items() if array.dtype.kind == "f"}
+    if len(outputs) != 1 and len(floats) == 1:
+        return next(iter(floats.values()))
     if len(outputs) != 1:
         listed = ", ".join(sorted(outputs)) or "none that is an array"
-        raise UsageError(f"{sample.name}: the model's outputs are {listed}", "Choose one with --output")
+        raise UsageError(
+            f"{sample.name}: the model's outputs are {listed}",
+            "Choose one: `edgeq eval` has --output NAME for it; elsewhere give a --task of your own that does",
+        )
     return next(iter(outputs.values()))
 
 

@@ -197,7 +197,10 @@ def _rewrite(model: ir.Model, notes: list[str], simplify: bool) -> None:
     if not simplify:
         return
     if removed := remove_no_ops(model):
-        notes.append(f"{_count(removed, 'node')} removed that do nothing (Identity, Dropout, Cast to the same type)")
+        notes.append(
+        what = f"removed that {'does' if removed == 1 else 'do'} nothing"
+        notes.append(f"{_count(removed, 'node')} {what} (Identity, Dropout, Cast to the same type)")
+        )
     if folded := fold_batch_norms(model):
         notes.append(f"{folded} BatchNormalization folded")
 

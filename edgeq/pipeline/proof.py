@@ -110,7 +110,7 @@ class Proof(Displayed):
         """What a user should not miss, one sentence each; without `timed`, nothing about speed."""
         found = []
         if timed and self.speed is not None and self.speed.ratio.verdict == SLOWER:
-            found.append(self.speed.ratio.sentence("int8", "float32"))
+            found.append(f"{self.speed.ratio.sentence('int8', 'float32')}; `edgeq tune` looks for what is faster")
         if self.drop is not None and self.drop > _POOR_DROP:
             found.append(
                 f"accuracy falls from {self.accuracy[FLOAT].value:.4f} to {self.accuracy[INT8].value:.4f}: keep "

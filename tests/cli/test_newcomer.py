@@ -15,7 +15,7 @@ from onnx import numpy_helper
 from PIL import Image
 
 from edgeq.cli import COMMANDS, GROUPS, group
-from edgeq.cli._next import NEXT
+from edgeq.cli._next import NEXT, next_line
 from tests.graphs import proto
 
 
@@ -77,6 +77,27 @@ def test_every_command_has_a_next_line_that_exists() -> None:
         program, *words = line.split()
         assert program in ("edgeq", "make", "the")
         assert program != "edgeq" or words[0] in COMMANDS
+
+
+@pytest.mark.parametrize(
+    ("line", "typed"),
+    [
+        ("quantize m.onnx --data d -o o.onnx", "edgeq bench o.onnx --against m.onnx"),
+        (
+            "quantize m.onnx --data d --preprocess tf -t gemmini -o o.onnx",
+            "edgeq package m.onnx -t gemmini --data d --preprocess tf -o BUNDLE",
+        ),
+        ("package m.onnx --data d -o b", "edgeq verify b"),
+        ("package m.onnx --data d -t gemmini -t haswell -o b", "edgeq verify b --on all"),
+        ("package m.onnx --data d -t gemmini --split -o b", "edgeq verify b/NAME.edgeq --on all"),
+        ("eval m.onnx --data d --preprocess tf", "edgeq compare FLOAT.onnx m.onnx --data d --preprocess tf"),
+    ],
+)
+def test_the_next_line_fits_what_was_typed(line: str, typed: str) -> None:
+    name, *words = line.split()
+    parent = click.Context(group, info_name="edgeq")
+    command = group.get_command(parent, name)  # type: ignore[attr-defined]
+    assert next_line(command.make_context(name, words, parent=parent)) == typed
 
 
 def test_the_next_line_is_for_people() -> None:

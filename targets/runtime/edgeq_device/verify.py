@@ -77,7 +77,10 @@ class Report:
             )
         if not self.passed:
             why = "; ".join(f"{report.variant.name}: {report.reason}" for report in self.variants)
-            raise BundleError(f"{self.bundle.source}: no variant runs on this device ({why})")
+            raise BundleError(
+                f"{self.bundle.source}: no variant runs on this device ({why})",
+                "Verify it on its device, or here with `edgeq verify BUNDLE --on all`; or package it for this one",
+            )
 
     def to_dict(self) -> Dict[str, Any]:
         """What `verify --json` prints: plain JSON values, one entry a variant."""
