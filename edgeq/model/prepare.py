@@ -197,10 +197,8 @@ def _rewrite(model: ir.Model, notes: list[str], simplify: bool) -> None:
     if not simplify:
         return
     if removed := remove_no_ops(model):
-        notes.append(
         what = f"removed that {'does' if removed == 1 else 'do'} nothing"
         notes.append(f"{_count(removed, 'node')} {what} (Identity, Dropout, Cast to the same type)")
-        )
     if folded := fold_batch_norms(model):
         notes.append(f"{folded} BatchNormalization folded")
 
