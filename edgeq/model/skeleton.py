@@ -16,14 +16,36 @@ def skeleton(model: ir.Model) -> onnx.ModelProto:
     """The protobuf of `model` where every larger or external initializer of the main graph has become a graph input of
     its type and shape. Initializers of bodies stay: a body cannot have inputs of its own choosing.
     """
-    bare = model.clone()
-    for name, value in list(bare.graph.initializers.items()):
-        tensor = value.const_value
-        if tensor is not None and (isinstance(tensor, ir.ExternalTensor) or tensor.nbytes > KEPT_BYTES):
-            del bare.graph.initializers[name]
-            if not value.is_graph_input():
-                bare.graph.inputs.append(value)
+    graph = model.graph
+    large = {name for name, value in graph.initializers.items() if _is_large(value.const_value)}
+    values = graph.initializers.values()
+    # A view takes a third of the time that a copy does, which counts in models of many nodes.
+    view = ir.GraphView(
+        [*graph.inputs, *(v for v in values if v.name in large and not v.is_graph_input())],
+        graph.outputs,
+        nodes=graph,
+        initializers=[v for v in values if v.name not in large],
+        doc_string=graph.doc_string,
+        opset_imports=graph.opset_imports,
+        name=graph.name,
+        metadata_props=graph.metadata_props,
+    )
+    bare = ir.Model(
+        view,  # type: ignore[arg-type]
+        ir_version=model.ir_version,
+        producer_name=model.producer_name,
+        producer_version=model.producer_version,
+        domain=model.domain,
+        model_version=model.model_version,
+        doc_string=model.doc_string,
+        functions=tuple(model.functions.values()),
+        metadata_props=model.metadata_props,
+    )
     return to_proto(bare)
+
+
+def _is_large(tensor: ir.TensorProtocol | None) -> bool:
+    return tensor is not None and (isinstance(tensor, ir.ExternalTensor) or tensor.nbytes > KEPT_BYTES)
 
 
 def proto_skeleton(model: onnx.ModelProto) -> onnx.ModelProto:

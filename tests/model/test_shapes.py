@@ -53,6 +53,13 @@ def test_a_skeleton_has_inputs_for_its_large_weights_and_takes_them_back() -> No
     assert [value.name for value in whole.graph.inputs] == ["x"]
 
 
+def test_a_skeleton_needs_no_copy_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = model(CONV)
+    set_constant(made.graph.initializers["w"], np.ones((400, 3, 1, 1)))
+    monkeypatch.setattr(ir.Model, "clone", lambda model: pytest.fail("copied"))
+    assert [value.name for value in skeleton(made).graph.input] == ["x", "w"]
+
+
 def test_weight_bytes_count_bodies_and_attributes() -> None:
     assert weight_bytes(model(CONV)) == 4 * 3 * 4 + 2 * 8
     held = model("net (float x) => (float[2] y) { c = Constant <value = float[2] {1, 2}> () y = Add (x, c) }")
