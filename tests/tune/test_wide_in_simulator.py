@@ -1,0 +1,64 @@
+"""A tensor that 8 bits cannot hold goes to 16, and the simulator confirms it: the whole way, where it is installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.numpy_helper
+import pytest
+
+import edgeq
+from edgeq.measure.task import make_task
+from edgeq.session import open_session
+from edgeq.tune.goal import Goal
+from tests.backends.qnn.test_qnn import simulator
+from tests.graphs import proto
+
+NET = """g (float[1,8] x, float[16,8] w, float[6,17] v) => (float[1,6] y) <float[1,1] far = {3000.0}> {
+    [first] h = Gemm<transB=1>(x, w)
+    [clip] r = Relu(h)
+    [join] j = Concat<axis=1>(r, far)
+    [last] y = Gemm<transB=1>(j, v)
+}"""
+
+
+def network(path: Path) -> Path:
+    """Two layers, and between them a constant that is a thousand times as large as the rest, with no weight."""
+    random, made = np.random.default_rng(0), proto(NET)
+    weights = {"w": random.normal(size=(16, 8)), "v": random.normal(size=(6, 17)) * (np.arange(17) < 16)}
+    for name, array in weights.items():
+        made.graph.input.remove(next(value for value in made.graph.input if value.name == name))
+        made.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float32), name))
+    onnx.save(made, path)
+    return path
+
+
+@simulator
+def test_what_8_bits_cannot_hold_goes_to_16_in_the_simulator_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without what is tried before: other ranges, which leave the constant out, and recoveries."""
+    monkeypatch.setattr("edgeq.tune.screening.method_candidates", lambda *arguments: ())
+    monkeypatch.setattr("edgeq.tune.local.LocalEvaluator.recovery_groups", lambda self: ())
+    model, random = network(tmp_path / "net.onnx"), np.random.default_rng(1)
+    inputs = [random.normal(size=(1, 8)).astype(np.float32) for _ in range(60)]
+    session = open_session(model)
+    labelled = [({"x": x}, int(session.run(None, {"x": x})[0].argmax())) for x in inputs]
+    goal = Goal(max_drop=0.02)
+    how: dict[str, Any] = {
+        "validation": labelled,
+        "target": "hexagon-v73",
+        "task": make_task("classification"),
+        "goal": goal,
+    }
+    tuned = edgeq.tune(model, [{"x": x} for x in inputs], tmp_path / "out", selftest=1, **how)
+    chosen = tuned.record["chosen"]
+    assert "join" in chosen["wide"]
+    assert chosen["simulator"]["drop"] <= 0.02
+    assert 0 < chosen["wide_share"] < 1
+    narrow = tuned.outcome.trials[0]
+    assert narrow.assessment is not None
+    assert narrow.assessment.drop > 0.2
