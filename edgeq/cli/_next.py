@@ -13,7 +13,7 @@ NEXT = {
     "doctor": "edgeq detect",
     "demo": "edgeq report {output} --bench --open",
     "demo files": "edgeq inspect {files}/model.onnx",
-    "quantize": "edgeq bench {output} --against {model}",
+    "quantize": "edgeq bench {output} --against {model} --data {data}",
     "quantize target": "edgeq package {model} -t {target} --data {data} -o BUNDLE",
     "tune": "edgeq verify {output}",
     "tune dry_run": "the same without --dry-run",
@@ -68,5 +68,7 @@ def next_line(context: click.Context) -> str | None:
     line = next((NEXT[key] for key in keys if key in NEXT), None)
     if line is not None and context.params.get("preprocess") is not None:
         line = line.replace("--data {data}", "--data {data} --preprocess {preprocess}")
+    if line is not None and "calibration" in context.params and context.params["data"] is None:
+        line = line.replace(" --data {data}", "")
     given = {name: shlex.quote(str(value)) for name, value in context.params.items() if value is not None}
     return None if line is None or set(re.findall(r"{(\w+)}", line)) - given.keys() else line.format(**given)

@@ -82,7 +82,8 @@ def test_every_command_has_a_next_line_that_exists() -> None:
 @pytest.mark.parametrize(
     ("line", "typed"),
     [
-        ("quantize m.onnx --data d -o o.onnx", "edgeq bench o.onnx --against m.onnx"),
+        ("quantize m.onnx --data d -o o.onnx", "edgeq bench o.onnx --against m.onnx --data d"),
+        ("quantize m.onnx --calibration c --val v -o o.onnx", "edgeq bench o.onnx --against m.onnx"),
         (
             "quantize m.onnx --data d --preprocess tf -t gemmini -o o.onnx",
             "edgeq package m.onnx -t gemmini --data d --preprocess tf -o BUNDLE",

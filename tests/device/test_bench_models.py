@@ -38,6 +38,13 @@ def test_models_are_opened_with_the_threads_and_measured(fake_session: Any) -> N
     assert "the inputs were made up (random values); give data to time real ones" in report["notes"]
 
 
+def test_open_sizes_are_said_with_what_was_taken(fake_session: Any) -> None:
+    session = fake_session(0.0)
+    session.get_inputs = lambda: [SimpleNamespace(name="x", type="tensor(float)", shape=["n", 3, "h", 8])]
+    notes = bench_models([BenchModel("m", lambda threads: session)], QUICK)["notes"]
+    assert any("with 1 for open sizes (x of 1,3,1,8; --shape NAME=SIZES sets others)" in note for note in notes)
+
+
 def test_given_samples_are_used_and_nothing_is_made_up(fake_session: Any) -> None:
     feeds = [{"x": np.zeros((1, 4), np.float32)}]
     report = bench_models([BenchModel("m", lambda threads: fake_session(0.0))], QUICK, feeds=lambda session: feeds)

@@ -114,7 +114,10 @@ def _try_out(sessions: Mapping[str, Any], feeds: Sequence[Feed]) -> None:
                 session.run(None, dict(feeds[index]))
             except Exception as error:  # onnxruntime raises a dozen unrelated types here
                 text = " ".join(str(error).split()).rstrip(".")
-                raise DataError(f"{name} refuses sample {index}: {text}", "Give inputs that fit the model") from error
+                raise DataError(
+                    f"{name} refuses sample {index}: {text}",
+                    "Give inputs that fit the model: --data, or --shape where its sizes are open",
+                ) from error
 
 
 class _Bench:

@@ -86,8 +86,16 @@ def bench_models(
         )
     report["notes"] += notes
     if feeds is None:
-        report["notes"].append("the inputs were made up (random values); give data to time real ones")
+        report["notes"].append(_how_made_up(sessions, shapes or {}, actual))
     return report
+
+
+def _how_made_up(sessions: Mapping[str, Any], shapes: Shapes, actual: Shapes) -> str:
+    session = next(iter(sessions.values()))
+    opened = [i.name for i in session.get_inputs() if not all(isinstance(size, int) for size in i.shape[1:])]
+    sized = [f"{name} of {','.join(map(str, actual[name]))}" for name in opened if name not in shapes]
+    how = f", with 1 for open sizes ({'; '.join(sized)}; --shape NAME=SIZES sets others)" if sized else ""
+    return f"the inputs were made up (random values{how}); give data to time real ones"
 
 
 def _made_up(sessions: Mapping[str, Any], shapes: Shapes) -> List[Dict[str, Any]]:
