@@ -169,7 +169,8 @@ def _convert(where: str, array: Array, spec: TensorSpec, *, prepared: bool) -> A
         number = array.dtype.kind in "biuf" and spec.dtype.kind in "biuf"
         raw = prepared and array.ndim and array.dtype.kind != "f" and spec.dtype.kind == "f"
         if not number or raw or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
-            fix = "Name a --preprocess (none, if the values are right)" if raw else "Store that dtype"
+            storable = "Store that dtype" if spec.dtype.isbuiltin == 1 else "Export the model with inputs of float32"
+            fix = "Name a --preprocess (none, if the values are right)" if raw else storable
             raise DataError(f"{where}: input {spec.name!r} is {array.dtype}, the model takes {spec.dtype}", fix)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         what = "NaN" if np.isnan(array).any() else "infinity"

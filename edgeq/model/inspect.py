@@ -168,6 +168,7 @@ def inspect_model(
     """
     rules = [(name, backend, int8_rules(backend), scheme) for name, backend, scheme in targets]
     proto = load_model(path, external_data="none")
+    signature = signature_of(proto, path)
     model = from_proto(proto, path.parent, where=path)
     files = model_files(path)
     quantized = is_quantized(model)
@@ -194,7 +195,6 @@ def inspect_model(
                 TargetPrediction(name, backend, predict_int8(prepared.model, r, scheme, counted))
                 for name, backend, r, scheme in rules
             )
-    signature = signature_of(proto, path)
     macs = node_macs(sized(model, assumed))
     weights = [v.const_value for graph in model.graphs() for v in graph.initializers.values() if v.const_value]
     made = (constant_tensor(node.outputs[0]) for node in every_node(model) if node.op_type == "Constant")

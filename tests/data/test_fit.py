@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from data.helpers import IMAGE_MODEL, signature, spec
@@ -101,6 +102,12 @@ def test_names() -> None:
 def test_fixed_batch() -> None:
     assert [fixed_batch(s) for s in (ONE, EIGHT, IMAGE_MODEL, STATE, UNKNOWN)] == [1, 8, None, None, None]
     assert fixed_batch(signature(spec("x", 8, 4), spec("scale"))) == 8
+
+
+def test_what_no_file_of_numpy_holds_is_not_asked_for() -> None:
+    bfloat16 = signature(spec("x", "N", 4, dtype=onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16)))
+    with pytest.raises(DataError, match="Export the model with inputs of float32"):
+        fit_inputs("f", {"x": np.zeros((1, 4), np.float32)}, bfloat16, prepared=True)
 
 
 def test_scalars_stay_scalars() -> None:

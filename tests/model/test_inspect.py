@@ -80,6 +80,18 @@ def test_notes(tmp_path: Path) -> None:
     assert "1 weights are listed as inputs" in notes
 
 
+def test_an_output_that_is_no_tensor_is_named(tmp_path: Path) -> None:
+    proto = small_cnn()
+    kind = onnx.helper.make_map_type_proto(TensorProto.INT64, onnx.helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    kind = onnx.helper.make_sequence_type_proto(kind)
+    zip_map = {"classlabels_int64s": list(range(5)), "domain": "ai.onnx.ml"}
+    proto.graph.node.append(onnx.helper.make_node("ZipMap", [proto.graph.output[0].name], ["zipped"], **zip_map))
+    proto.opset_import.append(onnx.helper.make_opsetid("ai.onnx.ml", 3))
+    proto.graph.output.append(onnx.helper.make_value_info("zipped", kind))
+    with pytest.raises(ModelError, match=r"'zipped' is a sequence.*'zipmap': False"):
+        inspect_model(write(tmp_path / "m.onnx", proto))
+
+
 def test_unknown_backend_is_refused_first(tmp_path: Path) -> None:
     with pytest.raises(HardwareError, match="abacus"):
         inspect_model(tmp_path / "no.onnx", [("x", "abacus", Scheme())])

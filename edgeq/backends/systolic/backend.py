@@ -82,7 +82,8 @@ class SystolicBackend:
         program = compile_program(prepared, ranges, scheme, array_config(self._table), samples)
         if not any(isinstance(step, Conv | Fc) for step in program.steps):
             raise ModelError(
-                f"{prepared.source}: nothing in it runs on the array", "Deploy the float model, or exclude fewer nodes"
+                f"{prepared.source}: nothing in it runs on the array",
+                "Deploy the float model, exclude fewer nodes, or leave this target out",
             )
         macs = node_macs(prepared.model)
         notes = [place(program, macs).sentence(), *program.notes]
