@@ -124,7 +124,7 @@ class AccuracyMeter:
         more, error = loses_more(same, found, error, whole, pair.between.result().sqnr_db)
         drop = whole.drop + more
         low, high = sure(drop, error, (whole.high - whole.low) / 2)
-        found = replace(found, complete=True, drop=drop, low=low, high=high, expected=drop, doubt=0.0)
+        found = replace(found, complete=True, drop=drop, low=low, high=high, expected=whole.expected + more, doubt=0.0)
         return found, math.sqrt(1 - samples / self.total) * (sure(0.0, error)[1])
 
     def compare(self, session: Session, count: int, *, model: str) -> Agreement:

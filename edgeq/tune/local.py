@@ -74,7 +74,8 @@ class LocalEvaluator:
         workdir: for models, samples and outputs; must live as long.
         task: what to measure by labels; None measures agreement with float32.
         timed: whether the target's kernels run here. If not, artifacts run in simulation, and losses are those on the
-            validation samples alone, as their proof reports them.
+            validation samples alone, as their proof reports them; with labels, where recoveries can edit what ships,
+            no less than what is to be expected on others.
         batched: time batches of 8 where the model's first axis is open, for throughput.
         memory: bytes of samples and float32 outputs to hold in memory.
         engines: opens sessions of plug-ins; needed where candidates name one.
@@ -101,18 +102,21 @@ class LocalEvaluator:
         self.timed = timed
         self._batched = batched
         self._progress = progress
+        self._editable = timed or isinstance(backend_named(target.backend), RecoverableBackend)
+        # One file for all: the figure counts that its proof reports. Where candidates are many, some are lucky.
+        seen_only = not timed and not (self._editable and task is not None)
         self._accuracy = AccuracyMeter(
             job.validation,
             job.prepared.path,
             workdir,
             task=task,
-            seen_only=not timed,
+            seen_only=seen_only,
             memory=memory,
             progress=progress,
         )
         self._shared: AssessmentJob | None = None
         if job.workers is not None:
-            self._shared = assessor(job.workers, job, task=task, seen_only=not timed, memory=memory)
+            self._shared = assessor(job.workers, job, task=task, seen_only=seen_only, memory=memory)
             if self._shared is None:
                 progress.note("workers cannot read the validation samples themselves: accuracy is measured here")
         self.total = self._accuracy.total
@@ -168,13 +172,14 @@ class LocalEvaluator:
             if self._shared is not None and self._job.workers is not None:
                 artifacts = [(c.name, self.built(c).artifact, _together(c)) for c in candidates]
                 for name, assessment in assess_on(self._job.workers, self._shared, artifacts, samples):
-                    found[name] = assessment
+                    found[name] = self._expected(assessment)
                     advance(samples)
                 return found
             for candidate in candidates:
                 session = partial(self._proof_session, self.built(candidate).artifact)
                 how = {"together": _together(candidate)}
-                found[candidate.name] = self._accuracy.assess(candidate.name, session, samples, advance, **how)
+                assessment = self._accuracy.assess(candidate.name, session, samples, advance, **how)
+                found[candidate.name] = self._expected(assessment)
                 self._sessions.trim()
         return found
 
@@ -192,7 +197,8 @@ class LocalEvaluator:
             while True:
                 with self._progress.stage(f"{candidate.name} in the simulator, {count} samples", count) as advance:
                     found, reach = self._accuracy.simulate(candidate.name, here, session, count, whole, advance)
-                decided = abs(found.drop - max_drop) > reach
+                found = self._expected(found)
+                decided = abs(found.bound - max_drop) > reach
                 after, count = count, min(most, 2 * count)
                 # The next step takes as long again as all so far.
                 if decided or count == after or deadline.left_s() < deadline.elapsed_s:
@@ -249,8 +255,7 @@ class LocalEvaluator:
     def recovery_groups(self) -> tuple[tuple[str, ...], ...]:
         """See `Evaluator.recovery_groups`. None where what is simulated is no Q/DQ model that they could edit, and none
         without calibration samples."""
-        editable = self.timed or isinstance(backend_named(self._target.backend), RecoverableBackend)
-        return recovery_groups() if editable and self._job.calibration is not None else ()
+        return recovery_groups() if self._editable and self._job.calibration is not None else ()
 
     def rank(self, candidate: Candidate, *, headroom: float, seconds: float) -> Ranking:
         """See `Evaluator.rank`. Static candidates are ranked by tensors and the runtime's profile; others by probing
@@ -287,6 +292,10 @@ class LocalEvaluator:
             if self.timed:
                 return rank_by_probing(macs, noise, expired)
             return rank_by_probing(macs, noise, expired, groups=len(macs))
+
+    def _expected(self, found: Assessment) -> Assessment:
+        """Without a clock the loss that is to be expected is held against what is allowed, not the largest likely."""
+        return found if self.timed else replace(found, doubt=0.0)
 
     def _digests(self, artifact: Artifact) -> tuple[str, str]:
         """Of its structure and of its content; a file's are computed once, whatever engines it runs in."""

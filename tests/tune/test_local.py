@@ -240,3 +240,17 @@ def test_recoveries_edit_what_a_simulated_npu_gets(npu: Callable[[SlowEngine], L
     assert ranking.field == "wide"
     wide = recovered.replace(name="wide", scheme=recovered.scheme.replace(wide=first.nodes))
     assert 0 < evaluator.build(wide).wide_share < 1
+
+
+def test_of_many_candidates_for_a_simulator_none_is_taken_for_its_luck(
+    npu: Callable[[SlowEngine], LocalEvaluator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What float32 thinks of the changed answers counts beside the labels; the doubt does not."""
+    monkeypatch.setattr("edgeq.tune.accuracy_estimate._combine", lambda drop, error, regret: (0.04, 0.02))
+    evaluator = npu(SlowEngine(right=True))
+    (candidate, *_) = kernel_candidates(resolve("hexagon-v73").profile)
+    whole = evaluator.assess([candidate], evaluator.total)[candidate.name]
+    assert whole.drop < whole.expected == whole.bound == 0.04
+    found = evaluator.simulate(candidate, 0.01, math.inf)
+    assert found is not None
+    assert found.bound == pytest.approx(0.04)
