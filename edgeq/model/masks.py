@@ -13,6 +13,8 @@ from edgeq.graph.query import MAIN_DOMAINS, constant, constant_tensor, is_op, na
 REASON = "a mask before Softmax: with its large numbers in the range, 8 bits would not tell the scores apart"
 # exp of a difference of 104 is 0 in float32; nothing that a Softmax tells apart is as far off as this.
 _FAR = 1e3
+# Elements: a mask of 2048 positions. What is larger is a table of embeddings, and takes long to read.
+_LARGEST = 2**22
 _PASSING = frozenset(
     {
         "Add", "Cast", "Concat", "Expand", "Gather", "Identity", "Max", "Min", "Mul", "Reshape", "Slice", "Split",
@@ -62,7 +64,8 @@ def _reach(value: ir.Value, reach: dict[str, float]) -> float:
     tensor = constant_tensor(value)
     if tensor is None:
         return reach.get(name_of(value), 0.0)
-    if tensor.dtype not in _FLOATS:
+    if tensor.dtype not in _FLOATS or not 0 < tensor.size <= _LARGEST:
         return 0.0
     values = constant(value)
-    return float(np.abs(values).max()) if values is not None and values.size else 0.0
+    assert values is not None, name_of(value)
+    return float(max(values.max(), -values.min()))
