@@ -1,6 +1,6 @@
 """What measuring over SSH costs: `edgeq bench --on` beside the same bench started by hand on the board, in turns, and
 the bytes that a second run sends. With `--cuts N` instead: a small `edgeq tune --on` whose link is cut, once each time,
-at N points from its first request to its last, and that is resumed.
+at N points from its first request to the last but one, and that is resumed.
 
     python benchmarks/boards.py [--model FILE.onnx] [--runs N] [--duration S] [--arm64] [--cuts N] [--json FILE]
 
@@ -85,7 +85,8 @@ def cut_short(board: Sshd, given: argparse.Namespace) -> int:
         # What that one sent lies there now: a run that finds it needs fewer requests.
         with cut_at(0, board.cut) as requests:
             tuned(board.path / "second", [address])
-        points = [1 + round(i * (len(requests) - 1) / max(1, given.cuts - 1)) for i in range(given.cuts)]
+        # The last request ends the last session: a run that is cut there has all that it needs.
+        points = [1 + round(i * (len(requests) - 2) / max(1, given.cuts - 1)) for i in range(given.cuts)]
         for number in points:
             output, line = cut_run(board, address, number)
             at, left = requests[number - 1], output.exists()

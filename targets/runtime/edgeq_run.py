@@ -29,6 +29,8 @@ if __spec__ is not None and __spec__.cached is not None and Path(__spec__.cached
 
 # onnxruntime's wheels report their use to their maker, and leave a file in the temporary folder, unless this is set.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+# Threads of numpy's BLAS look for work for a second before they sleep, and take a core from the model that is timed.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 PACKAGE = "edgeq_device"

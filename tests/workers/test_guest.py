@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +64,15 @@ def test_it_says_what_it_is(here: Guest) -> None:
     assert set(seen["features"]) <= features | {"avx_vnni_int8", "avx_vnni_int16"}
     assert seen["onnxruntime"] == onnxruntime.__version__
     assert seen["trapped"] == 0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are counted in /proc")
+def test_numpy_has_no_threads_there() -> None:
+    environment = {key: value for key, value in os.environ.items() if not key.endswith("_NUM_THREADS")}
+    with start_guest(Command((sys.executable,), (), guest_environment(environment)), "a guest") as guest:
+        guest.features(runtime=False)
+        (child,) = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
+        assert len(list(Path(f"/proc/{child}/task").iterdir())) == 1
 
 
 def test_what_the_runtime_refuses_is_told(here: Guest, model: Path) -> None:
