@@ -17,7 +17,7 @@ from edgeq.device import device_errors
 from edgeq.emulate.engine_route import route_for
 from edgeq.emulate.probe import KernelProof
 from edgeq.emulate.routes import NOT_RUN, ExecutionRoute, Running, Simulator
-from edgeq.errors import CheckFailedError, EdgeqError, RuntimeUnavailableError
+from edgeq.errors import BoardError, CheckFailedError, EdgeqError, RuntimeUnavailableError
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target
 from edgeq.measure.accuracy import Accuracy, evaluate_sessions
@@ -189,6 +189,7 @@ def check_trial(
 
     Raises:
         DataError: something is wrong with the samples.
+        BoardError: the link to a board was cut.
     """
     if route is None:
         route = route_for(target, machine, trial.settings.engine, simulators=simulators, progress=progress)
@@ -198,6 +199,8 @@ def check_trial(
         try:
             with progress.stage(f"Starting {route.how}"):
                 running = stack.enter_context(route.start())
+        except BoardError:  # it says nothing of the model
+            raise
         except EdgeqError as error:
             return EmulatedCheck(target.name, trial.name, NOT_RUN, route.how, NOT_RUN, str(error))
         return _run(trial, target, route, running, progress)
@@ -210,6 +213,8 @@ def _run(trial: Trial, target: Target, route: ExecutionRoute, running: Running, 
         threads = trial.settings.intra_op_threads if route.native_speed else 1
         session = running.open(trial.model, replace(trial.settings, intra_op_threads=threads))
         answers = tuple(_answers(session, trial.vectors))
+    except BoardError:  # it says nothing of the model
+        raise
     except (RuntimeUnavailableError, ValueError) as error:
         return replace(found, status=FAILED, reason=str(error))
     expected = [outputs for _, outputs in trial.vectors]
@@ -243,6 +248,8 @@ def _run(trial: Trial, target: Target, route: ExecutionRoute, running: Running, 
                 count=trial.count,
                 progress=progress,
             )
+    except BoardError:  # it says nothing of the model
+        raise
     except (RuntimeUnavailableError, CheckFailedError) as error:
         return replace(found, status=FAILED, reason=str(error))
     found = replace(

@@ -18,7 +18,7 @@ from edgeq.backends.base import TargetedBackend
 from edgeq.emulate.engine_route import route_for
 from edgeq.emulate.routes import EMULATED, NATIVE, ExecutionRoute
 from edgeq.engines import Engine
-from edgeq.errors import CheckFailedError, EdgeqError, RuntimeUnavailableError
+from edgeq.errors import BoardError, CheckFailedError, EdgeqError, RuntimeUnavailableError
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target, runs_natively
 from edgeq.measure.coverage import Basis, Coverage, Explain, forecast_coverage, measure_coverage, sized_macs
@@ -109,11 +109,15 @@ def _measure(
         stack.enter_context(progress.stage(f"Coverage on {route.how}"))
         try:
             opener = stack.enter_context(route.start()).open
+        except BoardError:  # it says nothing of the model
+            raise
         except EdgeqError as error:
             return str(error)
         try:
             model = built.artifact.model
             return measure_coverage(model, settings, feed, source, explain, basis=basis, how=route.how, opener=opener)
+        except BoardError:  # it says nothing of the model
+            raise
         except (RuntimeUnavailableError, ValueError) as error:
             raise CheckFailedError(
                 f"the model fails on {built.target.name} ({route.how}): {error}",

@@ -18,7 +18,7 @@ from edgeq.data.samples import Samples, open_samples
 from edgeq.emulate.check import EmulatedCheck, Trial, check_trial
 from edgeq.emulate.routes import Open, Simulator
 from edgeq.emulate.verify import summary
-from edgeq.errors import CheckFailedError, RuntimeUnavailableError
+from edgeq.errors import BoardError, CheckFailedError, RuntimeUnavailableError
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target, resolve
 from edgeq.measure.inference import Session
@@ -175,6 +175,21 @@ def test_a_runtime_that_refuses_the_model_fails_it(model: Path) -> None:
 
     found = checked(refusing, model)
     assert (found.status, found.reason) == ("failed", "its runtime knows no Add")
+
+
+@pytest.mark.parametrize("at_start", [True, False])
+def test_a_cut_link_says_nothing_of_the_model(model: Path, at_start: bool) -> None:
+    @contextmanager
+    def gone(target: Target) -> Iterator[Open]:
+        def opener(model: Path, settings: SessionSettings) -> Session:
+            raise BoardError("the link was cut")
+
+        if at_start:
+            raise BoardError("the link was cut")
+        yield opener
+
+    with pytest.raises(BoardError, match="the link was cut"):
+        checked(gone, model)
 
 
 def test_kernels_that_are_not_proven_are_not_believed(model: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edgeq.emulate.routes import EMULATED, NOT_RUN, ExecutionRoute, Running
-from edgeq.errors import CheckFailedError, RuntimeUnavailableError
+from edgeq.errors import BoardError, CheckFailedError, RuntimeUnavailableError
 from edgeq.pipeline import target_coverage
 from edgeq.pipeline.job import Data
 from edgeq.pipeline.package import package
@@ -94,6 +94,16 @@ def test_kernels_that_do_not_start_leave_the_forecast_and_a_refusal_fails(place:
     route(emulated(refuse))
     with pytest.raises(CheckFailedError, match=r"the model fails on raspberry-pi-5 \(a guest\): .* no such operator"):
         quantized()
+
+
+def test_a_cut_link_says_nothing_of_the_model(place: Path, route: Any) -> None:
+    def cut(*args: Any) -> Any:
+        raise BoardError("ssh://pi: the link was cut")
+
+    for found in (ExecutionRoute(EMULATED, "over SSH", start=cut), emulated(cut)):
+        route(found)
+        with pytest.raises(BoardError, match="the link was cut"):
+            quantized()
 
 
 def test_a_bundle_says_what_its_figure_rests_on(place: Path, route: Any) -> None:
