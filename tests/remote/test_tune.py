@@ -42,7 +42,8 @@ def test_a_cut_link_is_a_pause(board: FakeBoard, tmp_path: Path) -> None:
     assert whole.proof.coverage.how == f"{board.address}, over SSH"
     assert edgeq.verify(whole.bundle).passed
 
-    for resume, number in enumerate((5, len(requests) // 2)):
+    # A run that finds what the first one sent needs as few as 0.6 of its requests.
+    for resume, number in enumerate((5, len(requests) // 3)):
         with cut_at(number, board.cut), pytest.raises(BoardError, match="ssh://pi: the link was cut") as caught:
             tuned(tmp_path / "again", [board.address], resume=resume > 0)
         assert str(caught.value).isprintable()
