@@ -10,10 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
-from edgeq_device.claim import SLOWER, UNKNOWN, Claim, claim
-from edgeq_device.distribution import Distribution
+from edgeq_device.claim import SLOWER, UNKNOWN, claim
 
 from edgeq.backends.block_compute import DETAIL, BlockCompute, described, kinds_of
 from edgeq.backends.block_products import ALL, set_compute
@@ -61,7 +59,8 @@ def race_compute(job: Job, built: Built, workdir: Path, *, progress: Progress = 
             for name, file in {_INT8: artifact.model, _FLOAT: other}.items()
         }
         latency = race(sessions, feeds, advance)
-    found, measured = _outcome(latency)
+    found = claim(latency[_INT8], latency[_FLOAT])
+    measured = found.sentence("float compute", _INT8)
     compute = replace(compute, race=found)
     if found.verdict in (SLOWER, UNKNOWN):
         return replace(built, artifact=described(artifact, replace(compute, why=f"{compute.why}; {measured}")))
@@ -70,19 +69,6 @@ def race_compute(job: Job, built: Built, workdir: Path, *, progress: Progress = 
     kinds = kinds_of(model, compute.noise)
     chosen = replace(compute, float_compute=in_float, why=why, kinds=kinds)
     return replace(built, artifact=described(artifact, chosen))
-
-
-def _outcome(latency: Mapping[str, Distribution]) -> tuple[Claim, str]:
-    """What the race shows of float compute against int8, and in words. The choice has to be made on a busy machine,
-    too: where too few runs are undisturbed, all of them count, which took turns and were disturbed alike."""
-    found = claim(latency[_INT8], latency[_FLOAT])
-    if found.verdict != UNKNOWN:
-        return found, found.sentence("float compute", _INT8)
-    unmarked = {name: replace(taken, disturbed=np.empty(0, bool)) for name, taken in latency.items()}
-    every = claim(unmarked[_INT8], unmarked[_FLOAT])
-    if every.verdict == UNKNOWN:
-        return found, found.sentence("float compute", _INT8)
-    return every, f"{every.sentence('float compute', _INT8)}, on a busy machine"
 
 
 def raced_feeds(samples: Samples) -> list[Mapping[str, Any]]:
