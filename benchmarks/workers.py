@@ -83,17 +83,12 @@ def status(pid: int) -> list[str]:
 
 
 def workers_of(pid: int) -> list[int]:
-    """Processes that `pid` started with multiprocessing."""
-    found = []
+    """Worker processes that `pid` has: children of the server that it had multiprocessing start."""
+    parents = {}
     for place in Path("/proc").iterdir():
-        if place.name.isdecimal() and f"PPid:\t{pid}" in status(int(place.name)):
-            try:
-                command = (place / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if b"spawn_main" in command:
-                found.append(int(place.name))
-    return found
+        if place.name.isdecimal():
+            parents[int(place.name)] = next((int(x[5:]) for x in status(int(place.name)) if x.startswith("PPid:")), 0)
+    return [child for child, parent in parents.items() if parents.get(parent) == pid]
 
 
 def cpu_seconds(pid: int) -> float:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import secrets
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -15,6 +13,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from edgeq.distributed.job import Job
+from edgeq.distributed.processes import local_cluster, starting
 from edgeq.distributed.versions import check_versions, versions
 from edgeq.errors import DataError, RuntimeUnavailableError, UsageError
 
@@ -247,15 +246,17 @@ def open_workers(given: int | str | None) -> Iterator[Workers | None]:
             f"--workers {text!r} is neither a number nor an address",
             "Give a number of processes, or the address of a Dask scheduler as tcp://host:8786",
         )
-    try:
-        import dask
-        import distributed  # noqa: F401
-    except ImportError as error:
-        raise RuntimeUnavailableError(
-            f"--workers needs Dask, which cannot be imported ({error})", "Install it: pip install 'edgeq[distributed]'"
-        ) from error
     with ExitStack() as stack, ThreadPoolExecutor(1) as thread:
-        stack.enter_context(dask.config.set(_CONFIG))
+        settings = stack.enter_context(starting()) if text.isdecimal() else {}
+        try:
+            import dask
+            import distributed  # noqa: F401
+        except ImportError as error:
+            raise RuntimeUnavailableError(
+                f"--workers needs Dask, which cannot be imported ({error})",
+                "Install it: pip install 'edgeq[distributed]'",
+            ) from error
+        stack.enter_context(dask.config.set({**_CONFIG, **settings}))
         client = thread.submit(_connected, text, stack)
         if not text.isdecimal():
             client.result()
@@ -267,7 +268,7 @@ def _connected(text: str, stack: ExitStack) -> Any:
     import distributed
 
     try:
-        address: Any = stack.enter_context(_local(int(text))) if text.isdecimal() else text
+        address: Any = stack.enter_context(local_cluster(int(text))) if text.isdecimal() else text
         client = stack.enter_context(distributed.Client(address, timeout=_CONNECT_S, set_as_default=False))
         client.wait_for_workers(1, timeout=_CONNECT_S)
     except (OSError, TimeoutError, ValueError) as error:
@@ -281,25 +282,3 @@ def _connected(text: str, stack: ExitStack) -> Any:
             f"a worker of {text} cannot import edgeq ({error})", "Install edgeq where the workers run"
         ) from error
     return client
-
-
-@contextmanager
-def _local(count: int) -> Iterator[Any]:
-    """A cluster of this machine, on the loopback device, that keeps its files in a folder of its own."""
-    from distributed import LocalCluster
-
-    with (
-        tempfile.TemporaryDirectory(prefix="edgeq-workers-", ignore_cleanup_errors=True) as folder,
-        LocalCluster(
-            n_workers=count,
-            threads_per_worker=1,
-            processes=True,
-            dashboard_address="127.0.0.1:0",
-            scheduler_kwargs={"dashboard": False},
-            memory_limit=None,  # the system's is the limit, as without workers
-            local_directory=folder,
-            silence_logs=logging.CRITICAL,
-            preload=["edgeq.distributed.preload"],
-        ) as cluster,
-    ):
-        yield cluster
