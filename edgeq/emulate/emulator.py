@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import platformdirs
+from edgeq_device.version import parse_version
 from msgspec import Meta
 
 from edgeq.errors import HardwareError, UsageError
@@ -176,7 +177,7 @@ def _emulator(document: doc.Document) -> Emulator:
         elf_machine=file.elf_machine,
         program=file.qemu.program,
         packages=file.qemu.packages,
-        honest_cpuinfo=doc.version_key(file.qemu.honest_cpuinfo),
+        honest_cpuinfo=parse_version(file.qemu.honest_cpuinfo),
         missing=file.qemu.missing,
         refused=file.qemu.refused,
         recipe=_recipe(file.sysroot, file.pins) if file.sysroot else None,

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from edgeq_device.version import parse_version
+
 from edgeq.emulate.apt import Apt, Package, unpack_programs
 from edgeq.emulate.commands import run, which
 from edgeq.emulate.emulator import Emulator, home, load_emulators
 from edgeq.errors import RuntimeUnavailableError
-from edgeq.hardware.document import version_key
 from edgeq.ownership import Judge, Ownership, read_object
 from edgeq.progress import SILENT, Progress
 
@@ -34,7 +35,7 @@ class Qemu:
     @property
     def key(self) -> tuple[int, ...]:
         """The version as numbers, to compare."""
-        return version_key(self.version)
+        return parse_version(self.version)
 
 
 def find_qemu(emulator: Emulator) -> Qemu | None:
@@ -111,7 +112,7 @@ PROGRAMS = Ownership("folder of edgeq's programs", _judge)
 def _newest_first(package: Package) -> tuple[tuple[int, ...], int]:
     """By upstream version, then the smaller download."""
     upstream = package.version.split(":")[-1]
-    return version_key(re.sub(r"[^0-9.].*", "", upstream)), -package.size
+    return parse_version(re.sub(r"[^0-9.].*", "", upstream)), -package.size
 
 
 def _with_backports(work: Path, sources: Path | None) -> Apt:

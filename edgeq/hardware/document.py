@@ -13,7 +13,7 @@ from edgeq.errors import HardwareError
 from edgeq.records import parse, toml_table
 
 Text = Annotated[str, Meta(pattern=r"\S", description="text")]
-Version = Annotated[str, Meta(pattern=r"^\d+(\.\d+)*$", description='a version such as "1.20"')]
+Version = Annotated[str, Meta(pattern=r"^[0-9]{1,9}(\.[0-9]{1,9})*$", description='a version such as "1.20"')]
 
 
 @dataclass(frozen=True)
@@ -78,16 +78,3 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
         old = merged.get(key)
         merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return merged
-
-
-def version_key(version: str) -> tuple[int, ...]:
-    """ "1.20" → (1, 20); what follows the leading numbers ("1.31.1rc1", "12.4+cu") is left out."""
-    parts = []
-    for part in version.split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        parts.append(int(digits))
-        if digits != part:
-            break
-    return tuple(parts)

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from edgeq_device.version import parse_version
+
 from edgeq.display import Displayed
 from edgeq.errors import HardwareError, UsageError
 from edgeq.hardware import document as doc
@@ -83,7 +85,7 @@ class Profile(Displayed):
                 lacks.append(f"compute capability {capability_text(self.min_compute_capability)}")
         lacks += [f"{runtime} (not installed)" for runtime in sorted(self.requires_runtimes - set(machine.runtimes))]
         oldest, installed = self.min_onnxruntime, machine.onnxruntime
-        if installed and doc.version_key(installed) < doc.version_key(oldest):
+        if installed and parse_version(installed) < parse_version(oldest):
             lacks.append(f"onnxruntime {oldest} (here {installed})")
         return tuple(lacks)
 
@@ -248,7 +250,7 @@ def _checked_scheme(document: Document, table: str, fields: Mapping[str, Any]) -
 
 
 def _compute_capability(document: Document, text: str) -> tuple[int, int]:
-    parts = doc.version_key(text)
+    parts = parse_version(text)
     if len(parts) != 2:
         raise HardwareError(f"{document.file}: min_compute_capability is {text!r}", 'Write it as "8.6"')
     return parts[0], parts[1]

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 import onnx_ir as ir
+from edgeq_device.version import parse_version
 
 from edgeq.errors import ModelError
 from edgeq.graph.query import every_node, node_input, opset_of
@@ -77,7 +78,7 @@ class Compatibility:
 
     def runs_on(self, version: str) -> bool:
         """Whether a release such as "1.24.1" is no older than `minimum`; patch releases count as their minor one."""
-        return _key(version) >= _key(self.minimum)
+        return parse_version(version) >= parse_version(self.minimum)
 
     def explain(self, version: str) -> str:
         """One line on whether the model runs on `version`."""
@@ -122,7 +123,7 @@ def compatibility(model: ir.Model, architecture: str = "") -> Compatibility:
             raise ModelError(f"no probed onnxruntime has a kernel for {kernel}", "Choose other integer types")
         if since:
             found.append(Requirement(kernel, since))
-    found.sort(key=lambda r: _key(r.since), reverse=True)
+    found.sort(key=lambda r: parse_version(r.since), reverse=True)
     return Compatibility(tuple(found), architecture in tables, integer_products(model))
 
 
@@ -144,7 +145,7 @@ def _short_type(value: ir.Value | None) -> str:
 
 
 def _since(known: Mapping[str, int], wanted: int, what: str) -> str:
-    for version, highest in sorted(known.items(), key=lambda item: _key(item[0])):
+    for version, highest in sorted(known.items(), key=lambda item: parse_version(item[0])):
         if highest >= wanted:
             return version
     raise ModelError(f"no probed onnxruntime reads {what} {wanted}", "Convert the model to an older one")
@@ -163,7 +164,3 @@ def _tables() -> Mapping[str, _Table]:
         name: _Table(content["opset"][name], content["ir"][name], content["kernels"][name])
         for name in content["probed"]
     }
-
-
-def _key(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())

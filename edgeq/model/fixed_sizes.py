@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import onnx_ir as ir
 
 from edgeq.errors import ModelError, UsageError, suggest
+
+_SIZE = re.compile("0*[1-9][0-9]{0,17}")
 
 
 def free_sizes(model: ir.Model) -> tuple[str, ...]:
@@ -24,7 +27,7 @@ def parse_sizes(texts: Iterable[str]) -> dict[str, int]:
     found = {}
     for text in texts:
         name, _, size = text.rpartition("=")
-        if not name or not size.isdecimal() or int(size) < 1:
+        if not name or not _SIZE.fullmatch(size):
             raise UsageError(f"--fix {text!r} is not NAME=SIZE", "Write it as N=1")
         found[name.strip()] = int(size)
     return found

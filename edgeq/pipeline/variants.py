@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from edgeq_device.engines import engine_options
+from edgeq_device.version import parse_version
 
 from edgeq.backends import Alternative, Artifact
 from edgeq.bundle.weights import share_weights
@@ -22,7 +23,6 @@ from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.data.samples import Samples
 from edgeq.display import Displayed
 from edgeq.emulate.check import EmulatedCheck
-from edgeq.hardware.document import version_key
 from edgeq.hardware.target import THIS_MACHINE, Target
 from edgeq.measure.checks import Check, summarise
 from edgeq.measure.coverage import Coverage
@@ -75,7 +75,7 @@ class PackagedVariant(Displayed):
         known += [self.compatibility.minimum] if self.compatibility else []
         plugin = self.built.artifact.plugin
         known += [plugin.engine.min_onnxruntime] if plugin is not None and plugin.engine.min_onnxruntime else []
-        return max(known, key=version_key)
+        return max(known, key=parse_version)
 
     def __record__(self) -> dict[str, Any]:
         return {

@@ -20,7 +20,7 @@ SSH = "ssh://"
 _FIX = "See docs/boards.md for what a devices file holds"
 # What starts with "-" would be an option of ssh.
 _NAME, _V6, _USER = r"[A-Za-z0-9_][A-Za-z0-9_.-]*", r"[0-9A-Fa-f]*:[0-9A-Za-z:.%]+", r"[A-Za-z0-9_][A-Za-z0-9_.@+\\-]*"
-_ADDRESS = re.compile(rf"ssh://((?P<user>{_USER})@)?(?P<host>{_NAME}|\[{_V6}\])(:(?P<port>\d+))?/?")
+_ADDRESS = re.compile(rf"ssh://((?P<user>{_USER})@)?(?P<host>{_NAME}|\[{_V6}\])(:(?P<port>\d{{1,5}}))?/?")
 _LARGEST_PORT = 65535
 
 Host = Annotated[str, Meta(pattern=rf"^(({_USER})@)?({_NAME}|{_V6})$", description="[user@]host")]

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from edgeq_device.manifest import MANIFEST
 from edgeq_device.signature import SIGNATURE
+from edgeq_device.version import parse_version
 
 from edgeq.bundle.read import opened
 from edgeq.errors import BoardError
@@ -239,8 +240,7 @@ def open_board(board: Board) -> Iterator[BoardSession]:
 
 
 def _check(board: Board, hello: Hello) -> None:
-    version = tuple(int(part) for part in hello.python.split(".")[:2] if part.isdecimal())
-    if version < OLDEST_PYTHON:
+    if parse_version(hello.python)[:2] < OLDEST_PYTHON:
         raise BoardError(
             f"{board.name}: Python {hello.python} there is older than 3.9",
             "Install a newer one beside it, and name it as python in devices.toml",

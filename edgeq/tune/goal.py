@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 import time
 from collections.abc import Callable
@@ -47,7 +48,7 @@ def parse_budget(text: str | None) -> float | None:
     found = re.fullmatch(pattern, text.strip())
     parts = found.groupdict(default="0") if found and text.strip() else {}
     seconds = sum(float(parts[unit]) * scale for unit, scale in (("h", 3600), ("m", 60), ("s", 1)) if parts)
-    if not seconds > 0:
+    if not 0 < seconds < math.inf:
         raise UsageError(f"--budget {text!r} is no time span", "Write 90s, 10m or 1h30m")
     return seconds
 

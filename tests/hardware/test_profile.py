@@ -220,6 +220,7 @@ def test_a_users_profile_is_merged_over_the_shipped_one(tmp_path: Path) -> None:
         ),
         ("extends = 'bas'\n" + BASE, r"base.toml: extends 'bas', which is unknown. Did you mean base\?"),
         ("extends = 'base'\n" + BASE, r"base.toml: extends 'base' in a circle"),
+        ("min_compute_capability = '8." + "9" * 5000 + "'\n" + BASE, "min_compute_capability"),
         ("min_compute_capability = '8'\n" + BASE, r"base.toml: min_compute_capability is '8'. Write it as \"8.6\""),
         ("title = \n", r"base.toml is not TOML"),
     ],

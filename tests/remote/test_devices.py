@@ -33,7 +33,15 @@ def test_an_address() -> None:
 
 @pytest.mark.parametrize(
     "address",
-    ["ssh://", "ssh://-oProxyCommand=x", "ssh://-l@host", "ssh://h/path", "ssh://h:99999", "ssh://u:secret@h"],
+    [
+        "ssh://",
+        "ssh://-oProxyCommand=x",
+        "ssh://-l@host",
+        "ssh://h/path",
+        "ssh://h:99999",
+        "ssh://h:" + "9" * 5000,
+        "ssh://u:secret@h",
+    ],
 )
 def test_an_address_that_is_none(address: str) -> None:
     with pytest.raises(UsageError):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import onnx
 import onnx_ir as ir
+from edgeq_device.version import parse_version
 
 from edgeq.backends.base import Alternative, Artifact, check_names, refuse_wide
 from edgeq.backends.tensorrt import implicit, options
@@ -24,7 +25,6 @@ from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.table import FLATBUFFERS
 from edgeq.data.samples import Samples
 from edgeq.errors import EdgeqError, HardwareError, ModelError, UsageError
-from edgeq.hardware.document import version_key
 from edgeq.hardware.machine import capability_text
 from edgeq.hardware.target import Target
 from edgeq.measure.coverage import Coverage, NodeRun, coverage_of
@@ -214,7 +214,7 @@ class TensorrtBackend:
         half = facts().halves.get(scheme.rest)
         needed = half.min_compute_capability if half is not None else ""
         have = self._gpu.get("min_compute_capability", "")
-        if needed and have and version_key(have) < version_key(needed):
+        if needed and have and parse_version(have) < parse_version(needed):
             raise HardwareError(
                 f"{self._where} has compute capability {have}, and {scheme.rest} needs {needed}",
                 "Make --rest float16",

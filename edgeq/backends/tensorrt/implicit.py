@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import onnx_ir as ir
+from edgeq_device.version import parse_version
 
 from edgeq.backends.tensorrt.facts import facts
 from edgeq.calibrate.ranges import Range
@@ -36,7 +37,7 @@ def check_version(tensorrt: str, where: str) -> None:
             f"{where} does not say which TensorRT it has: {known.table_reason}",
             "Name a target with `runtime.tensorrt`, or leave --format QDQ",
         )
-    if _key(tensorrt) >= _key(known.table_below_tensorrt):
+    if parse_version(tensorrt) >= parse_version(known.table_below_tensorrt):
         raise HardwareError(f"{where} has TensorRT {tensorrt}: {known.table_reason}", known.table_fix)
 
 
@@ -69,9 +70,5 @@ def write_implicit(model: ir.Model, ranges: Mapping[str, Range], folder: Path, t
 
 def native_version(version: str) -> str:
     """TensorRT's version as the first line of its cache spells it: "8.6.1" → "8601", "10.3" → "100300"."""
-    major, minor, patch = (*_key(version), 0, 0)[:3]
+    major, minor, patch = (*parse_version(version), 0, 0)[:3]
     return f"{major}{minor:02}{patch:02}" if major >= 10 else f"{major}{minor}{patch:02}"
-
-
-def _key(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))

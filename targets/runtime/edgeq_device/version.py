@@ -8,5 +8,6 @@ from typing import Tuple
 
 def parse_version(text: str) -> Tuple[int, ...]:
     """ "1.31.1" → (1, 31, 1); what follows the digits of a part ("1.20.0rc1") is left out; "" sorts before all."""
-    numbers = (re.match(r"\d+", part) for part in text.split("."))
+    # Python refuses to read thousands of digits.
+    numbers = (re.match(r"[0-9]{1,18}", part) for part in text.split("."))
     return tuple(int(number.group()) for number in numbers if number is not None)
