@@ -47,7 +47,11 @@ def starting() -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def local_cluster(count: int) -> Iterator[Any]:
-    """A cluster of this machine, on the loopback device, that keeps its files in a folder of its own."""
+    """A cluster of this machine, on the loopback device, that keeps its files in a folder of its own.
+
+    Who reaches it can run code, and every user of the machine reaches the loopback device: TLS with a key that these
+    processes alone have keeps others out.
+    """
     from distributed import LocalCluster
 
     with (
@@ -61,6 +65,7 @@ def local_cluster(count: int) -> Iterator[Any]:
             memory_limit=None,  # the system's is the limit, as without workers
             local_directory=folder,
             silence_logs=logging.CRITICAL,
+            security=True,
             preload=["edgeq.distributed.preload"],
         ) as cluster,
     ):

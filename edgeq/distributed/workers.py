@@ -249,11 +249,12 @@ def open_workers(given: int | str | None) -> Iterator[Workers | None]:
     with ExitStack() as stack, ThreadPoolExecutor(1) as thread:
         settings = stack.enter_context(starting()) if text.isdecimal() else {}
         try:
+            import cryptography  # noqa: F401  # for Dask's TLS
             import dask
             import distributed  # noqa: F401
         except ImportError as error:
             raise RuntimeUnavailableError(
-                f"--workers needs Dask, which cannot be imported ({error})",
+                f"--workers needs Dask with TLS, which cannot be imported ({error})",
                 "Install it: pip install 'edgeq[distributed]'",
             ) from error
         stack.enter_context(dask.config.set({**_CONFIG, **settings}))

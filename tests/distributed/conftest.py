@@ -18,6 +18,8 @@ def pool() -> Iterator[Workers]:
 
 
 @pytest.fixture(scope="module")
-def address(pool: Workers) -> str:
-    """Where the same workers are found by a command."""
-    return pool.address
+def address() -> Iterator[str]:
+    """Of a scheduler with two workers and without TLS, as people start their own."""
+    distributed = pytest.importorskip("distributed", reason="the extra `distributed` is not installed")
+    with distributed.LocalCluster(2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster:
+        yield cluster.scheduler_address

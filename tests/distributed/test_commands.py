@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from edgeq.calibrate.run import calibrate
 from edgeq.cli import group
 from edgeq.data.samples import Samples, open_samples
 from edgeq.data.shards import Sharded
-from edgeq.distributed.workers import Workers
+from edgeq.distributed.workers import Workers, open_workers
 from edgeq.errors import DataError, UsageError
 from edgeq.hardware.target import resolve
 from edgeq.measure.accuracy import RunningEvaluation
@@ -36,6 +37,14 @@ from tests.graphs import proto
 from tests.measure.fakes import linear_model
 
 ONE = SessionSettings(intra_op_threads=1)
+
+
+@pytest.fixture(scope="module")
+def pool(address: str) -> Iterator[Workers]:
+    """The workers that the commands are given."""
+    with open_workers(address) as opened:
+        assert opened is not None
+        yield opened
 
 
 def run(*words: str | Path) -> Result:

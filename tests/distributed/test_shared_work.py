@@ -106,6 +106,15 @@ def test_an_interrupt_is_left_to_the_main_process(pool: Workers) -> None:
     assert pool.everywhere(ignores_interrupts)
 
 
+def test_other_users_of_the_machine_are_refused(pool: Workers) -> None:
+    """Who reaches Dask's processes can run code in them."""
+    from distributed import Client
+
+    for address in (pool.address, pool.address.replace("tls://", "tcp://")):
+        with pytest.raises((OSError, TypeError)), Client(address, timeout=2):
+            pass
+
+
 def test_a_worker_that_has_just_started_has_nothing_to_forget() -> None:
     """Its error took the place of the interrupt, or of whatever else had ended the work."""
 
@@ -150,8 +159,9 @@ def test_nobody_at_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
-def test_without_dask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "distributed", None)
+@pytest.mark.parametrize("missing", ["distributed", "cryptography"])
+def test_without_dask(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(RuntimeUnavailableError, match=r"edgeq\[distributed\]"), open_workers(2):
         pass
 
