@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgeq.graph.query import name_of
-from edgeq.measure.coverage import Kind, aliases, classify
+from edgeq.measure.node_runs import Kind, aliases, classify
 from edgeq.measure.profile import RUNS, timed_profile
 from edgeq.model.macs import node_macs
 from edgeq.records import Amount, written

@@ -26,7 +26,7 @@ from edgeq.distributed.workers import Workers
 from edgeq.emulate.saturation.reach import largest_sums
 from edgeq.errors import CalibrationError, DataError, ModelError, UsageError
 from edgeq.hardware.target import Target
-from edgeq.measure.coverage import source_names
+from edgeq.measure.node_runs import source_names
 from edgeq.measure.preprocess_trial import propose
 from edgeq.model.load import is_quantized, read_model
 from edgeq.model.prepare import PreparedModel, prepare_model

@@ -21,7 +21,8 @@ from edgeq.engines import Engine
 from edgeq.errors import BoardError, CheckFailedError, EdgeqError, RuntimeUnavailableError
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target, runs_natively
-from edgeq.measure.coverage import Basis, Coverage, Explain, forecast_coverage, measure_coverage, sized_macs
+from edgeq.measure.coverage import Basis, Coverage, Explain, forecast_coverage, measure_coverage
+from edgeq.measure.node_runs import sized_macs
 from edgeq.model.int8_prediction import predict_int8
 from edgeq.model.int8_rules import int8_rules, rules_title
 from edgeq.pipeline.job import Built, Job

@@ -29,7 +29,7 @@ from edgeq.records import plain
 from edgeq.report.compare_limits import UNSETTLED, Limits, missed, speed_outcome
 from edgeq.report.compare_text import comparison_rows, sentences
 from edgeq.session import SessionSettings
-from edgeq.signature import Signature, TensorSpec
+from edgeq.signature import Signature, interchangeable, signature_differences
 
 A, B = "A", "B"
 
@@ -271,36 +271,6 @@ def run_comparison(
         notes=(*notes, *(measurement.notes if measurement is not None else ())),
         limits=request.limits,
     )
-
-
-def signature_differences(a: Signature, b: Signature) -> tuple[str, ...]:
-    """One sentence for each input or output that is missing, added or changed, in A's order and then B's."""
-    found = []
-    for kind, left, right in (("input", a.inputs, b.inputs), ("output", a.outputs, b.outputs)):
-        before, after = ({spec.name: spec for spec in specs} for specs in (left, right))
-        for name in dict.fromkeys([*before, *after]):
-            if name not in after:
-                found.append(f"only A has the {kind} {before[name]}")
-            elif name not in before:
-                found.append(f"only B has the {kind} {after[name]}")
-            elif str(before[name]) != str(after[name]):
-                found.append(f"the {kind} is {before[name]} in A and {after[name]} in B")
-    return tuple(found)
-
-
-def interchangeable(a: Signature, b: Signature) -> bool:
-    """Whether what one takes the other takes too: the same names and dtypes, and no two sizes that differ."""
-    left, right = ({spec.name: spec for spec in s.inputs} for s in (a, b))
-    return left.keys() == right.keys() and all(_agree(left[name], right[name]) for name in left)
-
-
-def _agree(a: TensorSpec, b: TensorSpec) -> bool:
-    if a.dtype != b.dtype:
-        return False
-    if a.shape is None or b.shape is None:
-        return True
-    fixed = [(x, y) for x, y in zip(a.shape, b.shape, strict=False) if isinstance(x, int) and isinstance(y, int)]
-    return len(a.shape) == len(b.shape) and all(x == y for x, y in fixed)
 
 
 def _samples(request: CompareRequest, a: LoadedModel, b: LoadedModel, progress: Progress) -> Samples | None:

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edgeq_device.claim import claim
-from edgeq_device.distribution import Distribution, histogram, shared_edges
 from edgeq_device.latency import Bursts, WarmUp
 from edgeq_device.ranking import FEWEST_SESSIONS
 
@@ -22,38 +20,34 @@ from edgeq.data.samples import Samples, Subset
 from edgeq.errors import CheckFailedError
 from edgeq.hardware.target import Target
 from edgeq.measure.agreement import Agreement
-from edgeq.measure.coverage import measure_coverage, sized_macs
+from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.latency import sessions_to_time
+from edgeq.measure.node_runs import sized_macs
 from edgeq.measure.task import Task
-from edgeq.model.int8_rules import int8_rules, quantizable_operators
-from edgeq.model.load import model_bytes, read_model
-from edgeq.model.macs import node_macs
+from edgeq.model.load import model_bytes
 from edgeq.model.structure import content_digest, in_engine, structure_digest
 from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.proof import simulated_count
 from edgeq.progress import SILENT, Progress
-from edgeq.records import plain
-from edgeq.report.tuning_record import Assessment, Screening, Timing
+from edgeq.report.tuning_record import Assessment, Screening
 from edgeq.session import SessionSettings
 from edgeq.tune.accuracy import AccuracyMeter
 from edgeq.tune.builders import CandidateBuilder
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.clock import Clock, LocalClock, Model
-from edgeq.tune.eight_bit import rank_products
 from edgeq.tune.evaluator import Race, Runner
-from edgeq.tune.float_layers import MacCosts, Ranking, rank_by_probing
+from edgeq.tune.float_layers import Ranking
 from edgeq.tune.goal import Deadline
 from edgeq.tune.journal import digest
+from edgeq.tune.layer_ranking import SCREENED, LayerRanker
 from edgeq.tune.on_workers import AssessmentJob, assess_on, assessor
-from edgeq.tune.recover.exclude import rank_static
+from edgeq.tune.race import race_of
 from edgeq.tune.recover.methods import recovery_groups
-from edgeq.tune.sessions import SessionPool, opened
+from edgeq.tune.sessions import SessionPool, judged, opened
 from edgeq.tune.slow_layers import slow_layers
 from edgeq.tune.store import MEMORY
-from edgeq.tune.wide_tensors import FIELD, rank_tensors
 from edgeq.workers.engine import Engines
 
-_SCREENED = 8
 # Times the samples of a proof that are simulated of one candidate, at most: some minutes.
 _SIMULATIONS = 4
 _FIRST_SIMULATED = 32
@@ -97,7 +91,6 @@ class LocalEvaluator:
         progress: Progress = SILENT,
     ) -> None:
         self._job = job
-        self._target = target
         self._workdir = workdir
         self.timed = timed
         self._batched = batched
@@ -125,6 +118,16 @@ class LocalEvaluator:
         self._engines = engines or Engines()
         self._sessions = SessionPool(self._engines)
         self._clock = clock or LocalClock(self._sessions)
+        self._ranker = LayerRanker(
+            job,
+            target,
+            workdir,
+            timed=timed,
+            accuracy=self._accuracy,
+            builder=self._builder,
+            engines=self._engines,
+            progress=progress,
+        )
         self._built: dict[str, Built] = {}
         self._shares: dict[str, float] = {}
         self._known_digests: dict[str, tuple[str, str]] = {}
@@ -143,11 +146,11 @@ class LocalEvaluator:
         start = time.perf_counter()
         artifact = self.built(candidate).artifact
         spent = time.perf_counter() - start
-        agreement = self._accuracy.compare(self._proof_session(artifact), _SCREENED, model=candidate.name)
+        agreement = self._accuracy.compare(self._proof_session(artifact), SCREENED, model=candidate.name)
         self._sessions.trim()
         if any(output.nonfinite for output in agreement.outputs):
             raise CheckFailedError("its outputs are not finite where the float model's are")
-        compare = partial(self._accuracy.compare, count=_SCREENED, model=candidate.name)
+        compare = partial(self._accuracy.compare, count=SCREENED, model=candidate.name)
         there = self._clock.answers(artifact.model, artifact.settings(), compare)
         if there is not None:
             _check_answers(agreement, there)
@@ -223,19 +226,7 @@ class LocalEvaluator:
                 how={"top": 1, "keep": baseline, "tie": tie, "min_rounds": _LEAST_ROUNDS, "max_duration_s": seconds},
                 on_round=lambda: advance(1),
             )
-        claims = {name: claim(ranking.distributions[baseline], d) for name, d in ranking.distributions.items()}
-        measured = {name: distribution.undisturbed() for name, distribution in ranking.distributions.items()}
-        timings = {}
-        for name, distribution in measured.items():
-            figures = plain(distribution)
-            figures["samples_per_s"] *= batch
-            timings[name] = Timing(figures, None if name == baseline else claims[name])
-        edges = shared_edges(list(measured.values()))
-        counts = {name: histogram(distribution, edges) for name, distribution in measured.items()}
-        order = [name for name in ranking.order if name != baseline]
-        whole = ranking.distributions
-        tied = tuple(name for name in order if not slower(whole[name], whole[order[0]], tie))
-        return Race(timings, ranking.order, ranking.settled, {"edges_ms": edges.tolist(), "counts": counts}, tied)
+        return race_of(ranking, baseline, tie=tie, batch=batch)
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
         """See `Evaluator.slow_layers`; on the first sample."""
@@ -258,40 +249,8 @@ class LocalEvaluator:
         return recovery_groups() if self._editable and self._job.calibration is not None else ()
 
     def rank(self, candidate: Candidate, *, headroom: float, seconds: float) -> Ranking:
-        """See `Evaluator.rank`. Static candidates are ranked by tensors and the runtime's profile; others by probing
-        groups of layers, in simulation every layer."""
-        if self.timed and candidate.scheme.mode == "static" and not candidate.builder and self._job.calibration:
-            return rank_static(
-                self._builder.recoverer, self._job, candidate.scheme, candidate.recoveries, progress=self._progress
-            )
-
-        def noise_of(session: Any) -> float:
-            """Noise over signal power of an open session, on the samples of the screening."""
-            return self._accuracy.noise(session, _SCREENED, model=candidate.name)
-
-        model, half = self._job.prepared.model, Deadline(seconds / 2).passed
-        if candidate.scheme.mode == "weight-only" and candidate.scheme.weight_bits < 8:
-            with self._progress.stage("ranking products"):
-                return rank_products(model, read_model(self.built(candidate).artifact.model), noise_of, half)
-        if FIELD in self._target.profile.search:
-            ranges = self.built(candidate).ranges
-            if candidate.recoveries:
-                model = self._builder.recoverer.ranged(candidate.scheme, candidate.recoveries).prepared.model
-            with self._progress.stage("ranking tensors"):
-                return rank_tensors(model, ranges, noise_of, half)
-        macs = self._quantized_macs(candidate)
-        if len(macs) < 2 or min(macs.values()) > headroom * sum(macs.values()):
-            return Ranking((), MacCosts({}))
-        expired = Deadline(seconds).passed
-        with self._progress.stage("ranking layers") as advance:
-
-            def noise(nodes: Sequence[str]) -> float:
-                advance(1)
-                return self._noise_alone(candidate, nodes, macs)
-
-            if self.timed:
-                return rank_by_probing(macs, noise, expired)
-            return rank_by_probing(macs, noise, expired, groups=len(macs))
+        """See `Evaluator.rank`."""
+        return self._ranker.rank(candidate, self.built(candidate), headroom=headroom, seconds=seconds)
 
     def _expected(self, found: Assessment) -> Assessment:
         """Without a clock the loss that is to be expected is held against what is allowed, not the largest likely."""
@@ -307,33 +266,7 @@ class LocalEvaluator:
 
     def _proof_session(self, artifact: Artifact) -> Any:
         """A session of what stands for the artifact in comparisons."""
-        return self._sessions.sessions(*_judged(artifact))[0]
-
-    def _quantized_macs(self, candidate: Candidate) -> dict[str, int]:
-        """Multiply-accumulates of the layers that run in int8 and may be kept in float, in execution order."""
-        coverage = self.built(candidate).artifact.coverage
-        if coverage is not None:
-            return {node.source: node.macs for node in coverage.nodes if node.kind == "int8" and node.macs}
-        scheme = candidate.scheme
-        if scheme.mode == "dynamic":
-            types = frozenset(scheme.dynamic_weight_types)
-        else:
-            types = frozenset(scheme.op_types or quantizable_operators(int8_rules(self._target.backend)))
-        model = self._job.prepared.model
-        macs = node_macs(model)
-        eligible = [n.name or "" for n in model.graph if n.op_type in types and n.name not in scheme.exclude]
-        return {name: macs[name] for name in eligible if macs.get(name)}
-
-    def _noise_alone(self, candidate: Candidate, nodes: Sequence[str], macs: Mapping[str, int]) -> float:
-        """Noise power over signal power at the outputs where of the layers in `macs` only `nodes` are quantized."""
-        others = [name for name in macs if name not in nodes]
-        scheme = candidate.scheme.replace(exclude=(*candidate.scheme.exclude, *others))
-        # Recoveries take time, and change the noise of all layers about alike.
-        probe = candidate.replace(name=f"{candidate.name}, only {nodes[0]}", scheme=scheme, recoveries=())
-        with tempfile.TemporaryDirectory(dir=self._workdir) as folder:
-            artifact = self._builder.build(probe, Path(folder) / "model.onnx").artifact
-            with opened(self._engines, *_judged(artifact)) as session:
-                return self._accuracy.noise(session, _SCREENED, model=probe.name)
+        return self._sessions.sessions(*judged(artifact))[0]
 
     def _model(self, candidate: Candidate | None, threads: int) -> Model:
         if candidate is None:
@@ -374,14 +307,6 @@ def _together(candidate: Candidate) -> bool:
     return not candidate.quantized or (candidate.scheme.mode == "static" and not candidate.builder)
 
 
-def _judged(artifact: Artifact) -> tuple[Path, SessionSettings]:
-    """What is run to learn what an artifact answers. A simulator of its engine would take a thousand times as long as
-    the Q/DQ model as it is written, from which it differs by roundings: see `edgeq.tune.confirm`."""
-    if artifact.in_simulator:
-        return artifact.model, SessionSettings(optimization="none")
-    return artifact.proof_model, artifact.proof_settings()
-
-
 def _check_answers(here: Agreement, there: Agreement) -> None:
     """Refuse a candidate whose answers on another machine follow float32 clearly worse than here: the accuracy that is
     measured here would not be had there.
@@ -393,9 +318,3 @@ def _check_answers(here: Agreement, there: Agreement) -> None:
         raise CheckFailedError(
             f"on the board its outputs follow float32 to {there.sqnr_db:.1f} dB SQNR, here to {here.sqnr_db:.1f} dB"
         )
-
-
-def slower(one: Distribution, other: Distribution, tie: float) -> bool:
-    """Whether `one` takes longer than `other` beyond doubt, and by more than the share `tie`."""
-    found = claim(one, other).interval
-    return found is not None and found[1] > 1 + tie

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from edgeq.backends import Artifact
 from edgeq.model.load import model_bytes
 from edgeq.session import SessionSettings
 from edgeq.workers.engine import Engines
@@ -71,6 +72,14 @@ def opened(engines: Engines, model: Path, settings: SessionSettings) -> Iterator
         yield session
     finally:
         _close(session)
+
+
+def judged(artifact: Artifact) -> tuple[Path, SessionSettings]:
+    """What is run to learn what an artifact answers. A simulator of its engine would take a thousand times as long as
+    the Q/DQ model as it is written, from which it differs by roundings: see `edgeq.tune.confirm`."""
+    if artifact.in_simulator:
+        return artifact.model, SessionSettings(optimization="none")
+    return artifact.proof_model, artifact.proof_settings()
 
 
 def _close(session: Any) -> None:

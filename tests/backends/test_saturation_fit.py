@@ -17,7 +17,7 @@ from edgeq.backends.saturation_fit import fit_factors
 from edgeq.emulate.saturation.audit import audit
 from edgeq.emulate.saturation.reach import largest_sums
 from edgeq.errors import UsageError
-from edgeq.measure.coverage import source_names
+from edgeq.measure.node_runs import source_names
 from edgeq.model.saturation import PAIR_LIMIT, pair_sums
 from edgeq.scheme import Scheme
 from tests.backends.build import bench, mixed, residual, weights

@@ -17,12 +17,9 @@ from edgeq import demo
 from edgeq.cli import group
 from edgeq.errors import UsageError
 from edgeq.records import plain
-from edgeq.report.compare import compare, interchangeable, signature_differences
+from edgeq.report.compare import compare
 from edgeq.report.compare_limits import Limits, missed
 from edgeq.report.compare_text import comparison_rows, sentences
-from edgeq.signature import Signature, TensorSpec
-
-F32 = np.dtype(np.float32)
 
 
 def scaled(place: Path, factor: float, *, name: str = "x", size: int | str = 4) -> Path:
@@ -36,38 +33,6 @@ def scaled(place: Path, factor: float, *, name: str = "x", size: int | str = 4) 
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), place)
     return place
-
-
-def spec(name: str, *shape: int | str | None, dtype: Any = F32) -> TensorSpec:
-    return TensorSpec(name, np.dtype(dtype), shape)
-
-
-def test_signatures() -> None:
-    a = Signature((spec("x", 1, 3), spec("m", 1)), (spec("y", 1),))
-    b = Signature((spec("x", 1, 4),), (spec("y", 1), spec("z", 1)))
-    assert signature_differences(a, a) == ()
-    found = signature_differences(a, b)
-    assert found == (
-        "the input is x: float32[1, 3] in A and x: float32[1, 4] in B",
-        "only A has the input m: float32[1]",
-        "only B has the output z: float32[1]",
-    )
-
-
-@pytest.mark.parametrize(
-    ("left", "right", "same"),
-    [
-        (spec("x", 1, 3), spec("x", 1, 3), True),
-        (spec("x", "N", 3), spec("x", 1, 3), True),
-        (spec("x", 1, 3), spec("x", 1, 4), False),
-        (spec("x", 1, 3), spec("x", 1), False),
-        (spec("x", 1), spec("y", 1), False),
-        (spec("x", 1), spec("x", 1, dtype=np.int64), False),
-        (TensorSpec("x", F32, None), spec("x", 1), True),
-    ],
-)
-def test_which_take_the_same_inputs(left: TensorSpec, right: TensorSpec, same: bool) -> None:
-    assert interchangeable(Signature((left,), ()), Signature((right,), ())) is same
 
 
 def test_a_bundle_against_its_float_model(bundle: Path) -> None:

@@ -15,7 +15,8 @@ from edgeq.backends.qnn.failing_node import failing_node
 from edgeq.engines import Engine
 from edgeq.errors import EngineError
 from edgeq.graph.query import name_of
-from edgeq.measure.coverage import Coverage, NodeRun, coverage_of, source_name
+from edgeq.measure.coverage import Coverage, coverage_of
+from edgeq.measure.node_runs import NodeRun, source_name
 from edgeq.model.macs import node_macs
 from edgeq.model.structure import structure_digest
 from edgeq.records import parse

@@ -19,7 +19,8 @@ from edgeq.backends.systolic.program import (
     ResidualAdd,
     Step,
 )
-from edgeq.measure.coverage import Coverage, Kind, NodeRun, coverage_of
+from edgeq.measure.coverage import Coverage, coverage_of
+from edgeq.measure.node_runs import Kind, NodeRun
 
 Place = Literal["array", "core", "float"]
 

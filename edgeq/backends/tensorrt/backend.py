@@ -27,7 +27,8 @@ from edgeq.data.samples import Samples
 from edgeq.errors import EdgeqError, HardwareError, ModelError, UsageError
 from edgeq.hardware.machine import capability_text
 from edgeq.hardware.target import Target
-from edgeq.measure.coverage import Coverage, NodeRun, coverage_of
+from edgeq.measure.coverage import Coverage, coverage_of
+from edgeq.measure.node_runs import NodeRun
 from edgeq.model.int8_rules import int8_rules
 from edgeq.model.load import save_model
 from edgeq.model.macs import node_macs
