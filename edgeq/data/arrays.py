@@ -11,8 +11,6 @@ import math
 import re
 import struct
 import sys
-import tokenize
-import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -22,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 import numpy as np
-from numpy.lib import format as npy
+from edgeq_device import arrays
 
 from edgeq.data.records import check_size
 from edgeq.data.state import Array
@@ -39,10 +37,7 @@ DAMAGE = (
     zlib.error,
     zipfile.BadZipFile,
     RuntimeError,  # RecursionError too
-    SyntaxError,  # numpy parses a damaged .npy header as Python text
-    tokenize.TokenError,
     csv.Error,
-    MemoryError,  # what Python's parser calls a text that is nested too deeply
 )
 """What Python's and numpy's readers of archives and arrays raise where a file is damaged."""
 
@@ -264,16 +259,9 @@ def npy_header(stream: IO[bytes]) -> Header:
     """The header of an .npy stream, which is left at the first value.
 
     Raises:
-        ValueError, SyntaxError, ...: one of `DAMAGE`.
+        ValueError, OSError: as `edgeq_device.arrays.npy_header`, and a size below 0.
     """
-    version = npy.read_magic(stream)
-    if version not in ((1, 0), (2, 0)):
-        raise ValueError(f".npy version {version[0]}.{version[1]} is not supported")
-    with warnings.catch_warnings():
-        # numpy warns of headers written by Python 2; they are read all the same.
-        warnings.simplefilter("ignore", UserWarning)
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, fortran, dtype = read(stream)
+    shape, fortran, dtype = arrays.npy_header(stream)
     if any(size < 0 for size in shape):
         raise ValueError(f"negative size in shape {list(shape)}")
     return Header(dtype, tuple(shape), bool(fortran), stream.tell())

@@ -89,6 +89,7 @@ ATTACKS: dict[str, tuple[bytes, str]] = {
     "code_in_header": (npy_header("{'descr': __import__('os').system('true'), 'shape': ()}"), "cannot be read"),
     "long_header": (npy_header("{'descr': '<f4', 'shape': (" + "1," * 20000 + ")}"), "cannot be read"),
     "unclosed": (npy_header("{'descr': '<f4', 'shape': (1,"), "cannot be read"),
+    "mixed_keys": (npy_header("{'descr': '<f4', 'fortran_order': False, b'shape': (1,)}"), "cannot be read"),
     "old_octal": (npy_header("{'descr': '<f4', 'fortran_order': False, 'shape': (04,)}"), "cannot be read"),
     "future_version": (b"\x93NUMPY\x09\x00" + b"\0" * 64, "version 9.0"),
     "trailing": (npy_header("{'descr': '<f4', 'fortran_order': False, 'shape': (1,)}") + b"\0" * 8, "claims"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import math
 import os
+import warnings
 import zipfile
 from pathlib import Path
-from typing import IO, Any, Dict, Mapping, Optional, Union
+from typing import IO, Any, Dict, Mapping, Optional, Tuple, Union
 
 import numpy as np
 
@@ -81,21 +82,37 @@ def _read_npz(stream: IO[bytes], path: Path) -> Dict[str, "np.ndarray[Any, Any]"
     return arrays
 
 
+def npy_header(stream: IO[bytes]) -> "Tuple[Tuple[int, ...], bool, np.dtype[Any]]":
+    """Shape, whether in Fortran's order, and dtype of an .npy stream, which is left at the first value.
+
+    Raises:
+        ValueError: whatever is wrong with it.
+        OSError: it cannot be read.
+    """
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version not in ((1, 0), (2, 0)):
+            raise ValueError(f"format version {version[0]}.{version[1]} is not supported")
+        with warnings.catch_warnings():
+            # numpy warns of headers written by Python 2; they are read all the same.
+            warnings.simplefilter("ignore", UserWarning)
+            if version == (1, 0):
+                return np.lib.format.read_array_header_1_0(stream)
+            return np.lib.format.read_array_header_2_0(stream)
+    except OSError:
+        raise
+    except Exception as error:  # numpy parses the header as Python text: TokenError, RecursionError, TypeError ...
+        raise ValueError(" ".join(str(error).split()) or type(error).__name__) from error
+
+
 def _read_npy(stream: IO[bytes], size: int, where: str) -> "np.ndarray[Any, Any]":
     fix = "Write it with numpy.save(..., allow_pickle=False)"
     if size > MAX_ARRAY_BYTES:
         raise DataError(f"{where} is larger than {MAX_ARRAY_BYTES} bytes")
     try:
-        version = np.lib.format.read_magic(stream)
-        if version == (1, 0):
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-        elif version == (2, 0):
-            shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
-        else:
-            raise ValueError(f"format version {version}")
-    except Exception as error:  # numpy parses the header as Python text: TokenError, RecursionError, MemoryError ...
-        text = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{where} is not an .npy array ({text})", fix) from error
+        shape, fortran, dtype = npy_header(stream)
+    except ValueError as error:
+        raise DataError(f"{where} is not an .npy array ({error})", fix) from error
     if dtype.hasobject:
         raise DataError(f"{where} holds pickled Python objects", fix)
     data = stream.read(size)
