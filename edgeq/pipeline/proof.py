@@ -258,7 +258,7 @@ def prove(
         speed=speed,
         samples=evaluation.count,
         held_out=held_out,
-        engine=artifact.engine.name if artifact.engine is not None else DEFAULT,
+        engine=artifact.engine.name if artifact.engine is not None and artifact.simulation is None else DEFAULT,
     )
 
 

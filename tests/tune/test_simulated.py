@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from edgeq_device.errors import DeviceError
 
 import edgeq
 from edgeq import demo
@@ -101,6 +102,21 @@ def test_a_goal_out_of_reach_says_what_the_best_form_loses(tmp_path: Path, monke
     assert caught.value.record["chosen"] is None
     assert 0.25 in [form["loss"] for form in caught.value.record["trials"]]
     assert not (tmp_path / "bundle").exists()
+
+
+def test_without_its_simulator_it_says_what_was_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every form was dropped then, as one of which nothing runs in int8."""
+
+    def missing(*arguments: object) -> Path:
+        raise DeviceError("qnn needs the package onnxruntime-qnn, not installed here")
+
+    monkeypatch.setattr("edgeq.backends.qnn.backend.find_library", missing)
+    data = Data(str(demo.CALIBRATION), count=8)
+    found = edgeq.tune(demo.MODEL, data, tmp_path / "bundle", target="hexagon-v73", fix={"N": 1}, goal=Goal(budget_s=3))
+    coverage = found.proof.coverage
+    assert (coverage.basis, coverage.int8_mac_share) == ("forecast", 1.0)
+    assert coverage.reason == "qnn needs the package onnxruntime-qnn, not installed here"
+    assert found.proof.engine == "onnxruntime"
 
 
 def test_the_plan_names_methods_and_neither_threads_nor_recoveries(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from edgeq_device.engines import find_library, installed_version
 from edgeq_device.errors import DeviceError
 
 from edgeq.backends.base import Alternative, Artifact, check_names, need_fields
-from edgeq.backends.qnn.delegation import delegated
+from edgeq.backends.qnn.delegation import delegated, forecast
 from edgeq.backends.qnn.pairs import wide_share, write_pairs
 from edgeq.backends.qnn.rewrite import rewrite
 from edgeq.calibrate.ranges import Range
@@ -78,11 +78,11 @@ class QnnBackend:
         place = Path(tempfile.mkdtemp(prefix="qnn-", dir=prepared.path.parent))
         changed, ranges = rewrite(prepared, ranges, place / "rewritten.onnx")
         left = write_pairs(changed, ranges, scheme, destination)
-        engine, problem = engine_for(self.name, self._options), ""
+        engine, absent = engine_for(self.name, self._options), ""
         try:
             find_library(engine, str(onnxruntime().__version__))
         except DeviceError as error:
-            problem = f"not run in the simulator: {error}"
+            absent = str(error)
         artifact = Artifact(
             model=destination,
             scheme=scheme,
@@ -93,10 +93,16 @@ class QnnBackend:
             engine=EngineChoice(engine),
             alternatives=(self._on_cpu(destination, scheme),),
         )
-        if problem:
+        if absent:
             settings = SessionSettings(optimization="none")
-            notes = (*artifact.notes, problem)
-            return dataclasses.replace(artifact, simulation=destination, simulation_settings=settings, notes=notes)
+            notes = (*artifact.notes, f"not run in the simulator: {absent}")
+            return dataclasses.replace(
+                artifact,
+                simulation=destination,
+                simulation_settings=settings,
+                notes=notes,
+                coverage=forecast(changed.model, left, absent),
+            )
         how = f"the simulator of {engine.packages[0]} {installed_version(engine)}"
         found = delegated(changed.model, destination, engine, left, how, prepared.path.parent)
         return dataclasses.replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tempfile
 from collections.abc import Mapping
@@ -91,6 +92,13 @@ class Delegation:
 
     def _why(self, name: str) -> str:
         return self.reasons.get(name, "the provider does not take it")
+
+
+def forecast(source: ir.Model, reasons: Mapping[str, str], absent: str) -> Coverage:
+    """What would run in int8 if the engine took every node; `absent`: why it was not asked."""
+    everything = frozenset(str(node.name) for node in source.graph)
+    found = Delegation(source, (everything,), reasons, "the model's pairs").coverage()
+    return dataclasses.replace(found, basis="forecast", reason=absent)
 
 
 def delegated(

@@ -138,6 +138,9 @@ def test_every_tensor_has_its_pair(prepared: PreparedModel, tmp_path: Path, abse
     assert artifact.simulation == artifact.model
     assert "not run in the simulator" in artifact.notes[-1]
     assert artifact.alternatives[0].artifact.model == artifact.model
+    assert artifact.coverage is not None
+    assert (artifact.coverage.basis, artifact.coverage.int8_mac_share) == ("forecast", 1.0)
+    assert artifact.coverage.reason == "qnn needs the package onnxruntime-qnn, not installed here"
 
 
 def test_a_named_node_computes_on_16_bits(prepared: PreparedModel, tmp_path: Path, absent: None) -> None:
