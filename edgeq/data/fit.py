@@ -86,7 +86,11 @@ def plan_prepared(shapes: Mapping[str, Shape], signature: Signature, where: str,
             f"({', '.join(f'{name} {list(shape)}' for name, shape in shapes.items())})",
             f"Store the same number for every input, in shapes that fit {_list(signature)}",
         )
-    raise DataError(f"{where}: {_misfit(shapes, signature)}", "Store the model's shape, or name a --preprocess")
+    added = _missing_axis({name: shape[1:] for name, shape in shapes.items()}, signature)
+    raise DataError(
+        f"{where}: {_misfit(shapes, signature)}",
+        "Store the model's shape, or name a --preprocess" + (f" with {added} in it" if added else ""),
+    )
 
 
 def match_names(keys: list[str], signature: Signature, where: str) -> dict[str, str]:
@@ -159,7 +163,9 @@ def check_shapes(where: str, inputs: Mapping[str, Array], signature: Signature) 
     shapes = {name: array.shape for name, array in inputs.items()}
     wrong = _misfit(shapes, signature, free_batch=fixed_batch(signature) is not None)
     if wrong is not None:
-        raise DataError(f"{where}: {wrong}", "Correct the data or its preprocessing")
+        added = _missing_axis(shapes, signature)
+        fix = f"Add {added} to --preprocess" if added else "Correct the data or its preprocessing"
+        raise DataError(f"{where}: {wrong}", fix)
 
 
 def _convert(where: str, array: Array, spec: TensorSpec, *, prepared: bool) -> Array:
@@ -211,6 +217,18 @@ def _misfit(shapes: Mapping[str, Shape], signature: Signature, *, free_batch: bo
                         f"of shape {list(shape)}); independent sizes need names of their own in the model"
                     )
     return None
+
+
+def _missing_axis(items: Mapping[str, Shape], signature: Signature) -> str:
+    """The preprocessing step that gives an item without batch axis the model's shape by one more axis, as grey images
+    without channels lack it; "" where there is none."""
+    for spec in signature.inputs:
+        item, wanted = items.get(spec.name), (spec.shape or ())[1:]
+        for axis in range(len(wanted) if item is not None and len(item) == len(wanted) - 1 else 0):
+            sizes = zip((*item[:axis], 1, *item[axis:]), wanted, strict=True)  # type: ignore[index]
+            if wanted[axis] == 1 and all(have == want for have, want in sizes if isinstance(want, int)):
+                return f"expand={axis}"
+    return ""
 
 
 def _list(signature: Signature) -> str:

@@ -168,3 +168,17 @@ def test_shapes_are_exact_but_for_a_common_batch() -> None:
         check_shapes("f", {"x": np.zeros((1, 6, 4)), "h": np.zeros((3, 1, 5))}, STATE)
     with pytest.raises(DataError, match="input 'mask'"):
         check_shapes("f", {"ids": np.zeros((2, 6)), "mask": np.zeros((2, 5))}, TEXT)
+
+
+GREY = signature(spec("x", "N", 1, 28, "W"))
+
+
+def test_an_axis_that_lacks_is_named_as_the_step_that_adds_it() -> None:
+    with pytest.raises(DataError, match="Add expand=0 to --preprocess"):
+        check_shapes("f", {"x": np.zeros((28, 28))}, GREY)
+    with pytest.raises(DataError, match="Add expand=2 to --preprocess"):
+        check_shapes("f", {"x": np.zeros((49, 10))}, signature(spec("x", "N", 49, 10, 1)))
+    with pytest.raises(DataError, match="name a --preprocess with expand=0 in it"):
+        plan_prepared({"x": (100, 28, 28)}, GREY, "f")
+    with pytest.raises(DataError, match="Correct the data or its preprocessing"):
+        check_shapes("f", {"x": np.zeros((27, 28))}, GREY)
