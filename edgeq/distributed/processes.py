@@ -14,7 +14,7 @@ from typing import Any
 # multiprocessing starts Python with -c, which without the first one looks in the working directory for the modules of
 # multiprocessing itself. Dask's own choice also has glibc return every image's memory to the system at once: 12 times
 # the page faults, a fifth of the time.
-_ENVIRONMENT = {"PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_ENVIRONMENT = dict.fromkeys(("PYTHONSAFEPATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 # multiprocessing's own choice on Linux from Python 3.14 on: what takes long to import is imported once for all workers,
 # beside what this process does meanwhile. Elsewhere libraries of the system do not survive a fork.
 _METHOD = "forkserver" if sys.platform == "linux" else "spawn"
