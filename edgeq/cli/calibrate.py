@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import FIX, FORCE, PATH, PREPROCESS, THREADS, WORKERS
+from edgeq.cli._options import FIX, FORCE, PATH, PREPROCESS, THREADS, workers_option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,7 +53,7 @@ def command() -> None:
 @click.option("--skip", multiple=True, metavar="TENSOR", help="Do not record this tensor. Repeatable.")
 @FIX
 @THREADS
-@WORKERS
+@workers_option("edgeq.calibrate.on_workers")
 @click.option("--every-element", is_flag=True, help="Count all elements of very large tensors too (slower).")
 @click.option("--resume", is_flag=True, help="Continue an interrupted run.")
 @FORCE

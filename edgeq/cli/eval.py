@@ -16,9 +16,9 @@ from edgeq.cli._options import (
     STRIDE,
     TASK_NAMES,
     THREADS,
-    WORKERS,
     on_board,
     task_options,
+    workers_option,
 )
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     help="Graph optimisation of a model file; a bundle brings its own.",
 )
 @SESSION_OPTIONS
-@WORKERS
+@workers_option("edgeq.measure.on_workers")
 @on_board
 @common
 def command(printer: Printer, on: str | None, **options: Any) -> None:
