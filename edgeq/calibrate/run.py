@@ -15,7 +15,7 @@ from edgeq.calibrate.files import check_directory, load_statistics, save_statist
 from edgeq.calibrate.statistics import Statistics
 from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.data.samples import open_samples
-from edgeq.distributed.workers import open_workers
+from edgeq.distributed.workers import Workers, open_workers
 from edgeq.errors import CalibrationError, UsageError
 from edgeq.model.load import model_files
 from edgeq.model.prepare import PreparedModel, prepare_model
@@ -36,7 +36,7 @@ def calibrate(
     skip: Sequence[str] = (),
     memory: int | None = None,
     threads: int = 0,
-    workers: int | str | None = None,
+    workers: int | str | Workers | None = None,
     every_element: bool = False,
     fix: Mapping[str, int] | None = None,
     checkpoint_seconds: float = 30.0,
@@ -53,8 +53,8 @@ def calibrate(
             one. Without anything there, start.
         force: replace the statistics that are in `output`.
         skip: names of tensors not to record.
-        workers: a number of processes to share the samples among, or the address of a Dask scheduler
-            (`edgeq.distributed`); the result has the same bytes.
+        workers: a number of processes to share the samples among, the address of a Dask scheduler, or what
+            `edgeq.distributed.workers.open_workers` gave; the result has the same bytes.
         memory, threads, every_element: see `collect`.
         fix: numbers for free sizes of the inputs, by name; `quantize` then takes the statistics with the same.
 

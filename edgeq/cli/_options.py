@@ -79,32 +79,11 @@ STRIDE = click.option("--stride", type=click.IntRange(min=1), default=1, help="T
 THREADS = click.option(
     "--threads", type=click.IntRange(min=0), default=0, help="Threads inside an operator; 0: all cores."
 )
-
-
-def workers_option(*modules: str) -> Callable[[F], F]:
-    """`--workers`. Processes of this machine begin to start when it is read: that takes as long as what the command
-    then imports for itself.
-
-    Args:
-        modules: what the command has workers do is in them.
-    """
-
-    def begun(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-        del ctx, parameter
-        if value is not None and value.isdecimal():
-            from edgeq.distributed.processes import begin
-
-            begin(modules)
-        return value
-
-    return click.option(
-        "--workers",
-        metavar="N|ADDRESS",
-        callback=begun,
-        help="Share the samples among N processes, or those of a Dask scheduler: tcp://host:8786 (docs/scale.md).",
-    )
-
-
+WORKERS = click.option(
+    "--workers",
+    metavar="N|ADDRESS",
+    help="Share the samples among N processes, or those of a Dask scheduler: tcp://host:8786 (docs/scale.md).",
+)
 SESSION_OPTIONS = click.option(
     "--session-option",
     "session_options",
@@ -150,7 +129,7 @@ _DATA = (
     click.option("--task", help=f"What to measure on --val: {TASK_NAMES}."),
     *_TASK,
     FIX,
-    workers_option("edgeq.calibrate.on_workers", "edgeq.measure.on_workers"),
+    WORKERS,
 )
 
 _SCHEME = (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import FIX, FORCE, PATH, PREPROCESS, THREADS, workers_option
+from edgeq.cli._options import FIX, FORCE, PATH, PREPROCESS, THREADS, WORKERS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,7 +53,7 @@ def command() -> None:
 @click.option("--skip", multiple=True, metavar="TENSOR", help="Do not record this tensor. Repeatable.")
 @FIX
 @THREADS
-@workers_option("edgeq.calibrate.on_workers")
+@WORKERS
 @click.option("--every-element", is_flag=True, help="Count all elements of very large tensors too (slower).")
 @click.option("--resume", is_flag=True, help="Continue an interrupted run.")
 @FORCE
@@ -65,14 +65,21 @@ def collect(
     output: Path,
     memory: str | None,
     fixed: tuple[str, ...],
+    workers: str | None,
     **options: Any,
 ) -> None:
     """Run MODEL once over samples and write the statistics. This is what `edgeq calibrate MODEL` does."""
-    from edgeq.calibrate.run import calibrate, parse_bytes
-    from edgeq.model.fixed_sizes import parse_sizes
+    from edgeq.distributed.workers import open_workers
 
-    named: dict[str, Any] = {"memory": parse_bytes(memory) if memory is not None else None, "fix": parse_sizes(fixed)}
-    statistics = calibrate(model, data, output, **named, progress=printer.progress(), **options)
+    with open_workers(workers, ["edgeq.calibrate.on_workers"]) as opened:  # they start beside what is imported here
+        from edgeq.calibrate.run import calibrate, parse_bytes
+        from edgeq.model.fixed_sizes import parse_sizes
+
+        named: dict[str, Any] = {
+            "memory": parse_bytes(memory) if memory is not None else None,
+            "fix": parse_sizes(fixed),
+        }
+        statistics = calibrate(model, data, output, **named, workers=opened, progress=printer.progress(), **options)
     printer.result(_plain(statistics, output), lambda console: _draw_written(console, statistics, output))
 
 

@@ -16,9 +16,9 @@ from edgeq.cli._options import (
     STRIDE,
     TASK_NAMES,
     THREADS,
+    WORKERS,
     on_board,
     task_options,
-    workers_option,
 )
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     help="Graph optimisation of a model file; a bundle brings its own.",
 )
 @SESSION_OPTIONS
-@workers_option("edgeq.measure.on_workers")
+@WORKERS
 @on_board
 @common
 def command(printer: Printer, on: str | None, **options: Any) -> None:
@@ -65,28 +65,32 @@ def command(printer: Printer, on: str | None, **options: Any) -> None:
     edgeq eval m.onnx --data val/ --task classification --count 100 --try-preprocess
     edgeq eval bundle/ --data val/ --task classification --on ssh://pi@10.0.0.5
     """
+    from edgeq.distributed.workers import open_workers
     from edgeq.errors import UsageError
-    from edgeq.measure.evaluation import request_from_options, run_evaluation
-    from edgeq.measure.preprocess_trial import try_preprocess
 
     trial, workers = options.pop("try_preprocess"), options.pop("workers")
     if workers is not None and (trial or on is not None):
         raise UsageError("--workers does not go with --try-preprocess or --on", "Leave one of them out")
-    request = request_from_options(options)
-    if on is not None:
-        from edgeq.remote.devices import one_board
-        from edgeq.remote.evaluate import evaluate_on
+    if trial and on is not None:
+        raise UsageError("--try-preprocess compares preprocessings here", "Leave --on out")
+    with open_workers(workers, ["edgeq.measure.on_workers"]) as opened:  # they start beside what is imported here
+        from edgeq.measure.evaluation import request_from_options, run_evaluation
 
-        if trial:
-            raise UsageError("--try-preprocess compares preprocessings here", "Leave --on out")
-        there = evaluate_on(request, one_board(on), progress=printer.progress())
-        printer.result(there, lambda console: _draw(console, there.result))
-    elif trial:
-        tried = try_preprocess(request, progress=printer.progress())
-        printer.result(tried, lambda console: _draw_trial(console, tried))
-    else:
-        found = run_evaluation(request, workers=workers, progress=printer.progress())
-        printer.result(found, lambda console: _draw(console, found))
+        request = request_from_options(options)
+        if on is not None:
+            from edgeq.remote.devices import one_board
+            from edgeq.remote.evaluate import evaluate_on
+
+            there = evaluate_on(request, one_board(on), progress=printer.progress())
+            printer.result(there, lambda console: _draw(console, there.result))
+        elif trial:
+            from edgeq.measure.preprocess_trial import try_preprocess
+
+            tried = try_preprocess(request, progress=printer.progress())
+            printer.result(tried, lambda console: _draw_trial(console, tried))
+        else:
+            found = run_evaluation(request, workers=opened, progress=printer.progress())
+            printer.result(found, lambda console: _draw(console, found))
 
 
 def _draw_trial(console: Console, trial: Trial) -> None:

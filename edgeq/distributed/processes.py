@@ -18,48 +18,35 @@ _ENVIRONMENT = dict.fromkeys(("PYTHONSAFEPATH", "OMP_NUM_THREADS", "MKL_NUM_THRE
 # multiprocessing's own choice on Linux from Python 3.14 on: what takes long to import is imported once for all workers,
 # beside what this process does meanwhile. Elsewhere libraries of the system do not survive a fork.
 _METHOD = "forkserver" if sys.platform == "linux" else "spawn"
-_SHARED = ("distributed", "onnxruntime", "PIL.Image")
+_SHARED = ("distributed", "onnx_ir", "onnxruntime", "PIL.Image")
 
 
 @contextmanager
-def _environment() -> Iterator[None]:
-    """The environment that workers start with, for the length of a `with` block."""
+def starting(modules: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Dask's settings for worker processes, and, for the length of a `with` block, the environment that they start
+    with; the process that they are forked from, where there is one, begins to start.
+
+    Args:
+        modules: what is imported there once for all workers.
+    """
     before = {name: os.environ.get(name) for name in _ENVIRONMENT}
     os.environ.update(_ENVIRONMENT)
     try:
-        yield
+        if _METHOD == "forkserver":
+            from multiprocessing import forkserver
+
+            multiprocessing.get_context(_METHOD).set_forkserver_preload([*_SHARED, *modules])
+            forkserver.ensure_running()
+        yield {
+            "distributed.worker.multiprocessing-method": _METHOD,
+            "distributed.nanny.pre-spawn-environ": _ENVIRONMENT,
+        }
     finally:
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def begin(modules: Sequence[str] = ()) -> None:
-    """Start the process that workers are forked from, where there is one, and return at once.
-
-    Args:
-        modules: what jobs import, imported there once for all workers. Without effect where the process runs already.
-    """
-    if _METHOD == "forkserver":
-        from multiprocessing import forkserver
-
-        multiprocessing.get_context(_METHOD).set_forkserver_preload([*_SHARED, *modules])
-        with _environment():
-            forkserver.ensure_running()
-
-
-@contextmanager
-def starting() -> Iterator[dict[str, Any]]:
-    """Dask's settings for worker processes, and, for the length of a `with` block, the environment that they start
-    with."""
-    begin()
-    with _environment():
-        yield {
-            "distributed.worker.multiprocessing-method": _METHOD,
-            "distributed.nanny.pre-spawn-environ": _ENVIRONMENT,
-        }
 
 
 @contextmanager

@@ -227,18 +227,22 @@ def _explained() -> Iterator[None]:
 
 
 @contextmanager
-def open_workers(given: int | str | None) -> Iterator[Workers | None]:
+def open_workers(given: int | str | Workers | None, modules: Sequence[str] = ()) -> Iterator[Workers | None]:
     """Workers for the length of a `with` block: a number of processes of this machine, with one thread each, or the
-    address of a Dask scheduler ("tcp://host:port"), which must be trusted. None gives None.
+    address of a Dask scheduler ("tcp://host:port"), which must be trusted. None, and workers that are open, give
+    themselves.
 
     Processes of this machine start beside what the block does first; errors of theirs come with their first use.
+
+    Args:
+        modules: what jobs need; processes of this machine import it while they start.
 
     Raises:
         UsageError: neither a number of 1 or more nor an address.
         RuntimeUnavailableError: Dask is not installed, no scheduler answers, or it has no workers.
     """
-    if given is None:
-        yield None
+    if given is None or isinstance(given, Workers):
+        yield given
         return
     text = str(given)
     if not _ADDRESS.fullmatch(text) and not (text.isdecimal() and 1 <= int(text) <= _MOST):
@@ -247,7 +251,7 @@ def open_workers(given: int | str | None) -> Iterator[Workers | None]:
             "Give a number of processes, or the address of a Dask scheduler as tcp://host:8786",
         )
     with ExitStack() as stack, ThreadPoolExecutor(1) as thread:
-        settings = stack.enter_context(starting()) if text.isdecimal() else {}
+        settings = stack.enter_context(starting(modules)) if text.isdecimal() else {}
         try:
             import cryptography  # noqa: F401  # for Dask's TLS
             import dask

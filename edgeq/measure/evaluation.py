@@ -12,7 +12,7 @@ from typing import Any
 from edgeq_device.engines import FLOAT
 
 from edgeq.data.samples import open_samples
-from edgeq.distributed.workers import open_workers
+from edgeq.distributed.workers import Workers, open_workers
 from edgeq.engines import choose_engine, described
 from edgeq.errors import UsageError
 from edgeq.measure.accuracy import Accuracy, evaluate_sessions
@@ -125,15 +125,15 @@ def run_evaluation(
     request: EvalRequest,
     *,
     opener: Opener | None = None,
-    workers: int | str | None = None,
+    workers: int | str | Workers | None = None,
     progress: Progress = SILENT,
 ) -> EvalResult:
     """Open everything, run every sample once, and measure.
 
     Args:
         opener: where the model runs; None is this machine, where a reference always does.
-        workers: a number of processes to share the samples among, or the address of a Dask scheduler; see
-            `edgeq.distributed`. Without `opener`.
+        workers: a number of processes to share the samples among, the address of a Dask scheduler, or what
+            `edgeq.distributed.workers.open_workers` gave. Without `opener`.
 
     Raises:
         UsageError: neither a task nor a reference, or an option that makes no sense.
