@@ -145,7 +145,7 @@ def play(
     job: Job, known: Coefficients, workers: int, *, samples: int = SAMPLES, deaths: tuple[float, ...] = ()
 ) -> Played:
     """`samples` on `workers`, of which one dies at each of the times `deaths`, in seconds."""
-    size = min(512, max(8, -(-samples // 32)))
+    size = min(512, max(8, -(-samples // 16)))
     remaining = deque((start, min(size, samples - start)) for start in range(0, samples, size))
     order = deque(start for start, _ in remaining)
     running: list[tuple[float, int, int]] = []  # end, start of the shard, samples

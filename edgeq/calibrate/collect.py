@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from edgeq.calibrate.float_pass import FloatPass, SampleLike
 from edgeq.calibrate.instrumented import InstrumentedModel
-from edgeq.calibrate.on_workers import merged, observe_on
+from edgeq.calibrate.on_workers import Merged, observe_on
 from edgeq.calibrate.partition import partition_tensors
 from edgeq.calibrate.reduced import ReducedModel
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
@@ -110,6 +110,7 @@ def collect(
         for partition in partitions:
             done = state[partition[0]].samples
             advance(done)
+            steps = plan(model, partition, channels)
             if workers is not None and sharded is not None:
                 parts = observe_on(
                     workers,
@@ -121,9 +122,8 @@ def collect(
                     every_element=every_element,
                     first=done,
                 )
-                _merge_all(parts, state, advance, save, checkpoint_seconds)
+                _merge_all(Merged(steps, state), parts, state, advance, save, checkpoint_seconds)
                 continue
-            steps = plan(model, partition, channels)
             each = max(1, threads // at_once)
             instrumented = InstrumentedModel(model, steps.fetched, keep_layout=channels, threads=each)
             fetched = ReducedModel(instrumented, every_element=every_element)
@@ -135,6 +135,7 @@ def collect(
 
 
 def _merge_all(
+    merged: Merged,
     parts: Iterable[dict[str, TensorStatistics]],
     state: dict[str, TensorStatistics],
     advance: Callable[[int], None],
@@ -145,14 +146,18 @@ def _merge_all(
     saved = time.monotonic()
     try:
         for part in parts:
-            state.update(merged(state, part))
+            merged.add(part)
             advance(next(iter(part.values())).samples)
             if time.monotonic() - saved > save_seconds:
+                state.update(merged.freeze())
                 save()
                 saved = time.monotonic()
     except KeyboardInterrupt:
+        if merged.whole:  # else what was saved last stays
+            state.update(merged.freeze())
         save()
         raise
+    state.update(merged.freeze())
 
 
 def _observe_all(

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from edgeq.calibrate.histogram import EMPTY
 from edgeq.calibrate.observer import Observer, Part, Seen
 from edgeq.calibrate.reduced import ReducedModel
 from edgeq.calibrate.statistics import TensorStatistics
@@ -53,9 +54,8 @@ class FloatPass:
     ) -> None:
         self._plan = steps
         self._model = model
-        names = [*steps.inputs, *steps.fetched, *(d.name for d in steps.derived)]
         self._observers = {
-            name: Observer(state[name], channels.get(name), every_element=every_element) for name in names
+            name: Observer(state[name], channels.get(name), every_element=every_element) for name in steps.names
         }
         self._pool = ThreadPoolExecutor(at_once)
         self._limit = at_once + 1
@@ -78,8 +78,12 @@ class FloatPass:
         for future in tuple(self._pending):
             future.result()
 
-    def freeze(self, *, last: bool = False) -> dict[str, TensorStatistics]:
-        """Statistics of the pass's tensors; only while no sample is half done. The `last` time frees the memory.
+    def freeze(self, *, last: bool = False, derive: bool = True) -> dict[str, TensorStatistics]:
+        """Statistics of the pass's tensors; only while no sample is half done.
+
+        Args:
+            last: free the memory.
+            derive: also give the histograms that follow from others; else they are empty.
 
         Raises:
             EdgeqError: a sample failed.
@@ -88,14 +92,10 @@ class FloatPass:
             raise self._failure
         derived = {d.name: d for d in self._plan.derived}
         done = {name: t.freeze(last=last) for name, t in self._observers.items() if name not in derived}
+        known = {name: statistics.histogram for name, statistics in done.items()}
         for name, how in derived.items():
-            parts = [done[source].histogram for source in how.sources]
-            histogram = parts[0]
-            for part in parts[1:]:
-                histogram = histogram.merge(part)
-            if how.kind == "clip":
-                histogram = histogram.clip(how.low, how.high)
-            done[name] = self._observers[name].freeze(histogram)
+            known[name] = how.histogram(known) if derive else EMPTY
+            done[name] = self._observers[name].freeze(known[name])
         return done
 
     def close(self) -> None:

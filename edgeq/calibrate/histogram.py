@@ -126,16 +126,30 @@ class Counter:
         np.right_shift(values.view(np.uint32), np.uint32(_SHIFT), out=waiting)
         self._filled += values.size
 
+    def take(self, other: Histogram) -> None:
+        """Count what a histogram holds. Merging sorts both anew: for a few bins that is quicker than a table."""
+        total = other.total
+        if other.keys.size <= _FEW or total > _MOST:
+            self._kept = self._kept.merge(other)
+        else:
+            table = self._table(total)
+            table[other.keys] += other.counts.astype(np.uint32)
+
     def _count(self) -> None:
+        table = self._table(self._filled * self._weight)
+        np.add.at(table, self._waiting[: self._filled].astype(np.intp), np.uint32(self._weight))
+        self._filled = 0
+
+    def _table(self, more: int) -> NDArray[np.uint32]:
+        """The table, with room for `more` to be added to any count."""
         if self._counts is None:
             self._counts = _zeros()
-        self._room -= self._filled * self._weight
+        self._room -= more
         if self._room < 0:
             self._kept = _read(self._counts, -_LARGEST, _LARGEST).merge(self._kept)
             self._counts = _zeros()
-            self._room = _MOST - self._filled * self._weight
-        np.add.at(self._counts, self._waiting[: self._filled].astype(np.intp), np.uint32(self._weight))
-        self._filled = 0
+            self._room = _MOST - more
+        return self._counts
 
     def freeze(self, minimum: float, maximum: float) -> Histogram:
         """The histogram so far, of values from `minimum` to `maximum`: memory beyond them is left untouched."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
 
 from edgeq.calibrate.float_pass import FloatPass
+from edgeq.calibrate.histogram import EMPTY, Counter
 from edgeq.calibrate.instrumented import InstrumentedModel
 from edgeq.calibrate.reduced import ReducedModel
 from edgeq.calibrate.statistics import TensorStatistics
-from edgeq.calibrate.tensors import plan
+from edgeq.calibrate.tensors import Plan, plan
 from edgeq.data.samples import SourceSamples
 from edgeq.data.shards import Shard, Sharded
 from edgeq.distributed.files import Files, files_for
@@ -45,7 +46,7 @@ class CalibrationJob:
             seen = FloatPass(fetched, steps, nothing, self.channels, at_once=1, every_element=self.every_element)
             for place, sample in enumerate(shard.read(self.samples), shard.start):
                 seen.observe(sample, place)
-            return seen.freeze(last=True)
+            return seen.freeze(last=True, derive=False)
 
         return run
 
@@ -61,7 +62,7 @@ def observe_on(
     every_element: bool,
     first: int,
 ) -> Iterator[dict[str, TensorStatistics]]:
-    """The statistics of each shard from sample `first` on, in order."""
+    """The statistics of each shard from sample `first` on, in order, without the histograms that follow from others."""
     with tempfile.TemporaryDirectory(prefix="edgeq-calibrate-") as folder:
         path = Path(folder) / "model.onnx"
         save_model(model, path)
@@ -70,6 +71,38 @@ def observe_on(
         yield from workers.map(job, samples.shards(first))
 
 
-def merged(state: Mapping[str, TensorStatistics], part: Mapping[str, TensorStatistics]) -> dict[str, TensorStatistics]:
-    """`part` with what was seen of its tensors before."""
-    return {name: state[name].merge(new) if state[name].samples else new for name, new in part.items()}
+class Merged:
+    """The statistics of shards, merged as they come: histograms are counted in tables and, where they follow from
+    others, made once at the end.
+
+    Args:
+        steps: the plan of the tensors.
+        state: what was seen of each before.
+
+    Attributes:
+        whole: no shard is half added, as it is where an interrupt cut one short.
+    """
+
+    def __init__(self, steps: Plan, state: Mapping[str, TensorStatistics]) -> None:
+        self._derived = steps.derived
+        self._totals = {name: replace(state[name], histogram=EMPTY) for name in steps.names}
+        self._counters = {name: Counter(state[name].histogram) for name in steps.counted}
+        self.whole = True
+
+    def add(self, part: Mapping[str, TensorStatistics]) -> None:
+        """The statistics of one shard, without the histograms that follow from others."""
+        self.whole = False
+        for name, new in part.items():
+            before, totals = self._totals[name], replace(new, histogram=EMPTY)
+            self._totals[name] = before.merge(totals) if before.samples else totals
+        for name, counter in self._counters.items():
+            counter.take(part[name].histogram)
+        self.whole = True
+
+    def freeze(self) -> dict[str, TensorStatistics]:
+        """The statistics so far."""
+        totals = self._totals
+        known = {name: c.freeze(totals[name].minimum, totals[name].maximum) for name, c in self._counters.items()}
+        for how in self._derived:
+            known[how.name] = how.histogram(known)
+        return {name: replace(one, histogram=known[name]) for name, one in totals.items()}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Literal
 
 import onnx_ir as ir
 
+from edgeq.calibrate.histogram import Histogram
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.operators import PERMUTATIONS
 from edgeq.graph.query import MAIN_DOMAINS, clamp_bounds, is_op, name_of, only_reader
@@ -32,6 +34,11 @@ class Derived:
     low: float = float("-inf")
     high: float = float("inf")
 
+    def histogram(self, known: Mapping[str, Histogram]) -> Histogram:
+        """The tensor's, from those of its sources, which are `known`."""
+        whole = reduce(Histogram.merge, (known[source] for source in self.sources))
+        return whole.clip(self.low, self.high) if self.kind == "clip" else whole
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -46,6 +53,16 @@ class Plan:
     inputs: tuple[str, ...]
     fetched: tuple[str, ...]
     derived: tuple[Derived, ...]
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """Those whose elements are counted."""
+        return (*self.inputs, *self.fetched)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All."""
+        return (*self.counted, *(how.name for how in self.derived))
 
 
 def quantizable_tensors(model: ir.Model, types: Mapping[str, ir.DataType] | None = None) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from edgeq.distributed.workers import Workers
 from edgeq.errors import DataError
 
 # Many enough that the last one does not keep the others waiting, few enough that merging them costs little.
-_SHARDS, _LEAST, _MOST = 32, 8, 512
+_SHARDS, _LEAST, _MOST = 16, 8, 512
 _STREAMED_BYTES = 1 << 23
 
 

@@ -85,6 +85,29 @@ def test_a_counter_does_not_overflow() -> None:
     assert counter.freeze(-2.0, 1.0) == frozen
 
 
+def test_a_counter_takes_histograms() -> None:
+    values = np.random.default_rng(0).normal(size=60_000).astype(np.float32)
+    values[:100] = 0
+    parts = [histogram_of(part) for part in np.split(values, [7, 20_000, 20_300, 50_000])]
+    counter = Counter(histogram_of(values[:500]))
+    for part in parts:
+        counter.take(part)
+    counter.add(values[:500])
+    counted = np.concatenate([values[:500], values, values[:500]])
+    assert counter.freeze(float(values.min()), float(values.max())) == histogram_of(counted)
+
+
+def test_a_counter_that_takes_histograms_does_not_overflow() -> None:
+    values = np.random.default_rng(0).normal(size=20_000).astype(np.float32)
+    one = histogram_of(values)
+    large = Histogram(one.keys, one.counts * 100_000)
+    larger = Histogram(one.keys, one.counts * 2**32)
+    counter = Counter()
+    for part in (large, large, large, larger, one):
+        counter.take(part)
+    assert counter.freeze(-9.0, 9.0) == Histogram(one.keys, one.counts * (300_001 + 2**32))
+
+
 def test_bins_have_a_relative_width_of_at_most_a_thousandth() -> None:
     lower, upper = histogram_of(np.float32([-3.7, -1e-20, 1.0, 1.999, 5e30])).edges()
     assert ((upper - lower) / np.minimum(np.abs(lower), np.abs(upper)) <= 1 / 1024).all()
