@@ -141,7 +141,7 @@ class Counter:
         self._filled = 0
 
     def _table(self, more: int) -> NDArray[np.uint32]:
-        """The table, with room for `more` to be added to any count."""
+        """The table, to any count of which `more` may be added."""
         if self._counts is None:
             self._counts = _zeros()
         self._room -= more
