@@ -26,8 +26,9 @@ from pathlib import Path
 
 from tasks import shared_data
 
-from edgeq.calibrate.on_workers import CalibrationJob, merged
-from edgeq.calibrate.tensors import quantizable_tensors
+from edgeq.calibrate.on_workers import CalibrationJob, Merged
+from edgeq.calibrate.statistics import TensorStatistics
+from edgeq.calibrate.tensors import plan, quantizable_tensors
 from edgeq.data.samples import SourceSamples, open_samples
 from edgeq.data.shards import Shard, Sharded
 from edgeq.distributed.files import Files, files_for
@@ -59,13 +60,13 @@ class Job:
 class Coefficients:
     """Seconds of a processor, measured on one machine; docs/scale.md says on which."""
 
-    calibrate: Job = Job(0.0143, 10.8e6, 0.086)
-    evaluate: Job = Job(0.0081, 1.2e3, 0.0001)
+    calibrate: Job = Job(0.0115, 6.9e6, 0.0076)
+    evaluate: Job = Job(0.0069, 1.2e3, 0.0)
     sample_bytes: float = 22.6e3
     """Of an image file; as a streamed sample, 602 kB."""
-    digest_s: float = 0.00008
+    digest_s: float = 0.000058
     """Of the main process, for a sample by reference: its digest."""
-    shard_s: float = 0.0092
+    shard_s: float = 0.0111
     """Of the main process (client and scheduler), for a shard: sent, assigned, fetched, forgotten."""
     reference_bytes: float = 51.0
     """Of the list of files, for a sample; sent to each worker once."""
@@ -97,6 +98,7 @@ def measure() -> Coefficients:
         model = {"m": (files, ModelAt(prepared.path, SessionSettings()))}
         task = make_task("classification", None)
         evaluate = EvaluationJob(model, samples, replace(task, class_offset=1), None).open(stack)  # type: ignore[type-var]
+        merged = Merged(plan(prepared.model, names, {}), dict.fromkeys(names, TensorStatistics()))
         jobs = []
         for run in (calibrate, evaluate):
             run(Shard(0, 8))
@@ -104,8 +106,11 @@ def measure() -> Coefficients:
             parts = [run(Shard(start, start + 100)) for start in (0, 100)]
             spent = (time.process_time() - began) / 200
             size = len(pickle.dumps(parts[0]))
+            if run is calibrate:
+                merged.add(parts[0])
             began = time.process_time()
-            merged(*parts) if run is calibrate else None
+            if run is calibrate:
+                merged.add(parts[1])
             jobs.append(Job(spent, size, time.process_time() - began))
         began = time.process_time()
         samples.digest()
