@@ -62,7 +62,7 @@ def decoder(path: Path, layers: int) -> Path:
         "table": structured(random, VOCABULARY, WIDTH) * np.float32(np.sqrt(VOCABULARY)),
         "split": np.array([0, 0, HEADS, WIDTH // HEADS]),
         "joined": np.array([0, 0, WIDTH]),
-        "scale": np.float32((WIDTH // HEADS) ** -0.5),
+        "scale": np.array((WIDTH // HEADS) ** -0.5, np.float32),
     }
 
     def node(op_type: str, inputs: list[str], made: str, **attributes: Any) -> str:
@@ -136,7 +136,8 @@ def _exhaust(x: Floats) -> Floats:
     """The best for each of r blocks, float32 [BLOCK, r]."""
 
     def rounded(scale: Floats, zero: Floats) -> Floats:
-        return np.minimum(np.maximum(np.rint(x / scale), -zero), 15 - zero)
+        found: Floats = np.minimum(np.maximum(np.rint(x / scale), -zero), 15 - zero)
+        return found
 
     low, high = np.minimum(x.min(0), 0), np.maximum(x.max(0), 0)
     least, best = np.full(x.shape[1], np.inf, np.float32), np.zeros_like(x)
@@ -200,7 +201,7 @@ def decoder_figures(work: Path, layers: int) -> dict[str, dict[str, float]]:
         "edgeq, table in 8 bits": in_blocks(model, work / "table.onnx", *data_option)[0],
     }
     figures = {name: divergence(path, reference, judged) for name, path in made.items()}
-    bytes_ = {name: path.stat().st_size for name, path in made.items()}
+    bytes_: dict[str, float] = {name: path.stat().st_size for name, path in made.items()}
     print(f"\ndecoder, {layers} layers: divergence from float32, nats a token; bytes of {model.stat().st_size:,}")
     for name, value in figures.items():
         print(f"  {name:24} {value:9.5f} {bytes_[name]:12,}")
@@ -234,7 +235,8 @@ def shaped(case: Case, make: Callable[[Feed], Feed], path: Path) -> tuple[str, .
     """The options that name the calibration samples in another shape, which are written to `path`."""
     samples = open_samples(case.calibration, model_signature(case.model), preprocess=case.preprocess)
     feeds = [make(dict(sample.inputs)) for sample in samples]
-    np.savez(path, **{name: np.stack([feed[name] for feed in feeds]) for name in feeds[0]})
+    stacked: dict[str, Any] = {name: np.stack([feed[name] for feed in feeds]) for name in feeds[0]}
+    np.savez(path, **stacked)
     return ("--data", str(path), "--preprocess", "none")
 
 

@@ -44,7 +44,8 @@ Floats = NDArray[np.float32]
 def residual(path: Path, *, blocks: int = 4, channels: int = 64, size: int = 32) -> Path:
     """A stem and blocks of conv, relu, conv, add, relu, with random weights: 9 convolutions, 4 skip branches."""
     random = np.random.default_rng(3)
-    nodes, weights = [], []
+    nodes: list[onnx.NodeProto] = []
+    weights: list[onnx.TensorProto] = []
 
     def conv(source: str, name: str, width: int) -> str:
         deviation = np.sqrt(2 / (9 * width))
@@ -104,7 +105,7 @@ def retargeted(seconds: float) -> Iterator[Row]:
             pairs = list(zip(one, other, strict=True))
             same = sum(np.array_equal(a, b) for a, b in pairs)
             apart = max(float(np.abs(a - b).max() / np.abs(a).max()) for a, b in pairs)
-            unoptimised = "yes" if result.comparison.identical else "no"
+            unoptimised = "yes" if (result.comparison is not None and result.comparison.identical) else "no"
             yield f"{name}: identical without the optimiser", "yes", unoptimised
             yield (
                 f"{name}: identical outputs as deployed",

@@ -70,7 +70,7 @@ def edgeq_json(*arguments: str) -> dict[str, Any]:
     return result
 
 
-class Reader(CalibrationDataReader):
+class Reader(CalibrationDataReader):  # type: ignore[misc]
     def __init__(self, name: str, samples: NDArray[np.float32]) -> None:
         self._rest: Iterator[dict[str, NDArray[np.float32]]] = ({name: s[None]} for s in samples)
 

@@ -31,6 +31,7 @@ from edgeq.emulate.saturation.layers import simulate_layer  # noqa: E402
 from edgeq.emulate.saturation.simulate import Simulation  # noqa: E402
 from edgeq.graph.convert import to_bytes  # noqa: E402
 from edgeq.graph.edit import with_outputs  # noqa: E402
+from edgeq.graph.query import name_of  # noqa: E402
 from edgeq.measure.task import make_task  # noqa: E402
 from edgeq.model.load import model_signature  # noqa: E402
 from edgeq.pipeline.job import Data  # noqa: E402
@@ -93,9 +94,9 @@ def _network(folder: Path, models: Path) -> Any:
     simulation = Simulation(folder / "q.onnx", SessionSettings())
     samples = open_samples(validation.source, model_signature(source), preprocess=validation.preprocess, count=1)
     sample = next(iter(samples))
-    names = [layer.node.outputs[0].name for layer in simulation.layers]
+    names = [name_of(layer.node.outputs[0]) for layer in simulation.layers]
     (models / "network.onnx").write_bytes(to_bytes(with_outputs(simulation.graph.model, names)))
-    np.savez(models / "network.npz", **sample.inputs)
+    np.savez(models / "network.npz", **dict[str, Any](sample.inputs))
     return simulation, simulation.run(sample.inputs)
 
 

@@ -68,7 +68,8 @@ def p50s(
     with ExitStack() as stack:
         runners = {}
         for name, record in {**records, "float32": None}.items():
-            chosen = winner(record) if record else {"engine": "onnxruntime", "precision": "f32", "threads": 0}
+            plain: dict[str, Any] = {"engine": "onnxruntime", "precision": "f32", "threads": 0}
+            chosen = winner(record) if record else plain
             choice = EngineChoice(load_engines()[chosen["engine"]], chosen["precision"])
             file, options = model, {}
             if record:

@@ -66,11 +66,12 @@ def main() -> None:
         for run in range(arguments.runs):
             for name, model in models.items():
                 request = CompareRequest(baseline, model, threads=arguments.threads, duration_s=arguments.duration)
-                found = gate(request, limits)
-                outcomes[name].append(found.outcome)
-                ratio = found.comparison.measurement.ratio("B") if found.comparison.measurement else {}
+                gated = gate(request, limits)
+                outcomes[name].append(gated.outcome)
+                compared = gated.comparison
+                ratio = compared.measurement.ratio("B") if compared is not None and compared.measurement else {}
                 ends = f"{ratio['low']:.3f} to {ratio['high']:.3f}" if ratio.get("low") else ratio.get("reason", "")
-                print(f"{run + 1:2} {name:9} {found.outcome:12} {ends}", flush=True)
+                print(f"{run + 1:2} {name:9} {gated.outcome:12} {ends}", flush=True)
         seconds = time.monotonic() - began
     counts = {name: Counter(found) for name, found in outcomes.items()}
     alarms, found = arguments.runs - counts["unchanged"]["passed"], counts["slower"]["failed"]

@@ -113,7 +113,7 @@ def _point(
 
 
 def _p50(session: Any, feed: Mapping[str, Any]) -> float:
-    taken = []
+    taken: list[float] = []
     end = time.perf_counter() + TIMED_S
     while time.perf_counter() < end or len(taken) < 10:
         before = time.perf_counter()
@@ -129,7 +129,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-class _Reader(CalibrationDataReader):
+class _Reader(CalibrationDataReader):  # type: ignore[misc]
     def __init__(self, inputs: Sequence[Mapping[str, Any]]) -> None:
         self._rest = iter(inputs)
 

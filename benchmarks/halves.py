@@ -140,7 +140,8 @@ def add_disturbed(stored: Stored) -> None:
     """
     draw = np.random.default_rng(0)
     for step, amount in enumerate((0.8, 0.6, 0.45, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05)):
-        name, made = f"boxes disturbed by {amount}", []
+        name = f"boxes disturbed by {amount}"
+        made: list[Outputs] = []
         for found in stored.outputs[FLOAT]:
             boxes, scores = found["boxes"], np.clip(found["scores"], 1e-6, 1 - 1e-6)
             raised = np.log(scores / (1 - scores)) + draw.normal(0, amount, scores.shape)
@@ -240,7 +241,7 @@ def run(stored: Stored, splits: int, goals: Sequence[float], first: int = 0) -> 
                     counts[goal]["exceeded" if not place else "qualified_exceeded"] += judged[name] > goal
                     if not place:
                         lost[goal].append(judged[name])
-    rows_ = [
+    rows_: list[dict[str, Any]] = [
         {"case": stored.case, "metric": stored.task.primary, "samples": len(stored.samples), "max_drop": goal}
         | counts[goal]
         | {"of": 2 * splits, "worst": max(lost[goal], default=0.0)}
@@ -248,16 +249,12 @@ def run(stored: Stored, splits: int, goals: Sequence[float], first: int = 0) -> 
     ]
     for row in rows_:
         print(
-            f"  {row['case']:>12} {row['metric']:>9}  half of {row['samples']:4}  allowed {100 * goal_of(row):.2f}  "
+            f"  {row['case']:>12} {row['metric']:>9}  half of {row['samples']:4}  allowed {100 * row['max_drop']:.2f}  "
             f"chosen {row['decided']:2} of {row['of']}, exceeded {row['exceeded']}, worst {100 * row['worst']:.2f}  "
             f"(all that qualified: {row['qualified_exceeded']} of {row['qualified']})",
             flush=True,
         )
     return rows_
-
-
-def goal_of(row: Mapping[str, Any]) -> float:
-    return float(row["max_drop"])
 
 
 def main() -> None:

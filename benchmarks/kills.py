@@ -66,8 +66,7 @@ def command(*arguments: str) -> Callable[[Path], object]:
 
 def calibrate(place: Path) -> None:
     """With checkpoints all the time."""
-    source = {"count": 64, "resume": True, "checkpoint_seconds": 0.01}
-    edgeq.calibrate(demo.MODEL, str(demo.CALIBRATION), place / "CAL", **source)
+    edgeq.calibrate(demo.MODEL, str(demo.CALIBRATION), place / "CAL", count=64, resume=True, checkpoint_seconds=0.01)
 
 
 def nothing(place: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -74,7 +75,7 @@ class _Net:
         self._nodes: list[onnx.NodeProto] = []
         self._initializers: list[onnx.TensorProto] = []
 
-    def node(self, op_type: str, inputs: Sequence[str], **attributes: object) -> str:
+    def node(self, op_type: str, inputs: Sequence[str], **attributes: Any) -> str:
         name = f"{op_type}_{len(self._nodes)}"
         self._nodes.append(helper.make_node(op_type, inputs, [f"{name}_out"], name=name, **attributes))
         return f"{name}_out"
@@ -136,5 +137,5 @@ class _Net:
 
     def _constant(self, name: str, value: float) -> str:
         if all(i.name != name for i in self._initializers):
-            self._initializers.append(numpy_helper.from_array(np.float32(value), name))
+            self._initializers.append(numpy_helper.from_array(np.array(value, np.float32), name))
         return name

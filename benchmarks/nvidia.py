@@ -114,9 +114,8 @@ def accuracy(target: str, only: Sequence[str]) -> list[Row]:
                 timed=False,
             )
             lost = plain.proof.drop or 0.0
-            share = plain.proof.coverage.share
             float32 = plain.proof.accuracy["float32"].value
-            text = f"{100 * lost:.2f} of {100 * float32:.2f} ({share:.1%} of MACs int8)"
+            text = f"{100 * lost:.2f} of {100 * float32:.2f} (int8: {plain.proof.coverage.summary()})"
             rows.append((f"{case.name}: loses at most 3.0 points untuned", text, lost <= PLAIN_BAR))
             print_rows(rows[-1:])
             tuned = tune(
@@ -157,7 +156,7 @@ def tables(target: str, only: Sequence[str]) -> list[Row]:
             refused = str(error)
     rows: list[Row] = []
     for name, span in ranges.items():
-        rows.append((f"table: absolute maximum, {name}", f"{read[name]:g}", np.isclose(read[name], span.bound)))
+        rows.append((f"table: absolute maximum, {name}", f"{read[name]:g}", bool(np.isclose(read[name], span.bound))))
     rows.append(("table: refused when a range is missing", refused, "missing" in refused))
     return rows
 

@@ -12,7 +12,6 @@ simulator loses more on `--count` of them (docs/tune.md). Needs onnxruntime-qnn.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import shutil
 import sys
@@ -46,10 +45,10 @@ from edgeq.workers.engine import Engines
 FLOAT, CPU, NPU = "float32", "CPU", "simulator"
 
 
-def spread(samples: Samples, count: int) -> list[Any]:
+def spread(case: Case, count: int) -> Samples:
     """About `count` samples, spread over all: folders are sorted by class."""
-    every = max(1, len(samples) // count)
-    return list(itertools.islice(samples, 0, every * count, every))
+    samples = case.open(case.judged_on)
+    return open_samples(samples, model_signature(case.model), stride=max(1, len(samples) // count), count=count)
 
 
 def every_second(case: Case, source: Path, first: int, most: int | None = None) -> Samples:
@@ -63,7 +62,7 @@ def every_second(case: Case, source: Path, first: int, most: int | None = None) 
 
 def sizes_of(case: Case) -> dict[str, int]:
     """The free size of the batch: rows of a sample, which are many for anomalies."""
-    rows = next(iter(next(iter(case.open(case.judged_on, 1))).inputs.values())).shape[0]
+    rows: int = next(iter(next(iter(case.open(case.judged_on, 1))).inputs.values())).shape[0]
     return dict.fromkeys(free_sizes(read_model(case.model)), rows)
 
 
@@ -154,7 +153,7 @@ def run(
     else:
         model, notes = with_helper(case, folder) if helper else with_edgeq(case, target, wide, folder)
     took = time.perf_counter() - began
-    task, samples = case.make_task(), spread(case.open(case.judged_on), count)
+    task, samples = case.make_task(), spread(case, count)
     engine = engine_for(backend_for(target).name, target.device.get("engine_options", {}))
     with Engines() as engines:
         began = time.perf_counter()
@@ -170,7 +169,7 @@ def run(
         began = time.perf_counter()
         shown = evaluate_sessions(sessions, samples, task=task, reference=FLOAT)
         ran = time.perf_counter() - began
-        near = evaluate_sessions({CPU: sessions[CPU], NPU: there}, samples[:8], reference=CPU)
+        near = evaluate_sessions({CPU: sessions[CPU], NPU: there}, samples, reference=CPU, count=8)
     return {
         **row,
         "samples": shown.count,
@@ -193,6 +192,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where the figures go")
     given = parser.parse_args()
     root = shared_data()
+    if root is None:
+        raise SystemExit("shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA)")
     rows = []
     with tempfile.TemporaryDirectory() as name:
         for case in cases(root, Path(name) / "halves"):

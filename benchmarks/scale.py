@@ -23,6 +23,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tasks import shared_data
 
@@ -82,6 +83,18 @@ class Nothing:
         return abs
 
 
+def cost(run: Callable[[Shard], Any], merge: Callable[[Any], None]) -> Job:
+    """What a job costs on two shards, by which its result is merged."""
+    run(Shard(0, 8))
+    began = time.process_time()
+    first, second = (run(Shard(start, start + 100)) for start in (0, 100))
+    spent = (time.process_time() - began) / 200
+    merge(first)
+    began = time.process_time()
+    merge(second)
+    return Job(spent, len(pickle.dumps(first)), time.process_time() - began)
+
+
 def measure() -> Coefficients:
     root = shared_data()
     if root is None:
@@ -99,19 +112,7 @@ def measure() -> Coefficients:
         task = make_task("classification", None)
         evaluate = EvaluationJob(model, samples, replace(task, class_offset=1), None).open(stack)  # type: ignore[type-var]
         merged = Merged(plan(prepared.model, names, {}), dict.fromkeys(names, TensorStatistics()))
-        jobs = []
-        for run in (calibrate, evaluate):
-            run(Shard(0, 8))
-            began = time.process_time()
-            parts = [run(Shard(start, start + 100)) for start in (0, 100)]
-            spent = (time.process_time() - began) / 200
-            size = len(pickle.dumps(parts[0]))
-            if run is calibrate:
-                merged.add(parts[0])
-            began = time.process_time()
-            if run is calibrate:
-                merged.add(parts[1])
-            jobs.append(Job(spent, size, time.process_time() - began))
+        jobs = [cost(calibrate, merged.add), cost(evaluate, [].append)]  # accuracy is merged at once
         began = time.process_time()
         samples.digest()
         digest_s = (time.process_time() - began) / len(samples)
@@ -263,7 +264,8 @@ def main() -> None:
         print(json.dumps(asdict(known), indent=1))
     elif arguments.coefficients is not None:
         given = json.loads(arguments.coefficients.read_text())
-        known = Coefficients(**{k: Job(**v) if isinstance(v, dict) else v for k, v in given.items()})
+        fields: dict[str, Any] = {k: Job(**v) if isinstance(v, dict) else v for k, v in given.items()}
+        known = Coefficients(**fields)
     workers_table(known)
     boards_table()
 

@@ -171,7 +171,9 @@ def accuracy(case: Case, contender: Contender) -> float:
         from edgeq.measure.task import TaskOptions, make_task
         from edgeq.session import open_session
 
-        options = TaskOptions(**{k.removeprefix("--"): Path(v) for k, v in zip(*[iter(case.options)] * 2, strict=True)})
+        pairs = zip(*[iter(case.options)] * 2, strict=True)
+        given: dict[str, Any] = {name.removeprefix("--"): Path(value) for name, value in pairs}
+        options = TaskOptions(**given)
         task = make_task(case.task, options)
         session = open_session(contender.path, SessionSettings(config=contender.config))
         samples = open_samples(case.validation, model_signature(case.model), preprocess=case.preprocess)

@@ -13,7 +13,8 @@ FRAME, HOP = 320, 160
 def window() -> NDArray[np.float64]:
     """Square root of a Hann window of FRAME - 1 samples, then one zero."""
     hann = 0.5 * (1 - np.cos(2 * np.pi * np.arange(FRAME - 1) / (FRAME - 1)))
-    return np.sqrt(np.append(hann, 0.0))
+    whole: NDArray[np.float64] = np.sqrt(np.append(hann, 0.0))
+    return whole
 
 
 @register(
@@ -24,4 +25,5 @@ def features(pcm: NDArray[np.int16]) -> NDArray[np.float32]:
     signal = pcm / 32767.0
     frames = np.stack([signal[i : i + FRAME] * window() for i in range(0, len(signal) - FRAME + 1, HOP)])
     power = np.abs(np.fft.rfft(frames)) ** 2
-    return np.log10(np.maximum(power, 1e-12)).astype(np.float32)[None]
+    spectra: NDArray[np.float32] = np.log10(np.maximum(power, 1e-12)).astype(np.float32)
+    return spectra[None]
