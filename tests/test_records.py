@@ -13,8 +13,19 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from edgeq.errors import DataError, HardwareError
-from edgeq.records import NOT_WRITTEN, computed, parse, plain, read_json, rounded, toml_table, written
+from edgeq.errors import DataError, EdgeqError, HardwareError
+from edgeq.records import (
+    NOT_WRITTEN,
+    NullIsInfinite,
+    computed,
+    parse,
+    plain,
+    read_json,
+    rounded,
+    salvage,
+    toml_table,
+    written,
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +60,19 @@ def test_a_record_is_read_back_as_it_was() -> None:
     assert found["parts"] == [{"low": 1.0, "high": 2.5, "width": 1.5}]
     assert list(found)[:3] == ["name", "kind", "count"]
     assert parse(json.loads(json.dumps(found, allow_nan=False)), Whole, "w.json") == whole
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400)], ids=["large", "small"])
+def test_a_number_that_no_float_holds_is_refused_with_its_place(value: int) -> None:
+    @dataclass(frozen=True)
+    class Ratio:
+        db: NullIsInfinite
+        low: float = 0.0
+
+    assert parse({"db": None}, Ratio, "r.json") == Ratio(NullIsInfinite(math.inf))
+    with pytest.raises(EdgeqError, match=r"r\.json: db is .*out of range"):
+        parse({"db": value}, Ratio, "r.json")
+    assert salvage({"db": 1, "low": value}, Ratio) == Ratio(NullIsInfinite(1.0))
 
 
 def test_what_a_field_says_of_its_record() -> None:

@@ -161,5 +161,8 @@ def _decode(kind: type, value: Any) -> Any:
     if issubclass(kind, PurePath) and isinstance(value, str):
         return kind(value)
     if kind is NullIsInfinite and (value is None or (isinstance(value, int | float) and not isinstance(value, bool))):
-        return kind(math.inf if value is None else value)
+        try:
+            return kind(math.inf if value is None else value)
+        except OverflowError as error:
+            raise ValueError("Number out of range") from error
     raise ValueError(f"Expected `{'float | null' if kind is NullIsInfinite else 'str'}`, got `{type(value).__name__}`")
