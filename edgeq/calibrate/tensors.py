@@ -61,7 +61,7 @@ class Plan:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All."""
+        """All tensors of the plan, each after its sources."""
         return (*self.counted, *(how.name for how in self.derived))
 
 
