@@ -90,12 +90,10 @@ class FloatPass:
         """
         if self._failure is not None:
             raise self._failure
-        derived = {d.name: d for d in self._plan.derived}
-        done = {name: t.freeze(last=last) for name, t in self._observers.items() if name not in derived}
-        known = {name: statistics.histogram for name, statistics in done.items()}
-        for name, how in derived.items():
-            known[name] = how.histogram(known) if derive else EMPTY
-            done[name] = self._observers[name].freeze(known[name])
+        done = {name: self._observers[name].freeze(last=last) for name in self._plan.counted}
+        known = self._plan.histograms({name: one.histogram for name, one in done.items()}) if derive else {}
+        for how in self._plan.derived:
+            done[how.name] = self._observers[how.name].freeze(known.get(how.name, EMPTY))
         return done
 
     def close(self) -> None:

@@ -84,7 +84,7 @@ class Merged:
     """
 
     def __init__(self, steps: Plan, state: Mapping[str, TensorStatistics]) -> None:
-        self._derived = steps.derived
+        self._plan = steps
         self._totals = {name: replace(state[name], histogram=EMPTY) for name in steps.names}
         self._counters = {name: Counter(state[name].histogram) for name in steps.counted}
         self.whole = True
@@ -102,7 +102,6 @@ class Merged:
     def freeze(self) -> dict[str, TensorStatistics]:
         """The statistics so far."""
         totals = self._totals
-        known = {name: c.freeze(totals[name].minimum, totals[name].maximum) for name, c in self._counters.items()}
-        for how in self._derived:
-            known[how.name] = how.histogram(known)
+        counted = {name: c.freeze(totals[name].minimum, totals[name].maximum) for name, c in self._counters.items()}
+        known = self._plan.histograms(counted)
         return {name: replace(one, histogram=known[name]) for name, one in totals.items()}

@@ -64,6 +64,13 @@ class Plan:
         """All tensors of the plan, each after its sources."""
         return (*self.counted, *(how.name for how in self.derived))
 
+    def histograms(self, counted: Mapping[str, Histogram]) -> dict[str, Histogram]:
+        """Those of all tensors, from those of the counted ones."""
+        known = dict(counted)
+        for how in self.derived:
+            known[how.name] = how.histogram(known)
+        return known
+
 
 def quantizable_tensors(model: ir.Model, types: Mapping[str, ir.DataType] | None = None) -> tuple[str, ...]:
     """Names of the float tensors that some backend may quantize, in the order of the graph: inputs, activations and
