@@ -28,6 +28,7 @@ import edgeq
 from edgeq.backends import backend_for
 from edgeq.data.samples import Samples, open_samples
 from edgeq.engines import engine_for
+from edgeq.errors import GoalNotMetError
 from edgeq.hardware.target import Target, resolve
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.model.fixed_sizes import free_sizes
@@ -201,16 +202,19 @@ def main() -> None:
                 continue
             folder = Path(name) / case.name.replace(" ", "-")
             folder.mkdir()
-            row = run(
-                case,
-                resolve(given.target),
-                given.count,
-                tuple(given.wide),
-                given.helper,
-                given.tune,
-                given.seen,
-                folder,
-            )
+            try:
+                row = run(
+                    case,
+                    resolve(given.target),
+                    given.count,
+                    tuple(given.wide),
+                    given.helper,
+                    given.tune,
+                    given.seen,
+                    folder,
+                )
+            except GoalNotMetError as error:
+                row = {"name": case.name, "missed": str(error)}
             rows.append(row)
             print(json.dumps(row), flush=True)
     if given.json:

@@ -21,6 +21,8 @@ BLOCK_SIZES = (16, 32, 64, 128, 256)
 SYMMETRIC_BLOCKS = {4: False, 8: True}
 """Whether weights in blocks of so many bits have zero points in the middle: of 16 steps, the one or two that a block
 whose weights are not centred would leave unused are a tenth of its noise; of 256 they are nothing."""
+ALL_NODES = "*"
+"""In place of names of nodes: every one."""
 WEIGHT_ONLY_TYPES = ("Gather", "Gemm", "MatMul")
 """What weight-only quantization is of."""
 
@@ -144,7 +146,7 @@ class Scheme(Displayed):
 
 
 def _nodes(names: tuple[str, ...]) -> str:
-    return "all nodes" if "*" in names else f"{len(names)} node{'' if len(names) == 1 else 's'}"
+    return "all nodes" if ALL_NODES in names else f"{len(names)} node{'' if len(names) == 1 else 's'}"
 
 
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:

@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from edgeq.backends.block_weights import BlockWeights, packed, unpacked
 from edgeq.graph.edit import set_constant
 from edgeq.graph.query import constant, every_node, is_constant, node_input, read_count
+from edgeq.scheme import ALL_NODES
 
 OPERATOR, DOMAIN = "MatMulNBits", "com.microsoft"
 LEVEL = "accuracy_level"
 FLOAT_LEVEL, INT8_LEVEL = 1, 4
-ALL = "*"
-"""In place of names: every product."""
 
 
 def block_products(model: ir.Model) -> dict[str, ir.Node]:
@@ -85,10 +84,10 @@ def attributes(blocks: BlockWeights) -> Mapping[str, int]:
 
 
 def set_compute(model: ir.Model, float_compute: Collection[str]) -> None:
-    """Let the products that are named compute in float and all others in int8, in place. `ALL` leaves out those of 8
-    bits, which are slower so and gain little."""
+    """Let the products that are named compute in float and all others in int8, in place. `ALL_NODES` leaves out
+    those of 8 bits, which are slower so and gain little."""
     for node in every_node(model):
         if (node.domain, node.op_type) == (DOMAIN, OPERATOR):
-            every = ALL in float_compute and node.attributes.get_int("bits", 4) < 8
+            every = ALL_NODES in float_compute and node.attributes.get_int("bits", 4) < 8
             in_float = every or float_name(node) in float_compute
             node.attributes[LEVEL] = ir.AttrInt64(LEVEL, FLOAT_LEVEL if in_float else INT8_LEVEL)

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from edgeq.backends.base import Artifact, check_names, refuse_wide
 from edgeq.backends.block_compute import BlockCompute, described
-from edgeq.backends.block_products import ALL
 from edgeq.backends.dynamic import OPERATORS as DYNAMIC_OPERATORS
 from edgeq.backends.dynamic import check_dynamic, expand_recurrence, write_dynamic
 from edgeq.backends.float_guard import guard_float_layers, requantized_at_load
@@ -30,7 +29,7 @@ from edgeq.model.int8_prediction import predict_int8, stacked_products
 from edgeq.model.int8_rules import Rule, int8_rules, quantizable_operators, slow_fusions
 from edgeq.model.load import is_quantized, read_model, read_own, save_model
 from edgeq.model.prepare import PreparedModel
-from edgeq.scheme import WEIGHT_ONLY_TYPES, Scheme
+from edgeq.scheme import ALL_NODES, WEIGHT_ONLY_TYPES, Scheme
 from edgeq.session import onnxruntime
 
 # For what `edgeq.backends.float_guard` has no form of.
@@ -89,7 +88,7 @@ class CpuBackend:
         onnxruntime()  # the quantizer is part of it: one clear error where it is missing
         self.check(scheme)
         check_names(
-            prepared, (*scheme.exclude, *scheme.eight_bit, *(n for n in scheme.float_compute or () if n != ALL))
+            prepared, (*scheme.exclude, *scheme.eight_bit, *(n for n in scheme.float_compute or () if n != ALL_NODES))
         )
         notes: list[str] = []
         compute: BlockCompute | None = None

@@ -14,13 +14,14 @@ import onnx_ir as ir
 from edgeq_device.claim import SLOWER, UNKNOWN, claim
 
 from edgeq.backends.block_compute import DETAIL, BlockCompute, described, kinds_of
-from edgeq.backends.block_products import ALL, set_compute
+from edgeq.backends.block_products import set_compute
 from edgeq.data.samples import Samples, Subset
 from edgeq.measure.latency import sessions_to_time
 from edgeq.model.load import read_model, save_model
 from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.proof import race
 from edgeq.progress import SILENT, Progress
+from edgeq.scheme import ALL_NODES
 from edgeq.session import open_session
 
 # Samples whose sizes are looked at, and those of them, from the smallest to the largest, that are raced on.
@@ -47,7 +48,7 @@ def race_compute(job: Job, built: Built, workdir: Path, *, progress: Progress = 
     compute: BlockCompute = artifact.details[DETAIL]
     model = read_model(artifact.model)
     ir.external_data.load_to_model(model)  # what is saved may take the place of what was read
-    in_float = tuple(sorted({*compute.float_compute, ALL}))
+    in_float = tuple(sorted({*compute.float_compute, ALL_NODES}))
     set_compute(model, in_float)
     other = workdir / "float-compute.onnx"
     save_model(model, other)

@@ -10,7 +10,7 @@ from edgeq.errors import UsageError
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.model.fixed_sizes import parse_sizes
 from edgeq.pipeline.job import Data
-from edgeq.scheme import SYMMETRIC_BLOCKS
+from edgeq.scheme import ALL_NODES, SYMMETRIC_BLOCKS
 
 _SCHEME_FIELDS = (
     "method",
@@ -90,7 +90,7 @@ def _overrides(options: Mapping[str, Any]) -> dict[str, Any]:
                 "--block-compute float32 goes with 4 bits: with 8, float is many times slower", "Leave it out"
             )
         if options["block_compute"]:
-            chosen["float_compute"] = ("*",) if options["block_compute"] == "float32" else ()
+            chosen["float_compute"] = (ALL_NODES,) if options["block_compute"] == "float32" else ()
     if options["block_compute"] and not options["weight_only"]:
         raise UsageError("--block-compute goes with --weight-only", "Make it --weight-only 4")
     if options["op_types"]:

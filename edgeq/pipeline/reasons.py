@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from edgeq.backends.block_products import ALL
 from edgeq.engines import Engine
 from edgeq.measure.coverage import Explain
 from edgeq.model.int8_prediction import NodePrediction, foreign
 from edgeq.pipeline.job import Built
-from edgeq.scheme import Scheme
+from edgeq.scheme import ALL_NODES, Scheme
 
 
 def explainer(built: Built, predicted: tuple[NodePrediction, ...]) -> Explain:
@@ -26,7 +25,7 @@ def explainer(built: Built, predicted: tuple[NodePrediction, ...]) -> Explain:
             return node.reason
         if plugin is not None:
             return _in_plugin(plugin.engine, scheme, node.op_type if node else op_type)
-        if scheme.mode == "weight-only" and {name, ALL}.intersection(scheme.float_compute or ()):
+        if scheme.mode == "weight-only" and {name, ALL_NODES}.intersection(scheme.float_compute or ()):
             return "its weights in blocks are expanded to float as it computes"
         if scheme.mode == "static":
             if node is None:

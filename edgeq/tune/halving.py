@@ -91,14 +91,17 @@ def _mark_shortfall(table: TrialTable, trial: Trial) -> None:
 
 
 def _note_best(table: TrialTable, progress: Progress) -> None:
-    """One line on the candidate that leads now."""
+    """One line on the candidate that leads now, if that is news."""
     leaders = table.qualified() or sorted(table.alive(), key=lambda t: (accuracy_key(t), table.cost(t)))
     for trial in leaders[:1]:
         if trial.assessment is None:
             return
         speed = f", {times(trial.timing, of='float32')}" if trial.timing else ""
         seen = f" on {trial.assessment.samples} samples" if not trial.assessment.complete else ""
-        progress.note(f"best so far: {trial.name}: {loses(trial.assessment)}{seen}{speed}")
+        line = f"best so far: {trial.name}: {loses(trial.assessment)}{seen}{speed}"
+        if line != table.leader:
+            table.leader = line
+            progress.note(line)
 
 
 def _drop_hopeless(table: TrialTable, share: float) -> None:

@@ -6,7 +6,9 @@ from collections import Counter
 
 from edgeq_device.claim import SLOWER
 
+from edgeq.hardware.profile import Profile
 from edgeq.progress import Progress
+from edgeq.scheme import ALL_NODES
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.confirm import in_simulation
 from edgeq.tune.evaluator import Evaluator
@@ -15,16 +17,26 @@ from edgeq.tune.goal import Deadline
 from edgeq.tune.halving import build_and_assess
 from edgeq.tune.record import Trial
 from edgeq.tune.timing import time_new
-from edgeq.tune.trials import FLOAT_MACS, TrialTable, loss_of, structure_of
+from edgeq.tune.trials import FLOAT_MACS, WIDE_COST, TrialTable, loss_of, structure_of
+from edgeq.tune.wide_tensors import FIELD
 
 _BASES = 2
 _SPARED = {"exclude": "layers in float", "wide": "tensors in 16 bits", "eight_bit": "products in 8 bits"}
 
 
 def recover_accuracy(
-    table: TrialTable, evaluator: Evaluator, deadline: Deadline, float_threads: int, progress: Progress
+    table: TrialTable,
+    evaluator: Evaluator,
+    deadline: Deadline,
+    profile: Profile,
+    float_threads: int,
+    progress: Progress,
 ) -> None:
-    """Try to make what is cheaper than the best that qualifies qualify too: by recoveries, then by layers in float."""
+    """Try to make what is cheaper than the best that qualifies qualify too: by recoveries, then by layers in float.
+
+    Where tensors may have 16 bits, all of them come first: an answer, if often more than is needed. What all of them do
+    not bring back, fewer do not either.
+    """
     for short in _bases(table, evaluator):
         base = in_simulation(table, evaluator, short, deadline, progress)
         if deadline.passed():
@@ -32,9 +44,13 @@ def recover_accuracy(
         time_new(table, evaluator, deadline, float_threads)
         if not _worthwhile(table, base):
             continue
+        widens = FIELD in profile.search
+        enough = not widens or _holds_on_16_bits(table, evaluator, deadline, base, progress)
         best = _apply_recoveries(table, evaluator, deadline, base, progress)
-        if not table.meets(best) and not deadline.passed():
-            _keep_layers_in_float(table, evaluator, deadline, best, _headroom(table, base), progress)
+        if table.meets(best) or deadline.passed():
+            continue
+        if enough or _holds_on_16_bits(table, evaluator, deadline, best, progress):
+            _keep_layers_in_float(table, evaluator, deadline, best, _headroom(table, base, widens), progress)
 
 
 def _apply_recoveries(
@@ -73,6 +89,16 @@ def _apply_recoveries(
         made = attempt(fewer)
         best = made if loss_of(made) <= (max_drop if enough else loss_of(best)) else best
     return best
+
+
+def _holds_on_16_bits(
+    table: TrialTable, evaluator: Evaluator, deadline: Deadline, base: Trial, progress: Progress
+) -> bool:
+    """Whether `base` keeps the accuracy with all its tensors in 16 bits."""
+    scheme = base.candidate.scheme.replace(**{FIELD: (ALL_NODES,)})
+    candidate = base.candidate.replace(name=f"{base.name}, all tensors in 16 bits", scheme=scheme)
+    made = build_and_assess(table, evaluator, candidate, "exclusion", base.name, progress)
+    return table.meets(in_simulation(table, evaluator, made, deadline, progress))
 
 
 def _keep_layers_in_float(
@@ -130,13 +156,15 @@ def _worthwhile(table: TrialTable, trial: Trial) -> bool:
     return not qualified or table.cheaper(trial, qualified[0])
 
 
-def _headroom(table: TrialTable, trial: Trial) -> float:
-    """How far a trial may go from its cost in execution towards float32's, 1 being all the way: where that is what
-    counts, no further than the best that qualifies already."""
+def _headroom(table: TrialTable, trial: Trial, widens: bool) -> float:
+    """How far a trial may go from its cost in execution towards that of all layers in float, or of all tensors in 16
+    bits where it `widens`, 1 being all the way: where that is what counts, no further than the best that qualifies
+    already."""
     own = _relative_cost(table, trial)
+    whole = own + WIDE_COST if widens else 1.0
     rivals = [] if table.objective in ("size", "memory") else table.qualified()[:1]
-    most = min([1.0, *(_relative_cost(table, rival) for rival in rivals)])
-    return max(0.0, (most - own) / (1 - own)) if own < 1 else 0.0
+    most = min([whole, *(_relative_cost(table, rival) for rival in rivals)])
+    return max(0.0, (most - own) / (whole - own)) if own < whole else 0.0
 
 
 def _relative_cost(table: TrialTable, trial: Trial) -> float:

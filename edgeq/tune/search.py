@@ -82,7 +82,7 @@ def search(
         halve(table, evaluator, deadline.until(_HALVED), progress)
         confirm(table, evaluator, deadline.until(_CONFIRMED), progress)
     with stage("recovery"):
-        recover_accuracy(table, evaluator, deadline.until(_RECOVERED), baseline.threads, progress)
+        recover_accuracy(table, evaluator, deadline.until(_RECOVERED), profile, baseline.threads, progress)
     with stage("last race"):
         final = decide(table, evaluator, deadline, threads, baseline, progress)
         winner = next((t for t in table if t.status == "chosen"), None)

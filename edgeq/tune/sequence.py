@@ -14,7 +14,6 @@ from pathlib import Path
 import onnx_ir as ir
 
 from edgeq.backends import backend_named
-from edgeq.backends.block_products import ALL
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import Range, scheme_ranges
 from edgeq.data.samples import Samples
@@ -26,7 +25,7 @@ from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
 from edgeq.pipeline.job import Built, Job
 from edgeq.progress import Progress
-from edgeq.scheme import SYMMETRIC_BLOCKS, Scheme
+from edgeq.scheme import ALL_NODES, SYMMETRIC_BLOCKS, Scheme
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.recover.fuse_attention import FuseAttention, fuse_attention, may_have_attention
 from edgeq.tune.recover.methods.smoothquant import SmoothQuant, product_groups, smooth
@@ -103,9 +102,9 @@ def _variants(model: ir.Model, profile: Scheme, *, sampled: bool) -> Iterator[tu
         for bits, block in _BLOCKS.items():
             blocks = {"weight_bits": bits, "block_size": block, "weight_symmetric": SYMMETRIC_BLOCKS[bits]}
             scheme = profile.replace(mode="weight-only", **blocks)
-            computes = (
-                {"": scheme} if bits == 8 else {"": scheme, ", float compute": scheme.replace(float_compute=(ALL,))}
-            )
+            computes = {"": scheme}
+            if bits < 8:
+                computes[", float compute"] = scheme.replace(float_compute=(ALL_NODES,))
             for text, computing in computes.items():
                 yield f"weight-only {bits} bits{text}", computing, ()
                 if sampled and bits < 8:

@@ -14,7 +14,7 @@ from typing import Any
 from edgeq.calibrate.methods import REGISTRY
 from edgeq.engines import EngineChoice
 from edgeq.hardware.profile import Profile
-from edgeq.scheme import Scheme
+from edgeq.scheme import ALL_NODES, Scheme
 from edgeq.tune.candidate import Candidate
 
 _RANGE_FIELDS = frozenset({"method", "method_options"})
@@ -134,7 +134,7 @@ def _name(scheme: Scheme) -> str:
     if scheme.fit_pairs:
         parts.append("fitted")
     if scheme.wide:
-        parts.append("on 16 bits" if "*" in scheme.wide else f"({len(scheme.wide)} on 16 bits)")
+        parts.append("on 16 bits" if ALL_NODES in scheme.wide else f"({len(scheme.wide)} on 16 bits)")
     parts += [f"{key.rpartition('.')[2]}={value}" for key, value in sorted(scheme.session_options.items())]
     method = [scheme.method, *(f"{value:g}" for value in scheme.method_options.values())]
     if scheme.exclude:

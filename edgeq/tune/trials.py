@@ -12,7 +12,8 @@ from edgeq.tune.record import Trial, p50_of
 
 TIE = 0.01
 """Speeds that differ by less, as a share, are equal: the more accurate one wins then."""
-_WIDE = 0.5  # what 16 bits cost where nothing can be timed, float being 1
+WIDE_COST = 0.5
+"""What 16 bits cost where nothing can be timed, float being 1."""
 FLOAT_MACS = "MACs in float"
 """The objective where nothing can be timed: their share, as small as possible."""
 
@@ -22,11 +23,13 @@ class TrialTable:
 
     Attributes:
         objective: the goal's, or `FLOAT_MACS` where nothing can be timed.
+        leader: the last line that was shown on the candidate that leads.
     """
 
     def __init__(self, goal: Goal, *, timed: bool = True) -> None:
         self.goal = goal
         self.objective: str = goal.objective if timed else FLOAT_MACS
+        self.leader = ""
         self._trials: dict[str, Trial] = {}
         self._timings: dict[tuple[str, int], Timing] = {}
 
@@ -75,7 +78,7 @@ class TrialTable:
         """What the objective makes as small as possible (bytes, milliseconds or a share); infinity while unknown."""
         if self.objective == FLOAT_MACS:
             found = trial.screening
-            return 1 - found.int8_mac_share + _WIDE * found.wide_share if found else float("inf")
+            return 1 - found.int8_mac_share + WIDE_COST * found.wide_share if found else float("inf")
         if self.objective == "size":
             return float(trial.screening.bytes) if trial.screening else float("inf")
         if self.objective == "memory":

@@ -173,6 +173,19 @@ def profile(**search: object) -> Profile:
 __all__ = ["FLOAT", "Clock", "EdgeqError", "Fact", "FakeEvaluator", "Interrupted", "profile"]
 
 
+class Notes:
+    """Progress that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def stage(self, title: str, total: int | None = None) -> Any:
+        raise AssertionError("nothing is drawn")
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+
 class Interrupting:
     """Presses Ctrl-C when the accuracy is first measured."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from edgeq.hardware.target import resolve
 from edgeq.tune.goal import Goal
 from edgeq.tune.journal import Journal, JournaledEvaluator
+from edgeq.tune.record import Outcome
 from edgeq.tune.simulated import bundle_note, shortfall, simulated_record, summary
 from tests.tune.fakes import Clock, Fact, FakeEvaluator
 from tests.tune.test_search import candidates, run
@@ -46,12 +48,22 @@ def test_the_search_goes_on_with_recoveries_that_the_simulator_judges() -> None:
     assert simulations(evaluator)[:4] == ["a", "b", "a + recovery", "a + x"]
 
 
-def test_the_search_goes_on_with_more_tensors_in_16_bits() -> None:
-    simulated = {"a": 0.3, "a, 2": 0.04, "a, 4": 0.002, "a, 3": 0.009}
-    facts = {"a": FACTS["a"], "a, 3": Fact(wide=0.3), "a, 4": Fact(wide=0.4)}
+def raising(
+    facts: Mapping[str, Fact], simulated: Mapping[str, float], methods: tuple[str, ...] = ()
+) -> tuple[FakeEvaluator, Outcome]:
+    """A search on hardware whose tensors may have 16 bits."""
+    facts = {"a": FACTS["a"], "a, all": Fact(wide=1.0), **facts}
     ranked = ("n1", "n2", "n3", "n4", "n5")
-    evaluator = FakeEvaluator(facts, timed=False, ranked=ranked, raised="wide", simulated=simulated)
-    outcome = run(evaluator, "a")
+    evaluator = FakeEvaluator(
+        facts, timed=False, methods=methods, ranked=ranked, raised="wide", simulated={"a": 0.3, **simulated}
+    )
+    return evaluator, run(evaluator, "a", wide=[[]])
+
+
+def test_the_search_goes_on_with_more_tensors_in_16_bits() -> None:
+    simulated = {"a, all": 0.001, "a, 2": 0.04, "a, 4": 0.002, "a, 3": 0.009}
+    evaluator, outcome = raising({"a, 3": Fact(wide=0.3), "a, 4": Fact(wide=0.4)}, simulated)
+    assert simulations(evaluator)[:2] == ["a", "a, all tensors in 16 bits"]
     assert outcome.chosen == "a, 3 tensors in 16 bits"
     assert outcome.trial(outcome.chosen).candidate.scheme.wide == ("n1", "n2", "n3")
     record = simulated_record(resolve("hexagon-v73"), Goal(), outcome, 1.0)
@@ -60,6 +72,30 @@ def test_the_search_goes_on_with_more_tensors_in_16_bits() -> None:
     assert "0.90 points in the simulator" in bundle_note(record)
     assert "0.90 points in the simulator" in summary(record)["loss"]
     assert "n1, n2, n3" in summary(record)["on 16 bits"]
+
+
+def test_all_tensors_in_16_bits_are_an_answer_where_fewer_are_too_few() -> None:
+    _, outcome = raising({}, {"a, all": 0.004})
+    assert outcome.chosen == "a, all tensors in 16 bits"
+    assert outcome.trial(outcome.chosen).candidate.scheme.wide == ("*",)
+    assert summary(simulated_record(resolve("hexagon-v73"), Goal(), outcome, 1.0))["on 16 bits"].startswith("100.0%")
+
+
+def test_where_all_in_16_bits_lose_too_much_fewer_are_not_tried() -> None:
+    evaluator, outcome = raising({"a, all": Fact(wide=1.0, loss=0.2)}, {})
+    assert not outcome.chosen
+    assert [line for line in evaluator.log if line.startswith("build")] == [
+        "build a",
+        "build a, all tensors in 16 bits",
+    ]
+
+
+def test_what_recoveries_leave_goes_to_16_bits_all_first() -> None:
+    facts = {"a, all": Fact(wide=1.0, loss=0.2), "a + x, all": Fact(wide=1.0), "a + x, 1": Fact(wide=0.1)}
+    simulated = {"a + recovery": 0.35, "a + x": 0.2, "a + x, all": 0.0, "a + x, 1": 0.0}
+    evaluator, outcome = raising(facts, simulated, methods=("x", "y"))
+    assert outcome.chosen == "a + x, 1 tensors in 16 bits"
+    assert simulations(evaluator)[-2:] == ["a + x, all tensors in 16 bits", "a + x, 1 tensors in 16 bits"]
 
 
 def test_where_nothing_holds_the_goal_is_missed_by_the_simulators_figure() -> None:

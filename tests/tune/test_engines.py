@@ -33,7 +33,7 @@ from edgeq.tune.record import Outcome
 from edgeq.tune.search import search
 from edgeq.workers.engine import Engines
 from tests import fake_engine
-from tests.tune.fakes import Clock, Fact, FakeEvaluator, profile
+from tests.tune.fakes import Clock, Fact, FakeEvaluator, Notes, profile
 from tests.tune.steady import steady_timings
 
 A, B = Candidate("a", Scheme()), Candidate("b", Scheme(per_channel=False))
@@ -196,19 +196,6 @@ def test_engine_can_leave_onnxruntimes_own_kernels_out(fake: Engine) -> None:
 def test_the_engine_is_part_of_what_measurements_are_filed_under(fake: Engine) -> None:
     both = [replace(A, engine=EngineChoice(fake, name)) for name in ("f32", "bf16")]
     assert len({digest(candidate) for candidate in (A, *both)}) == 3
-
-
-class Notes:
-    """Progress that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def stage(self, title: str, total: int | None = None) -> Any:
-        raise AssertionError("nothing is drawn")
-
-    def note(self, text: str) -> None:
-        self.texts.append(text)
 
 
 @pytest.mark.parametrize("behaviour", ["crashes at load", "crashes at run", "answers wrong"])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from edgeq.cli.tune import _draw_timed
+from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
 from edgeq.report.tuning_record import Assessment
 from edgeq.scheme import Scheme
@@ -20,7 +22,7 @@ from edgeq.tune.explain import verdict
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.record import Outcome
 from edgeq.tune.search import search
-from tests.tune.fakes import Clock, Fact, FakeEvaluator, profile
+from tests.tune.fakes import Clock, Fact, FakeEvaluator, Notes, profile
 
 
 def candidates(*names: str) -> list[Candidate]:
@@ -28,11 +30,16 @@ def candidates(*names: str) -> list[Candidate]:
 
 
 def run(
-    evaluator: FakeEvaluator, *names: str, goal: Goal | None = None, threads: tuple[int, ...] = (0,), **table: Any
+    evaluator: FakeEvaluator,
+    *names: str,
+    goal: Goal | None = None,
+    threads: tuple[int, ...] = (0,),
+    progress: Progress = SILENT,
+    **table: Any,
 ) -> Outcome:
     goal = goal or Goal()
     deadline = Deadline(goal.budget_s, evaluator.clock or Clock())
-    return search(candidates(*names), profile(**table), evaluator, goal, deadline, threads=threads)
+    return search(candidates(*names), profile(**table), evaluator, goal, deadline, threads=threads, progress=progress)
 
 
 def test_the_fastest_that_keeps_its_accuracy_wins() -> None:
@@ -43,6 +50,15 @@ def test_the_fastest_that_keeps_its_accuracy_wins() -> None:
     assert "1.50 times the latency of c" in outcome.trial("a").reason
     assert outcome.trial("b").status == "eliminated"
     assert "97.5 % sure" in outcome.trial("b").reason
+
+
+def test_the_one_that_leads_is_named_once() -> None:
+    facts = {"a": Fact(speed=4, loss=0.2, early=0.0), "b": Fact(speed=2), "a + x": Fact(speed=4, loss=0.1)}
+    notes = Notes()
+    run(FakeEvaluator(facts, methods=("x", "y")), "a", "b", progress=notes)
+    leading = [text for text in notes.texts if text.startswith("best so far")]
+    assert len(leading) > 1
+    assert all(one != other for one, other in pairwise(leading))
 
 
 def test_slower_than_float_is_never_chosen_however_accurate() -> None:

@@ -23,7 +23,7 @@ from edgeq.errors import UsageError
 from edgeq.hardware.target import Target
 from edgeq.model.fixed_sizes import need_fixed_sizes
 from edgeq.model.prepare import PreparedModel
-from edgeq.scheme import Scheme
+from edgeq.scheme import ALL_NODES, Scheme
 from edgeq.session import SessionSettings, onnxruntime
 
 _CPU = "CPUExecutionProvider"
@@ -74,7 +74,7 @@ class QnnBackend:
         """Write the Q/DQ model to `destination`; it takes nothing from samples. See `Backend.build`."""
         self.check(scheme)
         need_fixed_sizes(prepared.model, prepared.source, self.title)
-        check_names(prepared, (*scheme.exclude, *(name for name in scheme.wide if name != "*")))
+        check_names(prepared, (*scheme.exclude, *(name for name in scheme.wide if name != ALL_NODES)))
         place = Path(tempfile.mkdtemp(prefix="qnn-", dir=prepared.path.parent))
         changed, ranges = rewrite(prepared, ranges, place / "rewritten.onnx")
         left = write_pairs(changed, ranges, scheme, destination)

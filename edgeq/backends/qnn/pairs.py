@@ -21,9 +21,8 @@ from edgeq.model.int8_rules import Rule, int8_rules
 from edgeq.model.prepare import PreparedModel
 from edgeq.records import parse, toml_table
 from edgeq.resources import shipped
-from edgeq.scheme import Scheme
+from edgeq.scheme import ALL_NODES, Scheme
 
-ALL = "*"
 _NARROW = 8
 
 
@@ -53,7 +52,7 @@ def write_pairs(
         raise ModelError(f"{prepared.source}: no node of it runs in integers on the NPU", next(iter(left.values()), ""))
     overrides = {name_of(v): [{"quant_type": QuantType.QUInt16}] for v in _wide(prepared.model, scheme)}
     overrides |= {name: [{"quant_type": QuantType.QUInt8}] for name in _unsigned(prepared.model)}
-    activation = QuantType.QUInt16 if ALL in scheme.wide else quant_type(scheme.activation_type)
+    activation = QuantType.QUInt16 if ALL_NODES in scheme.wide else quant_type(scheme.activation_type)
     with quiet():
         config = get_qnn_qdq_config(
             str(prepared.path),
@@ -125,14 +124,14 @@ def dialect() -> tuple[Row, ...]:
 def wide_share(model: ir.Model, scheme: Scheme) -> float:
     """The share of the activations' elements that a scheme has in 16 bits."""
     every = {name_of(v): prod(sizes(v) or (1,)) for v in _activations(model) if v.producer() is not None}
-    wide = every if ALL in scheme.wide else {name_of(value) for value in _wide(model, scheme)}
+    wide = every if ALL_NODES in scheme.wide else {name_of(value) for value in _wide(model, scheme)}
     return sum(size for name, size in every.items() if name in wide) / max(1, sum(every.values()))
 
 
 def _wide(model: ir.Model, scheme: Scheme) -> list[ir.Value]:
     """The tensors in 16 bits: what the nodes of the scheme make, and inputs that only those read. The quantizer's rules
     convert what else those nodes read, and what others read of them."""
-    nodes = frozenset(scheme.wide) - {ALL}
+    nodes = frozenset(scheme.wide) - {ALL_NODES}
 
     def is_wide(value: ir.Value) -> bool:
         """Whether a tensor is on 16 bits: its maker is named, or of an input all readers are."""
