@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from edgeq.errors import RuntimeUnavailableError
 from edgeq.progress import Progress
+from edgeq.report.tuning_record import Assessment
 from edgeq.tune.evaluator import Evaluator
 from edgeq.tune.explain import in_simulator, points
 from edgeq.tune.goal import Deadline
@@ -28,7 +29,7 @@ def confirm(table: TrialTable, evaluator: Evaluator, deadline: Deadline, progres
             table.eliminate(trial.name, "the budget ran out before it was simulated")
         else:
             found = in_simulation(table, evaluator, trial, deadline, progress)
-            if table.meets(found):
+            if table.meets(found) and not found.reason:
                 if found.simulated is None:  # nothing simulates it
                     return
                 holds = found
@@ -51,5 +52,17 @@ def in_simulation(
     progress.note(f"{trial.name} {in_simulator(found)}")
     if not table.meets(trial):
         reason = f"{in_simulator(found)}; {points(table.goal.max_drop)} are allowed"
-        trial = table.update(trial.name, status="short", reason=reason)
+        return table.update(trial.name, status="short", reason=reason)
+    surer = _surer(table, found)
+    if surer is not None:
+        reason = f"{in_simulator(found)}; {surer.name} holds on more"
+        trial = table.update(trial.name, status="qualified", reason=reason)
     return trial
+
+
+def _surer(table: TrialTable, found: Assessment) -> Trial | None:
+    """One that holds in the simulator on more samples than `found`, which the end of the budget may have cut short:
+    where it is not sure to hold, few samples may be luck."""
+    if found.high <= table.goal.max_drop:
+        return None
+    return next((t for t in table.qualified() if t.simulated and t.simulated.samples > found.samples), None)

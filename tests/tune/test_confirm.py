@@ -49,13 +49,22 @@ def test_the_search_goes_on_with_recoveries_that_the_simulator_judges() -> None:
 
 
 def raising(
-    facts: Mapping[str, Fact], simulated: Mapping[str, float], methods: tuple[str, ...] = ()
+    facts: Mapping[str, Fact],
+    simulated: Mapping[str, float],
+    methods: tuple[str, ...] = (),
+    cut_short: tuple[str, ...] = (),
 ) -> tuple[FakeEvaluator, Outcome]:
     """A search on hardware whose tensors may have 16 bits."""
     facts = {"a": FACTS["a"], "a, all": Fact(wide=1.0), **facts}
     ranked = ("n1", "n2", "n3", "n4", "n5")
     evaluator = FakeEvaluator(
-        facts, timed=False, methods=methods, ranked=ranked, raised="wide", simulated={"a": 0.3, **simulated}
+        facts,
+        timed=False,
+        methods=methods,
+        ranked=ranked,
+        raised="wide",
+        simulated={"a": 0.3, **simulated},
+        cut_short=cut_short,
     )
     return evaluator, run(evaluator, "a", wide=[[]])
 
@@ -79,6 +88,17 @@ def test_all_tensors_in_16_bits_are_an_answer_where_fewer_are_too_few() -> None:
     assert outcome.chosen == "a, all tensors in 16 bits"
     assert outcome.trial(outcome.chosen).candidate.scheme.wide == ("*",)
     assert summary(simulated_record(resolve("hexagon-v73"), Goal(), outcome, 1.0))["on 16 bits"].startswith("100.0%")
+
+
+def test_luck_on_few_samples_does_not_replace_what_holds_on_many() -> None:
+    facts = {"a, 1": Fact(wide=0.1), "a, 2": Fact(wide=0.2)}
+    simulated = {"a, all": 0.004, "a, 1": 0.002, "a, 2": 0.004}
+    assert raising(facts, simulated)[1].chosen == "a, 1 tensors in 16 bits"
+    lucky = raising(facts, simulated, cut_short=("a, 1",))[1]
+    assert lucky.chosen == "a, all tensors in 16 bits"
+    assert lucky.trial("a, 1 tensors in 16 bits").reason.endswith("8 samples; a, all tensors in 16 bits holds on more")
+    sure = raising(facts, {**simulated, "a, 1": 0.0}, cut_short=("a, 1",))[1]
+    assert sure.chosen == "a, 1 tensors in 16 bits"
 
 
 def test_where_all_in_16_bits_lose_too_much_fewer_are_not_tried() -> None:
