@@ -21,6 +21,12 @@ _METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 _SHARED = ("distributed", "onnx_ir", "onnxruntime", "PIL.Image")
 
 
+def imports_main() -> bool:
+    """Whether this process is one that multiprocessing has started, and still imports the script that started it: what
+    is not under `if __name__ == "__main__":` there runs again."""
+    return bool(getattr(multiprocessing.current_process(), "_inheriting", False))
+
+
 @contextmanager
 def starting(modules: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Dask's settings for worker processes, and, for the length of a `with` block, the environment that they start

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from edgeq.distributed.job import Job
-from edgeq.distributed.processes import local_cluster, starting
+from edgeq.distributed.processes import imports_main, local_cluster, starting
 from edgeq.distributed.versions import check_versions, versions
 from edgeq.errors import DataError, RuntimeUnavailableError, UsageError
 
@@ -250,6 +250,8 @@ def open_workers(given: int | str | Workers | None, modules: Sequence[str] = ())
             f"--workers {text!r} is neither a number nor an address",
             "Give a number of processes, or the address of a Dask scheduler as tcp://host:8786",
         )
+    if imports_main():
+        raise SystemExit(1)  # the process that started this one has the error that says why
     with ExitStack() as stack, ThreadPoolExecutor(1) as thread:
         settings = stack.enter_context(starting(modules)) if text.isdecimal() else {}
         try:
@@ -276,6 +278,11 @@ def _connected(text: str, stack: ExitStack) -> Any:
         address: Any = stack.enter_context(local_cluster(int(text))) if text.isdecimal() else text
         client = stack.enter_context(distributed.Client(address, timeout=_CONNECT_S, set_as_default=False))
         client.wait_for_workers(1, timeout=_CONNECT_S)
+    except RuntimeError as error:
+        raise RuntimeUnavailableError(
+            f"workers did not start: {' '.join(str(error).split())}",
+            'A script that uses workers must do so under `if __name__ == "__main__":`, since each of them imports it',
+        ) from error
     except (OSError, TimeoutError, ValueError) as error:
         raise RuntimeUnavailableError(
             f"no Dask workers at {text}: {' '.join(str(error).split())}", "Start the scheduler, and workers for it"

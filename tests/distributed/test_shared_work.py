@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pickle
 import re
+import subprocess
 import sys
+import textwrap
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -164,6 +166,23 @@ def test_without_dask(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(RuntimeUnavailableError, match=r"edgeq\[distributed\]"), open_workers(2):
         pass
+
+
+def test_a_script_that_workers_import_anew_is_refused_with_the_line_that_it_needs(tmp_path: Path) -> None:
+    pytest.importorskip("distributed", reason="the extra `distributed` is not installed")
+    script = tmp_path / "script.py"
+    work = "with open_workers(1) as opened:\n    print(opened.address)\n"
+    script.write_text(f"from edgeq.distributed.workers import open_workers\n{work}", "utf-8")
+    failed = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert failed.stderr.count("Traceback") == failed.stderr.count("direct cause") + 1
+    assert failed.stderr.splitlines()[-1].startswith("edgeq.errors.RuntimeUnavailableError: workers did not start")
+    assert 'under `if __name__ == "__main__":`' in failed.stderr
+    guarded = textwrap.indent(work, "    ")
+    script.write_text(
+        f"from edgeq.distributed.workers import open_workers\nif __name__ == '__main__':\n{guarded}", "utf-8"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert "tls://" in done.stdout
 
 
 def test_a_worker_with_other_versions_is_refused() -> None:
