@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import click
 from edgeq_device.terminal import printable
 
+from edgeq.errors import UsageError
 from edgeq.process import ends_in_one_line
 from edgeq.progress import Advance
 
@@ -83,6 +85,14 @@ class Command(click.Command):
         with ends_in_one_line():
             code = super().main(*args, **{**options, "standalone_mode": False})
             sys.exit(code if isinstance(code, int) else 0)
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """For commands with options that take lists of names (`--nodes_to_exclude conv1 conv2`), which click has not."""
+
+    def error(self, message: str) -> NoReturn:
+        """Wrong options are an error of edgeq's."""
+        raise UsageError(message, f"See `python -m {self.prog} --help`")
 
 
 def images_or_arrays(dataset: str, for_images: str) -> str | None:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from edgeq.atomic import output_file
-from edgeq.backends.quantizer import quiet
 from edgeq.compat.dynamic import quantize_dynamic
 from edgeq.compat.legacy import quantize_model
-from edgeq.compat.source import ModelInput, Written, as_file, checked
+from edgeq.compat.matmul_nbits_quantizer import in_blocks
+from edgeq.compat.source import ModelInput, Written
 from edgeq.compat.static import quantize_static
 from edgeq.errors import UsageError
-from edgeq.model.load import load_model
 
 _COMMON = (
     "op_types_to_quantize",
@@ -74,16 +71,4 @@ def quantize_with_config(model_input: ModelInput, model_output: str | Path, quan
             f"{type(quant_config).__name__} is no quantization configuration",
             "Give a StaticQuantConfig, a DynamicQuantConfig or a weight-only configuration",
         )
-    return _weight_only(model_input, Path(model_output), quant_config)
-
-
-def _weight_only(model_input: ModelInput, output: Path, config: Any) -> Written:
-    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
-
-    with tempfile.TemporaryDirectory(prefix="edgeq-nbits-") as folder, output_file(output, force=True) as draft:
-        model = load_model(as_file(model_input, Path(folder)), external_data="all")
-        quantizer = MatMulNBitsQuantizer(model, algo_config=config)
-        with quiet():
-            quantizer.process()
-        quantizer.model.save_model_to_file(str(draft), True)
-        return checked(draft, output, ())
+    return in_blocks(model_input, Path(model_output), algo_config=quant_config)

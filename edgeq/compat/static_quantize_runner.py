@@ -6,15 +6,15 @@ several take lists of names (`--nodes_to_exclude conv1 conv2`).
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
+from edgeq.compat._command import ArgumentParser
 from edgeq.errors import UsageError
 from edgeq.process import ends_in_one_line
 
@@ -36,14 +36,9 @@ _FLAGS = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message, f"See `python -m {self.prog} --help`")
-
-
-def parser() -> argparse.ArgumentParser:
+def parser() -> ArgumentParser:
     """The options; `--help` prints them."""
-    options = _Parser("edgeq.compat.static_quantize_runner", description="Quantize a model.")
+    options = ArgumentParser("edgeq.compat.static_quantize_runner", description="Quantize a model.")
     options.add_argument("-i", "--input_model_path", type=Path, required=True, help="Float model.")
     options.add_argument("-o", "--output_quantized_model_path", type=Path, required=True, help="Quantized model.")
     options.add_argument(

@@ -1,0 +1,280 @@
+"""Stands for `onnxruntime.quantization.matmul_nbits_quantizer`: weights in blocks of 4 or 8 bits; and as a command,
+`python -m edgeq.compat.matmul_nbits_quantizer`.
+
+The scales of products are edgeq's, which are searched, with onnxruntime's default algorithm, RTN and k_quant; the file
+has the same form and size. All else (QDQ, tables of Gather, other algorithms, float16) is done by onnxruntime's own
+quantizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from edgeq.atomic import output_file
+from edgeq.backends.block_products import LEVEL, OPERATOR
+from edgeq.backends.quantizer import refusals
+from edgeq.backends.weight_only import write_weight_only
+from edgeq.compat._command import ArgumentParser
+from edgeq.compat.enums import member
+from edgeq.compat.source import ModelInput, Written, as_given, checked, warn_unknown_nodes
+from edgeq.errors import RuntimeUnavailableError, UsageError
+from edgeq.graph.convert import from_proto
+from edgeq.model.load import load_model, save_model
+from edgeq.process import ends_in_one_line
+from edgeq.scheme import ALL_NODES, BLOCK_SIZES, WEIGHT_BITS, Scheme
+
+_INT8 = 4
+"""The accuracy level of products that compute in int8."""
+_SEARCHED = ("DEFAULT", "RTN", "k_quant")
+"""Algorithms of which only scale and zero point of a block are different."""
+_OWN_WAYS = ("channel_wised_quantize", "ratios", "customized_weight_config")
+"""Options that are onnxruntime's quantizer's alone."""
+_FLOATS = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+_METHODS = {
+    "default": "DefaultWeightOnlyQuantConfig",
+    "hqq": "HQQWeightOnlyQuantConfig",
+    "rtn": "RTNWeightOnlyQuantConfig",
+    "k_quant": "KQuantWeightOnlyQuantConfig",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name.endswith("QuantConfig"):
+        return getattr(_theirs(), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class MatMulNBitsQuantizer:
+    """The quantizer of the documentation, with its arguments: `process()`, then `model.save_model_to_file(path)`.
+
+    Attributes:
+        model: onnxruntime's ONNXModel; quantized, once `process` was called.
+        algo_config: a configuration of this module's; default: made from the arguments.
+    """
+
+    def __init__(
+        self,
+        model: ModelInput,
+        bits: int = 4,
+        block_size: int = 128,
+        is_symmetric: bool = False,
+        accuracy_level: int | None = None,
+        nodes_to_exclude: Sequence[str] | None = None,
+        nodes_to_include: Sequence[str] | None = None,
+        quant_format: Any = "QOperator",
+        op_types_to_quantize: Sequence[str] | None = None,
+        quant_axes: Sequence[tuple[str, int]] | None = None,
+        channel_wised_quantize: bool = False,
+        algo_config: Any = None,
+    ) -> None:
+        if not isinstance(model, onnx.ModelProto):
+            model = load_model(Path(model), external_data="all")
+        self._source = model
+        if algo_config is None:
+            algo_config = _theirs().DefaultWeightOnlyQuantConfig(
+                block_size=block_size,
+                is_symmetric=is_symmetric,
+                accuracy_level=accuracy_level,
+                quant_format=member("QuantFormat", quant_format),
+                op_types_to_quantize=tuple(op_types_to_quantize) if op_types_to_quantize else None,
+                quant_axes=tuple(quant_axes) if quant_axes else None,
+                bits=bits,
+                channel_wised_quantize=channel_wised_quantize,
+            )
+        self.algo_config = algo_config
+        self._how: dict[str, Any] = {
+            "bits": bits,
+            "block_size": block_size,
+            "is_symmetric": is_symmetric,
+            "accuracy_level": accuracy_level,
+            "nodes_to_exclude": list(nodes_to_exclude or ()),
+            "nodes_to_include": list(nodes_to_include or ()),
+            "algo_config": algo_config,
+        }
+        self.model = importlib.import_module("onnxruntime.quantization.onnx_model").ONNXModel(model)
+
+    def process(self) -> None:
+        """Quantize.
+
+        Raises:
+            UsageError: onnxruntime's quantizer does not take these options.
+            ModelError: the model is damaged, or the quantizer refuses it.
+            RuntimeUnavailableError: the algorithm needs a package that is not installed.
+        """
+        model, types = self._source, set(self.algo_config.op_types_to_quantize)
+        if self._searches():
+            with tempfile.TemporaryDirectory(prefix="edgeq-nbits-") as folder:
+                model = self._in_searched_blocks(Path(folder))
+            self.model.model.CopyFrom(model)
+            types.remove("MatMul")
+            if not types and not self._how["nodes_to_include"]:
+                return
+        try:
+            with refusals("the model", "Keep the node in float with nodes_to_exclude, or choose other options"):
+                own = _theirs().MatMulNBitsQuantizer(model, **self._how)
+                own.process()
+        except ImportError as error:
+            algorithm = self.algo_config.algorithm
+            raise RuntimeUnavailableError(
+                f"the algorithm {algorithm} needs {error.name}, which is not installed", f"pip install {error.name}"
+            ) from error
+        except (AssertionError, NotImplementedError) as error:
+            raise UsageError(f"onnxruntime's quantizer: {error}", "Choose other options") from error
+        self.model = own.model
+
+    def _searches(self) -> bool:
+        """Whether edgeq writes what the options name."""
+        config = self.algo_config
+        return (
+            config.algorithm in _SEARCHED
+            and config.quant_format.name == "QOperator"
+            and "MatMul" in config.op_types_to_quantize
+            and self._chosen("bits") in WEIGHT_BITS
+            and self._chosen("block_size") in BLOCK_SIZES
+            and not any(getattr(config, name, None) for name in _OWN_WAYS)
+            and dict(config.quant_axes or ()).get("MatMul", 0) == 0
+            and all(tensor.data_type not in _FLOATS for tensor in self._source.graph.initializer)
+            and any(node.op_type == "MatMul" for node in self._source.graph.node)
+        )
+
+    def _chosen(self, option: str) -> Any:
+        """By the configuration, or the argument where it leaves that open."""
+        return getattr(self.algo_config, option, self._how[option])
+
+    def _in_searched_blocks(self, folder: Path) -> onnx.ModelProto:
+        prepared, level = as_given(self._source, folder), self._chosen("accuracy_level")
+        warn_unknown_nodes(prepared.model, self._how["nodes_to_exclude"])
+        scheme = Scheme(
+            mode="weight-only",
+            weight_bits=self._chosen("bits"),
+            block_size=self._chosen("block_size"),
+            weight_symmetric=self._chosen("is_symmetric"),
+            op_types=("MatMul",),
+            exclude=tuple(self._how["nodes_to_exclude"]),
+            float_compute=() if level == _INT8 else (ALL_NODES,),
+        )
+        write_weight_only(prepared, scheme, folder / "blocks.onnx")
+        return _with_level(load_model(folder / "blocks.onnx", external_data="all"), level)
+
+
+def _with_level(model: onnx.ModelProto, level: int | None) -> onnx.ModelProto:
+    """`model`, whose products have the accuracy level that was asked for; None leaves it to the kernels."""
+    for node in model.graph.node:
+        if node.op_type == OPERATOR:
+            others = [attribute for attribute in node.attribute if attribute.name != LEVEL]
+            chosen = [] if level is None else [onnx.helper.make_attribute(LEVEL, level)]
+            del node.attribute[:]
+            node.attribute.extend([*others, *chosen])
+    return model
+
+
+def in_blocks(model: ModelInput, output: Path, **options: Any) -> Written:
+    """Quantize a model and write it, checked.
+
+    Args:
+        options: of `MatMulNBitsQuantizer`.
+
+    Raises:
+        ModelError: the model is damaged or refused, or nothing in it was quantized.
+        RuntimeUnavailableError: onnxruntime does not take the result.
+    """
+    with output_file(output, force=True) as draft:
+        quantizer = MatMulNBitsQuantizer(model, **options)
+        quantizer.process()
+        save_model(from_proto(quantizer.model.model), draft)
+        return checked(draft, output, ())
+
+
+def _theirs() -> Any:
+    from edgeq.session import onnxruntime
+
+    onnxruntime()  # one clear error where it is missing
+    return importlib.import_module("onnxruntime.quantization.matmul_nbits_quantizer")
+
+
+def parser() -> ArgumentParser:
+    """The options; `--help` prints them."""
+    options = ArgumentParser(
+        "edgeq.compat.matmul_nbits_quantizer", description="Put weights into blocks of 4 or 8 bits."
+    )
+    options.add_argument("--input_model", type=Path, required=True, help="Float model.")
+    options.add_argument("--output_model", type=Path, required=True, help="Quantized model; must not exist.")
+    options.add_argument("--block_size", type=int, default=32, help="Weights that share a scale.")
+    options.add_argument(
+        "--quant_method", choices=[*_METHODS, "gptq", "nvidia_awq"], default="default", help="Algorithm."
+    )
+    options.add_argument("--bits", type=int, default=4, help="Bits of a weight.")
+    options.add_argument("--symmetric", type=_boolean, nargs="?", const=True, default=True, help="No zero points.")
+    options.add_argument("--accuracy_level", type=int, help="What products compute in: 4 is int8, 1 float32.")
+    options.add_argument("-v", "--verbose", action="store_true", help="Accepted.")
+    options.add_argument("--nodes_to_exclude", nargs="+", default=[], help="Nodes to keep in float.")
+    options.add_argument("--nodes_to_include", nargs="+", help="Nodes to quantize, whatever their type.")
+    options.add_argument("--quant_format", choices=["QOperator", "QDQ"], default="QOperator", help="Form of the file.")
+    options.add_argument("--op_types_to_quantize", nargs="+", choices=["MatMul", "Gather"], help="Default: MatMul.")
+    options.add_argument("--quant_axes", type=_axis, nargs="+", help="OP_TYPE:AXIS, as MatMul:0 Gather:1.")
+    return options
+
+
+def _boolean(text: str) -> bool:
+    known = {"true": True, "1": True, "false": False, "0": False}
+    if text.lower() not in known:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither True nor False")
+    return known[text.lower()]
+
+
+def _axis(text: str) -> tuple[str, int]:
+    name, colon, axis = text.partition(":")
+    if not colon or not axis.lstrip("-").isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not OP_TYPE:AXIS")
+    return name, int(axis)
+
+
+def run(arguments: Sequence[str]) -> str:
+    """Do what the arguments say; the line to print."""
+    chosen = parser().parse_args(arguments)
+    if chosen.quant_method not in _METHODS:
+        raise UsageError(
+            f"--quant_method {chosen.quant_method} needs calibration samples, which this command does not take",
+            f"Type `edgeq quantize {chosen.input_model} --weight-only 4 --recover weight-rounding "
+            f"--data SAMPLES -o {chosen.output_model}`",
+        )
+    if chosen.output_model.exists():
+        raise UsageError(f"{chosen.output_model} exists", "Choose another --output_model, or remove it")
+    types = tuple(chosen.op_types_to_quantize or ("MatMul",))
+    given: dict[str, Any] = {"op_types_to_quantize": types}
+    if chosen.quant_method in ("default", "hqq"):
+        given |= {"block_size": chosen.block_size, "bits": chosen.bits}
+        given["quant_axes"] = tuple(chosen.quant_axes) if chosen.quant_axes else None
+    if chosen.quant_method == "default":
+        given |= {"is_symmetric": chosen.symmetric, "accuracy_level": chosen.accuracy_level}
+        given["quant_format"] = member("QuantFormat", chosen.quant_format)
+    written = in_blocks(
+        chosen.input_model,
+        chosen.output_model,
+        bits=chosen.bits,
+        block_size=chosen.block_size,
+        is_symmetric=chosen.symmetric,
+        accuracy_level=chosen.accuracy_level,
+        nodes_to_exclude=chosen.nodes_to_exclude,
+        nodes_to_include=chosen.nodes_to_include,
+        algo_config=getattr(_theirs(), _METHODS[chosen.quant_method])(**given),
+    )
+    return f"{written.output}: {chosen.bits} bits, blocks of {chosen.block_size}"
+
+
+def main() -> None:
+    """Entry point of the command."""
+    with ends_in_one_line():
+        print(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()
