@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Protocol
 
 import onnx_ir as ir
@@ -35,6 +36,16 @@ class SamplesLike(Protocol):
     def __iter__(self) -> Iterator[SampleLike]: ...
     def digest(self) -> str:
         """Identifies the data: the same samples in the same order have the same digest."""
+
+
+class Collecting(Protocol):
+    """A pass on the way through its samples."""
+
+    def so_far(self) -> Mapping[str, TensorStatistics]:
+        """Statistics of what was seen."""
+
+    def end(self) -> Mapping[str, TensorStatistics]:
+        """The same, with nothing to follow."""
 
 
 Checkpoint = Callable[[Statistics], None]
@@ -122,70 +133,43 @@ def collect(
                     every_element=every_element,
                     first=done,
                 )
-                _merge_all(Merged(steps, state), parts, state, advance, save, checkpoint_seconds)
+                merged = Merged(steps, state)
+                _collect(merged.run(parts), merged, state, advance, save, checkpoint_seconds)
                 continue
             each = max(1, threads // at_once)
             instrumented = InstrumentedModel(model, steps.fetched, keep_layout=channels, threads=each)
             fetched = ReducedModel(instrumented, every_element=every_element)
             seen = FloatPass(fetched, steps, state, channels, at_once=at_once, every_element=every_element)
             remaining = itertools.islice(enumerate(samples), done, None)
-            _observe_all(seen, remaining, state, advance, save, checkpoint_seconds)
+            with closing(seen):
+                _collect(seen.run(remaining), seen, state, advance, save, checkpoint_seconds)
             timed(seen.running_s, seen.counting_s)
     return snapshot()
 
 
-def _merge_all(
-    merged: Merged,
-    parts: Iterable[dict[str, TensorStatistics]],
+def _collect(
+    seen: Iterable[int],
+    statistics: Collecting,
     state: dict[str, TensorStatistics],
     advance: Callable[[int], None],
     save: Callable[[], None],
     save_seconds: float,
 ) -> None:
-    """Merge the statistics of one shard after another into `state`."""
+    """Go through a pass, which gives how many samples more it has seen, and put their statistics into `state`: now and
+    then, when it is interrupted, and at its end."""
     saved = time.monotonic()
     try:
-        for part in parts:
-            merged.add(part)
-            advance(next(iter(part.values())).samples)
+        for count in seen:
+            advance(count)
             if time.monotonic() - saved > save_seconds:
-                state.update(merged.freeze())
+                state.update(statistics.so_far())
                 save()
                 saved = time.monotonic()
     except KeyboardInterrupt:
-        if merged.whole:  # else what was saved last stays
-            state.update(merged.freeze())
+        state.update(statistics.end())
         save()
         raise
-    state.update(merged.freeze())
-
-
-def _observe_all(
-    steps: FloatPass,
-    samples: Iterable[tuple[int, SampleLike]],
-    state: dict[str, TensorStatistics],
-    advance: Callable[[int], None],
-    save: Callable[[], None],
-    save_seconds: float,
-) -> None:
-    """Run one pass over its samples and put what it saw into `state`."""
-    saved = time.monotonic()
-    try:
-        for _ in steps.run(samples):
-            advance(1)
-            if time.monotonic() - saved > save_seconds:
-                steps.drain()
-                state.update(steps.freeze())
-                save()
-                saved = time.monotonic()
-    except KeyboardInterrupt:
-        steps.close()
-        state.update(steps.freeze(last=True))
-        save()
-        raise
-    finally:
-        steps.close()
-    state.update(steps.freeze(last=True))
+    state.update(statistics.end())
 
 
 def _initial(

@@ -64,8 +64,8 @@ class FloatPass:
         self._timing = threading.Lock()
         self.running_s = self.counting_s = 0.0
 
-    def run(self, samples: Iterable[tuple[int, SampleLike]]) -> Iterator[None]:
-        """Observe each sample, given with its place; gives one value for every sample that is done."""
+    def run(self, samples: Iterable[tuple[int, SampleLike]]) -> Iterator[int]:
+        """Observe each sample, given with its place; gives 1 for every sample that is done."""
         for place, sample in samples:
             self._pending.add(self._pool.submit(self.observe, sample, place))
             while len(self._pending) >= self._limit:
@@ -73,10 +73,24 @@ class FloatPass:
         while self._pending:
             yield from self._finished(wait(self._pending, return_when=FIRST_COMPLETED).done)
 
-    def drain(self) -> None:
-        """Wait until no sample is half done."""
+    def so_far(self) -> dict[str, TensorStatistics]:
+        """Statistics of the samples that were begun, on the way through them.
+
+        Raises:
+            EdgeqError: a sample failed.
+        """
         for future in tuple(self._pending):
             future.result()
+        return self.freeze()
+
+    def end(self) -> dict[str, TensorStatistics]:
+        """Statistics of the samples that were begun; what has not begun is forgotten.
+
+        Raises:
+            EdgeqError: a sample failed.
+        """
+        self.close()
+        return self.freeze(last=True)
 
     def freeze(self, *, last: bool = False, derive: bool = True) -> dict[str, TensorStatistics]:
         """Statistics of the pass's tensors; only while no sample is half done.
@@ -100,11 +114,11 @@ class FloatPass:
         """Finish the samples that are running and forget those that are not: what was observed is the first n."""
         self._pool.shutdown(cancel_futures=True)
 
-    def _finished(self, done: set[Future[None]]) -> Iterator[None]:
+    def _finished(self, done: set[Future[None]]) -> Iterator[int]:
         for future in done:
             self._pending.discard(future)
             future.result()
-            yield None
+            yield 1
 
     def observe(self, sample: SampleLike, place: int) -> None:
         """Run and count one sample, the one at `place` of all.

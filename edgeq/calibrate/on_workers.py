@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -78,30 +78,37 @@ class Merged:
     Args:
         steps: the plan of the tensors.
         state: what was seen of each before.
-
-    Attributes:
-        whole: no shard is half added, as it is where an interrupt cut one short.
     """
 
     def __init__(self, steps: Plan, state: Mapping[str, TensorStatistics]) -> None:
         self._plan = steps
         self._totals = {name: replace(state[name], histogram=EMPTY) for name in steps.names}
         self._counters = {name: Counter(state[name].histogram) for name in steps.counted}
-        self.whole = True
+        self._whole = True
+
+    def run(self, parts: Iterable[Mapping[str, TensorStatistics]]) -> Iterator[int]:
+        """Add one shard after another; gives the number of samples of each."""
+        for part in parts:
+            self.add(part)
+            yield next(iter(part.values())).samples
 
     def add(self, part: Mapping[str, TensorStatistics]) -> None:
         """The statistics of one shard, without the histograms that follow from others."""
-        self.whole = False
+        self._whole = False
         for name, new in part.items():
             before, totals = self._totals[name], replace(new, histogram=EMPTY)
             self._totals[name] = before.merge(totals) if before.samples else totals
         for name, counter in self._counters.items():
             counter.take(part[name].histogram)
-        self.whole = True
+        self._whole = True
 
-    def freeze(self) -> dict[str, TensorStatistics]:
-        """The statistics so far."""
+    def so_far(self) -> dict[str, TensorStatistics]:
+        """The statistics of the shards that were added."""
         totals = self._totals
         counted = {name: c.freeze(totals[name].minimum, totals[name].maximum) for name, c in self._counters.items()}
         known = self._plan.histograms(counted)
         return {name: replace(one, histogram=known[name]) for name, one in totals.items()}
+
+    def end(self) -> dict[str, TensorStatistics]:
+        """The same; nothing where an interrupt has left a shard half added: what was saved last stays."""
+        return self.so_far() if self._whole else {}

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgeq.calibrate.collect import _merge_all
+from edgeq.calibrate.collect import _collect
 from edgeq.calibrate.histogram import EMPTY, Counter
 from edgeq.calibrate.observer import Observer
 from edgeq.calibrate.on_workers import Merged
@@ -39,7 +39,17 @@ def test_shards_merge_to_what_all_samples_give(seen: int) -> None:
     merged = Merged(PLAN, state)
     for array in ARRAYS[seen:]:
         merged.add(statistics([array], whole=False))
-    assert merged.freeze() == statistics(ARRAYS)
+    assert merged.so_far() == statistics(ARRAYS)
+
+
+def collected(
+    parts: Iterator[dict[str, TensorStatistics]],
+    state: dict[str, TensorStatistics],
+    saved: list[dict[str, TensorStatistics]],
+) -> None:
+    """Collect what `parts` holds into `state`; what is saved goes to `saved`."""
+    merged = Merged(PLAN, state)
+    _collect(merged.run(parts), merged, state, lambda n: None, lambda: saved.append({**state}), 1e9)
 
 
 def test_an_interrupt_leaves_no_shard_half_merged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +69,7 @@ def test_an_interrupt_leaves_no_shard_half_merged(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Counter, "take", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        _merge_all(Merged(PLAN, state), parts(), state, lambda done: None, lambda: saved.append(dict(state)), 1e9)
+        collected(parts(), state, saved)
     assert saved == [before]
 
 
@@ -71,5 +81,5 @@ def test_an_interrupt_between_shards_loses_none() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        _merge_all(Merged(PLAN, state), parts(), state, lambda done: None, lambda: saved.append(dict(state)), 1e9)
+        collected(parts(), state, saved)
     assert saved == [statistics(ARRAYS[:3])]
