@@ -25,6 +25,7 @@ A message is one line: what is wrong, where (file, node, field), and what to do 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -116,6 +117,9 @@ class InconclusiveError(EdgeqError):
     exit_code = 14
 
 
+_SEPARATORS = re.compile(r"[^a-z0-9]+")
+
+
 def closest(given: str, known: Iterable[str], otherwise: str, *, most: int = 1) -> str:
     """A fix for a name that is not known: "Did you mean …?" with up to `most` near misses; `otherwise` without any."""
     close = difflib.get_close_matches(given, list(known), n=most)
@@ -123,8 +127,13 @@ def closest(given: str, known: Iterable[str], otherwise: str, *, most: int = 1) 
 
 
 def suggest(given: str, known: Iterable[str]) -> str:
-    """A fix for a name that is not known: "Did you mean …?" for near misses and parts of names, else all of `known`."""
-    names = sorted(set(known) - {"*"})
-    near = [name for name in names if len(given) > 2 and given.lower() in name]
+    """A fix for a name that is not known: "Did you mean …?" for near misses and parts of names, whatever separates them
+    ("pi5" of "raspberry-pi-5"), else all of `known`."""
+    names, part = sorted(set(known) - {"*"}), _joined(given)
+    near = [name for name in names if part in _SEPARATORS.split(name) or (len(part) > 2 and part in _joined(name))]
     near = near or difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.6)
     return f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(names)}"
+
+
+def _joined(name: str) -> str:
+    return _SEPARATORS.sub("", name.lower())

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from edgeq import errors
 from edgeq.cli._common import Printer, common
-from edgeq.errors import DataError, EdgeqError
+from edgeq.errors import DataError, EdgeqError, suggest
 from edgeq.process import INTERRUPTED
 
 TREE = sorted(
@@ -35,6 +35,23 @@ def test_message_is_the_problem_and_the_fix() -> None:
     assert str(error) == "photos/: no image in it. Name a folder that holds images"
     assert (error.problem, error.fix) == ("photos/: no image in it", "Name a folder that holds images")
     assert str(EdgeqError("broken")) == "broken"
+
+
+@pytest.mark.parametrize(
+    ("given", "near"),
+    [
+        ("pi5", "raspberry-pi-5"),
+        ("t4", "nvidia-t4"),
+        ("8gen3", "snapdragon-8-gen-3"),
+        ("raspbery-pi-5", "raspberry-pi-5"),
+    ],
+)
+def test_a_part_of_a_name_is_enough_to_be_reminded_of_it(given: str, near: str) -> None:
+    known = ["raspberry-pi-4", "raspberry-pi-5", "nvidia-t4", "snapdragon-8-gen-3", "width"]
+    assert suggest(given, known) == f"Did you mean {near}?"
+    assert suggest("pi", known) == "Did you mean raspberry-pi-4 or raspberry-pi-5?"
+    assert suggest("id", known) == f"Known: {', '.join(sorted(known))}"
+    assert suggest("", known) == suggest("-", known) == f"Known: {', '.join(sorted(known))}"
 
 
 def run(raised: BaseException) -> tuple[int, str, str]:
