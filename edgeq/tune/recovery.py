@@ -34,8 +34,8 @@ def recover_accuracy(
 ) -> None:
     """Try to make what is cheaper than the best that qualifies qualify too: by recoveries, then by layers in float.
 
-    Where tensors may have 16 bits, all of them come first: an answer, if often more than is needed. What all of them do
-    not bring back, fewer do not either.
+    Where tensors may have 16 bits, all of them come first: an answer, if often more than is needed. Fewer are not tried
+    where all of them surely lose too much.
     """
     for short in _bases(table, evaluator):
         base = in_simulation(table, evaluator, short, deadline, progress)
@@ -45,11 +45,13 @@ def recover_accuracy(
         if not _worthwhile(table, base):
             continue
         widens = FIELD in profile.search
-        enough = not widens or _holds_on_16_bits(table, evaluator, deadline, base, progress)
+        widest = _on_16_bits(table, evaluator, deadline, base, progress) if widens else None
         best = _apply_recoveries(table, evaluator, deadline, base, progress)
         if table.meets(best) or deadline.passed():
             continue
-        if enough or _holds_on_16_bits(table, evaluator, deadline, best, progress):
+        if widest is not None and not table.meets(widest):
+            widest = _on_16_bits(table, evaluator, deadline, best, progress)
+        if widest is None or _may_hold(table, widest):
             _keep_layers_in_float(table, evaluator, deadline, best, _headroom(table, base, widens), progress)
 
 
@@ -91,14 +93,17 @@ def _apply_recoveries(
     return best
 
 
-def _holds_on_16_bits(
-    table: TrialTable, evaluator: Evaluator, deadline: Deadline, base: Trial, progress: Progress
-) -> bool:
-    """Whether `base` keeps the accuracy with all its tensors in 16 bits."""
+def _on_16_bits(table: TrialTable, evaluator: Evaluator, deadline: Deadline, base: Trial, progress: Progress) -> Trial:
+    """`base` with all its tensors in 16 bits."""
     scheme = base.candidate.scheme.replace(**{FIELD: (ALL_NODES,)})
     candidate = base.candidate.replace(name=f"{base.name}, all tensors in 16 bits", scheme=scheme)
     made = build_and_assess(table, evaluator, candidate, "exclusion", base.name, progress)
-    return table.meets(in_simulation(table, evaluator, made, deadline, progress))
+    return in_simulation(table, evaluator, made, deadline, progress)
+
+
+def _may_hold(table: TrialTable, trial: Trial) -> bool:
+    """Whether it keeps the accuracy, or may: 97.5 % sure is that it does not where all of its interval is beyond."""
+    return trial.judged is not None and trial.judged.low <= table.goal.max_drop
 
 
 def _keep_layers_in_float(
