@@ -174,6 +174,34 @@ def test_configurations(workdir: Path) -> None:
         quantize("model.onnx", "model.quant.onnx", object())
 
 
+def test_the_example_for_qualcomm_s_provider(workdir: Path) -> None:
+    """The ranges are edgeq's; 16-bit activations are Q/DQ pairs of onnxruntime's own domain."""
+    from compat import networks as data_reader
+    from edgeq.compat import QuantType, quantize
+    from edgeq.compat.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
+
+    input_model_path = "model.onnx"
+    output_model_path = "model.qdq.onnx"
+    my_data_reader = data_reader.Reader()
+    preproc_model_path = "model.preproc.onnx"
+    model_changed = qnn_preprocess_model(input_model_path, preproc_model_path)
+    model_to_quantize = preproc_model_path if model_changed else input_model_path
+    qnn_config = get_qnn_qdq_config(
+        model_to_quantize, my_data_reader, activation_type=QuantType.QUInt16, weight_type=QuantType.QUInt8
+    )
+    quantize(model_to_quantize, output_model_path, qnn_config)
+    check(output_model_path)
+
+
+def test_names_of_modules_that_are_not_there() -> None:
+    from edgeq.compat import quant_utils
+    from edgeq.compat.execution_providers import qnn
+
+    for module in (quant_utils, qnn):
+        with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+            _ = module.nothing
+
+
 def test_weights_of_four_bits(workdir: Path) -> None:
     from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig
 

@@ -1,0 +1,1 @@
+"""Stands for `onnxruntime.quantization.execution_providers`."""
