@@ -56,6 +56,11 @@ class Histogram:
     def __hash__(self) -> int:
         return hash((self.keys.tobytes(), self.counts.tobytes()))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Workers send millions of bins: a count travels in no more bytes than the largest one takes."""
+        narrow = np.min_scalar_type(int(self.counts.max(initial=0)))
+        return _received, (self.keys, self.counts.astype(narrow))
+
     @property
     def total(self) -> int:
         """How many values were counted."""
@@ -93,6 +98,10 @@ class Histogram:
 
 
 EMPTY = Histogram(np.zeros(0, np.uint32), np.zeros(0, np.int64))
+
+
+def _received(keys: NDArray[np.uint32], counts: NDArray[Any]) -> Histogram:
+    return Histogram(keys, counts.astype(np.int64))
 
 
 class Counter:

@@ -276,7 +276,11 @@ def _connected(text: str, stack: ExitStack) -> Any:
 
     try:
         address: Any = stack.enter_context(local_cluster(int(text))) if text.isdecimal() else text
-        client = stack.enter_context(distributed.Client(address, timeout=_CONNECT_S, set_as_default=False))
+        # On a cluster the workers may be out of reach; on one machine the scheduler, in this process, is a detour.
+        direct = text.isdecimal()
+        client = stack.enter_context(
+            distributed.Client(address, timeout=_CONNECT_S, set_as_default=False, direct_to_workers=direct)
+        )
         client.wait_for_workers(1, timeout=_CONNECT_S)
     except RuntimeError as error:
         raise RuntimeUnavailableError(

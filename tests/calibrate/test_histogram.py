@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -152,3 +154,15 @@ def test_values_that_are_not_finite_are_refused(bad: float) -> None:
 )
 def test_unsound_histograms_are_told(keys: list[int], counts: list[int]) -> None:
     assert not sound(Histogram(np.array(keys, np.uint32), np.array(counts, np.int64)))
+
+
+@pytest.mark.parametrize("factor", [1, 300, 2**33])
+def test_a_histogram_is_the_same_behind_a_pickle(factor: int) -> None:
+    one = histogram_of(np.random.default_rng(3).normal(size=1000).astype(np.float32))
+    sent = Histogram(one.keys, one.counts * factor)
+    back = pickle.loads(pickle.dumps(sent))
+    assert back == sent
+    assert (back.keys.dtype, back.counts.dtype) == (np.uint32, np.int64)
+    assert pickle.loads(pickle.dumps(EMPTY)) == EMPTY
+    if factor == 1:
+        assert len(pickle.dumps(sent)) < sent.keys.nbytes + sent.counts.nbytes // 4
