@@ -19,7 +19,7 @@ from typing import Any
 import onnx
 
 from edgeq.atomic import output_file
-from edgeq.backends.block_products import LEVEL, OPERATOR
+from edgeq.backends.block_products import INT8_LEVEL, LEVEL, OPERATOR
 from edgeq.backends.quantizer import refusals
 from edgeq.backends.weight_only import write_weight_only
 from edgeq.compat._command import ArgumentParser
@@ -31,13 +31,11 @@ from edgeq.model.load import load_model, save_model
 from edgeq.process import ends_in_one_line
 from edgeq.scheme import ALL_NODES, BLOCK_SIZES, WEIGHT_BITS, Scheme
 
-_INT8 = 4
-"""The accuracy level of products that compute in int8."""
 _SEARCHED = ("DEFAULT", "RTN", "k_quant")
 """Algorithms of which only scale and zero point of a block are different."""
 _OWN_WAYS = ("channel_wised_quantize", "ratios", "customized_weight_config")
 """Options that are onnxruntime's quantizer's alone."""
-_FLOATS = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+_HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _METHODS = {
     "default": "DefaultWeightOnlyQuantConfig",
     "hqq": "HQQWeightOnlyQuantConfig",
@@ -141,7 +139,7 @@ class MatMulNBitsQuantizer:
             and self._chosen("block_size") in BLOCK_SIZES
             and not any(getattr(config, name, None) for name in _OWN_WAYS)
             and dict(config.quant_axes or ()).get("MatMul", 0) == 0
-            and all(tensor.data_type not in _FLOATS for tensor in self._source.graph.initializer)
+            and all(tensor.data_type not in _HALVES for tensor in self._source.graph.initializer)
             and any(node.op_type == "MatMul" for node in self._source.graph.node)
         )
 
@@ -159,7 +157,7 @@ class MatMulNBitsQuantizer:
             weight_symmetric=self._chosen("is_symmetric"),
             op_types=("MatMul",),
             exclude=tuple(self._how["nodes_to_exclude"]),
-            float_compute=() if level == _INT8 else (ALL_NODES,),
+            float_compute=() if level == INT8_LEVEL else (ALL_NODES,),
         )
         write_weight_only(prepared, scheme, folder / "blocks.onnx")
         return _with_level(load_model(folder / "blocks.onnx", external_data="all"), level)
