@@ -61,7 +61,7 @@ class Job:
 class Coefficients:
     """Seconds of a processor, measured on one machine; docs/scale.md says on which."""
 
-    calibrate: Job = Job(0.0115, 6.9e6, 0.0076)
+    calibrate: Job = Job(0.0115, 3.7e6, 0.0076)
     evaluate: Job = Job(0.0069, 1.2e3, 0.0)
     sample_bytes: float = 22.6e3
     """Of an image file; as a streamed sample, 602 kB."""
