@@ -92,7 +92,9 @@ def _engines(outcome: Outcome, winner: Trial) -> list[str]:
     own, lines = engine_name(winner.candidate), []
     for name, trial in best.items():
         if name != own:
-            behind = f"{share(trial, winner):.2f} times its latency: {trial.name}, {trial.status}"
+            times_its = share(trial, winner)
+            why = f": {trial.reason}" if times_its < 1 and trial.reason else ""
+            behind = f"{times_its:.2f} times its latency: {trial.name}, {trial.status}{why}"
             lines.append(f"{own} runs it; the fastest in {name} has {behind}")
     if winner.candidate.engine is not None:
         what = outcome.fallback or "float32"

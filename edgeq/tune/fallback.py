@@ -38,6 +38,7 @@ def fall_back(
             found = evaluator.assess([trial.candidate], evaluator.total)
             trial = table.update(trial.name, assessment=found[trial.name])
         if table.meets(trial):
-            reason = f"the fall-back where {choice.engine.name} is not installed"
+            role = f"the fall-back where {choice.engine.name} is not installed"
+            reason = "; ".join(filter(None, (table[trial.name].reason, role)))
             return table.update(trial.name, status="qualified", reason=reason).name
     return ""

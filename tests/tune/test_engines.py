@@ -99,13 +99,21 @@ def test_a_faster_engine_wins_and_onnxruntime_is_the_fallback(fake: Engine) -> N
     outcome, _ = run(fake, facts)
     assert (outcome.chosen, outcome.fallback) == ("a in fake", "a")
     assert outcome.trial("a").assessment is not None
-    assert outcome.trial("a").reason == "the fall-back where fake is not installed"
+    assert outcome.trial("a").reason.endswith("; the fall-back where fake is not installed")
     lines = verdict(outcome, Goal())
     assert any("fake runs it; the fastest in onnxruntime has 2.00 times its latency: a, " in line for line in lines)
     assert "where fake is not installed, a runs in onnxruntime's own kernels" in lines
     record = plain(outcome.trial("a in fake"))
     assert (record["engine"], record["precision"]) == ("fake", "f32")
     assert (plain(outcome.trial("a"))["engine"], plain(outcome)["fallback"]) == ("onnxruntime", "a")
+
+
+def test_why_an_engine_that_is_as_fast_did_not_win_is_in_the_verdict(fake: Engine) -> None:
+    facts = {"a": Fact(2.01, loss=0.004), "b": Fact(1.2), "unquantized in fake": Fact(2.0, share=0.0, sqnr_db=33)}
+    outcome, _ = run(fake, facts)
+    assert (outcome.chosen, outcome.fallback) == ("unquantized in fake", "a")
+    (line,) = (line for line in verdict(outcome, Goal()) if "runs it" in line)
+    assert "within 1% of unquantized in fake, and loses up to 0.40 points, not 0.00 points" in line
 
 
 def test_the_winner_can_be_unquantized(fake: Engine) -> None:
