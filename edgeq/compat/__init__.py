@@ -74,10 +74,9 @@ def __getattr__(name: str) -> Any:
     if name in _OWN:
         return getattr(importlib.import_module(f"edgeq.compat.{_OWN[name]}"), name)
     if name in _ONNXRUNTIMES:
-        from edgeq.session import onnxruntime
+        from edgeq.compat._onnxruntime import quantization_tools
 
-        onnxruntime()  # one clear error where it is missing
-        return getattr(importlib.import_module("onnxruntime.quantization"), name)
+        return getattr(quantization_tools(), name)
     raise AttributeError(f"module 'edgeq.compat' has no attribute {name!r}")
 
 

@@ -9,7 +9,6 @@ quantizer.
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from edgeq.backends.block_products import INT8_LEVEL, LEVEL, OPERATOR
 from edgeq.backends.quantizer import refusals
 from edgeq.backends.weight_only import write_weight_only
 from edgeq.compat._command import ArgumentParser
+from edgeq.compat._onnxruntime import quantization_tools
 from edgeq.compat.enums import member
 from edgeq.compat.source import ModelInput, Written, as_given, checked, warn_unknown_nodes
 from edgeq.errors import RuntimeUnavailableError, UsageError
@@ -73,6 +73,7 @@ class MatMulNBitsQuantizer:
         channel_wised_quantize: bool = False,
         algo_config: Any = None,
     ) -> None:
+        self._given = model
         if not isinstance(model, onnx.ModelProto):
             model = load_model(Path(model), external_data="all")
         self._source = model
@@ -97,7 +98,7 @@ class MatMulNBitsQuantizer:
             "nodes_to_include": list(nodes_to_include or ()),
             "algo_config": algo_config,
         }
-        self.model = importlib.import_module("onnxruntime.quantization.onnx_model").ONNXModel(model)
+        self.model = quantization_tools("onnx_model").ONNXModel(model)
 
     def process(self) -> None:
         """Quantize.
@@ -107,16 +108,17 @@ class MatMulNBitsQuantizer:
             ModelError: the model is damaged, or the quantizer refuses it.
             RuntimeUnavailableError: the algorithm needs a package that is not installed.
         """
-        model, types = self._source, set(self.algo_config.op_types_to_quantize)
+        model = self._source
         if self._searches():
             with tempfile.TemporaryDirectory(prefix="edgeq-nbits-") as folder:
                 model = self._in_searched_blocks(Path(folder))
             self.model.model.CopyFrom(model)
-            types.remove("MatMul")
-            if not types and not self._how["nodes_to_include"]:
+            others = set(self.algo_config.op_types_to_quantize) - {"MatMul"}
+            if not others and not self._how["nodes_to_include"]:
                 return
         try:
-            with refusals("the model", "Keep the node in float with nodes_to_exclude, or choose other options"):
+            named = "the model" if self._given is self._source else str(self._given)
+            with refusals(named, "Keep the node in float with nodes_to_exclude, or choose other options"):
                 own = _theirs().MatMulNBitsQuantizer(model, **self._how)
                 own.process()
         except ImportError as error:
@@ -148,7 +150,7 @@ class MatMulNBitsQuantizer:
         return getattr(self.algo_config, option, self._how[option])
 
     def _in_searched_blocks(self, folder: Path) -> onnx.ModelProto:
-        prepared, level = as_given(self._source, folder), self._chosen("accuracy_level")
+        prepared, level = as_given(self._given, folder), self._chosen("accuracy_level")
         warn_unknown_nodes(prepared.model, self._how["nodes_to_exclude"])
         scheme = Scheme(
             mode="weight-only",
@@ -192,10 +194,7 @@ def in_blocks(model: ModelInput, output: Path, **options: Any) -> Written:
 
 
 def _theirs() -> Any:
-    from edgeq.session import onnxruntime
-
-    onnxruntime()  # one clear error where it is missing
-    return importlib.import_module("onnxruntime.quantization.matmul_nbits_quantizer")
+    return quantization_tools("matmul_nbits_quantizer")
 
 
 def parser() -> ArgumentParser:

@@ -285,7 +285,7 @@ def _connected(text: str, stack: ExitStack) -> Any:
     except RuntimeError as error:
         raise RuntimeUnavailableError(
             f"workers did not start: {' '.join(str(error).split())}",
-            'A script that uses workers must do so under `if __name__ == "__main__":`, since each of them imports it',
+            'Look at what they print; a script must use workers under `if __name__ == "__main__":`: they import it',
         ) from error
     except (OSError, TimeoutError, ValueError) as error:
         raise RuntimeUnavailableError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,13 @@ def test_a_model_without_a_product_is_refused(tmp_path: Path) -> None:
     onnx.save(proto("g (float[1, 4] x) => (float[1, 4] y) { y = Relu (x) }"), tmp_path / "m.onnx")
     with pytest.raises(ModelError, match="nothing in it was quantized"):
         quantize(tmp_path / "m.onnx", tmp_path / "q.onnx", matmul_nbits_quantizer.DefaultWeightOnlyQuantConfig())
+
+
+def test_a_model_whose_products_have_no_matrix_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "both.onnx"
+    onnx.save(proto("g (float[2, 4] a, float[4, 2] b) => (float[2, 2] y) { y = MatMul (a, b) }"), path)
+    with pytest.raises(ModelError, match=f"{re.escape(str(path))}: it has no product with a constant matrix"):
+        quantize(path, tmp_path / "q.onnx", matmul_nbits_quantizer.DefaultWeightOnlyQuantConfig())
 
 
 def test_a_name_that_is_not_there() -> None:
