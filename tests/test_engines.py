@@ -33,7 +33,8 @@ def test_a_description_is_whole(name: str) -> None:
     assert engine.packages
     assert engine.verified.startswith(("executed", "never run"))
     assert set(engine.why) - set(engine.source) <= {"devices", "oldest", "packages", "precisions"}
-    assert plugin_of(engine.provider) == (engines()[name] if engine.module else None)
+    registered = bool(engine.module) and not engine.by_name
+    assert plugin_of(engine.provider) == (engines()[name] if registered else None)
     assert bool(engine.int8.operators and engine.int8.backend) is False
 
 

@@ -10,7 +10,7 @@ from edgeq_device.version import parse_version
 from edgeq_device.wrong import WrongKernels, wrong_here
 
 from edgeq.engines import DEFAULT, Engine
-from edgeq.hardware.machine import Machine
+from edgeq.hardware.machine import Gpu, Machine, capability_text
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,14 @@ def detect_engines(
     for engine in sorted(engines.values(), key=lambda e: (bool(e.module), e.name)):
         found = installed.get(engine.name, Installed())
         version = found.version
+        problem = (version and gpu_problem(engine, machine)) or found.problem
         if version or _would_run(engine, machine, place):
             states.append(
                 EngineState(
                     name=engine.name,
                     title=engine.title,
                     version=version,
-                    problem=found.problem,
+                    problem=problem,
                     precisions=engine.fast_precisions(machine.features),
                     int8_pairs=engine.int8.pairs,
                     install="" if version else install_command(engine),
@@ -100,11 +101,27 @@ def _installed(engines: Mapping[str, Engine]) -> dict[str, Installed]:
     }
 
 
+def gpu_problem(engine: Engine, machine: Machine) -> str:
+    """Why no NVIDIA GPU of `machine` is one that `engine` runs on; "" where one is, and where it needs none."""
+    if not engine.compute_capabilities or any(_takes(engine, gpu) for gpu in machine.gpus):
+        return ""
+    wanted = ", ".join(engine.compute_capabilities).replace("+", " or newer")
+    here = ", ".join(f"{gpu.name}: {capability_text(gpu.compute_capability)}" for gpu in machine.gpus)
+    return f"it runs on NVIDIA GPUs of compute capability {wanted}; here is {here or 'none'}"
+
+
+def _takes(engine: Engine, gpu: Gpu) -> bool:
+    for text in engine.compute_capabilities:
+        wanted = parse_version(text.rstrip("+"))
+        if gpu.compute_capability == wanted or (text.endswith("+") and gpu.compute_capability > wanted):
+            return True
+    return False
+
+
 def _would_run(engine: Engine, machine: Machine, place: str) -> bool:
     """Whether `machine`, a `place` as `this_platform` names it, is known to have what `engine` runs on."""
     if engine.platforms and place not in engine.platforms:
         return False
-    if engine.min_compute_capability:
-        least = parse_version(engine.min_compute_capability)
-        return any(gpu.compute_capability >= least for gpu in machine.gpus)
+    if engine.compute_capabilities:
+        return not gpu_problem(engine, machine)
     return place in engine.present_on or engine.devices == ("CPU",)

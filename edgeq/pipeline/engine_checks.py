@@ -46,7 +46,7 @@ def check_engine(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str
         precisions: those to try besides f32.
     """
     if _CPU not in engine.devices:
-        return _check_pairs(engine)
+        return _check_elsewhere(engine, precisions)
     try:
         with start_engine(engine) as guest, tempfile.TemporaryDirectory(prefix="edgeq-doctor-") as folder:
             exact = {largest: _wrong_by(guest, engine, Path(folder), largest) for largest in (_SMALL, _LARGE)}
@@ -57,7 +57,7 @@ def check_engine(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str
     if exact[_SMALL]:
         faults.append(f"int8 answers are wrong by up to {exact[_SMALL]:.2g} of the largest")
     if db[FLOAT] < LEAST_DB:
-        faults.append(f"f32 is not float32: {db[FLOAT]:.1f} dB to ONNX Runtime's, {LEAST_DB:g} at least")
+        faults.append(_not_float32(db[FLOAT]))
     if faults:
         return False, "; ".join(faults)
     limit = f"8-bit weights saturate, by up to {exact[_LARGE]:.2g} of the largest answer" if exact[_LARGE] else "exact"
@@ -65,9 +65,9 @@ def check_engine(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str
     return True, f"int8 {limit}; to onnxruntime's float32: {figures}"
 
 
-def _check_pairs(engine: Engine) -> tuple[bool, str]:
-    """The same for other hardware, which need not round as CPUs do nor compute in float32: a convolution between Q/DQ
-    pairs, held against ONNX Runtime's kernels."""
+def _check_elsewhere(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str]:
+    """The same for other hardware, which need not round as CPUs do: a convolution between Q/DQ pairs, held against ONNX
+    Runtime's kernels, and the float demo model, unless the engine runs only what a backend has built for it."""
     random = np.random.default_rng(0)
     x = random.normal(size=(1, 16, 8, 8)).astype(np.float32)
     model = onnx.parser.parse_model(_PAIRS)
@@ -79,11 +79,21 @@ def _check_pairs(engine: Engine) -> tuple[bool, str]:
             file.write_bytes(model.SerializeToString())
             found = guest.open(file, SessionSettings(engine=engine)).run(None, {"x": x})[0]
             right = open_session(file).run(None, {"x": x})[0].astype(np.float64)
+            floats = () if engine.int8.backend else dict.fromkeys((FLOAT, *precisions))
+            db = {name: _agreement(guest, engine, name) for name in floats}
     except EdgeqError as error:
         return False, str(error)
-    db = decibels(float((right**2).sum()), float(((found - right) ** 2).sum()))
+    if db and db[FLOAT] < LEAST_DB:
+        return False, _not_float32(db[FLOAT])
+    pairs = decibels(float((right**2).sum()), float(((found - right) ** 2).sum()))
     kind = "its simulator" if engine.simulated else "it"
-    return db >= _LEAST_PAIRS_DB, f"a Q/DQ convolution in {kind}: {db:.1f} dB to onnxruntime's CPU kernels"
+    figures = "".join(f", {name} {value:.1f} dB" for name, value in db.items())
+    what = f"a Q/DQ convolution in {kind}: {pairs:.1f} dB to onnxruntime's CPU kernels{figures}"
+    return pairs >= _LEAST_PAIRS_DB, what
+
+
+def _not_float32(db: float) -> str:
+    return f"f32 is not float32: {db:.1f} dB to ONNX Runtime's, {LEAST_DB:g} at least"
 
 
 def _wrong_by(guest: Guest, engine: Engine, folder: Path, largest: int) -> float:

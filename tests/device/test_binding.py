@@ -49,6 +49,15 @@ def test_fixed_outputs_are_not_overwritten_by_the_next_run(fixed: Path) -> None:
     np.testing.assert_array_equal(first, 2 * x)
 
 
+def test_an_output_whose_size_depends_on_the_values(tmp_path: Path) -> None:
+    model = graphs.proto("g (float[N,2] x) => (int64[D,K] y, float[N,2] z) { y = NonZero (x) z = Neg (x) }")
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    bound, _ = pair(tmp_path / "m.onnx")
+    for row, found in (([0, 1], 1), ([2, 1], 2), ([0, 0], 0)):
+        y, z = bound.run(None, {"x": np.array([row], np.float32)})
+        assert (y.shape, z.shape) == ((2, found), (1, 2))
+
+
 def test_outputs_come_in_the_order_asked_for(fixed: Path) -> None:
     bound, _ = pair(fixed)
     x = np.ones((2, 3), np.float32)

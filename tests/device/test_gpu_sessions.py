@@ -88,6 +88,7 @@ def test_an_engine_is_announced_timed_and_noted(
     assert "building a TensorRT engine for Tesla T4: this takes minutes, once" in said.err
     assert re.search(r"built and kept in .*tesla-t4-sm75-trt10\.13\.0.* this is not part of any latency", said.err)
     first, options = opened[0].asked[0]
+    assert opened[0].asked[1] == ("CUDAExecutionProvider", {"use_tf32": "0"})
     assert first == TENSORRT
     assert options["trt_engine_cache_path"].startswith(str(for_tensorrt.engines))
     assert len(opened) == 1  # the model has open sizes: no CUDA graph

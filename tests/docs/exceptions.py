@@ -13,6 +13,7 @@ REGISTRY = "needs a registry: tests/oci"
 REFERENCE = "needs the reference package: tests/signing/test_reference.py"
 CERTIFICATES = "needs certificates: tests/signing/test_sign.py"
 ENGINE = "needs the package of the engine: tests/workers/test_engine.py"
+GPU = "needs an NVIDIA GPU: tests/gpu"
 NPU = "needs onnxruntime-qnn, and minutes in its simulator: tests/backends/qnn"
 DASK = "starts processes of Dask: tests/distributed"
 BOARD = "needs an ARM64 machine: tests/emulate/test_arm64.py does this where there is one"
@@ -27,6 +28,9 @@ NOT_RUN: Mapping[str, str] = {
     "edgeq eval model.onnx --data val/ --reference model.onnx --engine openvino:bf16": ENGINE,
     "edgeq quantize model.onnx --data calib/ --engine openvino -o int8.onnx": ENGINE,
     "edgeq package model.onnx --data calib/ --engine openvino -o dist/": ENGINE,
+    "python -m pip uninstall onnxruntime && python -m pip install onnxruntime-gpu[cuda,cudnn]": INDEX,
+    "edgeq bench model.onnx --engine onnxruntime --engine cuda --engine cuda:tf32": GPU,
+    "edgeq eval model.onnx --data val/ --reference model.onnx --engine cuda": GPU,
     "pip install .[cpu,qnn]": INDEX,
     "edgeq quantize model.onnx --data calib/ --fix N=1 -t snapdragon-8-gen-3 -o npu.onnx": NPU,
     "edgeq package model.onnx --data calib/ --fix N=1 -t snapdragon-8-gen-3 -t qcs6490 -o dist/": NPU,

@@ -1,11 +1,20 @@
-"""The real thing. Skipped, saying so, where there is no NVIDIA GPU: nothing in here has been run without one."""
+"""The real thing. Skipped, saying so, where there is no NVIDIA GPU. Run on an H100 with CUDA, never with TensorRT."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+import onnxruntime
 import pytest
+from edgeq_device.cuda import CUDA, open_cuda
+from edgeq_device.engines import engine_options
 from edgeq_device.gpu import read_gpus
 
+from edgeq import demo
+from edgeq.engines import load_engines
 from edgeq.pipeline.doctor import doctor
+from edgeq.pipeline.engine_checks import check_engine
 
 pytestmark = pytest.mark.gpu
 
@@ -20,6 +29,30 @@ def _gpu() -> None:
 @pytest.mark.usefixtures("_gpu")
 def test_every_variant_that_fits_agrees_with_the_simulation() -> None:
     found = doctor(gpu=True)
-    runs = [check for check in found.checks if check.name.startswith("run ")]
-    assert any(check.status == "ok" and "nvidia" in check.name for check in runs), found
-    found.check(gpu=False)
+    ran = {check.name: check.status for check in found.checks if check.name.startswith("run ")}
+    assert "failed" not in ran.values(), found
+    assert "ok" in (ran["run cuda-float16"], *(status for name, status in ran.items() if "nvidia" in name)), found
+
+
+@pytest.mark.usefixtures("_gpu")
+@pytest.mark.skipif(CUDA not in onnxruntime.get_available_providers(), reason="this onnxruntime has no CUDA")
+def test_the_cuda_engine_computes_float32() -> None:
+    right, found = check_engine(load_engines()["cuda"], ("tf32",))
+    assert right, found
+
+
+@pytest.mark.usefixtures("_gpu")
+@pytest.mark.skipif(CUDA not in onnxruntime.get_available_providers(), reason="this onnxruntime has no CUDA")
+def test_a_graph_for_each_batch_gives_what_the_cpu_gives() -> None:
+    samples = np.load(demo.CALIBRATION)["image"]
+    right = onnxruntime.InferenceSession(str(demo.MODEL), providers=["CPUExecutionProvider"])
+
+    def open_with(providers: list[Any]) -> Any:
+        return onnxruntime.InferenceSession(str(demo.MODEL), providers=providers)
+
+    session = open_cuda(onnxruntime, engine_options(load_engines()["cuda"]), open_with)
+    for rows in (1, 4, 1, 7, 4):
+        feed = {"image": samples[rows : 2 * rows]}
+        for found, wanted in zip(session.run(None, feed), right.run(None, feed), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    assert session.notes == ()

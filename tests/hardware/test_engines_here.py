@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from edgeq_device.engines import this_platform
 
 from edgeq.engines import load_engines
-from edgeq.hardware.engines import detect_engines
+from edgeq.hardware.engines import Installed, detect_engines
 from edgeq.hardware.machine import Gpu, Machine
 from tests import fake_engine
 
@@ -35,10 +35,32 @@ def test_one_that_would_help_comes_with_its_command(tmp_path: Path, monkeypatch:
     assert state.install == "python -m pip install --upgrade 'edgeq-fake-engine>=1.2'"
 
 
-@pytest.mark.skipif(this_platform() not in load_engines()["nv-tensorrt-rtx"].platforms, reason="it has no package here")
 def test_a_gpu_engine_would_help_only_with_its_gpu() -> None:
     engines = {name: load_engines()[name] for name in ("onnxruntime", "nv-tensorrt-rtx")}
-    old, new = (
-        Machine(architecture="x86_64", features=frozenset(), gpus=(Gpu("a GPU", (major, 0)),)) for major in (7, 9)
-    )
-    assert [len(detect_engines(machine, engines)) for machine in (HERE, old, new)] == [1, 1, 2]
+    versions = ((7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (12, 0), (12, 1))
+    found = {version: len(detect_engines(_with_gpu(version), engines, {})) for version in versions}
+    assert [version for version, count in found.items() if count == 2] == [(8, 6), (8, 9), (12, 0), (12, 1)]
+    assert len(detect_engines(replace(HERE, os="Linux 6"), engines, {})) == 1
+
+
+def test_an_installed_engine_that_does_not_take_the_gpu_is_not_usable() -> None:
+    engines = {name: load_engines()[name] for name in ("onnxruntime", "nv-tensorrt-rtx")}
+    there = {"nv-tensorrt-rtx": Installed("0.5.0")}
+    states = [detect_engines(machine, engines, there)[-1] for machine in (HERE, _with_gpu((9, 0)), _with_gpu((8, 9)))]
+    assert [state.problem for state in states] == [
+        "it runs on NVIDIA GPUs of compute capability 8.6, 8.9, 12.0 or newer; here is none",
+        "it runs on NVIDIA GPUs of compute capability 8.6, 8.9, 12.0 or newer; here is a GPU: 9.0",
+        "",
+    ]
+
+
+def test_cuda_comes_with_a_command_that_leaves_one_onnxruntime() -> None:
+    known = load_engines()
+    engines = {name: replace(known[name], platforms=()) for name in ("onnxruntime", "cuda")}
+    state = detect_engines(_with_gpu((8, 0)), engines)[-1]
+    if not state.version:
+        assert state.install.startswith("python -m pip uninstall onnxruntime && ")
+
+
+def _with_gpu(version: tuple[int, int]) -> Machine:
+    return Machine(architecture="x86_64", features=frozenset(), gpus=(Gpu("a GPU", version),), os="Linux 6")

@@ -8,6 +8,7 @@ from edgeq_device.engines import this_platform
 from edgeq.engines import load_engines
 from edgeq.errors import CheckFailedError
 from edgeq.hardware.detect import detect_machine
+from edgeq.hardware.machine import Gpu
 from edgeq.pipeline import doctor as room
 from edgeq.pipeline.doctor import Check, Diagnosis, doctor
 from edgeq.progress import SILENT
@@ -33,6 +34,16 @@ def test_an_installed_simulator_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(room, "load_engines", {**known, "qnn": engine}.copy)
         checks = {check.name: check for check in room._engines(machine, SILENT)}
         assert checks["engine qnn"].status == status
+
+
+def test_a_gpu_that_an_installed_engine_does_not_take_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = replace(detect_machine(), gpus=(Gpu("H100", (9, 0)),))
+    engine = replace(load_engines()["nv-tensorrt-rtx"], module="no_such_module")
+    monkeypatch.setattr("edgeq.hardware.engines.installed_version", lambda engine: "1.40.0")
+    monkeypatch.setattr(room, "load_engines", {"onnxruntime": load_engines()["onnxruntime"], engine.name: engine}.copy)
+    (check,) = room._engines(machine, SILENT)
+    assert check.status == "absent"
+    assert check.detail.endswith("here is H100: 9.0")
 
 
 def test_gpu_checks_that_could_not_run_fail_only_where_they_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

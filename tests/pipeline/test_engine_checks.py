@@ -40,6 +40,27 @@ def test_the_installed_engine_is_right() -> None:
     assert right, line
 
 
+@pytest.mark.parametrize(("factor", "right"), [(1.0, True), (1.001, False)])
+def test_a_gpu_must_compute_float32_where_it_is_asked_to(
+    factor: float, right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class There:
+        def open(self, model: Path, settings: SessionSettings) -> FakeSession:
+            session = open_session(model)
+            names = [spec.name for spec in session.get_outputs()]
+
+            def run(feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+                return dict(zip(names, (factor * value for value in session.run(None, feed)), strict=True))
+
+            return FakeSession(run, names)
+
+    monkeypatch.setattr("edgeq.pipeline.engine_checks.start_engine", lambda engine: nullcontext(There()))
+    found, line = check_engine(load_engines()["cuda"], ("tf32",))
+    assert found is right
+    assert ("f32 is not float32: 60.0 dB to ONNX Runtime's, 90 at least" in line) is not right
+    assert (", tf32 inf dB" in line) is right
+
+
 @pytest.mark.parametrize("wrong_by", [0.0, 8.0])
 def test_an_npu_is_held_against_the_cpu_on_a_convolution_between_pairs(
     wrong_by: float, monkeypatch: pytest.MonkeyPatch

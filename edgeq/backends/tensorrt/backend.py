@@ -10,6 +10,7 @@ from pathlib import Path
 
 import onnx
 import onnx_ir as ir
+from edgeq_device.engines import engine_options
 from edgeq_device.version import parse_version
 
 from edgeq.backends.base import Alternative, Artifact, check_names, refuse_wide
@@ -24,6 +25,7 @@ from edgeq.calibrate.groups import share_ranges
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.table import FLATBUFFERS
 from edgeq.data.samples import Samples
+from edgeq.engines import load_engines
 from edgeq.errors import EdgeqError, HardwareError, ModelError, UsageError
 from edgeq.hardware.machine import capability_text
 from edgeq.hardware.target import Target
@@ -41,6 +43,7 @@ from edgeq.scheme import Scheme
 # The runner takes the highest rank that fits: TensorRT's own are the profiles', CUDA's lies under them and over every
 # CPU's, and float32 on the CPU is what is left.
 _CUDA_RANK, _FLOAT_RANK = 100, 0
+_CUDA = "cuda"
 
 
 @dataclass(frozen=True)
@@ -197,6 +200,7 @@ class TensorrtBackend:
                 model=path,
                 scheme=float32.replace(rest=scheme.rest),
                 provider=options.CUDA,
+                provider_options=engine_options(load_engines()[_CUDA]),
                 device="gpu",
                 requires={"min_compute_capability": facts().halves[scheme.rest].min_compute_capability},
                 simulation=simulated_path,

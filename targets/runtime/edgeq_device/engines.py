@@ -11,7 +11,7 @@ import pkgutil
 import platform
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from importlib import metadata
+from importlib import import_module, metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
@@ -49,6 +49,9 @@ class EngineSpec:
         packages: distributions any of which brings it; the first is the one to install.
         module: the package's importable name, in whose folder the library lies; "" where onnxruntime has it built in.
         libraries: file names of the plug-in's library, one for each operating system.
+        imported: whether importing the package loads what the library links against.
+        by_name: whether onnxruntime itself loads the library for the provider's name; else it is registered.
+        install: the command that installs the package, where that takes more than the package's name.
         oldest: the oldest version of the package that is known to be right; "" where any is.
         min_onnxruntime: the oldest onnxruntime that the library can be registered with.
         platforms: where the package exists, as "linux x86_64"; none: everywhere.
@@ -65,6 +68,9 @@ class EngineSpec:
     packages: Tuple[str, ...] = ()
     module: str = ""
     libraries: Tuple[str, ...] = ()
+    imported: bool = False
+    by_name: bool = False
+    install: str = ""
     oldest: str = ""
     min_onnxruntime: str = ""
     platforms: Tuple[str, ...] = ()
@@ -101,7 +107,13 @@ def engines() -> Mapping[str, EngineSpec]:
 
 def plugin_of(provider: str) -> Optional[EngineSpec]:
     """The plug-in engine with that execution provider; None where there is none: it is one of onnxruntime's own."""
-    return next((engine for engine in engines().values() if engine.module and engine.provider == provider), None)
+    found = engine_of(provider)
+    return found if found is not None and found.module and not found.by_name else None
+
+
+def engine_of(provider: str) -> Optional[EngineSpec]:
+    """The engine with that execution provider; None where nothing describes it."""
+    return next((engine for engine in engines().values() if engine.provider == provider), None)
 
 
 def this_platform() -> str:
@@ -121,6 +133,8 @@ def installed_version(engine: EngineSpec) -> str:
 
 def install_command(engine: EngineSpec) -> str:
     """The command that installs or renews `engine`."""
+    if engine.install:
+        return engine.install
     least = f">={engine.oldest}" if engine.oldest else ""
     return f"python -m pip install --upgrade '{engine.packages[0]}{least}'" if engine.packages else ""
 
@@ -205,9 +219,18 @@ def open_engine(
         UsageError: it has no such precision.
         Exception: whatever onnxruntime raises for the model.
     """
-    if not engine.module:
+    if not engine.module or engine.by_name:
         given = engine_options(engine, precision, threads)
-        return ort.InferenceSession(model, options, providers=[(engine.provider, given)])
+
+        def open_with(providers: List[Any]) -> Any:
+            return ort.InferenceSession(model, options, providers=providers)
+
+        if not engine.module:
+            return open_with([(engine.provider, given)])
+        from edgeq_device.cuda import open_cuda  # with numpy, which nothing loads before a bundle is checked
+
+        find_library(engine, str(ort.__version__))
+        return open_cuda(ort, given, open_with)
     add_engine(ort, engine, options, precision=precision, threads=threads)
     session = ort.InferenceSession(model, options)
     if engine.provider not in session.get_providers():
@@ -229,8 +252,10 @@ def _devices(ort: Any, engine: EngineSpec) -> List[Any]:
     library = find_library(engine, str(ort.__version__))
     if not any(device.ep_name == engine.provider for device in ort.get_ep_devices()):
         try:
+            if engine.imported:
+                import_module(engine.module)
             ort.register_execution_provider_library(engine.provider, str(library))
-        except Exception as error:  # onnxruntime's exceptions have no common base
+        except Exception as error:  # onnxruntime's exceptions have no common base, and a package may raise any
             text = " ".join(str(error).split())
             problem = f"onnxruntime {ort.__version__} cannot load {library}: {text}"
             raise RuntimeUnavailableError(problem, f"Renew it: {install_command(engine)}") from error

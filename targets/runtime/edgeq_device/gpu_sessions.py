@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import redirect_stdout
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 from edgeq_device.arrays import read_arrays
 from edgeq_device.binding import BoundSession
+from edgeq_device.cuda import CUDA, OpenWith, load_libraries, open_cuda, started
+from edgeq_device.engines import engine_options, engines
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.gpu import read_gpus
 from edgeq_device.infer import infer
@@ -18,12 +19,9 @@ from edgeq_device.tensorrt_engine import Engine, describe_engine, is_tensorrt, p
 from edgeq_device.terminal import printable
 from edgeq_device.variants import Variant
 
-CUDA = "CUDAExecutionProvider"
 GPU_PROVIDERS = (PROVIDER, CUDA)
-_GRAPHS = {CUDA: "enable_cuda_graph"}
-_TENSORRT_GRAPHS = "trt_cuda_graph_enable"
-
-OpenWith = Callable[[List[Any]], Any]
+_GRAPHS = "trt_cuda_graph_enable"
+_CUDA_ENGINE = "cuda"
 
 
 def open_on_gpu(variant: Variant, ort: Any, open_with: OpenWith) -> BoundSession:
@@ -35,13 +33,9 @@ def open_on_gpu(variant: Variant, ort: Any, open_with: OpenWith) -> BoundSession
     Raises:
         RuntimeUnavailableError: the provider does not start. ONNX Runtime itself would go on on the CPU.
     """
-    preload = getattr(ort, "preload_dlls", None)
-    if preload is not None:
-        with redirect_stdout(sys.stderr):  # it prints what it does not find, and stdout may be for JSON
-            preload(directory="")  # CUDA and cuDNN from their wheels, where they are installed so
     if not is_tensorrt(variant):
-        session = _started(variant, ort, open_with([(variant.ep, dict(variant.provider_options)), CPU]))
-        return BoundSession(_with_graphs(variant, ort, open_with, session, {}), ort, "cuda")
+        return open_cuda(ort, variant.provider_options, open_with)
+    load_libraries(ort)
     tensorrt, problem = read_tensorrt(ort)
     if problem:
         raise RuntimeUnavailableError(f"variant {variant.name}: {problem}")
@@ -54,8 +48,8 @@ def open_on_gpu(variant: Variant, ort: Any, open_with: OpenWith) -> BoundSession
             flush=True,
         )
     start = time.perf_counter()
-    session = _started(variant, ort, open_with([(variant.ep, engine.options), CUDA, CPU]))
-    session = _with_graphs(variant, ort, open_with, session, engine.options)
+    session = started(ort, PROVIDER, open_with(_providers(engine.options)))
+    session = _with_graphs(open_with, session, engine.options)
     # One BoundSession for good: a captured CUDA graph goes on using its buffers.
     bound = BoundSession(session, ort, "cuda")
     shapes = _first_run(variant, bound)
@@ -66,16 +60,7 @@ def open_on_gpu(variant: Variant, ort: Any, open_with: OpenWith) -> BoundSession
     return bound
 
 
-def _started(variant: Variant, ort: Any, session: Any) -> Any:
-    if variant.ep not in session.get_providers():
-        raise RuntimeUnavailableError(
-            f"onnxruntime {ort.__version__} lists {variant.ep} and cannot start it here",
-            "Look at its messages above: a library of CUDA, cuDNN or TensorRT is missing or of another version",
-        )
-    return session
-
-
-def _with_graphs(variant: Variant, ort: Any, open_with: OpenWith, session: Any, options: Dict[str, str]) -> Any:
+def _with_graphs(open_with: OpenWith, session: Any, options: Dict[str, str]) -> Any:
     """The session again with CUDA graphs, where all sizes are fixed: one launch then replays the whole model.
 
     The engine is in its cache by now. Where the provider refuses (the graph is split between providers), it is the
@@ -83,13 +68,16 @@ def _with_graphs(variant: Variant, ort: Any, open_with: OpenWith, session: Any, 
     """
     if not (static_shapes(session.get_inputs()) and static_shapes(session.get_outputs())):
         return session
-    chosen = {**(options or variant.provider_options), _GRAPHS.get(variant.ep, _TENSORRT_GRAPHS): "1"}
-    providers = [(variant.ep, chosen), *([CUDA] if is_tensorrt(variant) else []), CPU]
     try:
-        captured = open_with(providers)
+        captured = open_with(_providers({**options, _GRAPHS: "1"}))
     except RuntimeUnavailableError:
         return session
-    return captured if variant.ep in captured.get_providers() else session
+    return captured if PROVIDER in captured.get_providers() else session
+
+
+def _providers(options: Dict[str, str]) -> List[Any]:
+    """TensorRT with `options`; what it leaves to CUDA is computed in float32 where the file has float32."""
+    return [(PROVIDER, options), (CUDA, engine_options(engines()[_CUDA_ENGINE])), CPU]
 
 
 def _first_run(variant: Variant, session: BoundSession) -> Dict[str, Tuple[int, ...]]:

@@ -1,0 +1,159 @@
+"""Sessions of the CUDA provider, with sessions that run on the CPU under its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from edgeq_device import cuda
+from edgeq_device.binding import BoundSession
+from edgeq_device.cuda import CUDA, open_cuda
+from edgeq_device.errors import RuntimeUnavailableError
+
+from tests import graphs
+
+GRAPHS = "enable_cuda_graph"
+
+
+class Session:
+    """A CPU session that says that it runs on CUDA, and notes the graph that each run is for."""
+
+    def __init__(self, model: Path, providers: list[Any], graphs: list[str], fails: str = "") -> None:
+        self.options = providers[0][1]
+        self._session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+        self._graphs, self._fails = graphs, fails
+
+    def get_providers(self) -> list[str]:
+        return [CUDA, "CPUExecutionProvider"]
+
+    def run_with_iobinding(self, binding: Any, options: Any) -> None:
+        graph = options.get_run_config_entry("gpu_graph_id") if options is not None else ""
+        self._graphs.append(graph)
+        if self._fails and graph != "-1" and GRAPHS in self.options:
+            raise RuntimeError(self._fails)
+        self._session.run_with_iobinding(binding, options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+
+class OnGpu:
+    """Opens sessions of one model; `graphs` are those of the runs, "" for a session without."""
+
+    def __init__(self, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.model, self.opened, self.graphs, self.fails = model, list[Session](), list[str](), ""
+        monkeypatch.setattr(cuda, "BoundSession", lambda s, ort, device, **k: BoundSession(s, onnxruntime, "cpu", **k))
+
+    def open_with(self, providers: list[Any]) -> Session:
+        self.opened.append(Session(self.model, providers, self.graphs, self.fails))
+        return self.opened[-1]
+
+    def open(self) -> BoundSession:
+        return open_cuda(SimpleNamespace(__version__="9.9"), {"use_tf32": "0"}, self.open_with)
+
+
+@pytest.fixture
+def on_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], OnGpu]:
+    def made(text: str) -> OnGpu:
+        (tmp_path / "m.onnx").write_bytes(graphs.proto(text).SerializeToString())
+        return OnGpu(tmp_path / "m.onnx", monkeypatch)
+
+    return made
+
+
+def feed(rows: int) -> dict[str, Any]:
+    return {"x": np.full((rows, 2), -rows, np.float32)}
+
+
+def test_each_shape_has_a_graph_of_its_own(on_gpu: Callable[[str], OnGpu]) -> None:
+    gpu = on_gpu("g (float[N,2] x) => (float[N,2] y) { y = Neg (x) }")
+    session = gpu.open()
+    assert [s.options for s in gpu.opened] == [{"use_tf32": "0"}, {"use_tf32": "0", GRAPHS: "1"}]
+    first = session.run(None, feed(1))[0]
+    for rows in (1, 3, 1):
+        np.testing.assert_array_equal(session.run(["y"], feed(rows))[0], np.full((rows, 2), rows))
+    # The run before a shape's first one finds where the outputs of open size go.
+    assert gpu.graphs == ["-1", "1", "1", "-1", "2", "1"]
+    assert first[0, 0] == 1, "the next run has not written into it"
+
+
+def test_outputs_of_fixed_size_need_no_run_before_the_first(on_gpu: Callable[[str], OnGpu]) -> None:
+    gpu = on_gpu("g (float[1,2] x) => (float[1,2] y) { y = Neg (x) }")
+    assert gpu.open().run(None, feed(1))[0][0, 0] == 1
+    assert gpu.graphs == ["1"]
+
+
+def test_outputs_of_open_and_of_fixed_size_keep_their_names(on_gpu: Callable[[str], OnGpu]) -> None:
+    outputs, nodes = "float[N,2] y, float[2] s, float[N,2] z", "y = Neg (x) s = ReduceSum <keepdims = 0> (x, zero)"
+    gpu = on_gpu(f"g (float[N,2] x) => ({outputs}) <int64[1] zero = {{0}}> {{ {nodes} z = Abs (x) }}")
+    session = gpu.open()
+    for rows in (2, 3, 2):
+        y, s, z = session.run(None, feed(rows))
+        assert (y[0, 0], s[0], z[0, 0]) == (rows, -rows * rows, rows)
+        assert (y.shape, s.shape) == ((rows, 2), (2,))
+
+
+def test_many_shapes_do_not_fill_the_device(on_gpu: Callable[[str], OnGpu]) -> None:
+    gpu = on_gpu("g (float[N,2] x) => (float[N,2] y) { y = Neg (x) }")
+    session = gpu.open()
+    for rows in range(1, 12):
+        np.testing.assert_array_equal(session.run(None, feed(rows))[0], np.full((rows, 2), rows))
+    assert [g for g in gpu.graphs if g != "-1"] == [str(n) for n in range(1, 9)]
+    assert gpu.graphs[-3:] == ["-1", "-1", "-1"]
+
+
+def test_sizes_that_depend_on_values_are_not_captured(on_gpu: Callable[[str], OnGpu]) -> None:
+    gpu = on_gpu("g (float[N,2] x) => (int64[D,K] y) { y = NonZero (x) }")
+    session = gpu.open()
+    assert len(gpu.opened) == 1
+    assert session.run(None, {"x": np.array([[0, 1]], np.float32)})[0].shape == (2, 1)
+    assert session.run(None, {"x": np.array([[2, 1]], np.float32)})[0].shape == (2, 2)
+    assert gpu.graphs == ["", ""]
+
+
+def test_a_model_that_no_graph_holds_goes_on_without(on_gpu: Callable[[str], OnGpu]) -> None:
+    gpu = on_gpu("g (float[N,2] x) => (float[N,2] y) { y = Neg (x) }")
+    gpu.fails = "operation not permitted\nwhen stream is capturing"
+    session = gpu.open()
+    for rows in (2, 2, 5):
+        np.testing.assert_array_equal(session.run(None, feed(rows))[0], np.full((rows, 2), rows))
+    assert gpu.graphs == ["-1", "1", "", "", ""]
+    assert [GRAPHS in s.options for s in gpu.opened] == [False, True, False]
+    assert session.notes == ("no CUDA graph holds this model: operation not permitted when stream is capturing",)
+
+
+def test_an_error_after_the_first_run_is_an_error(on_gpu: Callable[[str], OnGpu]) -> None:
+    gpu = on_gpu("g (float[N,2] x) => (float[N,2] y) { y = Neg (x) }")
+    session = gpu.open()
+    session.run(None, feed(2))
+    gpu.opened[-1]._fails = "an illegal memory access"
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        session.run(None, feed(2))
+
+
+def test_a_provider_that_refuses_graphs_is_used_without(on_gpu: Callable[[str], OnGpu]) -> None:
+    gpu = on_gpu("g (float[N,2] x) => (float[N,2] y) { y = Neg (x) }")
+
+    def open_with(providers: list[Any]) -> Session:
+        if GRAPHS in providers[0][1]:
+            raise ValueError("nodes are on the CPU, too")
+        return gpu.open_with(providers)
+
+    session = open_cuda(SimpleNamespace(__version__="9.9"), {}, open_with)
+    assert session.run(None, feed(4))[0].shape == (4, 2)
+    assert gpu.graphs == [""]
+
+
+def test_a_provider_that_does_not_start_is_an_error(on_gpu: Callable[[str], OnGpu]) -> None:
+    gpu = on_gpu("g (float[N,2] x) => (float[N,2] y) { y = Neg (x) }")
+
+    def open_with(providers: list[Any]) -> Any:
+        return onnxruntime.InferenceSession(str(gpu.model), providers=["CPUExecutionProvider"])
+
+    with pytest.raises(RuntimeUnavailableError, match=r"onnxruntime 9\.9 lists CUDAExecutionProvider and cannot start"):
+        open_cuda(SimpleNamespace(__version__="9.9"), {}, open_with)
