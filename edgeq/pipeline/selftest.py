@@ -18,6 +18,9 @@ from edgeq.workers.engine import Engines
 # Two architectures round differently: up to 1.6 % of an output's largest value was seen between x86 and ARM on the same
 # integers (requantization and QLinearAdd). A wrong kernel, one that saturates, is off by far more.
 _SELFTEST_TOLERANCE = 0.025
+# A simulation rounds in places of its own, and so does the device: the difference of two independent noises has √2 of
+# each one's RMS. Seen on an H100 in float16, at the largest: 1.6 times what the simulation differs from float32 by.
+_SIMULATED = 2.0
 
 
 def selftest_cases(artifact: Artifact, samples: Samples, count: int) -> tuple[SelfTestCase, ...]:
@@ -32,7 +35,12 @@ def selftest_cases(artifact: Artifact, samples: Samples, count: int) -> tuple[Se
 
 
 def expected_outputs(
-    cases: tuple[SelfTestCase, ...], check: EmulatedCheck | None, float_model: Path, *, native: bool
+    cases: tuple[SelfTestCase, ...],
+    check: EmulatedCheck | None,
+    float_model: Path,
+    *,
+    native: bool,
+    simulated: bool = False,
 ) -> tuple[tuple[SelfTestCase, ...], dict[str, float]]:
     """The vectors, made of what this machine answers, and what each output may differ by on the device.
 
@@ -44,19 +52,21 @@ def expected_outputs(
         check: on the target's own kernels; None where none was made.
         float_model: the model that was quantized.
         native: whether this machine's kernels are the target's.
+        simulated: whether the vectors are those of a simulation that rounds elsewhere than the device.
     """
     if check is not None and check.answers:
         cases = tuple(SelfTestCase(c.inputs, answer) for c, answer in zip(cases, check.answers, strict=True))
     allowed = tolerance(cases)
     if native or (check is not None and check.answers):
         return cases, allowed
+    factor = _SIMULATED if simulated else 1.0
     session = open_session(float_model)
     for case in cases:
         names = list(case.outputs)
         for name, value in zip(names, session.run(names, dict(case.inputs)), strict=True):
             if value.dtype.kind == "f":
                 changed = float(np.max(np.abs(value - case.outputs[name]), initial=0.0))
-                allowed[name] = max(allowed[name], changed)
+                allowed[name] = max(allowed[name], factor * changed)
     return cases, allowed
 
 

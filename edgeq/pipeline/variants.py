@@ -31,7 +31,7 @@ from edgeq.model.load import model_bytes, model_digest, read_model
 from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.saturation_mitigation import Decision
-from edgeq.pipeline.selftest import expected_outputs, selftest_cases, tolerance
+from edgeq.pipeline.selftest import expected_outputs, selftest_cases
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain, rounded
 from edgeq.report.histograms import quantized_tensors, worst_tensors
@@ -225,7 +225,13 @@ def _variant(
 ) -> VariantSpec:
     built, proof = variant.built, variant.proof
     target, artifact = built.target, built.artifact
-    cases, allowed = expected_outputs(cases, variant.emulated, job.prepared.path, native=variant.native)
+    cases, allowed = expected_outputs(
+        cases,
+        variant.emulated,
+        job.prepared.path,
+        native=variant.native,
+        simulated=artifact.simulation is not None,
+    )
     ep, options, engine = _engine(artifact)
     return VariantSpec(
         name=name,
@@ -274,7 +280,13 @@ def _engine(artifact: Artifact) -> tuple[str, Mapping[str, str], dict[str, str]]
 def _alternative(alternative: Alternative, job: Job, selftest: int) -> VariantSpec:
     """The variant of an artifact that stands in for another, once a bundle: every target's is the same."""
     artifact = alternative.artifact
-    cases = selftest_cases(artifact, job.validation, selftest)
+    cases, allowed = expected_outputs(
+        selftest_cases(artifact, job.validation, selftest),
+        None,
+        job.prepared.path,
+        native=artifact.simulation is None,
+        simulated=True,
+    )
     ep, options, engine = _engine(artifact)
     simulated = artifact.simulation is not None or bool(engine)
     where = "in simulation on a CPU" if simulated else "this machine"
@@ -299,7 +311,7 @@ def _alternative(alternative: Alternative, job: Job, selftest: int) -> VariantSp
             "checks": [plain(check) for check in checks],
         },
         selftest=cases,
-        tolerance=tolerance(cases),
+        tolerance=allowed,
     )
 
 
