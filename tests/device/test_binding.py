@@ -49,6 +49,14 @@ def test_fixed_outputs_are_not_overwritten_by_the_next_run(fixed: Path) -> None:
     np.testing.assert_array_equal(first, 2 * x)
 
 
+def test_many_shapes_do_not_fill_the_device(models: dict[str, Path]) -> None:
+    bound, plain = pair(models["narrow"])
+    for rows in range(1, 12):
+        x = np.full((rows, 64), rows, np.float32)
+        np.testing.assert_array_equal(bound.run(None, {"x": x})[0], plain.run(None, {"x": x})[0])
+    assert len(bound._bindings) == 8
+
+
 def test_an_output_whose_size_depends_on_the_values(tmp_path: Path) -> None:
     model = graphs.proto("g (float[N,2] x) => (int64[D,K] y, float[N,2] z) { y = NonZero (x) z = Neg (x) }")
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())

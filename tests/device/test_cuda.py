@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 from edgeq_device import cuda
 from edgeq_device.binding import BoundSession
-from edgeq_device.cuda import CUDA, open_cuda
+from edgeq_device.cuda import CUDA, CapturedSession, OpenWith, open_cuda
 from edgeq_device.errors import RuntimeUnavailableError
 
 from tests import graphs
@@ -26,7 +26,7 @@ class Session:
     def __init__(self, model: Path, providers: list[Any], graphs: list[str], fails: str = "") -> None:
         self.options = providers[0][1]
         self._session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
-        self._graphs, self._fails = graphs, fails
+        self._graphs, self._fails, self.runs = graphs, fails, 0
 
     def get_providers(self) -> list[str]:
         return [CUDA, "CPUExecutionProvider"]
@@ -34,6 +34,7 @@ class Session:
     def run_with_iobinding(self, binding: Any, options: Any) -> None:
         graph = options.get_run_config_entry("gpu_graph_id") if options is not None else ""
         self._graphs.append(graph)
+        self.runs += 1
         if self._fails and graph != "-1" and GRAPHS in self.options:
             raise RuntimeError(self._fails)
         self._session.run_with_iobinding(binding, options)
@@ -43,18 +44,19 @@ class Session:
 
 
 class OnGpu:
-    """Opens sessions of one model; `graphs` are those of the runs, "" for a session without."""
+    """Opens sessions of one model; `graphs` are those of the runs, "" for one that captures or replays."""
 
     def __init__(self, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.model, self.opened, self.graphs, self.fails = model, list[Session](), list[str](), ""
-        monkeypatch.setattr(cuda, "BoundSession", lambda s, ort, device, **k: BoundSession(s, onnxruntime, "cpu", **k))
+        monkeypatch.setattr(cuda, "_MEMORY", "cpu")
 
     def open_with(self, providers: list[Any]) -> Session:
         self.opened.append(Session(self.model, providers, self.graphs, self.fails))
         return self.opened[-1]
 
-    def open(self) -> BoundSession:
-        return open_cuda(SimpleNamespace(__version__="9.9"), {"use_tf32": "0"}, self.open_with)
+    def open(self, open_with: OpenWith | None = None) -> BoundSession | CapturedSession:
+        ort = SimpleNamespace(__version__="9.9", OrtValue=onnxruntime.OrtValue, RunOptions=onnxruntime.RunOptions)
+        return open_cuda(ort, {"use_tf32": "0"}, open_with or self.open_with)
 
 
 @pytest.fixture
@@ -70,22 +72,26 @@ def feed(rows: int) -> dict[str, Any]:
     return {"x": np.full((rows, 2), -rows, np.float32)}
 
 
-def test_each_shape_has_a_graph_of_its_own(on_gpu: Callable[[str], OnGpu]) -> None:
+def test_the_first_shapes_are_captured_and_others_run_in_a_session_of_their_own(
+    on_gpu: Callable[[str], OnGpu],
+) -> None:
     gpu = on_gpu("g (float[N,2] x) => (float[N,2] y) { y = Neg (x) }")
     session = gpu.open()
-    assert [s.options for s in gpu.opened] == [{"use_tf32": "0"}, {"use_tf32": "0", GRAPHS: "1"}]
     first = session.run(None, feed(1))[0]
-    for rows in (1, 3, 1):
+    assert [GRAPHS in s.options for s in gpu.opened] == [False, True]
+    for rows in (1, 3, 1, 4, 3):
         np.testing.assert_array_equal(session.run(["y"], feed(rows))[0], np.full((rows, 2), rows))
-    # The run before a shape's first one finds where the outputs of open size go.
-    assert gpu.graphs == ["-1", "1", "1", "-1", "2", "1"]
+    assert [s.runs for s in gpu.opened] == [0, 4, 3]  # one of the four finds where the output goes
+    assert gpu.opened[2].options == {"use_tf32": "0"}
+    assert gpu.graphs == ["-1", "", "", "", "", "", ""]
     assert first[0, 0] == 1, "the next run has not written into it"
+    assert session.get_providers()[0] == CUDA
 
 
 def test_outputs_of_fixed_size_need_no_run_before_the_first(on_gpu: Callable[[str], OnGpu]) -> None:
     gpu = on_gpu("g (float[1,2] x) => (float[1,2] y) { y = Neg (x) }")
     assert gpu.open().run(None, feed(1))[0][0, 0] == 1
-    assert gpu.graphs == ["1"]
+    assert gpu.graphs == [""]
 
 
 def test_outputs_of_open_and_of_fixed_size_keep_their_names(on_gpu: Callable[[str], OnGpu]) -> None:
@@ -96,15 +102,6 @@ def test_outputs_of_open_and_of_fixed_size_keep_their_names(on_gpu: Callable[[st
         y, s, z = session.run(None, feed(rows))
         assert (y[0, 0], s[0], z[0, 0]) == (rows, -rows * rows, rows)
         assert (y.shape, s.shape) == ((rows, 2), (2,))
-
-
-def test_many_shapes_do_not_fill_the_device(on_gpu: Callable[[str], OnGpu]) -> None:
-    gpu = on_gpu("g (float[N,2] x) => (float[N,2] y) { y = Neg (x) }")
-    session = gpu.open()
-    for rows in range(1, 12):
-        np.testing.assert_array_equal(session.run(None, feed(rows))[0], np.full((rows, 2), rows))
-    assert [g for g in gpu.graphs if g != "-1"] == [str(n) for n in range(1, 9)]
-    assert gpu.graphs[-3:] == ["-1", "-1", "-1"]
 
 
 def test_sizes_that_depend_on_values_are_not_captured(on_gpu: Callable[[str], OnGpu]) -> None:
@@ -122,7 +119,7 @@ def test_a_model_that_no_graph_holds_goes_on_without(on_gpu: Callable[[str], OnG
     session = gpu.open()
     for rows in (2, 2, 5):
         np.testing.assert_array_equal(session.run(None, feed(rows))[0], np.full((rows, 2), rows))
-    assert gpu.graphs == ["-1", "1", "", "", ""]
+    assert [s.runs for s in gpu.opened] == [0, 2, 3]
     assert [GRAPHS in s.options for s in gpu.opened] == [False, True, False]
     assert session.notes == ("no CUDA graph holds this model: operation not permitted when stream is capturing",)
 
@@ -144,9 +141,8 @@ def test_a_provider_that_refuses_graphs_is_used_without(on_gpu: Callable[[str], 
             raise ValueError("nodes are on the CPU, too")
         return gpu.open_with(providers)
 
-    session = open_cuda(SimpleNamespace(__version__="9.9"), {}, open_with)
-    assert session.run(None, feed(4))[0].shape == (4, 2)
-    assert gpu.graphs == [""]
+    assert gpu.open(open_with).run(None, feed(4))[0].shape == (4, 2)
+    assert [s.runs for s in gpu.opened] == [1]
 
 
 def test_a_provider_that_does_not_start_is_an_error(on_gpu: Callable[[str], OnGpu]) -> None:
@@ -156,4 +152,4 @@ def test_a_provider_that_does_not_start_is_an_error(on_gpu: Callable[[str], OnGp
         return onnxruntime.InferenceSession(str(gpu.model), providers=["CPUExecutionProvider"])
 
     with pytest.raises(RuntimeUnavailableError, match=r"onnxruntime 9\.9 lists CUDAExecutionProvider and cannot start"):
-        open_cuda(SimpleNamespace(__version__="9.9"), {}, open_with)
+        gpu.open(open_with)

@@ -43,7 +43,7 @@ def test_the_cuda_engine_computes_float32() -> None:
 
 @pytest.mark.usefixtures("_gpu")
 @pytest.mark.skipif(CUDA not in onnxruntime.get_available_providers(), reason="this onnxruntime has no CUDA")
-def test_a_graph_for_each_batch_gives_what_the_cpu_gives() -> None:
+def test_batches_of_several_sizes_give_what_the_cpu_gives() -> None:
     samples = np.load(demo.CALIBRATION)["image"]
     right = onnxruntime.InferenceSession(str(demo.MODEL), providers=["CPUExecutionProvider"])
 

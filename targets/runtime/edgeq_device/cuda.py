@@ -5,19 +5,68 @@ from __future__ import annotations
 
 import sys
 from contextlib import redirect_stdout
-from typing import Any, Callable, List, Mapping
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Union
 
-from edgeq_device.binding import BoundSession
+import numpy as np
+
+from edgeq_device.binding import BoundSession, Key, shapes_of
 from edgeq_device.errors import RuntimeUnavailableError
 
-CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+CUDA, _CPU, _MEMORY = "CUDAExecutionProvider", "CPUExecutionProvider", "cuda"
 _GRAPHS = {"enable_cuda_graph": "1"}
 _ERRORS, _FATAL = 3, 4
 
 OpenWith = Callable[[List[Any]], Any]
 
 
-def open_cuda(ort: Any, options: Mapping[str, str], open_with: OpenWith) -> BoundSession:
+class CapturedSession:
+    """A session whose runs of the first input shapes are captured as a CUDA graph, used like a `BoundSession`.
+
+    Other shapes run in a session of their own: a graph goes on using the memory of the session that captured it, and
+    what runs there beside it overwrites that (an illegal memory access, on an H100 with onnxruntime 1.31.1).
+
+    Args:
+        captured: a session that captures.
+        plain: opens the same model without: for other shapes, and for a model that no graph can hold.
+    """
+
+    def __init__(self, captured: Any, ort: Any, device: str, plain: Callable[[], BoundSession]) -> None:
+        uncaptured = ort.RunOptions()
+        uncaptured.add_run_config_entry("gpu_graph_id", "-1")
+        self.notes: Tuple[str, ...] = ()
+        self._captured: Optional[BoundSession] = BoundSession(captured, ort, device, fixed=uncaptured)
+        self._open_plain, self._opened = plain, list[BoundSession]()
+        self._shapes: Optional[Key] = None
+
+    def run(self, names: Optional[Sequence[str]], feeds: Mapping[str, Any], run_options: Any = None) -> List[Any]:
+        """As `InferenceSession.run`."""
+        arrays = {name: np.asarray(value, order="C") for name, value in feeds.items()}
+        shapes = shapes_of(arrays)
+        if self._captured is None or self._shapes not in (None, shapes):
+            return self._plain.run(names, arrays, run_options)
+        try:
+            found = self._captured.run(names, arrays, run_options)
+        except Exception as error:  # onnxruntime's exceptions have no common base
+            if self._shapes is not None:
+                raise
+            self.notes = (*self.notes, f"no CUDA graph holds this model: {' '.join(str(error).split())}")
+            self._captured = None
+            return self._plain.run(names, arrays, run_options)
+        self._shapes = shapes
+        return found
+
+    @property
+    def _plain(self) -> BoundSession:
+        if not self._opened:
+            self._opened.append(self._open_plain())
+        return self._opened[0]
+
+    def __getattr__(self, name: str) -> Any:
+        """The rest of a session's interface."""
+        return getattr(self._captured or self._plain, name)
+
+
+def open_cuda(ort: Any, options: Mapping[str, str], open_with: OpenWith) -> Union[BoundSession, CapturedSession]:
     """A session on the GPU; what CUDA does not run is left to the CPU.
 
     Args:
@@ -29,17 +78,17 @@ def open_cuda(ort: Any, options: Mapping[str, str], open_with: OpenWith) -> Boun
     """
     load_libraries(ort)
 
-    def plain() -> Any:
-        return started(ort, CUDA, open_with([(CUDA, dict(options)), _CPU]))
+    def plain() -> BoundSession:
+        return BoundSession(started(ort, CUDA, open_with([(CUDA, dict(options)), _CPU])), ort, _MEMORY)
 
     session = plain()
     if not sizes_follow(session):
-        return BoundSession(session, ort, "cuda")
+        return session
     try:
-        captured = open_with([(CUDA, {**options, **_GRAPHS}), _CPU])
+        captured = started(ort, CUDA, open_with([(CUDA, {**options, **_GRAPHS}), _CPU]))
     except Exception:  # onnxruntime's have no common base; it refuses graphs that are split between providers
-        return BoundSession(session, ort, "cuda")
-    return BoundSession(captured, ort, "cuda", plain=plain)
+        return session
+    return CapturedSession(captured, ort, _MEMORY, plain)
 
 
 def load_libraries(ort: Any) -> None:

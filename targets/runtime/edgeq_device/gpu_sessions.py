@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Tuple, Union
 
 from edgeq_device.arrays import read_arrays
 from edgeq_device.binding import BoundSession
-from edgeq_device.cuda import CUDA, OpenWith, load_libraries, open_cuda, started
+from edgeq_device.cuda import CUDA, CapturedSession, OpenWith, load_libraries, open_cuda, started
 from edgeq_device.engines import engine_options, engines
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.gpu import read_gpus
@@ -24,7 +24,7 @@ _GRAPHS = "trt_cuda_graph_enable"
 _CUDA_ENGINE = "cuda"
 
 
-def open_on_gpu(variant: Variant, ort: Any, open_with: OpenWith) -> BoundSession:
+def open_on_gpu(variant: Variant, ort: Any, open_with: OpenWith) -> Union[BoundSession, CapturedSession]:
     """Open `variant`, build its engine if there is none yet, and run it once so that nothing is left to do later.
 
     Args:

@@ -65,7 +65,7 @@ def read_device() -> Device:
 
 def open_session(variant: Variant, threads: int = 0, engine: Optional[EngineSpec] = None, *, profile: str = "") -> Any:
     """An `onnxruntime.InferenceSession` for `variant` with the options that travel with it; for one that runs on a GPU,
-    a `BoundSession` around it whose provider has really started.
+    what keeps its inputs and outputs there, and whose provider has really started.
 
     Args:
         threads: threads inside an operator; 0 takes those that the variant was found to run best with, and where it
