@@ -27,6 +27,7 @@ from edgeq.data.state import Array
 from edgeq.errors import DataError
 
 MAX_MEMBERS = 10_000
+_BLOCK = 1 << 20
 IDX_NAME = re.compile(r"[-.]idx\d")
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 DAMAGE = (
@@ -143,7 +144,7 @@ class ArrayFile:
             self._open[key] = self._stack.enter_context(self._stream(key))
         stream = self._open[key]
         with damage(self._where(key)):
-            stream.seek(self.headers[key].start + start)
+            _move(stream, self.headers[key].start + start)
             data = stream.read(stop - start)
         if len(data) != stop - start:
             raise DataError(f"{self._where(key)} ends early", "The file is truncated")
@@ -201,6 +202,21 @@ class ArrayFile:
         return header
 
 
+def _move(stream: IO[bytes], position: int) -> None:
+    """Go to `position` of a stream.
+
+    Python 3.12.0 to 3.12.8 and 3.13.0 and 3.13.1 seek forward in an uncompressed member of an archive from where another
+    member was read last (python/cpython#127847), and then read wrong values. So members are read up to there.
+    """
+    if not isinstance(stream, zipfile.ZipExtFile):
+        stream.seek(position)
+        return
+    if position < stream.tell():
+        stream.seek(0)
+    while position > stream.tell() and stream.read(min(position - stream.tell(), _BLOCK)):
+        pass
+
+
 class _Streamed:
     def __init__(self, stream: IO[bytes], header: Header, where: str, held: int) -> None:
         self.stream, self.header, self.where, self.held = stream, header, where, held
@@ -210,7 +226,7 @@ class _Streamed:
         shape, dtype = self.header.shape[1:], self.header.dtype
         size = math.prod(shape) * dtype.itemsize
         with damage(self.where):
-            self.stream.seek(self.header.start + index * size)
+            _move(self.stream, self.header.start + index * size)
             data = self.stream.read(size)
         if len(data) != size:
             raise DataError(f"{self.where} ends in sample {index}", "The file is truncated")

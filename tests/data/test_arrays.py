@@ -124,6 +124,25 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch: py
                 read()
 
 
+def test_arrays_of_one_archive_are_read_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uncompressed, as `np.savez` writes them; no forward seek, which some Pythons make from another array's place."""
+    random = np.random.default_rng(0)
+    arrays = {name: random.standard_normal((40, 5000)) for name in "abc"}
+    np.savez(tmp_path / "x.npz", **arrays)
+    seek = zipfile.ZipExtFile.seek
+
+    def only_back(member: zipfile.ZipExtFile, offset: int, whence: int = 0) -> int:
+        assert (offset, whence) == (0, 0)
+        return seek(member, offset, whence)
+
+    monkeypatch.setattr(zipfile.ZipExtFile, "seek", only_back)
+    with ArrayFile(tmp_path / "x.npz") as file:
+        slices = {name: file.slices(name) for name in arrays}
+        for index in (*range(0, 40, 3), 2, 0, 39):
+            for name, values in arrays.items():
+                np.testing.assert_array_equal(slices[name].take(index), values[index])
+
+
 def test_damaged_contents_are_found_when_they_are_read(tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
     np.savez(path, x=np.arange(1000, dtype=np.int64).reshape(10, 100))
