@@ -205,7 +205,7 @@ class ArrayFile:
 def _move(stream: IO[bytes], position: int) -> None:
     """Go to `position` of a stream.
 
-    Python 3.12.0 to 3.12.8 and 3.13.0 and 3.13.1 seek forward in an uncompressed member of an archive from where another
+    Python 3.12.0 to 3.12.8, 3.13.0 and 3.13.1 seek forward in an uncompressed member of an archive from where another
     member was read last (python/cpython#127847), and then read wrong values. So members are read up to there.
     """
     if not isinstance(stream, zipfile.ZipExtFile):
