@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +11,7 @@ import onnx
 import onnx_ir as ir
 from edgeq_device.errors import BundleError
 from edgeq_device.onnxfile import read_onnx
+from edgeq_device.sizes import is_name
 
 from edgeq.errors import ModelError, OutputError
 from edgeq.graph.convert import from_proto, to_bytes
@@ -46,9 +46,6 @@ SMALL_EXTERNAL = 2**26
 
 # From this version of the format on, an initializer need not be an input.
 _FREE_INITIALIZERS = 4
-
-# What exporters write for a size that is free: no name, so that two of them need not be equal.
-_PLACEHOLDER = re.compile(r"\s*([?*]|-?\d+|none|null|any|unknown|dynamic|unk__.*)?\s*", re.IGNORECASE)
 
 ExternalData = Literal["small", "all", "none"]
 
@@ -269,7 +266,7 @@ def _is_size(dim: onnx.TensorShapeProto.Dimension) -> bool:
 
 
 def _is_name(dim: onnx.TensorShapeProto.Dimension) -> bool:
-    return bool(dim.HasField("dim_param") and not _PLACEHOLDER.fullmatch(dim.dim_param))
+    return bool(dim.HasField("dim_param") and is_name(dim.dim_param))
 
 
 def _dimension(dim: onnx.TensorShapeProto.Dimension) -> Dimension:

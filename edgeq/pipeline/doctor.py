@@ -132,9 +132,11 @@ def _nvidia(machine: Machine) -> Iterator[Check]:
         yield Check("GPU", "ok", f"{gpu.name}, compute capability {capability}{size}{driver}")
     if not gpus:
         yield Check("GPU", "absent", problem)
-    version, problem = read_tensorrt(onnxruntime())
-    # A machine with a GPU is expected to have what runs on it.
-    yield Check("TensorRT", "ok" if version else "failed" if gpus else "absent", version or problem)
+    ort = onnxruntime()
+    version, problem = read_tensorrt(ort)
+    # A machine with a GPU is expected to have one of the two that run on it.
+    nothing = gpus and options.CUDA not in ort.get_available_providers()
+    yield Check("TensorRT", "ok" if version else "failed" if nothing else "absent", version or problem)
     cuda = machine.runtimes.get("cuda", "")
     yield Check("CUDA", "ok" if cuda else "absent", cuda or "no CUDA runtime is installed as a Python package")
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from edgeq_device import cuda
@@ -111,6 +112,27 @@ def test_sizes_that_depend_on_values_are_not_captured(on_gpu: Callable[[str], On
     assert session.run(None, {"x": np.array([[0, 1]], np.float32)})[0].shape == (2, 1)
     assert session.run(None, {"x": np.array([[2, 1]], np.float32)})[0].shape == (2, 2)
     assert gpu.graphs == ["", ""]
+
+
+def test_a_free_size_without_a_name_may_depend_on_values(on_gpu: Callable[[str], OnGpu]) -> None:
+    gpu = on_gpu("g (float[N,2] x) => (int64[D,K] y) { y = NonZero (x) }")
+    model = onnx.load(gpu.model)
+    for value in (*model.graph.input, *model.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            dim.dim_param = "?"
+    onnx.save(model, gpu.model)
+    gpu.open()
+    assert [GRAPHS in s.options for s in gpu.opened] == [False]
+
+
+def test_inputs_that_do_not_fit_are_no_fault_of_the_graph(on_gpu: Callable[[str], OnGpu]) -> None:
+    gpu = on_gpu("g (float[N,2] x) => (float[N,2] y) { y = Neg (x) }")
+    session = gpu.open()
+    with pytest.raises(Exception, match="Got: 3 Expected: 2"):
+        session.run(None, {"x": np.zeros((1, 3), np.float32)})
+    assert session.run(None, feed(2))[0].shape == (2, 2)
+    assert session.notes == ()
+    assert gpu.opened[1].runs == 3
 
 
 def test_a_model_that_no_graph_holds_goes_on_without(on_gpu: Callable[[str], OnGpu]) -> None:

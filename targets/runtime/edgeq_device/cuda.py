@@ -11,6 +11,7 @@ import numpy as np
 
 from edgeq_device.binding import BoundSession, Key, shapes_of
 from edgeq_device.errors import RuntimeUnavailableError
+from edgeq_device.sizes import is_name
 
 CUDA, _CPU, _MEMORY = "CUDAExecutionProvider", "CPUExecutionProvider", "cuda"
 _GRAPHS = {"enable_cuda_graph": "1"}
@@ -35,7 +36,8 @@ class CapturedSession:
         uncaptured.add_run_config_entry("gpu_graph_id", "-1")
         self.notes: Tuple[str, ...] = ()
         self._captured: Optional[BoundSession] = BoundSession(captured, ort, device, fixed=uncaptured)
-        self._open_plain, self._opened = plain, list[BoundSession]()
+        self._opened: Optional[BoundSession] = None
+        self._open_plain = plain
         self._shapes: Optional[Key] = None
 
     def run(self, names: Optional[Sequence[str]], feeds: Mapping[str, Any], run_options: Any = None) -> List[Any]:
@@ -49,17 +51,18 @@ class CapturedSession:
         except Exception as error:  # onnxruntime's exceptions have no common base
             if self._shapes is not None:
                 raise
+            found = self._plain.run(names, arrays, run_options)  # raises where the inputs are at fault
             self.notes = (*self.notes, f"no CUDA graph holds this model: {' '.join(str(error).split())}")
             self._captured = None
-            return self._plain.run(names, arrays, run_options)
+            return found
         self._shapes = shapes
         return found
 
     @property
     def _plain(self) -> BoundSession:
-        if not self._opened:
-            self._opened.append(self._open_plain())
-        return self._opened[0]
+        if self._opened is None:
+            self._opened = self._open_plain()
+        return self._opened
 
     def __getattr__(self, name: str) -> Any:
         """The rest of a session's interface."""
@@ -126,5 +129,5 @@ def _log(ort: Any, severity: int) -> None:
 def sizes_follow(session: Any) -> bool:
     """Whether the sizes of all outputs are numbers, or names that the inputs' sizes have, too: else they may depend on
     the values, and a captured graph would repeat the first ones."""
-    given = {size for spec in session.get_inputs() for size in spec.shape if isinstance(size, str)}
+    given = {size for spec in session.get_inputs() for size in spec.shape if isinstance(size, str) and is_name(size)}
     return all(isinstance(size, int) or size in given for spec in session.get_outputs() for size in spec.shape)

@@ -107,13 +107,8 @@ def engines() -> Mapping[str, EngineSpec]:
 
 def plugin_of(provider: str) -> Optional[EngineSpec]:
     """The plug-in engine with that execution provider; None where there is none: it is one of onnxruntime's own."""
-    found = engine_of(provider)
-    return found if found is not None and found.module and not found.by_name else None
-
-
-def engine_of(provider: str) -> Optional[EngineSpec]:
-    """The engine with that execution provider; None where nothing describes it."""
-    return next((engine for engine in engines().values() if engine.provider == provider), None)
+    registered = (engine for engine in engines().values() if engine.module and not engine.by_name)
+    return next((engine for engine in registered if engine.provider == provider), None)
 
 
 def this_platform() -> str:
