@@ -48,11 +48,11 @@ def test_a_gpu_that_an_installed_engine_does_not_take_is_no_fault(monkeypatch: p
 
 def test_gpu_checks_that_could_not_run_fail_only_where_they_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "read_gpus", lambda: ((), "no driver"))
-    found = doctor(gpu=True)
-    assert Check("GPU run", "not run", "no driver") in found.checks
+    not_run = Check("GPU run", "not run", "no driver")
+    assert not_run in doctor(gpu=True).checks
     with pytest.raises(CheckFailedError, match="GPU run: no driver"):
-        found.check(gpu=True)
-    found.check(gpu=False)
+        Diagnosis((not_run,)).check(gpu=True)
+    Diagnosis((not_run,)).check(gpu=False)
 
 
 def test_both_packages_of_onnxruntime_are_a_fault() -> None:
