@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from edgeq_device.version import parse_version
 
 from edgeq.backends.quantizer_index import indexed
 from edgeq.calibrate.ranges import Range
-from edgeq.errors import CalibrationError, ModelError
+from edgeq.errors import CalibrationError, ModelError, RuntimeUnavailableError
 from edgeq.model.load import model_files
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import IntegerType
+from edgeq.session import onnxruntime
 
+OLDEST = "1.27"
+"""The onnxruntime whose quantizer takes ranges from a file. pyproject.toml has the same."""
 # Protobuf refuses messages from 2 GiB on; the quantized file is smaller, but the intermediate ones may not be.
 _EXTERNAL_DATA_FROM = 2**31 - 2**20
 # The quantizer raises all of these for models and options that it cannot handle.
@@ -95,7 +99,9 @@ def quantize_with_ranges(
     Raises:
         CalibrationError: a tensor has no range.
         ModelError: the quantizer refuses the model.
+        RuntimeUnavailableError: onnxruntime is too old.
     """
+    _check_version()
     from onnxruntime.quantization import QuantFormat, quantize_static, save_tensors_data
 
     # The folder is private: the quantizer leaves shape-inferred copies of big models beside the file it reads.
@@ -114,6 +120,18 @@ def quantize_with_ranges(
                 calibration_cache_path=cache,
                 **arguments,
             )
+
+
+def _check_version() -> None:
+    """Refuse an onnxruntime that pip would not have let stand beside edgeq.
+
+    Raises:
+        RuntimeUnavailableError: its quantizer takes no ranges from a file.
+    """
+    here = str(onnxruntime().__version__)
+    if parse_version(here) < parse_version(OLDEST):
+        fix = f"Renew it: python -m pip install --upgrade 'onnxruntime>={OLDEST}'"
+        raise RuntimeUnavailableError(f"to quantize takes onnxruntime {OLDEST} or newer, here is {here}", fix)
 
 
 def tensors_data(ranges: Mapping[str, Range], method: str) -> Any:

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from edgeq.backends import quantizer
+from edgeq.errors import RuntimeUnavailableError
+
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
+
+@pytest.mark.parametrize(("version", "refused"), [("1.26.9", True), ("1.27.0", False), ("1.100.0", False)])
+def test_an_onnxruntime_that_is_too_old_is_one_line(
+    version: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantizer, "onnxruntime", lambda: SimpleNamespace(__version__=version))
+    if not refused:
+        quantizer._check_version()
+        return
+    with pytest.raises(RuntimeUnavailableError, match=r"takes onnxruntime 1\.27 or newer, here is 1\.26\.9\. Renew it"):
+        quantizer._check_version()
+
+
+def test_the_package_asks_for_the_same() -> None:
+    extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
+    assert f"onnxruntime>={quantizer.OLDEST}" in extras["cpu"]
+    assert f"onnxruntime-gpu[cuda,cudnn]>={quantizer.OLDEST}" in extras["gpu"]
