@@ -211,6 +211,9 @@ class Untimed:
 
     timed = False
 
+    def simulate(self, candidate: Candidate, max_drop: float, seconds: float) -> None:
+        """Nothing simulates the target."""
+
 
 def loss(stored: Stored, name: str, chosen: Sequence[int]) -> float:
     values = []
