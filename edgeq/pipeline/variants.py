@@ -280,15 +280,11 @@ def _engine(artifact: Artifact) -> tuple[str, Mapping[str, str], dict[str, str]]
 def _alternative(alternative: Alternative, job: Job, selftest: int) -> VariantSpec:
     """The variant of an artifact that stands in for another, once a bundle: every target's is the same."""
     artifact = alternative.artifact
-    cases, allowed = expected_outputs(
-        selftest_cases(artifact, job.validation, selftest),
-        None,
-        job.prepared.path,
-        native=artifact.simulation is None,
-        simulated=True,
-    )
+    cases = selftest_cases(artifact, job.validation, selftest)
+    modelled = artifact.simulation is not None
+    cases, allowed = expected_outputs(cases, None, job.prepared.path, native=not modelled, simulated=modelled)
     ep, options, engine = _engine(artifact)
-    simulated = artifact.simulation is not None or bool(engine)
+    simulated = modelled or bool(engine)
     where = "in simulation on a CPU" if simulated else "this machine"
     checks = [Check(name, "modelled" if simulated else "native", where, "", True) for name in ("load", "self-test")]
     return VariantSpec(
