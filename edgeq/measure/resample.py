@@ -91,17 +91,17 @@ def random_halves(rows: int) -> NDArray[np.bool_]:
     return (np.random.default_rng(0).random((rows, HALVES)) < 0.5).T
 
 
-def loss_error(reference: Measured, candidate: Measured, *, least: float) -> float | None:
+def loss_error(reference: Measured, candidate: Measured, *, further: float) -> float | None:
     """Standard error of the difference of two models' primary metrics on the same rows; None where it is not known.
 
     Args:
-        least: of a mean of scores the error is no smaller than this (one row's weight): that none changed is luck, too.
+        further: standard error of what these rows do not show and others may: the spread of rows that all agree is 0.
     """
     if reference.scores is not None and candidate.scores is not None:
         differences = reference.scores - candidate.scores
-        return (
-            max(float(differences.std(ddof=1)) / math.sqrt(len(differences)), least) if len(differences) > 1 else None
-        )
+        if len(differences) < 2:
+            return None
+        return math.hypot(float(differences.std(ddof=1)) / math.sqrt(len(differences)), further)
     differences = reference.halves - candidate.halves
     known = differences[np.isfinite(differences)]
-    return float(known.std(ddof=1)) if len(known) >= _FEWEST_HALVES else None
+    return math.hypot(float(known.std(ddof=1)), further) if len(known) >= _FEWEST_HALVES else None

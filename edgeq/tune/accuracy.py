@@ -17,7 +17,7 @@ from edgeq.measure.task import Task
 from edgeq.progress import SILENT, Progress
 from edgeq.report.tuning_record import Assessment
 from edgeq.session import open_session
-from edgeq.tune.accuracy_estimate import AgreementEstimate, assess, loses_more, sure
+from edgeq.tune.accuracy_estimate import AgreementEstimate, assess, further_error, loses_more, sure
 from edgeq.tune.recover.sensitivity import Columns
 from edgeq.tune.store import MEMORY, ArrayStore, SampleStore
 from edgeq.tune.together import alike, answers, gathered, joined, run_at_once
@@ -120,7 +120,8 @@ class AccuracyMeter:
             return replace(found, complete=True), 0.0
         error = None
         if pair.here.metric is not None and pair.there.metric is not None:
-            error = loss_error(pair.here.metric.measured(), pair.there.metric.measured(), least=1 / found.samples)
+            measured = pair.here.metric.measured(), pair.there.metric.measured()
+            error = loss_error(*measured, further=further_error(measured[1], None, found.samples))
         more, error = loses_more(same, found, error, whole, pair.between.result().sqnr_db)
         drop = whole.drop + more
         low, high = sure(drop, error, (whole.high - whole.low) / 2)

@@ -45,6 +45,8 @@ class Regret:
     squares: float = 0.0
     changed: int = 0
     fits: bool = True
+    leads: list[NDArray[np.float64]] = field(default_factory=list)
+    moves: list[NDArray[np.float64]] = field(default_factory=list)
 
     def update(self, reference: NDArray[Any], candidate: NDArray[Any]) -> None:
         """Add rows of scores, [N, ...] of both models."""
@@ -61,6 +63,10 @@ class Regret:
         self.sum += float(lost.sum())
         self.squares += float((lost**2).sum())
         self.changed += int((first != second).sum())
+        lead = _lead(scores, first)
+        self.leads.append(lead)
+        with np.errstate(invalid="ignore"):  # the scores of a class that is ruled out may be -inf in both
+            self.moves.append(lead - _lead(other, first))
 
     @property
     def mean(self) -> float:
@@ -72,6 +78,22 @@ class Regret:
         """Standard error of `mean`."""
         variance = max(0.0, self.squares / self.rows - self.mean**2)
         return math.sqrt(variance / self.rows)
+
+    @property
+    def changing(self) -> float:
+        """In how many of as many other rows the class is to be expected to change, also where it changed in none of
+        these: the lead of each row is held against the moves of all."""
+        leads, moves = np.concatenate(self.leads), np.sort(np.concatenate(self.moves))
+        return float((1 - np.searchsorted(moves, leads) / self.rows).sum())
+
+
+def _lead(scores: NDArray[np.float64], best: NDArray[np.intp]) -> NDArray[np.float64]:
+    """By how much the class `best` of each row is ahead of the next: [rows, classes] and [rows] to [rows]."""
+    every = np.arange(len(scores))
+    others = scores.copy()
+    others[every, best] = -np.inf
+    lead: NDArray[np.float64] = scores[every, best] - others.max(1)
+    return lead
 
 
 @dataclass
@@ -129,7 +151,7 @@ def assess(
         task, reference, candidate = labels
         sign = 1 if task.higher_is_better else -1
         drop = sign * (reference.metrics[task.primary] - candidate.metrics[task.primary])
-        error = loss_error(reference, candidate, least=1 / compared.count)
+        error = loss_error(reference, candidate, further=further_error(candidate, regret, compared.count))
         known["metrics"] = candidate.metrics
         low, high = sure(drop, error)
         if error is None:
@@ -146,6 +168,19 @@ def assess(
         return Assessment(**known, drop=mean, low=mean - reach, high=mean + reach, expected=mean, doubt=regret.error)
     drop = 1 - known["cosine"]
     return Assessment(**known, drop=drop, low=0.0, high=1.0, expected=drop)
+
+
+def further_error(measured: Measured, regret: Regret | None, rows: int) -> float:
+    """Standard error of a loss from rows that change the class and happen not to be among these `rows`.
+
+    Of classes it is that of two rows, one for each direction (D. Bonett, R. Price: Adjusted Wald confidence interval
+    for a difference of binomial proportions based on paired data, 2012), or of as many as are expected to change where
+    that is less. Where outputs hold no classes that float32 is sure of, it is one row's weight in a mean of scores, and
+    0 of any other metric, on which every row has a little influence.
+    """
+    if regret is not None:
+        return math.sqrt(min(2.0, regret.changing)) / rows
+    return 0.0 if measured.scores is None else 1 / rows
 
 
 def sure(drop: float, error: float | None, further: float = 0.0) -> tuple[float, float]:
@@ -182,9 +217,9 @@ def loses_more(
 
     By labels on few samples that is unbiased and noisy: the answers that change are a few. The noise of the outputs is
     steady, since every sample shows it, and losses grow with its power: with noise N here and N' there, the loss is
-    taken to be N' / N times as large, to within half the share sqrt(D / N) of what may be lost here at most, where D is
-    the power of the difference of the two engines' outputs. Where roundings are all that differs that is little; where
-    the engine answers something else it is large, and the labels decide.
+    taken to be N' / N times as large, to within half the share sqrt(D / N) of what may be lost here at most (no less
+    than two samples), where D is the power of the difference of the two engines' outputs. Where roundings are all that
+    differs that is little; where the engine answers something else it is large, and the labels decide.
 
     Args:
         here, there: the model on the same samples in both.
@@ -201,7 +236,8 @@ def loses_more(
     if before == 0:
         return more, error
     expected = max(0.0, whole.drop) * (after / before - 1)
-    return _weighed((more, error), (expected, _TRUST * max(0.0, whole.high) * math.sqrt(between / before)))
+    most = max(whole.high, 2 / whole.samples)
+    return _weighed((more, error), (expected, _TRUST * most * math.sqrt(between / before)))
 
 
 def _weighed(*estimates: tuple[float, float]) -> tuple[float, float]:

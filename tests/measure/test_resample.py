@@ -72,7 +72,7 @@ def test_the_error_is_that_of_samples_drawn_anew(task: Task) -> None:
     losses, errors = [], []
     for _ in range(30):
         reference, candidate = (meter.measured() for meter in draw(random, task, 60))
-        error = loss_error(reference, candidate, least=0.0)
+        error = loss_error(reference, candidate, further=0.0)
         assert error is not None
         errors.append(error)
         losses.append(reference.metrics[task.primary] - candidate.metrics[task.primary])
@@ -103,7 +103,7 @@ def test_a_half_without_a_value_is_left_out_and_too_few_say_nothing() -> None:
     assert np.isnan(halves).any()
     assert np.isfinite(halves).any()
     one = few.measured()
-    assert loss_error(one, one, least=0.0) == 0.0
+    assert loss_error(one, one, further=0.0) == 0.0
     none = ResampledMeter(Anomaly())
     for i in range(2):
         none.update({"y": np.full((1, 1), float(i))}, Sample(f"{i}", {"x": np.zeros((1, 1))}, i))
@@ -115,4 +115,4 @@ def test_no_change_is_not_certainty() -> None:
     for i in range(8):
         meter.update({"y": np.eye(2)[[i % 2]]}, Sample(f"{i}", {}, i % 2))
     found = meter.measured()
-    assert loss_error(found, found, least=1 / 8) == 1 / 8
+    assert loss_error(found, found, further=1 / 8) == 1 / 8

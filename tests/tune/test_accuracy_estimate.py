@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from edgeq.data.samples import Sample
+from edgeq.measure.agreement import Comparison
 from edgeq.measure.class_scores import probabilities
 from edgeq.measure.inference import Outputs
 from edgeq.measure.resample import Measured, ResampledMeter
@@ -17,7 +18,7 @@ from edgeq.measure.tasks.anomaly import Anomaly
 from edgeq.measure.tasks.classification import Classification
 from edgeq.report.tuning_record import Assessment
 from edgeq.tune.accuracy import AccuracyMeter
-from edgeq.tune.accuracy_estimate import AgreementEstimate, assess, loses_more
+from edgeq.tune.accuracy_estimate import AgreementEstimate, Regret, assess, further_error, loses_more
 from tests.measure.fakes import FakeSamples
 
 RANDOM = np.random.default_rng(0)
@@ -157,6 +158,49 @@ def test_a_metric_that_is_no_mean_counts_its_doubt() -> None:
     assert seen.bound == seen.drop == found.drop
 
 
+@pytest.mark.parametrize(("moves", "doubts"), [(0.05, (0.005, 0.01)), (1e-6, (0.0, 1e-9))], ids=["int8", "float"])
+def test_that_no_class_changed_is_luck_where_scores_move_as_far_as_others_lead(
+    moves: float, doubts: tuple[float, float]
+) -> None:
+    """F1 is the same in all halves then, and their spread 0."""
+    leads = np.linspace(0.0, 0.3, 153)[2:].astype(np.float32)
+    agreement = AgreementEstimate(Comparison(Classification()))
+    for i, lead in enumerate(leads):
+        reference = row(2 + lead, 2, 0)
+        moved = row(2 + lead + moves * (-1 if i >= 100 else 1), 2, 0)
+        agreement.update({"y": reference}, {"y": moved}, sample())
+    same = Measured({"f1": 0.9}, None, np.full(32, 0.9))
+    task = SimpleNamespace(primary="f1", higher_is_better=True)
+    found = assess(agreement, (task, same, same), complete=True)  # type: ignore[arg-type]
+    assert found.disagreement == 0
+    assert doubts[0] <= found.doubt <= doubts[1]
+    assert found.bound == pytest.approx(1.81 * found.doubt, rel=0.01)
+
+
+def test_the_classes_expected_to_change_are_all_pairs_of_a_lead_and_a_move() -> None:
+    regret = Regret()
+    reference, candidate = RANDOM.normal(0, 1, (60, 4)), RANDOM.normal(0, 1, (60, 4))
+    regret.update(reference[:25], candidate[:25])
+    regret.update(reference[25:], candidate[25:])
+    pairs = 0
+    for i in range(60):
+        for j in range(60):
+            first, best = reference[i].argmax(), reference[j].argmax()
+            move = margin(reference[j], best) - margin(candidate[j], best)
+            pairs += margin(reference[i], first) <= move
+    assert regret.changing == pytest.approx(pairs / 60)
+    assert further_error(Measured({}), regret, 60) == pytest.approx(2**0.5 / 60)
+
+
+def margin(scores: np.ndarray, best: np.intp) -> float:
+    return float(scores[best] - np.delete(scores, best).max())
+
+
+def test_without_classes_nothing_is_added_but_to_a_mean() -> None:
+    assert further_error(Measured({}), None, 50) == 0
+    assert further_error(Measured({}, np.zeros(50)), None, 50) == 1 / 50
+
+
 def test_where_nothing_is_known_of_the_doubt_the_interval_is_the_whole_scale() -> None:
     agreement = AgreementEstimate()
     agreement.update({"y": row(1, 0)}, {"y": row(1, 0)}, sample())
@@ -236,13 +280,13 @@ def test_a_loss_in_a_slow_engine_is_the_loss_here_and_what_is_lost_more_there(
     assert every.metrics == {**every.metrics, "top1": pytest.approx(0.94)}
 
 
-def measured(drop: float, sqnr_db: float, high: float = 0.02) -> Assessment:
-    return Assessment(24, True, "labels", drop, drop - 0.02, high, drop, sqnr_db=sqnr_db)
+def measured(drop: float, sqnr_db: float, high: float = 0.02, samples: int = 24) -> Assessment:
+    return Assessment(samples, True, "labels", drop, drop - 0.02, high, drop, sqnr_db=sqnr_db)
 
 
 def test_roundings_cost_what_their_noise_says_and_not_what_a_changed_answer_of_few_does() -> None:
     here, there = measured(0.0, 17.0), measured(1 / 24, 16.9)
-    more, error = loses_more(here, there, 1 / 24, whole=measured(0.004, 17.0), between_db=26.0)
+    more, error = loses_more(here, there, 1 / 24, whole=measured(0.004, 17.0, samples=500), between_db=26.0)
     assert 0 < more < 0.003
     assert error is not None
     assert 0 < error < 0.005
@@ -252,6 +296,13 @@ def test_where_an_engine_answers_something_else_the_labels_decide() -> None:
     here, there = measured(0.0, 17.0), measured(0.6, -3.0)
     more, error = loses_more(here, there, 0.1, whole=measured(0.004, 17.0), between_db=-3.0)
     assert more > 0.2
+    assert error is not None
+    assert more - 2 * error > 0.01
+
+
+def test_a_model_that_surely_loses_nothing_here_may_lose_there() -> None:
+    here, there = measured(0.0, 17.0), measured(1.0, -3.0)
+    more, error = loses_more(here, there, 0.2, whole=measured(0.0, 17.0, high=0.0, samples=60), between_db=-3.0)
     assert error is not None
     assert more - 2 * error > 0.01
 
