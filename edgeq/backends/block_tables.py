@@ -1,4 +1,4 @@
-"""Tables of embeddings in weight-only quantization: the integers of a product that they are tied to, or 8-bit rows.
+"""Tables of embeddings as integers: those of a product in blocks that they are tied to, or 8-bit rows.
 
 The head of a language model often multiplies by the table that was looked up. Blocks of a product's matrix [k, n] run
 along k, those of the table [n, k] along its rows: they are the same integers. So such a table is not stored at all:
@@ -19,7 +19,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.backends.block_products import DOMAIN
-from edgeq.graph.edit import Editor, replace_value
+from edgeq.graph.edit import Editor, drop_unused_initializers, replace_value
 from edgeq.graph.query import constant, constant_tensor, is_op, node_input
 
 OPERATOR = "GatherBlockQuantized"
@@ -32,20 +32,21 @@ Matrices = Mapping[ir.Node, NDArray[np.float32]]
 """Products in blocks → their float matrices [k, n]."""
 
 
-def write_tables(model: ir.Model, products: Matrices, exclude: Collection[str] = ()) -> int:
+def write_tables(model: ir.Model, products: Matrices, exclude: Collection[str] = ()) -> tuple[int, int]:
     """Put the table [n, k] of every Gather of the main graph into integers, in place.
 
     Args:
+        products: that tables may be tied to; none in a model without blocks.
         exclude: names of nodes that stay as they are.
 
     Returns:
-        How many share the integers of a product.
+        How many of the nodes have a scale for each row now, and how many share the integers of a product.
     """
     editor = Editor(model)
     rows: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
-    tied = 0
+    own = tied = 0
     for node in list(model.graph):
-        table = _table(node) if node.name not in exclude else None
+        table = table_of(node) if node.name not in exclude else None
         if table is None:
             continue
         product = _tied(table, products)
@@ -54,14 +55,15 @@ def write_tables(model: ir.Model, products: Matrices, exclude: Collection[str] =
         else:
             if table not in rows:
                 rows[table] = _in_rows(editor, table)
-            made = _from_rows(editor, node, *rows[table])
+            made, own = _from_rows(editor, node, *rows[table]), own + 1
         replace_value(node.outputs[0], made, keep_name=True)
         editor.graph.remove(node, safe=True)
-    return tied
+    drop_unused_initializers(model.graph)
+    return own, tied
 
 
-def _table(node: ir.Node) -> ir.Value | None:
-    """The constant float matrix of which a node gathers rows."""
+def table_of(node: ir.Node) -> ir.Value | None:
+    """The constant float matrix [n, k] of which a node gathers rows, if they are long enough to be worth a scale."""
     tensor = constant_tensor(node.inputs[0]) if is_op(node, "Gather") else None
     if tensor is None or node.attributes.get_int("axis", 0) != 0 or tensor.dtype != ir.DataType.FLOAT:
         return None

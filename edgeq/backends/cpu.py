@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edgeq.backends.base import Artifact, check_names, refuse_wide
 from edgeq.backends.block_compute import BlockCompute, described
 from edgeq.backends.dynamic import OPERATORS as DYNAMIC_OPERATORS
-from edgeq.backends.dynamic import check_dynamic, expand_recurrence, write_dynamic
+from edgeq.backends.dynamic import check_dynamic, finish_dynamic, write_dynamic
 from edgeq.backends.float_guard import guard_float_layers, requantized_at_load
 from edgeq.backends.quantizer import quant_type, quantize_with_ranges
 from edgeq.backends.saturation_fit import check_fit, fitted_ranges
@@ -100,7 +100,7 @@ class CpuBackend:
         else:
             _write_static(prepared, ranges, scheme, destination, self._reach)
         built = (read_own if scheme.mode == "static" else read_model)(destination)
-        changes = [*(expand_recurrence(built, scheme) if scheme.mode == "dynamic" else ()), *_store(scheme, built)]
+        changes = [*(finish_dynamic(built, scheme) if scheme.mode == "dynamic" else ()), *_store(scheme, built)]
         notes.extend(changes)
         if not is_quantized(built) and not changes:
             raise ModelError(f"{prepared.source}: nothing in it was quantized", _why_nothing(prepared, scheme))

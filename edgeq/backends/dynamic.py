@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from edgeq.backends.block_tables import table_of, write_tables
 from edgeq.backends.quantizer import needs_external_data, quant_type, refusals
 from edgeq.backends.recurrent import IntegerWeights, expand_grus
 from edgeq.errors import UsageError
@@ -42,7 +43,7 @@ def check_dynamic(scheme: Scheme) -> None:
 
 
 def write_dynamic(prepared: PreparedModel, scheme: Scheme, destination: Path) -> None:
-    """Write what onnxruntime's quantizer makes of the model; `expand_recurrence` does the rest.
+    """Write what onnxruntime's quantizer makes of the model; `finish_dynamic` does the rest.
 
     Raises:
         ModelError: the quantizer refuses the model.
@@ -61,15 +62,23 @@ def write_dynamic(prepared: PreparedModel, scheme: Scheme, destination: Path) ->
         save_model(prepared.model, destination)
 
 
-def expand_recurrence(model: ir.Model, scheme: Scheme) -> tuple[str, ...]:
-    """Write out, in place, the GRU layers that the scheme quantizes (`edgeq.backends.recurrent`); returns notes."""
-    if not _OURS.intersection(scheme.quantized_types or ()):
-        return ()
-    how = IntegerWeights(scheme.per_channel, _LIMITS[scheme.reduce_range])
-    names = expand_grus(model, how, exclude=scheme.exclude)
-    if not names:
-        return ()
-    return (f"the recurrence of {', '.join(names)} is written out with integer products, which GRU has no kernel for",)
+def finish_dynamic(model: ir.Model, scheme: Scheme) -> tuple[str, ...]:
+    """Quantize, in place, what the scheme takes and onnxruntime's quantizer has no or no good form for: tables of
+    Gather (`edgeq.backends.block_tables`) and GRU layers (`edgeq.backends.recurrent`); returns notes."""
+    notes = []
+    if _own_tables(scheme) and (tables := write_tables(model, {}, scheme.exclude)[0]):
+        notes.append(f"the tables of {tables} Gather are in 8 bits with a scale for each row")
+    if _OURS.intersection(scheme.quantized_types or ()):
+        how = IntegerWeights(scheme.per_channel, _LIMITS[scheme.reduce_range])
+        if names := expand_grus(model, how, exclude=scheme.exclude):
+            which = f"the recurrence of {', '.join(names)}"
+            notes.append(f"{which} is written out with integer products, which GRU has no kernel for")
+    return tuple(notes)
+
+
+def _own_tables(scheme: Scheme) -> bool:
+    """Whether tables get a scale for each row, which are signed integers."""
+    return "Gather" in (scheme.quantized_types or ()) and scheme.dynamic_weight_types["Gather"] == "int8"
 
 
 def quantize_types(
@@ -89,6 +98,8 @@ def quantize_types(
 
     nodes = prepared.model.graph
     kept = {str(node.name) for node in nodes if node.op_type not in op_types or node.name in scheme.exclude}
+    if _own_tables(scheme):
+        kept |= {str(node.name) for node in nodes if table_of(node) is not None}
     with refusals(prepared.source, "Keep the node in float with --exclude, or choose another scheme"):
         quantize_dynamic(
             source,

@@ -55,8 +55,7 @@ def write_weight_only(
         compute = choose_compute(model, prepared, samples)
     else:
         compute = given_compute(model, scheme.float_compute)
-    tied = write_tables(model, products, scheme.exclude) if "Gather" in wanted else 0
-    drop_unused_initializers(model.graph)
+    _, tied = write_tables(model, products, scheme.exclude) if "Gather" in wanted else (0, 0)
     save_model(model, destination)
     if tied:
         return compute, (

@@ -22,7 +22,7 @@ from edgeq.model.int8_rules import int8_rules
 from edgeq.model.prepare import PreparedModel
 from edgeq.pipeline.job import Built
 from edgeq.pipeline.reasons import explainer
-from edgeq.scheme import Scheme
+from edgeq.scheme import IntegerType, Scheme
 from edgeq.session import open_session
 from tests.backends.networks import model_of, operators, prepared, recurrent, run, sqnr_db
 
@@ -157,6 +157,28 @@ def test_tables_become_integers(tmp_path: Path) -> None:
         types = {t.data_type for t in onnx.load(artifact.model).graph.initializer if np.prod(t.dims) > 1000}
         assert types <= {TensorProto.INT8, TensorProto.UINT8}
         assert sqnr_db(run(ready.path, data)["y"], run(artifact.model, data)["y"]) > 28
+
+
+@pytest.mark.parametrize(("weight_type", "least_db"), [("int8", 35), ("uint8", -1)])
+def test_rows_of_a_table_have_their_scales(tmp_path: Path, weight_type: IntegerType, least_db: float) -> None:
+    """With one scale for all of them, rows of small values are lost. Unsigned tables are the quantizer's."""
+    table = normal(50, 32) * np.logspace(-4, 0, 50, dtype=np.float32)[:, None]
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["a"], name="look up"),
+        helper.make_node("Gather", ["table", "others"], ["b"], name="again"),
+        helper.make_node("Concat", ["a", "b"], ["y"], axis=0),
+    ]
+    model = model_of(nodes, {}, ["y"], {"table": table})
+    for name in ("ids", "others"):
+        model.graph.input.append(helper.make_tensor_value_info(name, TensorProto.INT64, ["N"]))
+    scheme = DYNAMIC.replace(dynamic_weight_types={"Gather": weight_type})
+    artifact = CpuBackend().build(prepared(model, tmp_path), {}, scheme, tmp_path / "q.onnx")
+    stored = {t.data_type for t in onnx.load(artifact.model).graph.initializer if np.prod(t.dims) > 1000}
+    assert stored == {TensorProto.INT8 if weight_type == "int8" else TensorProto.UINT8}
+    made = run(artifact.model, {"ids": np.arange(50), "others": np.arange(50)})["y"]
+    assert min(sqnr_db(exact, row) for exact, row in zip(table, made[:50], strict=True)) > least_db
+    assert np.array_equal(made[:50], made[50:])
+    assert any("tables of 2 Gather" in note for note in artifact.notes) == (weight_type == "int8"), artifact.notes
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
