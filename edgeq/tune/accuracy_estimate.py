@@ -173,14 +173,14 @@ def assess(
 def further_error(measured: Measured, regret: Regret | None, rows: int) -> float:
     """Standard error of a loss from rows that change the class and happen not to be among these `rows`.
 
-    Of classes it is that of two rows, one for each direction (D. Bonett, R. Price: Adjusted Wald confidence interval
-    for a difference of binomial proportions based on paired data, 2012), or of as many as are expected to change where
-    that is less. Where outputs hold no classes that float32 is sure of, it is one row's weight in a mean of scores, and
-    0 of any other metric, on which every row has a little influence.
+    In a mean of scores it is one row's weight. Of any other metric of classes it is that of two rows, one for each
+    direction (D. Bonett, R. Price: Adjusted Wald confidence interval for a difference of binomial proportions based on
+    paired data, 2012), or of as many as are expected to change where that is less; and 0 without classes that float32
+    is sure of, where every row has a little influence.
     """
-    if regret is not None:
-        return math.sqrt(min(2.0, regret.changing)) / rows
-    return 0.0 if measured.scores is None else 1 / rows
+    if measured.scores is not None:
+        return 1 / rows
+    return 0.0 if regret is None else math.sqrt(min(2.0, regret.changing)) / rows
 
 
 def sure(drop: float, error: float | None, further: float = 0.0) -> tuple[float, float]:

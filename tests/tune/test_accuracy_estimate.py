@@ -199,6 +199,7 @@ def margin(scores: np.ndarray, best: np.intp) -> float:
 def test_without_classes_nothing_is_added_but_to_a_mean() -> None:
     assert further_error(Measured({}), None, 50) == 0
     assert further_error(Measured({}, np.zeros(50)), None, 50) == 1 / 50
+    assert further_error(Measured({}, np.zeros(50)), Regret(), 50) == 1 / 50
 
 
 def test_where_nothing_is_known_of_the_doubt_the_interval_is_the_whole_scale() -> None:
@@ -239,8 +240,8 @@ def test_nothing_is_said_of_all_samples_where_the_doubt_is_not_known(ends: dict[
 class Answers:
     """A session that gives scores for the number in its input."""
 
-    def __init__(self, wrong: set[int]) -> None:
-        self.wrong = wrong
+    def __init__(self, wrong: set[int], score: float = 1) -> None:
+        self.wrong, self.score = wrong, score
 
     def get_inputs(self) -> list[SimpleNamespace]:
         return [SimpleNamespace(name="x", shape=[1, 1])]
@@ -250,7 +251,7 @@ class Answers:
 
     def run(self, names: object, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
         number = int(feed["x"][0, 0])
-        return [row(0, 1) if number in self.wrong else row(1, 0)]
+        return [row(0, self.score) if number in self.wrong else row(self.score, 0)]
 
 
 def test_a_loss_in_a_slow_engine_is_the_loss_here_and_what_is_lost_more_there(
@@ -278,6 +279,19 @@ def test_a_loss_in_a_slow_engine_is_the_loss_here_and_what_is_lost_more_there(
     assert every.drop == pytest.approx(0.06)
     assert reach == 0
     assert every.metrics == {**every.metrics, "top1": pytest.approx(0.94)}
+
+
+def test_a_few_samples_on_which_an_engine_answers_alike_are_no_certainty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgeq.tune.accuracy.open_session", lambda path: Answers(set()))
+    numbers = [sample(0, np.full((1, 1), number, np.float32)) for number in range(100)]
+    meter = AccuracyMeter(FakeSamples(numbers), tmp_path / "float.onnx", tmp_path, task=Classification())
+    here, there = Answers(set(), 0.9), Answers(set(), 0.8)
+    whole = meter.assess("m", lambda: here, 100, lambda count: None)
+    found, reach = meter.simulate("m", here, there, 20, whole, lambda count: None)
+    assert found.low < found.drop == 0 < found.high
+    assert reach > 0
 
 
 def measured(drop: float, sqnr_db: float, high: float = 0.02, samples: int = 24) -> Assessment:
