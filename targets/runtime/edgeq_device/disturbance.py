@@ -18,6 +18,7 @@ import numpy as np
 
 from edgeq_device import environment
 from edgeq_device.environment import ROOT
+from edgeq_device.precedence import Precedence
 
 _SHARE = 0.02
 """A wait that is shorter than this share of the stretch in which it ended disturbs nothing."""
@@ -182,24 +183,28 @@ class Others:
 
 
 class Watch:
-    """Both for one measurement, as far as its clock is the machine's: on another one nothing is known."""
+    """Both for one measurement, which takes precedence over others meanwhile, as far as its clock is the machine's: on
+    another one nothing is known."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self._real = clock is time.perf_counter
         self._elsewhere_s = 0.0
         self.waits = Waits()
+        self._precedence = Precedence()
         self._others = Others(own_cpu_s=lambda: time.process_time() + self._elsewhere_s)
 
     def __enter__(self) -> Watch:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._precedence.release()
         self.waits.close()
 
     def start(self) -> None:
         """A turn begins."""
         if self._real:
+            self._precedence.take()
             self.waits.start()
 
     def used_elsewhere(self, cpu_s: float) -> None:

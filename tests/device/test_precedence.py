@@ -1,0 +1,93 @@
+"""Niceness while something is timed: what is changed, what is left alone, and that all is given back."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from edgeq_device.errors import UsageError
+from edgeq_device.latency import measure_interleaved
+from edgeq_device.precedence import SETTING, Precedence
+
+
+class System:
+    """Threads 11 and 12 with their niceness."""
+
+    def __init__(self, root: Path, **nice: int) -> None:
+        self.root, self.nice = root, {int(name[1:]): value for name, value in nice.items()}
+        for thread in self.nice:
+            (root / "proc/self/task" / str(thread)).mkdir(parents=True)
+        self.refused = False
+
+    def give(self, thread: int, nice: int) -> None:
+        if self.refused:
+            raise PermissionError
+        if thread not in self.nice:
+            raise ProcessLookupError
+        self.nice[thread] = nice
+
+    def precedence(self) -> Precedence:
+        return Precedence(root=self.root, get=self.nice.__getitem__, give=self.give)
+
+
+def test_every_thread_has_precedence_and_its_own_niceness_back(tmp_path: Path) -> None:
+    system = System(tmp_path, t11=0, t12=-5)
+    taken = system.precedence()
+    taken.take()
+    assert system.nice == {11: -20, 12: -20}
+    system.nice[13] = 0
+    (tmp_path / "proc/self/task/13").mkdir()
+    taken.take()
+    assert system.nice == dict.fromkeys((11, 12, 13), -20), "a thread that was started since"
+    del system.nice[12]
+    taken.release()
+    assert system.nice == {11: 0, 13: 0}
+
+
+def test_who_wants_to_be_nice_stays_so(tmp_path: Path) -> None:
+    system = System(tmp_path, t11=10, t12=19)
+    taken = system.precedence()
+    taken.take()
+    taken.release()
+    assert system.nice == {11: 10, 12: 19}
+
+
+def test_where_it_is_not_granted_nothing_changes(tmp_path: Path) -> None:
+    system = System(tmp_path, t11=0, t12=0)
+    system.refused = True
+    taken = system.precedence()
+    taken.take()
+    system.refused = False
+    taken.take()
+    assert system.nice == {11: 0, 12: 0}, "it is asked for once"
+    Precedence(root=tmp_path / "none").take()
+
+
+@pytest.mark.parametrize(("text", "nice"), [("0", 0), ("-3", -3), ("5", 5), ("", -20)])
+def test_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, nice: int) -> None:
+    monkeypatch.setenv(SETTING, text)
+    system = System(tmp_path, t11=0)
+    system.precedence().take()
+    assert system.nice == {11: nice}
+
+
+@pytest.mark.parametrize("text", ["much", "-21", "1.5"])
+def test_a_setting_that_is_none(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(SETTING, text)
+    with pytest.raises(UsageError, match=f"EDGEQ_NICE={text} is no niceness"):
+        Precedence()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="niceness of threads is Linux's")
+def test_this_process_while_it_is_timed() -> None:
+    def own() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    before, seen = own(), set()
+    measure_interleaved({"a": lambda: seen.add(own())}, min_duration_s=0.01, min_runs=1)
+    granted = before <= 0 and os.geteuid() == 0
+    assert own() == before
+    assert seen <= ({-20, before} if granted else {before})
