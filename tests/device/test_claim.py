@@ -130,7 +130,7 @@ def test_who_kept_the_machine_busy() -> None:
     spread, waited = np.geomspace(1, 1.2 * WIDEST**2, 24), np.arange(24) % 8 == 0
     taken = {"busy": 0.5, "stolen": 0.4}
     found = claim(Distribution(spread, disturbed=waited, **taken).undisturbed(), Distribution(np.ones(24)))
-    who = "other processes used 10% of it and the virtual machine's host took 40% of it"
+    who = "other processes used or wanted 10% of it and the virtual machine's host took 40% of it"
     assert found.reason.startswith(f"the machine was busy ({who})")
 
 

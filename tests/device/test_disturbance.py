@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeq_device.disturbance import Waits
+from edgeq_device.disturbance import Others, Waits
 from edgeq_device.latency import Bursts, measure_interleaved
 
 OWN, WORKER = threading.get_native_id(), 10_000_001
@@ -119,3 +119,16 @@ def test_on_a_busy_machine_it_goes_on_only_as_long_as_its_patience(clock: Any, m
     )
     assert 3.5 <= measured["a"].elapsed_s <= 3.8
     assert measured["a"].disturbed_share == 1
+
+
+def test_who_waits_for_a_core_makes_the_machine_busy_too(tmp_path: Path) -> None:
+    """Beside a process that has precedence, others hardly run."""
+    stat = tmp_path / "proc/stat"
+    stat.parent.mkdir()
+    others = Others(root=tmp_path, own_cpu_s=lambda: 0.0, cores=4)
+    others.look()
+    assert others.busy() == 0, "the system does not say"
+    for running in (3, 1, 9, 2):
+        stat.write_text(f"cpu  1 0 0 9 0 0 0 0\nprocs_running {running}\n")
+        others.look()
+    assert others.busy() == (2 / 4 + 0 + 1 + 1 / 4) / 4

@@ -85,6 +85,12 @@ def test_load_and_cpu_times(tmp_path: Path) -> None:
     assert environment.read_cpu_times(tmp_path) == environment.CpuTimes(total=400, work=36, stolen=24)
 
 
+def test_runnable_threads(tmp_path: Path) -> None:
+    assert environment.read_runnable(tmp_path) is None
+    write(tmp_path, {"proc/stat": "cpu  10 1 20 300\nprocesses 99\nprocs_running 3\nprocs_blocked 1\n"})
+    assert environment.read_runnable(tmp_path) == 3
+
+
 def test_cpu_times_of_an_old_kernel_without_steal(tmp_path: Path) -> None:
     write(tmp_path, {"proc/stat": "cpu  10 1 20 300\n"})
     assert environment.read_cpu_times(tmp_path) == environment.CpuTimes(total=331, work=31, stolen=0)

@@ -20,7 +20,7 @@ FEWEST_PAIRS = 6
 WIDEST = 1.6
 """Upper over lower end of an interval; a wider one means that the runs do not agree on anything worth a claim."""
 BUSY = 0.1
-"""Share of the machine's time used by others, or taken by a virtual machine's host, from which on it counts as busy."""
+"""Share of the machine's time used or wanted by others, or taken by a virtual machine's host, from which on it counts as busy."""
 BUSY_ALLOWANCE = 1.15
 """By how much the interval is widened, either way, on a busy machine, even where no run was kept from its core: who
 works on the other hyperthread, in the shared cache and on the same clock slows float and integer kernels unequally.
@@ -120,7 +120,7 @@ def _reason(ratio: Ratio, low: float, high: float, baseline: Distribution, model
     """Why nothing can be claimed; "" where something can."""
     disturbed = max(baseline.disturbed_share, model.disturbed_share)
     stolen = max(baseline.stolen, model.stolen)
-    taken = {"other processes used": busy - stolen, "the virtual machine's host took": stolen}
+    taken = {"other processes used or wanted": busy - stolen, "the virtual machine's host took": stolen}
     seen = [f"{who} {share:.0%} of it" for who, share in taken.items() if busy > BUSY and share > BUSY / 2]
     seen += [f"{disturbed:.0%} of the runs were kept waiting for a core"] if disturbed > BUSY else []
     cause = f"the machine was busy ({' and '.join(seen)})" if seen else ""

@@ -36,7 +36,7 @@ class Distribution:
         samples_per_query: how many model samples one query runs.
         elapsed_s: wall-clock seconds that the throughput refers to; default: the sum of the latencies.
         disturbed: bool[n]: runs during which a thread of the process waited for a core; empty where that is not known.
-        busy: share of the machine's time that others used meanwhile, 0 to 1; 0 where that is not known.
+        busy: share of the machine's time that others used or wanted meanwhile, 0 to 1; 0 where that is not known.
         sessions: round i ran in session i modulo this.
         stolen: of `busy`, the share that a virtual machine's host took.
     """

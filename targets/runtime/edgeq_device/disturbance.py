@@ -153,10 +153,22 @@ class Waits:
 
 
 class Others:
-    """How much of the machine others use, from now on."""
+    """How much of the machine others use, from now on, and how much they want.
 
-    def __init__(self, *, root: Path = ROOT, own_cpu_s: Callable[[], float] = time.process_time) -> None:
+    Args:
+        cores: of the machine.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: Path = ROOT,
+        own_cpu_s: Callable[[], float] = time.process_time,
+        cores: Optional[int] = None,
+    ) -> None:
         self._root = root
+        self._cores = cores or os.cpu_count() or 1
+        self._wanted: List[float] = []
         self._own_cpu_s = own_cpu_s
         self._own_first = own_cpu_s()
         self._first = environment.read_cpu_times(root)
@@ -177,9 +189,17 @@ class Others:
             return None
         return (last.stolen - self._first.stolen) / (last.total - self._first.total)
 
+    def look(self) -> None:
+        """Count who wants a core just now. Call it while no other thread of this process does."""
+        runnable = environment.read_runnable(self._root)
+        if runnable is not None:
+            self._wanted.append(min(1.0, max(0, runnable - 1) / self._cores))
+
     def busy(self) -> float:
-        """Both together; 0 where the system does not say."""
-        return min(1.0, (self.share() or 0.0) + (self.stolen_share() or 0.0))
+        """The share that others used, or wanted and did not get since this process has precedence, and what the host
+        took; 0 where the system does not say."""
+        wanted = sum(self._wanted) / len(self._wanted) if self._wanted else 0.0
+        return min(1.0, max(self.share() or 0.0, wanted) + (self.stolen_share() or 0.0))
 
 
 class Watch:
@@ -200,6 +220,11 @@ class Watch:
     def __exit__(self, *error: object) -> None:
         self._precedence.release()
         self.waits.close()
+
+    def look_around(self) -> None:
+        """See `Others.look`."""
+        if self._real:
+            self._others.look()
 
     def start(self) -> None:
         """A turn begins."""

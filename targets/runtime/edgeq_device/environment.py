@@ -112,6 +112,12 @@ def read_cpu_times(root: Path = ROOT) -> Optional[CpuTimes]:
     return CpuTimes(sum(ticks), sum(ticks) - ticks[3] - ticks[4] - ticks[7], ticks[7])
 
 
+def read_runnable(root: Path = ROOT) -> Optional[int]:
+    """How many threads of the whole machine run or wait for a core just now, this one included, from /proc/stat."""
+    match = re.search(r"^procs_running (\d+)$", read_text(root / "proc/stat") or "", re.M)
+    return int(match.group(1)) if match else None
+
+
 def read_memory(root: Path = ROOT) -> Tuple[Optional[int], Optional[int]]:
     """Bytes of this process that are in memory (RSS): now, and at most so far."""
     status = read_text(root / "proc/self/status")

@@ -196,6 +196,7 @@ class Recorder:
     def turn(self) -> bool:
         """One burst: whether a run of it was not disturbed."""
         slow = self.count > 0 and self.busy_s / self.count >= self._bursts.length_s
+        self._watch.look_around()
         taken = self._turns[self.rounds % len(self._turns)](self._bursts, slow)
         self._starts.append(self.count)
         self._samples.extend(taken.samples)
