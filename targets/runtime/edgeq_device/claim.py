@@ -20,7 +20,8 @@ FEWEST_PAIRS = 6
 WIDEST = 1.6
 """Upper over lower end of an interval; a wider one means that the runs do not agree on anything worth a claim."""
 BUSY = 0.1
-"""Share of the machine's time used or wanted by others, or taken by a virtual machine's host, from which on it counts as busy."""
+"""Share of the machine's time used or wanted by others, or taken by a virtual machine's host, from which on it counts
+as busy."""
 BUSY_ALLOWANCE = 1.15
 """By how much the interval is widened, either way, on a busy machine, even where no run was kept from its core: who
 works on the other hyperthread, in the shared cache and on the same clock slows float and integer kernels unequally.
