@@ -66,7 +66,7 @@ def test_where_it_is_not_granted_nothing_changes(tmp_path: Path) -> None:
     Precedence(root=tmp_path / "none").take()
 
 
-@pytest.mark.parametrize(("text", "nice"), [("0", 0), ("-3", -3), ("5", 5), ("", -20)])
+@pytest.mark.parametrize(("text", "nice"), [("0", 0), ("-3", -3), ("", -20)])
 def test_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, nice: int) -> None:
     monkeypatch.setenv(SETTING, text)
     system = System(tmp_path, t11=0)
@@ -74,10 +74,10 @@ def test_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str,
     assert system.nice == {11: nice}
 
 
-@pytest.mark.parametrize("text", ["much", "-21", "1.5"])
+@pytest.mark.parametrize("text", ["much", "-21", "1.5", "5"])
 def test_a_setting_that_is_none(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv(SETTING, text)
-    with pytest.raises(UsageError, match=f"EDGEQ_NICE={text} is no niceness"):
+    with pytest.raises(UsageError, match=f"EDGEQ_NICE={text} gives no precedence"):
         Precedence()
 
 

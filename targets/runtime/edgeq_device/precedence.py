@@ -16,7 +16,7 @@ from edgeq_device.errors import UsageError
 
 SETTING = "EDGEQ_NICE"
 """Environment variable: the niceness while something is timed, 0 to leave it alone."""
-_MOST, _LEAST = -20, 19
+_MOST = -20
 
 
 class Precedence:
@@ -27,7 +27,7 @@ class Precedence:
         get, give: niceness of a thread by its number, as `os.getpriority` and `os.setpriority` have it.
 
     Raises:
-        UsageError: `EDGEQ_NICE` is no niceness.
+        UsageError: `EDGEQ_NICE` is no whole number from -20 to 0.
     """
 
     def __init__(
@@ -81,16 +81,17 @@ def wanted_niceness() -> int:
     """What `EDGEQ_NICE` says, the utmost precedence where it says nothing.
 
     Raises:
-        UsageError: it is no niceness.
+        UsageError: it is no whole number from -20 to 0.
     """
     text = os.environ.get(SETTING, "").strip()
     try:
         nice = int(text or _MOST)
     except ValueError:
-        nice = _LEAST + 1
-    if _MOST <= nice <= _LEAST:
+        nice = 1
+    # A positive one could not be given back without the right to take precedence.
+    if _MOST <= nice <= 0:
         return nice
-    raise UsageError(f"{SETTING}={text} is no niceness", f"Give a whole number from {_MOST} to {_LEAST}, 0 for none")
+    raise UsageError(f"{SETTING}={text} gives no precedence", f"Give a whole number from {_MOST} to 0, 0 for none")
 
 
 def _get(thread: int) -> int:
