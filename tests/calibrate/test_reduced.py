@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,11 @@ import onnxruntime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 from onnx import helper
 
 from edgeq.calibrate import reduced
 from edgeq.calibrate.collect import collect
-from edgeq.calibrate.reduced import FIRST, bounded_by, reduce_large
+from edgeq.calibrate.reduced import FIRST, bounded_by, reduce_large, row_length
 from edgeq.calibrate.statistics import Statistics
 from edgeq.errors import CalibrationError
 from edgeq.graph.convert import to_bytes
@@ -177,22 +177,47 @@ def test_a_size_that_depends_on_values(tmp_path: Path, used: list[bool]) -> None
     assert not any(used)
 
 
-ELEMENTS, STRIDE = 60, 7
+STRIDE = 7
 
 
-@pytest.fixture(scope="module")
-def session() -> Any:
-    graph = model("g (float[3, 20] x) => (float[3, 20] y) { y = Neg (x) }")
-    reduce_large(graph, ["y"], {"y": (ELEMENTS, STRIDE)}, ["y"])
+@cache
+def session(size: int, opset: int = 17) -> onnxruntime.InferenceSession:
+    """Of a model whose one tensor, y = -x, is not given as it is but in parts."""
+    graph = model(f"g (float[{size}] x) => (float[{size}] y) {{ y = Neg (x) }}", opset=opset)
+    reduce_large(graph, ["y"], {"y": (size, STRIDE)}, ["y"])
     return onnxruntime.InferenceSession(to_bytes(graph))
 
 
-@given(arrays(np.float32, (3, 20), elements=st.floats(width=32)))
-def test_extrema_and_parts_are_exact(session: Any, x: np.ndarray) -> None:
-    (joined,) = session.run(None, {"x": x})
-    y = -x.reshape(-1)
-    assert np.array_equal(joined[3:], y[::STRIDE], equal_nan=True)
-    if np.isfinite(y).all():
-        assert (joined[0], joined[1]) == (y.min(), y.max())
+ROW = 192
+
+
+@given(
+    st.sampled_from([60, 5 * ROW, 5 * ROW + 1]),
+    st.integers(0, 2**32 - 1),
+    st.dictionaries(st.integers(0, 59), st.floats(width=32), max_size=5),
+)
+def test_extrema_and_parts_are_exact(size: int, seed: int, some: dict[int, float]) -> None:
+    x = np.random.default_rng(seed).normal(size=size).astype(np.float32)
+    x[[place * size // 60 for place in some]] = [*some.values()]
+    (joined,) = session(size).run(None, {"x": x})
+    rows = x.size // row_length(x.size)
+    low, high, total, part = np.split(joined, [rows, 2 * rows, 2 * rows + 1])
+    assert np.array_equal(part, -x[::STRIDE], equal_nan=True)
+    if np.isfinite(x).all():
+        assert (low.min(), high.max()) == ((-x).min(), (-x).max())
     else:
-        assert not np.isfinite(joined[:3]).all()
+        assert not np.isfinite([low.min(), high.max(), *total]).all()
+
+
+@pytest.mark.parametrize("opset", [11, 13, 18, 21])
+def test_axes_are_an_input_from_opset_18_on(opset: int) -> None:
+    x = np.arange(5 * ROW, dtype=np.float32)
+    (joined,) = session(5 * ROW, opset).run(None, {"x": x})
+    assert joined[:10].tolist() == [*(-x.reshape(5, -1).max(1)), *(-x.reshape(5, -1).min(1))]
+
+
+@given(st.integers(1, 1 << 22))
+def test_rows_divide_a_tensor(size: int) -> None:
+    length = row_length(size)
+    assert size % length == 0
+    assert 96 <= length <= 768 or length == size
