@@ -40,8 +40,11 @@ def run_case(case: Case, workdir: Path, grid: int, budget: str | None) -> Result
     print(f"\n{case.name}")
     bundle = workdir / "tuned"
     start = time.perf_counter()
-    record = tune(case, bundle, ["--budget", budget] if budget else [])
-    took = time.perf_counter() - start
+    try:
+        record = tune(case, bundle, ["--budget", budget] if budget else [])
+    finally:
+        took = time.perf_counter() - start
+        print(f"    took {took:.0f} s", flush=True)
     for line in record["verdict"]:
         print(f"    {line}")
     task, validation = case.make_task(), case.open(case.judged_on)

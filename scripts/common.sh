@@ -3,6 +3,7 @@
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
+export ORT_DISABLE_TELEMETRY=1
 # Of the environment that lint, test and fuzz share: with other extras each would install it anew. In CI docs uses it too.
 test_extras="[cpu,coco,sign,dev]"
 docs_environment=docs docs_extras="[cpu,docs]"
