@@ -2,7 +2,7 @@
 
 0        done
 1        a bug in edgeq
-2 to 14  see edgeq/errors.py; 2 is also click's code for an option that makes no sense
+2 to 14  see edgeq/errors.py; 2 is also click's code for an option that makes no sense, and an error in a user's file
 130      interrupted (Ctrl-C)
 141      whoever read the output went away (`edgeq profiles | head`), in silence
 143      terminated
@@ -24,7 +24,8 @@ import click
 from edgeq_device.budget import interrupt_once
 from edgeq_device.terminal import prepare_output, printable
 
-from edgeq.errors import BudgetError, EdgeqError, OutputError
+from edgeq.errors import BudgetError, EdgeqError, OutputError, UsageError
+from edgeq.user_code import describe, place_in
 
 BUG = 1
 INTERRUPTED = 128 + signal.SIGINT
@@ -73,17 +74,19 @@ def ends_in_one_line(*, verbose: bool = False) -> Iterator[None]:
         _end("memory ran out. Give smaller inputs, or set EDGEQ_BUDGET (docs/security.md)", BudgetError.exit_code)
     except OSError as error:
         if error.errno not in _EXHAUSTED:
-            _end_bug(error, verbose=verbose)
+            _end_unforeseen(error, verbose=verbose)
         _end(f"{error.filename or 'standard output'}: {error.strerror}", OutputError.exit_code)
     except Exception as error:
-        _end_bug(error, verbose=verbose)
+        _end_unforeseen(error, verbose=verbose)
 
 
-def _end_bug(error: Exception, *, verbose: bool) -> NoReturn:
+def _end_unforeseen(error: Exception, *, verbose: bool) -> NoReturn:
     if verbose:
         click.echo("\n".join(map(printable, traceback.format_exc().splitlines())), err=True)
-    text = " ".join(f"{type(error).__name__}: {error}".split())
+    text, fix = describe(error)
     hint = "the traceback is above" if verbose else "run it with -v for the traceback"
+    if place_in(error):
+        _end(f"{text}. {fix} ({hint})", UsageError.exit_code)
     _end(f"{text}. This is a bug in edgeq: please report it ({hint})", BUG)
 
 

@@ -7,7 +7,6 @@ named as `path/to/file.py:function`; it gets one raw item and returns the model 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from edgeq.data.steps import is_step
 from edgeq.errors import DataError
 from edgeq.records import plain, toml_table
 from edgeq.signature import TensorSpec
+from edgeq.user_code import describe, load_function, names_function
 
 UserFunction = Callable[[Any], "Array | Mapping[str, Array]"]
 Reads = Literal["array", "path", "text"]
@@ -114,8 +114,8 @@ class Preprocess:
         try:
             result = self.function(raw.pixels if isinstance(raw, Picture) else raw)
         except Exception as error:  # whatever a user's code raises is one line about that code
-            text = " ".join(f"{type(error).__name__}: {error}".split())
-            raise DataError(f"preprocessing {self.name} failed: {text}", "Correct the function") from error
+            text, fix = describe(error)
+            raise DataError(f"preprocessing {self.name} failed: {text}", fix) from error
         if isinstance(result, Mapping):
             return Prepared({name: np.asarray(value) for name, value in result.items()})
         return Prepared(np.asarray(result))
@@ -214,7 +214,7 @@ def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -
         return _REGISTERED[text]
     if (name := ALIASES.get(text, text)) in BUILTIN:
         return _declared(name, parse_spec(BUILTIN[name], name))
-    if re.search(r"\.py:[A-Za-z_]\w*$", text):
+    if names_function(text):
         return _from_python(text)
     if text.endswith(".toml"):
         return _from_toml(Path(text))
@@ -260,27 +260,14 @@ def _from_toml(path: Path) -> Preprocess:
 
 
 def _from_python(text: str) -> Preprocess:
-    place, _, function_name = text.rpartition(":")
-    path = Path(place)
-    if not path.is_file():
-        raise DataError(f"{path} does not exist", "Check the path of the preprocessing function")
-    loader = importlib.util.spec_from_file_location(f"edgeq_user_{path.stem}", path)
-    assert loader is not None
-    assert loader.loader is not None
-    module = importlib.util.module_from_spec(loader)
-    try:
-        loader.loader.exec_module(module)
-    except Exception as error:  # a user's module may raise anything
-        line = " ".join(f"{type(error).__name__}: {error}".split())
-        raise DataError(f"{path} cannot be imported: {line}", "Correct the file") from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise DataError(f"{path} has no function {function_name!r}", "Check the name after the colon")
+    function = load_function(text, "preprocessing", DataError)
+    path, _, name = text.rpartition(":")
+    file = Path(path)
     known = next((entry for entry in _REGISTERED.values() if entry.function is function), None)
     # The file's name without its folder: what is kept must not differ between machines.
-    short = f"{path.name}:{function_name}"
+    short = f"{file.name}:{name}"
     entry = known or Preprocess(short, SourceOptions(), function=function)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
     return replace(entry, identity={"function": short, "sha256": digest})
 
 

@@ -20,10 +20,10 @@ from edgeq.measure.agreement import Agreement
 from edgeq.measure.coverage import Coverage, measure_coverage
 from edgeq.measure.loaded_model import LoadedModel, Opener, open_model
 from edgeq.measure.on_workers import ModelAt, evaluate_on
-from edgeq.measure.plugin import is_plugin
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings, given_options
+from edgeq.user_code import names_function
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def run_evaluation(
                 sessions, samples, task=task, reference=compared, settings=settings, progress=progress
             )
         else:
-            own = request.task is not None and is_plugin(request.task)
+            own = request.task is not None and names_function(request.task)
             found = evaluate_on(
                 pool,
                 {key: ModelAt(s.path, given[key], s.variant) for key, s in loaded_models.items()},

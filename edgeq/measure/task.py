@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from edgeq.errors import UsageError
 from edgeq.measure.inference import Outputs
-from edgeq.measure.plugin import is_plugin, load_plugin
 from edgeq.registry import TASKS, Registry
+from edgeq.user_code import load_function, names_function
 
 if TYPE_CHECKING:
     from edgeq.data.samples import Sample
@@ -118,8 +118,8 @@ def make_task(name: str, options: TaskOptions | None = None) -> Task:
         UsageError: unknown name, an option that the task does not take, or a factory that cannot be loaded.
     """
     options = options or TaskOptions()
-    if is_plugin(name):
-        task: Task = load_plugin(name, "task")(options)
+    if names_function(name):
+        task: Task = load_function(name, "task", UsageError)(options)
         missing = [a for a in ("name", "primary", "higher_is_better", "start") if not hasattr(task, a)]
         if missing:
             raise UsageError(

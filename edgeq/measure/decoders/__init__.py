@@ -5,9 +5,10 @@ Plug-ins add theirs by an entry point of the group `edgeq.decoders`; "path.py:fu
 
 from __future__ import annotations
 
+from edgeq.errors import UsageError
 from edgeq.measure.decoders._base import Decode, Decoder
-from edgeq.measure.plugin import is_plugin, load_plugin
 from edgeq.registry import DECODERS, Registry
+from edgeq.user_code import load_function, names_function
 
 __all__ = ["REGISTRY", "Decode", "Decoder", "load_decoder"]
 
@@ -22,4 +23,4 @@ def load_decoder(name: str) -> Decode:
     Raises:
         UsageError: unknown name, or a function that cannot be loaded.
     """
-    return load_plugin(name, "decoder") if is_plugin(name) else REGISTRY.load(name).decode
+    return load_function(name, "decoder", UsageError) if names_function(name) else REGISTRY.load(name).decode
