@@ -48,6 +48,8 @@ _WARM_UP = WarmUp(window=3, max_s=2.0)
 _POOR_SQNR_DB = 10.0
 # Accuracy lost, as a fraction, from which on a warning is given; --max-drop sets what is refused.
 _POOR_DROP = 0.05
+# From so many samples with another top-1 on they say something about others.
+_LEAST_CHANGED = 3
 _POOR_COVERAGE = 0.25
 
 
@@ -109,6 +111,8 @@ class Proof(Displayed):
     def warnings(self, *, timed: bool = True) -> tuple[str, ...]:
         """What a user should not miss, one sentence each; without `timed`, nothing about speed."""
         found = []
+        count = self.agreement.count
+        changed = 0 if self.agreement.top1 is None else round((1 - self.agreement.top1) * count)
         if timed and self.speed is not None and self.speed.ratio.verdict == SLOWER:
             found.append(f"{self.speed.ratio.sentence('int8', 'float32')}; `edgeq tune` looks for what is faster")
         if self.drop is not None and self.drop > _POOR_DROP:
@@ -120,6 +124,11 @@ class Proof(Displayed):
             found.append(
                 f"the outputs follow float32 to only {self.agreement.sqnr_db:.1f} dB SQNR: measure accuracy with "
                 "--task before you deploy it, and keep sensitive layers in float with --exclude"
+            )
+        elif self.drop is None and changed > _POOR_DROP * count and changed >= _LEAST_CHANGED:
+            found.append(
+                f"int8 has another top-1 than float32 in {changed} of {count} samples: "
+                "measure accuracy with --task before you deploy it; `edgeq tune` finds what keeps it"
             )
         left = max(self.coverage.float_nodes, key=lambda n: n.macs, default=None)
         if left is not None and (self.coverage.int8_mac_share or 0) < _POOR_COVERAGE and left.macs:

@@ -25,12 +25,12 @@ from edgeq.records import plain
 from tests.backends.build import Bench, bench, residual
 
 
-def agreement(sqnr_db: float) -> Agreement:
+def agreement(sqnr_db: float, top1: float | None = 1.0, count: int = 1) -> Agreement:
     output = OutputAgreement(
-        name="y", elements=5, sqnr_db=sqnr_db, cosine=1.0, max_abs_error=0.1, top1=1.0, nonfinite=0,
+        name="y", elements=5, sqnr_db=sqnr_db, cosine=1.0, max_abs_error=0.1, top1=top1, nonfinite=0,
         mismatched=0,
     )  # fmt: skip
-    return Agreement((output,), 1)
+    return Agreement((output,), count)
 
 
 def accuracy(top1: float) -> Accuracy:
@@ -56,12 +56,20 @@ def changed(**changes: Any) -> Proof:
 def test_nothing_to_warn_of() -> None:
     assert GOOD.warnings() == ()
     assert changed(agreement=agreement(5.0)).warnings() == (), "labels say more than agreement"
+    assert changed(agreement=agreement(17.0, 0.9, 100)).warnings() == ()
+
+
+@pytest.mark.parametrize(("top1", "count"), [(0.95, 100), (0.75, 8), (None, 100)])
+def test_few_samples_with_another_class_say_nothing(top1: float | None, count: int) -> None:
+    assert changed(agreement=agreement(17.0, top1, count), accuracy={}).warnings() == ()
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"agreement": agreement(5.0), "accuracy": {}}, "follow float32 to only 5.0 dB SQNR"),
+        ({"agreement": agreement(17.0, 0.93, 100), "accuracy": {}}, "another top-1 than float32 in 7 of 100 samples"),
+        ({"agreement": agreement(17.0, 0.625, 8), "accuracy": {}}, "another top-1 than float32 in 3 of 8 samples"),
         ({"accuracy": {FLOAT: accuracy(0.9), INT8: accuracy(0.7)}}, "accuracy falls from 0.9000 to 0.7000"),
         ({"optimiser": (10.0, 30.0)}, "optimiser changes the answer: 10.0 dB SQNR against float32 on the optimised"),
         (
