@@ -2,7 +2,8 @@
 
 0        done
 1        a bug in edgeq
-2 to 14  see edgeq/errors.py; 2 is also click's code for an option that makes no sense, and an error in a user's file
+2 to 14  see edgeq/errors.py; 2 is also click's code for an option that makes no sense, and that of an error in a user's
+         file or in a plug-in
 130      interrupted (Ctrl-C)
 141      whoever read the output went away (`edgeq profiles | head`), in silence
 143      terminated
@@ -25,6 +26,7 @@ from edgeq_device.budget import interrupt_once
 from edgeq_device.terminal import prepare_output, printable
 
 from edgeq.errors import BudgetError, EdgeqError, OutputError, UsageError
+from edgeq.registry import plugin_in
 from edgeq.user_code import describe, place_in
 
 BUG = 1
@@ -87,6 +89,8 @@ def _end_unforeseen(error: Exception, *, verbose: bool) -> NoReturn:
     hint = "the traceback is above" if verbose else "run it with -v for the traceback"
     if place_in(error):
         _end(f"{text}. {fix} ({hint})", UsageError.exit_code)
+    if plugin := plugin_in(error):
+        _end(f"{text}. Report it to the authors of {plugin} ({hint})", UsageError.exit_code)
     _end(f"{text}. This is a bug in edgeq: please report it ({hint})", BUG)
 
 

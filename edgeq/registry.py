@@ -11,7 +11,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pkgutil
+import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -104,6 +106,7 @@ BACKENDS = Group(
     },
     error=HardwareError,
 )
+GROUPS = (METHODS, DECODERS, TASKS, STEPS, RECOVERIES, BACKENDS)
 
 
 class Registry(Generic[T]):
@@ -182,6 +185,15 @@ class Registry(Generic[T]):
             f"the {self.group.title} {name!r} of {owner or 'edgeq'} ({place}) {problem}",
             "Correct that package, or uninstall it",
         )
+
+
+def plugin_in(error: BaseException) -> str:
+    """Name and version of the last plug-in that an exception came through; "" where it came through none."""
+    points = (point for group in GROUPS for point in group.plugins())
+    owners = {re.split("[.:]", point.value)[0]: distribution(point) for point in points}
+    modules = [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    found = [owners[package] for module in modules if (package := module.partition(".")[0]) in owners]
+    return found[-1] if found else ""
 
 
 def data_folders(name: str) -> tuple[Path, ...]:

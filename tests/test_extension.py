@@ -14,18 +14,20 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from click.testing import CliRunner
 from PIL import Image
 
 from edgeq.backends import backend_named
 from edgeq.calibrate.methods import REGISTRY as METHODS
 from edgeq.calibrate.ranges import derive_ranges
+from edgeq.cli import group
 from edgeq.data.spec import parse_text
 from edgeq.errors import HardwareError, UsageError
 from edgeq.hardware.target import resolve
 from edgeq.measure.decoders import load_decoder
 from edgeq.model.int8_rules import int8_rules
 from edgeq.records import plain
-from edgeq.registry import BACKENDS, DECODERS, RECOVERIES, STEPS, TASKS, Group, data_folders
+from edgeq.registry import DECODERS, GROUPS, RECOVERIES, TASKS, Group, data_folders
 from edgeq.tune.recover.methods import recoveries, recovery_groups
 from tests.docs.blocks import blocks
 from tests.docs.plugin import install
@@ -126,6 +128,22 @@ def test_eval_with_its_task(site: Path, net: Path, tmp_path: Path) -> None:
     assert found["metrics"]["mean"] > 0
 
 
+FAILING = """from edgeq.measure.task import TaskKind
+
+TASK = TaskKind("fails", "nothing", lambda options: options["size"], takes=frozenset())
+"""
+
+
+def test_one_that_fails_is_no_bug_in_edgeq(tmp_path: Path, net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = {"edgeq.tasks": {"fails": "failing_example:TASK"}}
+    monkeypatch.syspath_prepend(install(tmp_path / "site", "failing-example", {"failing_example.py": FAILING}, points))
+    command = ["eval", str(net), "--data", str(tmp_path / "data.npz"), "--preprocess", "key=x", "--task", "fails"]
+    result = CliRunner().invoke(group, command)
+    assert result.exit_code == UsageError.exit_code
+    assert result.stderr.startswith("edgeq: TypeError: ")
+    assert result.stderr.endswith("to the authors of failing-example 1.0 (run it with -v for the traceback)\n")
+
+
 def test_the_command_line_lists_them_with_their_package(site: Path) -> None:
     listed = edgeq(site, "extensions")
     mine = {kind: [row["name"] for row in rows if row["from"] == "edgeq-example 1.0"] for kind, rows in listed.items()}
@@ -155,8 +173,8 @@ def test_the_library_finds_them(plugin: Path) -> None:
 
 
 def test_without_the_package_nothing_is_known_of_it() -> None:
-    for group in (METHODS.group, TASKS, DECODERS, STEPS, RECOVERIES, BACKENDS):
-        assert group.plugins() == ()
+    for kind in GROUPS:
+        assert kind.plugins() == ()
     with pytest.raises(HardwareError, match="unknown backend 'example'"):
         backend_named("example")
 
@@ -202,9 +220,8 @@ def test_names_that_clash_are_an_error_that_names_both(tmp_path: Path, monkeypat
 
 
 def test_names_are_known_without_importing_anything_heavy() -> None:
-    groups = "METHODS, TASKS, DECODERS, STEPS, RECOVERIES, BACKENDS"
     heavy = "{'numpy', 'onnx', 'onnxruntime', 'onnx_ir', 'PIL', 'rich'}"
-    code = f"from edgeq.registry import {groups}; import sys\nassert all(g.names() for g in ({groups}))\n"
+    code = "from edgeq.registry import GROUPS; import sys\nassert all(g.names() for g in GROUPS)\n"
     code += f"assert not {heavy} & set(sys.modules), {heavy} & set(sys.modules)"
     path = os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "targets" / "runtime")))
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, check=True, timeout=60)
