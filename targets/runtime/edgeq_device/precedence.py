@@ -49,7 +49,7 @@ class Precedence:
         if not self._possible:
             return
         try:
-            threads = [int(task.name) for task in self._tasks.iterdir()]
+            threads = sorted(int(task.name) for task in self._tasks.iterdir())
         except OSError:
             self._possible = False  # not Linux, or hidden
             return
@@ -58,6 +58,8 @@ class Precedence:
                 continue
             try:
                 before = self._get(thread)
+                if self._before and before == self._nice:  # started since, by a thread that has precedence
+                    before = next(iter(self._before.values()))
                 if before <= 0:
                     self._give(thread, self._nice)
                     self._before[thread] = before
