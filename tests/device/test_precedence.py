@@ -45,7 +45,7 @@ def test_every_thread_has_precedence_and_its_own_niceness_back(tmp_path: Path) -
 
 @pytest.mark.parametrize("inherited", [0, -20])
 def test_a_thread_that_is_started_meanwhile_has_it_too(tmp_path: Path, inherited: int) -> None:
-    system = System(tmp_path, t11=0, t12=-5)
+    system = System(tmp_path, t11=0, t12=-20)
     taken = system.precedence()
     taken.take()
     system.nice[13] = inherited
@@ -53,7 +53,7 @@ def test_a_thread_that_is_started_meanwhile_has_it_too(tmp_path: Path, inherited
     taken.take()
     assert system.nice == dict.fromkeys((11, 12, 13), -20)
     taken.release()
-    assert system.nice == {11: 0, 12: -5, 13: 0}
+    assert system.nice == {11: 0, 12: -20, 13: 0}
 
 
 def test_who_wants_to_be_nice_stays_so(tmp_path: Path) -> None:

@@ -53,13 +53,14 @@ class Precedence:
         except OSError:
             self._possible = False  # not Linux, or hidden
             return
+        first = next(iter(self._before.values()), None)
         for thread in threads:
             if thread in self._before:
                 continue
             try:
                 before = self._get(thread)
-                if self._before and before == self._nice:  # started since, by a thread that has precedence
-                    before = next(iter(self._before.values()))
+                if first is not None and before == self._nice:  # started since, by a thread that has precedence
+                    before = first
                 if before <= 0:
                     self._give(thread, self._nice)
                     self._before[thread] = before
