@@ -35,6 +35,7 @@ from edgeq.session import onnxruntime
 # For what `edgeq.backends.float_guard` has no form of.
 _DISABLED = "optimization.disable_specified_optimizers"
 _REQUANTIZER = "WeightBiasQuantization"
+_OTHER_FORMAT = "Choose --format QDQ; it writes Where wrongly in this format"
 _REQUANTIZED_AT_LOAD = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
@@ -193,7 +194,8 @@ def _why_nothing(prepared: PreparedModel, scheme: Scheme) -> str:
             return f"It holds {node.op_type}, which is not among the operator types to quantize ({wanted}){static}"
         if node.verdict == "float":
             return f"Deploy the float model; {node.op_type} ({node.name}): {node.reason}"
-    return "Deploy the float model"
+    left = next((n for n in predict_int8(prepared.model, int8_rules("cpu"), scheme) if n.verdict == "float"), None)
+    return f"{left.op_type} ({left.name}): {left.reason}" if left is not None else "Deploy the float model"
 
 
 def _write_static(
@@ -206,12 +208,14 @@ def _write_static(
     from onnxruntime.quantization import QuantFormat
 
     rules = int8_rules("cpu")
+    # onnxruntime's quantizer drops what a Where reads where that was quantized, in this format.
+    lost = scheme.format == "QOperator" and any(node.op_type == "Where" for node in prepared.model.graph)
     quantize_with_ranges(
         prepared,
         destination,
         ranges,
         float_nodes={*scheme.exclude, *_float_nodes(prepared, rules, scheme)},
-        fix="Keep the node in float with --exclude, or choose another scheme",
+        fix=_OTHER_FORMAT if lost else "Keep the node in float with --exclude, or choose another scheme",
         fix_ranges="The calibration does not cover this tensor: calibrate this model again",
         quant_format=QuantFormat[scheme.format],
         op_types_to_quantize=list(scheme.op_types or quantizable_operators(rules)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -45,15 +46,33 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence onnxruntime's tools, which log every node on the root logger."""
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.disable(before)
+class _Silence:
+    """Python's logging switched off while any thread wants it: the switch is the process's, and threads overlap."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wanted = self._before = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._wanted:
+                self._before = logging.root.manager.disable
+                logging.disable(logging.ERROR)
+            self._wanted += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._wanted -= 1
+            if not self._wanted:
+                logging.disable(self._before)
+
+
+_SILENCE = _Silence()
+
+
+def quiet() -> _Silence:
+    """Silence onnxruntime's tools, which log every node, inside a `with`."""
+    return _SILENCE
 
 
 @contextmanager
@@ -104,12 +123,20 @@ def quantize_with_ranges(
     _check_version()
     from onnxruntime.quantization import QuantFormat, quantize_static, save_tensors_data
 
+    pairs = arguments.get("quant_format", QuantFormat.QDQ) is QuantFormat.QDQ
+    through = next((value.name for value in prepared.model.graph.outputs if value.is_graph_input()), None)
+    if pairs and through is not None:
+        # It would rename the output to that of a DequantizeLinear, and the input with it.
+        raise ModelError(
+            f"{prepared.source}: its output {through!r} is an input as it came",
+            "Export it without that output, or choose --format QOperator",
+        )
+
     # The folder is private: the quantizer leaves shape-inferred copies of big models beside the file it reads.
     with tempfile.TemporaryDirectory(prefix="edgeq-ranges-") as folder:
         cache = Path(folder) / "ranges.json"
         # quantize_static reads ranges only as "MinMax"; whatever method derived them, it uses the two numbers alone.
         save_tensors_data(tensors_data(ranges, "MinMax"), cache)
-        pairs = arguments.get("quant_format", QuantFormat.QDQ) is QuantFormat.QDQ
         with refusals(prepared.source, fix, fix_ranges=fix_ranges), indexed() if pairs else nullcontext():
             quantize_static(
                 prepared.path,

@@ -134,6 +134,8 @@ def _block_matrix(node: ir.Node) -> ir.Value | None:
     if matrix.dtype != ir.DataType.FLOAT or matrix.shape is None:
         return None
     shape = matrix.shape.numpy()
+    if 0 in shape:
+        return None
     plain = len(shape) == 2
     broadcast = len(shape) > 2 and set(shape[:-2]) == {1} and source.shape is not None
     return matrix if plain or (broadcast and len(source.shape or ()) >= len(shape)) else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from edgeq.graph.query import is_op, name_of, node_input
+from edgeq.graph.query import clamp_bounds, is_op, name_of, node_input
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,18 @@ def _not_transposed_a(node: ir.Node, context: NodeContext) -> str:
 def _nearest(node: ir.Node, context: NodeContext) -> str:
     mode = node.attributes.get_string("mode", "nearest")
     return "" if mode == "nearest" else f"its mode is {mode}; only nearest works on integers"
+
+
+def _range_takes_its_place(node: ir.Node, context: NodeContext) -> str:
+    """A Relu or Clip disappears into the range of the tensor before it, which always holds zero."""
+    source = node_input(node, 0)
+    if source is not None and source.is_graph_output():
+        return "what it reads is an output of the model too, and keeps a range of its own"
+    bounds = clamp_bounds(node)
+    if bounds is None:
+        return "its bounds are computed, so no range can take its place"
+    low, high = bounds
+    return "" if low <= 0 <= high else f"its bounds, {low:g} to {high:g}, leave out zero, which every range holds"
 
 
 def _no_dilation(node: ir.Node, context: NodeContext) -> str:
@@ -115,6 +127,7 @@ CONDITIONS: dict[str, Condition] = {
     "unit-alpha-beta": _unit_alpha_beta,
     "not-transposed-a": _not_transposed_a,
     "nearest": _nearest,
+    "range-takes-its-place": _range_takes_its_place,
     "no-dilation": _no_dilation,
     "no-ceil-mode": _no_ceil_mode,
     "explicit-padding": _explicit_padding,

@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from edgeq.errors import ModelError
-from edgeq.graph.query import opset_of
+from edgeq.graph.query import constant, every_node, is_op, name_of, node_input, opset_of
 from edgeq.model.skeleton import reattach, skeleton
 
 LOWEST = 13
@@ -64,7 +64,45 @@ def raise_opset(
         ) from error
     for output in converted.graph.output:
         output.CopyFrom(outputs[output.name])
-    return reattach(converted, model)
+    raised = reattach(converted, model)
+    _write_old_defaults(raised, opset, path)
+    return raised
+
+
+def _write_old_defaults(model: ir.Model, opset: int, path: Path) -> None:
+    """Write out, in place, what an operator did by default in `opset` and does not any more; onnx's converter leaves it
+    to the new default."""
+    for node in every_node(model):
+        if is_op(node, "Resize") and opset < 11:
+            node.attributes["coordinate_transformation_mode"] = _text("coordinate_transformation_mode", "asymmetric")
+            if node.attributes.get_string("mode", "nearest") == "nearest":
+                node.attributes["nearest_mode"] = _text("nearest_mode", _old_rounding(node, path))
+        elif is_op(node, "RoiAlign") and opset < 16:
+            mode = _text("coordinate_transformation_mode", "output_half_pixel")
+            node.attributes.setdefault("coordinate_transformation_mode", mode)
+        elif is_op(node, "Hardmax") and opset < 13:
+            raise ModelError(
+                f"{path} uses opset {opset}, whose Hardmax ({name_of(node.outputs[0])}) no later opset has",
+                f"Export the model again with opset {LOWEST} or later",
+            )
+
+
+def _old_rounding(node: ir.Node, path: Path) -> str:
+    """How ONNX Runtime rounds places in the nearest mode of Resize 10 and of Upsample: up where an axis shrinks."""
+    scales = constant(node_input(node, 2))
+    if scales is None or not (scales < 1).any():
+        return "floor"
+    if (scales > 1).any():
+        raise ModelError(
+            f"{path}: the nearest mode of Resize in opset 10 enlarges one axis and shrinks another at "
+            f"{name_of(node.outputs[0])!r}",
+            f"Export the model again with opset {LOWEST} or later",
+        )
+    return "ceil"
+
+
+def _text(name: str, value: str) -> ir.Attr:
+    return ir.AttrString(name, value)
 
 
 def _copied(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:

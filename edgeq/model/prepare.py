@@ -12,7 +12,8 @@ import onnx_ir as ir
 
 from edgeq.errors import ModelError
 from edgeq.graph.convert import from_proto, to_proto
-from edgeq.graph.query import every_node, opset_of
+from edgeq.graph.index import GraphIndex
+from edgeq.graph.query import every_node, name_of, opset_of
 from edgeq.model.fixed_sizes import fix_sizes
 from edgeq.model.functions import inline_functions
 from edgeq.model.load import (
@@ -112,6 +113,9 @@ def prepare_model(
             save_model(model, raw, inline_limit=inline_limit)
             if simplify:
                 optimize_basic(raw, optimized, source=source, external=external)
+                if _is_unfolded(optimized):
+                    raw, optimized = optimized, Path(scratch) / "folded.onnx"
+                    optimize_basic(raw, optimized, source=source, external=external)
             advance(1)
             finished = _finished(optimized if simplify else raw, model, source, notes, simplify)
             notes.extend(_difference(model, finished))
@@ -201,6 +205,15 @@ def _rewrite(model: ir.Model, notes: list[str], simplify: bool) -> None:
         notes.append(f"{_count(removed, 'node')} {what} (Identity, Dropout, Cast to the same type)")
     if folded := fold_batch_norms(model):
         notes.append(f"{folded} BatchNormalization folded")
+
+
+def _is_unfolded(optimized: Path) -> bool:
+    """Whether a node has nothing but constants to read, as in what ONNX Runtime writes for GroupNormalization: it folds
+    constants before it writes functions out."""
+    model = ir.load(optimized)
+    known = GraphIndex(model).computed_constants
+    read = ([name_of(value) for value in node.inputs if value is not None] for node in model.graph)
+    return any(names and known.issuperset(names) for names in read)
 
 
 def _finished(optimized: Path, before: ir.Model, source: Path, notes: list[str], simplify: bool) -> ir.Model:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from edgeq_device.model_options import model_options
+from onnx import numpy_helper
 
 from edgeq.backends import backend_named, quantizer
 from edgeq.backends.cpu import CpuBackend, float_compute_nodes
@@ -15,7 +18,7 @@ from edgeq.errors import CalibrationError, HardwareError, ModelError, UsageError
 from edgeq.model.load import model_files
 from edgeq.scheme import Scheme
 from edgeq.session import open_session
-from tests.backends.build import Bench, bench, mixed, operators, quantized, residual, stacked, weights
+from tests.backends.build import Bench, bench, mixed, operators, quantized, random, residual, stacked, weights
 from tests.graphs import proto
 
 DISABLED = "optimization.disable_specified_optimizers"
@@ -266,3 +269,54 @@ def test_a_masked_softmax_keeps_telling_scores_apart(tmp_path: Path, far: float)
     net.graph.initializer.append(onnx.numpy_helper.from_array(mask, "mask"))
     made = bench(tmp_path, net)
     assert made.sqnr(made.build()) > 25
+
+
+NETWORK = """g (float[1, 8, 8, 8] x) => (float[1, 8, 4, 4] y OUTPUT)
+    <float[8, 8, 3, 3] w, float low = {LOW}, float high = {2}> {
+    [first] a = Conv (x, w)
+    [clip] b = Clip (a, low, high)
+    [last] y = Conv (b, w)
+}"""
+
+
+def clipped(tmp_path: Path, *, low: float, output: str = "") -> Bench:
+    """Convolutions around a Clip."""
+    made = proto(NETWORK.replace("LOW", str(low)).replace("OUTPUT", output))
+    made.graph.initializer.append(numpy_helper.from_array(random(8, 8, 3, 3) / 8, "w"))
+    return bench(tmp_path, made)
+
+
+def test_a_clip_whose_bounds_leave_out_zero_stays(tmp_path: Path) -> None:
+    bounded = clipped(tmp_path, low=0.5)
+    artifact = bounded.build()
+    assert "Clip" in operators(artifact)
+    assert bounded.sqnr(artifact) > 30
+
+
+def test_an_output_before_a_clip_keeps_its_range(tmp_path: Path) -> None:
+    """onnxruntime's quantizer would give it that of the Clip."""
+    artifact = clipped(tmp_path, low=0, output=", float[1, 8, 6, 6] a").build()
+    x = random(1, 8, 8, 8)
+    (before,) = onnxruntime.InferenceSession(tmp_path / "model.onnx").run(["a"], {"x": x})
+    (after,) = onnxruntime.InferenceSession(artifact.model).run(["a"], {"x": x})
+    assert np.corrcoef(before.ravel(), after.ravel())[0, 1] > 0.999
+
+
+@pytest.mark.parametrize(
+    ("outputs", "weight", "nodes", "scheme", "words"),
+    [
+        ("float[1, 8, 8, 8] x", (8, 4), "y = MatMul (x, w)", {}, "its output 'x' is an input as it came"),
+        ("", (1, 8, 4), "y = MatMul (x, w)", {}, "--no-per-channel quantizes it"),
+        ("", (8, 4), "t = MatMul (x, w) y = Where (c, t, z)", {"format": "QOperator"}, "Choose --format QDQ"),
+    ],
+)
+def test_what_cannot_be_quantized_says_why(
+    tmp_path: Path, outputs: str, weight: tuple[int, ...], nodes: str, scheme: dict[str, Any], words: str
+) -> None:
+    made = proto(
+        f"g (float[1, 8, 8, 8] x) => (float[1, 8, 8, 4] y{', ' * bool(outputs)}{outputs}) "
+        f"<float{list(weight)} w, bool[8, 1] c = {{1, 0, 1, 0, 1, 0, 1, 0}}, float z = {{0}}> {{ {nodes} }}"
+    )
+    made.graph.initializer.append(numpy_helper.from_array(random(*weight), "w"))
+    with pytest.raises(ModelError, match=words):
+        bench(tmp_path, made).build(**scheme)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import logging
+import threading
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +10,26 @@ import pytest
 
 from edgeq.backends import quantizer
 from edgeq.errors import RuntimeUnavailableError
+
+
+def test_threads_that_overlap_leave_logging_as_it_was() -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def silent() -> None:
+        with quantizer.quiet():
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=silent)
+    before = logging.root.manager.disable
+    with quantizer.quiet():
+        thread.start()
+        assert inside.wait(10)
+    assert logging.root.manager.disable == logging.ERROR, "the other thread is not done"
+    leave.set()
+    thread.join()
+    assert logging.root.manager.disable == before
+
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
