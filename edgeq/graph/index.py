@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edgeq.graph.query import bodies, captured, constant, is_constant
 
-_RANDOM = frozenset(
+RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
 
@@ -65,7 +65,7 @@ class GraphIndex:
         If, Loop and Scan compute is not followed."""
         known = {name for name, value in self.values.items() if is_constant(value)}
         for node in self.graph:
-            if node.op_type in _RANDOM or next(bodies(node), None) is not None:
+            if node.op_type in RANDOM or next(bodies(node), None) is not None:
                 continue
             if known.issuperset(value.name for value in node.inputs if value is not None):
                 known.update(output.name for output in node.outputs if output.name)

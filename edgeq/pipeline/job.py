@@ -30,6 +30,7 @@ from edgeq.measure.node_runs import source_names
 from edgeq.measure.preprocess_trial import propose
 from edgeq.model.load import is_quantized, read_model
 from edgeq.model.prepare import PreparedModel, prepare_model
+from edgeq.pipeline.preparation_check import check_preparation
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
 
@@ -147,6 +148,8 @@ def open_job(
     held_out = validation is not None
     proof_samples = _open(validation, prepared, progress) if validation is not None else calibration
     assert proof_samples is not None
+    if not adopted:
+        prepared = check_preparation(prepared, proof_samples)
     collected: Statistics | None = None
     if static and statistics is not None:
         collected = load_statistics(statistics)

@@ -1,0 +1,37 @@
+"""Whether the prepared model computes what its source computes: everything after it is measured against the former."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgeq.data.samples import Samples
+from edgeq.errors import DataError, RuntimeUnavailableError
+from edgeq.graph.index import RANDOM
+from edgeq.graph.query import every_node
+from edgeq.measure.agreement import compare_sessions
+from edgeq.model.prepare import PreparedModel
+from edgeq.session import open_session
+
+LEAST_DB = 30.0
+"""Sources of 16-bit floats round otherwise than their float32 form, mostly by 40 to 60 dB."""
+
+
+def check_preparation(prepared: PreparedModel, samples: Samples) -> PreparedModel:
+    """`prepared`, with a note where its outputs for the first sample are others than its source's.
+
+    Nothing is noted where the two cannot be compared: a model with random operators, or one that onnxruntime runs only
+    as it was prepared.
+    """
+    if any(node.op_type in RANDOM for node in every_node(prepared.model)):
+        return prepared
+    try:
+        agreement = compare_sessions(open_session(prepared.source), open_session(prepared.path), samples, count=1)
+    except (RuntimeUnavailableError, DataError):
+        return prepared
+    if agreement.same is not None or agreement.sqnr_db >= LEAST_DB:
+        return prepared
+    note = (
+        f"its preparation changed what the model computes: {agreement.sqnr_db:.1f} dB SQNR against {prepared.source} "
+        "on one sample, and what follows is measured against the prepared model; please report this model"
+    )
+    return replace(prepared, notes=(*prepared.notes, note))
