@@ -84,17 +84,38 @@ def find_files(source: str | Path, pattern: str | None = None, *, paths: bool = 
         if not chosen:
             raise DataError(f"{source} holds no files", "Check the path, and source.pattern")
         return Found(root, tuple(chosen), "other", len(found) - len(chosen))
+    if not found and pattern is not None:
+        raise DataError(f"{source} holds no file that matches {pattern!r}", "Correct source.pattern")
     return _by_kind(source, root, found)
 
 
 def _walk(folder: Path) -> list[Path]:
     files: list[Path] = []
-    for parent, folders, names in os.walk(folder, onerror=_refuse):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        files.extend(Path(parent, name) for name in names if not name.startswith("."))
-        if len(files) > MAX_FILES:
-            raise DataError(f"{folder} holds over {MAX_FILES} files", "Give a smaller folder")
+    # Links wait until the folders of their place are read: a folder that is reached twice keeps its own name.
+    starts = [folder]
+    entered: set[tuple[int, int]] = set()
+    for start in starts:
+        for parent, folders, names in os.walk(start, onerror=_refuse):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            known = _identity(parent)
+            if known in entered:
+                folders.clear()
+                continue
+            entered.add(known)
+            starts.extend(path for name in folders if (path := Path(parent, name)).is_symlink())
+            files.extend(Path(parent, name) for name in names if not name.startswith("."))
+            if len(files) > MAX_FILES:
+                raise DataError(f"{folder} holds over {MAX_FILES} files", "Give a smaller folder")
     return sorted(files, key=lambda path: path.relative_to(folder).as_posix())
+
+
+def _identity(folder: str) -> tuple[int, int]:
+    """What is the same for all names of one folder."""
+    try:
+        known = os.stat(folder)  # noqa: PTH116  # os.walk gives text
+    except OSError as error:
+        _refuse(error)
+    return known.st_dev, known.st_ino
 
 
 def _refuse(error: OSError) -> NoReturn:
@@ -114,6 +135,10 @@ def _by_kind(source: str | Path, root: Path, found: list[Path]) -> Found:
         raise DataError(f"{source} holds no samples{other}", f"Put there {READABLE}")
     if len(kinds) > 1:
         held = ", ".join(f"{counts[kind]} {kind}" for kind in kinds)
-        raise DataError(f"{source} holds several kinds of data ({held})", f"Name one kind, as '{source}/*.npz'")
+        first = next(path for path in found if kind_of(path) == kinds[0])
+        # IDX files may have no suffix, and a pattern of "*" alone would match all kinds.
+        nested = "**" if len(first.relative_to(root).parts) > 1 else ""
+        one_kind = Path(glob.escape(str(root)), nested, f"*{first.suffix or glob.escape(first.name)}")
+        raise DataError(f"{source} holds several kinds of data ({held})", f"Name one kind, as '{one_kind}'")
     chosen = tuple(path for path in found if kind_of(path) == kinds[0])
     return Found(root, chosen, kinds[0], sum(1 for p in found if kind_of(p) != kinds[0] and p.name not in _OWN))

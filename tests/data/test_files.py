@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -67,3 +69,56 @@ def test_folders_that_link_to_themselves_end(tmp_path: Path) -> None:
     touch(tmp_path, "a.png")
     (tmp_path / "again").symlink_to(tmp_path, target_is_directory=True)
     assert len(find_files(tmp_path).files) == 1
+
+
+def below(root: Path) -> list[str]:
+    return [path.relative_to(root).as_posix() for path in find_files(root).files]
+
+
+def test_linked_folders_are_read_once(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    touch(tmp_path, "store/cats/1.png", "store/cats/2.png", "data/dogs/1.png")
+    (data / "cats").symlink_to(tmp_path / "store" / "cats", target_is_directory=True)
+    (data / "cats2").symlink_to(tmp_path / "store" / "cats", target_is_directory=True)
+    (data / "a-link").symlink_to(data / "dogs", target_is_directory=True)
+    (data / "dogs" / "back").symlink_to(data, target_is_directory=True)
+    (data / "itself").symlink_to(data / "itself")
+    assert below(data) == ["cats/1.png", "cats/2.png", "dogs/1.png"]
+    (tmp_path / "whole").symlink_to(data, target_is_directory=True)
+    assert below(tmp_path / "whole") == ["cats/1.png", "cats/2.png", "dogs/1.png"]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root reads every folder")
+def test_a_link_to_what_may_not_be_read_is_one_line(tmp_path: Path) -> None:
+    touch(tmp_path, "data/a.png", "closed/b.png")
+    (tmp_path / "data" / "link").symlink_to(tmp_path / "closed", target_is_directory=True)
+    (tmp_path / "closed").chmod(0)
+    try:
+        with pytest.raises(DataError, match="cannot be read: Permission denied"):
+            find_files(tmp_path / "data")
+    finally:
+        (tmp_path / "closed").chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("a.png", "b.npy"),
+        ("x/y/a.PNG", "x/z/b.npy"),
+        ("a[1]/a.png", "labels.npy"),
+        ("train-images-idx3-ubyte", "x/input_0.pb"),
+    ],
+)
+def test_the_advice_on_several_kinds_matches_files(tmp_path: Path, names: tuple[str, ...]) -> None:
+    touch(tmp_path / "d[0]", *names)
+    with pytest.raises(DataError, match="several kinds of data") as caught:
+        find_files(tmp_path / "d[0]")
+    advised = re.search("as '(.*)'", caught.value.fix)
+    assert advised is not None
+    assert find_files(advised[1]).files == (tmp_path / "d[0]" / names[0],)
+
+
+def test_a_pattern_that_matches_nothing_is_named(tmp_path: Path) -> None:
+    touch(tmp_path, "a.png")
+    with pytest.raises(DataError, match=r"no file that matches '\*.npz'"):
+        find_files(tmp_path, "*.npz")
