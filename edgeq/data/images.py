@@ -6,13 +6,16 @@ import io
 import logging
 import struct
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
+from PIL.PngImagePlugin import PngImageFile
+from PIL.PpmImagePlugin import PpmImageFile
+from PIL.TiffImagePlugin import TiffImageFile
 
 from edgeq.data.records import MAX_PIXELS, FileList, Record, Rows
 from edgeq.data.state import Picture
@@ -24,6 +27,7 @@ _FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
 # Pillow logs details of damaged files; without a handler Python would print them beside the one line of the error.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 _EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "La", "RGBa", "LAB", "HSV")
+_BITS_PER_SAMPLE = 258  # a tag of TIFF
 # What Pillow raises for damaged files.
 _DAMAGED = (OSError, SyntaxError, ValueError, EOFError, MemoryError, struct.error, Image.DecompressionBombError)
 
@@ -43,9 +47,9 @@ def decode(stream: IO[bytes] | Path, where: str) -> Picture:
                     raise DataError(
                         f"{where} is an image of {image.width}x{image.height} pixels", f"At most {MAX_PIXELS} are read"
                     )
-                if image.mode not in _EIGHT_BIT:
+                if image.mode not in _EIGHT_BIT or _is_deep(image):
                     raise DataError(
-                        f"{where} is an image of mode {image.mode}, not 8 bits a channel",
+                        f"{where} is an image whose values are not 8 bits a channel (Pillow's mode {image.mode})",
                         "Convert it, or store it as an array",
                     )
                 return Picture(np.asarray(image.convert("RGB")))
@@ -62,6 +66,19 @@ def decode(stream: IO[bytes] | Path, where: str) -> Picture:
     ) as error:
         text = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{where} cannot be decoded: {text}", "Replace or remove the file") from error
+
+
+def _is_deep(image: Image.Image) -> bool:
+    """Whether a file holds more than 8 bits a channel where its mode does not show it: Pillow cuts colours to 8."""
+    if isinstance(image, TiffImageFile):
+        bits = image.tag_v2.get(_BITS_PER_SAMPLE, (1,))
+        return any(size > 8 for size in (bits if isinstance(bits, tuple) else (bits,)))
+    for tile in image.tile if isinstance(image, PngImageFile | PpmImageFile) else ():
+        # Arguments of the decoders: the layout of PNG's data, as "RGB;16B", and the largest value of PPM.
+        for argument in tile.args if isinstance(tile.args, tuple) else (tile.args,):
+            if (isinstance(argument, str) and ";16" in argument) or (isinstance(argument, int) and argument > 255):
+                return True
+    return False
 
 
 def decode_bytes(data: bytes, where: str) -> Picture:
@@ -96,13 +113,24 @@ class ImageFiles(FileList):
 
 def class_folders(root: Path, files: tuple[Path, ...]) -> dict[str, int]:
     """Labels from sub-folders: where every file lies in one of at least two folders below `root`, a folder named by a
-    number is that class, and other names are numbered in sorted order."""
+    number is that class, and other names are numbered in sorted order, with those of folders that hold none of `files`:
+    a class of which there is no sample keeps its number."""
     parts = [path.relative_to(root).parts for path in files]
     if not parts or min(map(len, parts)) < 2:
         return {}
-    found = sorted({part[0] for part in parts})
+    found = {part[0] for part in parts}
     if len(found) < 2:
         return {}
     if all(name.isascii() and name.isdigit() for name in found) and len({int(n) for n in found}) == len(found):
         return {name: int(name) for name in found}
-    return {name: index for index, name in enumerate(found)}
+    beside = {path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith((".", "__"))}
+    return {name: index for index, name in enumerate(sorted(found | beside))}
+
+
+def empty_classes(root: Path, files: tuple[Path, ...], classes: Mapping[str, int]) -> tuple[str, ...]:
+    """A note on the class folders that hold none of the files, where there are such."""
+    empty = sorted(set(classes) - {path.relative_to(root).parts[0] for path in files})
+    if not empty:
+        return ()
+    some = ", ".join(empty[:3]) + (" …" if len(empty) > 3 else "")
+    return (f"{root}: no samples of {len(empty)} of {len(classes)} class folders ({some}); they keep their numbers",)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from PIL import Image
 
 from data.helpers import encoded, pixels, save_image
-from edgeq.data.images import class_folders, decode, decode_bytes
+from edgeq.data.images import class_folders, decode, decode_bytes, empty_classes
 from edgeq.errors import DataError
 
 
@@ -39,6 +41,54 @@ def test_sixteen_bits_are_refused(tmp_path: Path) -> None:
     Image.fromarray(np.zeros((4, 4), np.uint16)).save(tmp_path / "x.png")
     with pytest.raises(DataError, match="not 8 bits"):
         decode(tmp_path / "x.png", "x.png")
+
+
+def png(bits: int, colour: int, row: bytes) -> bytes:
+    """Of 1x1 pixels, as Pillow does not write it."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 1, 1, bits, colour, 0, 0, 0)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" + row)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+def tiff(bits: int, planes: int) -> bytes:
+    """Of 1x1 colour pixels, not compressed, the channels together (planes 1) or one after the other (2)."""
+    size = bits // 8
+    values = [(256, 3, 1, 1), (257, 3, 1, 1), (258, 3, 3, 500), (259, 3, 1, 1), (262, 3, 1, 2)]
+    values += [(273, 4, 1, 600) if planes == 1 else (273, 4, 3, 520), (277, 3, 1, 3), (278, 3, 1, 1)]
+    values += [(279, 4, 1, 3 * size) if planes == 1 else (279, 4, 3, 540), (284, 3, 1, planes)]
+    table = b"II*\0" + struct.pack("<IH", 8, len(values)) + b"".join(struct.pack("<HHII", *v) for v in values)
+    arrays = struct.pack("<3H", bits, bits, bits).ljust(20, b"\0")
+    arrays += struct.pack("<3I", 600, 600 + size, 600 + 2 * size).ljust(20, b"\0") + struct.pack("<3I", *[size] * 3)
+    return (table.ljust(500, b"\0") + arrays).ljust(600, b"\0") + bytes(range(3 * size))
+
+
+@pytest.mark.parametrize(
+    ("eight", "sixteen"),
+    [
+        (png(8, 2, b"abc"), png(16, 2, b"abcdef")),
+        (png(8, 4, b"ab"), png(16, 4, b"abcd")),
+        (png(8, 6, b"abcd"), png(16, 6, b"abcdefgh")),
+        (b"P6 1 1 255\nabc", b"P6 1 1 65535\nabcdef"),
+        (b"P6 1 1 100\n123", b"P6 1 1 1023\n" + b"\0a" * 3),
+        (b"P3 1 1 255\n1 2 3\n", b"P3 1 1 256\n1 2 3\n"),
+        (tiff(8, 1), tiff(16, 1)),
+        (tiff(8, 2), tiff(16, 2)),
+    ],
+)
+def test_colours_of_sixteen_bits_are_refused(eight: bytes, sixteen: bytes) -> None:
+    assert decode_bytes(eight, "x").pixels.shape == (1, 1, 3)
+    with pytest.raises(DataError, match="not 8 bits"):
+        decode_bytes(sixteen, "x")
+
+
+def test_sixteen_bits_a_pixel_are_no_sixteen_bits_a_channel() -> None:
+    header = struct.pack("<IiiHHIIiiII", 40, 1, 1, 1, 16, 3, 4, 0, 0, 0, 0) + struct.pack("<3I", 0xF800, 0x7E0, 0x1F)
+    bmp = b"BM" + struct.pack("<IHHI", 70, 0, 0, 66) + header + struct.pack("<HH", 0xF800, 0)
+    assert decode_bytes(bmp, "x.bmp").pixels.tolist() == [[[255, 0, 0]]]
 
 
 def test_too_many_pixels_are_refused_before_decoding(tmp_path: Path) -> None:
@@ -76,9 +126,26 @@ def files(root: Path, *names: str) -> tuple[Path, ...]:
 
 
 def test_class_folders(tmp_path: Path) -> None:
-    assert class_folders(tmp_path, files(tmp_path, "cat/a.png", "dog/b.png", "dog/c/d.png")) == {"cat": 0, "dog": 1}
-    assert class_folders(tmp_path, files(tmp_path, "03/a.png", "10/b.png")) == {"03": 3, "10": 10}
-    assert class_folders(tmp_path, files(tmp_path, "3/a.png", "03/b.png")) == {"03": 0, "3": 1}
-    assert class_folders(tmp_path, files(tmp_path, "images/a.png")) == {}
-    assert class_folders(tmp_path, files(tmp_path, "top.png", "a/b.png", "c/d.png")) == {}
-    assert class_folders(tmp_path, ()) == {}
+    for number, (names, classes) in enumerate(
+        (
+            (("cat/a.png", "dog/b.png", "dog/c/d.png"), {"cat": 0, "dog": 1}),
+            (("03/a.png", "10/b.png"), {"03": 3, "10": 10}),
+            (("3/a.png", "03/b.png"), {"03": 0, "3": 1}),
+            (("images/a.png",), {}),
+            (("top.png", "a/b.png", "c/d.png"), {}),
+            ((), {}),
+        )
+    ):
+        assert class_folders(tmp_path / str(number), files(tmp_path / str(number), *names)) == classes
+
+
+def test_a_class_without_samples_keeps_its_number(tmp_path: Path) -> None:
+    for name in ("bird", ".git", "__MACOSX"):
+        (tmp_path / name).mkdir()
+    found = files(tmp_path, "ant/a.png", "cat/b.png")
+    classes = class_folders(tmp_path, found)
+    assert classes == {"ant": 0, "bird": 1, "cat": 2}
+    assert empty_classes(tmp_path, found, classes) == (
+        f"{tmp_path}: no samples of 1 of 3 class folders (bird); they keep their numbers",
+    )
+    assert empty_classes(tmp_path, found, {"ant": 0, "cat": 2}) == ()
