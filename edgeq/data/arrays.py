@@ -28,7 +28,7 @@ from edgeq.errors import DataError
 
 MAX_MEMBERS = 10_000
 _BLOCK = 1 << 20
-IDX_NAME = re.compile(r"[-.]idx\d")
+IDX_NAME = re.compile(r"[-.]idx\d", re.IGNORECASE)
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 DAMAGE = (
     OSError,
@@ -97,7 +97,7 @@ class ArrayFile:
         try:
             with damage(path):
                 self._held = path.stat().st_size
-                if path.suffix == ".npz":
+                if path.suffix.lower() == ".npz":
                     self._open_archive()
                 else:
                     with self._stream("") as stream:
@@ -173,7 +173,7 @@ class ArrayFile:
         if self._archive is not None:
             with self._archive.open(f"{key}.npy") as member:
                 yield member
-        elif is_idx(self.path) and self.path.suffix == ".gz":
+        elif is_idx(self.path) and self.path.suffix.lower() == ".gz":
             with gzip.open(self.path) as packed:
                 yield packed  # type: ignore[misc]  # GzipFile reads and seeks as any binary stream
         else:
@@ -183,7 +183,7 @@ class ArrayFile:
     def _header(self, stream: IO[bytes], size: int) -> Header:
         if is_idx(self.path) and self._archive is None:
             header = _idx_header(stream)
-            known = size if self.path.suffix != ".gz" else header.start + header.nbytes
+            known = size if self.path.suffix.lower() != ".gz" else header.start + header.nbytes
         else:
             header = npy_header(stream)
             known = size

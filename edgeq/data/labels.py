@@ -96,14 +96,15 @@ def _from_file(path: Path, count: int, *, known: bool) -> LabelOf:
             f"labels: {path} does not exist",
             "Give none, folder, name:PATTERN with {label}, or a .csv, .txt, .json, .npy or IDX file",
         )
-    if path.suffix == ".npy" or is_idx(path):
+    kind = path.suffix.lower()
+    if kind == ".npy" or is_idx(path):
         with ArrayFile(path) as file:
             return _by_position(load_labels(file, ""), count, str(path))
     text = read_text(path, "Keep only names and labels")
-    if path.suffix == ".json":
+    if kind == ".json":
         return _by_name(_from_json(text, path), str(path))
-    if path.suffix in (".csv", ".txt", ".tsv"):
-        rows = _rows(text, path)
+    if kind in (".csv", ".txt", ".tsv"):
+        rows = _rows(text, path, kind)
         alone = [plain_label(row[0]) for row in rows if len(row) == 1]
         if rows and len(alone) == len(rows) and not any(isinstance(value, str) for value in alone):
             return _by_position(alone, count, str(path))
@@ -111,14 +112,16 @@ def _from_file(path: Path, count: int, *, known: bool) -> LabelOf:
     raise DataError(f"labels: {path} is of no known kind", "Give .csv, .txt, .json, .npy or IDX")
 
 
-def _rows(text: str, path: Path) -> list[list[str]]:
+def _rows(text: str, path: Path, kind: str) -> list[list[str]]:
     """The cells of every line that holds any, without a header line."""
     lines = [line for line in text.splitlines() if line.strip()]
-    if path.suffix == ".txt":
-        rows = [line.rsplit(maxsplit=1) for line in lines]
-    else:
+    commas = sum("," in line for line in lines)
+    # A name may hold a comma or a space: a .csv with any comma is one, and a .txt only with a comma in every line.
+    if kind == ".tsv" or commas == len(lines) or (kind == ".csv" and commas):
         with damage(path):
-            rows = list(csv.reader(lines, delimiter="," if path.suffix == ".csv" else "\t"))
+            rows = list(csv.reader(lines, delimiter="\t" if kind == ".tsv" else ","))
+    else:
+        rows = [line.rsplit(maxsplit=1) for line in lines]
     return rows[1:] if rows and rows[0][-1].strip().lower() in ("label", "class") else rows
 
 

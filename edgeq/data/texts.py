@@ -54,9 +54,10 @@ def open_text(path: Path, target: str, label: str | None) -> TextFile:
     if label is not None and not label.removeprefix("-").isdigit():
         raise DataError(f"source.label = {label!r} names no column of {path}", "Give the number of the column, from 0")
     lines: list[Any] = [line for line in read_text(path).splitlines() if line.strip()]
-    if path.suffix != ".txt":
+    kind = path.suffix.lower()
+    if kind != ".txt":
         with damage(path):
-            lines = list(csv.reader(lines, delimiter="," if path.suffix == ".csv" else "\t"))
+            lines = list(csv.reader(lines, delimiter="," if kind == ".csv" else "\t"))
     if not lines:
         raise DataError(f"{path} is empty", "Give one sample a line")
     return TextFile(path, tuple(lines), target, None if label is None else int(label))

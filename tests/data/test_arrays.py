@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from edgeq.data.arrays import ArrayFile, is_idx, load_labels, read_arrays
+from edgeq.data.files import kind_of
 from edgeq.errors import DataError
 
 arrays = hnp.arrays(
@@ -183,3 +184,19 @@ def test_an_archive_of_too_many_arrays(tmp_path: Path) -> None:
             archive.writestr(f"{index}.npy", b"")
     with pytest.raises(DataError, match="10001 arrays"):
         read_arrays(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("name", ["X.NPY", "X.NPZ", "TRAIN-IMAGES-IDX1-UBYTE", "TRAIN-IMAGES-IDX1-UBYTE.GZ"])
+def test_suffixes_in_capitals(tmp_path: Path, name: str) -> None:
+    values = np.arange(3, dtype=np.uint8)
+    with (tmp_path / name).open("wb") as file:
+        if name.endswith("NPY"):
+            np.save(file, values)
+        elif name.endswith("NPZ"):
+            np.savez(file, a=values)
+        else:
+            idx = b"\0\0\x08\1\0\0\0\3" + values.tobytes()
+            file.write(gzip.compress(idx) if name.endswith("GZ") else idx)
+    assert kind_of(tmp_path / name) == "arrays"
+    with ArrayFile(tmp_path / name) as opened:
+        assert [opened.load(key).tolist() for key in opened.headers] == [[0, 1, 2]]

@@ -14,6 +14,10 @@ def test_rows_and_lines(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text('"a, b",c,2.5\n\nd,e,3\n')
     text = open_text(tmp_path / "x.csv", "", "2")
     assert [(r.raw[""], r.label) for r in text.read(range(2))] == [(["a, b", "c", "2.5"], 2.5), (["d", "e", "3"], 3)]
+    (tmp_path / "X.TSV").write_text("a\tb\n")
+    assert next(iter(open_text(tmp_path / "X.TSV", "", None).read(range(1)))).raw[""] == ["a", "b"]
+    (tmp_path / "X.TXT").write_text("a,b\n")
+    assert next(iter(open_text(tmp_path / "X.TXT", "", None).read(range(1)))).raw[""] == "a,b"
     (tmp_path / "x.txt").write_text("one line\nanother\n")
     lines = open_text(tmp_path / "x.txt", "ids", None)
     assert [r.raw["ids"] for r in lines.read(range(1, 2))] == ["another"]
