@@ -156,7 +156,8 @@ def spans(counts: Sequence[int], indices: range) -> Iterator[tuple[int, range, r
 def update_with_file(digest: Hash, path: Path, name: str) -> None:
     """Feed a file's name, size and bytes to `digest`."""
     try:
-        digest.update(f"{name}\0{path.stat().st_size}\0".encode())
+        # Names that are not UTF-8 hold lone surrogates.
+        digest.update(f"{name}\0{path.stat().st_size}\0".encode("utf-8", "surrogatepass"))
         with path.open("rb") as stream:
             while block := stream.read(1 << 20):
                 digest.update(block)

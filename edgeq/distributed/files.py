@@ -61,5 +61,7 @@ def _digest(folder: Path, names: Iterable[str]) -> str:
     digest = hashlib.sha256()
     for name in names:
         with (folder / name).open("rb") as stream:
-            digest.update(f"{name}\0{hashlib.file_digest(stream, 'sha256').hexdigest()}\0".encode())
+            content = hashlib.file_digest(stream, "sha256").hexdigest()
+            # Names that are not UTF-8 hold lone surrogates.
+            digest.update(f"{name}\0{content}\0".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.data.records import spans
+from edgeq.data.records import new_hash, spans, update_with_file
 
 
 @given(st.lists(st.integers(0, 7), max_size=6), st.integers(0, 20), st.integers(1, 5), st.integers(0, 30))
@@ -15,3 +17,13 @@ def test_spans(counts: list[int], start: int, step: int, count: int) -> None:
     got = [(number, local) for number, part, _ in spans(counts, indices) for local in part]
     assert got == [where[i] for i in indices]
     assert [i for _, _, part in spans(counts, indices) for i in part] == list(indices)
+
+
+def test_names_that_are_not_utf8_are_hashed(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"1")
+    digests = []
+    for name in ("a\udcff", "a\udcfe", "a\ud800", "a"):
+        digest = new_hash()
+        update_with_file(digest, tmp_path / "x", name)
+        digests.append(digest.hexdigest())
+    assert len(set(digests)) == 4
