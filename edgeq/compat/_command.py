@@ -101,5 +101,7 @@ def images_or_arrays(dataset: str, for_images: str) -> str | None:
     from edgeq.data.files import find_files
     from edgeq.data.preprocess import find_sidecar
 
+    if find_sidecar([Path(dataset)]) is not None:  # it may choose among several kinds of files
+        return None
     found = find_files(dataset)
-    return for_images if found.kind == "images" and find_sidecar([Path(dataset), found.root]) is None else None
+    return for_images if found.kind == "images" and find_sidecar([found.root]) is None else None

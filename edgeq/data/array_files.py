@@ -75,15 +75,15 @@ def open_array_files(
     root: Path,
     files: tuple[Path, ...],
     signature: Signature,
-    options: SourceOptions | None,
-    stack: bool | None = None,
+    options: SourceOptions,
+    *,
+    prepared: bool,
     notes: tuple[str, ...] = (),
 ) -> ArrayFiles:
     """Read the headers of all files and decide how each is sliced.
 
     Args:
-        options: of the preprocessing; None where the arrays are prepared model inputs.
-        stack: of prepared arrays, see `plan_prepared`.
+        prepared: whether the arrays are model inputs already.
 
     Raises:
         DataError: a file that is damaged, or does not fit the model or the options.
@@ -91,11 +91,9 @@ def open_array_files(
     entries = []
     for path in files:
         headers = read_arrays(path)
-        if options is None:
-            entries.append(_prepared(path, headers, signature, stack))
-        else:
-            entries.append(_raw(path, headers, signature, options))
-    return ArrayFiles(root, tuple(entries), options is None, notes)
+        read = _prepared if prepared else _raw
+        entries.append(read(path, headers, signature, options))
+    return ArrayFiles(root, tuple(entries), prepared, notes)
 
 
 def holds_key(path: Path, options: SourceOptions) -> bool:
@@ -104,20 +102,27 @@ def holds_key(path: Path, options: SourceOptions) -> bool:
     return any(key is not None and key in headers for key in (options.key, options.encoded))
 
 
-def _prepared(path: Path, headers: Mapping[str, Header], signature: Signature, stack: bool | None) -> Entry:
-    arrays = match_names(list(headers), signature, str(path))
+def _prepared(path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions) -> Entry:
+    arrays = match_names([key for key in headers if key != options.label], signature, str(path))
     shapes = {name: headers[key].shape for name, key in arrays.items()}
-    plan = plan_prepared(shapes, signature, str(path), stack)
-    label = next((key for key in LABEL_KEYS if key in headers and key not in arrays.values()), None)
-    return Entry(path, arrays, shapes, plan, label)
+    plan = plan_prepared(shapes, signature, str(path), options.stack)
+    return Entry(path, arrays, shapes, plan, _label_key(headers, arrays, options))
+
+
+def _label_key(headers: Mapping[str, Header], arrays: Mapping[str, str], options: SourceOptions) -> str | None:
+    """The array of the labels. Unlabelled files of the same kind (calibration data) are read with the same options."""
+    if options.label is not None:
+        return options.label if options.label in headers and options.label not in arrays.values() else None
+    beside = (key for key in LABEL_KEYS if key in headers and key not in arrays.values())
+    # Under these names there may be something else, as the boxes of each image.
+    return next((key for key in beside if math.prod(headers[key].shape) == max(headers[key].shape, default=0)), None)
 
 
 def _raw(path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions) -> Entry:
-    # Unlabelled files of the same kind (calibration data) are read with the same options.
-    label = options.label if options.label in headers else None
     if options.encoded is not None and options.encoded in headers:
-        return _encoded(path, headers, signature, options, label)
+        return _encoded(path, headers, signature, options)
     arrays = _raw_names(path, headers, signature, options)
+    label = _label_key(headers, arrays, options)
     counts = set()
     shapes = {}
     for name, key in arrays.items():
@@ -136,6 +141,8 @@ def _raw(path: Path, headers: Mapping[str, Header], signature: Signature, option
         split = len(shape) - rank
         shapes[name] = (math.prod(shape[:split]), *shape[split:])
         counts.add(shapes[name][0])
+    if not counts:
+        raise DataError(f"{path} holds one number, no samples", "Store items along the first axis")
     if len(counts) != 1:
         raise DataError(f"{path}: the arrays hold {sorted(counts)} samples", "Store the same number of each")
     return Entry(path, arrays, shapes, Plan("items", counts.pop(), True), label)
@@ -153,15 +160,15 @@ def _raw_names(
         return {target: options.key}
     if list(headers) == [""]:
         return {target: ""}
-    items = [key for key in headers if key != options.label]
-    if len(items) == 1 and items[0] not in {spec.name for spec in signature.inputs}:
+    inputs = {spec.name for spec in signature.inputs}
+    labels = {options.label} if options.label is not None else set(LABEL_KEYS) - inputs
+    items = [key for key in headers if key not in labels]
+    if len(items) == 1 and items[0] not in inputs:
         return {target: items[0]}
     return match_names(items, signature, str(path))
 
 
-def _encoded(
-    path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions, label: str | None
-) -> Entry:
+def _encoded(path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions) -> Entry:
     assert options.encoded is not None
     assert options.offsets is not None
     images, offsets = headers[options.encoded], headers.get(options.offsets)
@@ -171,7 +178,9 @@ def _encoded(
         raise DataError(f"{path}[{options.encoded}] is not bytes", "Store the image files end to end as uint8")
     target = first_input(signature, options.input)
     plan = Plan("items", offsets.shape[0] - 1, True)
-    return Entry(path, {target: options.encoded}, {target: images.shape}, plan, label, options.offsets)
+    arrays = {target: options.encoded}
+    label = _label_key(headers, arrays, options)
+    return Entry(path, arrays, {target: images.shape}, plan, label, options.offsets)
 
 
 def _read_entry(entry: Entry, local: range) -> Iterator[Record]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -151,7 +151,8 @@ def fit_inputs(where: str, inputs: Mapping[str, Array], signature: Signature, *,
             array = array[None]
         elif spec.shape == () and array.shape == (1,):
             array = array[0]
-        result[spec.name] = _convert(where, array, spec, prepared=prepared)
+        others = [] if prepared else [name for name in names if name != spec.name]
+        result[spec.name] = _convert(where, array, spec, prepared=prepared, others=others)
     return result
 
 
@@ -168,15 +169,17 @@ def check_shapes(where: str, inputs: Mapping[str, Array], signature: Signature) 
         raise DataError(f"{where}: {wrong}", fix)
 
 
-def _convert(where: str, array: Array, spec: TensorSpec, *, prepared: bool) -> Array:
+def _convert(where: str, array: Array, spec: TensorSpec, *, prepared: bool, others: Sequence[str]) -> Array:
     if array.dtype.kind in "OV" and array.dtype != spec.dtype:
         raise DataError(f"{where}: input {spec.name!r} holds Python objects", "Give numeric arrays of one shape")
     if array.dtype != spec.dtype:
         number = array.dtype.kind in "biuf" and spec.dtype.kind in "biuf"
         raw = prepared and array.ndim and array.dtype.kind != "f" and spec.dtype.kind == "f"
         if not number or raw or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
+            # Steps make floats of all arrays that they are not kept from.
+            other = f"; if the steps are for another input, name it: input={others[0]}" if others else ""
             storable = "Store that dtype" if spec.dtype.isbuiltin == 1 else "Export the model with inputs of float32"
-            fix = "Name a --preprocess (none, if the values are right)" if raw else storable
+            fix = "Name a --preprocess (none, if the values are right)" if raw else storable + other
             raise DataError(f"{where}: input {spec.name!r} is {array.dtype}, the model takes {spec.dtype}", fix)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         what = "NaN" if np.isnan(array).any() else "infinity"

@@ -11,7 +11,7 @@ from typing import Any
 from edgeq.data.array_files import holds_key, open_array_files
 from edgeq.data.files import READABLE, Found, find_files
 from edgeq.data.fit import first_input
-from edgeq.data.images import ImageFiles, class_folders
+from edgeq.data.images import ImageFiles, class_folders, empty_classes
 from edgeq.data.preprocess import NoPreprocessingError, Preprocess, choices, find_sidecar, load_preprocess
 from edgeq.data.python_items import open_python
 from edgeq.data.records import Source
@@ -65,13 +65,15 @@ def _open(
         prepared = named is None or _only_stack(named)
         items = open_python(source, signature, prepared=prepared, wanted=wanted)
         return Opened(f"Python {type(source).__name__}", items, named, items.notes)
-    found = _cases(source, named) or find_files(
-        source, named.source.pattern if named is not None else None, paths=named is not None and named.reads == "path"
-    )
     notes: list[str] = []
     sidecar = named is None
     if named is None:
-        named = _sidecar(source, found, model, notes)
+        named = _with_the_data(Path(source), notes)
+    found = _cases(source, named) or find_files(
+        source, named.source.pattern if named is not None else None, paths=named is not None and named.reads == "path"
+    )
+    if named is None:
+        named = _with_the_data(found.root, notes) or _with_the_model(found, model, notes)
     if found.ignored:
         notes.append(f"{source}: {found.ignored} files of other kinds ignored")
     records = _reader(source, found, signature, named)
@@ -95,13 +97,15 @@ def _cases(source: str | Path, named: Preprocess | None) -> Found | None:
     return Found(path, folders, "pb", 0) if folders else None
 
 
-def _sidecar(source: str | Path, found: Found, model: Path | None, notes: list[str]) -> Preprocess | None:
-    path = Path(source)
-    folders = [path] if path.is_dir() else []
-    near = find_sidecar([*folders, found.root])
-    if near is not None:
-        notes.append(f"preprocessing: {near} (found with the data)")
-        return load_preprocess(near)
+def _with_the_data(folder: Path, notes: list[str]) -> Preprocess | None:
+    near = find_sidecar([folder])
+    if near is None:
+        return None
+    notes.append(f"preprocessing: {near} (found with the data)")
+    return load_preprocess(near)
+
+
+def _with_the_model(found: Found, model: Path | None, notes: list[str]) -> Preprocess | None:
     beside = find_sidecar([model.absolute().parent]) if model is not None else None
     if beside is None:
         return None
@@ -117,7 +121,7 @@ def _sidecar(source: str | Path, found: Found, model: Path | None, notes: list[s
 
 
 def _only_stack(named: Preprocess) -> bool:
-    """A spec that has no steps and names no arrays says only how prepared arrays are stacked."""
+    """A spec that has no steps and names no array of items says only how prepared arrays are stacked and labelled."""
     options = named.source
     unnamed = options.key is None and options.encoded is None and options.layout is None
     return named.spec is not None and not named.spec.steps and unnamed
@@ -134,9 +138,11 @@ def _reader(source: str | Path, found: Found, signature: Signature, named: Prepr
             raise NoPreprocessingError(
                 f"{source} holds images, no preprocessing is named and there is no preprocess.toml", choices()
             )
-        return ImageFiles(found.root, found.files, target, class_folders(found.root, found.files))
+        classes = class_folders(found.root, found.files)
+        notes = empty_classes(found.root, found.files, classes)
+        return ImageFiles(found.root, found.files, target, classes, notes)
     if found.kind == "arrays":
-        return open_array_files(found.root, found.files, signature, None if prepared else options, options.stack)
+        return open_array_files(found.root, found.files, signature, options, prepared=prepared)
     if found.kind == "pb":
         from edgeq.data.protobufs import open_cases, open_stacked
 

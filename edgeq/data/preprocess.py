@@ -112,7 +112,9 @@ class Preprocess:
     def _call_function(self, raw: Any) -> Prepared:
         assert self.function is not None
         try:
-            result = self.function(raw.pixels if isinstance(raw, Picture) else raw)
+            value = raw.pixels if isinstance(raw, Picture) else raw
+            # A copy: decoded pixels are read-only, a user's own arrays are read again, and functions change arguments.
+            result = self.function(value.copy() if isinstance(value, np.ndarray) else value)
         except Exception as error:  # whatever a user's code raises is one line about that code
             text, fix = describe(error)
             raise DataError(f"preprocessing {self.name} failed: {text}", fix) from error

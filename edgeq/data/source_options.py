@@ -23,7 +23,7 @@ class SourceOptions:
         channels: the order of the colour channels in raw arrays.
         input: the model input that the items feed, where the model has several.
         stack: for prepared arrays, whether the leading axis counts samples; None decides by the model's shape.
-        pattern: which files of a folder to read, for a preprocessing that reads paths (as "*.wav").
+        pattern: which files of a folder to read, by their names (as "*.wav").
     """
 
     key: str | None = None

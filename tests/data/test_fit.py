@@ -182,3 +182,14 @@ def test_an_axis_that_lacks_is_named_as_the_step_that_adds_it() -> None:
         plan_prepared({"x": (100, 28, 28)}, GREY, "f")
     with pytest.raises(DataError, match="Correct the data or its preprocessing"):
         check_shapes("f", {"x": np.zeros((27, 28))}, GREY)
+
+
+def test_steps_on_all_of_several_inputs_are_named() -> None:
+    model = signature(spec("a", "N", 2), spec("b", "N", 2, dtype=np.int64))
+    arrays = {"a": np.zeros((1, 2), np.float32), "b": np.zeros((1, 2), np.float32)}
+    with pytest.raises(DataError, match="'b' is float32, the model takes int64") as caught:
+        fit_inputs("x", arrays, model, prepared=False)
+    assert "input=a" in caught.value.fix
+    with pytest.raises(DataError, match="'b' is float32") as caught:
+        fit_inputs("x", arrays, model, prepared=True)
+    assert "input=" not in caught.value.fix

@@ -359,3 +359,44 @@ def test_wrong_sizes_after_the_preprocessing_name_the_image(tmp_path: Path) -> N
         list(open_samples(tmp_path, IMAGE_MODEL, preprocess=SCALE))
     with pytest.raises(DataError, match=r"a.png: an image of 9x9 is smaller"):
         list(open_samples(tmp_path, IMAGE_MODEL, preprocess="crop=10"))
+
+
+def test_a_pattern_of_classes_has_their_numbers(tmp_path: Path) -> None:
+    for number in (0, 1, 2, 4):
+        save_image(tmp_path / f"c{number}" / "1.png")
+        save_image(tmp_path / f"c{number}" / "7.png")
+    (tmp_path / "c3").mkdir()
+    for source in (tmp_path, f"{tmp_path}/*/[1-3].png", f"{tmp_path}/c[24]/*.png"):
+        notes = Notes()
+        samples = open_samples(source, IMAGE_MODEL, preprocess=SCALE, progress=notes)
+        assert all(f"c{sample.label}" == sample.context["class"] for sample in samples)
+        assert any("class folders (" in line and "c3" in line for line in notes.lines)
+
+
+def test_a_broken_link_is_one_line(tmp_path: Path) -> None:
+    save_image(tmp_path / "a.png")
+    (tmp_path / "b.png").symlink_to(tmp_path / "gone.png")
+    samples = open_samples(tmp_path, IMAGE_MODEL, preprocess=SCALE)
+    for use in (list, lambda opened: opened.digest()):
+        with pytest.raises(DataError, match=r"b.png.*No such file") as caught:
+            use(samples)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_sidecar_chooses_files(tmp_path: Path) -> None:
+    save_image(tmp_path / "a.png")
+    save_image(tmp_path / "b.bmp")
+    np.save(tmp_path / "labels.npy", np.zeros(2))
+    (tmp_path / "preprocess.toml").write_text('steps = "divide=255,layout=NCHW"\n[source]\npattern = "*.png"\n')
+    assert [sample.context["file"] for sample in open_samples(tmp_path, IMAGE_MODEL)] == ["a.png"]
+
+
+def test_functions_may_change_what_they_get(tmp_path: Path) -> None:
+    (tmp_path / "user.py").write_text(
+        "def darker(image):\n    image //= 2\n    return (image / 255).transpose(2, 0, 1).astype('float32')\n"
+    )
+    image = save_image(tmp_path / "images" / "a.png")
+    for source in (tmp_path / "images", [image]):
+        samples = open_samples(source, IMAGE_MODEL, preprocess=f"{tmp_path}/user.py:darker")
+        for _ in range(2):
+            assert np.allclose(fed(samples)[0][0], (image // 2 / 255).transpose(2, 0, 1))
