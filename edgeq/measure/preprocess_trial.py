@@ -37,6 +37,9 @@ PLAIN = {
     f"{_RESIZE},divide=255,layout=model": "0..1, RGB, resized to the model",
     f"{_RESIZE},divide=255,channels=BGR,layout=model": "0..1, BGR, resized to the model",
     f"{_RESIZE},divide=255,{_IMAGENET},layout=model": "ImageNet mean and deviation, RGB, resized to the model",
+    f"channels=L,{_RESIZE},layout=model": "0..255, grey, resized to the model",
+    f"channels=L,{_RESIZE},divide=255,layout=model": "0..1, grey, resized to the model",
+    f"channels=L,{_RESIZE},divide=127.5,subtract=1,layout=model": "-1..1, grey, resized to the model",
 }
 """What models are also fed, beside the preprocessings that have a name. As `--preprocess` takes them, with titles."""
 

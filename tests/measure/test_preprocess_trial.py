@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -8,11 +9,14 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
 
 from edgeq.cli import group
+from edgeq.data.samples import open_samples
 from edgeq.errors import DataError, UsageError
 from edgeq.measure.evaluation import EvalRequest
-from edgeq.measure.preprocess_trial import PLAIN, try_preprocess
+from edgeq.measure.preprocess_trial import PLAIN, propose, try_preprocess
+from edgeq.model.load import model_signature
 
 SIZE = 4
 
@@ -83,3 +87,27 @@ def test_the_command(eval_request: EvalRequest) -> None:
     human = CliRunner().invoke(group, given)
     assert human.exit_code == 0
     assert "caffe2" in human.output
+
+
+def test_grey_models_are_proposed_what_fits(tmp_path: Path) -> None:
+    graph = helper.make_graph(
+        [
+            helper.make_node("GlobalAveragePool", ["x"], ["p"]),
+            helper.make_node("Flatten", ["p"], ["f"]),
+            helper.make_node("MatMul", ["f", "w"], ["y"]),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 1, SIZE, SIZE])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 2])],
+        [numpy_helper.from_array(np.float32([[1, -1]]), "w")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    (tmp_path / "images").mkdir()
+    for number in range(3):
+        pixels = np.full((5, 7, 3), 80 * number, np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "images" / f"{number}.png")
+    proposed = re.search("Type --preprocess (\\S+) if", propose(tmp_path / "m.onnx", tmp_path / "images"))
+    assert proposed is not None
+    assert proposed[1].startswith("channels=L,")
+    samples = open_samples(tmp_path / "images", model_signature(tmp_path / "m.onnx"), preprocess=proposed[1])
+    assert [sample.inputs["x"].shape for sample in samples] == [(1, 1, SIZE, SIZE)] * 3
