@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from edgeq.bundle.sign import sign_bundle as sign
     from edgeq.bundle.verify import verify_bundle as verify
     from edgeq.calibrate.run import calibrate
+    from edgeq.data.given import Data
     from edgeq.data.preprocess import register as register_preprocess
     from edgeq.data.samples import Sample, Samples, open_samples
     from edgeq.errors import EdgeqError
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from edgeq.measure.inspect import inspect
     from edgeq.oci.transfer import pull_bundle as pull
     from edgeq.oci.transfer import push_bundle as push
-    from edgeq.pipeline.job import Data
     from edgeq.pipeline.package import package
     from edgeq.pipeline.quantize import quantize
     from edgeq.records import plain
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # Public name → where it lives; without ":" a package that is callable itself (see edgeq.callable_package).
 _PUBLIC = {
-    "Data": "edgeq.pipeline.job:Data",
+    "Data": "edgeq.data.given:Data",
     "EdgeqError": "edgeq.errors:EdgeqError",
     "Sample": "edgeq.data.samples:Sample",
     "Samples": "edgeq.data.samples:Samples",

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import edgeq
+from edgeq import demo
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "api.md").read_text("utf-8")
 FUNCTIONS = [name for name in edgeq.__all__ if callable(getattr(edgeq, name)) and name[0].islower()]
@@ -41,3 +42,17 @@ def test_every_function_says_what_it_takes_and_raises(name: str) -> None:
     assert len(text.split()) > 8
     if name not in ("detect",):
         assert "Raises:" in text
+
+
+EIGHT = edgeq.Data(demo.VALIDATION, count=8)
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return edgeq.quantize(demo.MODEL, EIGHT, tmp_path_factory.mktemp("api") / "int8.onnx", timed=False).output
+
+
+def test_every_function_takes_data(quantized: Path) -> None:
+    assert edgeq.calibrate(demo.MODEL, EIGHT).samples == 8
+    assert edgeq.compare(demo.MODEL, quantized, EIGHT, task="classification", timed=False).samples == 8
+    assert edgeq.debug(demo.MODEL, quantized, EIGHT).written.count == 8

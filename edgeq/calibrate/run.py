@@ -14,6 +14,7 @@ from edgeq.calibrate.collect import collect
 from edgeq.calibrate.files import check_directory, load_statistics, save_statistics
 from edgeq.calibrate.statistics import Statistics
 from edgeq.calibrate.tensors import quantizable_tensors
+from edgeq.data.given import Data
 from edgeq.data.samples import open_samples
 from edgeq.distributed.workers import Workers, open_workers
 from edgeq.errors import CalibrationError, UsageError
@@ -24,7 +25,7 @@ from edgeq.progress import SILENT, Progress
 
 def calibrate(
     model: str | Path,
-    data: Any,
+    data: Data | Any,
     output: str | Path | None = None,
     *,
     preprocess: Any = None,
@@ -135,6 +136,7 @@ def merge_to(parts: Sequence[Path], directory: Path, *, force: bool = False) -> 
 
 def _existing(data: Any) -> tuple[Path, ...]:
     """The file or folder that `data` names, if it names one: a pattern or an iterable does not."""
+    data = data.source if isinstance(data, Data) else data
     return (Path(data),) if isinstance(data, (str, Path)) and Path(data).exists() else ()
 
 

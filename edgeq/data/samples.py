@@ -19,6 +19,7 @@ import numpy as np
 
 from edgeq.data.batches import batches, rebatch
 from edgeq.data.fit import check_shapes, fit_inputs, fixed_batch
+from edgeq.data.given import Data, check_selection
 from edgeq.data.labels import LabelOf, load_labels_from, plain_label
 from edgeq.data.open_source import Opened, open_source
 from edgeq.data.preprocess import Preprocess
@@ -26,7 +27,7 @@ from edgeq.data.records import Record, new_hash
 from edgeq.data.sample import Sample
 from edgeq.data.state import Array, Picture
 from edgeq.display import Displayed
-from edgeq.errors import DataError, UsageError
+from edgeq.errors import DataError
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
 from edgeq.signature import Signature
@@ -224,7 +225,7 @@ class Subset(Displayed):
 
 
 def open_samples(
-    source: str | Path | Samples | Iterable[Any] | Any,
+    source: str | Path | Data | Samples | Iterable[Any] | Any,
     signature: Signature,
     *,
     preprocess: Preprocess | str | Path | Mapping[str, Any] | None = None,
@@ -239,7 +240,8 @@ def open_samples(
 
     Args:
         source: a file, a folder, a pattern ("data/val_*.npz"), samples opened already, an iterable (dict of arrays,
-            array, tuple of arrays, or (inputs, label)), a function that gives one, or an object with `get_next()`.
+            array, tuple of arrays, or (inputs, label)), a function that gives one, an object with `get_next()`, or
+            `Data`, whose preprocessing, labels and count go before the arguments of these names.
         signature: of the model.
         preprocess: what `load_preprocess` takes. None: `preprocess.toml` in the data folder, then beside the model;
             else arrays and protobufs are model inputs already, and images are an error.
@@ -250,12 +252,11 @@ def open_samples(
 
     Raises:
         DataError: missing, unreadable or unfit data; the message names the file and the fix.
-        UsageError: a count, start or stride that makes no sense.
+        UsageError: a count, start or stride that is no whole number or makes no sense.
     """
-    if start < 0 or stride < 1 or (count is not None and count < 1):
-        raise UsageError(
-            f"start {start}, stride {stride}, count {count}", "Give start 0 or more, stride and count 1 or more"
-        )
+    while isinstance(source, Data):
+        source, preprocess, labels, count = source.over(preprocess, labels, count)
+    check_selection(start, stride, count)
     if isinstance(source, Samples):
         return _subset(source, start, stride, count)
     opened = open_source(source, signature, preprocess, Path(model) if model is not None else None)

@@ -19,9 +19,10 @@ from edgeq.calibrate.files import load_statistics
 from edgeq.calibrate.ranges import Range, derive_ranges, scheme_ranges
 from edgeq.calibrate.statistics import Statistics
 from edgeq.calibrate.tensors import quantizable_tensors
+from edgeq.data.given import Data as Data
+from edgeq.data.given import as_data as as_data
 from edgeq.data.preprocess import NoPreprocessingError
 from edgeq.data.samples import Samples, SourceSamples, open_samples
-from edgeq.display import Displayed
 from edgeq.distributed.workers import Workers
 from edgeq.emulate.saturation.reach import largest_sums
 from edgeq.errors import CalibrationError, DataError, ModelError, UsageError
@@ -36,28 +37,6 @@ from edgeq.scheme import Scheme
 
 # Of decoded samples that stay in memory from the calibration to the proof.
 _HELD_BYTES = 2**28
-
-
-@dataclass(frozen=True)
-class Data(Displayed):
-    """Samples as a user names them; see `edgeq.data.samples.open_samples`.
-
-    Attributes:
-        source: path or iterable.
-        preprocess: name, specification or file; None looks for one beside the data.
-        labels: where labels are, for readers that need telling.
-        count: take at most so many; None takes all.
-    """
-
-    source: Any
-    preprocess: Any = None
-    labels: Any = None
-    count: int | None = None
-
-
-def as_data(given: Any) -> Data | None:
-    """`given` as Data: it may be a bare source too, such as a path, a list or a CalibrationDataReader."""
-    return given if given is None or isinstance(given, Data) else Data(given)
 
 
 @dataclass(frozen=True)
