@@ -15,6 +15,7 @@ from edgeq.bundle.read import contents, opened
 from edgeq.bundle.write import write_archive
 from edgeq.display import Displayed
 from edgeq.errors import OutputError
+from edgeq.model.path import path_of
 from edgeq.signing.sign import read_signing_key, sign_files
 
 
@@ -44,7 +45,7 @@ def sign_bundle(
         OutputError: it is signed already, or cannot be written.
         DataError, UsageError, RuntimeUnavailableError: see `read_signing_key`.
     """
-    path = Path(path)
+    path = path_of(path, "bundle")
     signing = read_signing_key(Path(key), [Path(certificate) for certificate in certificates])
     with opened(path) as bundle:
         if bundle.signature is not None and not force:

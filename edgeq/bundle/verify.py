@@ -10,6 +10,7 @@ from edgeq_device.verify import Report, verify
 
 from edgeq.bundle.read import opened
 from edgeq.device import device_errors
+from edgeq.model.path import path_of
 from edgeq.progress import SILENT, Progress
 from edgeq.signing.certificates import verified_key
 
@@ -40,7 +41,7 @@ def verify_bundle(
             sha256.
         RuntimeUnavailableError: onnxruntime is missing; cryptography, where a certificate must be verified.
     """
-    path = Path(path)
+    path = path_of(path, "bundle")
     with progress.stage(f"verifying {path}"), device_errors():
         trusted = trust_for(Path(trust) if trust is not None else None, required=require_signature)
         with opened(path, expect=expect) as bundle:

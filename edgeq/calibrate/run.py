@@ -19,6 +19,7 @@ from edgeq.data.samples import open_samples
 from edgeq.distributed.workers import Workers, open_workers
 from edgeq.errors import CalibrationError, UsageError
 from edgeq.model.load import model_files
+from edgeq.model.path import path_of
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.progress import SILENT, Progress
 
@@ -61,8 +62,9 @@ def calibrate(
 
     Raises:
         CalibrationError: a value is NaN or infinite; what is in `output` belongs to other data or another model.
+        UsageError: an argument of another type; DataError: the samples cannot be opened.
     """
-    model, directory = Path(model), Path(output) if output is not None else None
+    model, directory = path_of(model), path_of(output, "output") if output is not None else None
     if directory is not None:
         recover(directory)
     start = load_statistics(directory) if resume and directory is not None and directory.exists() else None

@@ -27,6 +27,7 @@ from edgeq.measure.bench import bench
 from edgeq.measure.kernels import kernel_times
 from edgeq.measure.loaded_model import is_bundle, variant_settings
 from edgeq.model.load import read_model
+from edgeq.model.path import path_of
 from edgeq.ownership import is_plain
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain, read_json
@@ -106,7 +107,7 @@ def report_bundle(
         BundleError: the bundle is damaged, was changed, or nothing in it runs here.
         OutputError: `output` is something else, or cannot be written.
     """
-    path = Path(path)
+    path = path_of(path, "bundle")
     place = Path(output) if output is not None else _beside(path)
     _check_outside(place, path)
     check_free(place, force=force or _is_report(place), kind="file")

@@ -22,6 +22,7 @@ from edgeq.model.clean import remove_no_ops, tidy
 from edgeq.model.load import check_valid, is_quantized, load_model, model_files, save_model
 from edgeq.model.names import name_nodes
 from edgeq.model.opset import LOWEST, raise_opset
+from edgeq.model.path import path_of
 from edgeq.model.products import integer_products
 from edgeq.model.shapes import write_shapes
 from edgeq.retarget.compare import USUAL, Comparison, compare
@@ -97,7 +98,7 @@ def retarget(
         CheckFailedError: only types were to change, and the new model's outputs differ; or it does not run. Nothing is
             written then.
     """
-    model, output = Path(model), Path(output)
+    model, output = path_of(model), path_of(output, "output")
     if target is not None:
         scheme = resolve(target).profile.scheme
         format = format or scheme.format
