@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from edgeq_device.bench_settings import BenchSettings
+
     from edgeq.bundle.sign import sign_bundle as sign
     from edgeq.bundle.verify import verify_bundle as verify
     from edgeq.calibrate.run import calibrate
@@ -22,9 +24,10 @@ if TYPE_CHECKING:
     from edgeq.hardware.detect import detect_machine as detect
     from edgeq.hardware.target import resolve as resolve_target
     from edgeq.measure.accuracy import evaluate
-    from edgeq.measure.bench import bench
+    from edgeq.measure.bench import BenchData, bench
     from edgeq.measure.debug import debug
     from edgeq.measure.inspect import inspect
+    from edgeq.measure.task import TaskOptions
     from edgeq.oci.transfer import pull_bundle as pull
     from edgeq.oci.transfer import push_bundle as push
     from edgeq.pipeline.package import package
@@ -34,16 +37,21 @@ if TYPE_CHECKING:
     from edgeq.report.compare import compare
     from edgeq.retarget.run import retarget
     from edgeq.scheme import Scheme
+    from edgeq.tune.goal import Goal
     from edgeq.tune.recover.standalone import recovering
     from edgeq.tune.run import tune
 
 # Public name → where it lives; without ":" a package that is callable itself (see edgeq.callable_package).
 _PUBLIC = {
+    "BenchData": "edgeq.measure.bench:BenchData",
+    "BenchSettings": "edgeq_device.bench_settings:BenchSettings",
     "Data": "edgeq.data.given:Data",
     "EdgeqError": "edgeq.errors:EdgeqError",
+    "Goal": "edgeq.tune.goal:Goal",
     "Sample": "edgeq.data.samples:Sample",
     "Samples": "edgeq.data.samples:Samples",
     "Scheme": "edgeq.scheme:Scheme",
+    "TaskOptions": "edgeq.measure.task:TaskOptions",
     "bench": "edgeq.measure.bench:bench",
     "calibrate": "edgeq.calibrate",
     "compare": "edgeq.report.compare:compare",
@@ -68,11 +76,15 @@ _PUBLIC = {
 }
 
 __all__ = [
+    "BenchData",
+    "BenchSettings",
     "Data",
     "EdgeqError",
+    "Goal",
     "Sample",
     "Samples",
     "Scheme",
+    "TaskOptions",
     "__version__",
     "bench",
     "calibrate",

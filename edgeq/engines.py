@@ -7,7 +7,7 @@ matters for building and choosing. `engines.json` beside that module is what dev
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -221,6 +221,24 @@ def choose_engine(text: str, engines: Mapping[str, Engine] | None = None) -> Eng
     if precision not in engine.precisions:
         raise UsageError(f"{name} has no precision {precision!r}", suggest(precision, engine.precisions))
     return EngineChoice(engine, precision)
+
+
+def as_engine(given: EngineChoice | str) -> EngineChoice:
+    """`given` as an engine and its precision: it may be "NAME" or "NAME:PRECISION" too.
+
+    Raises:
+        UsageError: as `choose_engine`; or something else.
+    """
+    if isinstance(given, EngineChoice):
+        return given
+    if not isinstance(given, str):
+        raise UsageError(f"an engine is given as {type(given).__name__}", 'Give its name, such as "onnxruntime"')
+    return choose_engine(given)
+
+
+def as_engines(given: EngineChoice | str | Sequence[EngineChoice | str]) -> tuple[EngineChoice, ...]:
+    """`as_engine` of each; one alone may stand for a sequence of one."""
+    return tuple(as_engine(choice) for choice in ((given,) if isinstance(given, (EngineChoice, str)) else given))
 
 
 def engine_for(backend: str, options: Mapping[str, str]) -> Engine:

@@ -7,7 +7,7 @@ that fits the machine at hand.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,11 @@ def resolve(name_or_path: str | Path, machine: Machine | None = None) -> Target:
     if name.endswith(".toml"):
         return _resolve_file(Path(name), _profile_documents(), machine)
     return named_target(name, machine)
+
+
+def as_targets(given: str | Path | Sequence[str | Path]) -> tuple[str | Path, ...]:
+    """What names targets, each for `resolve`; one name or path alone may stand for a sequence of one."""
+    return (given,) if isinstance(given, (str, Path)) else tuple(given)
 
 
 def named_target(name: str, machine: Machine | None = None) -> Target:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,12 +17,15 @@ from edgeq.measure.agreement import Agreement, Comparison
 from edgeq.measure.inference import Outputs, Session, inferences
 from edgeq.measure.loaded_model import open_model
 from edgeq.measure.rows import rows
-from edgeq.measure.task import Task, make_task
+from edgeq.measure.task import Task, as_task
+from edgeq.model.path import path_of
 from edgeq.progress import SILENT, Progress
 from edgeq.records import Count, Finite
 from edgeq.session import SessionSettings, open_session
+from edgeq.signature import Signature
 
 if TYPE_CHECKING:
+    from edgeq.data.given import Data
     from edgeq.data.samples import Sample, Samples
 
 
@@ -194,7 +198,7 @@ def evaluate_many(
 
 def evaluate(
     model: Path | str | bytes | Session,
-    samples: Samples,
+    samples: Samples | Data | str | Path | Iterable[Any],
     task: Task | str,
     *,
     settings: SessionSettings | None = None,
@@ -206,26 +210,51 @@ def evaluate(
     Args:
         model: a bundle runs with the options that it carries; for an open session `settings` only records how it was
             opened.
-        samples: what `edgeq.open_samples` gives, labelled.
+        samples: labelled; `edgeq.Data`, or whatever else `edgeq.open_samples` takes or gives. For an open session,
+            which does not carry its model's signature, only what it gives.
         task: a task, or the name of one that needs no options.
+        count: take at most so many samples.
 
     Raises:
-        UsageError: an unknown task.
+        UsageError: an unknown task, something that is no model, or samples that an open session cannot open.
         ModelError, BundleError, RuntimeUnavailableError: the model cannot be opened.
         DataError, CheckFailedError: as `evaluate_sessions`.
     """
-    chosen = make_task(task) if isinstance(task, str) else task
+    from edgeq.data.samples import Samples, open_samples
+
+    chosen = as_task(task)
+    if chosen is None:
+        raise UsageError("nothing to measure", 'Give a task, such as "classification"')
     with ExitStack() as stack:
         name, how = "the model", settings or SessionSettings()
-        if isinstance(model, (str, Path)):
-            loaded = stack.enter_context(open_model(Path(model), how))
-            name, how, session = loaded.name, loaded.settings, loaded.session
-        elif isinstance(model, bytes):
+        signature, preprocess, beside = None, None, None
+        if isinstance(model, bytes):
             session = open_session(model, how)
+            signature = _signature(model)
+        elif isinstance(model, (str, os.PathLike)) or not hasattr(model, "get_outputs"):
+            loaded = stack.enter_context(open_model(path_of(model), how))
+            name, how, session = loaded.name, loaded.settings, loaded.session
+            signature, preprocess = loaded.signature, loaded.preprocess
+            beside = loaded.path if loaded.variant is None else None
         else:
             session = model
+        if not isinstance(samples, Samples):
+            if signature is None:
+                raise UsageError(
+                    "an open session does not say what samples it takes",
+                    "Give the model's path instead, or samples that edgeq.open_samples gave",
+                )
+            samples = open_samples(samples, signature, preprocess=preprocess, model=beside, progress=progress)
         found = evaluate_many({name: session}, samples, chosen, settings={name: how}, progress=progress, count=count)
     return found[name]
+
+
+def _signature(model: bytes) -> Signature:
+    import onnx
+
+    from edgeq.model.load import signature_of
+
+    return signature_of(onnx.load_model_from_string(model), Path("the model"))
 
 
 def _accuracy(name: str, metrics: Mapping[str, float], count: int, task: Task, settings: SessionSettings) -> Accuracy:

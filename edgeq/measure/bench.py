@@ -11,12 +11,15 @@ from edgeq_device.bench_models import Shapes
 from edgeq_device.bench_settings import BenchSettings
 from edgeq_device.scenarios import Feed
 
+from edgeq.data.given import Data
 from edgeq.device import device_errors
-from edgeq.engines import EngineChoice
+from edgeq.display import Displayed
+from edgeq.engines import EngineChoice, as_engines
 from edgeq.errors import BundleError, UsageError
 from edgeq.measure.latency import Measurement, bench_model, measure_models
 from edgeq.measure.loaded_model import is_bundle, variant_preprocessing
 from edgeq.model.load import model_signature, signature_of
+from edgeq.model.path import path_of
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings
 from edgeq.signature import Signature
@@ -27,7 +30,7 @@ SAMPLES = 32
 
 
 @dataclass(frozen=True)
-class BenchData:
+class BenchData(Displayed):
     """Where the samples come from.
 
     Attributes:
@@ -71,8 +74,8 @@ def bench(
     *,
     against: str | Path | None = None,
     variant: str | None = None,
-    engines: Sequence[EngineChoice] = (),
-    data: BenchData | None = None,
+    engines: EngineChoice | str | Sequence[EngineChoice | str] = (),
+    data: BenchData | Data | Any | None = None,
     settings: BenchSettings | None = None,
     session_options: Mapping[str, str] | None = None,
     place: BenchPlace | None = None,
@@ -85,16 +88,19 @@ def bench(
         against: another model, to compare with.
         variant: of a bundle; None takes the best for this machine.
         session_options: to run model files with, over those that they carry; a bundle brings its own.
-        engines: what executes the model, one after another where there are several; `against` runs in onnxruntime's own
-            kernels, as all does where none is given. Plug-ins run in processes of their own.
+        data: samples, as `edgeq.open_samples` takes them, of which a few are taken over and over; `BenchData` also has
+            the sizes of inputs that are made up. None makes them up, or takes a bundle's self-test's.
+        settings: how it is timed; None takes the defaults.
+        engines: what executes the model, by name, one after another where there are several; `against` runs in
+            onnxruntime's own kernels, as all does where none is given. Plug-ins run in processes of their own.
         place: where it runs; None is this machine.
 
     Raises:
         UsageError, DataError, ModelError, BundleError, RuntimeUnavailableError: as the message says.
     """
-    path = Path(path)
-    against = Path(against) if against is not None else None
-    settings, data = settings or BenchSettings(), data or BenchData()
+    path, engines = path_of(path), as_engines(engines)
+    against = path_of(against) if against is not None else None
+    settings, data = settings or BenchSettings(), data if isinstance(data, BenchData) else BenchData(data)
     if is_bundle(path):
         if against is not None:
             raise UsageError(

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edgeq.engines import choose_engine
+from edgeq.engines import EngineChoice, as_engine
 from edgeq.measure.diagnosis import SAMPLES, DebugRequest, Diagnosis, diagnose
+from edgeq.model.path import path_of
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings
 
@@ -24,7 +25,7 @@ def debug(
     session_options: Mapping[str, str] | None = None,
     threads: int = 0,
     memory: int | None = None,
-    engine: str = "",
+    engine: EngineChoice | str = "",
     progress: Progress = SILENT,
 ) -> Diagnosis:
     """Compare a quantized model with its float model and name the layers that lose the accuracy.
@@ -50,8 +51,8 @@ def debug(
     """
     settings = SessionSettings(config=dict(session_options or {}), intra_op_threads=threads)
     request = DebugRequest(
-        float_model=Path(float_model),
-        quantized=Path(quantized),
+        float_model=path_of(float_model, "float model"),
+        quantized=path_of(quantized, "quantized model"),
         data=data,
         variant=variant,
         preprocess=preprocess,
@@ -59,6 +60,6 @@ def debug(
         worst=worst,
         settings=settings,
         memory=memory,
-        engine=choose_engine(engine) if engine else None,
+        engine=as_engine(engine) if engine else None,
     )
     return diagnose(request, progress=progress)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from edgeq.display import Displayed
 from edgeq.errors import UsageError
 from edgeq.measure.inference import Outputs
 from edgeq.registry import TASKS, Registry
@@ -67,7 +68,7 @@ class Task(Protocol):
 
 
 @dataclass(frozen=True)
-class TaskOptions:
+class TaskOptions(Displayed):
     """Options of tasks; None leaves a task's own default.
 
     Attributes:
@@ -120,15 +121,31 @@ def make_task(name: str, options: TaskOptions | None = None) -> Task:
     options = options or TaskOptions()
     if names_function(name):
         task: Task = load_function(name, "task", UsageError)(options)
-        missing = [a for a in ("name", "primary", "higher_is_better", "start") if not hasattr(task, a)]
-        if missing:
-            raise UsageError(
-                f"what {name} returns has no {missing[0]!r}", "Return an object as edgeq.measure.task.Task"
-            )
-        return task
+        return _checked(task, f"what {name} returns", "Return an object as edgeq.measure.task.Task")
     kind = REGISTRY.load(name)
     foreign = sorted(set(options.given()) - kind.takes)
     if foreign:
         option = "--" + foreign[0].replace("_", "-")
         raise UsageError(f"{option} has no meaning for {name}", f"Leave {option} out, or choose another task")
     return kind.make(options)
+
+
+def as_task(given: Task | str | None, options: TaskOptions | None = None) -> Task | None:
+    """`given` as a task: it may be the name of one too, which `options` are for; None stays None.
+
+    Raises:
+        UsageError: as `make_task`; or something that is no task.
+    """
+    if given is None:
+        return None
+    if isinstance(given, str):
+        return make_task(given, options)
+    fix = 'Give a name, such as "classification", or an object as edgeq.measure.task.Task'
+    return _checked(given, f"the task, of type {type(given).__name__},", fix)
+
+
+def _checked(task: Task, what: str, fix: str) -> Task:
+    missing = [a for a in ("name", "primary", "higher_is_better", "start") if not hasattr(task, a)]
+    if missing:
+        raise UsageError(f"{what} has no {missing[0]!r}", fix)
+    return task

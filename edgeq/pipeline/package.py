@@ -16,11 +16,12 @@ from edgeq.bundle.owned import check_archive
 from edgeq.bundle.write import SUFFIX
 from edgeq.display import Page
 from edgeq.distributed.workers import open_workers
-from edgeq.engines import EngineChoice
+from edgeq.engines import EngineChoice, as_engines
 from edgeq.errors import UsageError
 from edgeq.hardware.detect import detect_machine
-from edgeq.hardware.target import Target, resolve
-from edgeq.measure.task import Task
+from edgeq.hardware.target import Target, as_targets, resolve
+from edgeq.measure.task import Task, as_task
+from edgeq.model.path import path_of
 from edgeq.pipeline.builds import Builds
 from edgeq.pipeline.checks import check_output, check_request
 from edgeq.pipeline.engine_variants import check_engines
@@ -67,18 +68,18 @@ def package(
     data: Data | Any | None,
     output: str | Path,
     *,
-    targets: Sequence[str | Path] = ("this-machine",),
+    targets: str | Path | Sequence[str | Path] = ("this-machine",),
     validation: Data | Any | None = None,
     statistics: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     fix: Mapping[str, int] | None = None,
-    task: Task | None = None,
+    task: Task | str | None = None,
     max_drop: float | None = None,
     require_coverage: float | None = None,
     with_float: bool = False,
     selftest: int = 2,
     split: bool = False,
-    engines: Sequence[EngineChoice] = (),
+    engines: EngineChoice | str | Sequence[EngineChoice | str] = (),
     timed: bool = True,
     emulate: bool = True,
     force: bool = False,
@@ -89,12 +90,13 @@ def package(
 
     Args:
         output: a directory, or a file that ends in ".edgeq".
-        targets: names of targets or profiles, or paths to TOML files; the order does not matter.
+        targets: names of targets or profiles, or paths to TOML files, one or several; the order does not matter.
         with_float: put the float32 model in too, so that the device can time both.
         selftest: how many samples travel as self-test vectors.
         split: write one bundle for each target, `output`/NAME.edgeq, instead of one for all.
         engines: plug-ins that each target gets one more variant for, the best first: the same model, proven in the
-            engine. A device without the plug-in, or where it is not right, runs the variant that needs none.
+            engine. Names such as "openvino:bf16", one or several. A device without the plug-in, or where it is not
+            right, runs the variant that needs none.
         emulate: whether variants for other machines are checked on their own kernels where they can be run here.
         Others as `quantize`.
 
@@ -103,10 +105,12 @@ def package(
             fails on its target's kernels; nothing is
             written then.
         RuntimeUnavailableError: an engine is not installed here.
+        UsageError: an argument of another type, or an unknown task or engine.
         EdgeqError: as the stages have it.
     """
-    model, output = Path(model), Path(output)
-    statistics = Path(statistics) if statistics is not None else None
+    model, output = path_of(model), path_of(output, "output")
+    statistics = path_of(statistics, "statistics") if statistics is not None else None
+    task, engines, targets = as_task(task), as_engines(engines), as_targets(targets)
     data, validation = as_data(data), as_data(validation)
     if split and output.suffix == SUFFIX:
         raise UsageError(f"{output} is one bundle", f"Name a folder: --split writes NAME{SUFFIX} into it")

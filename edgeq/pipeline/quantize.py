@@ -17,11 +17,12 @@ from edgeq.backends.systolic.save import belongs_to_program
 from edgeq.calibrate.table import is_table
 from edgeq.display import Page
 from edgeq.distributed.workers import open_workers
-from edgeq.engines import EngineChoice
+from edgeq.engines import EngineChoice, as_engine
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import Target, resolve, runs_natively
-from edgeq.measure.task import Task
+from edgeq.measure.task import Task, as_task
 from edgeq.model.load import model_bytes
+from edgeq.model.path import path_of
 from edgeq.pipeline.block_race import must_race, race_compute
 from edgeq.pipeline.builds import Builds, check_gain, prove_built
 from edgeq.pipeline.checks import check_output, check_request
@@ -107,11 +108,11 @@ def quantize(
     statistics: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     fix: Mapping[str, int] | None = None,
-    task: Task | None = None,
+    task: Task | str | None = None,
     max_drop: float | None = None,
     require_coverage: float | None = None,
     builder: Builder | None = None,
-    engine: EngineChoice | None = None,
+    engine: EngineChoice | str | None = None,
     timed: bool = True,
     emulate: bool = True,
     force: bool = False,
@@ -128,11 +129,13 @@ def quantize(
         statistics: folder written by `edgeq calibrate`, instead of a calibration pass.
         overrides: fields of `Scheme` to set instead of the profile's; None values are ignored.
         fix: numbers for free sizes of the inputs, by name; some hardware needs every size fixed.
+        task: what to measure by labels: a task, or the name of one that needs no options.
         max_drop: accuracy that may be lost at most, as a fraction (0.01 is one point); needs `task`.
         require_coverage: share of MACs that must run on integers.
         builder: what builds the artifact from the job and the scheme, instead of the target's backend alone; see
             `edgeq.recovering`.
-        engine: what executes the artifact in the proof; None takes onnxruntime's own kernels.
+        engine: what executes the artifact in the proof, as "onnxruntime" or "openvino:bf16"; None takes onnxruntime's
+            own kernels.
         timed: whether to time it against float32 on this machine.
         emulate: whether coverage is measured on an emulation of the target's kernels where those do not run here.
         workers: a number of processes to share the samples among, or the address of a Dask scheduler; what is timed is
@@ -141,11 +144,13 @@ def quantize(
     Raises:
         CheckFailedError: a bar is not met; nothing is written then.
         RuntimeUnavailableError: `require_coverage` is given and cannot be measured here.
+        UsageError: an argument of another type, or an unknown task or engine.
         EdgeqError: as the stages have it.
     """
     progress = watch = Stopwatch(progress)
-    model, output = Path(model), Path(output)
-    statistics = Path(statistics) if statistics is not None else None
+    model, output = path_of(model), path_of(output, "output")
+    statistics = path_of(statistics, "statistics") if statistics is not None else None
+    task, engine = as_task(task), as_engine(engine) if engine is not None else None
     data, validation = samples = as_data(data), as_data(validation)
     check_output(output, kind="file", force=force, model=model, samples=samples, statistics=statistics)
     machine = detect_machine()

@@ -22,8 +22,9 @@ from edgeq.measure.bench import SAMPLES
 from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.latency import Measurement, bench_model, measure_models, sessions_to_time
 from edgeq.measure.loaded_model import LoadedModel, Opener, open_model
-from edgeq.measure.task import Task, TaskOptions, make_task
+from edgeq.measure.task import Task, TaskOptions, as_task
 from edgeq.model.load import model_digest, model_files
+from edgeq.model.path import path_of
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
 from edgeq.report.compare_limits import UNSETTLED, Limits, missed, speed_outcome
@@ -226,8 +227,9 @@ def compare(
     """
     options = options or TaskOptions()
     limits, config = Limits(max_drop, min_speedup), session_options or {}
+    a, b = path_of(a), path_of(b)
     request = CompareRequest(
-        Path(a), Path(b), data, task, options, preprocess, labels, count, threads, timed, duration_s, limits, config
+        a, b, data, task, options, preprocess, labels, count, threads, timed, duration_s, limits, config
     )
     return run_comparison(request, progress=progress)
 
@@ -292,11 +294,10 @@ def _samples(request: CompareRequest, a: LoadedModel, b: LoadedModel, progress: 
 def _evaluate(
     request: CompareRequest, a: LoadedModel, b: LoadedModel, samples: Samples, progress: Progress
 ) -> Evaluation:
-    task = make_task(request.task, request.options) if isinstance(request.task, str) else request.task
     return evaluate_sessions(
         {A: a.session, B: b.session},
         samples,
-        task=task,
+        task=as_task(request.task, request.options),
         reference=A,
         settings={A: a.settings, B: b.settings},
         progress=progress,

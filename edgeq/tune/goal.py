@@ -8,8 +8,9 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
+from edgeq.display import Displayed
 from edgeq.errors import UsageError
 
 Objective = Literal["latency", "throughput", "size", "memory"]
@@ -18,7 +19,7 @@ DEFAULT_DROP = 0.01
 
 
 @dataclass(frozen=True)
-class Goal:
+class Goal(Displayed):
     """The best candidate by `objective` among those that lose at most `max_drop` and are not slower than float32.
 
     Attributes:
@@ -38,6 +39,21 @@ class Goal:
             raise UsageError(f"the largest drop is {self.max_drop}", "It lies between 0 and 1")
         if self.budget_s is not None and not self.budget_s > 0:
             raise UsageError(f"the budget is {self.budget_s} seconds", "Give more than 0")
+
+
+def as_goal(given: Goal | str | None) -> Goal:
+    """`given` as a goal: it may be an objective alone, such as "size"; None is the default goal.
+
+    Raises:
+        UsageError: an unknown objective, or something that is no goal.
+    """
+    if isinstance(given, Goal):
+        return given
+    if given is None or isinstance(given, str):
+        return Goal(cast(Objective, given or "latency"))
+    raise UsageError(
+        f"the goal is given as {type(given).__name__}", "Give edgeq.Goal(objective=..., max_drop=..., budget_s=...)"
+    )
 
 
 def parse_budget(text: str | None) -> float | None:

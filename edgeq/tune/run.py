@@ -12,11 +12,12 @@ from typing import Any
 from edgeq.calibrate.files import save_statistics
 from edgeq.display import Page
 from edgeq.distributed.workers import open_workers
-from edgeq.engines import EngineChoice
+from edgeq.engines import EngineChoice, as_engines
 from edgeq.errors import BoardError, GoalNotMetError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import Target
-from edgeq.measure.task import Task
+from edgeq.measure.task import Task, as_task
+from edgeq.model.path import path_of
 from edgeq.pipeline.checks import check_request, read_paths
 from edgeq.pipeline.job import Data, Job, as_data, open_job
 from edgeq.pipeline.package import check_bundle_output
@@ -28,7 +29,7 @@ from edgeq.tune.document import settings_of
 from edgeq.tune.engines import find_field
 from edgeq.tune.explain import verdict
 from edgeq.tune.folder import COLLECTED, JOURNAL, check_folder, claimed, clear, folder_of
-from edgeq.tune.goal import Deadline, Goal
+from edgeq.tune.goal import Deadline, Goal, as_goal
 from edgeq.tune.journal import Journal
 from edgeq.tune.local import LocalEvaluator
 from edgeq.tune.memory import Memory, memory_file, recall
@@ -87,9 +88,9 @@ def tune(
     validation: Data | Any | None = None,
     statistics: str | Path | None = None,
     target: str | Path = "auto",
-    task: Task | None = None,
-    goal: Goal | None = None,
-    engines: Sequence[EngineChoice] = (),
+    task: Task | str | None = None,
+    goal: Goal | str | None = None,
+    engines: EngineChoice | str | Sequence[EngineChoice | str] = (),
     fix: Mapping[str, int] | None = None,
     clock: RemoteClock | None = None,
     resume: bool = False,
@@ -110,10 +111,11 @@ def tune(
         statistics: folder written by `edgeq calibrate`, instead of a calibration pass.
         target: "auto", or a target or profile that runs on this machine, where latency is measured; or one that is
             simulated on it, where the share of multiply-accumulates in int8 takes the place of the goal's objective.
-        task: what to measure by labels; None measures agreement with float32.
-        goal: objective, accuracy and time; default: the lowest latency at 0.01 accuracy.
-        engines: those that are raced; default: onnxruntime's own kernels and every plug-in that is installed and right,
-            each in the precisions that are fast here.
+        task: what to measure by labels, a task or the name of one that needs no options; None measures agreement with
+            float32.
+        goal: objective, accuracy and time, or an objective alone; default: the lowest latency at 0.01 accuracy.
+        engines: those that are raced, by name, one or several; default: onnxruntime's own kernels and every plug-in
+            that is installed and right, each in the precisions that are fast here.
         fix: as `edgeq.quantize`.
         clock: another machine, where all is timed and every candidate's answers are checked; the target then is that
             machine's. What is built, and its accuracy, is found here.
@@ -126,11 +128,12 @@ def tune(
     Raises:
         GoalNotMetError: nothing keeps the accuracy and is faster than float32; nothing is written then.
         OutputError: `output` is taken; or a journal is there without `resume`, or with it belongs to something else.
+        UsageError: an argument of another type, or an unknown task, engine or objective.
         EdgeqError: as the stages have it.
     """
-    model, output = Path(model), Path(output)
-    statistics = Path(statistics) if statistics is not None else None
-    goal = goal or Goal()
+    model, output = path_of(model), path_of(output, "output")
+    statistics = path_of(statistics, "statistics") if statistics is not None else None
+    task, goal, engines = as_task(task), as_goal(goal), as_engines(engines)
     deadline = Deadline(goal.budget_s)
     data, validation = as_data(data), as_data(validation)
     check_bundle_output(output, force=force, model=model, samples=(data, validation), statistics=statistics)

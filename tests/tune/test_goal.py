@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from edgeq.errors import UsageError
-from edgeq.tune.goal import Deadline, Goal, parse_budget
+from edgeq.tune.goal import Deadline, Goal, as_goal, parse_budget
 from tests.tune.fakes import Clock
 
 
@@ -48,3 +48,13 @@ def test_a_deadline_in_shares() -> None:
 def test_goals_that_make_no_sense(wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         Goal(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_goal_by_its_objective() -> None:
+    assert as_goal("size") == Goal("size")
+    assert as_goal(None) == Goal()
+    assert as_goal(Goal(max_drop=0.5)) == Goal(max_drop=0.5)
+    with pytest.raises(UsageError, match="objective is 'sise'"):
+        as_goal("sise")
+    with pytest.raises(UsageError, match="the goal is given as float"):
+        as_goal(0.01)  # type: ignore[arg-type]

@@ -16,7 +16,6 @@ from onnx import TensorProto, helper, numpy_helper
 import edgeq
 from edgeq import demo
 from edgeq.cli import group
-from edgeq.engines import choose_engine
 from edgeq.errors import GoalNotMetError, HardwareError, OutputError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
@@ -36,9 +35,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 def tuned(output: Path, **changes: Any) -> Tuned:
     arguments: dict[str, Any] = {
         "validation": Data(demo.VALIDATION),
-        "task": make_task("classification"),
+        "task": "classification",
         "goal": GOAL,
-        "engines": [choose_engine("onnxruntime")],
+        "engines": "onnxruntime",
         **changes,
     }
     return edgeq.tune(demo.MODEL, Data(demo.CALIBRATION, count=20), output, **arguments)
