@@ -88,7 +88,7 @@ class BoardVerified:
             problem = f"variant {failed[0].variant} fails on {self.name}: {failed[0].reason}"
             raise CheckFailedError(problem, "Do not deploy it there; package it again")
         if not self.verification.passed:
-            why = "; ".join(f"{found.variant}: {found.reason}" for found in self.verification.variants)
+            why = "; ".join(f"{found.variant}: {found.reason}" for found in self.verification.variants if found.reason)
             raise BundleError(f"no variant runs on {self.name} ({why})", "Package it for that board")
         if self.check is not None:
             self.check.check(max_drop)

@@ -15,10 +15,11 @@ from edgeq_device.errors import BundleError
 from edgeq_device.package import open_bundle
 
 from edgeq.bundle.verify import verify_bundle
+from edgeq.bundle.write import BundleSpec, write_bundle
 from edgeq.cli import group
 
 from .attacks import directories
-from .samples import INPUT, linear, variant
+from .samples import ELSEWHERE, INPUT, linear, variant
 
 
 def test_report_lists_every_variant(good_zip: Path) -> None:
@@ -33,6 +34,18 @@ def test_report_lists_every_variant(good_zip: Path) -> None:
     (check,) = report.variants[0].selftest.outputs if report.variants[0].selftest else ()
     assert check.name == "y"
     assert check.max_error <= check.tolerance
+
+
+def test_the_float_model_alone_verifies_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It runs anywhere; `infer` and `bench` refuse a bundle whose own model does not."""
+    model = linear(tmp_path / "m.onnx", 0.0)
+    elsewhere = variant("pi", model, 0.0, info={"architecture": ELSEWHERE})
+    write_bundle(BundleSpec("x", (elsewhere,), float_model=linear(tmp_path / "f.onnx", 0.0)), tmp_path / "b")
+    assert main(["verify", "--bundle", str(tmp_path / "b")]) == 7
+    assert f"no variant runs on this device (pi: it is for {ELSEWHERE}" in capsys.readouterr().err
+    done = CliRunner().invoke(group, ["verify", str(tmp_path / "b"), "--json"])
+    assert (done.exit_code, json.loads(done.stdout)["passed"]) == (7, False)
+    assert main(["verify", "--bundle", str(tmp_path / "b"), "--variant", "float32"]) == 0
 
 
 def test_command(good: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from edgeq_device.engines import plugin_of
 from edgeq_device.errors import BundleError, CheckFailedError, DataError, RuntimeUnavailableError
 from edgeq_device.opening import start_variant
-from edgeq_device.package import Bundle
+from edgeq_device.package import MAIN, Bundle
 from edgeq_device.select import Device, judge
 from edgeq_device.selftest import SelfTest, run_selftest
 from edgeq_device.trust import Signer
@@ -47,20 +47,26 @@ class VariantReport:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole bundle. It is verified when nothing failed and something ran.
+    """A whole bundle. It is verified when nothing failed and something of the component that had to run ran.
 
-    `signer` is None where no trust was given to verify a signature by."""
+    Attributes:
+        signer: None where no trust was given to verify a signature by.
+        component: that of which a variant must have run; None where any will do.
+    """
 
     bundle: Bundle
     device: Device
     variants: Tuple[VariantReport, ...]
     signer: Optional[Signer] = None
+    component: Optional[str] = None
 
     @property
     def passed(self) -> bool:
-        """Whether no variant failed and at least one was loaded or passed its self-test."""
-        statuses = [report.status for report in self.variants]
-        return FAILED not in statuses and (PASSED in statuses or LOADED in statuses)
+        """Whether no variant failed and at least one of `component` was loaded or passed its self-test."""
+        named = self.component
+        needed = (one.status for one in self.variants if named is None or one.variant.component == named)
+        failed = any(one.status == FAILED for one in self.variants)
+        return not failed and any(status in (PASSED, LOADED) for status in needed)
 
     def __repr__(self) -> str:
         statuses = [report.status for report in self.variants]
@@ -76,7 +82,7 @@ class Report:
                 "Do not deploy it on this device; package the model again, or choose another variant",
             )
         if not self.passed:
-            why = "; ".join(f"{report.variant.name}: {report.reason}" for report in self.variants)
+            why = "; ".join(f"{report.variant.name}: {report.reason}" for report in self.variants if report.reason)
             raise BundleError(
                 f"{self.bundle.source}: no variant runs on this device ({why})",
                 "Verify it on its device, or here with `edgeq verify BUNDLE --on all`; or package it for this one",
@@ -105,7 +111,8 @@ def verify(bundle: Bundle, device: Device, name: Optional[str] = None, signer: O
 
     A plug-in engine that is broken or wrong here fails the bundle only where its variant was named: another one runs.
 
-    The hashes were checked when the bundle was opened. `name` restricts the work to the variants of that name.
+    The hashes were checked when the bundle was opened. `name` restricts the work to the variants of that name. Without
+    it a variant of the model itself must run: the float32 model beside it runs anywhere and is not what is deployed.
     `signer` is who was found to have signed it (`edgeq_device.trust.check_signature`).
 
     Raises:
@@ -121,7 +128,7 @@ def verify(bundle: Bundle, device: Device, name: Optional[str] = None, signer: O
     if not reports:
         known = sorted({variant.name for variants in bundle.components.values() for variant in variants})
         raise BundleError(f"{bundle.source} has no variant {name!r}", f"It has {', '.join(known)}")
-    return Report(bundle, device, tuple(reports), signer)
+    return Report(bundle, device, tuple(reports), signer, MAIN if name is None else None)
 
 
 def _report(variant: Variant, device: Device) -> VariantReport:
