@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from edgeq_device.cli import main
+from edgeq_device.errors import OutputError
+from edgeq_device.infer import output_place
+from edgeq_device.package import open_bundle
 
 from edgeq.bundle.write import BundleSpec, write_bundle
 from tests.cli.process import FAST_CLOCK
@@ -136,6 +144,35 @@ def test_infer_keeps_what_is_there(good: Path, tmp_path: Path) -> None:
     assert run(*command, "--force", cwd=tmp_path).returncode == 0
     assert "cannot be written" in one_line(run(*command[:-1], "no/out.npz", cwd=tmp_path), 6)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out.npz", "x.npy"]
+
+
+@pytest.mark.parametrize("failing", ["mkdir", "open"])
+def test_a_zip_that_finds_no_space(
+    failing: str, good_zip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No bytes, or no inodes for the folders of the bundle."""
+
+    def full(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(Path, failing, full)
+    assert main(["verify", "--bundle", str(good_zip)]) == 6
+    line = capsys.readouterr().err
+    assert "cannot be unpacked into" in line
+    assert "No space left on device). Free some space, or set TMPDIR to a larger place that can be written" in line
+    monkeypatch.undo()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_zip_without_a_temporary_folder(
+    good_zip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    assert main(["verify", "--bundle", str(good_zip)]) == 6
+    line = capsys.readouterr().err
+    assert "linear.edgeq cannot be unpacked: no temporary folder can be made (" in line
+    assert "set TMPDIR" in line
 
 
 def test_infer_with_wrong_inputs(good: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ could be loaded."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -13,9 +14,10 @@ import zlib
 from pathlib import Path
 from typing import IO, Dict, Iterator, Mapping, Optional, Tuple
 
-from edgeq_device.errors import BundleError
+from edgeq_device.errors import BundleError, OutputError
 from edgeq_device.manifest import MANIFEST, FileRecord
 from edgeq_device.names import check_file_names
+from edgeq_device.places import SET_TMPDIR
 from edgeq_device.plainjson import MAX_BYTES
 from edgeq_device.signature import SIGNATURE
 
@@ -25,6 +27,8 @@ MAX_RATIO = 200
 SMALL = 64 * 1024 * 1024
 _CHUNK = 1024 * 1024
 _LOADABLE = re.compile(r"\.(py\w*|pth|so(\.[\d.]+)?|dylib|dll|onnx|ort|data)$", re.IGNORECASE)
+# Only writing fails so; what else the system reports may come from a damaged archive.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 _AGAIN = "Do not use this bundle; get it again from where it was made"
 
 
@@ -140,24 +144,29 @@ def check_directory(root: Path, records: Mapping[str, FileRecord]) -> None:
 def extract(
     archive: zipfile.ZipFile, entries: Mapping[str, zipfile.ZipInfo], records: Mapping[str, FileRecord], to: Path
 ) -> None:
-    """Write the declared files of `archive` under `to`, hashing while writing; stops at the first wrong byte count."""
+    """Write the declared files of `archive` under `to`, hashing while writing; stops at the first wrong byte count.
+
+    Raises:
+        BundleError: the archive is damaged, or is not what the manifest says.
+        OutputError: `to` is full or cannot be written.
+    """
     where = str(archive.filename)
     needed = sum(record.size for record in records.values())
     if needed > shutil.disk_usage(to).free:
-        raise BundleError(
-            f"{where}: unpacking takes {needed} bytes, more than is free in {to.parent}",
-            "Free some space, or set TMPDIR to a larger place",
-        )
+        raise OutputError(f"{where}: unpacking takes {needed} bytes, more than is free in {to.parent}", SET_TMPDIR)
     for name, record in sorted(records.items()):
         target = to / name
-        target.parent.mkdir(parents=True, exist_ok=True)
         try:
+            target.parent.mkdir(parents=True, exist_ok=True)
             with archive.open(entries[name]) as stream, target.open("xb") as sink:
                 check_content(stream, record, f"{where}: {name}", sink)
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError) as error:
             raise BundleError(f"{where}: {name} cannot be unpacked ({error})", _AGAIN) from error
         except OSError as error:
-            raise BundleError(f"{where}: {name} cannot be unpacked into {to} ({error.strerror})") from error
+            problem = f"{where}: {name} cannot be unpacked into {to} ({error.strerror})"
+            if error.errno in _UNWRITABLE:
+                raise OutputError(problem, SET_TMPDIR) from error
+            raise BundleError(problem) from error
 
 
 def check_assets(records: Mapping[str, FileRecord], where: str) -> None:

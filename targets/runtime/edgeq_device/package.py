@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-import tempfile
 import zipfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from edgeq_device.contents import (
 from edgeq_device.errors import BundleError, UsageError
 from edgeq_device.external import check_models
 from edgeq_device.manifest import MANIFEST, FileRecord, Manifest, parse_manifest
+from edgeq_device.places import temporary_folder
 from edgeq_device.plainjson import parse_json
 from edgeq_device.signature import SIGNATURE
 from edgeq_device.variants import Variant, load_variants
@@ -84,6 +84,7 @@ def open_bundle(path: Union[str, Path], *, expect: Optional[str] = None) -> Bund
     Raises:
         UsageError: `expect` is no sha256.
         BundleError: what is wrong, before anything of the bundle was loaded.
+        OutputError: a zip cannot be unpacked: the temporary folder is full, or there is none.
     """
     source = Path(path)
     if expect is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", expect):
@@ -135,7 +136,7 @@ def _open_archive(source: Path, expect: Optional[str]) -> Bundle:
         manifest = parse_manifest(parse_json(data, f"{source}: {MANIFEST}"), f"{source}: {MANIFEST}")
         check_listing({name: info.file_size for name, info in entries.items()}, manifest.files, str(source))
         check_assets(manifest.files, str(source))
-        root = Path(tempfile.mkdtemp(prefix="edgeq-bundle-"))
+        root = temporary_folder("edgeq-bundle-", f"{source} cannot be unpacked")
 
         def cleanup() -> None:
             # On Windows a file that ONNX Runtime still maps cannot be removed; the system's clean-up takes it later.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +14,7 @@ from edgeq_device.errors import BundleError, RuntimeUnavailableError
 from edgeq_device.gpu import read_gpus
 from edgeq_device.gpu_sessions import GPU_PROVIDERS, open_on_gpu
 from edgeq_device.options import check_names, ignore_options_in_models
+from edgeq_device.places import temporary_folder
 from edgeq_device.select import CPU, Device, precision_of
 from edgeq_device.session_options import BRIEF_SPIN, LEVELS, session_options
 from edgeq_device.tensorrt import read_tensorrt
@@ -137,8 +137,8 @@ def _gathered(model: Path, weights: Path) -> Iterator[Path]:
 
     Hard links where the file system has them, else copies: newer runtimes refuse links that lead elsewhere.
     """
-    with tempfile.TemporaryDirectory(prefix="edgeq-session-") as name:
-        folder = Path(name)
+    folder = temporary_folder("edgeq-session-", f"{model} cannot be opened")
+    try:
         for file in [model, *(file for file in sorted(weights.rglob("*")) if file.is_file() and file != model)]:
             target = folder / (file.name if file == model else file.relative_to(weights))
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -147,3 +147,5 @@ def _gathered(model: Path, weights: Path) -> Iterator[Path]:
             except OSError:
                 shutil.copyfile(file, target)
         yield folder / model.name
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
