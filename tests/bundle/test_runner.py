@@ -146,6 +146,39 @@ def test_infer_keeps_what_is_there(good: Path, tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out.npz", "x.npy"]
 
 
+def test_infer_from_inside_writes_beside_the_bundle(copy: Path, tmp_path: Path) -> None:
+    before = tree(copy)
+    report = result(run("../edgeq_run.py", "infer", "inputs-0.npz", "--json", cwd=copy / "selftest"))
+    assert report["output"] == str(tmp_path / "bundle.outputs.npz")
+    assert tree(copy) == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bundle", "bundle.outputs.npz"]
+
+
+def test_infer_leaves_the_bundle_readable(copy: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", INPUT)
+    (copy / "model.sig").write_text("{}")
+    (copy / "mine.npz").write_bytes(b"")
+    before = tree(copy)
+    with open_bundle(copy) as bundle:
+        for name in (
+            "model.sig",
+            "Model.SIG",
+            "MANIFEST.JSON",
+            "out:1.npz",
+            "aux.npz",
+            "o.npz.",
+            "Mine.npz",
+            "new/o.npz",
+        ):
+            with pytest.raises(OutputError, match="lies in the bundle"):
+                output_place(bundle, copy / name)
+        for name in ("mine.npz", "other.npz"):
+            assert output_place(bundle, copy / name) == copy / name
+    line = one_line(run("edgeq_run.py", "infer", "../x.npy", "-o", "model.sig", "--force", cwd=copy), 6)
+    assert "model.sig lies in the bundle" in line
+    assert tree(copy) == before
+
+
 @pytest.mark.parametrize("failing", ["mkdir", "open"])
 def test_a_zip_that_finds_no_space(
     failing: str, good_zip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -173,6 +206,13 @@ def test_a_zip_without_a_temporary_folder(
     line = capsys.readouterr().err
     assert "linear.edgeq cannot be unpacked: no temporary folder can be made (" in line
     assert "set TMPDIR" in line
+
+
+def test_a_link_to_the_bundle_keeps_its_name(good: Path, tmp_path: Path) -> None:
+    (tmp_path / "current").symlink_to(good)
+    np.save(tmp_path / "x.npy", INPUT)
+    report = result(run("current/edgeq_run.py", "infer", "x.npy", "--json", cwd=tmp_path))
+    assert report["output"] == str(tmp_path / "current.outputs.npz")
 
 
 def test_infer_with_wrong_inputs(good: Path, tmp_path: Path) -> None:

@@ -12,10 +12,12 @@ import numpy as np
 from edgeq_device.arrays import read_arrays, write_npz
 from edgeq_device.contents import is_harmless
 from edgeq_device.dtypes import DTYPES
-from edgeq_device.errors import DataError, OutputError, RuntimeUnavailableError
+from edgeq_device.errors import BundleError, DataError, OutputError, RuntimeUnavailableError
 from edgeq_device.manifest import MANIFEST
 from edgeq_device.moves import move_new
-from edgeq_device.package import Bundle
+from edgeq_device.names import check_file_names
+from edgeq_device.package import Bundle, beside
+from edgeq_device.signature import SIGNATURE
 
 
 def read_feeds(session: Any, files: Sequence[str]) -> Dict[str, "np.ndarray[Any, Any]"]:
@@ -82,16 +84,24 @@ def output_place(bundle: Bundle, wanted: Optional[Path]) -> Path:
     """Where outputs go: `wanted`, or beside the bundle where none is.
 
     Raises:
-        OutputError: `wanted` is the bundle, or would become part of it.
+        OutputError: it is the bundle, or would become or replace a part of it, or make it unreadable.
     """
-    source = bundle.source.absolute()
-    if wanted is None:
-        return source.with_name(f"{source.name}.outputs.npz")
-    root, place = source.resolve(), wanted.absolute().parent.resolve() / wanted.name
-    name = place.relative_to(root).as_posix() if root in place.parents else ""
-    if place == root or (name and (name in (MANIFEST, *bundle.files) or not is_harmless(name))):
+    root = bundle.source.resolve()
+    wanted = beside(bundle.source, ".outputs.npz") if wanted is None else wanted
+    place = wanted.absolute().parent.resolve() / wanted.name
+    if place == root or (root in place.parents and not _may_join(bundle, place.relative_to(root).as_posix())):
         raise OutputError(f"{wanted} lies in the bundle, and would replace or join its files", "Write it elsewhere")
     return place
+
+
+def _may_join(bundle: Bundle, name: str) -> bool:
+    """Whether a file of this relative name may lie in the bundle's directory, on every system that it is copied to."""
+    others = {MANIFEST, SIGNATURE, *bundle.files, *bundle.extra} - {name}
+    try:
+        check_file_names([*sorted(others), name], str(bundle.source))
+    except BundleError:
+        return False
+    return is_harmless(name) and name not in (MANIFEST, SIGNATURE, *bundle.files)
 
 
 def save_outputs(path: Path, outputs: Mapping[str, "np.ndarray[Any, Any]"], *, force: bool) -> None:

@@ -96,6 +96,14 @@ def open_bundle(path: Union[str, Path], *, expect: Optional[str] = None) -> Bund
     return _open_archive(source, expect)
 
 
+def beside(source: Path, suffix: str) -> Path:
+    """The place beside the bundle at `source` that is named as the bundle is, and `suffix`."""
+    place = source.absolute()
+    if place.name == "..":  # which is no name, and lies in the folder that it leads out of
+        place = place.resolve()
+    return place.with_name(place.name + suffix)
+
+
 def _open_directory(root: Path, expect: Optional[str]) -> Bundle:
     try:
         found = list_directory(root)
@@ -173,7 +181,7 @@ def _unlisted(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, source: Path) ->
 def _assemble(source: Path, root: Path, data: bytes, manifest: Manifest, cleanup: Callable[[], None]) -> Bundle:
     components = {
         name: tuple(
-            replace(variant, engines=source.absolute().with_name(f"{source.absolute().name}.engines"))
+            replace(variant, engines=beside(source, ".engines"))
             for variant in load_variants(name, place, root, manifest.files, str(source))
         )
         for name, place in manifest.components.items()
