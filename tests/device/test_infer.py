@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -77,3 +79,27 @@ def test_outputs_appear_whole_or_not_at_all(tmp_path: Path) -> None:
         save_outputs(place, {"y": X}, force=False)
     save_outputs(place, {"y": X}, force=True)
     assert [p.name for p in tmp_path.iterdir()] == ["out.npz"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes and pipes as POSIX has them")
+def test_outputs_have_the_mode_of_other_files(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        for force in (False, True):
+            save_outputs(tmp_path / "out.npz", {"y": X}, force=force)
+            assert stat.S_IMODE((tmp_path / "out.npz").stat().st_mode) == 0o640
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes and pipes as POSIX has them")
+def test_only_regular_files_are_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    before = sorted(tmp_path.iterdir())
+    for name in ("pipe", "link", "folder"):
+        with pytest.raises(OutputError, match="is no regular file"):
+            save_outputs(tmp_path / name, {"y": X}, force=True)
+    assert sorted(tmp_path.iterdir()) == before
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import stat
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
@@ -17,6 +17,7 @@ from edgeq_device.manifest import MANIFEST
 from edgeq_device.moves import move_new
 from edgeq_device.names import check_file_names
 from edgeq_device.package import Bundle, beside
+from edgeq_device.places import draft_of
 from edgeq_device.signature import SIGNATURE
 
 
@@ -108,23 +109,21 @@ def save_outputs(path: Path, outputs: Mapping[str, "np.ndarray[Any, Any]"], *, f
     """Write `outputs` as an .npz that appears whole or not at all.
 
     Raises:
-        OutputError: `path` exists (without `force`) or cannot be written.
+        OutputError: `path` exists (without `force`), is no regular file (with it too), or cannot be written.
     """
     taken = OutputError(f"{path} exists already", "Pass --force to replace it, or choose another output")
-    if os.path.lexists(path) and not force:
-        raise taken
     try:
-        handle, draft = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.absolute().parent)
-        os.close(handle)
-        try:
-            write_npz(Path(draft), outputs)
+        if os.path.lexists(path):
+            if not force:
+                raise taken
+            if not stat.S_ISREG(path.lstat().st_mode):  # a rename would put a file in the place of a device or a link
+                raise OutputError(f"{path} is no regular file, and is not replaced", "Choose another output")
+        with draft_of(path) as draft:
+            write_npz(draft, outputs)
             if force:
-                os.replace(draft, path)
+                draft.replace(path)
             else:
-                move_new(Path(draft), path)
-        except BaseException:
-            Path(draft).unlink()
-            raise
+                move_new(draft, path)
     except FileExistsError as error:  # another process was faster
         raise taken from error
     except OSError as error:

@@ -10,13 +10,13 @@ import os
 import re
 import shlex
 import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Tuple
 
 from edgeq_device.errors import OutputError
 from edgeq_device.gpu import Gpu
+from edgeq_device.places import draft_of, temporary_folder
 from edgeq_device.select import Device
 from edgeq_device.tensorrt import PROVIDER, STRONGLY_TYPED
 from edgeq_device.variants import Variant
@@ -73,14 +73,9 @@ def _put_table(table: Path, place: Path) -> None:
             raise OutputError(f"{place} is no calibration table of edgeq's", "Move it")
         if place.read_bytes() == content:
             return
-    handle, draft = tempfile.mkstemp(prefix=f".{place.name}.", dir=str(place.parent))
-    os.close(handle)
-    try:
+    with draft_of(place) as draft:
         shutil.copyfile(table, draft)
-        os.replace(draft, place)
-    except BaseException:
-        Path(draft).unlink()
-        raise
+        draft.replace(place)
 
 
 def engine_key(variant: Variant, gpu: Gpu, tensorrt: str) -> str:
@@ -140,7 +135,7 @@ def _folder(beside: Path, key: str) -> Tuple[Path, str]:
         if os.access(folder, os.W_OK):
             note = "" if parent == beside else f"engines are kept in {parent}: {beside} cannot be written"
             return folder, note
-    folder = Path(tempfile.mkdtemp(prefix="edgeq-engines-")) / key
+    folder = temporary_folder("edgeq-engines-", f"engines cannot be kept in {beside}") / key
     folder.mkdir()
     return folder, f"engines are lost after this run: neither {beside} nor {cache} can be written"
 
