@@ -81,6 +81,14 @@ def test_outputs_appear_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["out.npz"]
 
 
+def test_an_input_of_unknown_rank_takes_any_shape() -> None:
+    session = Session(Spec("x", "tensor(float)", []))
+    for array in (X, X[0], np.float32(1)):
+        check_feeds(session, {"x": np.asarray(array)})
+    with pytest.raises(DataError, match="is float64"):
+        check_feeds(session, {"x": X.astype(np.float64)})
+
+
 @pytest.mark.skipif(os.name != "posix", reason="modes and pipes as POSIX has them")
 def test_outputs_have_the_mode_of_other_files(tmp_path: Path) -> None:
     before = os.umask(0o027)

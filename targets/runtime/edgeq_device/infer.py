@@ -67,7 +67,9 @@ def check_feeds(session: Any, feeds: Mapping[str, "np.ndarray[Any, Any]"]) -> No
         fits = len(shape) == array.ndim and all(
             not isinstance(size, int) or size == have for size, have in zip(shape, array.shape)
         )
-        if not fits:
+        # A model that does not declare the rank looks like one that takes a scalar; onnxruntime itself refuses what
+        # a scalar input does not take.
+        if shape and not fits:
             raise DataError(f"input {name!r} has shape {list(array.shape)}, the model takes {shape}")
 
 
