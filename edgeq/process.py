@@ -18,11 +18,10 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import NoReturn
 
 import click
-from edgeq_device.budget import interrupt_once
+from edgeq_device.budget import interrupt_once, unwind_on
 from edgeq_device.terminal import prepare_output, printable
 
 from edgeq.errors import BudgetError, EdgeqError, OutputError, UsageError
@@ -44,14 +43,7 @@ def restore_interrupts() -> None:
     """From here on Ctrl-C and SIGTERM unwind the stack, so that temporary files are removed."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, interrupt_once)
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _terminate)
-
-
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    del frame
-    signal.signal(number, signal.SIG_IGN)  # it may come twice, see `interrupt_once`
-    sys.exit(TERMINATED)
+    unwind_on("SIGTERM")
 
 
 @contextmanager

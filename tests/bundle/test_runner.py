@@ -208,6 +208,35 @@ def test_a_zip_without_a_temporary_folder(
     assert "set TMPDIR" in line
 
 
+def enable_hangup() -> None:
+    """Tests that run under nohup make what they start deaf to SIGHUP."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
+@pytest.mark.parametrize("budget", ["", "off"])
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP"])
+def test_a_signal_removes_what_was_unpacked(number: str, budget: str, good_zip: Path, tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    running = subprocess.Popen(
+        [sys.executable, str(good_zip), "bench", "--duration", "60"],
+        env={**environment, "TMPDIR": str(tmp_path), "EDGEQ_BUDGET": budget},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=enable_hangup,
+    )
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("edgeq-bundle-*/selftest")):
+        assert running.poll() is None, running.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    running.send_signal(getattr(signal, number))
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, out, err) == (128 + getattr(signal, number), "", "")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_link_to_the_bundle_keeps_its_name(good: Path, tmp_path: Path) -> None:
     (tmp_path / "current").symlink_to(good)
     np.save(tmp_path / "x.npy", INPUT)

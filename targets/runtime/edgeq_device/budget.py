@@ -18,7 +18,8 @@ from edgeq_device.errors import BudgetError, UsageError
 VARIABLE = "EDGEQ_BUDGET"
 _UNITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 _FIX = f"Set {VARIABLE} as in memory=8GiB,seconds=900,sample=1GiB; 0 is no limit, and off leaves out all but sample"
-_ENDS = ("SIGINT", "SIGTERM", "SIGHUP")
+_TERMINATES = ("SIGTERM", "SIGHUP")
+_ENDS = ("SIGINT", *_TERMINATES)
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
@@ -137,6 +138,26 @@ def interrupt_once(number: int, frame: Any) -> NoReturn:
     del frame
     signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
+
+
+def terminate_once(number: int, frame: Any) -> NoReturn:
+    """Unwind the stack, so that temporary files are removed, and end with the exit code that shells give the signal.
+
+    What ends a program may come twice and mixed, as when a terminal is closed; the unwinding is not interrupted.
+    """
+    del frame
+    for name in _TERMINATES:
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
+def unwind_on(*names: str) -> None:
+    """`terminate_once` on these signals, but for those that this system has not or the caller has made deaf (nohup)."""
+    for name in names:
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, terminate_once)
 
 
 def _lower(kind: int, limit: int) -> None:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, NoReturn, Optional, Sequence
 
-from edgeq_device.budget import confine, interrupt_once, lift_seconds
+from edgeq_device.budget import confine, interrupt_once, lift_seconds, unwind_on
 from edgeq_device.errors import BudgetError, BundleError, DeviceError, OutputError
 from edgeq_device.package import Bundle, open_bundle
 from edgeq_device.terminal import json_text, prepare_output, printable
@@ -29,6 +29,7 @@ def program(root: Path) -> int:
         return _failed(error)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt_once)
+    unwind_on("SIGTERM", "SIGHUP")
     return main(root=root)
 
 
