@@ -85,4 +85,5 @@ if __name__ == "__main__":
     sys.meta_path.insert(0, finder)
     from edgeq_device.cli import program
 
-    sys.exit(program(Path(__file__).parent))
+    # The bundle keeps the name by which it was called, but where this file alone is a link from somewhere else.
+    sys.exit(program(root if Path(__file__).is_symlink() else Path(__file__).parent))

@@ -237,6 +237,12 @@ def test_a_signal_removes_what_was_unpacked(number: str, budget: str, good_zip: 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_link_to_the_runner(good: Path, tmp_path: Path) -> None:
+    (tmp_path / "edgeq-run").symlink_to(good / "edgeq_run.py")
+    report = result(run("edgeq-run", "info", "--json", cwd=tmp_path))
+    assert report["bundle"] == str(good)
+
+
 def test_a_link_to_the_bundle_keeps_its_name(good: Path, tmp_path: Path) -> None:
     (tmp_path / "current").symlink_to(good)
     np.save(tmp_path / "x.npy", INPUT)
