@@ -115,6 +115,18 @@ def test_the_target_of_a_bundle_is_a_name(copy: Path, tmp_path: Path) -> None:
         assert "unknown target or profile" in done.output
 
 
+def test_records_of_packagers_may_have_keys_of_their_own(copy: Path) -> None:
+    """docs/bundle.md names the places; an unknown key anywhere else is one of the attacks."""
+
+    def add_records(variant: dict[str, Any]) -> None:
+        variant["executor_info"]["other"] = variant["additional_metadata"] = {"x": 1}
+
+    directories.edit_variant(copy, add_records)
+    directories.edit_info(copy, unheard_of=1)
+    directories.edit(copy, "manifest.json", lambda m: m["additional_metadata"].update(other={"x": 1}))
+    assert verify_bundle(copy).passed
+
+
 HOSTILE = "\x1b]0;mine\x07\nlinear: verified\x9b2J\u202e"
 
 

@@ -1,7 +1,8 @@
 """The bundle's metadata: manifest.json and component.json, checked key by key. No file is touched here.
 
 The format is ONNX Runtime's model package; the reader takes the part of it that edgeq writes (portable layout,
-components as directories) and refuses the rest, so that nothing in a bundle goes unread.
+components as directories) and refuses the rest, but for what packagers record: additional_metadata, the keys of
+executor_info.edgeq, and other executors, which nothing here goes by.
 """
 
 from __future__ import annotations
