@@ -67,8 +67,7 @@ def check_feeds(session: Any, feeds: Mapping[str, "np.ndarray[Any, Any]"]) -> No
         fits = len(shape) == array.ndim and all(
             not isinstance(size, int) or size == have for size, have in zip(shape, array.shape)
         )
-        # A model that does not declare the rank looks like one that takes a scalar; onnxruntime itself refuses what
-        # a scalar input does not take.
+        # A model that does not declare the rank looks like one that takes a scalar; onnxruntime runs both on any shape.
         if shape and not fits:
             raise DataError(f"input {name!r} has shape {list(array.shape)}, the model takes {shape}")
 
