@@ -53,6 +53,13 @@ NEXT = {
 """Command, with its subcommand, action or an option that changes what it does → the line; parameters in braces."""
 
 _HERE = ("auto", "this-machine")
+_FOUND = "edgeq.next"
+
+
+def fill_next(**words: object) -> None:
+    """What the next line of the running command has in place of its arguments, by name, because of what was found;
+    where one of its words is None, the line is left out."""
+    click.get_current_context().meta[_FOUND] = words
 
 
 def next_line(context: click.Context) -> str | None:
@@ -70,5 +77,6 @@ def next_line(context: click.Context) -> str | None:
         line = line.replace("--data {data}", "--data {data} --preprocess {preprocess}")
     if line is not None and "calibration" in context.params and context.params["data"] is None:
         line = line.replace(" --data {data}", "")
-    given = {name: shlex.quote(str(value)) for name, value in context.params.items() if value is not None}
+    words = {**context.params, **context.meta.get(_FOUND, {})}
+    given = {name: shlex.quote(str(value)) for name, value in words.items() if value is not None}
     return None if line is None or set(re.findall(r"{(\w+)}", line)) - given.keys() else line.format(**given)

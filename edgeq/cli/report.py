@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgeq.cli._common import Printer, common
+from edgeq.cli._next import fill_next
 from edgeq.cli._options import PATH
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ def command(
         bundle, output, measure=measure, variant=variant, fleet=fleet, force=force, progress=printer.progress()
     )
     printer.result(result, lambda console: _draw(console, result))
+    if result.of_record:
+        fill_next(bundle=None)  # there is nothing to verify
     if opened:
         click.launch(str(result.page.absolute()))
 
@@ -68,5 +71,7 @@ def _draw(console: Console, result: Reported) -> None:
     for warning in verdict.warnings:
         console.print(f"warning: {warning}", style="yellow")
     for line in verdict.commands:
-        console.print(f"look closer: {line.replace('BUNDLE', shlex.quote(str(result.bundle)))}")
+        # Of a record it is not known which bundle it came from, or there was none.
+        named = line if result.of_record else line.replace("BUNDLE", shlex.quote(str(result.bundle)))
+        console.print(f"look closer: {named}")
     console.print(f"report: {result.page}")

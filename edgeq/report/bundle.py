@@ -56,6 +56,11 @@ class Reported(Displayed):
     bytes: int
 
     @property
+    def of_record(self) -> bool:
+        """Whether `bundle` is the record of a bundle or of a tuning run alone, in a file of its own."""
+        return _is_record(self.bundle)
+
+    @property
     def verdict(self) -> Verdict:
         """What stands first on the page."""
         return verdict_of(self.data, self.data.main)
@@ -111,7 +116,7 @@ def report_bundle(
     place = Path(output) if output is not None else _beside(path)
     _check_outside(place, path)
     check_free(place, force=force or _is_report(place), kind="file")
-    if path.suffix == ".json" and path.is_file():
+    if _is_record(path):
         if measure:
             raise UsageError(f"{path} is a record, which cannot be timed", "Name a bundle, or leave --bench out")
         record = read_record(path)
@@ -130,6 +135,10 @@ def report_bundle(
     with output_file(place, force=force or _is_report(place)) as draft:
         draft.write_bytes(page)
     return Reported(path, place, data, len(page))
+
+
+def _is_record(path: Path) -> bool:
+    return path.suffix == ".json" and path.is_file()
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -107,6 +107,21 @@ def test_a_tuning_record_is_drawn(copy: Path, tmp_path: Path) -> None:
     assert "Accuracy against latency" in done.page.read_text("utf-8")
 
 
+def test_of_a_record_alone_no_bundle_is_named(tmp_path: Path) -> None:
+    missed = [{**one, "status": "short", "reason": "x"} for one in samples.tuning()["candidates"]]
+    place = tmp_path / "found nothing.json"
+    place.write_text(json.dumps({**samples.tuning(), "chosen": None, "candidates": missed}), "utf-8")
+    shown = CliRunner().invoke(group, ["report", str(place)])
+    assert shown.exit_code == 0, shown.output
+    assert "look closer: edgeq tune MODEL.onnx --data SAMPLES --max-drop MORE --resume -o BUNDLE\n" in shown.stdout
+    assert "next:" not in shown.stdout
+
+
+def test_of_a_bundle_the_next_line_verifies_it(copy: Path) -> None:
+    shown = CliRunner().invoke(group, ["report", str(copy)])
+    assert shown.stdout.endswith(f"next: edgeq verify {copy}\n")
+
+
 @pytest.mark.parametrize("content", [b"[]", b"{", b'{"a": NaN}', b"\xff", b'{"x":' + b"[" * 100 + b"]" * 100 + b"}"])
 def test_a_record_that_is_no_json_object_is_refused(copy: Path, tmp_path: Path, content: bytes) -> None:
     replace_file(copy, "report.json", content)
