@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Printer, common
+from edgeq.cli._next import fill_next
 from edgeq.cli._options import PATH, comparison_arguments, comparison_options
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def command(printer: Printer, a: Path, b: Path, **options: Any) -> None:
     given = comparison_arguments(options)
     found = compare(a, b, timed=timed, max_drop=drop, progress=printer.progress(), **given)
     printer.result(found, lambda console: _draw(console, found))
+    pair = found.debuggable
+    fill_next(a=pair[0].path, b=pair[1].path) if pair is not None else fill_next(a=None)
     found.check()
 
 

@@ -23,7 +23,7 @@ from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.latency import Measurement, bench_model, measure_models, sessions_to_time
 from edgeq.measure.loaded_model import LoadedModel, Opener, open_model
 from edgeq.measure.task import Task, TaskOptions, as_task
-from edgeq.model.load import model_digest, model_files
+from edgeq.model.load import is_quantized, model_digest, model_files
 from edgeq.model.path import path_of
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
@@ -87,7 +87,8 @@ class CompareRequest:
 
 @dataclass(frozen=True)
 class Side:
-    """What is known of one of the two: `bytes` of its model file with external data, int8 share of its MACs."""
+    """What is known of one of the two: `bytes` of its model file with external data, int8 share of its MACs, and
+    whether any operator is quantized."""
 
     path: Path
     variant: str | None
@@ -96,6 +97,7 @@ class Side:
     signature: Signature
     coverage: Mapping[str, Any] | None
     accuracy: Accuracy | None
+    quantized: bool = False
 
     def __record__(self) -> dict[str, Any]:
         return {
@@ -127,6 +129,13 @@ class Comparison(Page):
     def same(self) -> bool:
         """Whether both are the same bytes, run the same way."""
         return _same(self.a, self.b)
+
+    @property
+    def debuggable(self) -> tuple[Side, Side] | None:
+        """The float model file and the quantized form that `edgeq debug` can compare, in this order; None where A and B
+        are not one of each."""
+        found = next(((a, b) for a, b in ((self.a, self.b), (self.b, self.a)) if b.quantized and not a.quantized), None)
+        return found if found is not None and found[0].variant is None else None
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """The table: what, A, B, B against A."""
@@ -326,7 +335,8 @@ def _side(
     except EdgeqError as error:
         notes.append(f"{key}: {error}")
     accuracy = evaluation.accuracy.get(key) if evaluation is not None else None
-    return Side(loaded.path, loaded.variant, size, digest, loaded.signature, coverage, accuracy)
+    quantized = is_quantized(loaded.graph)
+    return Side(loaded.path, loaded.variant, size, digest, loaded.signature, coverage, accuracy, quantized)
 
 
 def _time(

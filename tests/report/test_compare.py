@@ -177,3 +177,30 @@ def test_the_command(tmp_path: Path) -> None:
     missing = CliRunner().invoke(group, ["compare", str(a), str(tmp_path / "none.onnx")])
     assert missing.exit_code == 3
     assert "Traceback" not in missing.output
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A float model, and the same with its input quantized."""
+    folder = tmp_path_factory.mktemp("pair")
+    plain_model = scaled(folder / "float.onnx", 2.0)
+    quantized = onnx.load(plain_model)
+    for node in quantized.graph.node:
+        node.input[:] = ["x_back" if name == "x" else name for name in node.input]
+    for operator, ends in (("DequantizeLinear", ("x_int8", "x_back")), ("QuantizeLinear", ("x", "x_int8"))):
+        quantized.graph.node.insert(0, helper.make_node(operator, [ends[0], "one_scale"], [ends[1]]))
+    quantized.graph.initializer.append(numpy_helper.from_array(np.float32(0.1), "one_scale"))
+    onnx.save(quantized, folder / "int8.onnx")
+    return plain_model, folder / "int8.onnx"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "follows"),
+    [(0, 1, True), (1, 0, True), (0, 0, False), (1, 1, False)],
+    ids=["float first", "quantized first", "both float", "both quantized"],
+)
+def test_the_next_line_names_the_float_model_first(pair: tuple[Path, Path], a: int, b: int, follows: bool) -> None:
+    shown = CliRunner().invoke(group, ["compare", str(pair[a]), str(pair[b]), "--no-timing"])
+    assert shown.exit_code == 0, shown.output
+    last = shown.stdout.splitlines()[-1]
+    assert last == f"next: edgeq debug {pair[0]} {pair[1]} --data SAMPLES" if follows else "next:" not in shown.stdout
