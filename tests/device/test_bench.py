@@ -170,6 +170,30 @@ def test_settings_from_options() -> None:
         parse_settings(scenario="")
 
 
+@pytest.mark.parametrize(
+    ("given", "option", "takers"),
+    [
+        ({"batch": 4}, "--batch", ("offline", "multi-stream")),
+        ({"target_qps": 5.0}, "--qps", ("server",)),
+        ({"latency_bound_ms": 3.0}, "--latency-bound", ("server",)),
+    ],
+    ids=str,
+)
+def test_an_option_of_another_scenario_is_refused(given: dict[str, Any], option: str, takers: tuple[str, ...]) -> None:
+    for scenario in SCENARIOS:
+        if scenario in takers:
+            assert parse_settings(scenario=scenario, **given).scenarios == (scenario,)
+        else:
+            line = f"{option} says nothing in the {scenario} scenario. .*--scenario {' or '.join(takers)}"
+            with pytest.raises(UsageError, match=line):
+                parse_settings(scenario=scenario, **given)
+    parse_settings(scenario="all", **given)
+
+
+def test_the_default_is_no_option_of_another_scenario() -> None:
+    parse_settings(batch=1, target_qps=None, latency_bound_ms=None)
+
+
 def test_progress_names_the_scenario_and_reaches_one(clock: Any, pair: dict[str, Any], tmp_path: Path) -> None:
     seen: dict[str, float] = {}
     bench(clock, pair, tmp_path, scenarios=("single-stream", "server"), on_progress=seen.__setitem__)

@@ -8,13 +8,19 @@ from typing import Any, Dict, Optional, Tuple
 from edgeq_device.environment import parse_cores
 from edgeq_device.errors import UsageError
 from edgeq_device.latency import WarmUp
-from edgeq_device.scenarios import SCENARIOS
+from edgeq_device.scenarios import MULTI_STREAM, OFFLINE, SCENARIOS, SERVER
 
 OFFICIAL_DURATION_S = 600.0
 BOUND_FACTOR = 10.0
 """Where no latency bound is given, the server scenario's is this times the baseline's median latency."""
 ALL = "all"
 """Stands for all scenarios on a command line."""
+_TAKEN_BY = {
+    "batch": ("--batch", (OFFLINE.name, MULTI_STREAM.name)),
+    "target_qps": ("--qps", (SERVER.name,)),
+    "latency_bound_ms": ("--latency-bound", (SERVER.name,)),
+}
+"""Fields of `BenchSettings` that not every scenario takes: the option, and the scenarios that do."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,7 @@ def parse_settings(
         others: further fields of `BenchSettings`.
 
     Raises:
-        UsageError: what makes no sense.
+        UsageError: what makes no sense, or an option that says nothing in the scenario.
     """
     if official and duration is not None:
         raise UsageError("--official and --duration both say how long to measure", "Leave one out")
@@ -112,4 +118,9 @@ def parse_settings(
         **others,
     )
     settings.check()
+    for name, (option, takers) in _TAKEN_BY.items():
+        given = getattr(settings, name) != getattr(BenchSettings, name)
+        if given and not set(takers) & set(settings.scenarios):
+            problem = f"{option} says nothing in the {scenario} scenario"
+            raise UsageError(problem, f"Leave it out, or choose --scenario {' or '.join(takers)}")
     return settings
