@@ -17,7 +17,7 @@ from edgeq.display import Displayed
 from edgeq.engines import EngineChoice, as_engines
 from edgeq.errors import BundleError, UsageError
 from edgeq.measure.latency import Measurement, bench_model, measure_models
-from edgeq.measure.loaded_model import is_bundle, variant_preprocessing
+from edgeq.measure.loaded_model import is_bundle, refuse_ignored, variant_preprocessing
 from edgeq.model.load import model_signature, signature_of
 from edgeq.model.path import path_of
 from edgeq.progress import SILENT, Progress
@@ -108,6 +108,7 @@ def bench(
             )
         if engines:
             raise UsageError(f"{path} is a bundle, whose variants bring their engine", "Leave --engine out")
+        refuse_ignored(SessionSettings(config=session_options or {}), path)
         return _bench_bundle(path, variant, data, settings, place, progress)
     if variant is not None:
         raise UsageError(f"{path} is a model, which has no variants", "Leave --variant out")

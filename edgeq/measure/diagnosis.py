@@ -21,7 +21,7 @@ from edgeq.measure.error_sources import ErrorSource, LayerNoise, layer_noise, no
 from edgeq.measure.instrument import instrumented_session
 from edgeq.measure.layer_runs import MEMORY
 from edgeq.measure.layers import LayerComparison, compare_layers
-from edgeq.measure.loaded_model import LoadedModel, open_model
+from edgeq.measure.loaded_model import LoadedModel, open_model, refuse_ignored
 from edgeq.measure.reference import ORDER, find_reference
 from edgeq.model.load import is_quantized
 from edgeq.progress import SILENT, Progress
@@ -184,6 +184,7 @@ def diagnose(request: DebugRequest, *, progress: Progress = SILENT) -> Diagnosis
         UsageError: the models are not a float model and a quantized form of it.
         EdgeqError: whatever is wrong with a model, the bundle or the data.
     """
+    refuse_ignored(request.settings, request.quantized)
     with (
         open_model(request.quantized, request.settings, variant=request.variant) as loaded,
         tempfile.TemporaryDirectory(prefix="edgeq-debug-") as workdir,

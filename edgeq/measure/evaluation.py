@@ -18,7 +18,7 @@ from edgeq.errors import UsageError
 from edgeq.measure.accuracy import Accuracy, evaluate_sessions
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.coverage import Coverage, measure_coverage
-from edgeq.measure.loaded_model import LoadedModel, Opener, open_model
+from edgeq.measure.loaded_model import LoadedModel, Opener, open_model, refuse_ignored
 from edgeq.measure.on_workers import ModelAt, evaluate_on
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.progress import SILENT, Progress
@@ -144,6 +144,7 @@ def run_evaluation(
     task = make_task(request.task, request.options) if request.task is not None else None
     if task is None and request.options.given():
         raise UsageError("task options without a task", "Give a --task")
+    refuse_ignored(request.settings, *(path for path in (request.model, request.reference) if path is not None))
     with ExitStack() as stack:
         pool = stack.enter_context(open_workers(workers))  # they start while the model is opened
         loaded = stack.enter_context(

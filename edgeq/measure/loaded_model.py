@@ -68,6 +68,23 @@ def is_bundle(path: Path) -> bool:
     return path.is_dir() or path.suffix == ".edgeq" or (path.is_file() and zipfile.is_zipfile(path))
 
 
+def refuse_ignored(settings: SessionSettings, *paths: Path) -> None:
+    """Refuse session options and an optimisation level where nothing takes them: where all `paths` are bundles, which
+    bring their own.
+
+    Raises:
+        UsageError: naming the option.
+    """
+    other_level = settings.optimization != SessionSettings.optimization
+    given = {"--session-option": bool(settings.config), "--optimization": other_level}
+    option = next((name for name, wanted in given.items() if wanted), None)
+    if option is not None and all(is_bundle(path) for path in paths):
+        raise UsageError(
+            f"{paths[0]} is a bundle, whose variants bring their session options and optimisation level",
+            f"Leave {option} out",
+        )
+
+
 @contextmanager
 def open_model(
     path: Path, settings: SessionSettings | None = None, *, variant: str | None = None, opener: Opener | None = None

@@ -13,7 +13,7 @@ from edgeq.emulate.saturation.audit import Audit, audit
 from edgeq.engines import DEFAULT, Engine, described
 from edgeq.errors import UsageError
 from edgeq.hardware.target import Target
-from edgeq.measure.loaded_model import open_model
+from edgeq.measure.loaded_model import open_model, refuse_ignored
 from edgeq.model.saturation import saturation_table
 from edgeq.pipeline.job import Data
 from edgeq.progress import SILENT, Progress
@@ -65,7 +65,9 @@ def audit_saturation(
     """
     if reference is not None and data is None:
         raise UsageError("a float model is compared on samples", "Give --data")
-    with open_model(path, SessionSettings(config=config or {}), variant=variant) as loaded:
+    settings = SessionSettings(config=config or {})
+    refuse_ignored(settings, path)
+    with open_model(path, settings, variant=variant) as loaded:
         plugin = engine if engine is not None and engine.module else described(loaded.settings.engine)
         name = plugin.name if plugin is not None else DEFAULT
         if plugin is not None and not plugin.int8.saturation:

@@ -21,7 +21,7 @@ from edgeq.measure.agreement import Agreement
 from edgeq.measure.bench import SAMPLES
 from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.latency import Measurement, bench_model, measure_models, sessions_to_time
-from edgeq.measure.loaded_model import LoadedModel, Opener, open_model
+from edgeq.measure.loaded_model import LoadedModel, Opener, open_model, refuse_ignored
 from edgeq.measure.task import Task, TaskOptions, as_task
 from edgeq.model.load import is_quantized, model_digest, model_files
 from edgeq.model.path import path_of
@@ -257,6 +257,7 @@ def run_comparison(
         raise UsageError("--min-speedup needs timing", "Leave --no-timing out")
     notes: list[str] = []
     settings = SessionSettings(config=request.session_options, intra_op_threads=request.threads)
+    refuse_ignored(settings, request.a, request.b)
     with ExitStack() as stack:
         a, b = (stack.enter_context(open_model(path, settings, opener=place)) for path in (request.a, request.b))
         differences = signature_differences(a.signature, b.signature)

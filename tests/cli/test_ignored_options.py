@@ -1,0 +1,75 @@
+"""An option that would change nothing is refused in one line, not ignored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from edgeq_device.cli import main
+
+from edgeq import demo
+from edgeq.pipeline.job import Data
+from edgeq.pipeline.package import package
+from tests.cli.workspace import Workspace
+
+OPTION = ("--session-option", "session.disable_prepacking=1")
+QUICK = ("--duration", "0", "--queries", "1")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("bundle") / "bundle"
+    package(demo.MODEL, Data(demo.CALIBRATION, count=4), place, timed=False)
+    return place
+
+
+@pytest.mark.parametrize("option", [("--qps", "5"), ("--latency-bound", "3"), ("--batch", "4")], ids=lambda o: o[0])
+def test_bench_takes_no_option_of_another_scenario(workspace: Workspace, option: tuple[str, str]) -> None:
+    line = f"{option[0]} says nothing in the single-stream scenario. Leave it out, or choose --scenario"
+    workspace.refused(2, "bench", "net.onnx", *option, *QUICK, says=line)
+
+
+def test_nor_does_the_runner(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--bundle", str(bundle), "--qps", "5", *QUICK]) == 2
+    line = "--qps says nothing in the single-stream scenario. Leave it out, or choose --scenario server\n"
+    assert capsys.readouterr().err.endswith(line)
+
+
+def test_defaults_are_no_options_of_another_scenario(workspace: Workspace) -> None:
+    assert workspace.run("bench", "net.onnx", "--batch", "1", *QUICK).code == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("eval", "BUNDLE", "--data", str(demo.VALIDATION), "--task", "classification", "--optimization", "none"),
+        ("eval", "BUNDLE", "--data", str(demo.VALIDATION), "--task", "classification", *OPTION),
+        ("eval", "BUNDLE", "--data", str(demo.VALIDATION), "--reference", "BUNDLE", *OPTION),
+        ("bench", "BUNDLE", *OPTION),
+        ("compare", "BUNDLE", "BUNDLE", "--no-timing", *OPTION),
+        ("debug", str(demo.MODEL), "BUNDLE", "--data", str(demo.CALIBRATION), *OPTION),
+        ("audit", "BUNDLE", *OPTION),
+    ],
+    ids=lambda a: " ".join(word for word in a if not word.startswith(("/", "session."))),
+)
+def test_a_bundle_brings_its_own(workspace: Workspace, bundle: Path, arguments: tuple[str, ...]) -> None:
+    words = [str(bundle) if word == "BUNDLE" else word for word in arguments]
+    named = "--session-option" if "--session-option" in words else "--optimization"
+    line = f"whose variants bring their session options and optimisation level. Leave {named} out"
+    workspace.refused(2, *words, says=line)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("eval", "BUNDLE", "--data", str(demo.VALIDATION), "--count", "4", "--task", "classification"),
+        ("eval", "BUNDLE", "--data", str(demo.VALIDATION), "--count", "4", "--reference", str(demo.MODEL), *OPTION),
+        ("compare", str(demo.MODEL), "BUNDLE", "--no-timing", *OPTION),
+    ],
+    ids=["a default", "for the reference", "for one of two"],
+)
+def test_what_a_model_file_beside_it_takes_is_not_refused(
+    workspace: Workspace, bundle: Path, arguments: tuple[str, ...]
+) -> None:
+    ran = workspace.run(*(str(bundle) if word == "BUNDLE" else word for word in arguments))
+    assert ran.code == 0, ran.err
