@@ -92,7 +92,7 @@ def command(
     if dry_run:
         if on:
             raise UsageError("--dry-run reaches no board", "Leave --on out, or name the board's target with -t")
-        named = {name: arguments[name] for name in ("data", "statistics", "target", "engines")}
+        named = {name: arguments[name] for name in ("data", "validation", "statistics", "target", "engines")}
         steps = plan(model, **named, goal=goal, progress=printer.progress())
         printer.result(steps, lambda console: _draw_plan(console, steps))
         return

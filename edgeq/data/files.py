@@ -64,20 +64,11 @@ def find_files(source: str | Path, pattern: str | None = None, *, paths: bool = 
         DataError: nothing there, or several kinds of data in one folder.
     """
     path = Path(source)
-    if not path.exists() and glob.has_magic(str(source)):
-        matches = sorted(Path(p) for p in glob.glob(str(source), recursive=True))  # noqa: PTH207  # absolute patterns too
-        found = [p for p in matches if p.is_file()]
-        if not found:
-            raise DataError(f"{source} matches no file", "Correct the pattern")
+    found = check_there(source)
+    if found:
         root = Path(os.path.commonpath([p.parent for p in found]))
-    elif path.is_file():
-        found, root = [path], path.parent
-    elif path.is_dir():
-        found, root = _walk(path), path
-    elif path.exists():
-        raise DataError(f"{path} is neither a file nor a folder", f"Give {READABLE}")
     else:
-        raise DataError(f"{path} does not exist", "Check the path of the data")
+        found, root = (_walk(path), path) if path.is_dir() else ([path], path.parent)
     found = [p for p in found if pattern is None or p.match(pattern)]
     if paths:
         chosen = [p for p in found if p.name not in _OWN]
@@ -87,6 +78,26 @@ def find_files(source: str | Path, pattern: str | None = None, *, paths: bool = 
     if not found and pattern is not None:
         raise DataError(f"{source} holds no file that matches {pattern!r}", "Correct source.pattern")
     return _by_kind(source, root, found)
+
+
+def check_there(source: str | Path) -> list[Path]:
+    """The files that a pattern matches; nothing for a file or a folder, which is not looked into.
+
+    Raises:
+        DataError: nothing is there.
+    """
+    path = Path(source)
+    if not path.exists() and glob.has_magic(str(source)):
+        matches = sorted(Path(p) for p in glob.glob(str(source), recursive=True))  # noqa: PTH207  # absolute patterns too
+        found = [p for p in matches if p.is_file()]
+        if not found:
+            raise DataError(f"{source} matches no file", "Correct the pattern")
+        return found
+    if not path.exists():
+        raise DataError(f"{path} does not exist", "Check the path of the data")
+    if not path.is_file() and not path.is_dir():
+        raise DataError(f"{path} is neither a file nor a folder", f"Give {READABLE}")
+    return []
 
 
 def _walk(folder: Path) -> list[Path]:

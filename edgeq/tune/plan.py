@@ -10,6 +10,7 @@ from typing import Any
 
 from edgeq.backends import backend_named
 from edgeq.backends.base import RecoverableBackend, TargetedBackend
+from edgeq.data.files import check_there
 from edgeq.engines import DEFAULT, EngineChoice
 from edgeq.errors import HardwareError
 from edgeq.hardware.detect import detect_machine
@@ -68,17 +69,23 @@ def plan(
     model: Path,
     data: Data | None,
     *,
+    validation: Data | None = None,
     target: str | Path = "auto",
     goal: Goal | None = None,
     statistics: Path | None = None,
     engines: Sequence[EngineChoice] = (),
     progress: Progress = SILENT,
 ) -> Plan:
-    """The candidates that `tune` would start from, without building anything.
+    """The candidates that `tune` would start from, without building anything. Samples have to be there, and are not
+    read.
 
     Raises:
+        DataError: no file is where the samples should be.
         HardwareError: an unknown target, or one that neither runs nor is simulated here.
     """
+    for given in (data, validation):
+        if given is not None and isinstance(given.source, str | Path):
+            check_there(given.source)
     machine = detect_machine()
     chosen, timed = resolve_timed(target, machine)
     goal, raced = goal or Goal(), find_field(chosen, machine, engines, timed=timed, progress=progress)

@@ -173,6 +173,21 @@ def test_the_plan_of_a_dry_run(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("option", ["--data", "--val"])
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [("nothere.npz", "nothere.npz does not exist. Check"), ("none/*.npz", "none/*.npz matches no file. Correct")],
+)
+def test_a_dry_run_looks_whether_the_samples_are_there(tmp_path: Path, option: str, source: str, line: str) -> None:
+    given = {"--data": str(demo.CALIBRATION), "--val": str(demo.VALIDATION), option: str(tmp_path / source)}
+    words = [word for pair in given.items() for word in pair]
+    shown = CliRunner().invoke(group, ["tune", str(demo.MODEL), *words, "-o", str(tmp_path / "t"), "--dry-run"])
+    assert shown.exit_code == 4
+    assert shown.stdout == ""
+    assert shown.stderr.count("\n") == 1
+    assert line in shown.stderr
+
+
 def test_the_command_says_the_verdict_first(tmp_path: Path) -> None:
     arguments = ["tune", str(demo.MODEL), "--data", str(demo.CALIBRATION), "--count", "10", "--budget", "60s"]
     # Others are raced in test_engines.py.
