@@ -39,6 +39,13 @@ def times(timing: Timing, of: str = "") -> str:
     return f"{found.interval[0]:.2f} times {whose} speed ({found.figures()})"
 
 
+def unmeasured(*trials: Trial) -> str:
+    """Why the speeds of `trials` cannot be compared: what is wrong with the first that cannot be claimed; "" where all
+    that were timed can be."""
+    unclear = next((t.timing for t in trials if t.timing is not None and t.timing.verdict == UNKNOWN), None)
+    return times(unclear) if unclear is not None else ""
+
+
 def hopeless(found: Assessment, max_drop: float) -> str:
     """Why a candidate was not measured on all samples."""
     return f"{loses(found)} after {found.samples} samples; 97.5 % sure that all do not show {points(max_drop)} or less"
@@ -108,7 +115,7 @@ def needed(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     timed = [t for t in outcome.trials if t.timing]
     measured = [t for t in timed if t.assessment and t.assessment.complete]
     quick = [t for t in measured if _verdict(t) == FASTER]
-    unclear = next((t.timing for t in timed if _verdict(t) == UNKNOWN and t.timing), None)
+    unclear = unmeasured(*timed)
     accurate = [t for t in measured if _loss(t) <= goal.max_drop]
     if quick:
         near = min(quick, key=_loss)
@@ -116,8 +123,8 @@ def needed(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
             f"{near.name} is faster than float32 and {loses(near.assessment) if near.assessment else ''}: "
             f"--max-drop {100 * _loss(near) + 0.005:.2f}% would let it through"
         )
-    elif unclear is not None:
-        lines.append(f"{times(unclear)}. --resume measures it again; try it when the machine is quiet")
+    elif unclear:
+        lines.append(f"{unclear}. --resume measures it again; try it when the machine is quiet")
     elif accurate:
         near = min(accurate, key=_share)
         lines.append(f"{near.name} keeps the accuracy, at {_times_float(near)}: not worth shipping")

@@ -28,6 +28,7 @@ from edgeq.records import fingerprint, parse, plain
 from edgeq.scheme import Scheme
 from edgeq.tune.candidate import Candidate, engine_name
 from edgeq.tune.engines import Field
+from edgeq.tune.explain import unmeasured
 from edgeq.tune.record import Outcome, Trial
 
 SCHEMA = "edgeq.tuning-memory/1"
@@ -124,6 +125,12 @@ class Memory:
         """Whether a narrowed search found what the evidence promised."""
         least = min((e.speedup for e in self.evidence), default=0.0)
         return outcome.winner is not None and _speedup(outcome.winner) >= _CONFIRMED * least
+
+    def unmeasured(self, outcome: Outcome) -> str:
+        """Why a narrowed search may have missed what the evidence promised though nothing speaks against it: what
+        keeps the accuracy has no measurable speed. "" where that is not so."""
+        judged = ((t, t.judged) for t in outcome.trials)
+        return unmeasured(*(t for t, a in judged if a is not None and a.complete and a.bound <= self.max_drop))
 
     def remember(self, model: str, digest: str, outcome: Outcome, progress: Progress) -> None:
         """Add the winner of a run to the file, in the place of what it has of the same model and goal. What a budget

@@ -23,8 +23,8 @@ class Searched:
 
     Attributes:
         field: the engines that were left at the end.
-        memory: for the tuning record: the models whose evidence was used, and whether it held here. Empty where none
-            was.
+        memory: for the tuning record: the models whose evidence was used, and whether it held here; None with a reason
+            where no speed could be claimed. Empty where none was used.
     """
 
     outcome: Outcome
@@ -55,11 +55,15 @@ def find_best(
         names = ", ".join(dict.fromkeys(e.model for e in memory.evidence))
         progress.note(f"beginning with what won on {names}; --no-memory leaves that out")
         outcome, left = _searched(narrow, search_in, failed, total, progress)
-        held = memory.confirmed(outcome)
+        held, unclear = memory.confirmed(outcome), memory.unmeasured(outcome)
         note = {"models": [e.model for e in memory.evidence], "confirmed": held}
         if held:
             return Searched(outcome, left, note)
-        progress.note("it does not do as well here: the whole search follows")
+        if unclear:
+            note |= {"confirmed": None, "reason": unclear}
+            progress.note(f"it could not be confirmed here: {unclear}; the whole search follows")
+        else:
+            progress.note("it does not do as well here: the whole search follows")
         space = replace(space, field=space.field.without(failed()))
     rest = Deadline(None if budget_s is None else total.left_s())
     outcome, left = _searched(space, search_in, failed, rest, progress)

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 from edgeq.engines import EngineChoice, load_engines
 from edgeq.graph.convert import from_proto
-from edgeq.progress import SILENT
+from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
 from edgeq.scheme import Scheme
 from edgeq.tune.candidate import Candidate
@@ -26,7 +26,7 @@ from edgeq.tune.record import Outcome
 from edgeq.tune.search import search
 from edgeq.tune.searches import Searched, find_best
 from tests.graphs import proto
-from tests.tune.fakes import Fact, FakeEvaluator, profile
+from tests.tune.fakes import Fact, FakeEvaluator, Notes, profile
 
 SETTINGS: dict[str, Any] = {"machine": "m", "version": {"onnxruntime": "1.32.0"}, "objective": "latency"}
 
@@ -52,12 +52,14 @@ CHOICES = (
 FACTS = {"own": Fact(speed=2), "signed": Fact(speed=1.5), "coarse": Fact(speed=4), "seven": Fact(speed=1.2)}
 
 
-def found(evaluator: Evaluator, memory: Memory, space: Space | None = None) -> Searched:
+def found(
+    evaluator: Evaluator, memory: Memory, space: Space | None = None, *, progress: Progress = SILENT
+) -> Searched:
     def search_in(space: Space, deadline: Deadline) -> Outcome:
         return search(space.candidates, space.profile, evaluator, Goal(), deadline, engines=space.field)
 
     space = space or Space(CHOICES, profile(method=("entropy", "mse")), Field())
-    return find_best(space, memory, search_in, tuple, None, SILENT)
+    return find_best(space, memory, search_in, tuple, None, progress)
 
 
 def tuned_before(path: Path, facts: dict[str, Fact] = FACTS, *, digest: str = "first") -> None:
@@ -91,6 +93,25 @@ def test_what_does_not_hold_is_followed_by_the_whole_search(tmp_path: Path, here
     assert result.memory == {"models": ["first.onnx"], "confirmed": False}
     assert result.outcome.winner is not None
     assert result.outcome.winner.candidate.scheme.activation_type == "int8"
+
+
+def test_on_a_busy_machine_it_is_not_refuted_but_cannot_be_confirmed(tmp_path: Path) -> None:
+    tuned_before(tmp_path / FILE)
+    notes = Notes()
+    memory = recall(tmp_path / FILE, DENSE, SETTINGS, 0.01, SILENT)
+    result = found(FakeEvaluator(FACTS, busy="the machine was busy"), memory, progress=notes)
+    why = "the speed is not measurable here: the machine was busy"
+    assert result.memory == {"models": ["first.onnx"], "confirmed": None, "reason": why}
+    assert f"it could not be confirmed here: {why}; the whole search follows" in notes.texts
+    assert not [text for text in notes.texts if "as well here" in text]
+
+
+def test_what_loses_too_much_is_refuted_on_a_busy_machine_too(tmp_path: Path) -> None:
+    tuned_before(tmp_path / FILE)
+    memory = recall(tmp_path / FILE, DENSE, SETTINGS, 0.01, SILENT)
+    lossy = {name: replace(fact, loss=0.2) for name, fact in FACTS.items()}
+    result = found(FakeEvaluator(lossy, busy="the machine was busy"), memory)
+    assert result.memory == {"models": ["first.onnx"], "confirmed": False}
 
 
 def test_engines_and_methods_that_did_not_win_are_left_out(tmp_path: Path) -> None:
