@@ -25,6 +25,7 @@ from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
 from edgeq.session import onnxruntime
 from edgeq.tune.candidate import Candidate
+from edgeq.tune.explain import behind, unmeasured
 from edgeq.tune.record import Trial, p50_of
 from edgeq.tune.space import in_engine, with_scheme
 from edgeq.tune.trials import TrialTable, sqnr_of
@@ -175,13 +176,16 @@ def with_entrants(candidates: Sequence[Candidate], field: Field, *, unquantized:
 
 def drop_slower_twins(table: TrialTable) -> None:
     """Drop what another engine, or the same one in another precision, runs faster from the same file, unless its
-    outputs are much closer to float32's; and a lower precision that is no faster."""
+    outputs are much closer to float32's; and a lower precision that is no faster. Where no speed of one of the two can
+    be claimed, both stay."""
     for trial in sorted(table.alive(), key=p50_of, reverse=True):
         for other in table.alive():
             twins = same_file(trial, other) and p50_of(trial) < float("inf")
             slower = p50_of(other) * _behind(trial.candidate, other.candidate) < p50_of(trial)
+            if unmeasured(trial, other):
+                continue
             if twins and slower and sqnr_of(trial) < sqnr_of(other) + _SQNR_AHEAD_DB:
-                why = f"{p50_of(trial) / p50_of(other):.2f} times the latency of {other.name}"
+                why = behind(trial, other)
                 lower = p50_of(trial) <= p50_of(other)
                 table.eliminate(trial.name, f"{why}, too little for its lower precision" if lower else why)
                 break

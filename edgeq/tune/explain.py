@@ -46,6 +46,15 @@ def unmeasured(*trials: Trial) -> str:
     return times(unclear) if unclear is not None else ""
 
 
+def behind(trial: Trial, faster: Trial, *, tied: bool = False) -> str:
+    """By how much `trial` takes longer than `faster`; that this is not known where no speed can be claimed, or with
+    `tied`."""
+    unclear = unmeasured(trial, faster)
+    if unclear or tied:
+        return f"in speed not distinguishable from {faster.name}{f': {unclear}' if unclear else ''}"
+    return f"{share(trial, faster):.2f} times the latency of {faster.name}"
+
+
 def hopeless(found: Assessment, max_drop: float) -> str:
     """Why a candidate was not measured on all samples."""
     return f"{loses(found)} after {found.samples} samples; 97.5 % sure that all do not show {points(max_drop)} or less"

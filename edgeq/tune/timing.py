@@ -18,7 +18,7 @@ from edgeq.report.tuning_record import Timing
 from edgeq.tune.candidate import Candidate, engine_name
 from edgeq.tune.engines import FAR_BEHIND, Field, drop_slower_twins, more_in_engines
 from edgeq.tune.evaluator import FLOAT, Evaluator, Race, Runner
-from edgeq.tune.explain import share, times
+from edgeq.tune.explain import behind, times
 from edgeq.tune.goal import Deadline
 from edgeq.tune.record import Trial, p50_of
 from edgeq.tune.screening import build
@@ -198,8 +198,9 @@ def _keep_slow_layers_in_float(table: TrialTable, evaluator: Evaluator, float_th
     if not made:
         return
     names = (base.name, *made)
-    race(table, evaluator, [table[n] for n in names], float_threads, tie=_ROUGHLY, seconds=seconds)
+    raced = race(table, evaluator, [table[n] for n in names], float_threads, tie=_ROUGHLY, seconds=seconds)
     fastest = min((table[n] for n in names), key=p50_of)
+    # One goes on even where the race shows nothing: every form would be built with all calibration methods.
     for name in names:
         if name != fastest.name:
-            table.eliminate(name, f"{share(table[name], fastest):.2f} times the latency of {fastest.name}")
+            table.eliminate(name, behind(table[name], fastest, tied=name in raced.tied))

@@ -149,6 +149,17 @@ def test_a_lower_precision_that_is_no_faster_is_not_raced_further(fake: Engine) 
     assert "build b in fake:bf16" not in evaluator.log
 
 
+def test_on_a_busy_machine_no_engine_is_dropped_as_slower(fake: Engine) -> None:
+    facts = {"a": Fact(2.0), "b": Fact(1.5), "a in fake": Fact(3.0), "a in fake:bf16": Fact(4.0)}
+    outcome, evaluator = run(fake, facts, busy="the machine was busy")
+    for name in ("a", "a in fake", "a in fake:bf16"):
+        assert f"assess {name} 400" in evaluator.log
+        assert "not faster than float32 beyond doubt: the speed is not measurable" in outcome.trial(name).reason
+    assert not [trial for trial in outcome.trials if "times the latency" in trial.reason]
+    quiet, _ = run(fake, facts)
+    assert "times the latency of" in quiet.trial("a in fake").reason
+
+
 def test_where_an_engine_saturates_only_weights_run_in_it_that_cannot(fake: Engine) -> None:
     engine = replace(fake, int8=replace(fake.int8, remedy_cost={"fit_pairs": 1, "reduce_range": 1}))
     field = Field((EngineChoice(engine),), saturating={"fake": ("U8S8",)})

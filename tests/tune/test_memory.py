@@ -52,9 +52,7 @@ CHOICES = (
 FACTS = {"own": Fact(speed=2), "signed": Fact(speed=1.5), "coarse": Fact(speed=4), "seven": Fact(speed=1.2)}
 
 
-def found(
-    evaluator: Evaluator, memory: Memory, space: Space | None = None, *, progress: Progress = SILENT
-) -> Searched:
+def found(evaluator: Evaluator, memory: Memory, space: Space | None = None, *, progress: Progress = SILENT) -> Searched:
     def search_in(space: Space, deadline: Deadline) -> Outcome:
         return search(space.candidates, space.profile, evaluator, Goal(), deadline, engines=space.field)
 

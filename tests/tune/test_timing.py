@@ -51,6 +51,20 @@ def test_the_fastest_mixture_wins_and_methods_are_tried_on_it() -> None:
     assert "U8S8 per-channel, mse" not in [t.name for t in outcome.trials]
 
 
+def test_on_a_busy_machine_no_form_is_dropped_as_slower() -> None:
+    facts = {KERNEL: Fact(speed=1.2), f"{KERNEL} (1 in float)": Fact(speed=1.25)}
+    outcome = run(FakeEvaluator(facts, slow=("a",), busy="the machine was busy"), KERNEL)
+    why = f"in speed not distinguishable from {KERNEL} (1 in float): the speed is not measurable here: the machine was busy"
+    assert outcome.trial(KERNEL).reason == why
+    assert not [trial for trial in outcome.trials if "times the latency" in trial.reason]
+    quiet = run(FakeEvaluator(facts, slow=("a",)), KERNEL)
+    assert quiet.trial(KERNEL).reason == f"1.04 times the latency of {KERNEL} (1 in float)"
+    assert quiet.chosen == f"{KERNEL} (1 in float)"
+    tied = run(FakeEvaluator(facts, slow=("a",), tied=(KERNEL, f"{KERNEL} (1 in float)")), KERNEL)
+    assert tied.trial(KERNEL).reason == f"in speed not distinguishable from {KERNEL} (1 in float)"
+    assert tied.chosen == quiet.chosen
+
+
 def test_a_kernel_choice_slower_than_float_is_saved_by_it() -> None:
     facts = {KERNEL: Fact(speed=0.9), f"{KERNEL} (1 in float)": Fact(speed=1.2)}
     assert run(FakeEvaluator(facts, slow=("a",)), KERNEL).chosen == f"{KERNEL} (1 in float)"
