@@ -4,6 +4,7 @@
 1        a bug in edgeq
 2 to 14  see edgeq/errors.py; 2 is also click's code for an option that makes no sense, and that of an error in a user's
          file or in a plug-in
+129      the terminal was closed
 130      interrupted (Ctrl-C)
 141      whoever read the output went away (`edgeq profiles | head`), in silence
 143      terminated
@@ -32,6 +33,7 @@ BUG = 1
 INTERRUPTED = 128 + signal.SIGINT
 READER_GONE = 128 + 13  # SIGPIPE, which Windows does not name
 TERMINATED = 128 + signal.SIGTERM
+TERMINAL_GONE = 128 + 1  # SIGHUP, which Windows does not name
 
 # Resources that the machine lacks; any other OSError that no package has turned into an edgeq error is a bug.
 _EXHAUSTED = frozenset(
@@ -40,10 +42,10 @@ _EXHAUSTED = frozenset(
 
 
 def restore_interrupts() -> None:
-    """From here on Ctrl-C and SIGTERM unwind the stack, so that temporary files are removed."""
+    """From here on Ctrl-C, SIGTERM and a closed terminal unwind the stack, so that temporary files are removed."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, interrupt_once)
-    unwind_on("SIGTERM")
+    unwind_on("SIGTERM", "SIGHUP")
 
 
 @contextmanager

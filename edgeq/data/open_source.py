@@ -65,6 +65,8 @@ def _open(
         prepared = named is None or _only_stack(named)
         items = open_python(source, signature, prepared=prepared, wanted=wanted)
         return Opened(f"Python {type(source).__name__}", items, named, items.notes)
+    if Path(source).is_dir():
+        os.scandir(source).close()  # distinguishes a folder that may not be listed from an empty one
     notes: list[str] = []
     sidecar = named is None
     if named is None:
@@ -87,8 +89,6 @@ def _open(
 def _cases(source: str | Path, named: Preprocess | None) -> Found | None:
     """A folder of test_data_set_N, or one that holds input_0.pb itself."""
     path = Path(source)
-    if path.is_dir():
-        os.scandir(path).close()  # distinguishes a folder that may not be listed from an empty one
     if not path.is_dir() or (named is not None and named.reads != "array"):
         return None
     from edgeq.data.protobufs import find_cases

@@ -113,11 +113,13 @@ def prepare_model(
             save_model(model, raw, inline_limit=inline_limit)
             if simplify:
                 optimize_basic(raw, optimized, source=source, external=external)
-                if _is_unfolded(optimized):
-                    raw, optimized = optimized, Path(scratch) / "folded.onnx"
-                    optimize_basic(raw, optimized, source=source, external=external)
+            made = ir.load(optimized if simplify else raw)
+            if simplify and _is_unfolded(made):
+                folded = Path(scratch) / "folded.onnx"
+                optimize_basic(optimized, folded, source=source, external=external)
+                made = ir.load(folded)
             advance(1)
-            finished = _finished(optimized if simplify else raw, model, source, notes, simplify)
+            finished = _finished(made, model, source, notes, simplify)
             notes.extend(_difference(model, finished))
             path = workdir / PREPARED_NAME
             (workdir / f"{PREPARED_NAME}.data").unlink(missing_ok=True)
@@ -207,23 +209,21 @@ def _rewrite(model: ir.Model, notes: list[str], simplify: bool) -> None:
         notes.append(f"{folded} BatchNormalization folded")
 
 
-def _is_unfolded(optimized: Path) -> bool:
+def _is_unfolded(model: ir.Model) -> bool:
     """Whether a node has nothing but constants to read, as in what ONNX Runtime writes for GroupNormalization: it folds
     constants before it writes functions out."""
-    model = ir.load(optimized)
     known = GraphIndex(model).computed_constants
     read = ([name_of(value) for value in node.inputs if value is not None] for node in model.graph)
     return any(names and known.issuperset(names) for names in read)
 
 
-def _finished(optimized: Path, before: ir.Model, source: Path, notes: list[str], simplify: bool) -> ir.Model:
-    """What ONNX Runtime wrote, put in edgeq's form: one order, only the operator sets in use, shapes everywhere."""
+def _finished(model: ir.Model, before: ir.Model, source: Path, notes: list[str], simplify: bool) -> ir.Model:
+    """What ONNX Runtime wrote, in edgeq's form, in place: in order, only operator sets in use, shapes everywhere."""
     from edgeq.model.clean import remove_no_ops, tidy
     from edgeq.model.fold import fold_batch_norms
     from edgeq.model.gemm import plain_gemms
     from edgeq.model.space_to_depth import join_slices
 
-    model = ir.load(optimized)
     tidy(model)
     if simplify:
         remove_no_ops(model)

@@ -96,7 +96,7 @@ def test_the_documented_exit_codes_are_these() -> None:
     tree = {
         (c.exit_code, c.__name__) for c in vars(errors).values() if isinstance(c, type) and issubclass(c, EdgeqError)
     }
-    shells = {(ending.INTERRUPTED, ""), (ending.READER_GONE, ""), (ending.TERMINATED, "")}
+    shells = {(ending.INTERRUPTED, ""), (ending.READER_GONE, ""), (ending.TERMINATED, ""), (ending.TERMINAL_GONE, "")}
     assert rows == {(0, ""), *tree, *shells}
 
 

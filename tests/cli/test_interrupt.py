@@ -18,7 +18,7 @@ from edgeq import demo
 from edgeq.backends.cpu import CpuBackend
 from edgeq.bundle import write as bundle_write
 from edgeq.pipeline import job, quantize, variants
-from edgeq.process import INTERRUPTED, TERMINATED
+from edgeq.process import INTERRUPTED, TERMINAL_GONE, TERMINATED
 from tests.cli import process
 from tests.cli.workspace import Workspace, contents
 
@@ -70,13 +70,17 @@ def test_ctrl_c_in_the_demo_before_the_bundle(workspace: Workspace, monkeypatch:
 
 @pytest.mark.skipif(os.name != "posix", reason="signals are sent as POSIX has them")
 @pytest.mark.parametrize(
-    ("number", "codes"),
+    ("name", "codes"),
     # A SIGINT that Python meets inside C code that it called ends the process by that signal, after all cleaning up;
     # a shell reports 130 for both.
-    [(signal.SIGINT, {INTERRUPTED, -signal.SIGINT}), (signal.SIGTERM, {TERMINATED})],
-    ids=["SIGINT", "SIGTERM"],
+    [
+        ("SIGINT", {INTERRUPTED, -signal.SIGINT}),
+        ("SIGTERM", {TERMINATED}),
+        ("SIGHUP", {TERMINAL_GONE}),
+    ],
+    ids=["SIGINT", "SIGTERM", "SIGHUP"],
 )
-def test_a_signal_in_the_middle(tmp_path: Path, number: signal.Signals, codes: set[int]) -> None:
+def test_a_signal_in_the_middle(tmp_path: Path, name: str, codes: set[int]) -> None:
     place, work = tmp_path / "place", tmp_path / "work"
     place.mkdir()
     work.mkdir()
@@ -87,7 +91,7 @@ def test_a_signal_in_the_middle(tmp_path: Path, number: signal.Signals, codes: s
         assert running.poll() is None, running.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    running.send_signal(number)
+    running.send_signal(getattr(signal, name))
     out, err = running.communicate(timeout=120)
     assert running.returncode in codes, err
     assert out == ""
