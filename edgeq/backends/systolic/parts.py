@@ -35,7 +35,8 @@ def graft(editor: Editor, part: ir.Model, inputs: Mapping[str, ir.Value], prefix
         prefix: put before the names of its constants.
 
     Returns:
-        The part's outputs by name. They keep their names, as do the nodes and what is between them.
+        The part's outputs by name. They keep their names, as do the nodes and what is between them where the graph has
+        no other of that name: a Split comes once for each of its outputs.
     """
     graph = part.graph
     for value in graph.inputs:
@@ -46,6 +47,11 @@ def graft(editor: Editor, part: ir.Model, inputs: Mapping[str, ir.Value], prefix
     outputs = {value.name or "": value for value in graph.outputs}
     graph.outputs.clear()
     nodes = list(graph)
+    for node in nodes:
+        node.name = editor.free_node_name(node.name or "")
+        for value in node.outputs:
+            if value.name and value.name not in outputs:
+                value.name = editor.free_value_name(value.name)
     graph.remove(nodes)
     editor.graph.extend(nodes)
     return outputs

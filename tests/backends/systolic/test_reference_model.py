@@ -7,6 +7,7 @@ import onnx
 import pytest
 
 from edgeq.backends.systolic.array import ArrayConfig
+from edgeq.backends.systolic.dialect import dialect_model
 from edgeq.backends.systolic.program import Program
 from edgeq.backends.systolic.reference_model import host_reference_model
 from edgeq.backends.systolic.simulate import simulate
@@ -48,6 +49,27 @@ def test_random_graphs_give_the_same_integers(seed: int) -> None:
 def test_two_hundred_random_graphs_give_the_same_integers() -> None:
     for seed in range(24, 200):
         check(seed)
+
+
+def test_a_node_of_several_outputs_is_written_once_for_each() -> None:
+    text = """g (float[1, 4, 5, 5] input) => (float[1, 6, 5, 5] y) <int64[3] parts = {1, 2, 3}> {
+        [conv] a = Conv (input, weights)
+        [split] b, c, d = Split <axis: int = 1> (a, parts)
+        [joined] y = Concat <axis: int = 1> (d, b, c)
+    }"""
+    random = np.random.default_rng(0)
+    weights = random.standard_normal((6, 4, 1, 1)).astype(np.float32)
+    model = graphs.proto(text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "weights"))
+    samples = random.standard_normal((1, 4, 5, 5)).astype(np.float32)
+    program = program_of(model, samples, ArrayConfig())
+    twin = to_proto(host_reference_model(program, signature_of(model)))
+    assert differing(program, twin, samples) == {}
+    for written in (twin, to_proto(dialect_model(program, signature_of(model)))):
+        names = [node.name for node in written.graph.node]
+        tensors = [name for node in written.graph.node for name in node.output]
+        assert len({*names}) == len(names)
+        assert len({*tensors}) == len(tensors)
 
 
 def test_operators_of_the_runtime_stay_in_float() -> None:
