@@ -26,7 +26,7 @@ OLDEST = "1.27"
 # Protobuf refuses messages from 2 GiB on; the quantized file is smaller, but the intermediate ones may not be.
 _EXTERNAL_DATA_FROM = 2**31 - 2**20
 # The quantizer raises all of these for models and options that it cannot handle.
-_REFUSALS = (ValueError, RuntimeError, TypeError, NotImplementedError, KeyError, AttributeError)
+_REFUSALS = (ValueError, RuntimeError, TypeError, NotImplementedError, KeyError, IndexError, AttributeError)
 
 
 def quant_type(name: IntegerType) -> Any:

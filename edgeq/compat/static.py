@@ -20,9 +20,10 @@ from edgeq.compat.legacy_params import single_reader_clamps
 from edgeq.compat.source import LOG, ModelInput, Written, as_given, checked, warn_unknown_nodes
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.graph.query import clamp_bounds, is_op, name_of
+from edgeq.model.gemm import gemms_with_factors, plain_gemms
 from edgeq.model.int8_prediction import predict_int8
 from edgeq.model.int8_rules import int8_rules
-from edgeq.model.prepare import PreparedModel
+from edgeq.model.prepare import PreparedModel, rewritten
 from edgeq.scheme import IntegerType
 
 
@@ -71,7 +72,7 @@ def quantize_static(
         raise UsageError("int8 activations with uint8 weights have no kernels", "Make weight_type QuantType.QInt8")
     output = Path(model_output)
     with tempfile.TemporaryDirectory(prefix="edgeq-static-") as folder, output_file(output, force=True) as draft:
-        prepared = as_given(model_input, Path(folder))
+        prepared = _with_plain_gemms(as_given(model_input, Path(folder)), Path(folder))
         warn_unknown_nodes(prepared.model, nodes_to_quantize, nodes_to_exclude)
         cache = Path(calibration_cache_path) if calibration_cache_path is not None else None
         signed = types[0].name.startswith("QInt")
@@ -92,7 +93,11 @@ def quantize_static(
             "extra_options": writer_options(options),
         }
         overridden = options.get("TensorQuantOverrides") or ()
-        kept = {*(nodes_to_exclude or ()), *clamps_that_must_stay(prepared.model, overridden)}
+        kept = {
+            *(nodes_to_exclude or ()),
+            *clamps_that_must_stay(prepared.model, overridden),
+            *gemms_with_factors(prepared.model),
+        }
         notes = prepared.notes
         try:
             quantize_with_ranges(prepared, draft, ranges, float_nodes=kept, **arguments)
@@ -125,6 +130,17 @@ def clamps_that_must_stay(model: ir.Model, overridden: Collection[str] = ()) -> 
             if node not in alone or not free or bounds is None or not bounds[0] <= 0 <= bounds[1]:
                 kept.add(str(node.name))
     return frozenset(kept)
+
+
+def _with_plain_gemms(prepared: PreparedModel, folder: Path) -> PreparedModel:
+    """onnxruntime's quantizer multiplies a bias by beta and keeps beta, and scales it as if alpha were 1; per channel,
+    it takes a bias for one value per output. No node is added, so that a user's names and ranges still fit."""
+    model = prepared.model.clone()
+    changed = plain_gemms(model, add_nodes=False)
+    if not changed:
+        return prepared
+    note = f"{changed} Gemm without factors, with one bias for each output"
+    return rewritten(prepared, model, folder / "plain.onnx", note)
 
 
 def _ranges(

@@ -16,8 +16,11 @@ from edgeq.graph.query import is_op, node_input
 from edgeq.model.constants import float_constant, set_parameter
 
 
-def plain_gemms(model: ir.Model) -> int:
+def plain_gemms(model: ir.Model, *, add_nodes: bool = True) -> int:
     """Bring every Gemm with constant weights into that form, in place. Results stay the same to float32's accuracy.
+
+    Args:
+        add_nodes: False leaves a bias that differs from row to row where it is; else an Add of its own takes it.
 
     Returns:
         How many nodes were changed.
@@ -28,10 +31,18 @@ def plain_gemms(model: ir.Model) -> int:
         editor = Editor(model, graph) if layers else None
         for node in layers:
             if editor is not None and node.op_type == "Gemm":
-                changed += any([_without_factors(node, editor), _without_other_shapes(node, editor)])
+                changed += any([_without_factors(node, editor), _without_other_shapes(node, editor, add_nodes)])
         if editor is not None:
             changed += _one_way(layers, editor)
     return changed
+
+
+def gemms_with_factors(model: ir.Model) -> frozenset[str]:
+    """Names of the Gemm nodes of the main graph whose alpha or beta is not 1."""
+    gemms = (node for node in model.graph if is_op(node, "Gemm"))
+    return frozenset(
+        node.name or "" for node in gemms if any(node.attributes.get_float(f, 1.0) != 1.0 for f in ("alpha", "beta"))
+    )
 
 
 def _is_matrix(value: ir.Value | None) -> bool:
@@ -56,7 +67,7 @@ def _without_factors(node: ir.Node, editor: Editor) -> bool:
     return True
 
 
-def _without_other_shapes(node: ir.Node, editor: Editor) -> bool:
+def _without_other_shapes(node: ir.Node, editor: Editor, add_nodes: bool) -> bool:
     weight, given = node.inputs[1], node_input(node, 2)
     assert weight is not None
     assert weight.shape is not None
@@ -67,6 +78,8 @@ def _without_other_shapes(node: ir.Node, editor: Editor) -> bool:
     if bias.size == 1 or (bias.size == outputs and bias.shape[-1] == outputs):
         set_parameter(editor, node, 2, np.broadcast_to(bias.ravel(), (outputs,)))
         return True
+    if not add_nodes:
+        return False
     # It differs from row to row: added by a node of its own.
     product = node.outputs[0]
     name = editor.free_value_name(f"{product.name}/product")

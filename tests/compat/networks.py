@@ -17,7 +17,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def weights(*shape: int, seed: int = 0, scale: float = 0.3) -> np.ndarray:
-    return (np.random.default_rng(seed).normal(size=shape) * scale).astype(np.float32)
+    return np.asarray(np.random.default_rng(seed).normal(size=shape) * scale, np.float32)
 
 
 def model_of(

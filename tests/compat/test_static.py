@@ -199,6 +199,52 @@ def test_a_clip_away_from_zero_stays(tmp_path: Path) -> None:
         assert run(tmp_path / "q.onnx")[0].min() > 0.49
 
 
+@pytest.mark.parametrize("format_", QuantFormat)
+@pytest.mark.parametrize(("alpha", "beta"), [(0.5, 1.0), (1.0, 2.0), (-0.5, 3.0)])
+def test_factors_of_a_gemm_are_multiplied_in(tmp_path: Path, format_: Any, alpha: float, beta: float) -> None:
+    """onnxruntime's own applies beta twice, and scales the bias of a QGemm without alpha."""
+    constants = {"w": weights(5, 8), "b": weights(5, seed=1)}
+    nodes = [helper.make_node("Gemm", ["x", "w", "b"], ["y"], "gemm", alpha=alpha, beta=beta, transB=1)]
+    onnx.save(model_of(nodes, constants, inputs={"x": [4, 8]}), tmp_path / "f.onnx")
+    samples = [{"x": weights(4, 8, seed=seed, scale=1.0)} for seed in range(2, 10)]
+    quantize_static(tmp_path / "f.onnx", tmp_path / "q.onnx", Reader(samples), format_)
+    wanted = run(tmp_path / "f.onnx", samples[0])[0]
+    assert relative_error(run(tmp_path / "q.onnx", samples[0])[0], wanted) < 0.05
+
+
+@pytest.mark.parametrize("format_", QuantFormat)
+def test_a_gemm_of_two_computed_matrices_keeps_its_factors(tmp_path: Path, format_: Any) -> None:
+    nodes = [
+        helper.make_node("Gemm", ["x", "x", "b"], ["g"], "gemm", alpha=0.5, beta=2.0),
+        helper.make_node("MatMul", ["g", "w"], ["y"], "matmul"),
+    ]
+    constants = {"w": weights(8, 5), "b": weights(8, seed=1)}
+    onnx.save(model_of(nodes, constants, inputs={"x": [8, 8]}), tmp_path / "f.onnx")
+    samples = [{"x": weights(8, 8, seed=seed, scale=1.0)} for seed in range(2, 10)]
+    quantize_static(tmp_path / "f.onnx", tmp_path / "q.onnx", Reader(samples), format_)
+    wanted = run(tmp_path / "f.onnx", samples[0])[0]
+    assert relative_error(run(tmp_path / "q.onnx", samples[0])[0], wanted) < 0.05
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 5)])
+def test_a_bias_of_another_shape_is_quantized_per_channel(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    nodes = [helper.make_node("Gemm", ["x", "w", "b"], ["y"], "gemm")]
+    onnx.save(model_of(nodes, {"w": weights(8, 5), "b": weights(*shape)}, inputs={"x": [4, 8]}), tmp_path / "f.onnx")
+    samples = [{"x": weights(4, 8, seed=seed, scale=1.0)} for seed in range(2, 10)]
+    quantize_static(tmp_path / "f.onnx", tmp_path / "q.onnx", Reader(samples), per_channel=True)
+    wanted = run(tmp_path / "f.onnx", samples[0])[0]
+    assert relative_error(run(tmp_path / "q.onnx", samples[0])[0], wanted) < 0.05
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (4, 1)])
+def test_a_bias_that_differs_from_row_to_row_is_refused_per_channel(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    nodes = [helper.make_node("Gemm", ["x", "w", "b"], ["y"], "gemm")]
+    onnx.save(model_of(nodes, {"w": weights(8, 5), "b": weights(*shape)}, inputs={"x": [4, 8]}), tmp_path / "f.onnx")
+    samples = [{"x": weights(4, 8)}]
+    with pytest.raises(ModelError, match="refuses it"):
+        quantize_static(tmp_path / "f.onnx", tmp_path / "q.onnx", Reader(samples), per_channel=True)
+
+
 class RangesOfMyOwn(CalibraterBase):
     """A user's calibrator of 2021: augments the graph, opens the session, gives pairs."""
 
