@@ -130,7 +130,12 @@ def _preprocess(given: str, model: Path) -> Any:
 def _for_cpus(model: Path, data: Data, output: Path, overrides: Mapping[str, Any]) -> str:
     from edgeq.pipeline.quantize import quantize
 
-    result = quantize(model, data, output, overrides=overrides, timed=False, force=True)
+    try:
+        result = quantize(model, data, output, overrides=overrides, timed=False, force=True)
+    except ModelError as error:
+        # The advice names an option of `edgeq quantize`.
+        fix = error.fix.replace("leave --dynamic out", "give --static=True --mode=uint8")
+        raise ModelError(error.problem, fix) from error
     return f"{output}: {result.scheme.mode} {result.scheme.format} {result.scheme.pair}"
 
 

@@ -169,3 +169,12 @@ def test_mistakes_are_one_line(model: Path, tmp_path: Path) -> None:
     result = run(model, data, tmp_path / "o", "--data_preprocess=None", "--static=true", "--white_nodes=nobody")
     assert result.exit_code == 2
     assert "'nobody'" in result.output
+
+
+def test_advice_names_options_of_this_command(model: Path, tmp_path: Path) -> None:
+    data = dataset("case", tmp_path / "d")
+    arguments = ("--data_preprocess=None", "--static=False", "--black_nodes=matmul")
+    result = run(model, data, tmp_path / "out.onnx", *arguments)
+    assert result.exit_code == 3
+    assert "--dynamic" not in result.output
+    assert "give --static=True --mode=uint8" in result.output
