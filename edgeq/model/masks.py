@@ -21,6 +21,9 @@ _PASSING = frozenset(
         "Squeeze", "Sub", "Transpose", "Trilu", "Unsqueeze", "Where",
     }
 )  # fmt: skip
+_MOVING = frozenset(
+    {"Cast", "Expand", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
+)  # what a mask that is an input goes through on its way to the scores
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 
@@ -38,8 +41,9 @@ class Masks:
 
 
 def find_masks(model: ir.Model) -> Masks:
-    """Follow constants of 1000 and more through additions, choices and data movement to the Softmax that they mask."""
-    reach: dict[str, float] = {}
+    """Follow constants of 1000 and more, and inputs that are only added to what the model computes, through additions,
+    choices and data movement to the Softmax that they mask."""
+    reach = {name_of(value): _FAR for value in model.graph.inputs if value.dtype in _FLOATS and _is_added(value)}
     for node in model.graph:
         if node.op_type in _PASSING and node.domain in MAIN_DOMAINS:
             far = max((_reach(value, reach) for value in node.inputs if value is not None), default=0.0)
@@ -54,10 +58,28 @@ def find_masks(model: ir.Model) -> Masks:
             continue
         seen.add(name)
         maker = value.producer()
-        assert maker is not None, name
+        if maker is None:  # an input
+            continue
         nodes.update(node.name or "" for node in (maker, *(use.node for use in value.uses())))
         pending.extend(maker.inputs)
     return Masks(frozenset(nodes), frozenset(name for name in seen if np.isinf(reach[name])))
+
+
+def _is_added(value: ir.Value) -> bool:
+    """Whether all that reads an input, behind data movement, adds it to what other nodes compute.
+
+    The graph does not hold its numbers. They are those of a mask in what exporters write; activations are read by
+    layers, too.
+    """
+    uses = value.uses()
+    return bool(uses) and all(_adds(use.node, value) for use in uses)
+
+
+def _adds(node: ir.Node, value: ir.Value) -> bool:
+    if is_op(node, "Add"):
+        other = node.inputs[1] if node.inputs[0] is value else node.inputs[0]
+        return other is not None and other.producer() is not None and constant_tensor(other) is None
+    return is_op(node, *_MOVING) and node.inputs[0] is value and _is_added(node.outputs[0])
 
 
 def _reach(value: ir.Value, reach: dict[str, float]) -> float:

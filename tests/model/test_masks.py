@@ -13,6 +13,15 @@ ADDED = """g (float[1,4,4] s, float[1,1,4] keep) => (float[1,4,4] y) <float one 
 CHOSEN = """g (float[1,4,4] s, bool[1,4,4] keep) => (float[1,4,4] y) <float far = {-3.4e38}> {
     [choose] c = Where(keep, s, far) [turn] t = Transpose<perm = [0, 2, 1]>(c) [soft] y = Softmax(t)
 }"""
+GIVEN = """g (float[1,4,4] x, float[1,4] mask) => (float[1,4,4] y) <int64[1] axes = {1}> {
+    [scores] s = MatMul(x, x) [more] m = Unsqueeze(mask, axes) [add] a = Add(m, s) [soft] y = Softmax(a)
+}"""
+RESIDUAL = """g (float[1,4,4] x) => (float[1,4,4] y) {
+    [own] s = MatMul(x, x) [add] a = Add(x, s) [soft] y = Softmax(a)
+}"""
+BIASED = """g (float[1,4,4] x) => (float[1,4,4] y) <float[4] b = {1, 2, 3, 4}> {
+    [add] a = Add(x, b) [soft] y = Softmax(a)
+}"""
 SCALED = """g (float[1,4,4] s) => (float[1,4,4] y) <float far = {1024}, float near = {-50}> {
     [near] n = Add(s, near) [soft] p = Softmax(n) [boxes] y = Mul(p, far)
 }"""
@@ -20,10 +29,17 @@ SCALED = """g (float[1,4,4] s) => (float[1,4,4] y) <float far = {1024}, float ne
 
 @pytest.mark.parametrize(
     ("body", "nodes"),
-    [(ADDED, {"bias", "add", "soft"}), (CHOSEN, {"choose", "turn", "soft"}), (SCALED, set())],
-    ids=["added", "chosen", "scaled"],
+    [
+        (ADDED, {"bias", "add", "soft"}),
+        (CHOSEN, {"choose", "turn", "soft"}),
+        (GIVEN, {"more", "add", "soft"}),
+        (RESIDUAL, set()),
+        (BIASED, set()),
+        (SCALED, set()),
+    ],
+    ids=["added", "chosen", "given", "residual", "biased", "scaled"],
 )
-def test_what_stands_between_a_large_constant_and_softmax(body: str, nodes: set[str]) -> None:
+def test_what_stands_between_a_mask_and_softmax(body: str, nodes: set[str]) -> None:
     found = find_masks(model(body))
     assert found.nodes == nodes
     assert not found.infinite
