@@ -13,6 +13,8 @@ from edgeq.backends.block_tables import table_of, write_tables
 from edgeq.backends.quantizer import needs_external_data, quant_type, refusals
 from edgeq.backends.recurrent import IntegerWeights, expand_grus
 from edgeq.errors import UsageError
+from edgeq.graph.query import MAIN_DOMAINS
+from edgeq.model.int8_prediction import stacked_products
 from edgeq.model.load import save_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import IntegerType, Scheme
@@ -98,6 +100,10 @@ def quantize_types(
 
     nodes = prepared.model.graph
     kept = {str(node.name) for node in nodes if node.op_type not in op_types or node.name in scheme.exclude}
+    # onnxruntime's quantizer takes the operator Attention of opset 23, too, which has no weights, for its own.
+    kept |= {str(node.name) for node in nodes if node.op_type == "Attention" and node.domain in MAIN_DOMAINS}
+    if scheme.per_channel:
+        kept |= stacked_products(prepared.model)
     if _own_tables(scheme):
         kept |= {str(node.name) for node in nodes if table_of(node) is not None}
     with refusals(prepared.source, "Keep the node in float with --exclude, or choose another scheme"):

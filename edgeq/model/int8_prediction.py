@@ -125,6 +125,8 @@ def _judge_under(
     if scheme.mode == "static":
         stacked = verdict == "int8" and scheme.per_channel and node.name in facts.stacked
         return ("float", _STACKED) if stacked else (verdict, reason)
+    if scheme.mode == "dynamic" and scheme.per_channel and node.name in facts.stacked:
+        return "float", _STACKED
     if not facts.constants.intersection(map(name_of, node.inputs[:2])):
         return "float", f"it multiplies two activations; {scheme.mode} quantization takes constant matrices"
     return "int8", f"{scheme.mode} quantization takes it"

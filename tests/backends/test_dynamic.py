@@ -80,6 +80,37 @@ def test_products_in_integers(tmp_path: Path, scheme: Scheme, kernel: str, least
     assert artifact.model.stat().st_size < model.path.stat().st_size / 2
 
 
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_weights_that_are_no_matrix(tmp_path: Path, per_channel: bool) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "experts"], ["a"], name="experts"),
+        helper.make_node("MatMul", ["a", "w"], ["y"], name="last"),
+    ]
+    weights = {"experts": normal(4, 64, 32), "w": normal(32, 16)}
+    model = prepared(model_of(nodes, {"x": [4, 3, 64]}, ["y"], weights), tmp_path)
+    artifact = CpuBackend().build(model, {}, DYNAMIC.replace(per_channel=per_channel), tmp_path / "q.onnx")
+    data = {"x": normal(4, 3, 64)}
+    assert sqnr_db(run(model.path, data)["y"], run(artifact.model, data)["y"]) > 28
+    predicted = predict_int8(model.model, int8_rules("cpu"), artifact.scheme)
+    assert [node.verdict for node in predicted] == (["float", "int8"] if per_channel else ["int8", "int8"])
+
+
+def test_the_attention_of_opset_23_has_no_weights(tmp_path: Path) -> None:
+    nodes = [
+        *(helper.make_node("MatMul", ["x", f"w{name}"], [name], name=f"project_{name}") for name in "qkv"),
+        helper.make_node("Attention", ["q", "k", "v"], ["y"], name="attend", q_num_heads=4, kv_num_heads=4),
+    ]
+    weights = {f"w{name}": normal(32, 32) for name in "qkv"}
+    net = model_of(nodes, {"x": [1, 6, 32]}, ["y"], weights)
+    net.opset_import[0].version = 23
+    model = prepared(net, tmp_path)
+    types = {**(DYNAMIC.dynamic_weight_types or {}), "Attention": "int8"}
+    artifact = CpuBackend().build(model, {}, DYNAMIC.replace(dynamic_weight_types=types), tmp_path / "q.onnx")
+    assert operators(artifact.model).count("Attention") == 1
+    data = {"x": normal(1, 6, 32)}
+    assert sqnr_db(run(model.path, data)["y"], run(artifact.model, data)["y"]) > 28
+
+
 def explained(model: PreparedModel, artifact: Artifact) -> Explain:
     predicted = predict_int8(model.model, int8_rules("cpu"), artifact.scheme)
     return explainer(Built(resolve("cpu-any"), artifact), predicted)
