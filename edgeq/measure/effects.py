@@ -23,7 +23,7 @@ from edgeq.graph.index import GraphIndex
 from edgeq.measure.agreement import Agreement, Comparison
 from edgeq.measure.inference import Outputs, infer
 from edgeq.measure.instrument import float_input, instrumented_session
-from edgeq.measure.layer_runs import MEMORY, LayerArrays, LayerPair, LayerRuns, partition_layers
+from edgeq.measure.layer_runs import MEMORY, LayerArrays, LayerPair, LayerRuns, floats_only, partition_layers
 from edgeq.measure.match_activations import ActivationMatch
 from edgeq.model.shapes import element_types
 from edgeq.progress import SILENT, Progress
@@ -70,6 +70,7 @@ def output_effects(
     Raises:
         DataError: a model refuses a sample.
     """
+    matches = floats_only(float_graph, matches, settings or SessionSettings())
     groups = {match.name: (match.name,) for match in matches if match.name in names}
     found = group_effects(
         float_graph,

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
 import edgeq
+from edgeq.backends.cpu import CpuBackend
 from edgeq.measure.diagnosis import DebugRequest, diagnose
 from edgeq.measure.layers import LayerComparison
+from edgeq.model.prepare import prepare_model
 from edgeq.progress import SILENT
 from edgeq.records import plain
+from edgeq.scheme import IntegerType, Scheme
 from tests.measure.quantized_models import Quantized
 
 
@@ -25,3 +34,35 @@ def test_options_reach_the_sessions(quantized: Quantized) -> None:
     found = edgeq.debug(quantized.source, model, quantized.data, count=1, session_options=options, threads=1)
     assert dict(found.request.settings.config) == options
     assert found.request.settings.intra_op_threads == 1
+
+
+def test_integers_that_an_operator_of_the_runtime_makes_are_no_activations(tmp_path: Path) -> None:
+    ids = np.random.default_rng(2).integers(0, 20, (8, 6)).astype(np.int32)
+    np.savez(tmp_path / "data.npz", ids=ids, mask=np.ones_like(ids))
+    onnx.save(embedded_attention(), tmp_path / "float.onnx")
+    types: dict[str, IntegerType] = {"MatMul": "int8"}
+    prepared = prepare_model(tmp_path / "float.onnx", tmp_path / "prepared")
+    scheme = Scheme(mode="dynamic", dynamic_weight_types=types)
+    CpuBackend().build(prepared, {}, scheme, tmp_path / "q.onnx")
+    found = edgeq.debug(tmp_path / "float.onnx", tmp_path / "q.onnx", tmp_path / "data.npz")
+    assert "lengths" not in {activation.name for activation in found.comparison.activations}
+    assert {source.op_type for source in found.error_sources} >= {"MatMul"}
+
+
+def embedded_attention() -> onnx.ModelProto:
+    """ids, mask [N, 6] → EmbedLayerNormalization, whose second output is the lengths → Attention → MatMul → y."""
+    rng = np.random.default_rng(5)
+    shapes = {"words": (20, 16), "places": (6, 16), "g": (16,), "s": (16,), "qkv": (16, 48), "b": (48,), "w": (16, 8)}
+    weights = [numpy_helper.from_array(rng.normal(0, 0.3, s).astype(np.float32), n) for n, s in shapes.items()]
+    own = {"domain": "com.microsoft"}
+    read = ["ids", "", "words", "places", "", "g", "s", "mask"]
+    nodes = [
+        helper.make_node("EmbedLayerNormalization", read, ["x", "lengths"], name="embed", **own),
+        helper.make_node("Attention", ["x", "qkv", "b", "lengths"], ["a"], name="attend", num_heads=2, **own),
+        helper.make_node("MatMul", ["a", "w"], ["y"], name="head"),
+    ]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.INT32, ["N", 6]) for name in ("ids", "mask")]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 6, 8])]
+    graph = helper.make_graph(nodes, "network", inputs, outputs, weights)
+    domains = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=domains, ir_version=8)
