@@ -12,7 +12,7 @@ from pathlib import Path
 from edgeq.errors import ModelError, UsageError
 from edgeq.graph.index import GraphIndex
 from edgeq.measure.match_activations import match_activations
-from edgeq.measure.match_weights import compare_weights, count_quantized_weights, match_weights
+from edgeq.measure.match_weights import NODE_SUFFIX, compare_weights, count_quantized_weights, match_weights
 from edgeq.model.load import is_quantized, read_model
 from edgeq.model.prepare import prepare_model
 from edgeq.progress import SILENT, Progress
@@ -61,7 +61,7 @@ def find_reference(
     fit = _fit(given, quantized)
     names = [node.name for node in given.graph]
     whole = fit.weights == count_quantized_weights(quantized)
-    if whole and all(names) and len(set(names)) == len(names):
+    if whole and all(names) and len(set(names)) == len(names) and fit.nodes <= _node_names(quantized):
         return Reference(given, path, prepared=False)
     try:
         made = prepare_model(path, workdir, loaded=given.model, progress=progress)
@@ -84,13 +84,22 @@ def find_reference(
 
 @dataclass(frozen=True)
 class _Fit:
-    """Quantized weights that are rounded weights of a float model, and activations that both have."""
+    """Quantized weights that are rounded weights of a float model, activations that both have, and the names of the
+    float model's nodes that read those weights or make those activations."""
 
     weights: int
     activations: int
+    nodes: frozenset[str]
 
 
 def _fit(graph: GraphIndex, quantized: GraphIndex) -> _Fit:
-    weights = compare_weights(graph, quantized, match_weights(graph, quantized))
-    activations = match_activations(graph, quantized)
-    return _Fit(sum(not w.changed for w in weights), sum(not a.is_input for a in activations))
+    weights = [w for w in compare_weights(graph, quantized, match_weights(graph, quantized)) if not w.changed]
+    activations = [a for a in match_activations(graph, quantized) if not a.is_input]
+    nodes = frozenset(w.node for w in weights) | frozenset(a.node for a in activations)
+    return _Fit(len(weights), len(activations), nodes)
+
+
+def _node_names(quantized: GraphIndex) -> frozenset[str]:
+    """The names of nodes, as the float model has them. Where that of a layer is not among them, another node was
+    quantized, such as the Gemm that a MatMul and an Add became, and `--exclude` would refuse the layer's name."""
+    return frozenset(NODE_SUFFIX.sub("", name) for name in quantized.nodes)

@@ -13,12 +13,16 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from edgeq.backends.cpu import CpuBackend
 from edgeq.bundle.write import BundleSpec, VariantSpec, write_bundle
 from edgeq.cli import group
 from edgeq.errors import DataError, ModelError, UsageError
 from edgeq.measure.agreement import Agreement, OutputAgreement
 from edgeq.measure.diagnosis import DebugRequest, debug_request, diagnose, optimiser_warning
+from edgeq.model.prepare import prepare_model
+from edgeq.scheme import Scheme
 from edgeq.session import SessionSettings
+from tests.graphs import proto
 from tests.measure.fakes import linear_model
 from tests.measure.quantized_models import SCHEMES, Quantized, float_model, quantize_all
 
@@ -115,6 +119,26 @@ def test_unnamed_nodes_get_the_names_that_quantize_gives_them(tmp_path: Path) ->
     assert found.prepared
     assert found.exclude
     assert set(found.exclude) <= prepared
+
+
+def test_advice_names_the_nodes_that_quantize_knows(tmp_path: Path) -> None:
+    """MatMul and Add become a Gemm, whose weights are those of the MatMul: all of them match the given model's."""
+    rng = np.random.default_rng(4)
+    source, data = tmp_path / "float.onnx", tmp_path / "data.npz"
+    net = proto("""g (float[2,3,16] x) => (float[2,3,8] y) {
+        [first] a = MatMul(x, w1) [plus] b = Add(a, b1) [act] c = Tanh(b)
+        [second] d = MatMul(c, w2) [end] y = Identity(d)
+    }""")
+    for name, shape in {"w1": (16, 16), "b1": (16,), "w2": (16, 8)}.items():
+        net.graph.initializer.append(onnx.numpy_helper.from_array(rng.normal(0, 0.3, shape).astype(np.float32), name))
+    onnx.save(net, source)
+    np.savez(data, x=rng.normal(0, 1, (8, 3, 16)).astype(np.float32))
+    prepared = prepare_model(source, tmp_path / "prepared")
+    scheme = Scheme(mode="dynamic", dynamic_weight_types={"MatMul": "int8", "Gemm": "int8"})
+    CpuBackend().build(prepared, {}, scheme, tmp_path / "q.onnx")
+    found = diagnose(DebugRequest(source, tmp_path / "q.onnx", data))
+    assert found.exclude
+    assert set(found.exclude) <= {node.name for node in onnx.load(prepared.path).graph.node}
 
 
 def test_a_bundle_brings_its_options(quantized: Quantized, tmp_path: Path) -> None:
