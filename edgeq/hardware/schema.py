@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import platformdirs
 from edgeq_device.options import session_problem
@@ -17,9 +17,10 @@ from msgspec import Meta
 from edgeq.errors import HardwareError, suggest
 from edgeq.hardware import document as doc
 from edgeq.hardware.document import Document
+from edgeq.records import Positive
 from edgeq.registry import data_folders
 from edgeq.resources import shipped
-from edgeq.scheme import Scheme
+from edgeq.scheme import Format, Scheme
 
 Values = Annotated[tuple[Any, ...], Meta(min_length=1, description="a list of values")]
 _HINTS = get_type_hints(Scheme, include_extras=True)
@@ -56,12 +57,23 @@ class Emulate:
     note: doc.Text | None = None
 
 
+Pair = Annotated[
+    str,
+    Meta(
+        pattern=rf"^[US]8[US]8(-({'|'.join(get_args(Format))}))?$",
+        description='a pair of types such as "U8S8", or one in a form such as "S8S8-QDQ"',
+    ),
+]
+# The fields of a scheme by which weights are kept from saturating; a session option does it too.
+REMEDIES = ("fit_pairs", "fit_seen", "reduce_range", "weight_type")
+
+
 @dataclass(frozen=True)
 class Hazards:
     """[hazards]: what kernels of this hardware do wrong or slowly; see `edgeq.hardware.profile.Profile`."""
 
-    saturates_int16: tuple[str, ...] = ()
-    remedy_cost: Mapping[str, int | float] | None = None
+    saturates_int16: tuple[Pair, ...] = ()
+    remedy_cost: Mapping[str, Positive] | None = None
     slower_than_float: tuple[str, ...] = ()
     notes: Mapping[str, doc.Text] | None = None
 
@@ -169,17 +181,23 @@ def layered(folders: Sequence[Path], kind: type) -> Mapping[str, Document]:
 def _layered(folders: Sequence[Path], kind: type, state: object) -> Mapping[str, Document]:
     first, *later = (doc.read_folder(folder, kind) for folder in folders)
     for document in [*first.values(), *(document for layer in later for document in layer.values())]:
-        check_session_options(document)
+        check_values(document)
     own = [{name: explain_override(document) for name, document in layer.items()} for layer in later]
     return MappingProxyType(doc.overlay_all([first, *own]))
 
 
-def check_session_options(document: Document) -> None:
-    """Refuse session options that no bundle could carry: what is built with them could not be shipped.
+def check_values(document: Document) -> None:
+    """Refuse what the types of the keys leave open: session options that no bundle could carry, so that what is built
+    with them could not be shipped, and prices of mitigations that do not exist, which would never be tried.
 
     Raises:
-        HardwareError: with the file and the option.
+        HardwareError: with the file and the option or mitigation.
     """
+    for name in document.content.get("hazards", {}).get("remedy_cost", {}):
+        if name not in REMEDIES and session_problem(name, "1", references=False):
+            raise HardwareError(
+                f"{document.file}: hazards.remedy_cost has {name!r}, which is no mitigation", suggest(name, REMEDIES)
+            )
     chosen = document.content.get("scheme", {}).get("session_options", {})
     tried = document.content.get("search", {}).get("session_options", {})
     pairs = [*chosen.items(), *((key, value) for key, values in tried.items() for value in values)]

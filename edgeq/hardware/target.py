@@ -124,7 +124,9 @@ def _resolve_file(path: Path, profiles: Mapping[str, Document], machine: Machine
     """A user's own file: a profile if it says one of the things that only profiles say, else a target."""
     either = doc.read(path, schema.EitherFile)
     is_profile = not either.content.keys() <= {field.name for field in dataclasses.fields(schema.TargetFile)}
-    document = schema.explain_override(doc.read(path, schema.ProfileFile if is_profile else schema.TargetFile))
+    read = doc.read(path, schema.ProfileFile if is_profile else schema.TargetFile)
+    schema.check_values(read)
+    document = schema.explain_override(read)
     if is_profile:
         return _of_profile(build_profile(schema.inherit(document, profiles)))
     return _build(document, profiles, machine)

@@ -223,6 +223,15 @@ def test_a_users_profile_is_merged_over_the_shipped_one(tmp_path: Path) -> None:
         ("min_compute_capability = '8." + "9" * 5000 + "'\n" + BASE, "min_compute_capability"),
         ("min_compute_capability = '8'\n" + BASE, r"base.toml: min_compute_capability is '8'. Write it as \"8.6\""),
         ("title = \n", r"base.toml is not TOML"),
+        (
+            BASE + "[hazards]\nsaturates_int16 = ['u8s8']\n",
+            r"base.toml: hazards.saturates_int16.0 is 'u8s8'. Make it a pair of types such as \"U8S8\"",
+        ),
+        (BASE + "[hazards.remedy_cost]\nreduce_range = -1\n", r"base.toml: hazards.remedy_cost.reduce_range is -1"),
+        (
+            BASE + "[hazards.remedy_cost]\nreduce_rnge = 1\n",
+            r"base.toml: hazards.remedy_cost has 'reduce_rnge', which is no mitigation. Did you mean reduce_range\?",
+        ),
     ],
 )
 def test_a_bad_file_is_refused_by_name_and_key(tmp_path: Path, text: str, message: str) -> None:

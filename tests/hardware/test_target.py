@@ -157,6 +157,14 @@ def test_a_profile_by_path(tmp_path: Path) -> None:
             'title = "x"\nextends = "arm64-neon"\n[runtime]\npython = 3.11\n',
             r"t.toml: runtime.python is 3.11. Make it a version",
         ),
+        (
+            'title = "x"\nextends = "arm64-neon"\n[scheme.session_options]\n"ep.context_file_path" = "x"\n',
+            r"t.toml: session option 'ep.context_file_path' is not one that a bundle may set",
+        ),
+        (
+            'title = "x"\nextends = "x86-64-avx2"\n[hazards]\nsaturates_int16 = ["U8-S8"]\n',
+            r"t.toml: hazards.saturates_int16.0 is 'U8-S8'. Make it a pair of types",
+        ),
     ],
 )
 def test_a_bad_target_is_refused_by_name_and_key(tmp_path: Path, text: str, message: str) -> None:
