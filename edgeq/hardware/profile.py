@@ -24,10 +24,9 @@ from edgeq.hardware import document as doc
 from edgeq.hardware import schema
 from edgeq.hardware.document import Document
 from edgeq.hardware.machine import Machine, capability_text
+from edgeq.hardware.schema import ANY
 from edgeq.records import NOT_WRITTEN, parse, written
 from edgeq.scheme import Scheme
-
-ANY = "any"
 
 
 @dataclass(frozen=True)

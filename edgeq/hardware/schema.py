@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, get_args, get_type_hints
 
 import platformdirs
+from edgeq_device.features import normalise, normalise_architecture
 from edgeq_device.options import session_problem
 from msgspec import Meta
 
@@ -22,6 +23,7 @@ from edgeq.registry import data_folders
 from edgeq.resources import shipped
 from edgeq.scheme import Format, Scheme
 
+ANY = "any"
 Values = Annotated[tuple[Any, ...], Meta(min_length=1, description="a list of values")]
 _HINTS = get_type_hints(Scheme, include_extras=True)
 _SCHEME = tuple(name for name in _HINTS if name != "dynamic_weight_types")
@@ -217,7 +219,12 @@ def explain_override(document: Document) -> Document:
 
 
 def inherit(document: Document, documents: Mapping[str, Document]) -> Document:
-    """`document` over everything that it extends. Requirements add up; everything else is overridden."""
+    """`document` over everything that it extends. Requirements add up; everything else is overridden, but for an
+    architecture that is not "any". Architecture and features are in the one spelling in which devices report theirs.
+
+    Raises:
+        HardwareError: it extends what is unknown, itself, or something for another architecture.
+    """
     chain = [document]
     while parent := chain[-1].content.get("extends"):
         if parent not in documents:
@@ -228,8 +235,25 @@ def inherit(document: Document, documents: Mapping[str, Document]) -> Document:
     whole: Document = chain[-1]
     for link in reversed(chain[:-1]):
         whole = doc.overlay(whole, link)
-    added = {
-        key: sorted({value for link in chain for value in link.content.get(key, ())})
-        for key in ("requires", "requires_runtimes")
+    added: dict[str, Any] = {
+        "requires": sorted(normalise(value for link in chain for value in link.content.get("requires", ()))),
+        "requires_runtimes": sorted({value for link in chain for value in link.content.get("requires_runtimes", ())}),
+        "features": sorted(normalise(whole.content.get("features", ()))),
     }
+    if "architecture" in whole.content:
+        added["architecture"] = _architecture(chain)
     return Document(document.name, {**whole.content, **added}, whole.files)
+
+
+def _architecture(chain: Sequence[Document]) -> str:
+    """The architecture of a document, first in the chain of what it extends."""
+    found = ANY
+    for link in reversed(chain):
+        own = normalise_architecture(link.content.get("architecture", ANY))
+        if own != ANY and found not in (ANY, own):
+            raise HardwareError(
+                f"{link.file}: architecture is {own!r}, but {link.content['extends']} is for {found}",
+                f"Extend a profile for {own}, or leave architecture out",
+            )
+        found = found if own == ANY else own
+    return found

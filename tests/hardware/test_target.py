@@ -135,6 +135,20 @@ def test_a_target_by_path_overrides_its_profile(tmp_path: Path) -> None:
     assert PROFILES["arm64-dotprod"].scheme.per_channel
 
 
+def test_a_board_s_architecture_and_features_are_spelled_as_devices_report_them(tmp_path: Path) -> None:
+    path = tmp_path / "board.toml"
+    for architecture in ("aarch64", "ARM64", "any"):
+        path.write_text(
+            f'title = "x"\nextends = "arm64-neon"\narchitecture = "{architecture}"\nfeatures = ["NEON", "dotprod"]\n',
+            encoding="utf-8",
+        )
+        target = resolve(path)
+        assert (target.architecture, target.profile.architecture) == ("arm64", "arm64")
+        assert target.features == {"asimd", "asimddp"}
+    path.write_text('extends = "x86-64-avx2"\nrequires = ["AVX512VNNI"]\nrank = 25\n', encoding="utf-8")
+    assert "avx512_vnni" in resolve(path).profile.requires
+
+
 def test_a_profile_by_path(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('extends = "x86-64-avx2"\nrequires = ["avx512f"]\nrank = 25\n', encoding="utf-8")
@@ -156,6 +170,10 @@ def test_a_profile_by_path(tmp_path: Path) -> None:
         (
             'title = "x"\nextends = "arm64-neon"\n[runtime]\npython = 3.11\n',
             r"t.toml: runtime.python is 3.11. Make it a version",
+        ),
+        (
+            'title = "x"\nextends = "arm64-neon"\narchitecture = "amd64"\n',
+            r"t.toml: architecture is 'x86_64', but arm64-neon is for arm64. Extend a profile for x86_64",
         ),
         (
             'title = "x"\nextends = "arm64-neon"\n[scheme.session_options]\n"ep.context_file_path" = "x"\n',
