@@ -19,7 +19,7 @@ from edgeq.data.samples import Samples, open_samples
 from edgeq.emulate.check import COMPILED, EmulatedCheck, check_variant
 from edgeq.emulate.routes import NOT_RUN, Simulator
 from edgeq.engines import load_engines
-from edgeq.errors import BundleError, RuntimeUnavailableError, UsageError
+from edgeq.errors import BundleError, HardwareError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target, named_target, resolve
@@ -130,12 +130,24 @@ def _pairs(bundle: Bundle, request: VerifyRequest, machine: Machine) -> Iterator
 
 
 def _built_for(variant: Variant, machine: Machine) -> Target:
-    """The target that a variant was built for; where it followed the build machine, that machine's profile."""
+    """The target that a variant was built for; its profile where it followed the build machine, or where it was a file
+    of the user's own, of which a bundle records the name alone."""
     profile, target = (variant.info.get(key) for key in ("profile", "target"))
     if not isinstance(profile, str) or not isinstance(target, str):
         raise BundleError(f"variant {variant.name} does not record what it was built for", "Name a target with --on")
-    found = named_target(target, machine)
-    return found if found.profile.name == profile else named_target(profile, machine)
+    unknown: HardwareError | None = None
+    for name in (target, profile):
+        try:
+            found = named_target(name, machine)
+        except HardwareError as error:
+            unknown = error
+        else:
+            if found.profile.name == profile:
+                return found
+    raise HardwareError(
+        f"variant {variant.name} was built for {target!r} of profile {profile!r}, of which nothing is known here",
+        f"Give the file that it was built from: --on {target}.toml",
+    ) from unknown
 
 
 def _taken(bundle: Bundle, target: Target, name: str | None) -> Iterator[Variant]:

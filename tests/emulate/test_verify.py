@@ -69,6 +69,22 @@ def test_each_variant_on_its_target(bundle: Path, data: Path, bare: None) -> Non
     assert json.loads(json.dumps(plain(found), allow_nan=False))["checks"]
 
 
+def test_a_board_of_the_user_s_own_is_checked_on_its_profile(data: Path, tmp_path: Path, bare: None) -> None:
+    native = resolve("auto").profile.name
+    board, profile = tmp_path / "board.toml", tmp_path / "kind.toml"
+    board.write_text(f'title = "x"\nextends = "{native}"\n', encoding="utf-8")
+    profile.write_text(f'title = "x"\nextends = "{native}"\nrank = 1000\n', encoding="utf-8")
+    samples = Data(data / "x.npz", "key=x,label=label")
+    for file in (board, profile):
+        package(data / "net.onnx", samples, tmp_path / file.stem, targets=(file,), timed=False, emulate=False)
+    (check,) = verify_on(VerifyRequest(tmp_path / "board", ("all",))).checks
+    assert (check.variant, check.target, check.status) == ("board", native, "passed")
+    with pytest.raises(HardwareError, match=r"'kind', of which nothing is known here. Give the file .*--on kind.toml"):
+        verify_on(VerifyRequest(tmp_path / "kind", ("all",)))
+    (check,) = verify_on(VerifyRequest(tmp_path / "kind", (str(profile),))).checks
+    assert check.variant == "kind"
+
+
 def test_a_target_takes_what_its_runner_would(bundle: Path) -> None:
     (check,) = verify_on(VerifyRequest(bundle, ("this-machine",))).checks
     assert check.variant == resolve("auto").profile.name
