@@ -158,7 +158,7 @@ def load_profiles(folders: Sequence[Path] | None = None) -> Mapping[str, Profile
 def _load_profiles(folders: Sequence[Path], state: object) -> Mapping[str, Profile]:
     documents = schema.layered(folders, schema.ProfileFile)
     profiles = [build_profile(schema.inherit(document, documents)) for document in documents.values()]
-    _refuse_ties(profiles)
+    refuse_ties(profiles)
     return MappingProxyType({profile.name: profile for profile in sorted(profiles, key=lambda p: (p.rank, p.name))})
 
 
@@ -255,8 +255,12 @@ def _compute_capability(document: Document, text: str) -> tuple[int, int]:
     return parts[0], parts[1]
 
 
-def _refuse_ties(profiles: Sequence[Profile]) -> None:
-    """Among profiles that one machine could fit, ranks differ, and requiring more means ranking higher."""
+def refuse_ties(profiles: Sequence[Profile]) -> None:
+    """Among profiles that one machine could fit, ranks differ, and requiring more means ranking higher.
+
+    Raises:
+        HardwareError: with the file whose rank is wrong, and why.
+    """
     for more, less in itertools.permutations(profiles, 2):
         if more.includes(less) and not less.includes(more) and more.rank <= less.rank:
             raise HardwareError(

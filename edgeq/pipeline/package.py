@@ -19,6 +19,7 @@ from edgeq.distributed.workers import open_workers
 from edgeq.engines import EngineChoice, as_engines
 from edgeq.errors import UsageError
 from edgeq.hardware.detect import detect_machine
+from edgeq.hardware.profile import refuse_ties
 from edgeq.hardware.target import Target, as_targets, resolve
 from edgeq.measure.task import Task, as_task
 from edgeq.model.path import path_of
@@ -202,5 +203,7 @@ def _in_package_order(targets: Sequence[Target]) -> list[Target]:
     names = [variant_name(target) for target in targets]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated:
-        raise UsageError(f"target {repeated} is named twice", "Name each target once")
+        raise UsageError(f"target {repeated} is named twice", "Name each target once, and give two files two names")
+    # A profile named by its path was not among those whose ranks were compared on loading.
+    refuse_ties(list({target.profile.name: target.profile for target in targets}.values()))
     return sorted(targets, key=lambda target: (target.architecture, target.profile.rank, target.name))

@@ -12,7 +12,7 @@ from edgeq_device.package import open_bundle
 
 from edgeq.bundle.verify import check_report, verify_bundle
 from edgeq.emulate.check import EmulatedCheck
-from edgeq.errors import CheckFailedError, OutputError, UsageError
+from edgeq.errors import CheckFailedError, HardwareError, OutputError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import load_profiles, match_profile
@@ -300,6 +300,17 @@ def test_a_variant_that_fails_on_its_targets_kernels_stops_it(place: Path, monke
 def test_a_target_is_named_once(place: Path, targets: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="is named twice"):
         packaged(targets=targets)
+
+
+@pytest.mark.parametrize("rank", ["", "rank = 1\n"])
+def test_a_profile_by_path_that_requires_more_must_rank_higher(place: Path, rank: str) -> None:
+    """Else a device that has more would take the variant for those that have less."""
+    own = Path("own.toml")
+    own.write_text(f'title = "own"\nextends = "x86-64-avx2"\nrequires = ["avx512_vnni"]\n{rank}', encoding="utf-8")
+    with pytest.raises(HardwareError, match=r"own.toml: rank \d+ is not above \d+ of x86-64-avx2, which requires less"):
+        packaged(targets=(own, "haswell"))
+    own.write_text(own.read_text("utf-8").replace(rank, "") + "rank = 21\n", encoding="utf-8")
+    assert list(packaged(targets=(own, "haswell")).variants) == ["haswell", "own"]
 
 
 def test_this_machine_and_its_own_profile_are_one(place: Path, native: str) -> None:
