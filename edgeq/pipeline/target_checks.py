@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edgeq_device.version import parse_version
 from edgeq_device.wrong import known_wrong
 
 from edgeq.backends import Artifact
@@ -104,3 +105,18 @@ def runtime_requirements(target: Target, artifact: Artifact) -> tuple[Compatibil
             "Update it there and correct [runtime] in the target's file, or choose another scheme",
         )
     return needed, Check("runtime", "modelled", _TABLE, needed.explain(device), True)
+
+
+def refuse_left_out(target: Target, artifact: Artifact) -> None:
+    """Refuse what the runner on the target would leave out: its release is older than any that was tried.
+
+    Raises:
+        CheckFailedError: with both releases.
+    """
+    device, oldest = target.runtime.get("onnxruntime"), artifact.min_onnxruntime or target.profile.min_onnxruntime
+    if device is not None and parse_version(device) < parse_version(oldest):
+        raise CheckFailedError(
+            f"{target.name}: onnxruntime {device} is older than {oldest}, the oldest that this kind of model was seen "
+            "to work with, so that the runner there would leave it out",
+            "Update it there and correct [runtime] in the target's file, or set min_onnxruntime in it to try it",
+        )

@@ -20,7 +20,7 @@ from edgeq.pipeline.emulated import check_built, checks_of
 from edgeq.pipeline.engine_variants import exists_for, in_engine
 from edgeq.pipeline.job import Built
 from edgeq.pipeline.saturation_mitigation import Decision, decide, decision_key, must_decide
-from edgeq.pipeline.target_checks import artifact_checks, runtime_requirements
+from edgeq.pipeline.target_checks import artifact_checks, refuse_left_out, runtime_requirements
 from edgeq.pipeline.variants import PackagedVariant, variant_name
 from edgeq.progress import Progress
 from edgeq.scheme import Scheme
@@ -94,6 +94,7 @@ class TargetVariants:
 
     def _variant(self, built: Built, scheme: Scheme, decision: Decision | None) -> PackagedVariant:
         needed, runtime = runtime_requirements(built.target, built.artifact)
+        refuse_left_out(built.target, built.artifact)
         native = runs_natively(built.target, self.machine)
         proof = self.builds.prove(built, scheme, self.machine, native=native)
         return PackagedVariant(

@@ -302,6 +302,19 @@ def test_a_target_is_named_once(place: Path, targets: tuple[str, ...]) -> None:
         packaged(targets=targets)
 
 
+def test_a_release_that_the_runner_would_not_take_is_refused(place: Path) -> None:
+    """It knows the model's opset, but is older than any that such models were tried with."""
+    text = 'title = "old"\nextends = "x86-64-avx2"\n[runtime]\nonnxruntime = "1.17"\n'
+    Path("old.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(CheckFailedError, match=r"old: onnxruntime 1.17 is older than 1.19, .* leave it out") as refused:
+        packaged(targets=("old.toml",))
+    assert "set min_onnxruntime in it" in refused.value.fix
+    assert not BUNDLE.exists()
+    Path("old.toml").write_text(f'min_onnxruntime = "1.17"\n{text}', encoding="utf-8")
+    packaged(targets=("old.toml",))
+    assert variant("old")["min_onnxruntime"] == "1.17"
+
+
 @pytest.mark.parametrize("rank", ["", "rank = 1\n"])
 def test_a_profile_by_path_that_requires_more_must_rank_higher(place: Path, rank: str) -> None:
     """Else a device that has more would take the variant for those that have less."""
