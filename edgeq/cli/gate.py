@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 @click.command("gate")
 @click.argument("model", type=PATH, metavar="MODEL|BUNDLE")
 @click.option("--baseline", type=PATH, required=True, metavar="FILE", help="The model or bundle to compare with.")
-@click.option("--limits", type=PATH, metavar="gate.toml", help="How much worse it may be (docs/gate.md). [5 % slower]")
+@click.option(
+    "--limits", type=PATH, metavar="gate.toml", help="How much worse it may be (docs/gate.md). [5 % slower or larger]"
+)
 @comparison_options
 @click.option(
     "--duration",
