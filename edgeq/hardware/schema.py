@@ -24,6 +24,7 @@ from edgeq.resources import shipped
 from edgeq.scheme import Format, Scheme
 
 ANY = "any"
+Above0 = Annotated[int, Meta(ge=1, description="a whole number above 0")]
 Values = Annotated[tuple[Any, ...], Meta(min_length=1, description="a list of values")]
 _HINTS = get_type_hints(Scheme, include_extras=True)
 _SCHEME = tuple(name for name in _HINTS if name != "dynamic_weight_types")
@@ -123,8 +124,8 @@ class Device:
     """[device]: cores, memory in MiB, the GPU's compute capability, and what a compiler or simulator of the device is
     set to."""
 
-    cores: int | None = None
-    memory_mib: int | None = None
+    cores: Above0 | None = None
+    memory_mib: Above0 | None = None
     compute_capability: doc.Version | None = None
     engine_options: Mapping[str, doc.Text] | None = None
 

@@ -172,6 +172,10 @@ def test_a_profile_by_path(tmp_path: Path) -> None:
             r"t.toml: runtime.python is 3.11. Make it a version",
         ),
         (
+            'title = "x"\nextends = "arm64-neon"\n[device]\ncores = 0\n',
+            r"t.toml: device.cores is 0. Make it a whole number above 0",
+        ),
+        (
             'title = "x"\nextends = "arm64-neon"\narchitecture = "amd64"\n',
             r"t.toml: architecture is 'x86_64', but arm64-neon is for arm64. Extend a profile for x86_64",
         ),
