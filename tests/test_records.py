@@ -168,6 +168,11 @@ def test_toml_files_are_bounded(tmp_path: Path, content: bytes, problem: str) ->
         toml_table(tmp_path / "f.toml", HardwareError, "Give a profile")
 
 
+def test_a_byte_order_mark_is_no_part_of_toml(tmp_path: Path) -> None:
+    (tmp_path / "f.toml").write_text('title = "x"\n', encoding="utf-8-sig")
+    assert toml_table(tmp_path / "f.toml", HardwareError, "Give a profile") == {"title": "x"}
+
+
 def test_a_file_that_is_missing(tmp_path: Path) -> None:
     for read in (lambda p: read_json(p, Whole, DataError, "Fix"), lambda p: toml_table(p, DataError, "Fix")):
         with pytest.raises(DataError, match="cannot be read"):

@@ -136,7 +136,7 @@ def toml_table(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]:
             raise error(f"{path} is larger than 1 MiB", fix)
         if any(line.count(b".") > _MOST_DOTS for line in content.split(b"\n")):
             raise error(f"{path} has a line of more than {_MOST_DOTS} dots", fix)
-        found = tomllib.loads(content.decode("utf-8"))
+        found = tomllib.loads(content.decode("utf-8-sig"))  # Windows PowerShell writes a byte order mark
     except OSError as problem:
         raise error(f"{path} cannot be read: {problem.strerror}", fix) from problem
     except UnicodeDecodeError as problem:
