@@ -7,11 +7,11 @@ import sys
 
 # `python -m edgeq` looks for modules in the working directory first, where a `numpy.py` may lie beside the model. Where
 # edgeq itself was found elsewhere, the directory has no part in it. -P and the program `edgeq` do not need this.
-if (
-    __name__ == "__main__"
-    and not sys.flags.safe_path
-    and os.getcwd() == sys.path[0] != __file__[: -len("/edgeq/__main__.py")]  # noqa: PTH109 (pathlib may lie there)
-):
+try:
+    here = os.getcwd()  # noqa: PTH109 (pathlib may lie there)
+except FileNotFoundError:  # it has been removed: there is nothing in it
+    here = ""
+if __name__ == "__main__" and not sys.flags.safe_path and here == sys.path[0] != __file__[: -len("/edgeq/__main__.py")]:
     del sys.path[0]
 
 import atexit

@@ -120,6 +120,22 @@ def program(folder: Path) -> Path:
     return made
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows keeps a folder that is in use")
+def test_a_working_directory_that_has_been_removed(tmp_path: Path) -> None:
+    script = 'cd gone && rmdir ../gone && exec "$0" -m edgeq --version'
+    (tmp_path / "gone").mkdir()
+    done = subprocess.run(
+        ["/bin/sh", "-c", script, sys.executable],
+        cwd=tmp_path,
+        env=environment(REPOSITORY, RUNNER),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models, data, and a bundle as a directory and as a zip."""
