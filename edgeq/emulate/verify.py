@@ -146,7 +146,7 @@ def _built_for(variant: Variant, machine: Machine) -> Target:
                 return found
     raise HardwareError(
         f"variant {variant.name} was built for {target!r} of profile {profile!r}, of which nothing is known here",
-        f"Give the file that it was built from: --on {target}.toml",
+        "Give the file that it was built from: --on FILE.toml",
     ) from unknown
 
 

@@ -79,7 +79,7 @@ def test_a_board_of_the_user_s_own_is_checked_on_its_profile(data: Path, tmp_pat
         package(data / "net.onnx", samples, tmp_path / file.stem, targets=(file,), timed=False, emulate=False)
     (check,) = verify_on(VerifyRequest(tmp_path / "board", ("all",))).checks
     assert (check.variant, check.target, check.status) == ("board", native, "passed")
-    with pytest.raises(HardwareError, match=r"'kind', of which nothing is known here. Give the file .*--on kind.toml"):
+    with pytest.raises(HardwareError, match=r"'kind', of which nothing is known here. Give the file .*--on FILE.toml"):
         verify_on(VerifyRequest(tmp_path / "kind", ("all",)))
     (check,) = verify_on(VerifyRequest(tmp_path / "kind", (str(profile),))).checks
     assert check.variant == "kind"
