@@ -24,7 +24,7 @@ from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import ModelError, UsageError, closest
 from edgeq.graph.index import GraphIndex
-from edgeq.graph.query import is_op, name_of, node_input
+from edgeq.graph.query import is_op, name_of, node_input, single_reader_clamps
 from edgeq.model.int8_prediction import predict_int8, stacked_products
 from edgeq.model.int8_rules import Rule, int8_rules, quantizable_operators, slow_fusions
 from edgeq.model.load import is_quantized, read_model, read_own, save_model
@@ -236,4 +236,11 @@ def _float_nodes(prepared: PreparedModel, rules: Mapping[str, Rule], scheme: Sch
     and some (a dilated AveragePool, a scale per channel of a MatMul's weights that are no matrix) would make a file
     that ONNX Runtime refuses."""
     found = [node.name for node in predict_int8(prepared.model, rules) if node.verdict == "float"]
-    return [*found, *stacked_products(prepared.model)] if scheme.per_channel else found
+    if scheme.per_channel:
+        found.extend(stacked_products(prepared.model))
+    if scheme.format == "QOperator":
+        # The quantizer drops every Relu and Clip in this format, though a tensor with other readers keeps its range.
+        alone = set(single_reader_clamps(prepared.model))
+        clamps = (node for node in prepared.model.graph if is_op(node, "Relu", "Clip"))
+        found.extend(str(node.name) for node in clamps if node not in alone)
+    return found

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from edgeq.compat.source import LOG
 from edgeq.errors import UsageError
 from edgeq.graph.quant_params import LIMITS, QuantParams
-from edgeq.graph.query import clamp_bounds, is_op, name_of, only_reader
+from edgeq.graph.query import clamp_bounds, name_of, single_reader_clamps
 
 Given = Mapping[str, Sequence[Any]]
 _TYPES = {"uint8": ir.DataType.UINT8, "int8": ir.DataType.INT8}
@@ -85,12 +85,6 @@ def fold_clamps(
             merged[source] = merged[result] = chosen
             gone.add(str(node.name))
     return merged, frozenset(gone)
-
-
-def single_reader_clamps(model: ir.Model) -> list[ir.Node]:
-    """Relu and Clip nodes that alone read their input."""
-    clamps = [(node, node.inputs[0]) for node in model.graph if is_op(node, "Relu", "Clip")]
-    return [node for node, value in clamps if value is not None and only_reader(value) is node]
 
 
 def _pair(argument: str, name: str, value: Any) -> tuple[NDArray[Any], np.float32]:

@@ -16,10 +16,9 @@ from edgeq.compat.calibration import as_ranges, ranges_of, read_cache, statistic
 from edgeq.compat.calibrators import CalibraterBase
 from edgeq.compat.enums import member, name_of_member, quant_type
 from edgeq.compat.extra_options import check_options, writer_options
-from edgeq.compat.legacy_params import single_reader_clamps
 from edgeq.compat.source import LOG, ModelInput, Written, as_given, checked, warn_unknown_nodes
 from edgeq.errors import RuntimeUnavailableError, UsageError
-from edgeq.graph.query import clamp_bounds, is_op, name_of
+from edgeq.graph.query import clamp_bounds, is_op, name_of, single_reader_clamps
 from edgeq.model.gemm import gemms_with_factors, plain_gemms
 from edgeq.model.int8_prediction import predict_int8
 from edgeq.model.int8_rules import int8_rules

@@ -12,10 +12,9 @@ import numpy as np
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.table import write_tables
 from edgeq.compat.calibration import as_ranges, ranges_of, statistics_of
-from edgeq.compat.legacy_params import single_reader_clamps
 from edgeq.compat.source import ModelInput, as_given, warn_unknown_nodes
 from edgeq.graph.quant_params import dynamic_params
-from edgeq.graph.query import name_of
+from edgeq.graph.query import name_of, single_reader_clamps
 
 
 def write_calibration_table(calibration_cache: Mapping[str, Any], dir: str | Path = ".") -> None:

@@ -91,6 +91,12 @@ def only_reader(value: ir.Value) -> ir.Node | None:
     return reader if reader.graph is value.graph else None
 
 
+def single_reader_clamps(model: ir.Model) -> list[ir.Node]:
+    """Relu and Clip nodes that alone read their input, which is no graph output either."""
+    clamps = [(node, node.inputs[0]) for node in model.graph if is_op(node, "Relu", "Clip")]
+    return [node for node, value in clamps if value is not None and only_reader(value) is node]
+
+
 def read_count(value: ir.Value) -> int:
     """How often a value is read: by each input of a node, those in bodies included, and as a graph output."""
     return len(value.uses()) + value.is_graph_output()

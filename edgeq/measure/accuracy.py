@@ -230,7 +230,7 @@ def evaluate(
         signature, preprocess, beside = None, None, None
         if isinstance(model, bytes):
             session = open_session(model, how)
-            signature = _signature(model)
+            signature = None if isinstance(samples, Samples) else _signature(model)
         elif isinstance(model, (str, os.PathLike)) or not hasattr(model, "get_outputs"):
             loaded = stack.enter_context(open_model(path_of(model), how))
             name, how, session = loaded.name, loaded.settings, loaded.session

@@ -302,6 +302,22 @@ def test_an_output_before_a_clip_keeps_its_range(tmp_path: Path) -> None:
     assert np.corrcoef(before.ravel(), after.ravel())[0, 1] > 0.999
 
 
+SHARED = """g (float[1, 8, 8, 8] x) => (float[1, 8, 6, 6] y) <float[8, 8, 3, 3] w> {
+    [first] a = Conv (x, w)
+    [relu] b = Relu (a)
+    [last] c = Conv<pads = [1, 1, 1, 1]> (b, w)
+    [add] y = Add (c, a)
+}"""
+
+
+@pytest.mark.parametrize("form", ["QDQ", "QOperator"])
+def test_a_relu_whose_input_has_another_reader_is_computed(tmp_path: Path, form: str) -> None:
+    made = proto(SHARED)
+    made.graph.initializer.append(numpy_helper.from_array(random(8, 8, 3, 3) / 8, "w"))
+    shared = bench(tmp_path, made)
+    assert shared.sqnr(shared.build(format=form)) > 30
+
+
 @pytest.mark.parametrize(
     ("outputs", "weight", "nodes", "scheme", "words"),
     [
