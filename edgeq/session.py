@@ -8,12 +8,14 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from edgeq_device.engines import FLOAT, EngineSpec, open_engine
 from edgeq_device.model_options import model_options
 from edgeq_device.options import ignore_options_in_models, rules, session_problem
 from edgeq_device.session_options import BRIEF_SPIN, session_options
+from numpy.typing import NDArray
 
 from edgeq.device import device_errors
 from edgeq.errors import EdgeqError, RuntimeUnavailableError, UsageError, closest
@@ -63,13 +65,20 @@ def onnxruntime() -> Any:
     return module
 
 
-def open_session(model: Path | bytes, settings: SessionSettings | None = None, *, options: Any = None) -> Any:
+def open_session(
+    model: Path | bytes,
+    settings: SessionSettings | None = None,
+    *,
+    options: Any = None,
+    weights: Mapping[str, NDArray[Any]] = MappingProxyType({}),
+) -> Any:
     """Open an `onnxruntime.InferenceSession` for a file (external data allowed) or serialized bytes.
 
     Session options that the model carries in its metadata are set, unless `settings` have others.
 
     Args:
         options: a caller's own `SessionOptions`; of `settings`, only the providers count then.
+        weights: name → values of the initializers that `model` has as external data without a file.
 
     Raises:
         RuntimeUnavailableError: onnxruntime is missing, or refuses the model or the settings.
@@ -80,6 +89,9 @@ def open_session(model: Path | bytes, settings: SessionSettings | None = None, *
     ort = onnxruntime()
     ignore_options_in_models()
     options = options or _options(ort, with_carried(model, settings))
+    if weights:
+        values = [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
+        options.add_external_initializers(list(weights), values)
     source = model if isinstance(model, bytes) else os.fspath(model)
     if isinstance(source, str) and not _is_utf8(source):
         raise RuntimeUnavailableError(f"onnxruntime takes no path that is not UTF-8: {source!r}", "Rename it")
@@ -98,7 +110,7 @@ def open_session(model: Path | bytes, settings: SessionSettings | None = None, *
     except EdgeqError:
         raise
     except Exception as error:  # onnxruntime raises a dozen unrelated types here, some of them bare Exception
-        _check_space(model, settings.save_optimized_to)
+        _check_space(model, sum(array.nbytes for array in weights.values()), settings.save_optimized_to)
         where = "the model" if isinstance(model, bytes) else str(model)
         text = " ".join(str(error).split())
         raise RuntimeUnavailableError(
@@ -151,12 +163,12 @@ def _options(ort: Any, settings: SessionSettings) -> Any:
     return options
 
 
-def _check_space(model: Path | bytes, written: Path | None) -> None:
+def _check_space(model: Path | bytes, more: int, written: Path | None) -> None:
     """Raise OSError where the disk is full: onnxruntime reports a graph that it could not write as invalid."""
     if written is None or not written.parent.is_dir():
         return
     size = len(model) if isinstance(model, bytes) else model.stat().st_size if model.is_file() else 0
-    if shutil.disk_usage(written.parent).free < size:
+    if shutil.disk_usage(written.parent).free < size + more:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(written))
 
 

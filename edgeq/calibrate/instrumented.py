@@ -21,12 +21,12 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.errors import DataError
-from edgeq.graph.convert import external_folder, to_bytes
 from edgeq.graph.edit import with_outputs
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.query import is_op, name_of, node_input
+from edgeq.model.session import open_model
 from edgeq.model.tensors import weight_bytes
-from edgeq.session import SessionSettings, open_session
+from edgeq.session import SessionSettings
 
 _BLOCKED = "com.microsoft.nchwc"
 _WIDEST_BLOCK = 16
@@ -36,7 +36,6 @@ _WEIGHTS_BESIDE = {
     "session.optimized_model_external_initializers_file_name": "optimised.onnx.data",
     "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
 }
-_EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _FLOATS = ("tensor(float)", "tensor(float16)")
 
 
@@ -51,7 +50,8 @@ class InstrumentedModel:
 
     Attributes:
         fetched: for each of `names`, the tensor of the optimised graph that is fetched.
-        optimised: the file of that graph, which lives as long as this object; None where it was not written.
+        optimised: that graph, whose weights are in files that live as long as this object; None where it was not
+            written.
 
     Raises:
         RuntimeUnavailableError: ONNX Runtime is missing, or refuses the model.
@@ -64,26 +64,22 @@ class InstrumentedModel:
         self.keep_layout = frozenset(keep_layout)
         self.threads = threads
         self.fetched = list(names)
-        self.optimised: Path | None = None
-        weights = external_folder(model)
-        config = {_EXTERNAL_FOLDER: str(weights)} if weights is not None else {}
-        settings = SessionSettings(config=config, intra_op_threads=threads)
-        content = to_bytes(with_outputs(model, names))
+        self.optimised: ir.Model | None = None
+        settings = SessionSettings(intra_op_threads=threads)
+        observed = with_outputs(model, names)
         if weight_bytes(model) > _LARGEST or not any(node.op_type == "Conv" for node in model.graph):
-            self._session = open_session(content, settings)
+            self._session = open_model(observed, settings)
             return
         folder = Path(tempfile.mkdtemp(prefix="edgeq-calibrate-"))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        self.optimised = written = folder / "optimised.onnx"
-        beside = {**settings.config, **_WEIGHTS_BESIDE}
-        self._session = open_session(content, replace(settings, config=beside, save_optimized_to=written))
-        optimised = ir.load(written)
-        blocked = without_conversions(optimised, names, keep_layout)
+        written = folder / "optimised.onnx"
+        self._session = open_model(observed, replace(settings, config=_WEIGHTS_BESIDE, save_optimized_to=written))
+        self.optimised = ir.load(written)
+        blocked = without_conversions(self.optimised, names, keep_layout)
         if blocked:
             self.fetched = [blocked.get(name, name) for name in names]
-            written.write_bytes(to_bytes(optimised))
             del self._session
-            self._session = open_session(written, SessionSettings(optimization="none", intra_op_threads=threads))
+            self._session = open_model(self.optimised, replace(settings, optimization="none"))
 
     def floats(self) -> frozenset[str]:
         """Those of the names that are float32 or float16 tensors, by the types that ONNX Runtime infers."""

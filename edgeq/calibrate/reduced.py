@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 
 from edgeq.calibrate.instrumented import InstrumentedModel
 from edgeq.calibrate.observer import LARGE, PLENTY, Part, spread_stride
-from edgeq.graph.convert import to_bytes
 from edgeq.graph.edit import Editor
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.operators import PERMUTATIONS
 from edgeq.graph.query import clamp_bounds, constant_tensor, is_op, name_of, opset_of
-from edgeq.session import SessionSettings, open_session
+from edgeq.model.session import open_model
+from edgeq.session import SessionSettings
 
 FIRST = PLENTY // LARGE
 """The sample from which on of every large tensor a part is counted."""
@@ -90,16 +90,14 @@ class _Reduced:
         if not self._large:
             return
         assert model.optimised is not None
-        graph = ir.load(model.optimised)
+        graph = model.optimised.clone()
         known = GraphIndex(graph).values
         measured = {*self._names, *inputs}
         sources = {name: bounded_by(known[name].producer(), measured) for name in self._large}
         self._summed = tuple(name for name, found in sources.items() if found is None)
         self._sources = {source for found in sources.values() for source in found or ()} - set(self._large)
         reduce_large(graph, self._names, self._large, self._summed)
-        written = model.optimised.with_name("reduced.onnx")
-        written.write_bytes(to_bytes(graph))
-        self._session = open_session(written, SessionSettings(optimization="none", intra_op_threads=model.threads))
+        self._session = open_model(graph, SessionSettings(optimization="none", intra_op_threads=model.threads))
 
     def run(self, inputs: Inputs) -> list[NDArray[Any] | Part] | None:
         """The tensors of one sample; None where it has to be seen whole: other shapes, or a value that is not finite

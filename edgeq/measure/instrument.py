@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.graph.convert import external_folder, to_bytes
 from edgeq.graph.edit import Editor
 from edgeq.graph.index import GraphIndex
 from edgeq.measure.inference import infer
 from edgeq.measure.match_activations import ActivationMatch
+from edgeq.model.session import open_model
 from edgeq.model.shapes import element_types
-from edgeq.session import OptimizationLevel, SessionSettings, open_session
+from edgeq.session import OptimizationLevel, SessionSettings
 
 if TYPE_CHECKING:
     from edgeq.data.samples import Sample, Samples
@@ -87,13 +87,11 @@ def instrumented_session(model: ir.Model, *, optimization: OptimizationLevel, se
 
     Only threads, providers and configuration are taken from `settings`.
     """
-    folder = external_folder(model)
-    config = {} if folder is None else {"session.model_external_initializers_file_folder_path": str(folder)}
-    return open_session(
-        to_bytes(model),
+    return open_model(
+        model,
         SessionSettings(
             providers=settings.providers,
-            config={**settings.config, **config},
+            config=settings.config,
             intra_op_threads=settings.intra_op_threads,
             optimization=optimization,
         ),

@@ -14,11 +14,10 @@ from typing import Any, Literal
 import onnx_ir as ir
 
 from edgeq.calibrate.ranges import Range
-from edgeq.graph.convert import to_bytes
 from edgeq.graph.edit import Editor, insert_behind
 from edgeq.graph.quant_params import QuantParams
 from edgeq.graph.query import is_op, name_of, only_reader, sizes
-from edgeq.session import open_session
+from edgeq.model.session import open_model
 from edgeq.tune.float_layers import MacCosts, RankedLayer, Ranking
 
 FIELD: Literal["wide"] = "wide"
@@ -46,7 +45,7 @@ def rank_tensors(
         if unknown or _is_clipped(node.outputs[0]):
             continue
         costs[name] = prod(sizes(node.outputs[0]) or (1,))
-        noise = 0.0 if expired() else noise_of(open_session(_rounded(model, made, ranges[made])))
+        noise = 0.0 if expired() else noise_of(open_model(_rounded(model, made, ranges[made])))
         before = node.inputs[0] if is_op(node, *_CLIPPING) and node.inputs else None
         maker = before.producer() if before is not None and _is_clipped(before) else None
         found[name] = RankedLayer(name, (name,) if maker is None else (str(maker.name), name), noise)
@@ -60,7 +59,7 @@ def _is_clipped(value: ir.Value) -> bool:
     return reader is not None and is_op(reader, *_CLIPPING)
 
 
-def _rounded(model: ir.Model, tensor: str, span: Range) -> bytes:
+def _rounded(model: ir.Model, tensor: str, span: Range) -> ir.Model:
     """`model` with one tensor rounded to 8 bits."""
     changed = model.clone()
     editor = Editor(changed)
@@ -69,4 +68,4 @@ def _rounded(model: ir.Model, tensor: str, span: Range) -> bytes:
     quantized = editor.quantize(value, params, f"{tensor}/rounded")
     insert_behind(value, quantized, editor.dequantize(quantized, params, f"{tensor}/restored"), f"{tensor}/exact")
     changed.graph.sort()
-    return to_bytes(changed)
+    return changed

@@ -21,12 +21,11 @@ from edgeq.backends.systolic.scales import activation_scales
 from edgeq.backends.systolic.simulate import Array, Simulator
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
-from edgeq.graph.convert import to_bytes
 from edgeq.graph.edit import with_outputs
 from edgeq.graph.index import GraphIndex
 from edgeq.model.prepare import PreparedModel
+from edgeq.model.session import open_model
 from edgeq.scheme import Scheme
-from edgeq.session import open_session
 
 SAMPLES = 32
 """Samples that biases are corrected on."""
@@ -98,8 +97,7 @@ def observe(model: ir.Model, program: Program, samples: Samples) -> Reference:
     made = {value.name for node in model.graph for value in node.outputs}
     names = [name for name in dict.fromkeys(corrected_layers(program)) if name in made]
     observed = with_outputs(model, names)
-    ir.external_data.load_to_model(observed)
-    session = open_session(to_bytes(observed))
+    session = open_model(observed)
     taken: list[Mapping[str, Array]] = []
     sums: dict[str, list[Array]] = {name: [] for name in names}
     results: dict[str, list[Array]] = {name: [] for name in outputs}
