@@ -132,3 +132,22 @@ def test_who_waits_for_a_core_makes_the_machine_busy_too(tmp_path: Path) -> None
         stat.write_text(f"cpu  1 0 0 9 0 0 0 0\nprocs_running {running}\n")
         others.look()
     assert others.busy() == (2 / 4 + 0 + 1 + 1 / 4) / 4
+
+
+def test_a_process_that_has_just_answered_is_not_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgeq_device import disturbance
+
+    slept: list[float] = []
+    # This process, and until it sleeps one that runs a model for it.
+    monkeypatch.setattr(disturbance.environment, "read_runnable", lambda root: 1 if slept else 2)
+    monkeypatch.setattr(disturbance.time, "sleep", slept.append)
+    with disturbance.Watch(time.perf_counter) as watch:
+        watch.used_elsewhere(0.5)
+        watch.look_around()
+        assert slept
+        assert watch._others._wanted == [0.0]
+        watch.look_around()
+        assert len(slept) == 1
+        slept.clear()
+        watch.look_around()
+        assert watch._others._wanted[-1] > 0, "one that is still there is another process"

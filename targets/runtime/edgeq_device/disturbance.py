@@ -25,6 +25,8 @@ _SHARE = 0.02
 _OVERHEAD = 0.05
 """Share of the time that looking may take; between runs, but it cools the caches."""
 _FEW_THREADS = 8
+_ANSWERED_S = 0.002
+"""By then a process that has answered waits for the next request: for up to 1 ms it is still on its core."""
 _PAUSE_S, _PATIENCE = 0.002, 15
 """Workers look for more work for a millisecond (`session_options.BRIEF_SPIN`) before they sleep."""
 
@@ -210,6 +212,7 @@ class Watch:
         self.clock = clock
         self._real = clock is time.perf_counter
         self._elsewhere_s = 0.0
+        self._answered = False
         self.waits = Waits()
         self._precedence = Precedence()
         self._others = Others(own_cpu_s=lambda: time.process_time() + self._elsewhere_s)
@@ -224,6 +227,9 @@ class Watch:
     def look_around(self) -> None:
         """See `Others.look`."""
         if self._real:
+            if self._answered:
+                time.sleep(_ANSWERED_S)
+                self._answered = False
             self._others.look()
 
     def start(self) -> None:
@@ -233,8 +239,9 @@ class Watch:
             self.waits.start()
 
     def used_elsewhere(self, cpu_s: float) -> None:
-        """Count processor time of a runner in another process as this one's."""
+        """Count processor time of a runner in another process, which has just answered, as this one's."""
         self._elsewhere_s += cpu_s
+        self._answered = cpu_s > 0
 
     def look(self, now: float) -> None:
         """A run has ended."""
