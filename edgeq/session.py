@@ -83,6 +83,7 @@ def open_session(
     Raises:
         RuntimeUnavailableError: onnxruntime is missing, or refuses the model or the settings.
         BundleError: the model carries session options that it may not set.
+        UsageError: a number of threads that cannot be.
         OSError: there is no space for the optimised graph.
     """
     settings = settings or SessionSettings()
@@ -153,7 +154,9 @@ def given_options(texts: Iterable[str]) -> dict[str, str]:
 
 def _options(ort: Any, settings: SessionSettings) -> Any:
     config = {**BRIEF_SPIN, **settings.config}
-    options = session_options(ort, config=config, threads=settings.intra_op_threads, optimization=settings.optimization)
+    threads, level = settings.intra_op_threads, settings.optimization
+    with device_errors():
+        options = session_options(ort, config=config, threads=threads, optimization=level)
     options.log_severity_level = 4  # what it logs as an error it also raises, and that becomes one line
     if settings.save_optimized_to is not None:
         options.optimized_model_filepath = os.fspath(settings.save_optimized_to)

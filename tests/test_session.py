@@ -10,7 +10,7 @@ from edgeq_device.session_options import BRIEF_SPIN
 from onnx import TensorProto, helper
 
 from edgeq import demo
-from edgeq.errors import RuntimeUnavailableError
+from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.session import SessionSettings, onnxruntime, open_session
 
 
@@ -92,3 +92,9 @@ def test_without_onnxruntime_the_message_says_what_to_install(monkeypatch: pytes
         onnxruntime()
     assert "edgeq[cpu]" in caught.value.fix
     assert "edgeq[gpu]" in caught.value.fix
+
+
+@pytest.mark.parametrize("threads", [-1, 100_000])
+def test_threads_that_cannot_be(threads: int) -> None:
+    with pytest.raises(UsageError, match=f"{threads} threads"):
+        open_session(demo.MODEL, SessionSettings(intra_op_threads=threads))

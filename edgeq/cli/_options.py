@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from edgeq_device.session_options import MOST_THREADS
 
 from edgeq.registry import DECODERS, METHODS, TASKS
 
@@ -77,7 +78,10 @@ OWN_PREPROCESS = click.option(
 START = click.option("--start", type=click.IntRange(min=0), default=0, help="Skip so many samples.")
 STRIDE = click.option("--stride", type=click.IntRange(min=1), default=1, help="Take every so many-th sample.")
 THREADS = click.option(
-    "--threads", type=click.IntRange(min=0), default=0, help="Threads inside an operator; 0: all cores."
+    "--threads",
+    type=click.IntRange(0, MOST_THREADS),
+    default=0,
+    help="Threads inside an operator; 0: all cores.",
 )
 WORKERS = click.option(
     "--workers",

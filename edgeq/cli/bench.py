@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import ENGINE_HELP, OWN_PREPROCESS, PATH, SESSION_OPTIONS, complete_board
+from edgeq.cli._options import ENGINE_HELP, OWN_PREPROCESS, PATH, SESSION_OPTIONS, THREADS, complete_board
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="MLPerf's scenarios: what a query is, and when it comes.",
 )
-@click.option("--threads", type=int, default=0, help="Threads inside an operator; 0: onnxruntime's choice.")
+@THREADS
 @SESSION_OPTIONS
 @click.option("--pin", metavar="CORES", help="Run on these cores only, such as 0,2-3.")
 @click.option("--duration", type=float, metavar="S", help="Seconds at least for each model. [2]")

@@ -231,3 +231,9 @@ def test_an_unusual_name_is_a_name(workspace: Workspace) -> None:
     ran = workspace.run("package", "we ird [näme].onnx", "--data", "x.npz", "-o", "a [bundle]", "--no-timing", "--json")
     assert ran.code == 0, ran.err
     assert workspace.run("verify", "a [bundle]").code == 0
+
+
+@pytest.mark.parametrize("threads", ["-1", "100000"])
+@pytest.mark.parametrize("command", [("bench", "net.onnx"), ("eval", *GOOD, "--reference", "net.onnx")])
+def test_threads(workspace: Workspace, command: tuple[str, ...], threads: str) -> None:
+    workspace.refused(USAGE, *command, "--threads", threads, says="0<=x<=1024")

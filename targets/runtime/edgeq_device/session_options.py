@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any, Mapping
 
+from edgeq_device.errors import UsageError
+
 BRIEF_SPIN: Mapping[str, str] = MappingProxyType({"session.intra_op.spin_duration_us": "1000"})
 """How long ONNX Runtime's threads look for more work, at full speed, before they sleep: one millisecond.
 
@@ -22,6 +24,8 @@ LEVELS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Levels of graph optimisation, and ONNX Runtime's names for them."""
+MOST_THREADS = 1024
+"""ONNX Runtime starts as many as it is given: with tens of thousands it does not answer, or aborts the process."""
 
 
 def session_options(ort: Any, *, config: Mapping[str, str], threads: int = 0, optimization: str = "all") -> Any:
@@ -35,7 +39,10 @@ def session_options(ort: Any, *, config: Mapping[str, str], threads: int = 0, op
 
     Raises:
         KeyError: there is no such level.
+        UsageError: a negative number of threads, or more than `MOST_THREADS`.
     """
+    if not 0 <= threads <= MOST_THREADS:
+        raise UsageError(f"{threads} threads cannot be", f"Give 0 (all cores) to {MOST_THREADS}")
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads

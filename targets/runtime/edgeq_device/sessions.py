@@ -16,15 +16,13 @@ from edgeq_device.gpu_sessions import GPU_PROVIDERS, open_on_gpu
 from edgeq_device.options import check_names, ignore_options_in_models
 from edgeq_device.places import temporary_folder
 from edgeq_device.select import CPU, Device, precision_of
-from edgeq_device.session_options import BRIEF_SPIN, LEVELS, session_options
+from edgeq_device.session_options import BRIEF_SPIN, LEVELS, MOST_THREADS, session_options
 from edgeq_device.tensorrt import read_tensorrt
 from edgeq_device.variants import EXTERNAL_FOLDER, Variant
 from edgeq_device.version import parse_version
 
 # Measured: up to 1.20 the folder option does nothing, 1.21 to 1.24 heed it for a model from bytes alone, 1.28 always.
 _FOLDER_FROM_BYTES = (1, 21)
-
-_MOST_THREADS = 1024
 
 
 def onnxruntime() -> ModuleType:
@@ -126,8 +124,8 @@ def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any]) -> Any:
 def best_threads(variant: Variant) -> int:
     """The threads that the variant was found to run best with; 0 where it names none."""
     threads = variant.info.get("threads", 0)
-    if not isinstance(threads, int) or isinstance(threads, bool) or not 0 <= threads <= _MOST_THREADS:
-        raise BundleError(f"variant {variant.name}: threads is {threads!r}; it can be 0 to {_MOST_THREADS}")
+    if not isinstance(threads, int) or isinstance(threads, bool) or not 0 <= threads <= MOST_THREADS:
+        raise BundleError(f"variant {variant.name}: threads is {threads!r}; it can be 0 to {MOST_THREADS}")
     return threads
 
 
