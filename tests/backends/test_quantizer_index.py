@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from edgeq.backends import quantizer
 from edgeq.backends.quantizer import quantize_with_ranges
-from edgeq.backends.quantizer_index import indexed
+from edgeq.backends.quantizer_index import SymmetricParameters, indexed
 from edgeq.calibrate.ranges import Range
 from edgeq.model.prepare import PreparedModel, prepare_model
 from tests.backends.build import residual
@@ -81,7 +84,8 @@ def test_onnxruntime_is_left_as_it_was() -> None:
     from onnxruntime.quantization import base_quantizer, qdq_quantizer
 
     def parts() -> tuple[object, ...]:
-        return base_quantizer.ONNXModel, base_quantizer.find_by_name, qdq_quantizer.find_by_name
+        searches = base_quantizer.ONNXModel, base_quantizer.find_by_name, qdq_quantizer.find_by_name
+        return *searches, qdq_quantizer.quantize_onnx_initializer, qdq_quantizer.compute_data_quant_params
 
     before = parts()
     with indexed():
@@ -99,3 +103,50 @@ def test_no_search_goes_through_all_weights_or_nodes(prepared: PreparedModel, tm
             patch.setattr(ONNXModel, function.__name__, lambda *args: called.append(args))
         _written(prepared, tmp_path / "model.onnx")
     assert not called
+
+
+def test_few_channels_are_worked_out_by_onnxruntime(prepared: PreparedModel, tmp_path: Path) -> None:
+    from onnxruntime.quantization import quant_utils
+
+    compute, calls = quant_utils.compute_data_quant_params, []
+
+    def counted(*arguments: Any, **more: Any) -> Any:
+        calls.append(arguments)
+        return compute(*arguments, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quant_utils, "compute_data_quant_params", counted)
+        _written(prepared, tmp_path / "model.onnx", per_channel=True)
+    assert calls
+    assert all(array.size <= 2 for array, *_ in calls)
+
+
+@given(
+    values=arrays(np.float32, st.integers(1, 5), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)),
+    quant_type=st.sampled_from([onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.INT16]),
+    symmetric=st.booleans(),
+    reduce_range=st.booleans(),
+    least=st.sampled_from([None, 0.5]),
+)
+def test_parameters_are_those_of_onnxruntime(
+    values: np.ndarray, quant_type: int, symmetric: bool, reduce_range: bool, least: float | None
+) -> None:
+    from onnxruntime.quantization.quant_utils import compute_data_quant_params
+
+    with np.errstate(over="ignore"):  # of its own, where a range is nearly all of float32
+        right = compute_data_quant_params(values, quant_type, symmetric, reduce_range, min_real_range=least)
+        mine = SymmetricParameters(compute_data_quant_params)
+        for _ in range(2):
+            found = mine(values, quant_type, symmetric, reduce_range=reduce_range, min_real_range=least)
+            for one, other in zip(found, right, strict=True):
+                np.testing.assert_array_equal(one, other)
+                assert (one.dtype, one.shape) == (other.dtype, other.shape)
+
+
+def test_another_formula_is_found_out() -> None:
+    def compute(data: np.ndarray, quant_type: int, symmetric: bool, reduce_range: bool = False) -> Any:
+        return np.int8(0), np.float32(np.abs(data).max() ** 2)
+
+    mine = SymmetricParameters(compute)
+    for value in (3.0, 5.0):
+        assert mine(np.array([value], np.float32), onnx.TensorProto.INT8, True)[1] == value**2
