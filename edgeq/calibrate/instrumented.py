@@ -24,7 +24,7 @@ from edgeq.errors import DataError
 from edgeq.graph.edit import with_outputs
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.query import is_op, name_of, node_input
-from edgeq.model.session import open_model
+from edgeq.model.session import open_in_memory
 from edgeq.model.tensors import weight_bytes
 from edgeq.session import SessionSettings
 
@@ -68,18 +68,18 @@ class InstrumentedModel:
         settings = SessionSettings(intra_op_threads=threads)
         observed = with_outputs(model, names)
         if weight_bytes(model) > _LARGEST or not any(node.op_type == "Conv" for node in model.graph):
-            self._session = open_model(observed, settings)
+            self._session = open_in_memory(observed, settings)
             return
         folder = Path(tempfile.mkdtemp(prefix="edgeq-calibrate-"))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         written = folder / "optimised.onnx"
-        self._session = open_model(observed, replace(settings, config=_WEIGHTS_BESIDE, save_optimized_to=written))
+        self._session = open_in_memory(observed, replace(settings, config=_WEIGHTS_BESIDE, save_optimized_to=written))
         self.optimised = ir.load(written)
         blocked = without_conversions(self.optimised, names, keep_layout)
         if blocked:
             self.fetched = [blocked.get(name, name) for name in names]
             del self._session
-            self._session = open_model(self.optimised, replace(settings, optimization="none"))
+            self._session = open_in_memory(self.optimised, replace(settings, optimization="none"))
 
     def floats(self) -> frozenset[str]:
         """Those of the names that are float32 or float16 tensors, by the types that ONNX Runtime infers."""

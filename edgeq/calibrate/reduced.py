@@ -26,7 +26,7 @@ from edgeq.graph.edit import Editor
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.operators import PERMUTATIONS
 from edgeq.graph.query import clamp_bounds, constant_tensor, is_op, name_of, opset_of
-from edgeq.model.session import open_model
+from edgeq.model.session import open_in_memory
 from edgeq.session import SessionSettings
 
 FIRST = PLENTY // LARGE
@@ -97,7 +97,7 @@ class _Reduced:
         self._summed = tuple(name for name, found in sources.items() if found is None)
         self._sources = {source for found in sources.values() for source in found or ()} - set(self._large)
         reduce_large(graph, self._names, self._large, self._summed)
-        self._session = open_model(graph, SessionSettings(optimization="none", intra_op_threads=model.threads))
+        self._session = open_in_memory(graph, SessionSettings(optimization="none", intra_op_threads=model.threads))
 
     def run(self, inputs: Inputs) -> list[NDArray[Any] | Part] | None:
         """The tensors of one sample; None where it has to be seen whole: other shapes, or a value that is not finite

@@ -13,7 +13,7 @@ from edgeq.graph.edit import Editor
 from edgeq.graph.index import GraphIndex
 from edgeq.measure.inference import infer
 from edgeq.measure.match_activations import ActivationMatch
-from edgeq.model.session import open_model
+from edgeq.model.session import open_in_memory
 from edgeq.model.shapes import element_types
 from edgeq.session import OptimizationLevel, SessionSettings
 
@@ -87,7 +87,7 @@ def instrumented_session(model: ir.Model, *, optimization: OptimizationLevel, se
 
     Only threads, providers and configuration are taken from `settings`.
     """
-    return open_model(
+    return open_in_memory(
         model,
         SessionSettings(
             providers=settings.providers,

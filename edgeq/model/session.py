@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from edgeq.graph.convert import external_folder, to_bytes
@@ -22,7 +23,7 @@ and constant folding read them."""
 _FOLDER = "session.model_external_initializers_file_folder_path"
 
 
-def open_model(model: ir.Model, settings: SessionSettings | None = None) -> Any:
+def open_in_memory(model: ir.Model, settings: SessionSettings | None = None) -> Any:
     """Open an `onnxruntime.InferenceSession` for a model in memory; external data is found where it is.
 
     Args:
@@ -35,10 +36,10 @@ def open_model(model: ir.Model, settings: SessionSettings | None = None) -> Any:
     folder = external_folder(model)
     if folder is not None:
         settings = replace(settings, config={**settings.config, _FOLDER: str(folder)})
-    weights = {name_of(value): tensor.numpy() for value, tensor in _large(model)}
+    weights = {name_of(value): np.ascontiguousarray(tensor.numpy()) for value, tensor in _large(model)}
     if weights:
         model = model.clone()
-        for value, tensor in list(_large(model)):
+        for value, tensor in _large(model):
             shape = ir.Shape(weights[name_of(value)].shape)
             value.const_value = ir.ExternalTensor(
                 "weights", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name_of(value)

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from edgeq.backends.block_products import block_products, read_blocks
 from edgeq.graph.edit import set_constant
-from edgeq.model.session import open_model
+from edgeq.model.session import open_in_memory
 from edgeq.tune.float_layers import MacCosts, RankedLayer, Ranking
 from edgeq.tune.recover.layers import find_layers
 
@@ -43,7 +43,7 @@ def rank_products(
         changed = model.clone()
         weight = changed.graph.initializers[layer.weight]
         set_constant(weight, layer.unrows(blocks.matrix().T))
-        noise = 0.0 if expired() else noise_of(open_model(changed))
+        noise = 0.0 if expired() else noise_of(open_in_memory(changed))
         found[layer.name] = RankedLayer(layer.name, (layer.name,), noise)
         costs[layer.name] = blocks.integers.size // 2
     order = sorted(found.values(), key=lambda layer: (-layer.noise / costs[layer.name], layer.name))

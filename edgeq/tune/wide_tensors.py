@@ -17,7 +17,7 @@ from edgeq.calibrate.ranges import Range
 from edgeq.graph.edit import Editor, insert_behind
 from edgeq.graph.quant_params import QuantParams
 from edgeq.graph.query import is_op, name_of, only_reader, sizes
-from edgeq.model.session import open_model
+from edgeq.model.session import open_in_memory
 from edgeq.tune.float_layers import MacCosts, RankedLayer, Ranking
 
 FIELD: Literal["wide"] = "wide"
@@ -45,7 +45,7 @@ def rank_tensors(
         if unknown or _is_clipped(node.outputs[0]):
             continue
         costs[name] = prod(sizes(node.outputs[0]) or (1,))
-        noise = 0.0 if expired() else noise_of(open_model(_rounded(model, made, ranges[made])))
+        noise = 0.0 if expired() else noise_of(open_in_memory(_rounded(model, made, ranges[made])))
         before = node.inputs[0] if is_op(node, *_CLIPPING) and node.inputs else None
         maker = before.producer() if before is not None and _is_clipped(before) else None
         found[name] = RankedLayer(name, (name,) if maker is None else (str(maker.name), name), noise)

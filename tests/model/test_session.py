@@ -11,7 +11,7 @@ from edgeq.errors import RuntimeUnavailableError
 from edgeq.graph.convert import to_bytes
 from edgeq.graph.query import name_of
 from edgeq.model.load import read_model, save_model
-from edgeq.model.session import open_model
+from edgeq.model.session import open_in_memory
 from edgeq.session import SessionSettings, open_session
 from tests.graphs import model
 
@@ -53,19 +53,25 @@ def answers(session: object) -> np.ndarray:
 def test_it_answers_as_its_file_does(optimization: str) -> None:
     settings = SessionSettings(optimization=optimization, intra_op_threads=1)  # type: ignore[arg-type]
     right = answers(open_session(to_bytes(graph()), settings))
-    np.testing.assert_array_equal(answers(open_model(graph(), settings)), right)
+    np.testing.assert_array_equal(answers(open_in_memory(graph(), settings)), right)
+
+
+def test_weights_in_another_order_of_memory() -> None:
+    turned = graph()
+    turned.graph.initializers["large"].const_value = ir.tensor(np.asfortranarray(WEIGHTS["large"]), name="large")
+    np.testing.assert_array_equal(answers(open_in_memory(turned)), answers(open_in_memory(graph())))
 
 
 def test_the_model_is_not_changed() -> None:
     mine = graph()
     before = to_bytes(mine)
-    open_model(mine)
+    open_in_memory(mine)
     assert to_bytes(mine) == before
 
 
 def test_weights_outlive_the_model() -> None:
     right = answers(open_session(to_bytes(graph())))
-    session = open_model(graph())  # nothing else refers to this one's weights
+    session = open_in_memory(graph())  # nothing else refers to this one's weights
     np.testing.assert_array_equal(answers(session), right)
 
 
@@ -74,14 +80,14 @@ def test_external_data_is_found_where_it_is(tmp_path: Path) -> None:
     external = read_model(tmp_path / "m.onnx")
     kept = external.graph.initializers["large"].const_value
     external.graph.initializers["half"].const_value = ir.tensor(WEIGHTS["half"], name="half")
-    np.testing.assert_array_equal(answers(open_model(external)), answers(open_session(tmp_path / "m.onnx")))
+    np.testing.assert_array_equal(answers(open_in_memory(external)), answers(open_session(tmp_path / "m.onnx")))
     assert isinstance(kept, ir.ExternalTensor)
     assert external.graph.initializers["large"].const_value is kept
 
 
 def test_the_optimised_graph_holds_the_weights(tmp_path: Path) -> None:
     written = tmp_path / "optimised.onnx"
-    open_model(graph(), SessionSettings(optimization="basic", save_optimized_to=written))
+    open_in_memory(graph(), SessionSettings(optimization="basic", save_optimized_to=written))
     sizes = {len(tensor.raw_data) for tensor in onnx.load(written).graph.initializer}
     assert WEIGHTS["large"].nbytes in sizes
 
@@ -90,4 +96,4 @@ def test_a_model_that_onnxruntime_refuses() -> None:
     broken = graph()
     broken.graph.initializers["large"].const_value = ir.tensor(WEIGHTS["large"][:50], name="large")
     with pytest.raises(RuntimeUnavailableError, match="refuses the model"):
-        open_model(broken)
+        open_in_memory(broken)

@@ -24,7 +24,7 @@ from edgeq.data.samples import Samples
 from edgeq.graph.edit import with_outputs
 from edgeq.graph.index import GraphIndex
 from edgeq.model.prepare import PreparedModel
-from edgeq.model.session import open_model
+from edgeq.model.session import open_in_memory
 from edgeq.scheme import Scheme
 
 SAMPLES = 32
@@ -97,7 +97,7 @@ def observe(model: ir.Model, program: Program, samples: Samples) -> Reference:
     made = {value.name for node in model.graph for value in node.outputs}
     names = [name for name in dict.fromkeys(corrected_layers(program)) if name in made]
     observed = with_outputs(model, names)
-    session = open_model(observed)
+    session = open_in_memory(observed)
     taken: list[Mapping[str, Array]] = []
     sums: dict[str, list[Array]] = {name: [] for name in names}
     results: dict[str, list[Array]] = {name: [] for name in outputs}

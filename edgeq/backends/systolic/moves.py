@@ -11,7 +11,7 @@ from edgeq.backends.systolic.fixed_batch import part_of
 from edgeq.backends.systolic.network import MoveLayer
 from edgeq.graph.operators import DATA_MOVEMENT
 from edgeq.graph.query import constant, is_constant, name_of, node_input, sizes
-from edgeq.model.session import open_model
+from edgeq.model.session import open_in_memory
 from edgeq.session import SessionSettings
 
 # What MaxPool selects depends on the values; the array has steps of its own for it.
@@ -38,7 +38,7 @@ def recognise_move(model: ir.Model, node: ir.Node) -> tuple[MoveLayer, ...] | st
         return "it moves too many values to follow"
     # Moving the position of each value shows where it goes.
     places = np.arange(1, math.prod(shape) + 1, dtype=np.float32).reshape(shape)
-    session = open_model(part_of(model, [node], [source], outputs), SessionSettings(optimization="none"))
+    session = open_in_memory(part_of(model, [node], [source], outputs), SessionSettings(optimization="none"))
     moved = session.run([name_of(value) for value in outputs], {name_of(source): places})
     layers = []
     for number, (output, values) in enumerate(zip(outputs, moved, strict=True)):

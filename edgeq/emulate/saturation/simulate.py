@@ -24,7 +24,7 @@ from edgeq.graph.index import GraphIndex
 from edgeq.graph.query import name_of, reads
 from edgeq.model.load import in_memory
 from edgeq.model.saturation import SaturationTable
-from edgeq.model.session import open_model
+from edgeq.model.session import open_in_memory
 from edgeq.session import SessionSettings, open_session
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -109,7 +109,7 @@ class Simulation:
                 value.type, value.shape = ir.TensorType(ir.DataType.from_numpy(array.dtype)), None
             model = ir.Model(part, ir_version=self.graph.model.ir_version)
             settings = SessionSettings(optimization="none", intra_op_threads=1)
-            self._sessions[place] = open_model(model, settings)
+            self._sessions[place] = open_in_memory(model, settings)
         return self._sessions[place]
 
 
