@@ -13,11 +13,10 @@ from edgeq.tune.explain import in_simulator, less_accurate, loses, times
 from edgeq.tune.goal import Deadline
 from edgeq.tune.record import Trial
 from edgeq.tune.timing import MOST_S, RACED, Baseline, choose_threads, not_slower, race
-from edgeq.tune.trials import FLOAT_MACS, TIE, TrialTable, accuracy_key, structure_of
+from edgeq.tune.trials import BY_TIME, FLOAT_MACS, TIE, TrialTable, accuracy_key, structure_of
 
 _LONGEST_S = 4 * MOST_S
 """A last race on a busy machine."""
-_BY_TIME = ("latency", "throughput")
 _SUPERLATIVES = {
     "latency": "fastest",
     "throughput": "fastest",
@@ -56,12 +55,12 @@ def decide(
         raced = _last_race(table, evaluator, deadline, finalists, float_threads, seconds * 2 / 3)
         baseline = Baseline(raced.timings[FLOAT], float_threads, raced.settled, raced.histograms)
         for trial in table.qualified():
-            if not not_slower(trial, strict=table.objective in _BY_TIME):
+            if not not_slower(trial, strict=table.objective in BY_TIME):
                 assert trial.timing is not None
                 table.eliminate(trial.name, f"not faster than float32 beyond doubt: {times(trial.timing)}")
         structures = {structure_of(trial) for trial in finalists}
         ranked = [trial for trial in table.qualified() if structure_of(trial) in structures]
-        tied = {structure_of(table[name]) for name in raced.tied} if table.objective in _BY_TIME else set()
+        tied = {structure_of(table[name]) for name in raced.tied} if table.objective in BY_TIME else set()
         if ranked:
             for trial in table.qualified():
                 if trial not in ranked:

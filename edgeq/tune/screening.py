@@ -10,9 +10,10 @@ from edgeq.hardware.profile import Profile
 from edgeq.report.tuning_record import Screening, Stage
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.evaluator import Evaluator
+from edgeq.tune.explain import unmeasured
 from edgeq.tune.goal import Deadline
 from edgeq.tune.space import in_own_kernels, method_candidates
-from edgeq.tune.trials import TrialTable, sqnr_of, structure_of
+from edgeq.tune.trials import BY_TIME, TrialTable, sqnr_of, structure_of
 
 # Of candidates that cost the same, one whose outputs are this much further from float32's is not worth measuring.
 _SQNR_BEHIND_DB = 6.0
@@ -96,11 +97,13 @@ def _closest(candidates: Sequence[Candidate], evaluator: Evaluator, deadline: De
 
 
 def _drop_dominated(table: TrialTable) -> None:
-    """Kernel choices that are no cheaper than another one whose outputs are far closer to float32's."""
+    """Kernel choices that are no cheaper than another one whose outputs are far closer to float32's. Where the cost is
+    a speed that cannot be claimed, both stay; the float model in another engine is always closer."""
     for trial in table.alive():
         for other in table.alive():
             behind = sqnr_of(other) - sqnr_of(trial)
-            if not table.cheaper(trial, other) and behind > _SQNR_BEHIND_DB:
+            known = table.objective not in BY_TIME or not unmeasured(trial, other)
+            if known and not table.cheaper(trial, other) and behind > _SQNR_BEHIND_DB:
                 why = (
                     f"no better than {other.name} in {table.objective}, and its outputs' SQNR is {behind:.0f} dB lower"
                 )

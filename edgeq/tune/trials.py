@@ -12,6 +12,8 @@ from edgeq.tune.record import Trial, p50_of
 
 TIE = 0.01
 """Speeds that differ by less, as a share, are equal: the more accurate one wins then."""
+BY_TIME = ("latency", "throughput")
+"""The objectives whose costs are speeds."""
 WIDE_COST = 0.5
 """What 16 bits cost where nothing can be timed, float being 1."""
 FLOAT_MACS = "MACs in float"

@@ -420,6 +420,21 @@ def test_a_kernel_choice_that_is_no_faster_and_far_less_exact_gets_no_methods() 
     assert [line for line in evaluator.log if line.startswith("assess c")]
 
 
+def test_what_cannot_be_timed_gives_way_to_nothing_for_its_median() -> None:
+    """The medians of races that allow no claim: the model that is not faster in the end has the better one."""
+
+    class QuietLater(FakeEvaluator):
+        def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float) -> Race:
+            judged = any(line.startswith("assess") for line in self.log)
+            self.busy = "" if judged else "the runs disagree"
+            self.facts["exact"] = Fact(speed=0.97 if judged else 2.1, sqnr_db=130)
+            return super().time(runners, baseline, tie=tie, seconds=seconds)
+
+    outcome = run(QuietLater({"exact": Fact(sqnr_db=130), "int8": Fact(speed=2, sqnr_db=30)}), "exact", "int8")
+    assert outcome.chosen == "int8"
+    assert "not faster than float32" in outcome.trial("exact").reason
+
+
 def test_without_a_clock_the_most_int8_that_keeps_its_accuracy_wins_and_nothing_is_timed() -> None:
     facts = {
         "a": Fact(share=0.8, structure="a"),
