@@ -183,8 +183,8 @@ def _indexed_model() -> type:
 
 class SymmetricParameters:
     """onnxruntime's `compute_data_quant_params`. For a symmetric range of integers a scale is twice the largest
-    magnitude over the number of steps, and the zero point the same for all: both are taken from onnxruntime's answers,
-    and where its scale is ever another one, or a range is anything else, it answers itself."""
+    magnitude over the number of steps, and the zero point the same for all: both are taken from onnxruntime's answers.
+    Where its scale of the first such range is another one, and for all other ranges, it answers itself."""
 
     def __init__(self, compute: Callable[..., Any]) -> None:
         self._compute = compute
@@ -216,7 +216,8 @@ class SymmetricParameters:
 
 @contextmanager
 def indexed() -> Iterator[None]:
-    """Let onnxruntime's quantizer of Q/DQ form work with indices inside, and take all channels of a weight at once."""
+    """Let onnxruntime's quantizer of Q/DQ form work with indices inside, round all channels of a weight at once, and work
+    out the scale of each by `SymmetricParameters`."""
     from onnxruntime.quantization import base_quantizer, qdq_quantizer, quant_utils
 
     def find_by_name(name: str, messages: Any) -> Any:
