@@ -216,8 +216,8 @@ class SymmetricParameters:
 
 @contextmanager
 def indexed() -> Iterator[None]:
-    """Let onnxruntime's quantizer of Q/DQ form work with indices inside, round all channels of a weight at once, and work
-    out the scale of each by `SymmetricParameters`."""
+    """Let onnxruntime's quantizer of Q/DQ form work with indices inside, round all channels of a weight at once, and
+    compute the scale of each by `SymmetricParameters`."""
     from onnxruntime.quantization import base_quantizer, qdq_quantizer, quant_utils
 
     def find_by_name(name: str, messages: Any) -> Any:
