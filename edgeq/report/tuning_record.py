@@ -13,7 +13,8 @@ from edgeq.records import Amount, Count, Finite, NullIsInfinite, Positive, Share
 
 SCHEMA = "edgeq.tuning/1"
 # One-sided 90 % of the normal distribution, for the difference of two sets of samples: both are as uncertain.
-_NINE_OF_TEN = 1.2816 * math.sqrt(2)
+_NINE_OF_TEN = 1.2816  # one-sided 90 % of the normal distribution
+_AS_MANY = _NINE_OF_TEN * math.sqrt(2)
 _SURE = 1.96  # two-sided 95 % of the normal distribution
 
 Stage = Literal["space", "recovery", "exclusion", "threads"]
@@ -78,9 +79,19 @@ class Assessment:
 
     @computed
     def bound(self) -> float:
-        """What is held against the loss allowed: by nine chances of ten the loss on as many other samples is not
-        larger; and no less than what these samples show."""
-        return max(self.drop, self.expected + _NINE_OF_TEN * self.doubt)
+        """What is held against the loss allowed: a bound on what the model loses over many other samples, with more
+        than nine chances of ten; and no less than what these samples show."""
+        return max(self.drop, self.expected + _AS_MANY * self.doubt)
+
+    @computed
+    def prediction_bound(self) -> float:
+        """By nine chances of ten the loss on as many other samples is not larger, what chance adds on those included:
+        the limit of the one-sided prediction interval. It is `bound` where labels alone are known, and more where
+        `expected` is surer than the loss on as many samples can be. Where the doubt is not known it is `bound`."""
+        if not self.doubt:
+            return self.bound
+        error = (self.high - self.low) / (2 * _SURE)
+        return max(self.bound, self.expected + _NINE_OF_TEN * math.hypot(self.doubt, error))
 
     def least_bound(self, share: float) -> float:
         """What `bound` will at least be on all samples, of which this rests on the `share`: 97.5 % sure.
@@ -90,7 +101,7 @@ class Assessment:
         """
         moves = math.sqrt(1 - share)
         least = self.drop - (self.drop - self.low) * moves if self.high - self.low < 1 else self.low
-        shrunk = _NINE_OF_TEN * math.sqrt(share) - _SURE * moves
+        shrunk = _AS_MANY * math.sqrt(share) - _SURE * moves
         return max(least, self.expected + shrunk * self.doubt) if self.doubt else least
 
 

@@ -16,11 +16,10 @@ def points(loss: float) -> str:
 
 
 def loses(found: Assessment) -> str:
-    """The loss on the samples, and what it may be on others."""
+    """The loss on the samples, and what it may be over many others."""
     text = f"loses {points(found.drop)}"
-    return (
-        text if points(found.bound) == points(found.drop) else f"{text}, on other samples up to {points(found.bound)}"
-    )
+    bound = points(found.bound)
+    return text if bound == points(found.drop) else f"{text}, over many other samples up to {bound}"
 
 
 def in_simulator(found: Assessment) -> str:
@@ -92,7 +91,10 @@ def verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
         ]
         lines += _engines(outcome, winner)
         if found.doubt:
-            lines.append(f"on other samples up to {points(found.bound)} are to be expected (nine chances of ten)")
+            lines.append(
+                f"over many other samples up to {points(found.bound)} are to be expected, "
+                f"on {found.samples} others up to {points(found.prediction_bound)} (nine chances of ten)"
+            )
     if not outcome.settled:
         lines.append("the fastest candidates could not be distinguished in the time that there was")
     if outcome.out_of_time:

@@ -99,6 +99,34 @@ def test_the_interval_holds_the_truth() -> None:
     assert held >= 52
 
 
+@pytest.mark.parametrize("noise", [0.1, 0.2, 0.4])
+def test_as_many_other_samples_show_no_more_than_predicted(noise: float) -> None:
+    """`bound` is of the model: over all samples it loses no more, on as many others chance adds to it."""
+    count, size = 40_000, 100
+    random = np.random.default_rng(3)
+    labels = random.integers(0, 5, count)
+    # Twice the distance from the classes' centres: the softmax is the true probability.
+    reference = (2 * random.normal(0, 1, (count, 5)) + 4 * np.eye(5)[labels]).astype(np.float32)
+    candidate = reference + 2 * random.normal(0, noise, (count, 5)).astype(np.float32)
+    right = [(made.argmax(1) == labels).astype(np.float64) for made in (reference, candidate)]
+    losses = (right[0] - right[1]).reshape(-1, size)
+    held = []
+    for i, unseen in zip(range(0, count, 2 * size), losses[1::2], strict=True):
+        seen = slice(i, i + size)
+        agreement = AgreementEstimate()
+        one = sample(values=np.zeros((size, 7), np.float32))
+        agreement.update({"y": reference[seen]}, {"y": candidate[seen]}, one, rows=size)
+        metered = [Measured({"top1": scored[seen].mean()}, scored[seen]) for scored in right]
+        found = assess(agreement, (Classification(), *metered), complete=True)
+        held.append(
+            (unseen.mean() <= found.prediction_bound, unseen.mean() <= found.bound, losses.mean() <= found.bound)
+        )
+    predicted, bounded, true = np.mean(held, axis=0)
+    assert predicted >= 0.87
+    assert bounded < 0.85
+    assert true >= 0.9
+
+
 def noisy(count: int, scale: float) -> tuple[Pairs, list[int]]:
     random = np.random.default_rng(3)
     labels = random.integers(0, 5, count)

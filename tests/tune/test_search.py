@@ -102,16 +102,20 @@ def test_a_doubtful_candidate_is_passed_over_for_one_that_keeps_its_accuracy() -
     facts = {"a": Fact(speed=3, loss=0.004, doubt=0.008), "b": Fact(speed=2, loss=0.004, doubt=0.001)}
     outcome = run(FakeEvaluator(facts), "a", "b")
     assert outcome.chosen == "b"
-    assert "loses 0.40 points, on other samples up to 1.85 points; 1.00 points are allowed" in outcome.trial("a").reason
+    assert (
+        "loses 0.40 points, over many other samples up to 1.85 points; 1.00 points are allowed"
+        in outcome.trial("a").reason
+    )
 
 
 def test_one_figure_is_said_for_the_loss_and_its_bound() -> None:
     outcome = run(FakeEvaluator({"a": Fact(loss=0.004, doubt=0.002)}), "a")
     assert outcome.winner is not None
-    assert outcome.winner.reason.endswith("loses 0.40 points, on other samples up to 0.76 points")
+    assert outcome.winner.reason.endswith("loses 0.40 points, over many other samples up to 0.76 points")
     text = "; ".join(verdict(outcome, Goal()))
     assert "it loses 0.40 points (0.30 points to 0.50 points)" in text
-    assert "up to 0.76 points are to be expected" in text
+    expected = "over many other samples up to 0.76 points are to be expected, on 400 others up to 0.76 points"
+    assert f"{expected} (nine chances of ten)" in text
     assert plain(outcome)["candidates"][0]["accuracy"]["bound"] == pytest.approx(0.004 + 1.8124 * 0.002, rel=1e-3)
 
 
