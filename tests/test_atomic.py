@@ -77,6 +77,15 @@ def test_an_existing_output_needs_force(tmp_path: Path) -> None:
     assert contents(tmp_path) == {"model.onnx": "new"}
 
 
+def test_that_something_else_is_there_is_not_said_of_the_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """onnx names no file in the error that it raises for a data file of its own."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileExistsError, match=r"exists in w\.data"), output_file(Path("m.onnx")):
+        raise FileExistsError("External data file exists in w.data.")
+
+
 def test_an_existing_sibling_needs_force_and_nothing_moves_before_it_is_known(tmp_path: Path) -> None:
     (tmp_path / "model.onnx.data.2").write_text("of another model")
 

@@ -205,9 +205,10 @@ def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
         (stage / NEW).mkdir()
         yield stage
     except OSError as error:
-        taken = Path(os.fsdecode(error.filename or ""))
-        if isinstance(error, FileExistsError) and taken.parent == path.parent:
-            raise _taken(taken) from error
+        if isinstance(error, FileExistsError) and error.filename is not None:
+            taken = Path(os.fsdecode(error.filename))
+            if taken.parent == path.parent:
+                raise _taken(taken) from error
         if error.errno in _FULL:
             raise _full(path) from error
         if error.errno in _REFUSED and _concerns(error, path):

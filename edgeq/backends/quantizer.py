@@ -14,6 +14,7 @@ import numpy as np
 from edgeq_device.version import parse_version
 
 from edgeq.backends.quantizer_index import indexed
+from edgeq.backends.quantizer_output import quantizer_output
 from edgeq.calibrate.ranges import Range
 from edgeq.errors import CalibrationError, ModelError, RuntimeUnavailableError
 from edgeq.model.load import model_files
@@ -137,13 +138,18 @@ def quantize_with_ranges(
         cache = Path(folder) / "ranges.json"
         # quantize_static reads ranges only as "MinMax"; whatever method derived them, it uses the two numbers alone.
         save_tensors_data(tensors_data(ranges, "MinMax"), cache)
-        with refusals(prepared.source, fix, fix_ranges=fix_ranges), indexed() if pairs else nullcontext():
+        external = use_external_data_format or needs_external_data(prepared.path)
+        with (
+            refusals(prepared.source, fix, fix_ranges=fix_ranges),
+            indexed() if pairs else nullcontext(),
+            quantizer_output(destination, external=external) as written,
+        ):
             quantize_static(
                 prepared.path,
-                destination,
+                written,
                 None,
                 nodes_to_exclude=sorted(float_nodes),
-                use_external_data_format=use_external_data_format or needs_external_data(prepared.path),
+                use_external_data_format=external,
                 calibration_cache_path=cache,
                 **arguments,
             )

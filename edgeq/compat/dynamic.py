@@ -9,6 +9,7 @@ from typing import Any
 
 from edgeq.atomic import output_file
 from edgeq.backends.quantizer import needs_external_data, refusals
+from edgeq.backends.quantizer_output import quantizer_output
 from edgeq.compat.enums import member, quant_type
 from edgeq.compat.extra_options import CALIBRATION, check_options, writer_options
 from edgeq.compat.source import LOG, ModelInput, Written, as_given, checked, warn_unknown_nodes
@@ -61,17 +62,21 @@ def quantize_dynamic(
     with tempfile.TemporaryDirectory(prefix="edgeq-dynamic-") as folder, output_file(output, force=True) as draft:
         prepared = as_given(model_input, Path(folder))
         warn_unknown_nodes(prepared.model, nodes_to_quantize, nodes_to_exclude)
-        with refusals(prepared.source, "Keep the node in float with nodes_to_exclude, or choose other options"):
+        external = use_external_data_format or needs_external_data(prepared.path)
+        with (
+            refusals(prepared.source, "Keep the node in float with nodes_to_exclude, or choose other options"),
+            quantizer_output(draft, external=external) as written,
+        ):
             write(
                 prepared.path,
-                draft,
+                written,
                 op_types_to_quantize=list(op_types_to_quantize or []),
                 per_channel=per_channel,
                 reduce_range=reduce_range,
                 weight_type=chosen,
                 nodes_to_quantize=list(nodes_to_quantize or []),
                 nodes_to_exclude=list(nodes_to_exclude or []),
-                use_external_data_format=use_external_data_format or needs_external_data(prepared.path),
+                use_external_data_format=external,
                 extra_options=writer_options(options),
             )
         return checked(draft, output, prepared.notes)

@@ -146,10 +146,20 @@ def test_an_old_opset_is_raised_to_where_per_channel_is_valid(tmp_path: Path) ->
     assert old.coverage(artifact).int8_mac_share == 1
 
 
+def namesakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """The current folder holds data files that are called as those to be written elsewhere."""
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in names:
+        (here / name).write_bytes(b"another model's")
+    monkeypatch.chdir(here)
+
+
 def test_weights_beyond_the_limit_go_to_external_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wide = bench(tmp_path, residual(width=32))  # the quantizer keeps weights below 1 KiB inside
     inside = wide.sqnr(wide.build("inside.onnx"))
     monkeypatch.setattr(quantizer, "_EXTERNAL_DATA_FROM", 1)
+    namesakes(tmp_path, monkeypatch, "static.onnx.data", "operators.onnx.data", "again.onnx.data")
     for name, scheme in (("static.onnx", {}), ("operators.onnx", {"format": "QOperator"})):
         artifact = wide.build(name, **scheme)
         assert [file.name for file in model_files(artifact.model)] == [name, f"{name}.data"]
@@ -162,6 +172,7 @@ def test_dynamic_weights_beyond_the_limit_go_to_external_data(tmp_path: Path, mo
     types = {"Conv": "uint8", "MatMul": "int8"}
     inside = wide.sqnr(wide.build("inside.onnx", mode="dynamic", dynamic_weight_types=types))
     monkeypatch.setattr(quantizer, "_EXTERNAL_DATA_FROM", 1)
+    namesakes(tmp_path, monkeypatch, "outside.onnx.data")
     artifact = wide.build("outside.onnx", mode="dynamic", dynamic_weight_types=types)
     assert [file.name for file in model_files(artifact.model)] == ["outside.onnx", "outside.onnx.data"]
     assert wide.sqnr(artifact) == inside
