@@ -128,7 +128,8 @@ def open_job(
     proof_samples = _open(validation, prepared, progress) if validation is not None else calibration
     assert proof_samples is not None
     if not adopted:
-        prepared = check_preparation(prepared, proof_samples)
+        with progress.stage("Checking the preparation"):
+            prepared = check_preparation(prepared, proof_samples)
     collected: Statistics | None = None
     if static and statistics is not None:
         collected = load_statistics(statistics)

@@ -221,18 +221,15 @@ def prove(
         RuntimeUnavailableError: it does not load.
         CheckFailedError: it gives NaN or infinities where the float model does not.
     """
-    settings = artifact.proof_settings(threads=threads)
-    float_settings = SessionSettings(intra_op_threads=threads)
-    opened = {FLOAT: float_settings, INT8: settings}
+    files = {FLOAT: prepared.path, INT8: artifact.proof_model}
+    opened = {FLOAT: SessionSettings(intra_op_threads=threads), INT8: artifact.proof_settings(threads=threads)}
     first = next(iter(samples))
     count = simulated_count(prepared, artifact) if count is None else count
     if count is not None and workers is None:  # spread over all: data are often sorted by class
         samples = Subset(samples, range(0, len(samples), max(1, len(samples) // count))[:count])
     with Engines(keep=True) as engines:
-        sessions = {
-            FLOAT: engines.open(prepared.path, float_settings),
-            INT8: engines.open(artifact.proof_model, settings),
-        }
+        with progress.stage("Opening the models"):
+            sessions = {name: engines.open(file, opened[name]) for name, file in files.items()}
         measured: dict[str, Any] = {
             "task": task,
             "reference": FLOAT,
@@ -243,7 +240,6 @@ def prove(
         if workers is None:
             evaluation = evaluate_sessions(sessions, samples, **measured)
         else:
-            files = {FLOAT: prepared.path, INT8: artifact.proof_model}
             models = {name: ModelAt(file, opened[name]) for name, file in files.items()}
             evaluation = evaluate_on(workers, models, samples, **measured)
         agreement = evaluation.agreement[INT8]
@@ -258,7 +254,12 @@ def prove(
         speed = None
         if timed and artifact.simulation is None:
             with progress.stage("Timing int8 against float32") as advance:
-                speed = _time(prepared, artifact, opened, engines, first.inputs, advance)
+                more = sessions_to_time(prepared.path) - 1  # a large model is held in memory once
+                several = {
+                    name: [sessions[name], *(engines.open(file, opened[name]) for _ in range(more))]
+                    for name, file in files.items()
+                }
+                speed = _time(several, first.inputs, advance)
     return Proof(
         coverage=coverage,
         agreement=agreement,
@@ -295,21 +296,8 @@ def _optimiser_effect(
     return agreement[INT8].sqnr_db, agreement[PLAIN].sqnr_db
 
 
-def _time(
-    prepared: PreparedModel,
-    artifact: Artifact,
-    settings: Mapping[str, SessionSettings],
-    engines: Engines,
-    feed: Mapping[str, Any],
-    advance: Advance,
-) -> Speed:
-    files = {FLOAT: prepared.path, INT8: artifact.model}
-    count = sessions_to_time(prepared.path)
-    latency = race(
-        {name: [engines.open(file, settings[name]) for _ in range(count)] for name, file in files.items()},
-        [feed],
-        advance,
-    )
+def _time(sessions: Mapping[str, Sequence[Any]], feed: Mapping[str, Any], advance: Advance) -> Speed:
+    latency = race(sessions, [feed], advance)
     found = claim(latency[FLOAT], latency[INT8])
     return Speed({name: distribution.undisturbed() for name, distribution in latency.items()}, found)
 
