@@ -87,6 +87,24 @@ def test_equally_fast_runners_settle_as_a_tie(clock: Any) -> None:
     assert {frozenset(t) for t in ranking.ties} == {frozenset("ab")}
 
 
+def test_that_the_first_is_no_slower_by_more_than_the_tolerance_is_enough(clock: Any) -> None:
+    """A difference about as large as the tolerance is neither none nor clear for long; the first may be taken soon."""
+    runners = {"a": clock.runner(noisy(1, 0.0101, 0.05)), "b": clock.runner(noisy(2, 0.0100, 0.05))}
+    ranking = rank_until_settled(runners, bursts=ONE, clock=clock, tie=0.01, max_rounds=2000)
+    assert (ranking.order, ranking.settled) == (("b", "a"), True)
+    assert ranking.rounds <= 600
+
+
+def test_what_is_settled_within_the_tolerance_costs_no_more_than_it(clock: Any) -> None:
+    """The faster one by 2 % is behind one that is settled within 1 % at most 5 % of the time."""
+    wrong = 0
+    for seed in range(100):
+        runners = {"a": clock.runner(noisy(seed, 0.0102, 0.1)), "b": clock.runner(noisy(1000 + seed, 0.01, 0.1))}
+        ranking = rank_until_settled(runners, bursts=ONE, clock=clock, tie=0.01, max_rounds=400)
+        wrong += ranking.settled and ranking.order[0] == "a"
+    assert wrong <= 5
+
+
 def test_equal_runners_in_noise_are_seldom_ordered(clock: Any) -> None:
     """Looking many times must not find differences that are not there: at most 5 % of the time."""
     wrong = 0

@@ -109,7 +109,7 @@ class Ranking:
     Attributes:
         order: names, fastest first. Runners dropped early (see `top`) stand behind those that were not.
         settled: whether the order of the first `top` places, or that it does not matter, is statistically settled.
-        ties: neighbours in `order` that are equally fast within the tolerance.
+        ties: neighbours in `order` of which the first may be the slower one, by no more than the tolerance.
         rounds: rounds of interleaving that it took.
         distributions: what was measured, by name.
     """
@@ -139,10 +139,11 @@ def rank_until_settled(
 ) -> Ranking:
     """Measure in interleaved rounds until the order of the runners is statistically settled.
 
-    Two neighbours are settled when the confidence interval of their ratio lies above 1, or wholly within 1 ± `tie`:
-    equally fast, whichever comes first. Looking again and again, and at many pairs, would find differences that are
-    not there; so the error allowance 1 - `confidence` is divided by the number of pairs, and look number i gets the
-    share 1 / (i (i + 1)) of it, which sums to 1. Looks grow further apart, by a quarter of the rounds so far.
+    Two neighbours are settled when, by the confidence interval of their ratio, the first takes at most 1 + `tie` times
+    the second's time: to take the first costs no more than that, whichever is the faster one. Looking again and again,
+    and at many pairs, would find differences that are not there; so the error allowance 1 - `confidence` is divided by
+    the number of pairs, and look number i gets the share 1 / (i (i + 1)) of it, which sums to 1. Looks grow further
+    apart, by a quarter of the rounds so far.
 
     Args:
         top: how many of the fastest are of interest (None: all). A runner that is settled to be slower than all of
@@ -198,12 +199,10 @@ def _look(
     ties = []
     for first, second in neighbours:
         between = ratio(measured[second], measured[first], confidence=sure)
-        if between.confidence < sure:
+        if between.confidence < sure or between.low < 1 / (1 + tie):
             settled = False
-        elif between.low >= 1 / (1 + tie) and between.high <= 1 + tie:
-            ties.append((first, second))
         elif between.low <= 1:
-            settled = False
+            ties.append((first, second))
     return Ranking(tuple(order), settled, tuple(ties), rounds, measured)
 
 
