@@ -10,7 +10,7 @@ always cut are left alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -24,9 +24,16 @@ _FLAT = 0.05
 _LARGEST = 2.0**30
 
 
-def corrected_layers(program: Program) -> tuple[str, ...]:
-    """Tensors of the float model whose means bias correction compares with, in the order of the program."""
-    return tuple(program.tensors[step.output].origin for step in program.steps if isinstance(step, Conv | Fc))
+def corrected_layers(program: Program) -> dict[str, int]:
+    """Tensors of the float model whose means bias correction compares with, in the order of the program, and the axis
+    of their channels."""
+    layers = (step for step in program.steps if isinstance(step, Conv | Fc))
+    return {program.tensors[step.output].origin: _channel_axis(step) for step in layers}
+
+
+def _channel_axis(step: Conv | Fc) -> int:
+    """Of the output: a product may have several rows a sample in front of it."""
+    return 1 if isinstance(step, Conv) else -1
 
 
 def correct_biases(program: Program, inputs: Mapping[str, Array], means: Mapping[str, Floats]) -> Program:
@@ -34,7 +41,7 @@ def correct_biases(program: Program, inputs: Mapping[str, Array], means: Mapping
 
     Args:
         inputs: some samples [N, ...].
-        means: by name in `corrected_layers`, the float model's mean of each channel (axis 1) over the same samples.
+        means: by name in `corrected_layers`, the float model's mean of each channel over the same samples.
     """
     simulator = Simulator(program, keep_sums=True)
 
@@ -44,7 +51,7 @@ def correct_biases(program: Program, inputs: Mapping[str, Array], means: Mapping
         if tensor.origin not in means:
             return step
         y = simulator.steps.run(step, [x])
-        shift = _shift(y, means[tensor.origin], tensor, relu=step.relu)
+        shift = _shift(np.moveaxis(y, _channel_axis(step), 0), means[tensor.origin], tensor, relu=step.relu)
         if shift is None or len(shift) != len(step.bias):
             return step
         scale = program.tensors[step.input].scale
@@ -56,19 +63,18 @@ def correct_biases(program: Program, inputs: Mapping[str, Array], means: Mapping
     return replace(program, steps=simulator.walk(inputs, corrected))
 
 
-def channel_means(values: Sequence[Array]) -> Floats:
-    """float64 [channels]: mean over samples and everything behind axis 1."""
-    sums = [v.astype(np.float64).sum(axis=(0, *range(2, v.ndim))) for v in values]
-    counts = sum(v.size // v.shape[1] for v in values)
-    return np.asarray(np.sum(sums, axis=0) / counts, np.float64)
+def channel_means(values: Array, axis: int) -> Floats:
+    """float64 [channels]: mean over everything but the `axis` of the channels."""
+    return np.asarray(np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1).mean(axis=1, dtype=np.float64))
 
 
 def _shift(y: Array, mean: Floats, tensor: Tensor, *, relu: bool) -> Floats | None:
-    if y.ndim < 2 or y.shape[1] != len(mean):
+    """By how much the mean of each channel of `y`, [channels, ...], is to move; None where `mean` has others."""
+    if len(y) != len(mean):
         return None
     assert tensor.scale is not None
     wanted = mean if tensor.channels is None else mean[list(tensor.channels)]
-    axes = (0, *range(2, y.ndim))
+    axes = tuple(range(1, y.ndim))
     found = y.astype(np.float64).mean(axis=axes) * tensor.scale
     free = ((y > (0 if relu else -128)) & (y < 127)).mean(axis=axes)
     return np.where(free > _FLAT, (wanted - found) / np.maximum(free, _FLAT), 0.0)

@@ -18,6 +18,7 @@ from edgeq.backends.systolic.network import (
     ConvLayer,
     FcLayer,
     Layer,
+    MoveLayer,
     Network,
     layer_inputs,
     layer_outputs,
@@ -107,16 +108,18 @@ def _settle(index: GraphIndex, found: Found, reasons: dict[str, str]) -> None:
     """Take layers that would only add conversions out of `found`, and add why to `reasons`, in place.
 
     Convolutions and products are worth a conversion. Everything else is in int8 where what it reads is; on inputs of
-    the graph, where all that reads its result is.
+    the graph, and in a plain reshape, which the conversion may as well come before, where all that reads its result is.
     """
     integers: set[ir.Value] = set()
     for node in index.graph:
         name = node.name or ""
         if name not in found:
             continue
+        first = found[name][0]
         sources = [value for value in node.inputs if value is not None and not is_constant(value)]
-        worth = isinstance(found[name][0], _ANCHORS) or not integers.isdisjoint(sources)
-        if not worth and all(value.is_graph_input() for value in sources):
+        worth = isinstance(first, _ANCHORS) or not integers.isdisjoint(sources)
+        reshapes = isinstance(first, MoveLayer) and first.index is None
+        if not worth and (reshapes or all(value.is_graph_input() for value in sources)):
             worth = all(_wants_integers(found, value) for value in node.outputs if value.name)
         if worth:
             integers.update(value for value in node.outputs if value.name)

@@ -95,7 +95,7 @@ def observe(model: ir.Model, program: Program, samples: Samples) -> Reference:
     count = max(min(SAMPLES, _MEMORY // max(size, 1)), 1)
     outputs = GraphIndex(model).outputs
     made = {value.name for node in model.graph for value in node.outputs}
-    names = [name for name in dict.fromkeys(corrected_layers(program)) if name in made]
+    names = {name: axis for name, axis in corrected_layers(program).items() if name in made}
     observed = with_outputs(model, names)
     session = open_in_memory(observed)
     taken: list[Mapping[str, Array]] = []
@@ -109,7 +109,7 @@ def observe(model: ir.Model, program: Program, samples: Samples) -> Reference:
         taken.append(feed)
         fetched = dict(zip([*outputs, *names], session.run([*outputs, *names], feed), strict=True))
         for name in names:
-            sums[name].append(channel_means([fetched[name]]))
+            sums[name].append(channel_means(fetched[name], names[name]))
         for name in outputs:
             results[name].append(np.atleast_1d(fetched[name]))
     return Reference(

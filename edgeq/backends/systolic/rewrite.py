@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from edgeq.backends.systolic.array_shapes import batch_in_front, two_dimensional
 from edgeq.backends.systolic.fixed_batch import infer_shapes, part_of
 from edgeq.backends.systolic.moves import MOVES
 from edgeq.backends.systolic.windows import Windows
@@ -34,14 +35,17 @@ _ACTIVATIONS = ("Relu", "Clip")
 
 
 def rewrite(model: ir.Model) -> None:
-    """Make the padding of pooling explicit, fold shape arithmetic, and move activations before the pooling or data
-    movement that separates them from the layer that they could be fused into.
+    """Make the padding of pooling explicit, fold shape arithmetic, bring operators into the shapes that the array takes
+    (`array_shapes`), and move activations before the pooling or data movement that separates them from the layer that
+    they could be fused into.
 
     Raises:
         ModelError: an average pooling whose size ONNX and ONNX Runtime do not agree on.
     """
+    two_dimensional(model)
     explicit_ceil(model)
     fold_shapes(model)
+    batch_in_front(model)
     activations_first(model)
 
 

@@ -17,6 +17,8 @@ from edgeq.errors import DataError
 from edgeq.session import SessionSettings, open_session
 
 Array = NDArray[Any]
+Values = Array | list[Array]
+"""Samples of a tensor, one after the other in front; where the tensor has no batch there, a list of them."""
 _BATCH = 32
 
 
@@ -72,12 +74,14 @@ class Simulator:
         parts: dict[str, list[Array]] = {name: [] for name in wanted}
         totals: dict[str, LayerRun] = {}
         for start in range(0, count, batch):
-            values = {name: inputs[name][start : start + batch] for name in self.program.inputs}
+            values: dict[str, Values] = {name: inputs[name][start : start + batch] for name in self.program.inputs}
             runs: list[LayerRun] = []
             for number, step in enumerate(self.program.steps):
                 self._run(number, step, values, runs, wanted)
             for name in wanted:
-                parts[name].append(values[name])
+                found = values[name]
+                # A value without axes has no batch either: one for each sample, then.
+                parts[name] += map(np.atleast_1d, found) if isinstance(found, list) else [found]
             for run in runs:
                 before = totals.get(run.name, LayerRun(run.name, 0, 0, 0))
                 totals[run.name] = LayerRun(
@@ -95,23 +99,24 @@ class Simulator:
             The program's steps, as they were run.
         """
         self._check(inputs)
-        values = dict(inputs)
+        values: dict[str, Values] = dict(inputs)
         steps: list[Step] = []
         for number, step in enumerate(self.program.steps):
             if isinstance(step, Conv | Fc):
-                step = change(step, values[step.input])
+                step = change(step, np.asarray(values[step.input]))
             steps.append(step)
             self._run(number, step, values, [], ())
         return tuple(steps)
 
     def _run(
-        self, number: int, step: Step, values: dict[str, Array], runs: list[LayerRun], wanted: Sequence[str]
+        self, number: int, step: Step, values: dict[str, Values], runs: list[LayerRun], wanted: Sequence[str]
     ) -> None:
         """Add what a step makes to `values`, and drop what nothing reads any more."""
         if isinstance(step, Float):
             values.update(self._float(step, values))
         else:
-            values[step_outputs(step)[0]] = self.steps.run(step, [values[name] for name in step_inputs(step)], runs)
+            read = [np.asarray(values[name]) for name in step_inputs(step)]
+            values[step_outputs(step)[0]] = self.steps.run(step, read, runs)
         for name in step_inputs(step):
             if self._last_use[name] == number and name not in wanted:
                 values.pop(name, None)
@@ -133,18 +138,19 @@ class Simulator:
             raise DataError("the inputs have no or differing numbers of samples", "Give as many of each")
         return counts.pop()
 
-    def _float(self, step: Float, values: Mapping[str, Array]) -> dict[str, Array]:
+    def _float(self, step: Float, values: Mapping[str, Values]) -> dict[str, Values]:
         """Sample by sample: a float part may hold the batch of 1 in its constants."""
         session = self._sessions[step.name]
         # A part may read nothing but constants.
         count = len(values[step.inputs[0]] if step.inputs else next(iter(values.values())))
         rows = [
-            session.run(list(step.outputs), {name: values[name][i : i + 1] for name in step.inputs})
+            session.run(list(step.outputs), {name: _sample(values[name], i) for name in step.inputs})
             for i in range(count)
         ]
-        # A value without axes has no batch either: one for each sample, then.
+        made = {name: [row[place] for row in rows] for place, name in enumerate(step.outputs)}
         return {
-            name: np.concatenate([np.atleast_1d(row[place]) for row in rows]) for place, name in enumerate(step.outputs)
+            name: np.concatenate(found) if self.program.tensors[name].shape[:1] == (1,) else found
+            for name, found in made.items()
         }
 
 
@@ -163,6 +169,10 @@ def simulate(
         dataflow: "OS" cuts each partial sum to 20 bits.
     """
     return Simulator(program, rounding=rounding, dataflow=dataflow).run(inputs, keep=keep)
+
+
+def _sample(values: Values, place: int) -> Array:
+    return values[place] if isinstance(values, list) else values[place : place + 1]
 
 
 def _last_uses(program: Program) -> dict[str, int]:

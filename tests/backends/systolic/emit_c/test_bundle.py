@@ -11,7 +11,7 @@ from onnx import numpy_helper
 
 from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.emit_c.bundle import CBundle, write_c_bundle
-from edgeq.backends.systolic.program import Conv, Program
+from edgeq.backends.systolic.program import Conv, Fc, Float, Program
 from edgeq.errors import DataError, HardwareError, ModelError, UsageError
 from tests.backends.systolic.emit_c.compilers import RISCV, done, need
 from tests.backends.systolic.emit_c.programs import (
@@ -261,6 +261,34 @@ def test_a_network_without_convolutions(tmp_path: Path) -> None:
     save(tmp_path / "m.onnx", text, random.normal(0, 0.4, (6, 5)))
     samples = random.normal(0, 1, (3, 1, 6)).astype(np.float32)
     program, inputs = program_of(tmp_path / "m.onnx", [{"x": sample} for sample in samples])
+    bundle = write_c_bundle(program, inputs, tmp_path / "c")
+    done("make", "-s", "host", STRICT, where=bundle.directory)
+    run_all_modes(bundle, program, inputs, "net-host")
+
+
+def test_lines_and_rows(tmp_path: Path) -> None:
+    """1-D convolutions with pooling between them, and a product of each step in time."""
+    need("gcc", "make")
+    random = np.random.default_rng(0)
+    text = """g (float[1, 6, 20] x) => (float[1, 5, 6] y)
+        <int64[2] rows = {-1, 6}, int64[3] back = {1, 5, 6}, int64[1] axis = {2}> {
+        [first] a = Conv <pads = [2, 1]> (x, w)
+        [relu] b = Relu (a)
+        [pool] c = MaxPool <kernel_shape = [2], strides = [2]> (b)
+        [second] d = Conv <strides = [2], pads = [1, 2]> (c, w)
+        [sum] e = Add (d, d)
+        [turn] f = Transpose <perm = [0, 2, 1]> (e)
+        [flat] h = Reshape (f, rows)
+        [square] v = ReduceSum <keepdims = 0> (w, axis)
+        [product] p = Gemm (h, v)
+        [back] y = Reshape (p, back)
+    }"""
+    save(tmp_path / "m.onnx", text, random.normal(0, 0.4, (6, 6, 4)))
+    samples = random.normal(0, 1, (3, 1, 6, 20)).astype(np.float32)
+    program, inputs = program_of(tmp_path / "m.onnx", [{"x": sample} for sample in samples])
+    assert [type(step).__name__ for step in program.steps if isinstance(step, Conv | Fc | Float)] == ["Conv"] * 2 + [
+        "Fc"
+    ]
     bundle = write_c_bundle(program, inputs, tmp_path / "c")
     done("make", "-s", "host", STRICT, where=bundle.directory)
     run_all_modes(bundle, program, inputs, "net-host")

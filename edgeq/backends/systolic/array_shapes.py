@@ -1,0 +1,117 @@
+"""Operators in the shapes that the array takes, by Reshapes around them: 2-D windows, and the batch in front."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from edgeq.backends.systolic.fixed_batch import infer_shapes
+from edgeq.graph.edit import Editor, insert_behind
+from edgeq.graph.query import attributes, constant, is_op, name_of, node_input, readers, sizes
+
+_WINDOWED = ("AveragePool", "Conv", "GlobalAveragePool", "MaxPool")
+
+
+def two_dimensional(model: ir.Model) -> None:
+    """A convolution or pooling of [1, C, L] becomes one of [1, C, 1, L], in place, with the same values."""
+    editor = Editor(model)
+    changed = False
+    for node in list(model.graph):
+        source, made = node_input(node, 0), sizes(node.outputs[0])
+        shape = sizes(source)
+        if not is_op(node, *_WINDOWED) or len(node.outputs) > 1 or made is None or shape is None or len(shape) != 3:
+            continue
+        if node.op_type == "Conv":
+            weights = constant(node.inputs[1])
+            if weights is None:
+                continue
+            editor.set_input(node, 1, weights[:, :, None, :], f"{name_of(node.inputs[1])}/2d")
+        for name, before in (("kernel_shape", [1]), ("strides", [1]), ("dilations", [1])):
+            if name in node.attributes:
+                node.attributes[name] = ir.AttrInt64s(name, [*before, *attributes(node)[name]])
+        if "pads" in node.attributes:
+            begin, end = attributes(node)["pads"]
+            node.attributes["pads"] = ir.AttrInt64s("pads", [0, begin, 0, end])
+        image = editor.constant(f"{node.name}/image", np.array([*shape[:2], 1, shape[2]]))
+        node.replace_input_with(0, editor.node("Reshape", [source, image], f"{node.name}/as_image", before=node))
+        output = node.outputs[0]
+        line = editor.constant(f"{node.name}/line", np.array(made))
+        last = editor.node("Reshape", [output, line], f"{node.name}/as_line", after=node)
+        insert_behind(output, last, last, editor.free_value_name(f"{name_of(output)}/2d"))
+        changed = True
+    if changed:
+        infer_shapes(model)
+
+
+def batch_in_front(model: ir.Model) -> None:
+    """A product of [rows, K] with constant weights becomes one of [1, rows, K]: ONNX Runtime's optimiser, and attention
+    with the sequence in front, make such of a sample's rows, which are no batch. Values stay the same."""
+    editor = Editor(model)
+    in_front: dict[ir.Value, ir.Value] = {}
+    for node in list(model.graph):
+        matrix = constant(node_input(node, 1)) if is_op(node, "Gemm", "MatMul") else None
+        if matrix is None or not _is_without_batch(node, matrix):
+            continue
+        read, flat, bias, name = node.inputs[0], node.outputs[0], node_input(node, 2), node.name or ""
+        assert read is not None
+        if read not in in_front:
+            in_front[read] = _with_batch(editor, node, read)
+        source, weights = in_front[read], node.inputs[1]
+        if node.attributes.get_int("transB", 0):
+            matrix = matrix.T
+            weights = editor.constant(f"{name_of(weights)}/transposed", matrix)
+        product = made = editor.node("MatMul", [source, weights], f"{name}/product", before=node, dtype=flat.dtype)
+        if bias is not None:
+            made = editor.node("Add", [product, bias], f"{name}/bias", before=node, dtype=flat.dtype)
+        for reader in readers(flat):
+            shape = sizes(reader.outputs[0])
+            if is_op(reader, "Reshape") and shape is not None and shape[:1] == (1,):
+                editor.set_input(reader, 1, np.array(shape, np.int64), f"{reader.name}/shape")
+                reader.attributes.pop("allowzero", None)
+                reader.replace_input_with(0, made)
+        known = name_of(flat)
+        if readers(flat):
+            without = editor.constant(f"{name}/rows", np.array([-1, matrix.shape[1]]))
+            flat.replace_all_uses_with(editor.node("Reshape", [made, without], f"{name}/flat", before=node))
+        model.graph.remove(node, safe=True)
+        # By the node's name it is excluded, and its multiply-accumulates are known; by the tensor's its range.
+        multiplies = product.producer()
+        assert multiplies is not None
+        multiplies.name, made.name = name, known
+    if in_front:
+        RemoveUnusedNodesPass()(model)
+        infer_shapes(model)
+
+
+def _is_without_batch(node: ir.Node, matrix: NDArray[Any]) -> bool:
+    """Whether it multiplies [rows, K] with constant weights and adds nothing but one constant for each output."""
+    a, shape, bias = attributes(node), sizes(node.inputs[0]), constant(node_input(node, 2))
+    if shape is None or len(shape) != 2 or shape[0] == 1 or matrix.ndim != 2:
+        return False
+    if any(value.is_graph_output() for value in (node.inputs[0], node.outputs[0]) if value is not None):
+        return False
+    if a.get("transA", 0) or a.get("alpha", 1.0) != 1.0 or a.get("beta", 1.0) != 1.0:
+        return False
+    outputs = matrix.shape[0] if a.get("transB", 0) else matrix.shape[1]
+    return node_input(node, 2) is None or (bias is not None and bias.shape[-1:] == (outputs,) and bias.size == outputs)
+
+
+def _with_batch(editor: Editor, node: ir.Node, read: ir.Value) -> ir.Value:
+    """What a product reads, as [1, ..., K]: as it was before a Reshape to rows, where that is of this form."""
+    before = read.producer()
+    source = before.inputs[0] if before is not None and is_op(before, "Reshape") else None
+    shape = sizes(source) if source is not None else None
+    if source is None or shape is None or shape[:1] != (1,):
+        source, shape = read, None
+    rows, inner = sizes(read) or (0, 0)
+    if shape is not None and shape[-1] == inner:
+        return source
+    whole = editor.constant(f"{node.name}/batch", np.array([1, rows, inner]))
+    made = editor.node("Reshape", [source, whole], f"{node.name}/in_front", before=node)
+    # It may become integers, by the range under this name; without the batch nothing does.
+    made.name, read.name = read.name, editor.free_value_name(f"{read.name}/flat")
+    return made

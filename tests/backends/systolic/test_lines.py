@@ -1,0 +1,66 @@
+"""1-D convolution and pooling, as in audio: [1, C, L] is [1, C, 1, L] to the array."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from edgeq.backends.systolic.placement import coverage
+from edgeq.backends.systolic.program import AveragePool, Conv, Float, MaxPool
+from edgeq.backends.systolic.reference_model import host_reference_model
+from edgeq.backends.systolic.simulate import simulate
+from edgeq.graph.convert import to_proto
+from tests import graphs
+from tests.backends.systolic.graphs import program_of, run_all, signature_of
+
+NET = """g (float[N, 4, 30] input) => (float[N, 3] y) {
+    [shift] s = Sigmoid (input)
+    [conv] a = Conv <pads = [3, 2], dilations = [2], strides = [2]> (s, w)
+    [relu] b = Relu (a)
+    [depthwise] c = Conv <group = 8, auto_pad = "SAME_UPPER"> (b, d, bias)
+    [sum] e = Add (c, b)
+    [pool] p = MaxPool <kernel_shape = [3], strides = [2], ceil_mode = 1> (e)
+    [average] q = AveragePool <kernel_shape = [2]> (p)
+    [whole] m = GlobalAveragePool (q)
+    [flat] f = Flatten (m)
+    [fc] y = Gemm <transB = 1> (f, g)
+}"""
+SHAPES = {"w": (8, 4, 5), "d": (8, 1, 3), "bias": (8,), "g": (3, 8)}
+
+
+@pytest.fixture(scope="module")
+def model() -> onnx.ModelProto:
+    random = np.random.default_rng(0)
+    made = graphs.proto(NET)
+    made.graph.initializer.extend(
+        onnx.numpy_helper.from_array(random.normal(0, 0.4, shape).astype(np.float32), name)
+        for name, shape in SHAPES.items()
+    )
+    return made
+
+
+def samples(count: int) -> np.ndarray:
+    return np.random.default_rng(1).normal(0, 1, (count, 4, 30)).astype(np.float32)
+
+
+def test_all_layers_are_integers(model: onnx.ModelProto) -> None:
+    given = samples(8)
+    found = program_of(model, given)
+    names = {step.sources[0]: type(step) for step in found.steps if isinstance(step, Conv | MaxPool | AveragePool)}
+    kinds = {"conv": Conv, "depthwise": Conv, "pool": MaxPool, "average": AveragePool, "whole": AveragePool}
+    assert names == kinds
+    assert [step.sources for step in found.steps if isinstance(step, Float)] == [("shift",)]
+    assert coverage(found, {}).int8_mac_share == 1
+    exact = run_all(model, given, ["y"])["y"]
+    error = simulate(found, {"input": given}).tensors["y"] - exact
+    assert 10 * np.log10((exact**2).sum() / (error**2).sum()) > 25
+
+
+def test_the_reference_model_gives_the_same(model: onnx.ModelProto) -> None:
+    given = samples(3)
+    found = program_of(model, given)
+    twin = to_proto(host_reference_model(found, signature_of(model)))
+    names = [name for name, tensor in found.tensors.items() if tensor.scale is not None]
+    simulated, inside = simulate(found, {"input": given}, keep=names).tensors, run_all(twin, given, names)
+    assert {name: int((simulated[name] != inside[name]).sum()) for name in names} == dict.fromkeys(names, 0)
