@@ -55,15 +55,7 @@ def decode(stream: IO[bytes] | Path, where: str) -> Picture:
                 return Picture(np.asarray(image.convert("RGB")))
     except UnidentifiedImageError as error:
         raise DataError(f"{where} is not an image that can be read", "Replace or remove the file") from error
-    except (
-        OSError,
-        SyntaxError,
-        ValueError,
-        EOFError,
-        MemoryError,
-        struct.error,
-        Image.DecompressionBombError,
-    ) as error:
+    except _DAMAGED as error:
         text = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{where} cannot be decoded: {text}", "Replace or remove the file") from error
 

@@ -56,7 +56,6 @@ class PreparedModel:
         source: the file that it was made from.
         digest: `edgeq.model.load.model_digest` of `path`; the same source gives the same digest.
         signature: inputs and outputs, named and typed as the source's; shapes may be better known than there.
-        opset: version of the main operator set.
         notes: what was changed and what is worth knowing, as sentences.
     """
 
@@ -65,7 +64,6 @@ class PreparedModel:
     source: Path
     digest: str
     signature: Signature
-    opset: int
     notes: tuple[str, ...]
 
 
@@ -131,7 +129,7 @@ def prepare_model(
     signature = signature_of(to_proto(finished), path)
     # The external data of `finished` was in the scratch folder.
     held = read_model(path) if large else finished
-    return PreparedModel(held, path, source, model_digest(path), signature, opset_of(finished), tuple(notes))
+    return PreparedModel(held, path, source, model_digest(path), signature, tuple(notes))
 
 
 def rewritten(prepared: PreparedModel, model: ir.Model, path: Path, *notes: str) -> PreparedModel:

@@ -16,7 +16,7 @@ from edgeq.hardware.target import Target
 from edgeq.pipeline.job import Built, Derived, Job, build_derived, derive
 from edgeq.progress import SILENT, Progress
 from edgeq.tune.candidate import Candidate
-from edgeq.tune.recover import Recoverer
+from edgeq.tune.recover.run import Recoverer
 from edgeq.tune.sequence import SequenceBuilder
 
 

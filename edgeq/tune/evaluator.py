@@ -22,14 +22,12 @@ class Race:
 
     Attributes:
         timings: by the names that the runners were given, with their ratio to `baseline`.
-        order: names, fastest first.
         settled: whether the order of the first places is statistically settled.
         histograms: {"edges_ms": [...], "counts": {name: [...]}}.
         tied: names of the candidates that cannot be distinguished from the fastest one, itself included.
     """
 
     timings: Mapping[str, Timing]
-    order: tuple[str, ...]
     settled: bool
     histograms: Mapping[str, Any] = field(default_factory=dict)
     tied: tuple[str, ...] = ()

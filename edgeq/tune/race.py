@@ -29,7 +29,7 @@ def race_of(ranking: Ranking, baseline: str, *, tie: float, batch: int) -> Race:
     counts = {name: histogram(distribution, edges) for name, distribution in measured.items()}
     order = [name for name in ranking.order if name != baseline]
     tied = tuple(name for name in order if not slower(whole[name], whole[order[0]], tie))
-    return Race(timings, ranking.order, ranking.settled, {"edges_ms": edges.tolist(), "counts": counts}, tied)
+    return Race(timings, ranking.settled, {"edges_ms": edges.tolist(), "counts": counts}, tied)
 
 
 def slower(one: Distribution, other: Distribution, tie: float) -> bool:

@@ -27,14 +27,14 @@ from edgeq.pipeline.job import Built, Job
 from edgeq.progress import Progress
 from edgeq.scheme import ALL_NODES, SYMMETRIC_BLOCKS, Scheme
 from edgeq.tune.candidate import Candidate
-from edgeq.tune.recover.fuse_attention import FuseAttention, fuse_attention, may_have_attention
+from edgeq.tune.recover.fuse_attention import fuse_attention, may_have_attention
 from edgeq.tune.recover.methods.smoothquant import SmoothQuant, product_groups, smooth
 from edgeq.tune.recover.methods.weight_rounding import WeightRounding
 
 NAME = "sequence"
 LEAST_SHARE = 0.5
 """Of the multiply-accumulates, in constant matrices and recurrent layers: below it, these candidates are not tried."""
-_FUSE, _SMOOTH, _ROUND = FuseAttention.name, SmoothQuant.name, WeightRounding.name
+_FUSE, _SMOOTH, _ROUND = "fuse-attention", SmoothQuant.name, WeightRounding.name
 _PRODUCTS = ("Gemm", "MatMul")
 _RECURRENT = ("GRU", "LSTM", "RNN")
 # 8 bits bear long blocks, which are faster; 4 bits need short ones.

@@ -16,7 +16,6 @@ def test_warm_up_ends_when_two_windows_agree(clock: Any) -> None:
     warmed = warm_up(clock.runner(cooling), WARM, clock=clock)
     assert warmed.stable
     assert 20 <= warmed.runs <= 24
-    assert warmed.typical_s == pytest.approx(0.0005)
 
 
 def test_warm_up_takes_its_minimum_time_even_if_stable_at_once(clock: Any) -> None:

@@ -119,8 +119,7 @@ class FakeEvaluator:
                 {"p50_ms": value, "mean_ms": value * self.tails.get(runners[name][1], 1.0)},
                 None if name == baseline else ratio,
             )
-        order = tuple(sorted(p50, key=lambda n: p50[n]))
-        return Race(timings, order, True, {"edges_ms": [], "counts": {}}, tuple(n for n in self.tied if n in order))
+        return Race(timings, True, {"edges_ms": [], "counts": {}}, tuple(n for n in self.tied if n in p50))
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
         return self.slow

@@ -80,7 +80,7 @@ def test_accuracy_in_steps_is_accuracy_in_one(evaluator: LocalEvaluator, job: Jo
 
 def test_a_race_times_every_runner_against_float(evaluator: LocalEvaluator, first: Candidate) -> None:
     race = evaluator.time({"float32": (None, 1), "int8": (first, 1)}, "float32", tie=0.05, seconds=0.5)
-    assert set(race.order) == {"float32", "int8"}
+    assert set(race.timings) == {"float32", "int8"}
     assert race.timings["float32"].speedup is None
     assert race.timings["int8"].speedup is not None
     assert race.timings["int8"].latency["p50_ms"] > 0

@@ -18,29 +18,13 @@ from edgeq.graph.query import MICROSOFT, constant, is_constant, is_op, node_inpu
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.model.names import name_nodes
 from edgeq.model.prepare import PreparedModel, rewritten
-from edgeq.progress import Progress
 from edgeq.session import open_session
-from edgeq.tune.recover.base import Stage, State
 
 FAMILIES = ("bert", "gpt2", "vit")
 """Model families of the optimizer, in the order in which they are tried."""
 LEAST_SQNR_DB = 60.0
 """A fused float model computes in another order, and differs by rounding only."""
 _CHECKED = 2
-
-
-class FuseAttention:
-    name = "fuse-attention"
-    title = "attention as one node, quantized as QAttention"
-    stage: Stage = "model"
-    free = False
-
-    def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
-        """See `Recovery.apply`."""
-        prepared, count = fuse_attention(state.prepared, samples, workdir / "fused.onnx")
-        if not count:
-            return state.note("onnxruntime's optimizer recognises no attention in this model")
-        return state.replace(prepared=prepared).note(f"{count} attention layers fused")
 
 
 def may_have_attention(model: ir.Model) -> bool:

@@ -42,7 +42,15 @@ class Recoverer:
         self._finished: dict[str, State] = {}
 
     def build(self, scheme: Scheme, names: Sequence[str], destination: Path, *, progress: Progress = SILENT) -> Built:
-        """See `recover`."""
+        """Build the artifact by `scheme` at `destination`, with the recoveries `names` applied.
+
+        Model recoveries come first, then statistics are collected anew if the model changed, then ranges, the build,
+        and what edits the quantized file.
+
+        Raises:
+            UsageError: an unknown recovery, a scheme that one does not go with, or no calibration samples.
+            EdgeqError: as the stages have it.
+        """
         final = self.state(scheme, names, destination, progress=progress)
         assert final.artifact is not None
         if final.artifact.model != destination:
@@ -54,7 +62,7 @@ class Recoverer:
         """The state at the end of all stages. Its artifact may be in the work folder, not at `destination`.
 
         Raises:
-            UsageError: as `recover`.
+            UsageError: as `build`.
         """
         state = self.ranged(scheme, names, progress=progress)
         key = _content(state, [name for name, r in recoveries().items() if name in names and r.stage == "artifact"])
@@ -140,25 +148,3 @@ def _content(state: State, names: Sequence[str]) -> str:
     """What decides the artifact of a state whose ranges are chosen, and that of the recoveries `names` behind it."""
     ranges = sorted((name, r.low, r.high) for name, r in state.ranges.items())
     return json.dumps([state.prepared.digest, plain(state.scheme), ranges, names], sort_keys=True)
-
-
-def recover(
-    job: Job,
-    target: Target,
-    scheme: Scheme,
-    names: Sequence[str],
-    destination: Path,
-    *,
-    progress: Progress = SILENT,
-) -> Built:
-    """Build the artifact for `target` by `scheme` at `destination`, with the recoveries `names` applied.
-
-    Model recoveries come first, then statistics are collected anew if the model changed, then ranges, the build, and
-    what edits the quantized file.
-
-    Raises:
-        UsageError: an unknown recovery, a scheme that one does not go with, or no calibration samples.
-        EdgeqError: as the stages have it.
-    """
-    with tempfile.TemporaryDirectory(prefix="edgeq-recover-") as folder:
-        return Recoverer(job, target, Path(folder)).build(scheme, names, destination, progress=progress)

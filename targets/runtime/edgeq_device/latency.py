@@ -61,7 +61,6 @@ class WarmedUp:
     runs: int
     seconds: float
     stable: bool
-    typical_s: float
 
 
 def _each(runners: Runners) -> Sequence[Runner]:
@@ -100,7 +99,7 @@ def warm_up(run: Runner, settings: Optional[WarmUp] = None, *, clock: Clock = ti
                 window = min(window, len(latencies) // 2)
                 stable = len(latencies) >= 4 and _steady(latencies, window, settings.tolerance)
                 break
-    return WarmedUp(len(latencies), spent, stable, float(np.median(latencies[-2 * window :])))
+    return WarmedUp(len(latencies), spent, stable)
 
 
 def _steady(latencies: List[float], window: int, tolerance: float) -> bool:

@@ -116,7 +116,7 @@ def prepared_of(model: ir.Model, folder: Path) -> PreparedModel:
     """A prepared model that is taken as it is."""
     path = folder / "source.onnx"
     path.write_bytes(to_bytes(model))
-    return PreparedModel(read_model(path), path, path, model_digest(path), model_signature(path), 17, ())
+    return PreparedModel(read_model(path), path, path, model_digest(path), model_signature(path), ())
 
 
 def job_of(model: ir.Model, folder: Path, samples: FewSamples, *, prepare: bool = False) -> Job:

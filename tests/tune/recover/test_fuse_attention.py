@@ -8,17 +8,14 @@ import onnx_ir as ir
 import pytest
 
 from edgeq.backends.cpu import CpuBackend
-from edgeq.calibrate.statistics import Statistics
 from edgeq.graph.convert import to_bytes
 from edgeq.graph.edit import set_constant
 from edgeq.graph.index import GraphIndex
 from edgeq.model.load import load_model
-from edgeq.progress import SILENT
 from edgeq.scheme import Scheme
 from edgeq.session import open_session
 from edgeq.tune.recover import fuse_attention as module
-from edgeq.tune.recover.base import State
-from edgeq.tune.recover.fuse_attention import FuseAttention, fuse_attention, may_have_attention, split_unsqueezes
+from edgeq.tune.recover.fuse_attention import fuse_attention, may_have_attention, split_unsqueezes
 from edgeq.tune.recover.methods.smoothquant import product_groups
 from tests.backends.networks import operators, prepared, recurrent, sqnr_db
 from tests.tune.recover.encoder import Sentences, encoder
@@ -93,11 +90,3 @@ def test_one_unsqueeze_an_axis(tmp_path: Path) -> None:
     onnx.checker.check_model(onnx.load(path), full_check=True)
     np.testing.assert_array_equal(answer(path), answer(plain.path))
     assert split_unsqueezes(model) == 0
-
-
-def test_as_a_recovery(tmp_path: Path) -> None:
-    state = State(encoder(tmp_path), Statistics("", "", 0, {}, 0), {}, Scheme())
-    after = FuseAttention().apply(state, Sentences(), tmp_path, SILENT)
-    assert after.notes == ("1 attention layers fused",)
-    again = FuseAttention().apply(after, Sentences(), tmp_path, SILENT)
-    assert again.prepared == after.prepared

@@ -10,8 +10,8 @@ import pytest
 from edgeq.errors import UsageError
 from edgeq.graph.convert import to_bytes
 from edgeq.model.load import read_model
-from edgeq.tune.recover import Recoverer, recover, recoveries
-from edgeq.tune.recover.methods import recovery_groups
+from edgeq.tune.recover.methods import recoveries, recovery_groups
+from edgeq.tune.recover.run import Recoverer
 from tests.tune.recover.nets import SCHEME, few, job_of, noise_db, target, two_gates, uneven
 
 SHAPE = [1, 3, 12, 12]
@@ -40,9 +40,9 @@ def test_recoveries_stand_in_the_order_of_their_stages() -> None:
 
 def test_all_together_help_and_are_told_of(tmp_path: Path) -> None:
     model, samples = two_gates(uneven), few(8, SHAPE)
-    job = job_of(model, tmp_path, samples)
-    plain = recover(job, target(), SCHEME, (), tmp_path / "plain.onnx")
-    every = recover(job, target(), SCHEME, tuple(RECOVERIES), tmp_path / "every.onnx")
+    recoverer = Recoverer(job_of(model, tmp_path, samples), target(), tmp_path)
+    plain = recoverer.build(SCHEME, (), tmp_path / "plain.onnx")
+    every = recoverer.build(SCHEME, tuple(RECOVERIES), tmp_path / "every.onnx")
     assert every.artifact.model == tmp_path / "every.onnx"
     held_out = few(8, SHAPE, seed=2)
     assert noise_db(model, every.artifact.model, held_out) > noise_db(model, plain.artifact.model, held_out) + 3
@@ -62,8 +62,9 @@ def test_each_alone_builds_and_does_no_harm(tmp_path: Path) -> None:
 
 def test_the_order_of_names_decides_nothing(tmp_path: Path) -> None:
     job = job_of(two_gates(uneven), tmp_path, few(4, SHAPE))
-    one = recover(job, target(), SCHEME, tuple(RECOVERIES), tmp_path / "one.onnx")
-    other = recover(job, target(), SCHEME, tuple(reversed(RECOVERIES)), tmp_path / "other.onnx")
+    one = Recoverer(job, target(), tmp_path).build(SCHEME, tuple(RECOVERIES), tmp_path / "one.onnx")
+    names = tuple(reversed(RECOVERIES))
+    other = Recoverer(job, target(), tmp_path).build(SCHEME, names, tmp_path / "other.onnx")
     assert one.artifact.model.read_bytes() == other.artifact.model.read_bytes()
 
 
@@ -96,12 +97,14 @@ def test_models_are_made_once_for_each_scheme_that_matters(tmp_path: Path) -> No
 
 def test_what_cannot_be(tmp_path: Path) -> None:
     job = job_of(two_gates(), tmp_path, few(2, SHAPE))
+    recoverer = Recoverer(job, target(), tmp_path)
     with pytest.raises(UsageError, match="unknown recovery 'magic'"):
-        recover(job, target(), SCHEME, ("magic",), tmp_path / "q.onnx")
+        recoverer.build(SCHEME, ("magic",), tmp_path / "q.onnx")
     with pytest.raises(UsageError, match="static"):
-        recover(job, target(), SCHEME.replace(mode="dynamic"), ("bias-correction",), tmp_path / "q.onnx")
+        recoverer.build(SCHEME.replace(mode="dynamic"), ("bias-correction",), tmp_path / "q.onnx")
+    unfed = Recoverer(dataclasses.replace(job, calibration=None), target(), tmp_path)
     with pytest.raises(UsageError, match="samples"):
-        recover(dataclasses.replace(job, calibration=None), target(), SCHEME, ("bias-correction",), tmp_path / "q.onnx")
+        unfed.build(SCHEME, ("bias-correction",), tmp_path / "q.onnx")
 
 
 @pytest.mark.parametrize("name", [name for name, recovery in RECOVERIES.items() if recovery.stage == "model"])

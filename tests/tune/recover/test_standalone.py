@@ -15,7 +15,7 @@ from edgeq.cli.quantize import command
 from edgeq.errors import CheckFailedError, UsageError
 from edgeq.graph.convert import to_bytes
 from edgeq.pipeline.quantize import Quantized
-from edgeq.tune.recover import recoveries
+from edgeq.tune.recover.methods import recoveries
 from tests.tune.recover.nets import few, two_gates, uneven
 
 SHAPE = [1, 3, 12, 12]

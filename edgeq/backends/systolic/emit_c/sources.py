@@ -37,7 +37,6 @@ class Sources:
 
     files: Mapping[str, str]
     layers: tuple[CLayer, ...]
-    region: Region
 
 
 def c_sources(program: Program, values: Mapping[str, Values], header: str, generation: Generation = "2023") -> Sources:
@@ -67,7 +66,7 @@ def c_sources(program: Program, values: Mapping[str, Values], header: str, gener
     files["expected.h"] = _expected(builder.layers, outputs, values)
     files["main.c"] = _main(builder, region, pointers)
     files["README.md"] = readme(program, region, builder)
-    return Sources(dict(sorted(files.items())), tuple(builder.layers), region)
+    return Sources(dict(sorted(files.items())), tuple(builder.layers))
 
 
 def in_c(values: NDArray[np.int8], order: Order) -> NDArray[np.int8]:
