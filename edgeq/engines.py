@@ -206,13 +206,13 @@ def described(spec: EngineSpec | None) -> Engine | None:
     return load_engines()[spec.name]
 
 
-def choose_engine(text: str, engines: Mapping[str, Engine] | None = None) -> EngineChoice:
+def choose_engine(text: str) -> EngineChoice:
     """The engine and precision of "NAME" or "NAME:PRECISION".
 
     Raises:
         UsageError: there is no such engine or precision; with the nearest name.
     """
-    known = load_engines() if engines is None else engines
+    known = load_engines()
     name, _, precision = text.partition(":")
     if name not in known:
         raise UsageError(f"unknown engine {name!r}", suggest(name, known))

@@ -42,10 +42,10 @@ def complete_target(ctx: click.Context, parameter: click.Parameter, incomplete: 
     return sorted(name for name in names if incomplete.lower() in name)
 
 
-def target_option(*names: str, before: Sequence[str] = ("--profile",), **attributes: Any) -> Callable[[F], F]:
+def target_option(*names: str, **attributes: Any) -> Callable[[F], F]:
     """`-t/--target`, which names a target or a profile; completed by the shell."""
     attributes = {"shell_complete": complete_target, "metavar": "NAME", **attributes}
-    return click.option("-t", "--target", *names, cls=Renamed, before=before, **attributes)
+    return click.option("-t", "--target", *names, cls=Renamed, before=["--profile"], **attributes)
 
 
 def complete_board(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:

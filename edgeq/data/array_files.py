@@ -78,7 +78,6 @@ def open_array_files(
     options: SourceOptions,
     *,
     prepared: bool,
-    notes: tuple[str, ...] = (),
 ) -> ArrayFiles:
     """Read the headers of all files and decide how each is sliced.
 
@@ -93,7 +92,7 @@ def open_array_files(
         headers = read_arrays(path)
         read = _prepared if prepared else _raw
         entries.append(read(path, headers, signature, options))
-    return ArrayFiles(root, tuple(entries), prepared, notes)
+    return ArrayFiles(root, tuple(entries), prepared)
 
 
 def holds_key(path: Path, options: SourceOptions) -> bool:

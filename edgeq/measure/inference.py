@@ -64,7 +64,6 @@ def inferences(
     *,
     count: int | None = None,
     progress: Progress = SILENT,
-    title: str = "Evaluating",
 ) -> Iterator[tuple[Sample, dict[str, Outputs]]]:
     """Each sample with what every session makes of it, in the order of `samples`; at most `count` samples.
 
@@ -73,7 +72,7 @@ def inferences(
     """
     total = len(samples) if count is None else min(count, len(samples))
     seen = 0
-    with progress.stage(title, total) as advance:
+    with progress.stage("Evaluating", total) as advance:
         for sample in itertools.islice(iter(samples), count):
             yield sample, {name: infer(session, sample, model=name) for name, session in sessions.items()}
             seen += 1

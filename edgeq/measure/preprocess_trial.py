@@ -27,6 +27,7 @@ from edgeq.model.load import model_signature
 from edgeq.progress import SILENT, Progress
 from edgeq.session import open_session
 
+_PROPOSED_ON = 10
 _IMAGENET = "mean=[0.485,0.456,0.406],std=[0.229,0.224,0.225]"
 _RESIZE = "resize=exact:model:bilinear"
 
@@ -127,7 +128,7 @@ def try_preprocess(
     return Trial(request, best.task, best.primary, best.count, tries, tuple(tied))
 
 
-def propose(model: Path, data: Any, *, count: int = 10, progress: Progress = SILENT) -> str:
+def propose(model: Path, data: Any, *, progress: Progress = SILENT) -> str:
     """What to type for images whose preprocessing is not known: the likely ones, the likeliest first.
 
     Without labels, a preprocessing is the likelier the more the model's scores say about the images: the mutual
@@ -136,7 +137,7 @@ def propose(model: Path, data: Any, *, count: int = 10, progress: Progress = SIL
 
     Args:
         model: float model.
-        data: as `open_samples` takes it; the first `count` are run.
+        data: as `open_samples` takes it; the first few are run.
     """
     signature = model_signature(model)
     session = open_session(model)
@@ -145,7 +146,7 @@ def propose(model: Path, data: Any, *, count: int = 10, progress: Progress = SIL
         for name in (*names(), *PLAIN):
             advance(1)
             try:
-                samples = open_samples(data, signature, preprocess=name, count=count)
+                samples = open_samples(data, signature, preprocess=name, count=_PROPOSED_ON)
                 scores = [_scores(infer(session, sample)) for sample in samples]
             except (DataError, CheckFailedError):
                 continue
@@ -158,7 +159,7 @@ def propose(model: Path, data: Any, *, count: int = 10, progress: Progress = SIL
     best = ", ".join(f"{name!r} {bits:.2f}" for bits, name in ranked[:3])
     return (
         f"Type --preprocess {shlex.quote(ranked[0][1])} if the model was trained so; the likely ones, by the bits that "
-        f"its scores tell {count} of the images apart: {best}"
+        f"its scores tell {_PROPOSED_ON} of the images apart: {best}"
     )
 
 

@@ -34,7 +34,6 @@ def check_built(
     *,
     task: Task | None = None,
     selftest: int = 2,
-    samples: int | None = None,
     progress: Progress = SILENT,
 ) -> EmulatedCheck:
     """Load `built` on its target's kernels, take the self-test's answers there, and compare both machines with float32.
@@ -44,7 +43,6 @@ def check_built(
 
     Args:
         selftest: how many samples make the self-test.
-        samples: how many are compared; None takes as many as an emulated CPU manages in a minute or two.
 
     Raises:
         CheckFailedError: it fails there.
@@ -56,7 +54,7 @@ def check_built(
         vectors=[(case.inputs, case.outputs) for case in cases],
         float_model=job.prepared.path,
         samples=job.validation,
-        count=samples or _count(job, built, machine),
+        count=_count(job, built, machine),
         task=task,
     )
     found = check_trial(trial, built.target, machine, simulators=SIMULATORS, progress=progress)
@@ -77,6 +75,7 @@ def checks_of(found: EmulatedCheck) -> tuple[Check, ...]:
 
 
 def _count(job: Job, built: Built, machine: Machine) -> int:
+    """How many samples are compared: as many as an emulated CPU manages in a minute or two."""
     if route_for(built.target, machine, built.artifact.settings().engine, simulators=SIMULATORS).native_speed:
         return _MOST_AT_NATIVE_SPEED
     macs = sum(node_macs(job.prepared.model).values())

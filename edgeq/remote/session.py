@@ -172,12 +172,12 @@ class BoardSession:
                     files[name].write_bytes(content)
             return self.send(files, digests=digests, progress=progress)
 
-    def runtime(self, progress: Progress = SILENT) -> str:
+    def runtime(self) -> str:
         """The path on the board of edgeq's programs for devices."""
         root = shipped("targets") / "runtime"
         files = [root / "edgeq_guest.py", *sorted((root / "edgeq_device").iterdir())]
         taken = {f.relative_to(root).as_posix(): f for f in files if f.suffix in (".py", ".json")}
-        return self.send(taken, progress=progress)
+        return self.send(taken)
 
     @property
     def python(self) -> tuple[str, ...]:

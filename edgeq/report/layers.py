@@ -68,7 +68,6 @@ def layer_record(
     samples: Samples,
     settings: SessionSettings,
     *,
-    count: int = SAMPLES,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """What `edgeq debug` would say of each activation, cut to what the report draws, and the error sources.
@@ -80,7 +79,7 @@ def layer_record(
     Returns:
         `activations`, `error_sources` and `count`; `error` instead where the two cannot be compared layer by layer.
     """
-    few = Subset(samples, range(min(count, len(samples))))
+    few = Subset(samples, range(min(SAMPLES, len(samples))))
     try:
         reference, candidate = (GraphIndex(read_model(path)) for path in (float_model, quantized))
         found = compare_layers(reference, candidate, few, settings=settings, progress=progress)

@@ -49,16 +49,16 @@ class Box:
         )
 
 
-def text_width(text: str, em: float = EM) -> float:
+def text_width(text: str) -> float:
     """An estimate, on the wide side, of how long `text` is in a sans-serif font."""
-    return em * sum(_WIDE.get(unicodedata.east_asian_width(c), 0.36 if c in _NARROW else 0.6) for c in text)
+    return EM * sum(_WIDE.get(unicodedata.east_asian_width(c), 0.36 if c in _NARROW else 0.6) for c in text)
 
 
-def fitted(text: str, width: float, em: float = EM) -> str:
+def fitted(text: str, width: float) -> str:
     """`text`, its middle left out until it is at most `width` long."""
     limit = len(text)
     shown = shorten(text, limit) if limit else text
-    while limit > 3 and text_width(shown, em) > width:
+    while limit > 3 and text_width(shown) > width:
         limit -= max(1, limit // 12)
         shown = shorten(text, limit)
     return shown

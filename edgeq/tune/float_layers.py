@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 
 REFINEMENTS = 4
 _GROUPS = 8
-_PROBES = 32
+_PROBES = 32  # most measurements, beyond the first groups
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,6 @@ def rank_by_probing(
     expired: Callable[[], bool],
     *,
     groups: int = _GROUPS,
-    probes: int = _PROBES,
 ) -> Ranking:
     """Layers by noise, of those within a factor of about two the cheapest first; costs are multiply-accumulates.
 
@@ -167,7 +166,6 @@ def rank_by_probing(
         noise_of: noise power over signal power at the outputs where only these layers are quantized.
         expired: whether to stop splitting.
         groups: groups to begin with, about equally long; as many as layers measures each layer by itself.
-        probes: most calls of `noise_of`, beyond the first `groups`.
     """
     names = list(macs)
     size = max(1, -(-len(names) // groups))
@@ -186,7 +184,7 @@ def rank_by_probing(
         return -magnitude, cost(layer), layer.nodes
 
     pieces = [measured(names[start : start + size]) for start in range(0, len(names), size)]
-    remaining = probes - len(pieces)
+    remaining = _PROBES - len(pieces)
     while remaining >= 2 and not expired():
         whole = max((piece for piece in pieces if len(piece.nodes) > 1), key=lambda piece: piece.noise, default=None)
         if whole is None:

@@ -21,12 +21,10 @@ _SQNR_BEHIND_DB = 6.0
 _METHODS_IN_ENGINE = 2
 
 
-def build_all(
-    table: TrialTable, evaluator: Evaluator, deadline: Deadline, candidates: Iterable[Candidate], *, least: int = 1
-) -> None:
-    """Build `candidates` in their order until the deadline; at least the first `least`."""
+def build_all(table: TrialTable, evaluator: Evaluator, deadline: Deadline, candidates: Iterable[Candidate]) -> None:
+    """Build `candidates` in their order until the deadline; at least the first."""
     for position, candidate in enumerate(candidates):
-        if position >= least and deadline.passed():
+        if position > 0 and deadline.passed():
             table.add(candidate)
             table.eliminate(candidate.name, "the budget ran out before it was built")
         else:

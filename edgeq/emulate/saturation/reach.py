@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from edgeq.data.samples import Samples
 from edgeq.emulate.saturation.audit import model_macs, sample_count
 from edgeq.emulate.saturation.simulate import Simulation
 from edgeq.model.saturation import pairs_vary
-from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings
 
 _HELD = 2**15 - 1
@@ -23,8 +23,6 @@ def largest_sums(
     settings: SessionSettings,
     samples: Samples,
     source: Callable[[str], str],
-    *,
-    progress: Progress = SILENT,
 ) -> dict[str, NDArray[np.float64]]:
     """Per output channel of each layer, by the name of its source node, the largest sum of two products beside the
     samples as a share of what 16 bits hold; 0 where none leaves them. Without layers whose kernels differ in what they
@@ -48,11 +46,9 @@ def largest_sums(
     }
     found: dict[str, NDArray[np.float64]] = {}
     count = min(len(samples), sample_count(model_macs(simulation)))
-    with progress.stage("Sums of two products", count) as advance:
-        for sample, _ in zip(samples, range(count), strict=False):
-            for name, computed in simulation.run(sample.inputs).layers.items():
-                if name in known:
-                    reached = computed.tally.largest / _HELD
-                    found[known[name]] = np.maximum(found.get(known[name], 0.0), reached)
-            advance(1)
+    for sample in itertools.islice(samples, count):
+        for name, computed in simulation.run(sample.inputs).layers.items():
+            if name in known:
+                reached = computed.tally.largest / _HELD
+                found[known[name]] = np.maximum(found.get(known[name], 0.0), reached)
     return found

@@ -26,7 +26,7 @@ MEMORY = 2**29
 """Bytes that moments may take at once; more layers take several passes."""
 LARGEST = 2**26
 """Entries of a layer's second moment (groups x taps^2). A layer with more is left out: half a gigabyte."""
-SAMPLES = 32
+_SAMPLES = 32  # at most, spread over all there are
 _PATCHES_PER_TAP = 4
 _FEWEST, _MOST = 512, 8192
 _STORED = 2**23
@@ -54,7 +54,6 @@ def layer_moments(
     layers: Sequence[Layer],
     samples: Samples,
     *,
-    count: int = SAMPLES,
     memory: int = MEMORY,
     store: Path | None = None,
     progress: Progress = SILENT,
@@ -65,7 +64,6 @@ def layer_moments(
 
     Args:
         prepared: the float model that the layers belong to.
-        count: samples at most, spread over all there are.
         memory: bytes for the moments of one pass.
         store: a folder where moments of this model on these samples are kept, unless they are very large; those found
             there are not computed again.
@@ -83,12 +81,12 @@ def layer_moments(
         return
     fitting = [layer for layer in layers if layer.groups * layer.taps**2 <= LARGEST]
     parts = list(partitions(((layer, 8 * layer.groups * layer.taps**2) for layer in fitting), memory))
-    total = min(count, len(samples))
+    total = min(_SAMPLES, len(samples))
     with progress.stage("moments of the layers' inputs", len(parts) * total) as advance:
         for partition in parts:
             sums = {layer.name: _Sums(layer) for layer in partition}
             sources = [layer.source for layer in partition]
-            for number, values in enumerate(tensor_values(prepared, sources, spread(samples, count))):
+            for number, values in enumerate(tensor_values(prepared, sources, spread(samples, _SAMPLES))):
                 for layer in partition:
                     random = np.random.default_rng([number, layer.taps])
                     sums[layer.name].add(values[layer.source], total, random)

@@ -8,6 +8,7 @@ from typing import Dict, List, Sequence
 import numpy as np
 
 _BARS = " ▁▂▃▄▅▆▇█"
+_BINS = 40
 
 
 def percentile(ordered: np.ndarray, fraction: float) -> float:
@@ -166,11 +167,11 @@ def _median(samples: np.ndarray) -> float:
     return float(np.median(known)) if known.size else float("nan")
 
 
-def shared_edges(distributions: Sequence[Distribution], bins: int = 40) -> np.ndarray:
-    """float64[bins + 1]: histogram edges, evenly spaced in log(milliseconds), from the least to the greatest p99.9."""
+def shared_edges(distributions: Sequence[Distribution]) -> np.ndarray:
+    """float64[41]: histogram edges, evenly spaced in log(milliseconds), from the least to the greatest p99.9."""
     low = max(min(d.minimum for d in distributions), 1e-6)
     high = max(max(d.p999 for d in distributions), low * 1.01)
-    return np.geomspace(low, high, bins + 1)
+    return np.geomspace(low, high, _BINS + 1)
 
 
 def histogram(distribution: Distribution, edges: np.ndarray) -> List[int]:

@@ -42,6 +42,8 @@ OFFLINE = Scenario("offline", "samples_per_s", 1)
 SCENARIOS = {s.name: s for s in (SINGLE_STREAM, MULTI_STREAM, SERVER, OFFLINE)}
 
 _CYCLE = 1024  # queries after which the drawn order repeats
+# The search for the highest rate: how long a rate is tried, how many are, and when two are close enough.
+_PROBE_S, _TRIALS, _WITHIN = 2.0, 8, 1.1
 
 
 def sample_order(samples: int, draws: int, seed: int) -> List[int]:
@@ -223,15 +225,12 @@ def find_max_rate(
     latency_bound_ms: float,
     *,
     full_s: float,
-    probe_s: float = 2.0,
-    trials: int = 8,
-    within: float = 1.1,
     seed: int = 0,
 ) -> ServerResult:
     """The highest rate that holds on the machine, to a tenth.
 
     The search starts from the simulated rate and halves, on a logarithmic scale, the gap between the highest rate
-    that held and the lowest that did not, each tried for at most `probe_s` seconds; what it finds is then run in full.
+    that held and the lowest that did not, each tried for a few seconds; what it finds is then run in full.
 
     Args:
         serve_at: the scenario at a rate (queries a second) for a minimum duration (seconds).
@@ -245,16 +244,16 @@ def find_max_rate(
     low = 0.0
     rate = min(max(estimate_max_rate(service_s, latency_bound_ms, seed), 0.1 * high), 0.95 * high)
     best = None
-    for _ in range(trials):
-        result = serve_at(rate, min(probe_s, full_s))
+    for _ in range(_TRIALS):
+        result = serve_at(rate, min(_PROBE_S, full_s))
         if result.valid:
             best, low = result, rate
         else:
             high = rate
-        if low and high / low <= within:
+        if low and high / low <= _WITHIN:
             break
         rate = math.sqrt(low * high) if low else rate / 2
-    if best is None or full_s <= probe_s:
+    if best is None or full_s <= _PROBE_S:
         return best or result
     result = serve_at(low, full_s)
     for _ in range(3):

@@ -60,9 +60,9 @@ def _braced(values: NDArray[np.generic]) -> str:
     return "{" + "\n".join(wrapped(int_literal(v) for v in values.tolist())) + "}"
 
 
-def buffer(name: str, shape: Sequence[int], align: str = "row_align(1)") -> str:
+def buffer(name: str, shape: Sequence[int]) -> str:
     """The declaration of a static elem_t array without values."""
-    return f"static elem_t {name}{dimensions(shape)} {align};\n"
+    return f"static elem_t {name}{dimensions(shape)} row_align(1);\n"
 
 
 def wrapped(items: Iterable[str]) -> Iterable[str]:
