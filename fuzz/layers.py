@@ -444,7 +444,7 @@ def _reports(folder: Path) -> None:
 
 
 def _read_report_file(path: Path) -> None:
-    from edgeq.report.bundle import read_record
+    from edgeq.report.bundle_record import read_record
     from edgeq.report.page import render
     from edgeq.report.read import read_report
 

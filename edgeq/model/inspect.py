@@ -172,7 +172,7 @@ def inspect_model(
     model = from_proto(proto, path.parent, where=path)
     files = model_files(path)
     quantized = is_quantized(model)
-    notes = list(_notes(model, path))
+    notes = _notes(model)
     for name, sizes in (shapes or {}).items():
         _check_shape(model, name, sizes, path)
     assumed = assumed_shapes(model, shapes or {})
@@ -233,7 +233,7 @@ def _operators(model: ir.Model, macs: Mapping[str, int]) -> tuple[OperatorCount,
     )
 
 
-def _notes(model: ir.Model, path: Path) -> list[str]:
+def _notes(model: ir.Model) -> list[str]:
     notes = []
     opset = opset_of(model)
     if opset < LOWEST:

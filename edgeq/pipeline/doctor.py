@@ -79,7 +79,7 @@ def doctor(*, gpu: bool = False, progress: Progress = SILENT) -> Diagnosis:
         *_provider_options(),
     ]
     if gpu:
-        checks += _on_gpu(machine, progress)
+        checks += _on_gpu(progress)
     return Diagnosis(tuple(checks))
 
 
@@ -153,7 +153,7 @@ def _provider_options() -> Iterator[Check]:
         yield Check(f"provider options ({name})", "ok", f"all known by {source}")
 
 
-def _on_gpu(machine: Machine, progress: Progress) -> Iterator[Check]:
+def _on_gpu(progress: Progress) -> Iterator[Check]:
     gpus, problem = read_gpus()
     if not gpus:
         yield Check("GPU run", "not run", problem)

@@ -102,7 +102,7 @@ def check_form(model: ir.Model, path: Path) -> None:
         if not is_op(node, "QuantizeLinear", "DequantizeLinear"):
             continue
         scale = constant(node.inputs[1])
-        problem = _scale_problem(node, scale) if scale is not None else ""
+        problem = _scale_problem(scale) if scale is not None else ""
         params = params_of(node)
         if not problem and params is not None:
             problem = _shape_problem(node, params)
@@ -110,7 +110,7 @@ def check_form(model: ir.Model, path: Path) -> None:
             raise ModelError(f"{path}: {node.op_type} {node.name!r} {problem}", "Export the model again")
 
 
-def _scale_problem(node: ir.Node, scale: np.ndarray) -> str:
+def _scale_problem(scale: np.ndarray) -> str:
     if not np.isfinite(scale).all():
         return "has a scale that is not finite"
     if (scale <= 0).any():

@@ -99,7 +99,7 @@ def pareto(tuning: Tuning, width: float, height: float) -> Markup:
         x_axis(xs, ys.start, ys.end, "median latency (ms)"),
         y_axis(ys, left, xs.end, f"{metric_name(tuning.metric)}{unit}{direction}"),
         _bar(tuning, ys, xs, factor),
-        _front(points, tuning.higher_is_better),
+        _front(points),
         join(_whisker(p, xs) for p in points),
         _labels(points, frame),
         join(_mark(p, tuning) for p in points),
@@ -149,7 +149,7 @@ def _bar(tuning: Tuning, ys: Scale, xs: Scale, factor: float) -> Markup | None:
     )
 
 
-def _front(points: Sequence[_Point], higher: bool) -> Markup | None:
+def _front(points: Sequence[_Point]) -> Markup | None:
     """The border of what can be had, as a staircase."""
     on = sorted((p for p in points if p.candidate.status in ("front", "chosen")), key=lambda p: p.x)
     if len(on) < 2:

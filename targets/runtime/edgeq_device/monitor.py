@@ -34,7 +34,6 @@ class Monitor:
     ) -> None:
         self._root = root
         self._clock = clock
-        self._own_cpu_s = own_cpu_s
         self._interval_s = 0.5
         self.load_before = load_before
         self.mhz: List[float] = []
