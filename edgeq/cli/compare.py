@@ -14,7 +14,7 @@ from edgeq.cli._options import PATH, comparison_arguments, comparison_options
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from edgeq.report.compare import Comparison
+    from edgeq.report.comparison import Comparison
 
 
 @click.command("compare")

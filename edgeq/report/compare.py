@@ -14,10 +14,8 @@ from edgeq_device.claim import Claim
 from edgeq_device.feeds import random_feeds
 
 from edgeq.data.samples import Samples, open_samples
-from edgeq.display import Page
-from edgeq.errors import CheckFailedError, EdgeqError, UsageError
-from edgeq.measure.accuracy import Accuracy, Evaluation, evaluate_sessions
-from edgeq.measure.agreement import Agreement
+from edgeq.errors import EdgeqError, UsageError
+from edgeq.measure.accuracy import Evaluation, evaluate_sessions
 from edgeq.measure.bench import SAMPLES
 from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.latency import Measurement, bench_model, measure_models, sessions_to_time
@@ -27,12 +25,10 @@ from edgeq.model.load import is_quantized, model_digest, model_files
 from edgeq.model.path import path_of
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
-from edgeq.report.compare_limits import UNSETTLED, Limits, missed, speed_outcome
-from edgeq.report.compare_text import comparison_rows, sentences
+from edgeq.report.compare_limits import UNSETTLED, Limits, speed_outcome
+from edgeq.report.comparison import A, B, Comparison, Side
 from edgeq.session import SessionSettings
-from edgeq.signature import Signature, interchangeable, signature_differences
-
-A, B = "A", "B"
+from edgeq.signature import interchangeable, signature_differences
 
 
 class ComparePlace(Opener, Protocol):
@@ -83,119 +79,6 @@ class CompareRequest:
     session_options: Mapping[str, str] = field(default_factory=dict)
     attempts: int = 1
     sessions: int | None = None
-
-
-@dataclass(frozen=True)
-class Side:
-    """What is known of one of the two: `bytes` of its model file with external data, int8 share of its MACs, and
-    whether any operator is quantized."""
-
-    path: Path
-    variant: str | None
-    bytes: int | None
-    digest: str | None
-    signature: Signature
-    coverage: Mapping[str, Any] | None
-    accuracy: Accuracy | None
-    quantized: bool = False
-
-    def __record__(self) -> dict[str, Any]:
-        return {
-            "path": str(self.path),
-            "variant": self.variant,
-            "bytes": self.bytes,
-            "sha256": self.digest,
-            "inputs": [str(spec) for spec in self.signature.inputs],
-            "outputs": [str(spec) for spec in self.signature.outputs],
-            "coverage": self.coverage,
-            "accuracy": self.accuracy,
-        }
-
-
-@dataclass(frozen=True)
-class Comparison(Page):
-    """What was found; `agreement` is B's with A."""
-
-    a: Side
-    b: Side
-    signature_differences: tuple[str, ...]
-    samples: int
-    agreement: Agreement | None
-    measurement: Measurement | None
-    notes: tuple[str, ...]
-    limits: Limits = field(default_factory=Limits)
-
-    @property
-    def same(self) -> bool:
-        """Whether both are the same bytes, run the same way."""
-        return _same(self.a, self.b)
-
-    @property
-    def debuggable(self) -> tuple[Side, Side] | None:
-        """The float model file and the quantized form that `edgeq debug` can compare, in this order; None where A and B
-        are not one of each."""
-        found = next(((a, b) for a, b in ((self.a, self.b), (self.b, self.a)) if b.quantized and not a.quantized), None)
-        return found if found is not None and found[0].variant is None else None
-
-    def rows(self) -> list[tuple[str, str, str, str]]:
-        """The table: what, A, B, B against A."""
-        return comparison_rows(self.figures())
-
-    def missed(self) -> tuple[str, ...]:
-        """A sentence for each limit that was not shown to hold."""
-        return missed(self.figures(), self.limits)
-
-    def check(self) -> None:
-        """Raise CheckFailedError where a limit was not shown to hold."""
-        if found := self.missed():
-            raise CheckFailedError("; ".join(found), "Keep A, or see `edgeq debug` and `edgeq bench` for what costs it")
-
-    def verdict(self) -> tuple[str, ...]:
-        """What it comes to, the most important first."""
-        return sentences(self.figures())
-
-    def __brief__(self) -> dict[str, Any]:
-        return {"a": self.a.path, "b": self.b.path, "samples": self.samples, "verdict": " ".join(self.verdict())}
-
-    def __page__(self) -> dict[str, Any]:
-        timed = self.measurement.notes if self.measurement is not None else ()  # they stand beside the latencies
-        return {
-            "name": f"{self.a.path.name} and {self.b.path.name}",
-            "bench": plain(self.measurement) if self.measurement is not None else None,
-            "tables": [(" ".join(self.verdict()), ("", "A", "B", "B against A"), self.rows())],
-            "notes": [*self.signature_differences, *(note for note in self.notes if note not in timed)],
-        }
-
-    def __record__(self) -> dict[str, Any]:
-        return {**self.figures(), "verdict": self.verdict(), "limits": self.limits, "missed": self.missed()}
-
-    def figures(self) -> dict[str, Any]:
-        """All that was measured, plain values."""
-        latency = None
-        if self.measurement is not None:
-            latency = {
-                A: dict(self.measurement.latency(A)),
-                B: dict(self.measurement.latency(B)),
-                "ratio": dict(self.measurement.ratio(B)),
-            }
-        found: dict[str, Any] = plain(
-            {
-                "a": self.a,
-                "b": self.b,
-                "same": self.same,
-                "signature_differences": self.signature_differences,
-                "samples": self.samples,
-                "agreement": self.agreement,
-                "latency": latency,
-                "bench": self.measurement,
-                "notes": self.notes,
-            }
-        )
-        return found
-
-
-def _same(a: Side, b: Side) -> bool:
-    return a.digest is not None and (a.digest, a.variant) == (b.digest, b.variant)
 
 
 def compare(
@@ -271,7 +154,7 @@ def run_comparison(
         here = place is None
         sides = [_side(loaded, key, samples, evaluation, notes, here=here) for key, loaded in ((A, a), (B, b))]
         # The same bytes run the same way: timing them would measure the machine's noise.
-        timed = request.timed and fits and not _same(*sides)
+        timed = request.timed and fits and not sides[0].same_as(sides[1])
         measurement = _time(request, a, b, samples, place, progress) if timed else None
     return Comparison(
         a=sides[0],

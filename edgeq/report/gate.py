@@ -21,8 +21,9 @@ from edgeq.measure.loaded_model import is_bundle
 from edgeq.model.load import model_files
 from edgeq.progress import SILENT, Progress
 from edgeq.records import computed, parse, toml_table
-from edgeq.report.compare import ComparePlace, CompareRequest, Comparison, run_comparison
+from edgeq.report.compare import ComparePlace, CompareRequest, run_comparison
 from edgeq.report.compare_limits import HELD, MISSED, UNSETTLED, LimitCheck, Limits, check_limits
+from edgeq.report.comparison import Comparison
 
 _ATTEMPTS = 3
 # Twelve pairs leave two at either end out of a 95 % interval, so that one odd session does not widen it.

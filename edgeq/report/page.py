@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from edgeq import __version__
-from edgeq.report import numbers, views
+from edgeq.report import layer_views, numbers, views
 from edgeq.report.charts.histogram import histogram_chart
 from edgeq.report.charts.latency import latency_chart
 from edgeq.report.charts.pareto import NAMES, mark, pareto, ring
@@ -95,8 +95,8 @@ def _environment() -> Environment:
         board_table,
         kind_table,
         failures,
-        views.layer_table,
-        views.layers_view,
+        layer_views.layer_table,
+        layer_views.layers_view,
         views.metric_rows,
         views.coverage_text,
         views.operators_drawn,
