@@ -29,13 +29,8 @@ from edgeq.pipeline.engine_variants import check_engines
 from edgeq.pipeline.job import Data, as_data, open_job, scheme_for
 from edgeq.pipeline.target_coverage import check_measurable
 from edgeq.pipeline.target_variants import TargetVariants
-from edgeq.pipeline.variants import (
-    PackagedVariant,
-    as_text,
-    bundle_variants,
-    variant_name,
-    with_fallback,
-)
+from edgeq.pipeline.variant_bundle import as_text, bundle_variants
+from edgeq.pipeline.variants import PackagedVariant, variant_name, with_fallback
 from edgeq.progress import SILENT, Progress
 from edgeq.records import computed, plain
 

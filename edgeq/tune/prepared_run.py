@@ -19,7 +19,8 @@ from edgeq.pipeline.job import Job
 from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.target_checks import artifact_checks
 from edgeq.pipeline.target_coverage import target_coverage
-from edgeq.pipeline.variants import PackagedVariant, as_text, bundle_variants, variant_name, with_fallback
+from edgeq.pipeline.variant_bundle import as_text, bundle_variants
+from edgeq.pipeline.variants import PackagedVariant, variant_name, with_fallback
 from edgeq.progress import Progress
 from edgeq.records import plain
 from edgeq.scheme import Scheme

@@ -20,7 +20,8 @@ from edgeq.pipeline.builds import Builds
 from edgeq.pipeline.engine_variants import exists_for, in_engine
 from edgeq.pipeline.job import Data, open_job
 from edgeq.pipeline.package import package
-from edgeq.pipeline.variants import PackagedVariant, bundle_variants, with_fallback
+from edgeq.pipeline.variant_bundle import bundle_variants
+from edgeq.pipeline.variants import PackagedVariant, with_fallback
 from tests import fake_engine
 
 NET, CALIB, BUNDLE = Path("net.onnx"), Data("calib.npz"), Path("bundle")
