@@ -23,6 +23,7 @@ from cross_target import EXACT, MOBILENET, SATURATING, correlated_images, mobile
 from models import resnet50_shaped
 from tuned import verdict
 
+from edgeq.data.given import Data
 from edgeq.data.samples import open_samples
 from edgeq.emulate.engine_route import route_for
 from edgeq.engines import Engine, EngineChoice, load_engines
@@ -31,7 +32,6 @@ from edgeq.hardware.target import resolve
 from edgeq.measure.accuracy import Evaluation, evaluate_sessions
 from edgeq.measure.task import Task
 from edgeq.model.load import model_signature
-from edgeq.pipeline.job import Data
 from edgeq.pipeline.quantize import quantize
 from edgeq.session import SessionSettings, open_session
 from tests.emulate.saturation.engine_layers import compare, saturating_levels

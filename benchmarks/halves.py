@@ -28,6 +28,7 @@ from tasks import shared_data
 from tune_cases import Case, cases
 from tuned import verdict
 
+from edgeq.data.given import Data
 from edgeq.data.samples import Sample
 from edgeq.hardware.target import resolve
 from edgeq.measure.agreement import Comparison
@@ -38,7 +39,7 @@ from edgeq.measure.rows import rows
 from edgeq.measure.task import Task
 from edgeq.measure.tasks.detection import Detection, input_size
 from edgeq.model.macs import node_macs
-from edgeq.pipeline.job import Data, open_job
+from edgeq.pipeline.job import open_job
 from edgeq.report.tuning_record import Screening
 from edgeq.scheme import Scheme
 from edgeq.session import open_session

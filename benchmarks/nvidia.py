@@ -26,11 +26,11 @@ from edgeq.backends import backend_for
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.table import FLATBUFFERS, write_tables
 from edgeq.calibrate.tensors import quantizable_tensors
+from edgeq.data.given import Data
 from edgeq.errors import CalibrationError
 from edgeq.hardware.target import resolve
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.model.prepare import prepare_model
-from edgeq.pipeline.job import Data
 from edgeq.pipeline.quantize import quantize
 from edgeq.tune.goal import Goal
 from edgeq.tune.run import tune

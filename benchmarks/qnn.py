@@ -26,6 +26,7 @@ from tune_cases import Case, cases
 
 import edgeq
 from edgeq.backends import backend_for
+from edgeq.data.given import Data
 from edgeq.data.samples import Samples, open_samples
 from edgeq.engines import engine_for
 from edgeq.errors import GoalNotMetError
@@ -34,7 +35,7 @@ from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.model.fixed_sizes import free_sizes
 from edgeq.model.load import model_signature, read_model
 from edgeq.model.prepare import prepare_model
-from edgeq.pipeline.job import Data, build, open_job
+from edgeq.pipeline.job import build, open_job
 from edgeq.pipeline.options import share
 from edgeq.progress import Silent
 from edgeq.report.tuning_record import Assessment

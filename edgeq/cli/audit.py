@@ -49,10 +49,10 @@ def command(
     edgeq audit int8.onnx --data val/ --preprocess imagenet --float model.onnx
     edgeq audit int8.onnx --engine openvino -t haswell
     """
+    from edgeq.data.given import Data
     from edgeq.engines import choose_engine
     from edgeq.hardware.target import resolve
     from edgeq.pipeline.audit import audit_saturation
-    from edgeq.pipeline.job import Data
     from edgeq.session import given_options
 
     result = audit_saturation(

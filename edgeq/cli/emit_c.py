@@ -38,8 +38,8 @@ def command(printer: Printer, program: Path, output: Path, **options: Any) -> No
     edgeq emit-c int8.onnx --data calib/ -o c/
     make -C c check
     """
+    from edgeq.data.given import Data
     from edgeq.pipeline.emit_c import emit_c
-    from edgeq.pipeline.job import Data
 
     data = Data(options.pop("data"), options.pop("preprocess"))
     result = emit_c(program, data, output, progress=printer.progress(), **options)

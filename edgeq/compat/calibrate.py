@@ -23,7 +23,7 @@ from edgeq.compat.readers import RESNET50
 from edgeq.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
-    from edgeq.pipeline.job import Data
+    from edgeq.data.given import Data
 
 _ARRAY = "gemmini"
 _PREPROCESS = {name: name for name in ("mxnet", "caffe", "caffe2", "rcnn", "preprocess_method1", "preprocess_method2")}
@@ -79,7 +79,7 @@ def command(
     force_fusions: str | None = None,
 ) -> list[str]:
     """Calibrate and quantize a model as the older calibrate.py did."""
-    from edgeq.pipeline import job
+    from edgeq.data.given import Data
 
     del augmented_model_path, force_fusions
     assumed = []
@@ -107,7 +107,7 @@ def command(
         )
     else:
         preprocess = _preprocess(data_preprocess, model_path)
-    data = job.Data(dataset_path, preprocess, count=dataset_size or None)
+    data = Data(dataset_path, preprocess, count=dataset_size or None)
     write = _for_the_array if is_static and integer == "int8" else _for_cpus
     return [write(model_path, data, output_model_path, overrides), *assumed]
 

@@ -40,7 +40,7 @@ def command(
 ) -> list[str]:
     """Calibrate, quantize and time an image classifier."""
     from edgeq.backends.quantizer import quiet
-    from edgeq.pipeline.job import Data
+    from edgeq.data.given import Data
     from edgeq.pipeline.quantize import quantize
 
     data = Data(calibrate_dataset, preprocess or images_or_arrays(calibrate_dataset, RESNET50))

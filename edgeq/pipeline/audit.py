@@ -8,6 +8,7 @@ from typing import Any
 
 from edgeq_device.engines import FLOAT
 
+from edgeq.data.given import Data
 from edgeq.data.samples import open_samples
 from edgeq.emulate.saturation.audit import Audit, audit
 from edgeq.engines import DEFAULT, Engine, described
@@ -15,7 +16,6 @@ from edgeq.errors import UsageError
 from edgeq.hardware.target import Target
 from edgeq.measure.loaded_model import open_model, refuse_ignored
 from edgeq.model.saturation import saturation_table
-from edgeq.pipeline.job import Data
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
 from edgeq.session import SessionSettings, open_session

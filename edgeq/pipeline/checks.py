@@ -9,11 +9,12 @@ from typing import Any
 from edgeq.atomic import Kind, check_apart, check_free
 from edgeq.backends import backend_for
 from edgeq.bundle.owned import BUNDLE
+from edgeq.data.given import Data
 from edgeq.errors import OutputError, UsageError
 from edgeq.hardware.target import Target
 from edgeq.measure.task import Task
 from edgeq.model.load import model_files
-from edgeq.pipeline.job import Data, scheme_for
+from edgeq.pipeline.job import scheme_for
 
 
 def check_output(

@@ -14,6 +14,7 @@ from edgeq_device.verify import Report
 from edgeq import demo
 from edgeq.atomic import output_directory
 from edgeq.bundle.verify import check_report, verify_bundle
+from edgeq.data.given import Data
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import ProfileMatch, load_profiles, match_profile
@@ -22,7 +23,6 @@ from edgeq.measure.bench import bench
 from edgeq.measure.latency import Measurement
 from edgeq.measure.task import make_task
 from edgeq.model.load import model_digest
-from edgeq.pipeline.job import Data
 from edgeq.pipeline.package import Packaged, package
 from edgeq.pipeline.proof import FLOAT, INT8
 from edgeq.progress import SILENT, Progress

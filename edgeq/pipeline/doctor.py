@@ -26,6 +26,7 @@ from edgeq_device.variants import Variant
 
 from edgeq import demo
 from edgeq.backends.tensorrt import options
+from edgeq.data.given import Data
 from edgeq.engines import load_engines
 from edgeq.errors import CheckFailedError, EdgeqError
 from edgeq.hardware.detect import detect_machine
@@ -33,7 +34,6 @@ from edgeq.hardware.engines import detect_engines, gpu_problem, simulates
 from edgeq.hardware.machine import Machine, capability_text
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.pipeline.engine_checks import check_engine
-from edgeq.pipeline.job import Data
 from edgeq.pipeline.package import package
 from edgeq.progress import SILENT, Progress
 from edgeq.session import onnxruntime, open_session

@@ -16,11 +16,12 @@ from edgeq.backends.systolic.emit_c.builder import Generation
 from edgeq.backends.systolic.emit_c.bundle import CBundle, write_c_bundle
 from edgeq.backends.systolic.program import Conv, Fc, Program
 from edgeq.backends.systolic.save import load_program
+from edgeq.data.given import Data
 from edgeq.data.samples import Samples, open_samples
 from edgeq.errors import DataError, ModelError, UsageError
 from edgeq.ownership import MARKER, Judge, Ownership, as_listed, is_plain, read_marker, sha256, write_marker
 from edgeq.pipeline.checks import sample_paths
-from edgeq.pipeline.job import Built, Data
+from edgeq.pipeline.job import Built
 from edgeq.progress import SILENT, Progress
 from edgeq.signature import Signature, TensorSpec
 

@@ -19,8 +19,7 @@ from edgeq.calibrate.files import load_statistics
 from edgeq.calibrate.ranges import Range, derive_ranges, scheme_ranges
 from edgeq.calibrate.statistics import Statistics
 from edgeq.calibrate.tensors import quantizable_tensors
-from edgeq.data.given import Data as Data
-from edgeq.data.given import as_data as as_data
+from edgeq.data.given import Data
 from edgeq.data.preprocess import NoPreprocessingError
 from edgeq.data.samples import Samples, SourceSamples, open_samples
 from edgeq.distributed.workers import Workers

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgeq.calibrate.methods import REGISTRY as METHODS
+from edgeq.data.given import Data
 from edgeq.errors import UsageError
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.model.fixed_sizes import parse_sizes
-from edgeq.pipeline.job import Data
 from edgeq.scheme import ALL_NODES, SYMMETRIC_BLOCKS
 
 _SCHEME_FIELDS = (

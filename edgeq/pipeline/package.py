@@ -14,6 +14,7 @@ from edgeq.atomic import Kind
 from edgeq.backends import backend_named
 from edgeq.bundle.owned import check_archive
 from edgeq.bundle.write import SUFFIX
+from edgeq.data.given import Data, as_data
 from edgeq.display import Page
 from edgeq.distributed.workers import open_workers
 from edgeq.engines import EngineChoice, as_engines
@@ -26,7 +27,7 @@ from edgeq.model.path import path_of
 from edgeq.pipeline.builds import Builds
 from edgeq.pipeline.checks import check_output, check_request
 from edgeq.pipeline.engine_variants import check_engines
-from edgeq.pipeline.job import Data, as_data, open_job, scheme_for
+from edgeq.pipeline.job import open_job, scheme_for
 from edgeq.pipeline.target_coverage import check_measurable
 from edgeq.pipeline.target_variants import TargetVariants
 from edgeq.pipeline.variant_bundle import as_text, bundle_variants

@@ -15,6 +15,7 @@ from edgeq.backends import backend_named
 from edgeq.backends.block_compute import DETAIL, BlockCompute
 from edgeq.backends.systolic.save import belongs_to_program
 from edgeq.calibrate.table import is_table
+from edgeq.data.given import Data, as_data
 from edgeq.display import Page
 from edgeq.distributed.workers import open_workers
 from edgeq.engines import EngineChoice, as_engine
@@ -26,7 +27,7 @@ from edgeq.model.path import path_of
 from edgeq.pipeline.block_race import must_race, race_compute
 from edgeq.pipeline.builds import Builds, check_gain, prove_built
 from edgeq.pipeline.checks import check_output, check_request
-from edgeq.pipeline.job import Built, Data, Job, as_data, build, open_job, scheme_for
+from edgeq.pipeline.job import Built, Job, build, open_job, scheme_for
 from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.saturation_mitigation import Decision, decide, must_decide
 from edgeq.pipeline.target_checks import runtime_requirements

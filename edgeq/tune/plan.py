@@ -11,6 +11,7 @@ from typing import Any
 from edgeq.backends import backend_named
 from edgeq.backends.base import RecoverableBackend, TargetedBackend
 from edgeq.data.files import check_there
+from edgeq.data.given import Data
 from edgeq.engines import DEFAULT, EngineChoice
 from edgeq.errors import HardwareError
 from edgeq.hardware.detect import detect_machine
@@ -18,7 +19,7 @@ from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target, resolve
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel, prepare_model
-from edgeq.pipeline.job import Data, Job
+from edgeq.pipeline.job import Job
 from edgeq.progress import SILENT, Progress
 from edgeq.tune import builders
 from edgeq.tune.candidate import Candidate

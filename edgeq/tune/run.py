@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeq.calibrate.files import save_statistics
+from edgeq.data.given import Data, as_data
 from edgeq.display import Page
 from edgeq.distributed.workers import open_workers
 from edgeq.engines import EngineChoice, as_engines
@@ -19,7 +20,7 @@ from edgeq.hardware.target import Target
 from edgeq.measure.task import Task, as_task
 from edgeq.model.path import path_of
 from edgeq.pipeline.checks import check_request, read_paths
-from edgeq.pipeline.job import Data, Job, as_data, open_job
+from edgeq.pipeline.job import Job, open_job
 from edgeq.pipeline.package import check_bundle_output
 from edgeq.pipeline.proof import Proof
 from edgeq.progress import SILENT, Progress

@@ -8,7 +8,7 @@ import pytest
 from edgeq_device.cli import main
 
 from edgeq import demo
-from edgeq.pipeline.job import Data
+from edgeq.data.given import Data
 from edgeq.pipeline.package import package
 from tests.cli.workspace import Workspace
 

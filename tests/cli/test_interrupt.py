@@ -17,7 +17,7 @@ import pytest
 from edgeq import demo
 from edgeq.backends.cpu import CpuBackend
 from edgeq.bundle import write as bundle_write
-from edgeq.pipeline import job, quantize, variants
+from edgeq.pipeline import job, quantize, variant_bundle
 from edgeq.process import INTERRUPTED, TERMINAL_GONE, TERMINATED
 from tests.cli import process
 from tests.cli.workspace import Workspace, contents
@@ -64,7 +64,7 @@ def test_ctrl_c_while_the_bundle_is_written(workspace: Workspace, monkeypatch: p
 
 
 def test_ctrl_c_in_the_demo_before_the_bundle(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(variants, "write_bundle", interrupt(lambda *a, **k: None))
+    monkeypatch.setattr(variant_bundle, "write_bundle", interrupt(lambda *a, **k: None))
     workspace.refused(INTERRUPTED, "demo", "-o", "demo", says="interrupted")
 
 

@@ -15,6 +15,7 @@ from onnx import numpy_helper
 from edgeq import demo
 from edgeq.calibrate.run import calibrate
 from edgeq.cli import group
+from edgeq.data.given import Data
 from edgeq.data.samples import Samples, open_samples
 from edgeq.data.shards import Sharded
 from edgeq.distributed.workers import Workers, open_workers
@@ -26,7 +27,7 @@ from edgeq.measure.inference import infer
 from edgeq.measure.loaded_model import open_model
 from edgeq.measure.task import Task, make_task
 from edgeq.model.load import model_signature
-from edgeq.pipeline.job import Data, open_job
+from edgeq.pipeline.job import open_job
 from edgeq.pipeline.quantize import quantize
 from edgeq.records import plain
 from edgeq.session import SessionSettings

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from edgeq.data.given import Data
 from edgeq.emulate.emulator import emulator_named
 from edgeq.emulate.machine import emulated_command
 from edgeq.emulate.qemu import Qemu
 from edgeq.emulate.sysroot import Sysroot
 from edgeq.emulate.verify import VerifyRequest, verify_on
 from edgeq.errors import HardwareError
-from edgeq.pipeline.job import Data
 from edgeq.pipeline.package import package
 
 pytestmark = pytest.mark.slow

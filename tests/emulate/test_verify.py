@@ -15,11 +15,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.bundle.read import opened
 from edgeq.cli import group
+from edgeq.data.given import Data
 from edgeq.emulate.verify import VerifyRequest, verify_on
 from edgeq.errors import BundleError, HardwareError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
-from edgeq.pipeline.job import Data
 from edgeq.pipeline.package import package
 from edgeq.records import plain
 

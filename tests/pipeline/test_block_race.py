@@ -13,9 +13,9 @@ from edgeq_device.distribution import Distribution
 from onnx import numpy_helper
 
 from edgeq.backends.block_products import LEVEL
+from edgeq.data.given import Data
 from edgeq.data.sample import Sample
 from edgeq.pipeline.block_race import raced_feeds
-from edgeq.pipeline.job import Data
 from edgeq.pipeline.quantize import Quantized, quantize
 from edgeq.records import plain
 from tests.graphs import proto

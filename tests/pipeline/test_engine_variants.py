@@ -12,13 +12,14 @@ import pytest
 from edgeq_device.arrays import read_arrays
 
 from edgeq.bundle.read import opened
+from edgeq.data.given import Data
 from edgeq.engines import EngineChoice, load_engines
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
 from edgeq.pipeline.builds import Builds
 from edgeq.pipeline.engine_variants import exists_for, in_engine
-from edgeq.pipeline.job import Data, open_job
+from edgeq.pipeline.job import open_job
 from edgeq.pipeline.package import package
 from edgeq.pipeline.variant_bundle import bundle_variants
 from edgeq.pipeline.variants import PackagedVariant, with_fallback

@@ -11,11 +11,12 @@ from onnx import TensorProto, helper
 
 from edgeq.calibrate.files import save_statistics
 from edgeq.calibrate.run import calibrate
+from edgeq.data.given import Data
 from edgeq.errors import CalibrationError, ModelError, UsageError
 from edgeq.hardware.target import resolve
 from edgeq.model.prepare import prepare_model
 from edgeq.pipeline import job as job_module
-from edgeq.pipeline.job import Data, build, open_job, scheme_for
+from edgeq.pipeline.job import build, open_job, scheme_for
 from tests.backends.build import mixed, random
 from tests.cli.workspace import model
 from tests.graphs import proto

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edgeq import demo
-from edgeq.pipeline.job import Data
+from edgeq.data.given import Data
 from edgeq.pipeline.package import package
 from edgeq.pipeline.quantize import quantize
 

@@ -11,12 +11,13 @@ from edgeq_device.arrays import read_arrays
 from edgeq_device.package import open_bundle
 
 from edgeq.bundle.verify import check_report, verify_bundle
+from edgeq.data.given import Data
 from edgeq.emulate.check import EmulatedCheck
 from edgeq.errors import CheckFailedError, HardwareError, OutputError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import load_profiles, match_profile
-from edgeq.pipeline.job import Built, Data, Job
+from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.package import Packaged, package
 from edgeq.records import plain
 

@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 import edgeq
+from edgeq.data.given import Data
 from edgeq.errors import CheckFailedError, ModelError, OutputError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
@@ -17,7 +18,7 @@ from edgeq.measure.coverage import Explain
 from edgeq.model.int8_prediction import predict_int8
 from edgeq.model.int8_rules import int8_rules
 from edgeq.pipeline.builds import model_bytes
-from edgeq.pipeline.job import Built, Data, Job, build, open_job
+from edgeq.pipeline.job import Built, Job, build, open_job
 from edgeq.pipeline.quantize import Quantized, quantize
 from edgeq.pipeline.reasons import explainer
 from edgeq.progress import Silent

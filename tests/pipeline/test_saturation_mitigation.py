@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from edgeq.data.given import Data
 from edgeq.engines import load_engines
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
 from edgeq.pipeline.builds import Builds
-from edgeq.pipeline.job import Data, Job, open_job
+from edgeq.pipeline.job import Job, open_job
 from edgeq.pipeline.saturation_mitigation import Decision, decide
 
 

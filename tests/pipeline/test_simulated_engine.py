@@ -11,8 +11,8 @@ from edgeq_device.sessions import read_device
 
 import edgeq
 from edgeq import demo
+from edgeq.data.given import Data
 from edgeq.emulate.verify import VerifyRequest, verify_on
-from edgeq.pipeline.job import Data
 from edgeq.pipeline.simulators import SIMULATORS
 from tests.backends.qnn.test_qnn import simulator
 

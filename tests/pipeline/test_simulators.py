@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgeq.data.given import Data
 from edgeq.demo import CALIBRATION, MODEL, VALIDATION
 from edgeq.errors import RuntimeUnavailableError
 from edgeq.hardware.detect import detect_machine
 from edgeq.pipeline.emulated import verify_request
-from edgeq.pipeline.job import Data
 from edgeq.pipeline.package import package
 from edgeq.pipeline.simulators import SIMULATORS, open_program
 from edgeq.session import SessionSettings, open_session

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from edgeq.data.given import Data
 from edgeq.emulate.routes import EMULATED, NOT_RUN, ExecutionRoute, Running
 from edgeq.errors import BoardError, CheckFailedError, RuntimeUnavailableError
 from edgeq.pipeline import target_coverage
-from edgeq.pipeline.job import Data
 from edgeq.pipeline.package import package
 from edgeq.pipeline.quantize import Quantized, quantize
 from edgeq.records import plain

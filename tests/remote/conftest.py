@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from edgeq import demo
-from edgeq.pipeline.job import Data
+from edgeq.data.given import Data
 from edgeq.pipeline.package import package
 
 # Takes ssh's options as edgeq gives them. HOSTS/NAME/ is a board: its home, its `bin`, and what goes wrong with it.

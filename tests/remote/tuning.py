@@ -16,9 +16,9 @@ from edgeq_device.ranking import Ranking, rank_until_settled
 
 import edgeq
 from edgeq import demo
+from edgeq.data.given import Data
 from edgeq.engines import choose_engine
 from edgeq.measure.task import make_task
-from edgeq.pipeline.job import Data
 from edgeq.remote import clock as clocks
 from edgeq.remote.channel import Channel
 from edgeq.remote.clock import BoardClock

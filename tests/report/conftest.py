@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from edgeq import demo
+from edgeq.data.given import Data
 from edgeq.measure.task import make_task
-from edgeq.pipeline.job import Data
 from edgeq.pipeline.package import package
 
 

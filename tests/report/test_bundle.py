@@ -14,9 +14,9 @@ from edgeq_device.bench_settings import BenchSettings
 from edgeq import demo
 from edgeq.bundle.read import opened
 from edgeq.cli import group
+from edgeq.data.given import Data
 from edgeq.errors import BundleError, DataError, OutputError, UsageError
 from edgeq.measure.task import make_task
-from edgeq.pipeline.job import Data
 from edgeq.pipeline.package import package
 from edgeq.records import plain
 from edgeq.report.bundle import report_bundle

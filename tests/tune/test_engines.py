@@ -16,11 +16,11 @@ from edgeq_device.package import open_bundle
 
 import edgeq
 from edgeq import demo
+from edgeq.data.given import Data
 from edgeq.engines import Engine, EngineChoice, choose_engine, load_engines
 from edgeq.errors import EngineError, RuntimeUnavailableError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
-from edgeq.pipeline.job import Data
 from edgeq.records import plain
 from edgeq.scheme import Scheme
 from edgeq.tune import engines as tune_engines

@@ -12,12 +12,13 @@ import pytest
 
 from edgeq import demo
 from edgeq.backends.qnn.delegation import Delegation
+from edgeq.data.given import Data
 from edgeq.errors import EdgeqError
 from edgeq.hardware.target import Target, resolve
 from edgeq.measure.accuracy import evaluate
 from edgeq.measure.task import make_task
 from edgeq.model.fixed_sizes import free_sizes
-from edgeq.pipeline.job import Data, Job, open_job
+from edgeq.pipeline.job import Job, open_job
 from edgeq.session import SessionSettings, open_session
 from edgeq.tune import builders
 from edgeq.tune.candidate import Candidate

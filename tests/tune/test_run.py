@@ -16,11 +16,11 @@ from onnx import TensorProto, helper, numpy_helper
 import edgeq
 from edgeq import demo
 from edgeq.cli import group
+from edgeq.data.given import Data
 from edgeq.errors import GoalNotMetError, HardwareError, OutputError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
 from edgeq.measure.task import make_task
-from edgeq.pipeline.job import Data
 from edgeq.records import plain
 from edgeq.tune.goal import Goal
 from edgeq.tune.plan import plan

@@ -16,9 +16,9 @@ from edgeq_device.errors import DeviceError
 import edgeq
 from edgeq import demo
 from edgeq.cli import group
+from edgeq.data.given import Data
 from edgeq.errors import GoalNotMetError, OutputError
 from edgeq.measure.task import TaskOptions, make_task
-from edgeq.pipeline.job import Data
 from edgeq.records import plain
 from edgeq.tune.goal import Goal
 from edgeq.tune.plan import plan

@@ -14,9 +14,9 @@ from edgeq.backends.systolic.adopt import adopt
 from edgeq.backends.systolic.program import Conv, Fc
 from edgeq.backends.systolic.save import load_program
 from edgeq.backends.systolic.tiles import quantize_weights
+from edgeq.data.given import Data
 from edgeq.errors import ModelError
 from edgeq.model.prepare import prepare_model
-from edgeq.pipeline.job import Data
 from edgeq.pipeline.quantize import quantize
 from edgeq.session import open_session
 from tests import graphs

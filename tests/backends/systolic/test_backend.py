@@ -17,11 +17,11 @@ from edgeq.backends.systolic.save import load_program
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import derive_ranges
+from edgeq.data.given import Data
 from edgeq.data.samples import Samples, open_samples
 from edgeq.errors import CalibrationError, HardwareError, ModelError, UsageError
 from edgeq.hardware.target import resolve
 from edgeq.model.prepare import PreparedModel, prepare_model
-from edgeq.pipeline.job import Data
 from edgeq.pipeline.package import package
 from edgeq.scheme import Scheme
 from edgeq.session import open_session
