@@ -99,18 +99,27 @@ def bench_model(
         return open_it(model, replace(base, intra_op_threads=threads))
 
     def memory(threads: int, shapes: Shapes) -> MemoryUse:
-        return measure_memory(
-            model,
-            shapes=shapes,
-            providers=base.providers,
-            config=base.config,
-            optimization=base.optimization,
-            threads=threads,
-            engine=base.engine,
-            precision=base.precision,
-        )
+        return session_memory(model, replace(base, intra_op_threads=threads), shapes)
 
     return BenchModel(name, open_with, memory)
+
+
+def session_memory(model: Path, settings: SessionSettings, shapes: Mapping[str, Sequence[int]]) -> MemoryUse:
+    """What a session takes, in a process of its own; `shapes` are those of inputs with open sizes.
+
+    Raises:
+        RuntimeUnavailableError: the process failed, or the system does not report a process's memory.
+    """
+    return measure_memory(
+        model,
+        shapes=shapes,
+        providers=settings.providers,
+        config=settings.config,
+        optimization=settings.optimization,
+        threads=settings.intra_op_threads,
+        engine=settings.engine,
+        precision=settings.precision,
+    )
 
 
 def measure_models(

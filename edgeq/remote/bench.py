@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,7 @@ class BoardBench:
         samples: Sequence[Feed] | None,
         shapes: Shapes | None,
     ) -> Measurement:
-        session, plain = self._session, asdict(replace(settings))
+        session, plain = self._session, asdict(settings)
         del plain["warm_up"]
         request = {"do": "bench", **subject, "settings": plain, "shapes": dict(shapes or {}), "feeds": []}
         if samples is not None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from edgeq_device.latency import Bursts, WarmUp
-from edgeq_device.memory import measure_memory
 from edgeq_device.ranking import Ranking, rank_until_settled
 from edgeq_device.scenarios import query_runner
 
@@ -16,6 +15,7 @@ from edgeq.emulate.routes import ExecutionRoute
 from edgeq.hardware.engines import Installed
 from edgeq.hardware.machine import Machine
 from edgeq.measure.checks import Check
+from edgeq.measure.latency import session_memory
 from edgeq.session import SessionSettings, open_session
 from edgeq.tune.sessions import SessionPool
 
@@ -109,12 +109,4 @@ class LocalClock:
 
     def peak_memory(self, model: Path, settings: SessionSettings, shapes: Mapping[str, list[int]]) -> int:
         """See `Clock.peak_memory`; in a process of its own."""
-        return measure_memory(
-            model,
-            shapes=shapes,
-            providers=settings.providers[:1],
-            config=settings.config,
-            threads=settings.intra_op_threads,
-            engine=settings.engine,
-            precision=settings.precision,
-        ).session_peak_bytes
+        return session_memory(model, settings, shapes).session_peak_bytes

@@ -146,11 +146,11 @@ class LocalEvaluator:
         start = time.perf_counter()
         artifact = self.built(candidate).artifact
         spent = time.perf_counter() - start
-        agreement = self._accuracy.compare(self._proof_session(artifact), SCREENED, model=candidate.name)
+        compare = partial(self._accuracy.compare, count=SCREENED, model=candidate.name)
+        agreement = compare(self._proof_session(artifact))
         self._sessions.trim()
         if any(output.nonfinite for output in agreement.outputs):
             raise CheckFailedError("its outputs are not finite where the float model's are")
-        compare = partial(self._accuracy.compare, count=SCREENED, model=candidate.name)
         there = self._clock.answers(artifact.model, artifact.settings(), compare)
         if there is not None:
             _check_answers(agreement, there)
@@ -180,8 +180,9 @@ class LocalEvaluator:
                 return found
             for candidate in candidates:
                 session = partial(self._proof_session, self.built(candidate).artifact)
-                how = {"together": _together(candidate)}
-                assessment = self._accuracy.assess(candidate.name, session, samples, advance, **how)
+                assessment = self._accuracy.assess(
+                    candidate.name, session, samples, advance, together=_together(candidate)
+                )
                 found[candidate.name] = self._expected(assessment)
                 self._sessions.trim()
         return found
@@ -230,9 +231,14 @@ class LocalEvaluator:
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
         """See `Evaluator.slow_layers`; on the first sample."""
-        artifact, feed = self.built(candidate).artifact, self._feed()[1]
-        how = {"float_threads": float_threads, "threads": candidate.threads}
-        return slow_layers(self._job.prepared, artifact, feed, **how, opener=self._clock.open_profiled)
+        return slow_layers(
+            self._job.prepared,
+            self.built(candidate).artifact,
+            self._feed()[1],
+            float_threads=float_threads,
+            threads=candidate.threads,
+            opener=self._clock.open_profiled,
+        )
 
     def memory(self, candidate: Candidate | None, threads: int) -> int:
         """See `Evaluator.memory`; with the first sample."""

@@ -63,8 +63,9 @@ class AssessmentJob:
                 path = asked.model.place(opened)
                 settings = replace(asked.settings, intra_op_threads=asked.settings.intra_op_threads or 1)
                 loaded = opened.enter_context(open_model(path, settings))
-                how = {"together": asked.together}
-                return meter.assess(asked.name, lambda: loaded.session, asked.samples, lambda done: None, **how)
+                return meter.assess(
+                    asked.name, lambda: loaded.session, asked.samples, lambda done: None, together=asked.together
+                )
 
         return run
 
