@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -25,7 +26,9 @@ from edgeq.cli._options import OWN_PREPROCESS, PATH, SESSION_OPTIONS, START, STR
 @SESSION_OPTIONS
 @click.option("--memory", metavar="SIZE", help="What tensors may take at once, such as 500MB; more passes if less.")
 @common
-def command(printer: Printer, memory: str | None, **options: Any) -> None:
+def command(
+    printer: Printer, session_options: Sequence[str], engine: str | None, memory: str | None, **options: Any
+) -> None:
     """Compare a quantized model with its float model, layer by layer, and name the layers that lose the accuracy.
 
     \b
@@ -35,8 +38,14 @@ def command(printer: Printer, memory: str | None, **options: Any) -> None:
     """
     from edgeq.calibrate.run import parse_bytes
     from edgeq.cli._layers import draw_diagnosis
-    from edgeq.measure.diagnosis import debug_request, diagnose
+    from edgeq.measure.debug import debug
+    from edgeq.session import given_options
 
-    limit = parse_bytes(memory) if memory is not None else None
-    found = diagnose(debug_request({**options, "memory": limit}), progress=printer.progress())
+    found = debug(
+        **options,
+        session_options=given_options(session_options),
+        engine=engine or "",
+        memory=parse_bytes(memory) if memory is not None else None,
+        progress=printer.progress(),
+    )
     printer.result(found, lambda console: draw_diagnosis(console, found, verbose=printer.verbose))

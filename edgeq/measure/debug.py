@@ -20,6 +20,8 @@ def debug(
     *,
     preprocess: Any = None,
     count: int | None = SAMPLES,
+    start: int = 0,
+    stride: int = 1,
     worst: int = 10,
     variant: str | None = None,
     session_options: Mapping[str, str] | None = None,
@@ -39,6 +41,7 @@ def debug(
         data: samples, as `edgeq.open_samples` takes them.
         preprocess: of the samples; a bundle knows its own.
         count: samples at most; None takes all.
+        start, stride: skip the first ones, then take every so many-th.
         worst: error sources to name at most.
         variant: of a bundle; None takes the one that fits this machine.
         session_options: that the quantized file needs; a bundle brings its own.
@@ -57,6 +60,8 @@ def debug(
         variant=variant,
         preprocess=preprocess,
         count=count,
+        start=start,
+        stride=stride,
         worst=worst,
         settings=settings,
         memory=memory,

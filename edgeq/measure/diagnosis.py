@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from edgeq.data.samples import open_samples
 from edgeq.display import Page
-from edgeq.engines import EngineChoice, choose_engine
+from edgeq.engines import EngineChoice
 from edgeq.errors import UsageError
 from edgeq.graph.index import GraphIndex
 from edgeq.measure.agreement import Agreement, compare_many
@@ -26,7 +26,7 @@ from edgeq.measure.reference import ORDER, find_reference
 from edgeq.model.load import is_quantized
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
-from edgeq.session import SessionSettings, given_options, open_session
+from edgeq.session import SessionSettings, open_session
 
 if TYPE_CHECKING:
     from edgeq.data.samples import Samples
@@ -72,16 +72,6 @@ class DebugRequest:
     settings: SessionSettings = field(default_factory=SessionSettings)
     memory: int | None = None
     engine: EngineChoice | None = None
-
-
-def debug_request(given: Mapping[str, Any]) -> DebugRequest:
-    """A request from flat options: the fields of `DebugRequest` but `settings`, for which `threads` and
-    `session_options` (each "key=value") are given; `engine` as `choose_engine` takes it."""
-    remaining = dict(given)
-    config = given_options(remaining.pop("session_options"))
-    settings = SessionSettings(config=config, intra_op_threads=remaining.pop("threads"))
-    engine = remaining.pop("engine", None)
-    return DebugRequest(**remaining, settings=settings, engine=choose_engine(engine) if engine else None)
 
 
 _VERDICTS: Mapping[Verdict, str] = {

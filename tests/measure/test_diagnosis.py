@@ -18,7 +18,7 @@ from edgeq.bundle.write import BundleSpec, VariantSpec, write_bundle
 from edgeq.cli import group
 from edgeq.errors import DataError, ModelError, UsageError
 from edgeq.measure.agreement import Agreement, OutputAgreement
-from edgeq.measure.diagnosis import DebugRequest, debug_request, diagnose, optimiser_warning
+from edgeq.measure.diagnosis import DebugRequest, diagnose, optimiser_warning
 from edgeq.model.prepare import prepare_model
 from edgeq.scheme import Scheme
 from edgeq.session import SessionSettings
@@ -197,12 +197,15 @@ def test_bad_input_is_one_line_and_a_code(quantized: Quantized, tmp_path: Path) 
         assert "Traceback" not in result.output
 
 
-def test_options_become_a_question() -> None:
+def test_options_reach_the_sessions(quantized: Quantized, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[DebugRequest] = []
+    monkeypatch.setattr("edgeq.measure.debug.diagnose", lambda request, progress: asked.append(request))
     texts = ("session.disable_prepacking=1", "optimization.disable_specified_optimizers=A;B")
-    given = {"session_options": texts, "threads": 2, "float_model": Path("f"), "quantized": Path("q")}
-    request = debug_request({**given, "data": "d"})
+    given = [word for text in texts for word in ("--session-option", text)]
+    debug(quantized.source, quantized.models["u8s8"], "--data", "d", "--threads", "2", "--start", "3", *given)
     config = dict(text.split("=") for text in texts)
-    assert request.settings == SessionSettings(config=config, intra_op_threads=2)
+    assert asked[0].settings == SessionSettings(config=config, intra_op_threads=2)
+    assert (asked[0].start, asked[0].stride, asked[0].count, asked[0].engine) == (3, 1, 32, None)
 
 
 def agreement(sqnr_db: float) -> Agreement:
