@@ -35,7 +35,7 @@ from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.model.fixed_sizes import free_sizes
 from edgeq.model.load import model_signature, read_model
 from edgeq.model.prepare import prepare_model
-from edgeq.pipeline.job import build, open_job
+from edgeq.pipeline.job import build, open_job, scheme_for
 from edgeq.pipeline.options import share
 from edgeq.progress import Silent
 from edgeq.report.tuning_record import Assessment
@@ -72,7 +72,7 @@ def with_edgeq(case: Case, target: Target, wide: tuple[str, ...], folder: Path) 
     """The model that edgeq builds, and what it says."""
     data = Data(case.data, case.preprocess, count=case.count)
     job = open_job(case.model, data, None, folder / "work", fix=sizes_of(case))
-    built = build(job, target, {"wide": wide}, folder / "int8.onnx")
+    built = build(job, target, scheme_for(target, {"wide": wide}), folder / "int8.onnx")
     return built.artifact.model, list(built.artifact.notes)
 
 

@@ -140,10 +140,6 @@ class Scheme(Displayed):
         """A copy with `changes`; None leaves a field as it is, so unset options can be passed through."""
         return dataclasses.replace(self, **{k: v for k, v in changes.items() if v is not None})
 
-    def fields(self) -> dict[str, Any]:
-        """Every field with its value: what `replace` takes to make another scheme this one."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-
 
 def _nodes(names: tuple[str, ...]) -> str:
     return "all nodes" if ALL_NODES in names else f"{len(names)} node{'' if len(names) == 1 else 's'}"

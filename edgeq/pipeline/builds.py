@@ -66,7 +66,7 @@ class Builds:
         if key not in self._built:
             place = self._folder / f"build-{len(self._built)}"
             place.mkdir()
-            self._built[key] = build(self.job, target, scheme.fields(), place / "model.onnx")
+            self._built[key] = build(self.job, target, scheme, place / "model.onnx")
         return dataclasses.replace(self._built[key], target=target)
 
     def prove(self, built: Built, scheme: Scheme, machine: Machine, *, native: bool) -> Proof:

@@ -154,9 +154,8 @@ class Derived:
     cut: Mapping[str, float] = field(default_factory=dict)
 
 
-def build(job: Job, target: Target, overrides: Mapping[str, Any], destination: Path) -> Built:
-    """Build the artifact for `target` at `destination`, its profile's scheme changed by `overrides`."""
-    scheme = scheme_for(target, overrides)
+def build(job: Job, target: Target, scheme: Scheme, destination: Path) -> Built:
+    """Build the artifact for `target` by `scheme` at `destination`."""
     return build_derived(job, target, scheme, derive(job, target, scheme), destination)
 
 

@@ -188,7 +188,7 @@ def quantize(
             scheme = decision.chosen.scheme
         if builder is None:
             with progress.stage("Quantizing"):
-                built = build(job, chosen, scheme.fields(), draft)
+                built = build(job, chosen, scheme, draft)
         else:
             built = builder(job, chosen, scheme, draft, progress)
         compute = built.artifact.details.get(DETAIL)

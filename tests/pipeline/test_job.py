@@ -136,12 +136,13 @@ def test_the_scheme_is_the_profiles_with_what_was_set() -> None:
 @pytest.mark.parametrize(("method", "options"), [("minmax", {}), ("percentile", {"percentile": 99.0}), ("mse", {})])
 def test_ranges_follow_the_scheme_without_another_pass(place: Path, method: str, options: dict[str, float]) -> None:
     job = open_job(NET, CALIB, None, place / "work")
-    overrides = {"method": method, "method_options": options}
-    built = build(job, resolve("raspberry-pi-4"), overrides, place / "int8.onnx")
+    target = resolve("raspberry-pi-4")
+    scheme = scheme_for(target, {"method": method, "method_options": options})
+    built = build(job, target, scheme, place / "int8.onnx")
     assert built.artifact.model == place / "int8.onnx"
     assert built.artifact.scheme.method == method
     spans = {name: found.high - found.low for name, found in built.ranges.items()}
-    widest = build(job, resolve("raspberry-pi-4"), {}, place / "minmax.onnx").ranges
+    widest = build(job, target, scheme_for(target, {}), place / "minmax.onnx").ranges
     assert all(spans[name] <= (widest[name].high - widest[name].low) * 1.01 for name in spans)
     assert (method == "minmax") == (spans == {n: r.high - r.low for n, r in widest.items()})
 
@@ -151,7 +152,8 @@ def test_what_is_prepared_once_serves_every_target(place: Path, monkeypatch: pyt
     monkeypatch.setattr(job_module, "collect", no_pass)
     monkeypatch.setattr(job_module, "prepare_model", no_pass)
     for name in ("haswell", "cascade-lake", "raspberry-pi-5"):
-        built = build(job, resolve(name), {}, place / f"{name}.onnx")
+        target = resolve(name)
+        built = build(job, target, target.profile.scheme, place / f"{name}.onnx")
         assert built.target.name == name
         assert built.artifact.model.is_file()
     assert prepare_model(NET, place / "again").digest == job.prepared.digest

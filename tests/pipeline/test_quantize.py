@@ -18,7 +18,7 @@ from edgeq.measure.coverage import Explain
 from edgeq.model.int8_prediction import predict_int8
 from edgeq.model.int8_rules import int8_rules
 from edgeq.pipeline.builds import model_bytes
-from edgeq.pipeline.job import Built, Job, build, open_job
+from edgeq.pipeline.job import Built, Job, build, open_job, scheme_for
 from edgeq.pipeline.quantize import Quantized, quantize
 from edgeq.pipeline.reasons import explainer
 from edgeq.progress import Silent
@@ -131,12 +131,14 @@ def explained(job: Job, built: Built) -> Explain:
 
 def test_reasons_are_the_schemes_or_the_backends(place: Path) -> None:
     job = open_job(NET, CALIB, None, place / "work")
-    built = build(job, resolve("cpu-any"), {"exclude": ("last",), "op_types": ("Conv", "Add")}, place / "int8.onnx")
+    target = resolve("cpu-any")
+    scheme = scheme_for(target, {"exclude": ("last",), "op_types": ("Conv", "Add")})
+    built = build(job, target, scheme, place / "int8.onnx")
     explain = explained(job, built)
     assert explain("last", "Conv") == "kept in float on request"
     assert explain("fc", "Gemm") == "Gemm is not among the operator types that the scheme quantizes"
     assert "what surrounds it is not all in int8" in explain("first", "Conv")
-    free = explained(job, build(job, resolve("cpu-any"), {}, place / "free.onnx"))
+    free = explained(job, build(job, target, scheme_for(target, {}), place / "free.onnx"))
     assert free("fused_7", "Exp") == "ONNX Runtime's optimiser made it of nodes that are not all in int8"
 
 
