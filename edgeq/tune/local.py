@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,10 @@ from edgeq.data.samples import Samples, Subset
 from edgeq.errors import CheckFailedError
 from edgeq.hardware.target import Target
 from edgeq.measure.agreement import Agreement
-from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.latency import sessions_to_time
-from edgeq.measure.node_runs import sized_macs
 from edgeq.measure.task import Task
 from edgeq.model.load import model_bytes
-from edgeq.model.structure import content_digest, in_engine, structure_digest
+from edgeq.model.structure import in_engine
 from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.proof import simulated_count
 from edgeq.progress import SILENT, Progress
@@ -46,6 +44,7 @@ from edgeq.tune.recover.methods import recovery_groups
 from edgeq.tune.sessions import SessionPool, judged, opened
 from edgeq.tune.slow_layers import slow_layers
 from edgeq.tune.store import MEMORY
+from edgeq.tune.structures import Structures
 from edgeq.workers.engine import Engines
 
 # Times the samples of a proof that are simulated of one candidate, at most: some minutes.
@@ -129,8 +128,7 @@ class LocalEvaluator:
             progress=progress,
         )
         self._built: dict[str, Built] = {}
-        self._shares: dict[str, float] = {}
-        self._known_digests: dict[str, tuple[str, str]] = {}
+        self._structures = Structures(job.prepared, self._accuracy.samples, self._clock)
 
     def built(self, candidate: Candidate) -> Built:
         """The artifact of `candidate`, made at the first call for any engine."""
@@ -154,15 +152,14 @@ class LocalEvaluator:
         there = self._clock.answers(artifact.model, artifact.settings(), compare)
         if there is not None:
             _check_answers(agreement, there)
-        graph, content = self._digests(artifact)
-        if graph not in self._shares:
-            self._shares[graph] = self._int8_mac_share(self.built(candidate.replace(engine=None)).artifact)
+        structure, content = self._structures.digests(artifact)
+        int8_mac_share = self._structures.int8_mac_share(self.built(candidate.replace(engine=None)).artifact)
         engine = candidate.engine.name if candidate.engine else ""
         return Screening(
             bytes=model_bytes(artifact.model),
-            structure=in_engine(graph, engine),
+            structure=in_engine(structure, engine),
             content=in_engine(content, engine),
-            int8_mac_share=round(self._shares[graph], 6),
+            int8_mac_share=round(int8_mac_share, 6),
             wide_share=round(float(artifact.details.get("wide_share", 0.0)), 6),
             sqnr_db=max(_LEAST_SQNR_DB, agreement.sqnr_db),
             build_s=round(spent, 3),
@@ -262,14 +259,6 @@ class LocalEvaluator:
         """Without a clock the loss that is to be expected is held against what is allowed, not the largest likely."""
         return found if self.timed else replace(found, doubt=0.0)
 
-    def _digests(self, artifact: Artifact) -> tuple[str, str]:
-        """Of its structure and of its content; a file's are computed once, whatever engines it runs in."""
-        key = f"{artifact.proof_model} {sorted(artifact.session_options.items())}"
-        if key not in self._known_digests:
-            file = artifact.proof_model, artifact.session_options
-            self._known_digests[key] = structure_digest(*file), content_digest(*file)
-        return self._known_digests[key]
-
     def _proof_session(self, artifact: Artifact) -> Any:
         """A session of what stands for the artifact in comparisons."""
         return self._sessions.sessions(*judged(artifact))[0]
@@ -288,24 +277,6 @@ class LocalEvaluator:
         if not (self._batched and free and all(len(array) == 1 for array in inputs.values())):
             return 1, inputs
         return _BATCH, {name: np.repeat(array, _BATCH, axis=0) for name, array in inputs.items()}
-
-    def _int8_mac_share(self, artifact: Artifact) -> float:
-        if artifact.coverage is not None:
-            return artifact.coverage.int8_mac_share or 0.0
-        found = measure_coverage(
-            artifact.model,
-            artifact.settings(),
-            self._accuracy.samples[0].inputs,
-            self._job.prepared.model,
-            lambda name, op_type: "",
-            macs=self._macs,
-            opener=self._clock.open_profiled,  # which operators are fused depends on the machine
-        )
-        return found.int8_mac_share or 0.0
-
-    @cached_property
-    def _macs(self) -> dict[str, int]:
-        return sized_macs(self._job.prepared.model, self._accuracy.samples[0].inputs)
 
 
 def _together(candidate: Candidate) -> bool:
