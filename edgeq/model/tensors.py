@@ -11,36 +11,12 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 import onnx
 import onnx_ir as ir
 from edgeq_device.budget import largest_sample
+from edgeq_device.dtypes import ELEMENT_BITS
 
 from edgeq.errors import ModelError
 from edgeq.graph.query import every_node
 
 DAMAGED = "The file is damaged or was tampered with; export or download it again"
-
-# Bits of one element. Strings have no fixed size and are bounded by the file that holds them.
-_BITS = {
-    name: bits
-    for bits, names in {
-        2: ("UINT2", "INT2"),
-        4: ("UINT4", "INT4", "FLOAT4E2M1"),
-        8: (
-            "UINT8",
-            "INT8",
-            "BOOL",
-            "FLOAT8E4M3FN",
-            "FLOAT8E4M3FNUZ",
-            "FLOAT8E5M2",
-            "FLOAT8E5M2FNUZ",
-            "FLOAT8E8M0",
-        ),
-        16: ("UINT16", "INT16", "FLOAT16", "BFLOAT16"),
-        32: ("UINT32", "INT32", "FLOAT"),
-        64: ("UINT64", "INT64", "DOUBLE", "COMPLEX64"),
-        128: ("COMPLEX128",),
-    }.items()
-    for name in names
-}
-_BITS_OF = {number: _BITS.get(name) for name, number in onnx.TensorProto.DataType.items()}
 
 
 @dataclass(frozen=True)
@@ -104,16 +80,12 @@ def is_external(tensor: onnx.TensorProto) -> bool:
     return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
 
 
-def _element_count(tensor: onnx.TensorProto) -> int:
-    return math.prod(tensor.dims)
-
-
 def tensor_bytes(tensor: onnx.TensorProto) -> int:
     """Size in bytes that dtype and dims announce, computed without allocating; strings count what they hold."""
     if tensor.data_type == onnx.TensorProto.STRING:
         return sum(len(s) for s in tensor.string_data)
-    bits = _bits(tensor.data_type)
-    return (_element_count(tensor) * (bits or 0) + 7) // 8
+    elements: int = math.prod(tensor.dims)
+    return (elements * ELEMENT_BITS.get(tensor.data_type, 0) + 7) // 8
 
 
 def weight_bytes(model: ir.Model) -> int:
@@ -136,7 +108,7 @@ def check_tensor(tensor: onnx.TensorProto, path: Path) -> None:
         path: the model file, for the message.
     """
     name = tensor.name or "(unnamed)"
-    if tensor.data_type != onnx.TensorProto.STRING and _bits(tensor.data_type) is None:
+    if tensor.data_type != onnx.TensorProto.STRING and tensor.data_type not in ELEMENT_BITS:
         raise ModelError(f"{path}: tensor {name!r} has the unknown data type {tensor.data_type}", DAMAGED)
     if any(d < 0 for d in tensor.dims):
         raise ModelError(f"{path}: tensor {name!r} has a negative dimension {list(tensor.dims)}", DAMAGED)
@@ -153,7 +125,7 @@ def check_sparse_tensor(sparse: onnx.SparseTensorProto, path: Path) -> None:
     """Refuse a sparse tensor that is far larger as a dense one, which runtimes make it: more than the budget's `sample`
     beyond a hundred times its values."""
     values = tensor_bytes(sparse.values)
-    one = max(1, (_bits(sparse.values.data_type) or 0) // 8)
+    one = max(1, ELEMENT_BITS.get(sparse.values.data_type, 0) // 8)
     if any(d < 0 for d in sparse.dims) or math.prod(sparse.dims) * one > largest_sample() + 100 * values:
         raise ModelError(
             f"{path}: sparse tensor {sparse.values.name!r} has the shape {list(sparse.dims)[:16]}",
@@ -234,23 +206,19 @@ def _number(text: str, field: str, where: str) -> int:
 
 def _announced_and_held(tensor: onnx.TensorProto) -> tuple[int, int]:
     """(expected, present): bytes for raw data, elements of the typed field otherwise."""
-    elements = _element_count(tensor)
+    elements = math.prod(tensor.dims)
     data_type = tensor.data_type
     if data_type == onnx.TensorProto.STRING:
         return elements, len(tensor.string_data)
     if tensor.HasField("raw_data"):
         return tensor_bytes(tensor), len(tensor.raw_data)
-    bits = _bits(data_type) or 0
+    bits = ELEMENT_BITS.get(data_type, 0)
     if data_type in (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128):
         elements *= 2
     elif bits < 8:  # packed, several in a byte, one byte in an int32
         elements = (elements * bits + 7) // 8
     fields = (tensor.float_data, tensor.int32_data, tensor.int64_data, tensor.double_data, tensor.uint64_data)
     return elements, sum(len(f) for f in fields)
-
-
-def _bits(data_type: int) -> int | None:
-    return _BITS_OF.get(data_type)
 
 
 def all_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:

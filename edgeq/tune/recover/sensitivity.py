@@ -10,7 +10,6 @@ quantization in turn would need a build and a session each.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,11 +45,6 @@ class LayerSensitivity:
 
     unit: Unit
     noise: float
-
-    @property
-    def sqnr_db(self) -> float:
-        """SQNR of the outputs in dB, if nothing else were quantized."""
-        return -10 * math.log10(self.noise) if self.noise > 0 else math.inf
 
 
 def rank_layers(

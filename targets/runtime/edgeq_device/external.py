@@ -10,6 +10,7 @@ import math
 from pathlib import Path, PurePosixPath
 from typing import Mapping, Sequence, Set, Tuple
 
+from edgeq_device.dtypes import ELEMENT_BITS
 from edgeq_device.engines import plugin_of
 from edgeq_device.errors import BundleError
 from edgeq_device.manifest import FileRecord
@@ -22,17 +23,6 @@ _AGAIN = "Do not use this bundle; get it again from where it was made"
 _KEYS = frozenset({"location", "offset", "length", "checksum"})
 # By what the marker of onnxruntime for "this is an address" begins with.
 _ADDRESS = "_ORT_MEM"
-
-# Bits of one element, by number of TensorProto.DataType. Strings (8) have no fixed size and cannot be external.
-_BITS = {
-    **dict.fromkeys((25, 26), 2),  # UINT2, INT2
-    **dict.fromkeys((21, 22, 23), 4),  # UINT4, INT4, FLOAT4E2M1
-    **dict.fromkeys((2, 3, 9, 17, 18, 19, 20, 24), 8),  # UINT8, INT8, BOOL, FLOAT8E4M3FN ... FLOAT8E8M0
-    **dict.fromkeys((4, 5, 10, 16), 16),  # UINT16, INT16, FLOAT16, BFLOAT16
-    **dict.fromkeys((1, 6, 12), 32),  # FLOAT, INT32, UINT32
-    **dict.fromkeys((7, 11, 13, 14), 64),  # INT64, DOUBLE, UINT64, COMPLEX64
-    15: 128,  # COMPLEX128
-}
 
 
 def check_models(variants: Sequence[Variant], root: Path, files: Mapping[str, FileRecord], where: str) -> None:
@@ -81,9 +71,9 @@ def _check_tensor(tensor: ExternalTensor, folder: str, files: Mapping[str, FileR
     file = f"{folder}/{check_file_name(location, where)}"
     if file not in files:
         raise BundleError(f"{where} needs {location!r}, which is not in the bundle as {file!r}", _AGAIN)
-    if tensor.data_type not in _BITS:
+    if tensor.data_type not in ELEMENT_BITS:
         raise BundleError(f"{where} has the data type {tensor.data_type}, which cannot be external", _AGAIN)
-    needed = (math.prod(tensor.dims) * _BITS[tensor.data_type] + 7) // 8
+    needed = (math.prod(tensor.dims) * ELEMENT_BITS[tensor.data_type] + 7) // 8
     offset = _number(tensor.entries.get("offset", "0"), "offset", where)
     length = _number(tensor.entries.get("length", str(needed)), "length", where)
     if length != needed:
