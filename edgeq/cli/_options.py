@@ -75,6 +75,7 @@ PREPROCESS = click.option("--preprocess", help="Preprocessing: a name, a .toml f
 OWN_PREPROCESS = click.option(
     "--preprocess", help="Preprocessing: a name, a .toml file, or steps. A bundle brings its own."
 )
+VARIANT = click.option("--variant", help="Variant of the bundle; else the one that fits this machine.")
 START = click.option("--start", type=click.IntRange(min=0), default=0, help="Skip so many samples.")
 STRIDE = click.option("--stride", type=click.IntRange(min=1), default=1, help="Take every so many-th sample.")
 THREADS = click.option(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import ENGINE_HELP, OWN_PREPROCESS, PATH, SESSION_OPTIONS, THREADS, complete_board
+from edgeq.cli._options import ENGINE_HELP, OWN_PREPROCESS, PATH, SESSION_OPTIONS, THREADS, VARIANT, complete_board
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.command("bench")
 @click.argument("model", type=PATH, metavar="MODEL|BUNDLE")
 @click.option("--against", type=PATH, help="Compare with this model, measured interleaved.")
-@click.option("--variant", help="Variant of the bundle; else the one that fits this machine.")
+@VARIANT
 @click.option("--engine", "engines", multiple=True, metavar="ENGINE", help=f"{ENGINE_HELP} Repeatable: compares them.")
 @click.option(
     "--scenario",

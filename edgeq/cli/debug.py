@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import OWN_PREPROCESS, PATH, SESSION_OPTIONS, START, STRIDE, THREADS
+from edgeq.cli._options import OWN_PREPROCESS, PATH, SESSION_OPTIONS, START, STRIDE, THREADS, VARIANT
 
 
 @click.command("debug")
@@ -20,7 +20,7 @@ from edgeq.cli._options import OWN_PREPROCESS, PATH, SESSION_OPTIONS, START, STR
 @START
 @STRIDE
 @click.option("--worst", type=click.IntRange(min=1), default=10, show_default=True, help="Name at most so many layers.")
-@click.option("--variant", help="Variant of the bundle; else the one that fits this machine.")
+@VARIANT
 @THREADS
 @click.option("--engine", metavar="ENGINE", help="Compare each tensor in this engine, too: qnn, openvino:bf16.")
 @SESSION_OPTIONS

@@ -16,6 +16,7 @@ from edgeq.cli._options import (
     STRIDE,
     TASK_NAMES,
     THREADS,
+    VARIANT,
     WORKERS,
     on_board,
     task_options,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 @click.option("--count", type=click.IntRange(min=1), help="At most so many samples.")
 @START
 @STRIDE
-@click.option("--variant", help="Variant of the bundle; else the one that fits this machine.")
+@VARIANT
 @THREADS
 @ENGINE
 @click.option(

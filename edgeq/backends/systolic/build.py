@@ -30,6 +30,7 @@ from edgeq.backends.systolic.schedule import alternate
 from edgeq.graph.convert import to_bytes
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.query import constant, is_constant, name_of, only_reader, readers, reads, sizes
+from edgeq.model.int8_prediction import foreign
 
 _ANCHORS = (ConvLayer, FcLayer)
 _SURROUNDED = "what it reads is in float, and quantizing it for this operator alone would gain nothing"
@@ -94,7 +95,7 @@ def _candidates(
         if name in exclude:
             reasons[name] = "excluded by request"
         elif op_types is not None and node.op_type not in op_types:
-            reasons[name] = f"{node.op_type} is not among the operator types that the scheme quantizes"
+            reasons[name] = foreign(node.op_type)
         else:
             layers = recognise(model, node)
             if isinstance(layers, str):

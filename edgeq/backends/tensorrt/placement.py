@@ -19,6 +19,7 @@ import onnx_ir as ir
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.query import is_op, name_of, only_reader
 from edgeq.model.int8_conditions import NodeContext, known_sizes
+from edgeq.model.int8_prediction import foreign
 from edgeq.model.int8_rules import DEFAULT, Rule, explain_float
 from edgeq.model.shapes import element_types
 
@@ -92,7 +93,7 @@ def plan_placement(
         name, operands = str(node.name), [name_of(value) for value in node.inputs[:2]]
         reason = explain_float(node, rules, context, excluded=exclude)
         if not reason and op_types is not None and node.op_type not in op_types:
-            reason = f"{node.op_type} is not among the operator types that the scheme quantizes"
+            reason = foreign(node.op_type)
         if not reason and any(types.get(tensor, ir.DataType.FLOAT) != ir.DataType.FLOAT for tensor in operands):
             reason = "its operands are not float32"
         if not reason:

@@ -7,7 +7,6 @@ onnxruntime at run time. What is known of each is engines.json, beside this file
 from __future__ import annotations
 
 import json
-import pkgutil
 import platform
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -18,6 +17,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from edgeq_device.errors import RuntimeUnavailableError, UsageError
 from edgeq_device.features import normalise_architecture
+from edgeq_device.tables import own_table
 from edgeq_device.version import parse_version
 
 FLOAT = "f32"
@@ -99,10 +99,8 @@ def read_engine(values: Mapping[str, Any]) -> EngineSpec:
 
 @lru_cache(maxsize=1)
 def engines() -> Mapping[str, EngineSpec]:
-    """What travels with this code, by name: read alike from a folder and from a zip."""
-    data = pkgutil.get_data("edgeq_device", "engines.json")
-    assert data is not None, "the loaders of folders and of zips both give data"
-    return {name: read_engine(values) for name, values in json.loads(data).items()}
+    """What travels with this code, by name."""
+    return {name: read_engine(values) for name, values in own_table("engines.json").items()}
 
 
 def plugin_of(provider: str) -> Optional[EngineSpec]:

@@ -8,15 +8,14 @@ being checked.
 
 from __future__ import annotations
 
-import json
 import os
-import pkgutil
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Callable, Dict, Iterable, List, Mapping
 
 from edgeq_device.engines import engine_options, plugin_of
 from edgeq_device.errors import BundleError
+from edgeq_device.tables import own_table
 
 MAX_KEY = 128
 MAX_VALUE = 1024
@@ -65,10 +64,8 @@ class Rules:
 
 @lru_cache(maxsize=1)
 def rules() -> Rules:
-    """The table as it ships with this code, whether that lies in a folder or runs out of a zip."""
-    data = pkgutil.get_data("edgeq_device", "options.json")
-    assert data is not None, "the loaders of folders and of zips both give data"
-    table = json.loads(data)
+    """The table as it ships with this code."""
+    table = own_table("options.json")
 
     def read(rows: Mapping[str, Any]) -> Dict[str, Rule]:
         return {key: Rule(_form(row["form"], table["forms"]), row["why"], row["source"]) for key, row in rows.items()}

@@ -7,12 +7,11 @@ stands for them.
 
 from __future__ import annotations
 
-import json
-import pkgutil
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Collection, Tuple
 
+from edgeq_device.tables import own_table
 from edgeq_device.version import parse_version
 
 
@@ -68,11 +67,11 @@ class WrongKernels:
 
 @lru_cache(maxsize=1)
 def known_wrong() -> Tuple[WrongKernels, ...]:
-    """What travels with this code: read alike from a folder and from a zip."""
-    data = pkgutil.get_data("edgeq_device", "known_wrong.json")
-    assert data is not None, "the loaders of folders and of zips both give data"
+    """What travels with this code."""
     lists = ("features", "without", "products")
-    return tuple(WrongKernels(**{**row, **{key: tuple(row[key]) for key in lists}}) for row in json.loads(data))
+    return tuple(
+        WrongKernels(**{**row, **{key: tuple(row[key]) for key in lists}}) for row in own_table("known_wrong.json")
+    )
 
 
 def wrong_here(
