@@ -12,7 +12,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from edgeq.graph.query import MICROSOFT
+from edgeq.graph.query import MAIN_DOMAINS, MICROSOFT
 
 MacRule = Literal[
     "", "conv", "conv-transpose", "matmul", "recurrent", "einsum", "attention", "fused-attention", "nbits"
@@ -203,6 +203,15 @@ def operator_of(node: ir.Node) -> Operator:
     """The row of a node; for an operator without one, a row in which just the first input is known to be data."""
     found = _BY_DOMAIN.get((node.domain, node.op_type)) or OPERATORS.get(node.op_type)
     return found or Operator(node.op_type)
+
+
+def moves_data(node: ir.Node) -> bool:
+    """Whether a node only moves elements of its input, or puts a constant beside them: one of `DATA_MOVEMENT` that does
+    not compute new numbers between them."""
+    if node.domain not in MAIN_DOMAINS or node.op_type not in DATA_MOVEMENT:
+        return False
+    crops = node.attributes.get_string("coordinate_transformation_mode", "") == "tf_crop_and_resize"
+    return node.op_type != "Resize" or (node.attributes.get_string("mode", "nearest") == "nearest" and not crops)
 
 
 def integer_inputs(node: ir.Node) -> tuple[IntegerInput, ...]:

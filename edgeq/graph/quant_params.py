@@ -173,7 +173,9 @@ def params_at(
     if steps is None or (zero is not None and not is_constant(zero)):
         return None
     tensor = constant_tensor(zero if zero is not None else integers)
-    dtype = tensor.dtype if tensor is not None else ir.DataType(node.attributes.get_int("output_dtype", 0))
+    # That of a DequantizeLinear, from opset 23 on, is the type of its floats.
+    chosen = 0 if node.op_type == "DequantizeLinear" else node.attributes.get_int("output_dtype", 0)
+    dtype = tensor.dtype if tensor is not None else ir.DataType(chosen)
     if dtype is ir.DataType.UNDEFINED:
         dtype = (integers.dtype if integers is not None else None) or ir.DataType.UINT8
     if dtype not in LIMITS:

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgeq.graph.edit import Editor
+from edgeq.graph.operators import channel_axis
 from edgeq.graph.quant_params import QuantParams
 from edgeq.graph.query import clamp_bounds, is_op, node_input, only_reader
 from edgeq.retarget.params import params_of, type_name
@@ -74,8 +75,15 @@ def products(node: ir.Node) -> tuple[list[In], Out] | str:
     found = sides(node, (0, 1))
     if isinstance(found, str):
         return found
-    if found[0][1].params.block:
+    weight = found[0][1]
+    if weight.params.block:
         return "its weight has a scale for each block"
+    if weight.params.per_channel:
+        rank = len(weight.value.shape) if weight.value.shape is not None else None
+        if rank is None or weight.params.axis % rank != channel_axis(node) % rank:
+            return "its weight has a scale for each input channel"
+        if node.op_type == "MatMul" and rank != 2:
+            return "its weight has a scale per channel and is no matrix"
     if [side.params.dtype for side in found[0]] == [ir.DataType.INT8, ir.DataType.UINT8]:
         return "int8 activations with uint8 weights have no kernel"
     return found

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from edgeq.graph.edit import Editor, replace_value
 from edgeq.graph.operators import DATA_MOVEMENT
 from edgeq.graph.query import MAIN_DOMAINS, constant, is_constant, is_op, node_input, only_reader
-from edgeq.retarget.params import params_of, type_name
+from edgeq.retarget.params import float32_params_of, params_of, type_name
 
 # Give what their input holds, or zero: quantized as it is, that stays the same.
 _KEEPING = DATA_MOVEMENT - {"Pad", "Resize", "Split"} | {"Relu"}
@@ -23,6 +23,9 @@ def normalise(model: ir.Model) -> list[str]:
     """Rewrite in place; gives one phrase for each kind of change that was made."""
     editor = Editor(model)
     explicit = sum(_explicit_zero_point(node, editor) for node in list(model.graph))
+    for node in model.graph:  # ONNX Runtime's optimiser loses the zero point where its type is named a second time
+        if is_op(node, "QuantizeLinear") and node_input(node, 2) is not None:
+            node.attributes.pop("output_dtype", None)
     stored = sum(_store_weight(node, editor) for node in list(model.graph))
     turned = sum(_turn_weight(node, editor) for node in list(model.graph))
     carried = sum(_carry_on(node, editor) for node in list(model.graph))
@@ -46,10 +49,10 @@ def _explicit_zero_point(node: ir.Node, editor: Editor) -> bool:
     scale = constant(node.inputs[1])
     source = node.outputs[0] if node.op_type == "QuantizeLinear" else node.inputs[0]
     kind = source.dtype if source is not None and source.dtype is not None else ir.DataType.UINT8
+    if node.op_type == "QuantizeLinear":
+        kind = ir.DataType(node.attributes.get_int("output_dtype", 0)) or kind
     if scale is None or kind not in (ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.INT32):
         return False
-    if "output_dtype" in node.attributes:
-        kind = ir.DataType(node.attributes.get_int("output_dtype", int(kind))) or kind
     if len(node.inputs) < 3:
         node.resize_inputs(3)
     node.replace_input_with(
@@ -98,7 +101,7 @@ def _carry_on(node: ir.Node, editor: Editor) -> bool:
     maker = source.producer() if source is not None else None
     if maker is None or not is_op(maker, "DequantizeLinear") or is_constant(maker.inputs[0]):
         return False
-    output, params = node.outputs[0], params_of(maker)
+    output, params = node.outputs[0], float32_params_of(maker)
     users = [use.node for use in output.uses()]
     gains = any(u.domain in MAIN_DOMAINS and u.op_type in _GAINING | _KEEPING for u in users)
     inside = any(u.graph is not editor.graph for u in users)

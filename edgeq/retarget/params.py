@@ -25,6 +25,14 @@ def params_of(node: ir.Node) -> QuantParams | None:
     return _known(quant_params.params_of(node), node, 2)
 
 
+def float32_params_of(node: ir.Node) -> QuantParams | None:
+    """`params_of` of a Q or DQ node of 8-bit integers and float32 numbers; None for others."""
+    params, scale = params_of(node), node.inputs[1]
+    if params is None or params.dtype not in INTEGERS.values() or scale is None:
+        return None
+    return params if scale.dtype is ir.DataType.FLOAT else None
+
+
 def params_at(node: ir.Node, scale: int, axis: int = 0) -> QuantParams | None:
     """The same of an operator's scale at a place, behind which its zero point stands."""
     return _known(quant_params.params_at(node, scale, scale + 1, axis=axis), node, scale + 1)

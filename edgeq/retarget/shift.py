@@ -14,11 +14,11 @@ import numpy as np
 import onnx_ir as ir
 
 from edgeq.graph.edit import Editor
-from edgeq.graph.operators import DATA_MOVEMENT, operator_of
+from edgeq.graph.operators import moves_data, operator_of
 from edgeq.graph.quant_params import QuantParams
 from edgeq.graph.query import MAIN_DOMAINS, constant, is_constant, is_op, node_input, readers
 from edgeq.model.products import integers
-from edgeq.retarget.params import INTEGERS, params_of, type_name
+from edgeq.retarget.params import INTEGERS, float32_params_of, params_of, type_name
 
 # Operators that look up a weight, their first input.
 _LOOKUPS = frozenset({"Gather", "GatherElements"})
@@ -174,7 +174,7 @@ def _visit(
             group.blocked = group.blocked or f"{node.op_type} {node.name} has no constant parameters of 8 bits"
         else:
             group.dtypes.add(params.dtype)
-    elif node.domain in MAIN_DOMAINS and (node.op_type in DATA_MOVEMENT or node.op_type in ("Concat", "Clip")):
+    elif moves_data(node) or (node.domain in MAIN_DOMAINS and node.op_type in ("Concat", "Clip")):
         if node.op_type in _BOUNDS and not _bounds_constant(node):
             group.blocked = group.blocked or f"{node.op_type} {node.name} has bounds that are not constant"
         if node.op_type == "MaxPool" and len(node.outputs) > 1 and value is node.outputs[1]:
@@ -214,8 +214,6 @@ def _shift_node(node: ir.Node, dtype: ir.DataType, editor: Editor) -> None:
     assert params is not None
     if params.dtype != dtype:
         _set_zero_point(node, dtype, editor)
-        if node.attributes.get_int("output_dtype", 0):
-            node.attributes["output_dtype"] = ir.AttrInt64("output_dtype", int(dtype))
 
 
 def _set_zero_point(node: ir.Node, dtype: ir.DataType, editor: Editor) -> None:
@@ -247,7 +245,7 @@ def _change_over(group: Group, dtype: ir.DataType, editor: Editor) -> int:
         maker = value.producer()
         sources = [maker] if maker is not None and is_op(maker, "QuantizeLinear") else []
         for node in [*sources, *(use.node for use in value.uses() if is_op(use.node, "DequantizeLinear"))]:
-            params = params_of(node)
+            params = float32_params_of(node)
             if params is None or params.per_channel or params.dtype != _other(dtype):
                 continue
             zero = shifted(params.zero_point.astype(params.dtype.numpy()), dtype)

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgeq.graph.edit import Editor, replace_value
-from edgeq.graph.operators import DATA_MOVEMENT
+from edgeq.graph.operators import moves_data
 from edgeq.graph.quant_params import QuantParams
 from edgeq.graph.query import MAIN_DOMAINS, MICROSOFT, constant, is_op, node_input
 from edgeq.retarget.match import In, Out, clamped, constant_clamp, products, sides
@@ -32,7 +32,7 @@ def to_qoperator(model: ir.Model, wanted: Callable[[ir.Node], bool] = lambda nod
     for node in list(model.graph):
         rule = _RULES.get(node.op_type) if node.domain in MAIN_DOMAINS else None
         if rule is None:
-            rule = _data_movement if node.domain in MAIN_DOMAINS and node.op_type in DATA_MOVEMENT else None
+            rule = _data_movement if moves_data(node) else None
         if rule is None or node.graph is None or not wanted(node):
             continue
         reason = rule(node, editor)
@@ -169,8 +169,6 @@ def _data_movement(node: ir.Node, editor: Editor) -> str:
     """An operator that only moves numbers moves integers: same parameters in front and behind."""
     if node.op_type in ("Pad", "Expand", "Tile", "Split") or len(node.outputs) != 1:
         return "no integer form"
-    if node.op_type == "Resize" and node.attributes.get_string("mode", "nearest") != "nearest":
-        return "it computes new numbers"
     found = sides(node, (0,))
     if isinstance(found, str):
         return found
@@ -189,7 +187,10 @@ def _clamp(node: ir.Node, editor: Editor) -> str:
     alone = Out(out.quantize, out.params, node)
     if out.clamp is not None or not source.params.same(out.params) or not constant_clamp(alone):
         return "its scale or a bound changes"
-    replace_value(out.quantize.outputs[0], clamped(source.value, alone, editor))
+    integers = clamped(source.value, alone, editor)
+    if integers is source.value and out.quantize.outputs[0].is_graph_output():
+        return "it gives an output of the model"  # which cannot be the same tensor as an input or another output
+    replace_value(out.quantize.outputs[0], integers)
     editor.graph.remove([out.quantize, node], safe=True)
     return ""
 
@@ -209,9 +210,9 @@ def _bias(node: ir.Node, found: list[In], editor: Editor, *, factor: float = 1.0
         scale, zero = params.spread(integers.shape)
         numbers = (integers.astype(np.int64) - zero).astype(np.float64) * scale
     unit = found[0].params.scale.reshape(-1)[:1].astype(np.float64) * found[1].params.scale.reshape(-1) * factor
-    levels = np.rint(numbers.astype(np.float64) / unit)
-    limits = np.iinfo(np.int32)
-    if np.any(np.abs(levels) > limits.max):
+    with np.errstate(divide="ignore", invalid="ignore"):  # alpha may be 0
+        levels = np.rint(numbers.astype(np.float64) / unit)
+    if not np.all(np.abs(levels) <= np.iinfo(np.int32).max):
         return None, "its bias does not fit into int32"
     return editor.constant(f"{value.name}/int32", levels.astype(np.int32)), ""
 

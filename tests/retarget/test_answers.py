@@ -1,0 +1,137 @@
+"""Models that other tools may write: retargeting keeps what they compute, or leaves the operator as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from edgeq.retarget.run import retarget
+from retarget.networks import kinds, run
+from tests.graphs import proto
+
+ACT = "float s = {0.02}, uint8 z = {120}, float t = {0.05}, uint8 u = {128}"
+PER_CHANNEL = "float[2] ws = {0.01, 0.2}, int8[2] wz = {0, 0}"
+TO_INTEGERS = {"format": "QOperator"}
+
+
+def layer(op: str, weight: str, axis: int, shapes: tuple[str, str]) -> str:
+    """Text of a graph with one layer between Q and DQ and a weight [...] with a scale per channel along `axis`."""
+    return f"""n (float[{shapes[0]}] x) => (float[{shapes[1]}] y) <{ACT}, {weight}, {PER_CHANNEL}> {{
+        q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) v = DequantizeLinear<axis = {axis}>(w, ws, wz)
+        m = {op}(d, v) o = QuantizeLinear(m, t, u) y = DequantizeLinear(o, t, u)
+    }}"""
+
+
+SQUARE = "int8[2,2] w = {1, 100, 90, 4}"
+POINTWISE = "int8[2,2,1,1] w = {1, 100, 90, 4}"
+STACKED = "int8[3,2,2] w = {1, 2, 3, 4, 50, 6, 7, 8, 9, 10, 110, 12}"
+QGEMM = f"""n (float[2,2] x) => (float[2,2] y) <{ACT}, {SQUARE}, {PER_CHANNEL}, int32[%s] b = {{100, -30}}> {{
+    q = QuantizeLinear(x, s, z) o = com.microsoft.QGemm<transB = 1>(q, s, z, w, ws, wz, b, t, u)
+    y = DequantizeLinear(o, t, u)
+}}"""
+SOFTMAX = """n (float[2,3,4] x) => (float[2,3,4] y) <
+    float s = {0.02}, uint8 z = {120}, float t = {0.00390625}, uint8 u = {0}> {
+    q = QuantizeLinear(x, s, z) o = com.microsoft.QLinearSoftmax<axis = 1, opset = %d>(q, s, z, t, u)
+    y = DequantizeLinear(o, t, u)
+}"""
+RESIZE = """n (float[1,1,4,4] x) => (float[1,1,6,6] y) <float s = {0.02}, uint8 z = {120},
+    float[8] roi = {0, 0, 0, 0, 1, 1, 1.5, 1.5}, float[4] by = {1, 1, 1.5, 1.5}> {
+    q = QuantizeLinear(x, s, z) r = Resize<%s>(q, roi, by) y = DequantizeLinear(r, s, z)
+}"""
+CROP = 'mode = "nearest", coordinate_transformation_mode = "tf_crop_and_resize"'
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "operators"),
+    [
+        pytest.param(layer("MatMul", SQUARE, 0, ("2,2", "2,2")), TO_INTEGERS, "MatMul", id="rows of a matrix"),
+        pytest.param(layer("MatMul", SQUARE, 1, ("2,2", "2,2")), TO_INTEGERS, "QLinearMatMul", id="columns"),
+        pytest.param(layer("MatMul", SQUARE, -1, ("2,2", "2,2")), TO_INTEGERS, "QLinearMatMul", id="negative axis"),
+        pytest.param(layer("MatMul", STACKED, 2, ("3,2,2", "3,2,2")), TO_INTEGERS, "MatMul", id="matrices"),
+        pytest.param(layer("Conv", POINTWISE, 1, ("1,2,2,2", "1,2,2,2")), TO_INTEGERS, "Conv", id="input channels"),
+        pytest.param(layer("Gemm<transB = 1>", SQUARE, 1, ("2,2", "2,2")), TO_INTEGERS, "Gemm", id="rows of Gemm"),
+        pytest.param(layer("Gemm<transB = 1>", SQUARE, 0, ("2,2", "2,2")), TO_INTEGERS, "QGemm", id="columns of Gemm"),
+        pytest.param(QGEMM % "1,2", {"format": "QDQ"}, "Gemm", id="a bias of two axes"),
+        pytest.param(QGEMM % "1,2", {"activation_type": "int8"}, "QGemm", id="a bias of two axes stays"),
+        pytest.param(QGEMM % "2,1", {"format": "QDQ"}, "QGemm", id="one bias for all channels"),
+        pytest.param(SOFTMAX % 11, {"format": "QDQ"}, "QLinearSoftmax", id="softmax of opset 11"),
+        pytest.param(SOFTMAX % 13, {"format": "QDQ"}, "Softmax", id="softmax of opset 13"),
+        pytest.param(RESIZE % 'mode = "linear"', {"activation_type": "int8"}, "Resize", id="interpolated"),
+        pytest.param(RESIZE % CROP, {"activation_type": "int8"}, "Resize", id="filled beside"),
+        pytest.param(RESIZE % 'mode = "nearest"', {"activation_type": "int8"}, "Resize", id="repeated"),
+    ],
+)
+def test_outputs_stay(text: str, options: dict[str, str], operators: str, tmp_path: Path) -> None:
+    given = proto(text)
+    onnx.save(given, tmp_path / "given.onnx")
+    retarget(tmp_path / "given.onnx", tmp_path / "new.onnx", **options)  # type: ignore[arg-type]
+    assert operators in kinds(tmp_path / "new.onnx")
+    shape = [size.dim_value for size in given.graph.input[0].type.tensor_type.shape.dim]
+    inputs = {"x": np.random.default_rng(1).normal(size=shape).astype(np.float32)}
+    wanted, found = (run(model, inputs, optimized=False) for model in (given, tmp_path / "new.onnx"))
+    np.testing.assert_allclose(found, wanted, atol=0.0501)  # a step of the output
+
+
+@pytest.mark.parametrize("source", ["input", "output"])
+def test_a_clamp_that_does_nothing_does_not_rename_what_it_reads(source: str, tmp_path: Path) -> None:
+    """Two inputs or outputs of a model cannot be one tensor."""
+    first = {"input": "(uint8[4] a) => (uint8[4] y)", "output": "(float[4] x) => (uint8[4] a, uint8[4] y)"}[source]
+    made = {"input": "", "output": "a = QuantizeLinear(x, s, z)"}[source]
+    given = proto(f"""n {first} <float s = {{0.02}}, uint8 z = {{0}}> {{
+        {made} d = DequantizeLinear(a, s, z) r = Relu(d) y = QuantizeLinear(r, s, z)
+    }}""")
+    onnx.save(given, tmp_path / "given.onnx")
+    result = retarget(tmp_path / "given.onnx", tmp_path / "new.onnx", format="QOperator")
+    assert result.comparison is not None
+    assert result.comparison.identical
+    after = onnx.load(tmp_path / "new.onnx").graph
+    for side in ("input", "output"):
+        assert [v.name for v in getattr(after, side)] == [v.name for v in getattr(given.graph, side)]
+
+
+def test_integer_sums_are_not_quantized_again(tmp_path: Path) -> None:
+    """No QuantizeLinear gives int32."""
+    text = f"""n (float[2,2] x) => (float[2,2] y) <{ACT}, {SQUARE}, {PER_CHANNEL}, int8 o = {{0}}, int32 i = {{0}}> {{
+        q = QuantizeLinear(x, s, z) m = MatMulInteger(q, w, z, o) f = DequantizeLinear(m, s, i) r = Relu(f)
+        v = DequantizeLinear<axis = 1>(w, ws, wz) d = DequantizeLinear(q, s, z) k = MatMul(d, v) y = Add(k, r)
+    }}"""
+    onnx.save(proto(text), tmp_path / "given.onnx")
+    result = retarget(tmp_path / "given.onnx", tmp_path / "new.onnx", activation_type="int8")
+    assert result.comparison is not None
+    assert result.comparison.identical
+
+
+@pytest.mark.parametrize("read", ["d", "r"])
+def test_half_floats_stay_half(read: str, tmp_path: Path) -> None:
+    given = proto(
+        f"""n (int8[2,2] x) => (float16[2,2] y) <float s = {{0.25}}, int8 z = {{3}}, {SQUARE}, int8 o = {{0}}> {{
+            d = DequantizeLinear(x, s, z) r = Relu(d) v = DequantizeLinear(w, s, o) y = MatMul({read}, v)
+        }}""",
+        opset=19,
+        ir_version=9,
+    )
+    given.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.float16(0.25), "s"))
+    onnx.save(given, tmp_path / "given.onnx")
+    result = retarget(tmp_path / "given.onnx", tmp_path / "new.onnx", activation_type="uint8", weight_type="int8")
+    assert result.comparison is not None
+    assert result.comparison.identical
+
+
+@pytest.mark.parametrize(("opset", "floats"), [(21, ""), (23, "<output_dtype = 1>")])
+@pytest.mark.parametrize("wanted", ["int8", "uint8"])
+def test_types_that_are_attributes(opset: int, floats: str, wanted: str, tmp_path: Path) -> None:
+    """Of QuantizeLinear that of its integers, without a zero point; of DequantizeLinear that of its floats."""
+    text = f"""n (float[2,4] x) => (float[2,4] y) <float s = {{0.02}}> {{
+        q = QuantizeLinear<output_dtype = 3>(x, s) d = DequantizeLinear{floats}(q, s) y = Relu(d)
+    }}"""
+    onnx.save(proto(text, opset=opset, ir_version=10), tmp_path / "given.onnx")
+    result = retarget(tmp_path / "given.onnx", tmp_path / "new.onnx", activation_type=wanted)
+    assert (result.before.activations, result.after.activations) == ({"int8": 1}, {wanted: 1})
+    assert result.comparison is not None
+    assert result.comparison.identical
+    inputs = {"x": np.random.default_rng(1).normal(size=(2, 4)).astype(np.float32)}
+    np.testing.assert_array_equal(run(tmp_path / "new.onnx", inputs), run(tmp_path / "given.onnx", inputs))
