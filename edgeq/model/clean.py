@@ -9,7 +9,7 @@ from onnx_ir.passes.common import (
 )
 
 from edgeq.graph.edit import replace_value
-from edgeq.graph.query import constant, node_input
+from edgeq.graph.query import bodies, constant, node_input
 
 
 def tidy(model: ir.Model) -> int:
@@ -98,12 +98,21 @@ def _bypass(node: ir.Node, graph: ir.Graph) -> bool:
     return True
 
 
+def _release(node: ir.Node) -> None:
+    """Let the bodies inside a node read nothing any more: a value counts what nodes of a removed body read too."""
+    for body in bodies(node):
+        for inner in body.all_nodes():
+            for place in range(len(inner.inputs)):
+                inner.replace_input_with(place, None)
+
+
 def _drop_dead(graph: ir.Graph) -> int:
     """Remove nodes and weights that nothing uses. onnx-ir's own pass also switches BatchNormalization out of training
     mode in releases up to 1.0, which changes results."""
     dead = 0
     for node in reversed(graph):
         if not any(o.uses() or o.is_graph_output() for o in node.outputs):
+            _release(node)
             graph.remove(node, safe=True)
             dead += 1
     for name, value in list(graph.initializers.items()):

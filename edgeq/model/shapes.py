@@ -77,7 +77,7 @@ def _inferred(bare: onnx.ModelProto, symbolic: SymbolicOptions | None) -> tuple[
     problem = ""
     if symbolic is not None:
         try:
-            return _symbolic(bare, symbolic), ""
+            return _typed(_symbolic(bare, symbolic), own), ""
         except Exception as error:  # sympy, assertions and bare Exceptions of the tool: any of them means fallback
             problem = _sentence(error)
     return own or inferred_shapes(bare), problem
@@ -97,6 +97,16 @@ def _is_complete(graph: onnx.GraphProto) -> bool:
 
     bodies = any(a.HasField("g") or a.graphs for node in graph.node for a in node.attribute)
     return not bodies and all(sized(name) for node in graph.node for name in node.output if name)
+
+
+def _typed(symbolic: onnx.ModelProto, own: onnx.ModelProto | None) -> onnx.ModelProto:
+    """What symbolic inference gave, with the element types that onnx's own knows, in place: the former takes the int8
+    of a QuantizeLinear that names its type by an attribute for uint8."""
+    types = {} if own is None else {value.name: value.type.tensor_type.elem_type for value in _described(own.graph)}
+    for value in _described(symbolic.graph):
+        if types.get(value.name) and value.type.HasField("tensor_type"):
+            value.type.tensor_type.elem_type = types[value.name]
+    return symbolic
 
 
 def inferred_shapes(bare: onnx.ModelProto, where: object = "the model", *, data_prop: bool = False) -> onnx.ModelProto:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.errors import CheckFailedError
+from edgeq.errors import CheckFailedError, RuntimeUnavailableError
 from edgeq.graph.quant_params import LIMITS
 from edgeq.model.load import model_signature
 from edgeq.retarget.params import INTEGERS
@@ -61,6 +61,20 @@ def compare(given: Path, rewritten: Path, *, same_operators: bool) -> Comparison
     if not np.isfinite(closer.largest):
         raise CheckFailedError("the rewritten model gives NaN or infinity where the given one does not", _REPORT)
     return closer
+
+
+def optimiser_problem(given: Path, rewritten: Path) -> str:
+    """Why ONNX Runtime does not open the rewritten model with its optimiser on; "" where it does, or does not open the
+    given one either."""
+    try:
+        open_session(rewritten)
+    except RuntimeUnavailableError as error:
+        try:
+            open_session(given)
+        except RuntimeUnavailableError:
+            return ""
+        return error.problem
+    return ""
 
 
 def compare_outputs(one: Path, other: Path, *, optimization: OptimizationLevel = "none") -> Comparison | None:

@@ -22,10 +22,11 @@ _GAINING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "
 def normalise(model: ir.Model) -> list[str]:
     """Rewrite in place; gives one phrase for each kind of change that was made."""
     editor = Editor(model)
-    explicit = sum(_explicit_zero_point(node, editor) for node in list(model.graph))
-    for node in model.graph:  # ONNX Runtime's optimiser loses the zero point where its type is named a second time
-        if is_op(node, "QuantizeLinear") and node_input(node, 2) is not None:
-            node.attributes.pop("output_dtype", None)
+    explicit = 0
+    for node in model.graph:
+        if is_op(node, "QuantizeLinear", "DequantizeLinear"):
+            explicit += _explicit_zero_point(node, editor)
+            _write_plainly(node, editor)
     stored = sum(_store_weight(node, editor) for node in list(model.graph))
     turned = sum(_turn_weight(node, editor) for node in list(model.graph))
     carried = sum(_carry_on(node, editor) for node in list(model.graph))
@@ -41,16 +42,27 @@ def normalise(model: ir.Model) -> list[str]:
     return done
 
 
+def _write_plainly(node: ir.Node, editor: Editor) -> None:
+    """What ONNX Runtime's optimiser goes wrong on in some operators, in the other form that means the same: a scale
+    as a list of one, and the type of integers by an attribute beside a zero point."""
+    for place in (1, 2) if "block_size" not in node.attributes else ():
+        value = node_input(node, place)
+        values = constant(value)
+        if value is not None and values is not None and values.shape == (1,):
+            node.replace_input_with(place, editor.constant(f"{value.name}/scalar", values.reshape(())))
+    zero = node_input(node, 2)
+    if node.op_type == "QuantizeLinear" and zero is not None:
+        node.attributes.pop("output_dtype", None)
+        node.outputs[0].type = node.outputs[0].type or zero.type  # onnx knows no types of com.microsoft's nodes
+
+
 def _explicit_zero_point(node: ir.Node, editor: Editor) -> bool:
-    if not is_op(node, "QuantizeLinear", "DequantizeLinear"):
-        return False
     if node_input(node, 2) is not None:
         return False
     scale = constant(node.inputs[1])
-    source = node.outputs[0] if node.op_type == "QuantizeLinear" else node.inputs[0]
-    kind = source.dtype if source is not None and source.dtype is not None else ir.DataType.UINT8
+    kind = node.inputs[0].dtype if node.inputs[0] is not None else None
     if node.op_type == "QuantizeLinear":
-        kind = ir.DataType(node.attributes.get_int("output_dtype", 0)) or kind
+        kind = ir.DataType(node.attributes.get_int("output_dtype", 0)) or ir.DataType.UINT8
     if scale is None or kind not in (ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.INT32):
         return False
     if len(node.inputs) < 3:
@@ -89,7 +101,7 @@ def _turn_weight(node: ir.Node, editor: Editor) -> bool:
     if params.per_channel:
         dequantize.attributes["axis"] = ir.AttrInt64("axis", order.index(params.axis % values.ndim))
     dequantize.replace_input_with(0, turned)
-    dequantize.outputs[0].shape = turned.shape
+    dequantize.outputs[0].shape = turned.shape if dequantize.outputs[0].type is not None else None
     replace_value(node.outputs[0], dequantize.outputs[0])
     editor.graph.remove(node, safe=True)
     return True

@@ -25,7 +25,7 @@ from edgeq.model.opset import LOWEST, raise_opset
 from edgeq.model.path import path_of
 from edgeq.model.products import integer_products
 from edgeq.model.shapes import write_shapes
-from edgeq.retarget.compare import USUAL, Comparison, compare
+from edgeq.retarget.compare import USUAL, Comparison, compare, optimiser_problem
 from edgeq.retarget.normalise import normalise
 from edgeq.retarget.params import INTEGERS
 from edgeq.retarget.read import Form, check_form, read_form
@@ -124,12 +124,15 @@ def retarget(
         session_options, why, _ = settle(graph)
         save_model(graph, draft)
         comparison = compare(model, draft, same_operators=format is None and before.format == "QDQ")
+        problem = optimiser_problem(model, draft)
         for row in _limits(graph, resolve(target)) if target is not None else ():
             count = limit_weights(graph, row.weight_limit)
             changes.append(
                 f"{count} weights below -{row.weight_limit} → -{row.weight_limit}: {row.what} ({row.source})"
             )
             save_model(graph, draft)
+        if problem:
+            kept.append(f"ONNX Runtime's optimiser has to be off: {problem}")
         if comparison is None:
             kept.append("not compared on noise: the model does not run on made-up inputs")
         elif comparison.largest > USUAL:
@@ -181,11 +184,9 @@ def _rewrite(
     kept: list[str] = []
     keeps_integer_operators = format is None and before.format == "QOperator"
     needs_weights = activation_type == "int8" and weight_type is None
+    integer_operators = _integer_operators(graph)
     if before.format != "QDQ":
-        count, stuck = to_qdq(graph)
-        kept += stuck
-        if format == "QDQ":
-            changes.append(f"{count} integer operators → DequantizeLinear, operator, QuantizeLinear")
+        kept += to_qdq(graph)
     if weight_type is not None or needs_weights:
         chosen = weight_type or "int8"
         count = shift_weights(graph, INTEGERS[chosen])
@@ -201,7 +202,14 @@ def _rewrite(
         kept += stuck
         if format == "QOperator":
             changes.append(f"{count} operators between DequantizeLinear and QuantizeLinear → integer operators")
+    gone = integer_operators - _integer_operators(graph)
+    if gone > 0:
+        changes.append(f"{gone} integer operators → DequantizeLinear, operator, QuantizeLinear")
     return kept
+
+
+def _integer_operators(graph: ir.Model) -> int:
+    return sum(node.op_type.startswith("QLinear") or node.op_type == "QGemm" for node in graph.graph)
 
 
 def _check_request(format: str | None, activation_type: str | None, weight_type: str | None) -> None:

@@ -246,7 +246,7 @@ def _change_over(group: Group, dtype: ir.DataType, editor: Editor) -> int:
         sources = [maker] if maker is not None and is_op(maker, "QuantizeLinear") else []
         for node in [*sources, *(use.node for use in value.uses() if is_op(use.node, "DequantizeLinear"))]:
             params = float32_params_of(node)
-            if params is None or params.per_channel or params.dtype != _other(dtype):
+            if params is None or params.per_channel or params.dtype != _other(dtype) or node.graph is not editor.graph:
                 continue
             zero = shifted(params.zero_point.astype(params.dtype.numpy()), dtype)
             other = QuantParams(params.scale, zero, dtype, params.axis)

@@ -21,19 +21,17 @@ _OTHERWISE = frozenset({"QLinearReduceMean", "QLinearWhere"})
 _OWN_ATTRIBUTES = frozenset({"channels_last", "opset"})
 
 
-def to_qdq(model: ir.Model) -> tuple[int, list[str]]:
-    """Rewrite in place; gives how many operators were, and those integer operators that have no float form here."""
-    editor = Editor(model)
-    count, kept = 0, []
+def to_qdq(model: ir.Model) -> list[str]:
+    """Rewrite in place; gives those integer operators that have no float form here."""
+    editor, kept = Editor(model), []
     for node in list(model.graph):
         if not (node.op_type.startswith("QLinear") or node.op_type == "QGemm"):
             continue
         if _rewrite(node, editor):
             editor.graph.remove(node, safe=True)
-            count += 1
         else:
             kept.append(f"{node.op_type} {node.name} stays as it is")
-    return count, kept
+    return kept
 
 
 def _rewrite(node: ir.Node, editor: Editor) -> bool:

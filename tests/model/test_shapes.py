@@ -97,3 +97,18 @@ def test_symbolic_inference_ends_in_time_and_says_why_in_words(monkeypatch: pyte
     monkeypatch.setattr(shapes, "_symbolic", assertion)
     _, problem = shapes.infer_shapes(from_proto(onnx.parser.parse_model(text)))
     assert problem == "it does not know how to treat these shapes"
+
+
+def test_types_are_those_of_onnx_where_sizes_are_found_symbolically() -> None:
+    """ONNX Runtime's symbolic inference takes the integers of any QuantizeLinear without a zero point for uint8."""
+    built = model(
+        """net (float[N,4] x) => (float[M,4] y) <float s = {0.1}> {
+            q = QuantizeLinear<output_dtype = 3>(x, s)
+            d = DequantizeLinear(q, s)
+            y = Concat<axis = 0>(d, d)
+        }""",
+        opset=21,
+        ir_version=10,
+    )
+    write_shapes(built)
+    assert next(node.outputs[0].dtype for node in built.graph) is ir.DataType.INT8
