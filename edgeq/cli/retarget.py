@@ -64,7 +64,7 @@ def _lines(model: Path, result: Retargeted) -> Iterator[str]:
     yield from (f"  {line}" for line in result.changes or ("nothing had to be changed",))
     yield from (f"note: {line}" for line in result.kept)
     if result.comparison is not None:
-        off = f"within {result.comparison.largest:.2%} of the largest, from rounding in one step instead of two"
+        off = f"within {result.comparison.largest:.2%} of the largest"
         yield f"outputs on noise: {'the same to the last bit' if result.comparison.identical else off}"
     for key, value in result.session_options.items():
         yield f"run it with the session option {key}={value}"

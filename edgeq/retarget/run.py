@@ -111,7 +111,8 @@ def retarget(
         before = read_form(graph)
         if before.format == "dynamic" or not before.activations:
             raise ModelError(
-                f"{model} has no 8-bit activations with constant scales, only {before.format} quantization",
+                f"{model} has no 8-bit activations with constant scales"
+                + (", only dynamic quantization" if before.format == "dynamic" else ""),
                 "It runs as it is; for another runtime type `edgeq quantize FLOAT.onnx --dynamic -o OUT.onnx`, or with "
                 "--data SAMPLES instead of --dynamic",
             )
@@ -124,13 +125,16 @@ def retarget(
         session_options, why, _ = settle(graph)
         save_model(graph, draft)
         comparison = compare(model, draft, same_operators=format is None and before.format == "QDQ")
-        problem = optimiser_problem(model, draft)
-        for row in _limits(graph, resolve(target)) if target is not None else ():
+        limits = _limits(graph, resolve(target)) if target is not None else ()
+        for row in limits:
             count = limit_weights(graph, row.weight_limit)
             changes.append(
                 f"{count} weights below -{row.weight_limit} → -{row.weight_limit}: {row.what} ({row.source})"
             )
+        if limits:
             save_model(graph, draft)
+            comparison = compare(model, draft, same_operators=False)
+        problem = optimiser_problem(model, draft)
         if problem:
             kept.append(f"ONNX Runtime's optimiser has to be off: {problem}")
         if comparison is None:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from edgeq.graph.edit import Editor
 from edgeq.graph.operators import moves_data, operator_of
 from edgeq.graph.quant_params import QuantParams
-from edgeq.graph.query import MAIN_DOMAINS, constant, is_constant, is_op, node_input, readers
+from edgeq.graph.query import MAIN_DOMAINS, constant, every_node, is_constant, is_op, node_input, readers
 from edgeq.model.products import integers
 from edgeq.retarget.params import INTEGERS, float32_params_of, params_of, type_name
 
@@ -70,7 +70,7 @@ def shift_weights(model: ir.Model, dtype: ir.DataType) -> int:
 def limit_weights(model: ir.Model, limit: int) -> int:
     """Keep int8 weights at -`limit` and above, in place; returns how many were below."""
     count = 0
-    for node in model.graph:
+    for node in every_node(model):
         place = operator_of(node).weight
         for value in integers(node, place)[:1] if place is not None else ():
             values = constant(value)

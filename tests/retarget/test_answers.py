@@ -227,3 +227,18 @@ def test_an_optimiser_that_has_to_be_off_is_named(tmp_path: Path) -> None:
     except Exception:  # what onnxruntime raises has no common base
         expected = 1
     assert len(refused) == expected
+
+
+def test_weights_in_branches_are_limited_too(tmp_path: Path) -> None:
+    branches = [
+        f"{place}_branch = {place} () => (float[1,1,2,2] {place}_y) {{ {place}_v = DequantizeLinear(w, s, o)"
+        f" {place}_y = Conv(d, {place}_v) }}"
+        for place in ("then", "else")
+    ]
+    given = proto(f"""n (float[1,1,2,2] x, bool c) => (float[1,1,2,2] y) <float s = {{0.02}}, int8 z = {{20}},
+        int8[1,1,1,1] w = {{-128}}, int8 o = {{0}}> {{
+        q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = If(c) <{", ".join(branches)}>
+    }}""")
+    onnx.save(given, tmp_path / "given.onnx")
+    result = retarget(tmp_path / "given.onnx", tmp_path / "new.onnx", target="raspberry-pi-4")
+    assert any(line.startswith("1 weights below -127") for line in result.changes)

@@ -306,3 +306,4 @@ def test_no_least_weight_goes_where_kernels_overflow_on_it(tmp_path: Path) -> No
         made = [numpy_helper.to_array(t) for t in onnx.load(result.output).graph.initializer]
         assert min(values.min() for values in made if values.shape == weight.shape) == least
         assert any("12 weights below -127" in line for line in result.changes) is (least == -127)
+        assert plain(result)["identical"] is (least == -128)  # of what was written
