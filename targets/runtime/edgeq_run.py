@@ -83,7 +83,17 @@ if __name__ == "__main__":
         print(f"edgeq_run: {root} is not whole: {PACKAGE} is missing. Get the bundle again", file=sys.stderr)
         sys.exit(7)
     sys.meta_path.insert(0, finder)
-    from edgeq_device.cli import program
+    try:
+        from edgeq_device.cli import program
+    except Exception as error:  # whatever the sources of a damaged bundle raise; its hashes are not checked yet
+        what = ascii(f"{type(error).__name__}: {' '.join(str(error).split())}")[1:-1]
+        if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "numpy":
+            print(f"edgeq_run: numpy cannot be imported ({what}). Install it again", file=sys.stderr)
+            sys.exit(8)
+        print(
+            f"edgeq_run: {root} is not whole: its runner cannot be read ({what}). Get the bundle again", file=sys.stderr
+        )
+        sys.exit(7)
 
     # The bundle keeps the name by which it was called, but where this file alone is a link from somewhere else.
     sys.exit(program(root if Path(__file__).is_symlink() else Path(__file__).parent))

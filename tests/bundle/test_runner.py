@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -305,6 +306,25 @@ def test_without_onnxruntime(good: Path, tmp_path: Path) -> None:
     (tmp_path / "onnxruntime.py").write_text("raise ImportError('not here')")
     line = one_line(run("edgeq_run.py", "verify", cwd=good, path=tmp_path), 8)
     assert "onnxruntime cannot be imported" in line
+
+
+@pytest.mark.parametrize("module", ["cli.py", "names.py"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_runner_that_is_damaged(module: str, packed: bool, good: Path, tmp_path: Path) -> None:
+    """Its own sources are read before their hashes can be checked."""
+    for kept in (None, 150):
+        copy = tmp_path / f"copy{kept}"
+        shutil.copytree(good, copy)
+        file = copy / "edgeq_device" / module
+        content = file.read_bytes()
+        file.unlink()
+        if kept is not None:
+            file.write_bytes(content[:kept])
+        program: Path | str = "edgeq_run.py"
+        if packed:
+            program = Path(shutil.make_archive(str(copy), "zip", copy))
+        line = one_line(run(program, "info", cwd=copy), 7)
+        assert "Get the bundle again" in line or "get it again" in line
 
 
 def shell(line: str, cwd: Path) -> tuple[int, str]:
