@@ -154,10 +154,10 @@ def measurement(report: Mapping[str, Any]) -> Measurement:
     return Measurement(**{name: report[name] for name in named}, notes=tuple(report["notes"]), report=report)
 
 
-def sessions_to_time(model: Path) -> int:
-    """In how many sessions a model is timed: two of one small model differ by up to a fifth, by where their memory
-    happens to lie."""
-    return FEWEST_SESSIONS if model_bytes(model) <= _SMALL_BYTES else 1
+def sessions_to_time(model: Path, folder: Path | None = None) -> int:
+    """In how many sessions a model is timed, whose external data lie in `folder` (None: beside it): two of one small
+    model differ by up to a fifth, by where their memory happens to lie."""
+    return FEWEST_SESSIONS if model_bytes(model, folder) <= _SMALL_BYTES else 1
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from edgeq_device.engines import FLOAT, plugin_of
 from edgeq_device.select import precision_of
+from edgeq_device.variants import EXTERNAL_FOLDER
 
 from edgeq.device import device_errors
 from edgeq.errors import UsageError
@@ -46,6 +47,11 @@ class LoadedModel:
     settings: SessionSettings
     session: Session
     preprocess: Mapping[str, Any] | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where the external weights of `model` lie."""
+        return Path(self.settings.config.get(EXTERNAL_FOLDER, self.model.parent))
 
     @property
     def name(self) -> str:
@@ -134,7 +140,6 @@ def _open_variant(
     from edgeq_device.opening import open_best
     from edgeq_device.package import MAIN, open_bundle
     from edgeq_device.sessions import read_device
-    from edgeq_device.variants import EXTERNAL_FOLDER
 
     from edgeq.model.load import in_memory, signature_of
 

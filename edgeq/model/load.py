@@ -133,31 +133,34 @@ def signature_of(model: onnx.ModelProto, path: Path) -> Signature:
     )
 
 
-def model_files(path: Path) -> tuple[Path, ...]:
+def model_files(path: Path, folder: Path | None = None) -> tuple[Path, ...]:
     """The model file and, sorted, the external data files that it needs, each proven to be inside its folder. Weights
     are not read.
+
+    Args:
+        folder: where external data lie, as a bundle's variant may say; None: the model's folder. So below, too.
 
     Raises:
         ModelError: it is no model, or its external data are not where they may be.
     """
-    locations = {external_span(tensor, path).location for tensor in _external_tensors(path)}
-    return (path, *(path.parent / location for location in sorted(locations)))
+    locations = {external_span(tensor, path, folder).location for tensor in _external_tensors(path)}
+    return (path, *((folder or path.parent) / location for location in sorted(locations)))
 
 
-def model_bytes(path: Path) -> int:
+def model_bytes(path: Path, folder: Path | None = None) -> int:
     """Size on disk, external data included."""
-    return sum(file.stat().st_size for file in model_files(path))
+    return sum(file.stat().st_size for file in model_files(path, folder))
 
 
-def model_digest(path: Path) -> str:
+def model_digest(path: Path, folder: Path | None = None) -> str:
     """SHA-256 (hex) of a model. Without external data that of the file's bytes, as `sha256sum` prints it; with external
     data that of the digests of all its files, each with its name."""
-    files = model_files(path)
+    files = model_files(path, folder)
     if len(files) == 1:
         return _file_digest(path)
     whole = hashlib.sha256(bytes.fromhex(_file_digest(path)))
     for file in files[1:]:
-        whole.update(file.relative_to(path.parent).as_posix().encode() + b"\0")
+        whole.update(file.relative_to(folder or path.parent).as_posix().encode() + b"\0")
         whole.update(bytes.fromhex(_file_digest(file)))
     return whole.hexdigest()
 

@@ -148,8 +148,11 @@ def check_external(tensors: Iterable[onnx.TensorProto], path: Path) -> int:
     return total
 
 
-def external_span(tensor: onnx.TensorProto, model_path: Path) -> ExternalSpan:
+def external_span(tensor: onnx.TensorProto, model_path: Path, folder: Path | None = None) -> ExternalSpan:
     """Check one external tensor and give the place of its bytes, which are not read.
+
+    Args:
+        folder: where external data lie; None: the model's folder.
 
     Raises:
         ModelError: the location is absolute, leaves the model's folder (also through a symbolic link), is missing or
@@ -158,7 +161,7 @@ def external_span(tensor: onnx.TensorProto, model_path: Path) -> ExternalSpan:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     where = f"{model_path}: external tensor {tensor.name!r}"
-    file = _contained(location, model_path, where)
+    file = _contained(location, model_path.parent if folder is None else folder, where)
     size = file.stat().st_size
     offset = _number(entries.get("offset", "0"), "offset", where)
     expected = tensor_bytes(tensor)
@@ -173,7 +176,7 @@ def external_span(tensor: onnx.TensorProto, model_path: Path) -> ExternalSpan:
     return ExternalSpan(file, location, offset, length)
 
 
-def _contained(location: str, model_path: Path, where: str) -> Path:
+def _contained(location: str, folder: Path, where: str) -> Path:
     fix = "External data must lie in the model's folder or below; put it there and export again"
     if not location or "\0" in location:
         raise ModelError(f"{where} names no data file", DAMAGED)
@@ -182,7 +185,7 @@ def _contained(location: str, model_path: Path, where: str) -> Path:
         raise ModelError(f"{where} has the absolute location {location!r}", fix)
     if ".." in windows.parts or ".." in PurePosixPath(location).parts:
         raise ModelError(f"{where} has the location {location!r}, which leaves the model's folder", fix)
-    folder = model_path.parent.resolve()
+    folder = folder.resolve()
     named = folder / location
     try:
         file = named.resolve()

@@ -21,7 +21,7 @@ from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.latency import Measurement, bench_model, measure_models, sessions_to_time
 from edgeq.measure.loaded_model import LoadedModel, Opener, open_model, refuse_ignored
 from edgeq.measure.task import Task, TaskOptions, as_task
-from edgeq.model.load import is_quantized, model_digest, model_files
+from edgeq.model.load import is_quantized, model_bytes, model_digest
 from edgeq.model.path import path_of
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
@@ -209,8 +209,8 @@ def _side(
     size = digest = None
     coverage: Mapping[str, Any] | None = None
     try:
-        size = sum(file.stat().st_size for file in model_files(loaded.model))
-        digest = model_digest(loaded.model)
+        size = model_bytes(loaded.model, loaded.folder)
+        digest = model_digest(loaded.model, loaded.folder)
         if here:
             first = next(iter(samples)).inputs if samples is not None and evaluation is not None else None
             feed = first or random_feeds(loaded.session, count=1)[0]
@@ -235,7 +235,7 @@ def _time(
     if samples is not None:
         feeds = [sample.inputs for sample in itertools.islice(samples, SAMPLES)]
     # As many of both: what is compared are pairs of sessions.
-    count = min(sessions_to_time(side.model) for side in (a, b))
+    count = min(sessions_to_time(side.model, side.folder) for side in (a, b))
     count = request.sessions or count if count > 1 else 1
     limit = request.limits.min_speedup
     for attempt in range(request.attempts):

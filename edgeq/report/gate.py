@@ -18,7 +18,7 @@ from edgeq.bundle.owned import BUNDLE, check_archive
 from edgeq.display import Displayed
 from edgeq.errors import InconclusiveError, UsageError, WorseError
 from edgeq.measure.loaded_model import is_bundle
-from edgeq.model.load import model_files
+from edgeq.model.load import model_files, read_model, save_model
 from edgeq.progress import SILENT, Progress
 from edgeq.records import computed, parse, toml_table
 from edgeq.report.compare import ComparePlace, CompareRequest, run_comparison
@@ -166,7 +166,8 @@ def gate(
 
 
 def write_baseline(model: Path, baseline: Path) -> None:
-    """Copy a model with its external data, or a bundle, to `baseline`, in place of an earlier one.
+    """Copy a model with its external data, or a bundle, to `baseline`, in place of an earlier one. External data in
+    folders below the model come into the model's file, or beside it where they are large.
 
     Raises:
         OutputError: something else is there.
@@ -178,8 +179,12 @@ def write_baseline(model: Path, baseline: Path) -> None:
         return
     if is_bundle(model):
         check_archive(baseline)
+    files = (model,) if is_bundle(model) else model_files(model)
     with output_file(baseline, force=True) as draft:
-        for file in (model,) if is_bundle(model) else model_files(model):
+        if any(file.parent != model.parent for file in files):  # an output is a file and what lies beside it
+            save_model(read_model(model), draft)
+            return
+        for file in files:
             shutil.copyfile(file, draft if file == model else draft.with_name(file.name))
 
 

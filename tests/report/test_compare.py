@@ -10,16 +10,20 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
+from edgeq_device.bench_settings import BenchSettings
 from edgeq_device.claim import Claim
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeq import demo
+from edgeq.bundle.write import BundleSpec, write_bundle
 from edgeq.cli import group
 from edgeq.errors import UsageError
 from edgeq.records import plain
+from edgeq.report.bundle import report_bundle
 from edgeq.report.compare import compare
 from edgeq.report.compare_limits import Limits, missed
 from edgeq.report.compare_text import comparison_rows, sentences
+from tests.bundle.samples import linear, variant
 
 
 def scaled(place: Path, factor: float, *, name: str = "x", size: int | str = 4) -> Path:
@@ -204,3 +208,17 @@ def test_the_next_line_names_the_float_model_first(pair: tuple[Path, Path], a: i
     assert shown.exit_code == 0, shown.output
     last = shown.stdout.splitlines()[-1]
     assert last == f"next: edgeq debug {pair[0]} {pair[1]} --data SAMPLES" if follows else "next:" not in shown.stdout
+
+
+def test_weights_that_lie_elsewhere_in_a_bundle(tmp_path: Path) -> None:
+    """Models of a bundle that differ share weights that coincide, in a folder of their own."""
+    models = [linear(tmp_path / str(bias) / "m.onnx", bias, external="weights.bin") for bias in (0.0, 1.0)]
+    variants = tuple(variant(f"v{bias}", model, bias) for bias, model in enumerate(models))
+    write_bundle(BundleSpec("two", variants), tmp_path / "b")
+    found = compare(tmp_path / "b", models[0], duration_s=0.02, threads=1)
+    assert found.a.bytes == found.b.bytes
+    assert found.a.coverage is not None
+    assert found.measurement is not None
+    assert report_bundle(tmp_path / "b", measure=True, settings=BenchSettings(min_duration_s=0.02)).page.is_file()
+    done = CliRunner().invoke(group, ["audit", str(tmp_path / "b")])
+    assert done.exit_code == 0, done.output

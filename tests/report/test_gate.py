@@ -23,6 +23,8 @@ from edgeq.errors import InconclusiveError, OutputError, UsageError, WorseError
 from edgeq.measure.latency import Measurement
 from edgeq.report.compare_limits import HELD, MISSED, UNSETTLED, LimitCheck, Limits, check_limits
 from edgeq.report.gate import Gated, GateLimits, junit, markdown, read_limits
+from edgeq.session import open_session
+from tests.bundle.samples import INPUT, answer, linear
 from tests.graphs import proto
 
 QUICK = ("--duration", "0.02", "--threads", "1")
@@ -147,6 +149,16 @@ def test_the_baseline_is_written_on_request(models: tuple[Path, Path], speed: li
     assert accepted.exit_code == 0
     assert kept.read_bytes() == models[1].read_bytes()
     assert gate(kept, kept, "--update").exit_code == OutputError.exit_code  # an input is never replaced
+
+
+def test_external_data_below_the_model_come_along(tmp_path: Path) -> None:
+    (tmp_path / "new" / "data").mkdir(parents=True)
+    given = linear(tmp_path / "new" / "m.onnx", 0.0, external="data/weights.bin")
+    kept = tmp_path / "baseline.onnx"
+    assert gate(given, kept, "--update").exit_code == 0
+    inputs = {"x": INPUT}
+    for model in (given, kept):
+        np.testing.assert_allclose(open_session(model).run(None, inputs)[0], answer(0.0), atol=1e-4)
 
 
 def test_a_bundle_is_a_baseline_too(bundle: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
+from edgeq_device.variants import EXTERNAL_FOLDER
 from numpy.typing import NDArray
 
 from edgeq.emulate.saturation.layers import Layer, find_layers
@@ -138,7 +139,9 @@ def optimised_graph(model: Path, settings: SessionSettings) -> GraphIndex:
     with tempfile.TemporaryDirectory(prefix="edgeq-optimised-") as folder:
         path = Path(folder) / "model.onnx"
         open_session(model, replace(settings, save_optimized_to=path))
-        return GraphIndex(in_memory(onnx.load(path), path.parent))
+        # External weights stay where they were; onnxruntime writes the same references.
+        weights = Path(settings.config.get(EXTERNAL_FOLDER, model.parent))
+        return GraphIndex(in_memory(onnx.load(path, load_external_data=False), weights))
 
 
 def _steps(graph: GraphIndex, layers: Sequence[Layer]) -> tuple[Layer | _Segment, ...]:
