@@ -1,7 +1,7 @@
 """Outputs that appear whole or not at all: written beside their place, then renamed into it."""
 
 from edgeq.atomic.lock import alone_in
-from edgeq.atomic.outputs import Kind, check_apart, check_free, output_directory, output_file, recover
+from edgeq.atomic.outputs import Kind, check_apart, check_free, check_outside, output_directory, output_file, recover
 from edgeq.atomic.placement import interrupted
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "alone_in",
     "check_apart",
     "check_free",
+    "check_outside",
     "interrupted",
     "output_directory",
     "output_file",

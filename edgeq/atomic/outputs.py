@@ -74,6 +74,13 @@ def check_apart(path: Path, inputs: Iterable[Path]) -> None:
             raise OutputError(f"{path} {what} the input {source}", "Choose another output: inputs are never replaced")
 
 
+def check_outside(path: Path, folders: Iterable[Path]) -> None:
+    """Refuse an output in a folder that is read; what is no folder is passed over."""
+    for folder in folders:
+        if folder.is_dir() and folder.resolve() in path.resolve().parents:
+            raise OutputError(f"{path} lies in {folder}, which is read", "Choose another output")
+
+
 def _same(one: Path, other: Path) -> bool:
     try:
         return one.samefile(other)

@@ -116,9 +116,13 @@ def show(printer: Printer, path: Path, svg: Path | None, force: bool, **options:
     PATH is a directory that `edgeq calibrate` wrote, one with ONNX Runtime's three tables, one of those tables, or a
     native TensorRT cache.
     """
+    from edgeq.atomic import check_apart, check_outside
     from edgeq.calibrate.plot import write_svg
     from edgeq.calibrate.show import open_shown
 
+    if svg is not None:
+        check_apart(svg, [path])
+        check_outside(svg, [path])
     shown = open_shown(path, options["tensors"], options["activation_type"], symmetric=options["symmetric"])
     if svg is not None:
         write_svg(shown, svg, force=force)

@@ -9,7 +9,7 @@ from typing import Any
 
 from edgeq_device.bench_settings import BenchSettings
 
-from edgeq.atomic import check_free, output_file
+from edgeq.atomic import check_apart, check_free, output_file
 from edgeq.bundle.read import opened
 from edgeq.display import Displayed
 from edgeq.errors import DataError, OutputError, UsageError
@@ -101,6 +101,7 @@ def report_bundle(
     place = Path(output) if output is not None else _beside(path)
     _check_outside(place, path)
     check_free(place, force=force or _is_report(place), kind="file")
+    check_apart(place, [path, *([fleet] if fleet is not None else [])])
     if _is_record(path):
         if measure:
             raise UsageError(f"{path} is a record, which cannot be timed", "Name a bundle, or leave --bench out")

@@ -6,14 +6,15 @@ that no latency is compared with one from another machine or another day.
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 from xml.etree import ElementTree
 
-from edgeq.atomic import check_apart, output_directory, output_file
+from edgeq.atomic import check_apart, check_free, check_outside, output_directory, output_file
 from edgeq.bundle.owned import BUNDLE, check_archive
 from edgeq.display import Displayed
 from edgeq.errors import InconclusiveError, UsageError, WorseError
@@ -163,6 +164,28 @@ def gate(
     if update:
         write_baseline(model, baseline)
     return Gated(model, baseline, limits, found, checks, update, place.name if place is not None else None)
+
+
+def check_junit(junit: Path, request: CompareRequest, limits: Path | None, *, force: bool) -> None:
+    """Refuse a place for the JUnit XML that is taken, or where something lies that the gate reads.
+
+    Raises:
+        OutputError: naming what is there; ModelError where a model cannot be read.
+    """
+    check_free(junit, force=force, kind="file")
+    inputs = list(_read_paths(request))
+    check_apart(junit, [*inputs, *([limits] if limits is not None else [])])
+    check_outside(junit, inputs)
+
+
+def _read_paths(request: CompareRequest) -> Iterator[Path]:
+    """Files and folders that are read. Text that names none (a preprocessing, a pattern) is left out."""
+    for model in (request.a, request.b):
+        if model.exists():
+            yield from (model,) if is_bundle(model) else model_files(model)
+    for value in (request.data, request.labels, request.preprocess, request.options.annotations):
+        if isinstance(value, (str, Path)) and os.access(value, os.F_OK):
+            yield Path(value)
 
 
 def write_baseline(model: Path, baseline: Path) -> None:

@@ -5,6 +5,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from edgeq.calibrate.files import save_statistics
 from edgeq.calibrate.histogram import histogram_of
@@ -14,7 +15,8 @@ from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.show import Shown, columns, heights, open_shown, show_statistics
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
 from edgeq.calibrate.table import FLATBUFFERS, write_native, write_tables
-from edgeq.errors import UsageError
+from edgeq.cli import group
+from edgeq.errors import OutputError, UsageError
 from edgeq.records import plain
 from edgeq.registry import METHODS
 
@@ -100,3 +102,12 @@ def test_tables(tmp_path: Path) -> None:
         open_shown(tmp_path / "tables", ["c"])
     with pytest.raises(UsageError, match="no histograms"):
         write_svg(expected, tmp_path / "x.svg")
+
+
+@pytest.mark.parametrize("inside", ["", "statistics.npz", "new.svg"])
+def test_a_plot_is_not_written_over_the_statistics(inside: str, statistics: Statistics, tmp_path: Path) -> None:
+    save_statistics(statistics, tmp_path / "CAL")
+    before = sorted((file.name, file.read_bytes()) for file in (tmp_path / "CAL").iterdir())
+    arguments = ["calibrate", "show", str(tmp_path / "CAL"), "--svg", str(tmp_path / "CAL" / inside), "--force"]
+    assert CliRunner().invoke(group, arguments).exit_code == OutputError.exit_code
+    assert sorted((file.name, file.read_bytes()) for file in (tmp_path / "CAL").iterdir()) == before

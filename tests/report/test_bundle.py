@@ -12,7 +12,8 @@ from click.testing import CliRunner
 from edgeq_device.bench_settings import BenchSettings
 
 from edgeq import demo
-from edgeq.bundle.read import opened
+from edgeq.bundle.read import contents, opened
+from edgeq.bundle.write import write_archive
 from edgeq.cli import group
 from edgeq.data.given import Data
 from edgeq.errors import BundleError, DataError, OutputError, UsageError
@@ -187,3 +188,12 @@ def test_the_command(copy: Path, tmp_path: Path) -> None:
     refused = CliRunner().invoke(group, ["report", str(demo.MODEL)])
     assert refused.exit_code == 2
     assert "Traceback" not in refused.output
+
+
+def test_a_report_never_replaces_what_it_is_of(bundle: Path, tmp_path: Path) -> None:
+    with opened(bundle) as found:
+        write_archive(contents(found), tmp_path / "b.edgeq")
+    before = (tmp_path / "b.edgeq").read_bytes()
+    with pytest.raises(OutputError, match="inputs are never replaced"):
+        report_bundle(tmp_path / "b.edgeq", tmp_path / "b.edgeq", force=True)
+    assert (tmp_path / "b.edgeq").read_bytes() == before

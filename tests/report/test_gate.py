@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,25 @@ def test_what_ci_reads(models: tuple[Path, Path], speed: list[Claim], tmp_path: 
     assert failures["size"] is None
     again = gate(*reversed(models), "--junit", tmp_path / "gate.xml")
     assert again.exit_code == OutputError.exit_code  # before anything is measured
+
+
+@pytest.mark.parametrize("place", ["model", "baseline", "limits", "data", "inside"])
+def test_what_ci_reads_replaces_no_input(place: str, models: tuple[Path, Path], bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "gate.toml").write_text("max_slowdown = 9\n")
+    np.save(tmp_path / "samples.npy", np.zeros((1, 4), np.float32))
+    baseline = shutil.copytree(bundle, tmp_path / "baseline") if place == "inside" else models[0]
+    taken = {
+        "model": models[1],
+        "baseline": models[0],
+        "limits": tmp_path / "gate.toml",
+        "data": tmp_path / "samples.npy",
+        "inside": tmp_path / "baseline" / "manifest.json",
+    }[place]
+    before = taken.read_bytes()
+    given = ("--limits", tmp_path / "gate.toml", "--data", tmp_path / "samples.npy")
+    done = gate(models[1], baseline, *given, "--junit", taken, "--force")
+    assert done.exit_code == OutputError.exit_code, done.output
+    assert taken.read_bytes() == before
 
 
 def test_what_is_inconclusive_is_skipped_where_that_passes() -> None:
