@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 from edgeq_device.session_options import MOST_THREADS
 
+from edgeq.errors import UsageError
 from edgeq.registry import DECODERS, METHODS, TASKS
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -40,6 +41,25 @@ def complete_target(ctx: click.Context, parameter: click.Parameter, incomplete: 
     del ctx, parameter
     names = {file.stem for folder in ("targets", "profiles") for file in shipped(folder).glob("*.toml")}
     return sorted(name for name in names if incomplete.lower() in name)
+
+
+def named_to_show(what: str, action: str, name: str | None, *, why: bool) -> str | None:
+    """The name with which `targets` and `profiles` are to show one, None where they list all.
+
+    Args:
+        what: "target" or "profile".
+
+    Raises:
+        UsageError: nothing is named to show, or something is named or asked that a list leaves out.
+    """
+    if action == "show" and name is None:
+        raise UsageError(f"no {what} named", f"Give a name: `edgeq {what}s` lists them")
+    if action == "list" and (name is not None or why):
+        raise UsageError(
+            f"{name or '--why'} says nothing where all {what}s are listed",
+            f"Leave it out, or say `edgeq {what}s show {name or 'NAME'}`",
+        )
+    return name
 
 
 def target_option(*names: str, **attributes: Any) -> Callable[[F], F]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import complete_target
+from edgeq.cli._options import complete_target, named_to_show
 
 
 @click.command()
@@ -18,8 +18,9 @@ def command(printer: Printer, action: str, name: str | None, why: bool) -> None:
     from edgeq.hardware import show
     from edgeq.hardware.target import load_targets, resolve
 
-    if action == "list":
+    shown = named_to_show("target", action, name, why=why)
+    if shown is None:
         plain, lines = show.target_list(load_targets())
     else:
-        plain, lines = show.target_page(resolve(show.named("target", name)), why=why or printer.verbose)
+        plain, lines = show.target_page(resolve(shown), why=why or printer.verbose)
     printer.lines(plain, lines)

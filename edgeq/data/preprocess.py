@@ -22,7 +22,7 @@ from edgeq.data.spec import Spec, parse_spec, parse_text
 from edgeq.data.state import Array, Geometry, Picture, State, assumed_axes
 from edgeq.data.steps import is_step
 from edgeq.errors import DataError
-from edgeq.records import plain, toml_table
+from edgeq.records import is_toml, plain, toml_table
 from edgeq.signature import TensorSpec
 from edgeq.user_code import describe, load_function, names_function
 
@@ -218,7 +218,7 @@ def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -
         return _declared(name, parse_spec(BUILTIN[name], name))
     if names_function(text):
         return _from_python(text)
-    if text.endswith(".toml"):
+    if is_toml(text):
         return _from_toml(Path(text))
     if "=" in text or is_step(text):
         return _declared(text, parse_text(text, f"--preprocess {text}"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from edgeq.errors import HardwareError, UsageError, suggest
 from edgeq.hardware.engines import EngineState, wrong_on
 from edgeq.hardware.machine import Cache, Machine, capability_text
 from edgeq.hardware.profile import Profile, ProfileMatch
@@ -13,20 +12,6 @@ from edgeq.hardware.target import Target
 from edgeq.records import plain
 
 Page = tuple[dict[str, Any], list[str]]
-
-
-def named(what: str, name: str | None) -> str:
-    """`name`, which must be there."""
-    if name is None:
-        raise UsageError(f"no {what} named", f"Give a name: `edgeq {what}s` lists them")
-    return name
-
-
-def pick(what: str, name: str | None, known: Mapping[str, Profile]) -> Profile:
-    """The profile called `name`; an unknown name brings the nearest one."""
-    if named(what, name) not in known:
-        raise HardwareError(f"unknown {what} {name!r}", suggest(str(name), known))
-    return known[str(name)]
 
 
 def machine_lines(

@@ -20,7 +20,7 @@ from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.document import Document
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import Profile, build_profile, load_profiles, match_profile
-from edgeq.records import NOT_WRITTEN
+from edgeq.records import NOT_WRITTEN, is_toml
 
 AUTO = "auto"
 THIS_MACHINE = "this-machine"
@@ -79,7 +79,7 @@ def resolve(name_or_path: str | Path, machine: Machine | None = None) -> Target:
         HardwareError: unknown, with the nearest name; or a file that is not a good target or profile.
     """
     name = str(name_or_path)
-    if name.endswith(".toml"):
+    if is_toml(name):
         return _resolve_file(Path(name), _profile_documents(), machine)
     return named_target(name, machine)
 

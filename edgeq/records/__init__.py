@@ -30,7 +30,7 @@ from edgeq.records.fields import (
     computed,
     written,
 )
-from edgeq.records.read import json_object, parse, read_json, readable, salvage, toml_table
+from edgeq.records.read import is_toml, json_object, parse, read_json, readable, salvage, toml_table
 from edgeq.records.write import fingerprint, plain, rounded
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "Share",
     "computed",
     "fingerprint",
+    "is_toml",
     "json_object",
     "parse",
     "plain",

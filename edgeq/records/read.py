@@ -123,6 +123,11 @@ def json_object(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]
         raise error(problem.problem, fix) from problem
 
 
+def is_toml(given: str) -> bool:
+    """Whether what a user named is a TOML file and no name of something: it ends in .toml, in either case."""
+    return given.lower().endswith(".toml")
+
+
 def toml_table(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]:
     """The content of a TOML file of at most 1 MiB, which may be untrusted.
 

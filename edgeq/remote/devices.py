@@ -12,7 +12,7 @@ import platformdirs
 from msgspec import Meta
 
 from edgeq.errors import HardwareError, UsageError, suggest
-from edgeq.records import parse, toml_table
+from edgeq.records import is_toml, parse, toml_table
 
 DEVICES = "devices.toml"
 """The file's name, in the user's configuration folder and in the working directory."""
@@ -80,7 +80,7 @@ def boards_of(given: str) -> tuple[Board, ...]:
     """
     if given.startswith(SSH):
         return (_addressed(given),)
-    if given.endswith(".toml"):
+    if is_toml(given):
         path = Path(given)
         content = toml_table(path, HardwareError, _FIX)
         return tuple(_read(path).values()) if "devices" in content else ()

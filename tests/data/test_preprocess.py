@@ -130,11 +130,12 @@ def test_every_shipped_one_survives_to_dict() -> None:
     assert load_preprocess("None").name == "none"
 
 
-def test_toml(tmp_path: Path) -> None:
-    file = tmp_path / "mine.toml"
+@pytest.mark.parametrize("name", ["mine.toml", "MINE.TOML"])
+def test_toml(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
     file.write_text('steps = "crop=4,divide=255"\n[source]\nlayout = "HWC"\n')
     loaded = load_preprocess(file)
-    assert loaded.name == "mine"
+    assert loaded.name == file.stem
     assert loaded.source.layout == "HWC"
     assert load_preprocess(loaded) is loaded
 

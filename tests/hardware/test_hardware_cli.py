@@ -72,10 +72,14 @@ def test_profiles_show() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("profiles", "show", "x86-64-avx3"), 5, "unknown profile 'x86-64-avx3'. Did you mean x86-64-avx"),
+        (("profiles", "show", "x86-64-avx3"), 5, "unknown target or profile 'x86-64-avx3'. Did you mean x86-64-avx"),
         (("profiles", "show"), 2, "no profile named"),
         (("targets", "show", "rasberry-pi-4"), 5, "Did you mean raspberry-pi-4?"),
         (("targets", "show"), 2, "no target named"),
+        (("targets", "list", "gemmini"), 2, "gemmini says nothing where all targets are listed. Leave it out, or say"),
+        (("profiles", "list", "x86-64"), 2, "or say `edgeq profiles show x86-64`"),
+        (("profiles", "--why"), 2, "--why says nothing where all profiles are listed"),
+        (("targets", "show", "./ABSENT.TOML"), 5, "ABSENT.TOML cannot be read: No such file"),
     ],
 )
 def test_wrong_names_are_one_line(arguments: tuple[str, ...], code: int, message: str) -> None:
@@ -92,6 +96,22 @@ def test_targets() -> None:
     assert "dim: 16" in run("targets", "show", "gemmini").stdout
     shown = run_json("targets", "show", "this-machine")
     assert shown["profile"]["name"] == "x86-64-avx2"
+
+
+@pytest.mark.parametrize("file", ["board.toml", "BOARD.TOML"])
+def test_a_file_stands_where_a_name_does(tmp_path: Path, file: str) -> None:
+    path = tmp_path / file
+    path.write_text('title = "Mine"\nextends = "arm64-neon"\nscheme.per_channel = false\n', encoding="utf-8")
+    assert run_json("targets", "show", str(path))["name"] == path.stem
+    shown = run_json("profiles", "show", str(path))
+    assert (shown["name"], shown["scheme"]["per_channel"]) == ("arm64-neon", False), "the profile of that target"
+    path.write_text('title = "Mine"\nextends = "arm64-neon"\nrank = 11\n', encoding="utf-8")
+    assert run_json("profiles", "show", str(path))["name"] == path.stem
+    assert run_json("targets", "show", str(path))["profile"]["rank"] == 11
+
+
+def test_the_profile_of_a_target_is_shown_with_its_overrides() -> None:
+    assert run_json("profiles", "show", "this-machine")["name"] == "x86-64-avx2"
 
 
 def test_a_users_own_target_is_listed(tmp_path: Path) -> None:

@@ -95,6 +95,11 @@ def test_a_target_file_is_no_fleet(tmp_path: Path) -> None:
     assert boards_of("mine.toml") == ()
 
 
+def test_a_file_in_capitals(tmp_path: Path) -> None:
+    (tmp_path / "FLEET.TOML").write_text(FLEET)
+    assert len(boards_of("FLEET.TOML")) == 2
+
+
 def test_errors_are_edgeqs() -> None:
     with pytest.raises(EdgeqError):
         boards_of("absent.toml")
