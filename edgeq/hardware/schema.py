@@ -19,7 +19,7 @@ from edgeq.errors import HardwareError, suggest
 from edgeq.hardware import document as doc
 from edgeq.hardware.document import Document
 from edgeq.records import Positive
-from edgeq.registry import data_folders
+from edgeq.registry import BACKENDS, data_folders
 from edgeq.resources import shipped
 from edgeq.scheme import Format, Scheme
 
@@ -190,12 +190,16 @@ def _layered(folders: Sequence[Path], kind: type, state: object) -> Mapping[str,
 
 
 def check_values(document: Document) -> None:
-    """Refuse what the types of the keys leave open: session options that no bundle could carry, so that what is built
-    with them could not be shipped, and prices of mitigations that do not exist, which would never be tried.
+    """Refuse what the types of the keys leave open: a backend that nothing registers, session options that no bundle
+    could carry, so that what is built with them could not be shipped, and prices of mitigations that do not exist,
+    which would never be tried.
 
     Raises:
-        HardwareError: with the file and the option or mitigation.
+        HardwareError: with the file and the backend, option or mitigation.
     """
+    backend = document.content.get("backend")
+    if backend is not None and backend not in BACKENDS.names():
+        raise HardwareError(f"{document.file}: unknown backend {backend!r}", suggest(backend, BACKENDS.names()))
     for name in document.content.get("hazards", {}).get("remedy_cost", {}):
         if name not in REMEDIES and session_problem(name, "1", references=False):
             raise HardwareError(

@@ -166,6 +166,10 @@ def test_a_profile_by_path(tmp_path: Path) -> None:
             'title = "x"\nextends = "arm64-nen"\n',
             r"t.toml: extends 'arm64-nen', which is unknown. Did you mean arm64-neon",
         ),
+        (
+            'title = "x"\nextends = "arm64-neon"\nbackend = "gpu9"\n',
+            r"t.toml: unknown backend 'gpu9'. Known: cpu, qnn, systolic, tensorrt",
+        ),
         ('title = "x"\nextends = "arm64-neon"\n[systolic]\ndmi = 16\n', r"t.toml: unknown key 'dmi' in \[systolic\]"),
         (
             'title = "x"\nextends = "arm64-neon"\n[runtime]\npython = 3.11\n',
