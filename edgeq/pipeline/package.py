@@ -18,7 +18,7 @@ from edgeq.data.given import Data, as_data
 from edgeq.display import Page
 from edgeq.distributed.workers import open_workers
 from edgeq.engines import EngineChoice, as_engines
-from edgeq.errors import UsageError
+from edgeq.errors import EdgeqError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import refuse_ties
 from edgeq.hardware.target import Target, as_targets, resolve
@@ -99,8 +99,7 @@ def package(
 
     Raises:
         CheckFailedError: a bar is not met by some variant, or its target's onnxruntime cannot load it, or it
-            fails on its target's kernels; nothing is
-            written then.
+            fails on its target's kernels; nothing is written then but, with `split`, the bundles of the others.
         RuntimeUnavailableError: an engine is not installed here.
         UsageError: an argument of another type, or an unknown task or engine.
         EdgeqError: as the stages have it.
@@ -146,8 +145,15 @@ def package(
             builds, machine, overrides, plugins, selftest, emulate, max_drop, require_coverage, workdir, progress
         )
         done: dict[str, PackagedVariant] = {}
+        failed: dict[str, EdgeqError] = {}
         for target, scheme in zip(chosen, schemes, strict=True):
-            done.update(with_fallback(variant_name(target), *made.of(target, scheme)))
+            try:
+                done.update(with_fallback(variant_name(target), *made.of(target, scheme)))
+            except EdgeqError as error:
+                if not split or len(chosen) == 1:
+                    raise
+                failed[variant_name(target)] = error  # the others are bundles of their own
+        places = {place: names for place, names in places.items() if not failed.keys() & set(names)}
         artifacts = itertools.chain.from_iterable(v.built.artifact.notes for v in done.values())
         notes = tuple(dict.fromkeys([*job.prepared.notes, *artifacts]))
         for place, names in places.items():
@@ -174,6 +180,8 @@ def package(
                 force=force,
                 progress=progress,
             )
+    if failed:
+        raise _all_in_one(failed, written=list(places))
     written = {name: place for place, names in places.items() for name in names}
     bundles = {name: written[variant_name(variant.built.target)] for name, variant in done.items()}
     return Packaged(output, bundles, done, notes)
@@ -184,6 +192,17 @@ def _places(output: Path, names: Sequence[str], *, split: bool) -> dict[Path, tu
     if not split:
         return {output: tuple(names)}
     return {output / f"{name}{SUFFIX}": (name,) for name in names}
+
+
+def _all_in_one(failed: Mapping[str, EdgeqError], *, written: Sequence[Path]) -> EdgeqError:
+    """One error for the targets that failed, of the kind of the first; it says which bundles are there all the same."""
+    first = next(iter(failed.values()))
+    problems = "; ".join(
+        error.problem if error.problem.startswith(name) else f"{name}: {error.problem}"
+        for name, error in failed.items()
+    )
+    done = f"written: {', '.join(map(str, written))}" if written else "no bundle is written"
+    return type(first)(f"{problems}; {done}", first.fix)
 
 
 def check_bundle_output(

@@ -205,6 +205,24 @@ def test_one_bundle_for_each_target(place: Path) -> None:
         packaged(Path("one.edgeq"), split=True)
 
 
+def test_a_target_that_fails_leaves_the_bundles_of_the_others(place: Path) -> None:
+    for name in ("old", "older"):
+        Path(f"{name}.toml").write_text('title = "x"\nextends = "arm64-neon"\nruntime.onnxruntime = "1.10"\n')
+    targets = ("old.toml", "haswell", "older.toml")
+    with pytest.raises(CheckFailedError) as one:
+        packaged(Path("one.edgeq"), targets=targets)
+    assert one.value.problem.startswith("old: onnxruntime 1.10 is too old")
+    assert not Path("one.edgeq").exists(), "without one of its variants it would look whole"
+    with pytest.raises(CheckFailedError) as split:
+        packaged(Path("dist"), targets=targets, split=True)
+    first, second, written = split.value.problem.split("; ")
+    assert (first, second.partition(":")[0], written) == (one.value.problem, "older", "written: dist/haswell.edgeq")
+    assert [path.name for path in Path("dist").iterdir()] == ["haswell.edgeq"]
+    with pytest.raises(CheckFailedError, match=r"older: .*; no bundle is written"):
+        packaged(Path("none"), targets=("old.toml", "older.toml"), split=True)
+    assert not Path("none").exists()
+
+
 def test_saturation_is_dealt_with_and_reported(place: Path) -> None:
     result = packaged(targets=("haswell", "cascade-lake"))
     decision = result.variants["haswell"].decision
