@@ -86,6 +86,18 @@ def on_board(function: F) -> F:
     )(function)
 
 
+def _checked_workers(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
+    """`given` as it is, checked before anything is read."""
+    if given is not None:
+        from edgeq.distributed.workers import check_workers
+
+        try:
+            check_workers(given)
+        except UsageError as error:
+            raise click.BadParameter(str(error), context, parameter) from error
+    return given
+
+
 # The package that reads a file reports what cannot be read, with its own exit code.
 PATH = click.Path(path_type=Path, readable=False)
 TASK_NAMES = f"{', '.join(TASKS.names())}, or your own: path.py:factory"
@@ -106,6 +118,7 @@ THREADS = click.option(
 )
 WORKERS = click.option(
     "--workers",
+    callback=_checked_workers,
     metavar="N|ADDRESS",
     help="Share the samples among N processes, or those of a Dask scheduler: tcp://host:8786 (docs/scale.md).",
 )

@@ -226,6 +226,15 @@ def _explained() -> Iterator[None]:
         raise RuntimeUnavailableError("the Dask scheduler went away", "Start it again, and run this again") from error
 
 
+def check_workers(given: str) -> None:
+    """Raise UsageError unless `given` is a number of processes, or an address, that `open_workers` takes."""
+    if not _ADDRESS.fullmatch(given) and not (given.isdecimal() and 1 <= int(given) <= _MOST):
+        raise UsageError(
+            f"{given!r} is neither a number of workers, from 1 to {_MOST}, nor an address",
+            "Give a number of processes, or the address of a Dask scheduler as tcp://host:8786",
+        )
+
+
 @contextmanager
 def open_workers(given: int | str | Workers | None, modules: Sequence[str] = ()) -> Iterator[Workers | None]:
     """Workers for the length of a `with` block: a number of processes of this machine, with one thread each, or the
@@ -245,11 +254,7 @@ def open_workers(given: int | str | Workers | None, modules: Sequence[str] = ())
         yield given
         return
     text = str(given)
-    if not _ADDRESS.fullmatch(text) and not (text.isdecimal() and 1 <= int(text) <= _MOST):
-        raise UsageError(
-            f"--workers {text!r} is neither a number nor an address",
-            "Give a number of processes, or the address of a Dask scheduler as tcp://host:8786",
-        )
+    check_workers(text)
     if imports_main():
         raise SystemExit(1)  # the process that started this one has the error that says why
     with ExitStack() as stack, ThreadPoolExecutor(1) as thread:

@@ -39,6 +39,8 @@ def sample(parameter: click.Parameter) -> str:
     """A value that a parameter takes."""
     if isinstance(parameter.type, click.Choice):
         return str(parameter.type.choices[-1])
+    if parameter.name == "workers":
+        return "tcp://scheduler:8786"
     return {"integer": "3", "integer range": "3", "float": "1.5", "float range": "1.5"}.get(parameter.type.name, NAME)
 
 

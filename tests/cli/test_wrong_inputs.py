@@ -118,6 +118,14 @@ def test_what_the_runtime_refuses_to_run_is_one_line(workspace: Workspace, capfd
     assert capfd.readouterr().err == "", "ONNX Runtime's own log does not reach the terminal"
 
 
+@pytest.mark.parametrize("command", ["eval", "quantize", "package", "tune", "calibrate"])
+@pytest.mark.parametrize("number", ["0", "-1", "many", "99999", "tcp://"])
+def test_workers_are_checked_before_anything_is_read(workspace: Workspace, command: str, number: str) -> None:
+    output = () if command == "eval" else ("-o", "out")
+    says = f"'--workers': '{number}' is neither a number of workers, from 1 to 4096, nor an address"
+    workspace.refused(USAGE, command, "absent.onnx", "--data", "absent.npz", *output, "--workers", number, says=says)
+
+
 @pytest.mark.parametrize("command", ["quantize", "package"])
 @pytest.mark.parametrize(
     ("options", "code", "says"),
