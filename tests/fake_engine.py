@@ -18,6 +18,7 @@ module = "edgeq_fake_engine"
 libraries = ["libfake.so"]
 oldest = "1.2"
 min_onnxruntime = "1.20"
+driver = "Install the driver of the fake"
 verified = "a test"
 
 [precisions]

@@ -92,7 +92,7 @@ BROKEN = [
     (("", "1.1.9"), "edgeq-fake-engine 1.1.9 is older than 1.2"),
     (("crashes at load", "1.2.3"), "fake 1.2.3 ended: signal SIGSEGV"),
     (("does not load", "1.2.3"), "undefined symbol: fake. Renew it: python -m pip install"),
-    (("no device", "1.2.3"), "fake finds no CPU that it can use here"),
+    (("no device", "1.2.3"), "fake finds no CPU that it can use here. Install the driver of the fake"),
     (("crashes at run", "1.2.3"), "fake 1.2.3 ended: signal SIGSEGV"),
     (("crashes later", "1.2.3"), "fake 1.2.3 ended: signal SIGSEGV"),
     (("hangs", "1.2.3"), "fake 1.2.3 does not answer within 2 s"),

@@ -50,7 +50,7 @@ def test_a_described_engine_runs_in_a_process_of_its_own(tmp_path: Path, monkeyp
             "does not load",
             r"cannot load .*libfake.so: .*undefined symbol: fake\. Renew it: python -m pip",
         ),
-        ("no device", r"fake finds no CPU that it can use here"),
+        ("no device", r"fake finds no CPU that it can use here. Install the driver of the fake"),
         ("does not start", r"does not start FakeExecutionProvider here"),
         ("crashes at run", r"the process of fake ended: signal SIGSEGV"),
         ("hangs", r"the process of fake does not answer within 2 s"),

@@ -55,6 +55,7 @@ class EngineSpec:
         oldest: the oldest version of the package that is known to be right; "" where any is.
         min_onnxruntime: the oldest onnxruntime that the library can be registered with.
         platforms: where the package exists, as "linux x86_64"; none: everywhere.
+        driver: what to install or to look at where it finds no hardware of its kind, one sentence.
         simulated_on: those of them where the package simulates its hardware: right and slow.
         compiled: whether a bundle may hold a model as this engine compiled it, wholly inside the model's file.
         precisions: by name; the first is the one unless another is chosen.
@@ -74,6 +75,7 @@ class EngineSpec:
     oldest: str = ""
     min_onnxruntime: str = ""
     platforms: Tuple[str, ...] = ()
+    driver: str = ""
     simulated_on: Tuple[str, ...] = ()
     compiled: bool = False
     precisions: Mapping[str, Precision] = field(default_factory=lambda: {FLOAT: Precision(FLOAT)})
@@ -256,5 +258,6 @@ def _devices(ort: Any, engine: EngineSpec) -> List[Any]:
     found = [device for kind in engine.devices for device in own if device.device.type.name == kind]
     found = found or (own if engine.simulated else [])  # a simulator is reported as what it runs on
     if not found:
-        raise RuntimeUnavailableError(f"{engine.name} finds no {' or '.join(engine.devices)} that it can use here")
+        kinds = " or ".join(engine.devices)
+        raise RuntimeUnavailableError(f"{engine.name} finds no {kinds} that it can use here", engine.driver)
     return found
