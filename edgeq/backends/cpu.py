@@ -190,7 +190,7 @@ def _why_nothing(prepared: PreparedModel, scheme: Scheme) -> str:
         types = scheme.quantized_types
         if node.verdict == "int8" and types is not None and node.op_type not in types:
             wanted = ", ".join(sorted(types))
-            static = "" if scheme.mode == "static" else ", or leave --dynamic out, as static quantization takes it"
+            static = "" if scheme.mode == "static" else ". Static quantization takes it"
             return f"It holds {node.op_type}, which is not among the operator types to quantize ({wanted}){static}"
         if node.verdict == "float":
             return f"Deploy the float model; {node.op_type} ({node.name}): {node.reason}"

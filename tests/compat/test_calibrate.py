@@ -177,4 +177,4 @@ def test_advice_names_options_of_this_command(model: Path, tmp_path: Path) -> No
     result = run(model, data, tmp_path / "out.onnx", *arguments)
     assert result.exit_code == 3
     assert "--dynamic" not in result.output
-    assert "give --static=True --mode=uint8" in result.output
+    assert "Static quantization takes it" in result.output
