@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -17,7 +18,10 @@ from edgeq.backends.quantizer_index import indexed
 from edgeq.backends.quantizer_output import quantizer_output
 from edgeq.calibrate.ranges import Range
 from edgeq.errors import CalibrationError, ModelError, RuntimeUnavailableError
+from edgeq.graph.query import name_of
 from edgeq.model.load import model_files
+from edgeq.model.names import clashing_names
+from edgeq.model.parse import parse_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import IntegerType
 from edgeq.session import onnxruntime
@@ -98,6 +102,36 @@ def refusals(source: str | Path, fix: str, *, fix_ranges: str = "") -> Iterator[
         raise ModelError(f"{source}: onnxruntime's quantizer refuses it: {one_line(error)}", fix) from error
 
 
+def check_names(prepared: PreparedModel, source: Path, written: Path) -> None:
+    """Refuse what the quantizer wrote where it gave a name of the model's inputs and outputs to something else too.
+    Inner tensors have no such names (`edgeq.model.names`).
+
+    Args:
+        source, written: the file that it read, and the one that it wrote.
+
+    Raises:
+        ModelError: both names, and what to do.
+    """
+    clashes = clashing_names(name_of(value) for value in (*prepared.model.graph.inputs, *prepared.model.graph.outputs))
+    if not clashes:
+        return
+    before, after = _definitions(source), _definitions(written)
+    for name, other in clashes.items():
+        if after[name] > before[name]:
+            raise ModelError(
+                f"{prepared.source}: quantization gives the name {name!r} to what it makes for {other!r}, and both are "
+                "inputs or outputs",
+                "Rename one of them in the model",
+            )
+
+
+def _definitions(file: Path) -> Counter[str]:
+    """How many inputs, weights and outputs of nodes have each name."""
+    graph = parse_model(file).graph
+    made = (name for node in graph.node for name in node.output)
+    return Counter([*(value.name for value in graph.input), *(tensor.name for tensor in graph.initializer), *made])
+
+
 def quantize_with_ranges(
     prepared: PreparedModel,
     destination: Path,
@@ -118,7 +152,7 @@ def quantize_with_ranges(
 
     Raises:
         CalibrationError: a tensor has no range.
-        ModelError: the quantizer refuses the model.
+        ModelError: the quantizer refuses the model, or two of its inputs and outputs have names that clash.
         RuntimeUnavailableError: onnxruntime is too old.
     """
     _check_version()
@@ -153,6 +187,7 @@ def quantize_with_ranges(
                 calibration_cache_path=cache,
                 **arguments,
             )
+    check_names(prepared, prepared.path, destination)
 
 
 def _check_version() -> None:

@@ -1,8 +1,14 @@
-"""Unique node names: users, tables and reports identify nodes by them."""
+"""Unique node names: users, tables and reports identify nodes by them. Tensor names that quantizers leave alone."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 import onnx_ir as ir
+
+# What quantizers append to the name of a tensor for its scale, its integers and what Q/DQ pairs give.
+_MADE = re.compile(r"_(?:(?:output_)?quantized|scale|zero_point|QuantizeLinear|DequantizeLinear)")
 
 
 def name_nodes(model: ir.Model) -> int:
@@ -36,6 +42,46 @@ def node_names(model: ir.Model) -> dict[ir.Node, str]:
         seen.add(name)
         names[node] = name
     return names
+
+
+def clashing_names(names: Iterable[str]) -> dict[str, str]:
+    """Names that quantizers give, or may give, to what they make for another of these tensors → that one's name."""
+    known = set(names)
+    return {
+        name: name[: match.start()]
+        for name in sorted(known)
+        for match in _MADE.finditer(name)
+        if "/" not in name[match.end() :] and name[: match.start()] in known
+    }
+
+
+def separate_names(model: ir.Model) -> tuple[str, ...]:
+    """Rename inner tensors, in place, until none has a name that a quantizer would give to what it makes for another.
+    Inputs and outputs of the model keep theirs: of a pair with one of them the other is renamed.
+
+    Returns:
+        The names that are gone.
+    """
+    kept = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
+    inner: dict[str, list[ir.Value]] = {}
+    for graph in model.graphs():
+        made = (output for node in graph for output in node.outputs)
+        for value in dict.fromkeys((*graph.inputs, *graph.initializers.values(), *made)):
+            if value.name:
+                inner.setdefault(value.name, []).append(value)
+    taken, gone = set(inner), []
+    for name, other in clashing_names(inner).items():
+        old = next((one for one in (name, other) if one not in kept), None)
+        if old is None or old in gone:
+            continue
+        new = f"{old}/1"
+        while new in taken:
+            new += "_"
+        taken.add(new)
+        gone.append(old)
+        for value in inner[old]:
+            value.name = new
+    return tuple(gone)
 
 
 def _free(stem: str, position: int, taken: set[str]) -> str:

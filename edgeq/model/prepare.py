@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from edgeq.model.load import (
     save_model,
     signature_of,
 )
-from edgeq.model.names import name_nodes
+from edgeq.model.names import name_nodes, separate_names
 from edgeq.model.opset import raise_opset
 from edgeq.model.optimize import optimize_basic, settle
 from edgeq.model.shapes import describe, unknown_shapes, write_shapes
@@ -82,7 +82,8 @@ def prepare_model(
     In order: checks; local functions inlined; opset raised to 13 or later; nodes named; 16-bit floats widened to
     float32; Constant nodes, Identity, Dropout and dead code removed; BatchNormalization folded; ONNX Runtime's
     basic optimisation; Gemm in a form that can be quantized; strided slices joined; shapes inferred; checked again.
-    Results are those of the source to float32's accuracy. Names of tensors and nodes that survive are kept.
+    Results are those of the source to float32's accuracy. Names of tensors and nodes that survive are kept, but for
+    inner tensors with a name that a quantizer gives to what it makes for another (`edgeq.model.names`).
 
     Args:
         loaded: `source` as `read_model` gave it, where it has been read before; it is not changed.
@@ -235,6 +236,8 @@ def _finished(model: ir.Model, before: ir.Model, source: Path, notes: list[str],
         if joined := join_slices(model):
             notes.append(f"{_count(joined, 'Concat')} of strided slices written as SpaceToDepth")
         tidy(model)
+    if renamed := separate_names(model):
+        notes.append(f"{_count(len(renamed), 'tensor')} renamed: quantization gives such names ({_listing(renamed)})")
     settle(model, before)
     name_nodes(model)
     _set_shapes(model, notes)
@@ -247,8 +250,7 @@ def _set_shapes(model: ir.Model, notes: list[str]) -> None:
         notes.append(f"symbolic shape inference gave up ({problem}); onnx's own was used")
     unknown = unknown_shapes(model)
     if unknown:
-        listed = ", ".join(unknown[:_LISTED]) + (", …" if len(unknown) > _LISTED else "")
-        notes.append(f"{_count(len(unknown), 'tensor')} of unknown shape: {listed}")
+        notes.append(f"{_count(len(unknown), 'tensor')} of unknown shape: {_listing(unknown)}")
 
 
 def _check(model: ir.Model, source: Path) -> None:
@@ -266,6 +268,10 @@ def _difference(before: ir.Model, after: ir.Model) -> list[str]:
     new = Counter(n.op_type for n in every_node(after))
     changed = [f"{op} {old[op]} → {new[op]}" for op in sorted(old | new) if old[op] != new[op]]
     return [f"ONNX Runtime's basic optimisation: {', '.join(changed)}"] if changed else []
+
+
+def _listing(names: Sequence[str]) -> str:
+    return ", ".join(names[:_LISTED]) + (", …" if len(names) > _LISTED else "")
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,0 +1,82 @@
+"""Tensors of a model with names that quantizers give to what they make: scales, zero points, integers, Q/DQ outputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from edgeq.errors import ModelError
+from edgeq.graph.convert import from_proto
+from edgeq.model.names import separate_names
+from edgeq.pipeline.job import Data
+from edgeq.pipeline.quantize import Quantized, quantize
+from tests.cli.workspace import model, random
+
+MODES: dict[str, dict[str, Any]] = {"QDQ": {}, "QOperator": {"format": "QOperator"}, "dynamic": {"mode": "dynamic"}}
+MADE = ("scale", "zero_point", "quantized", "QuantizeLinear_Output", "QuantizeLinear_Input", "DequantizeLinear_Output")
+
+
+def network(**names: str) -> onnx.ModelProto:
+    """Two products with a Relu between them; `names` are those of tensors that are not to be called as their keys."""
+    x, w, m, r, v, y = (names.get(key, key) for key in "xwmrvy")
+    nodes = [
+        helper.make_node("MatMul", [x, w], [m], name="first"),
+        helper.make_node("Relu", [m], [r], name="relu"),
+        helper.make_node("MatMul", [r, v], [y], name="second"),
+    ]
+    return model(nodes, {x: [1, 64]}, {y: [1, 5]}, {w: random(64, 64), v: random(64, 5)})
+
+
+def quantized(place: Path, proto: onnx.ModelProto, mode: str) -> Quantized:
+    onnx.save(proto, place / "net.onnx")
+    np.savez(place / "x.npz", **{proto.graph.input[0].name: random(8, 64)})
+    data, output = Data(str(place / "x.npz")), place / "int8.onnx"
+    how: dict[str, Any] = {"target": "x86-64-avx512-vnni", "overrides": MODES[mode], "timed": False, "emulate": False}
+    return quantize(place / "net.onnx", data, output, force=True, **how)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", MADE)
+def test_inner_tensors_give_way(tmp_path: Path, mode: str, name: str) -> None:
+    for stem, taken in (("x", "w"), ("x", "m"), ("m", "x"), ("r", "y"), ("w", "r")):
+        proto = network(**{taken: f"{stem}_{name}"})
+        found = quantized(tmp_path, proto, mode)
+        assert found.proof.agreement.sqnr_db > 18, (stem, taken)
+        written = onnx.load(tmp_path / "int8.onnx").graph
+        for before, after in ((proto.graph.input, written.input), (proto.graph.output, written.output)):
+            assert [value.name for value in before] == [value.name for value in after]
+
+
+@pytest.mark.parametrize(
+    ("mode", "names"),
+    [
+        ("QDQ", {"x": "y_scale"}),
+        ("QDQ", {"x": "y_QuantizeLinear_Input"}),
+        ("QOperator", {"x": "y_quantized"}),
+        ("dynamic", {"y": "x_scale"}),
+    ],
+)
+def test_two_names_of_the_interface_are_one_line(tmp_path: Path, mode: str, names: dict[str, str]) -> None:
+    (name,) = names.values()
+    with pytest.raises(ModelError, match=rf"net\.onnx: quantization gives the name '{name}' to what it makes for"):
+        quantized(tmp_path, network(**names), mode)
+    assert not (tmp_path / "int8.onnx").exists()
+
+
+def test_what_the_quantizer_does_not_need_is_not_refused(tmp_path: Path) -> None:
+    quantized(tmp_path, network(x="y_quantized"), "QDQ")
+
+
+def test_only_what_clashes_is_renamed() -> None:
+    proto = network(w="x_scale", v="other_scale", r="x_scale_of_mine")
+    renamed = from_proto(proto)
+    assert separate_names(renamed) == ("x_scale", "x_scale_of_mine")
+    assert separate_names(renamed) == (), "another time there is nothing left"
+    assert [value.name for node in renamed.graph for value in node.inputs if value is not None] == [
+        "x", "x_scale/1", "m", "x_scale_of_mine/1", "other_scale",
+    ]  # fmt: skip
