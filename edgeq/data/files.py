@@ -11,6 +11,7 @@ from typing import Literal, NoReturn
 
 from edgeq.data.arrays import is_idx
 from edgeq.data.images import SUFFIXES as IMAGES
+from edgeq.data.patterns import matching_files
 from edgeq.data.records import MAX_FILES
 from edgeq.data.texts import SUFFIXES as TEXTS
 from edgeq.errors import DataError
@@ -88,8 +89,7 @@ def check_there(source: str | Path) -> list[Path]:
     """
     path = Path(source)
     if not path.exists() and glob.has_magic(str(source)):
-        matches = sorted(Path(p) for p in glob.glob(str(source), recursive=True))  # noqa: PTH207  # absolute patterns too
-        found = [p for p in matches if p.is_file()]
+        found = matching_files(str(source))
         if not found:
             raise DataError(f"{source} matches no file", "Correct the pattern")
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgeq.data.files import find_files
+from edgeq.data.patterns import matching_files
 from edgeq.errors import DataError
 
 
@@ -86,6 +88,50 @@ def test_linked_folders_are_read_once(tmp_path: Path) -> None:
     assert below(data) == ["cats/1.png", "cats/2.png", "dogs/1.png"]
     (tmp_path / "whole").symlink_to(data, target_is_directory=True)
     assert below(tmp_path / "whole") == ["cats/1.png", "cats/2.png", "dogs/1.png"]
+
+
+def test_a_pattern_reads_no_file_twice_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tmp_path / "data"
+    touch(tmp_path, "data/a/b/1.png", "data/a/2.png", "data/z/3.png", "data/.hidden/4.png", "store/5.png")
+    for place, link in enumerate(("a/up", "a/b/top", "z/over", "back")):
+        (data / link).symlink_to(data if place % 2 else data / "a", target_is_directory=True)
+    (data / "linked").symlink_to(tmp_path / "store", target_is_directory=True)
+    (data / "itself").symlink_to(data / "itself")
+
+    def found(pattern: str) -> list[str]:
+        return [os.path.relpath(path, data) for path in find_files(pattern).files]
+
+    everything = ["a/2.png", "a/b/1.png", "linked/5.png", "z/3.png"]
+    assert found(f"{data}/**/*.png") == everything
+    assert found(f"{data}/**") == everything
+    monkeypatch.chdir(tmp_path)
+    assert found("data/**/*.png") == everything
+    assert found("data/a/**/*.png")[:2] == everything[:2]
+    assert found("data/z/over/**/2.png") == ["z/over/2.png"], "where only a link leads there, by its name"
+    assert found("data/**/.hid*/*.png") == [".hidden/4.png"]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "**",
+        "**/*",
+        "**/*.png",
+        "a/**",
+        "*/**/*.png",
+        "**/b/*.png",
+        "**/.h/*.png",
+        "**/.*",
+        "a/**/b/**/*.png",
+        "a**/*.png",
+    ],
+)
+def test_a_pattern_matches_what_glob_does(pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in (".", "a", "a/b", "a/b/c", "b", ".h", ".h/x", "a/.h", "ax"):
+        touch(tmp_path, *(f"{folder}/{name}" for name in ("1.png", ".2.png", "3.txt")))
+    monkeypatch.chdir(tmp_path)
+    wanted = {path for path in map(Path, glob.glob(pattern, recursive=True)) if path.is_file()}  # noqa: PTH207
+    assert matching_files(pattern) == sorted(wanted)
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root reads every folder")
