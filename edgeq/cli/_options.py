@@ -149,11 +149,20 @@ FIX = click.option(
 )
 FORCE = click.option("--force", is_flag=True, help="Replace what is there.")
 
-_TASK = (
+_DECODING = (
     click.option("--annotations", type=PATH, help="Detection: COCO instances file."),
     click.option("--decoder", help=f"Detection: {', '.join(DECODERS.names())}, or your own: path.py:function."),
     click.option("--class-offset", type=int, help="Classification: scores in front of class 0 (background: 1)."),
+    click.option("--confidence", type=float, help="Detection: drop boxes that score at most this. [0.01]"),
+    click.option("--iou", type=float, help="Detection: suppress boxes of a class that overlap more than this. [0.65]"),
 )
+
+
+def _task_output(*before: str) -> Callable[[F], F]:
+    """`--task-output`, with the names that it had before."""
+    help_text = "The model output that the task looks at, where there are several."
+    return click.option("--task-output", cls=Renamed, before=before, metavar="NAME", help=help_text)
+
 
 _DATA = (
     click.option("--data", help="Calibration samples: a folder of images or test_data_set_N, .npz, .npy, .pb."),
@@ -165,7 +174,8 @@ _DATA = (
     click.option("--count", type=click.IntRange(min=1), help="At most so many calibration samples."),
     click.option("--labels", help="Where the --val labels are, if not with the data."),
     click.option("--task", help=f"What to measure on --val: {TASK_NAMES}."),
-    *_TASK,
+    *_DECODING,
+    _task_output(),
     FIX,
     WORKERS,
 )
@@ -238,10 +248,18 @@ def data_options(function: F) -> F:
     return _added(function, _DATA)
 
 
-def task_options(function: F) -> F:
-    """Add where labels are and how outputs are read for a task: --labels, --annotations, --decoder, --class-offset."""
-    labels = click.option("--labels", help="Where labels come from, if not with the data.")
-    return _added(function, (labels, *_TASK))
+def task_options(*before: str) -> Callable[[F], F]:
+    """Add where labels are and how outputs are read for a task: --labels, --annotations, --decoder and so on.
+
+    Args:
+        before: earlier names of --task-output.
+    """
+
+    def add(function: F) -> F:
+        labels = click.option("--labels", help="Where labels come from, if not with the data.")
+        return _added(function, (labels, *_DECODING, _task_output(*before)))
+
+    return add
 
 
 def comparison_options(function: F) -> F:
@@ -250,7 +268,7 @@ def comparison_options(function: F) -> F:
         click.option("--data", help="Samples that both are run on: a folder, .npz, .npy, .pb ..."),
         click.option("--task", help=f"What to measure against labels: {TASK_NAMES}."),
         OWN_PREPROCESS,
-        task_options,
+        task_options(),
         click.option("--count", type=click.IntRange(min=1), help="At most so many samples."),
         THREADS,
         SESSION_OPTIONS,
@@ -260,11 +278,10 @@ def comparison_options(function: F) -> F:
 
 def comparison_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     """`options`, with those of `comparison_options` as fields of `edgeq.report.compare.CompareRequest`."""
-    from edgeq.measure.task import TaskOptions
+    from edgeq.measure.task import split_task_options
     from edgeq.session import given_options
 
-    given = dict(options)
-    task = TaskOptions(**{name: given.pop(name) for name in ("annotations", "decoder", "class_offset")})
+    task, given = split_task_options(options)
     return {**given, "options": task, "session_options": given_options(given["session_options"])}
 
 

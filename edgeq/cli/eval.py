@@ -36,10 +36,7 @@ if TYPE_CHECKING:
 @click.option("--reference", type=PATH, help="Another model or bundle to run on the same samples and compare with.")
 @OWN_PREPROCESS
 @click.option("--try-preprocess", is_flag=True, help="Measure under every known preprocessing: which one fits?")
-@task_options
-@click.option("--confidence", type=float, help="Detection: drop boxes that score at most this. [0.01]")
-@click.option("--iou", type=float, help="Detection: suppress boxes of a class that overlap more than this. [0.65]")
-@click.option("--output", help="The model output to look at, where there are several.")
+@task_options("--output")
 @click.option("--count", type=click.IntRange(min=1), help="At most so many samples.")
 @START
 @STRIDE

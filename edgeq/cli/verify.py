@@ -35,7 +35,7 @@ from edgeq.cli._options import PATH, REQUIRE_SIGNATURE, TASK_NAMES, TRUST, Renam
 )
 @click.option("--preprocess", help="Preprocessing, if not the bundle's own.")
 @click.option("--task", help=f"Measure accuracy too: {TASK_NAMES}.")
-@task_options
+@task_options()
 @click.option("--max-drop", metavar="DROP", help="Fail if accuracy on the target falls by more: 0.005, 0.5% or 0.5pt.")
 @common
 def command(

@@ -20,7 +20,7 @@ from edgeq.measure.agreement import Agreement
 from edgeq.measure.coverage import Coverage, measure_coverage
 from edgeq.measure.loaded_model import LoadedModel, Opener, open_model, refuse_ignored
 from edgeq.measure.on_workers import ModelAt, evaluate_on
-from edgeq.measure.task import TaskOptions, make_task
+from edgeq.measure.task import TaskOptions, make_task, split_task_options
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings, given_options
 from edgeq.user_code import names_function
@@ -57,9 +57,9 @@ class EvalRequest:
 
 
 def request_from_options(given: Mapping[str, Any]) -> EvalRequest:
-    """A request from flat options: the fields of `EvalRequest` and `TaskOptions`, `threads`, `optimization`,
-    `session_options` (each "key=value"), and `engine` as `choose_engine` takes it."""
-    remaining = dict(given)
+    """A request from flat options: the fields of `EvalRequest`, those of tasks (`split_task_options`), `threads`,
+    `optimization`, `session_options` (each "key=value"), and `engine` as `choose_engine` takes it."""
+    options, remaining = split_task_options(given)
     settings = SessionSettings(
         config=given_options(remaining.pop("session_options")),
         intra_op_threads=remaining.pop("threads"),
@@ -68,7 +68,6 @@ def request_from_options(given: Mapping[str, Any]) -> EvalRequest:
     if engine := remaining.pop("engine", None):
         choice = choose_engine(engine)
         settings = dataclasses.replace(settings, engine=choice.engine, precision=choice.precision)
-    options = TaskOptions(**{f.name: remaining.pop(f.name) for f in dataclasses.fields(TaskOptions)})
     return EvalRequest(**remaining, options=options, settings=settings)
 
 

@@ -45,7 +45,7 @@ def pick_output(outputs: Outputs, name: str | None, sample: Sample) -> NDArray[A
         listed = ", ".join(sorted(outputs)) or "none that is an array"
         raise UsageError(
             f"{sample.name}: the model's outputs are {listed}",
-            "Choose one: `edgeq eval` has --output NAME for it; elsewhere give a --task of your own that does",
+            "Choose one with --task-output NAME",
         )
     return next(iter(outputs.values()))
 

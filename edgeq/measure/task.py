@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from edgeq.display import Displayed
 from edgeq.errors import UsageError
@@ -92,6 +92,13 @@ class TaskOptions(Displayed):
         return {f.name: v for f in dataclasses.fields(self) if (v := getattr(self, f.name)) is not None}
 
 
+def split_task_options(options: Mapping[str, Any]) -> tuple[TaskOptions, dict[str, Any]]:
+    """Of a command's flat options those of a task, whose `output` is `task_output` there, and all others."""
+    others = dict(options)
+    names = {f.name: "task_output" if f.name == "output" else f.name for f in dataclasses.fields(TaskOptions)}
+    return TaskOptions(**{name: others.pop(given) for name, given in names.items()}), others
+
+
 @dataclass(frozen=True)
 class TaskKind:
     """A registered task.
@@ -125,7 +132,7 @@ def make_task(name: str, options: TaskOptions | None = None) -> Task:
     kind = REGISTRY.load(name)
     foreign = sorted(set(options.given()) - kind.takes)
     if foreign:
-        option = "--" + foreign[0].replace("_", "-")
+        option = "--task-output" if foreign[0] == "output" else "--" + foreign[0].replace("_", "-")
         raise UsageError(f"{option} has no meaning for {name}", f"Leave {option} out, or choose another task")
     return kind.make(options)
 

@@ -13,7 +13,7 @@ from edgeq.emulate.verify import VerifyRequest
 from edgeq.errors import UsageError
 from edgeq.hardware.machine import Machine
 from edgeq.measure.checks import Check, CheckKind
-from edgeq.measure.task import Task, TaskOptions
+from edgeq.measure.task import Task, split_task_options
 from edgeq.model.macs import node_macs
 from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.options import share
@@ -84,12 +84,12 @@ def _count(job: Job, built: Built, machine: Machine) -> int:
 
 def verify_request(bundle: Path, variant: str | None, options: Mapping[str, Any]) -> VerifyRequest:
     """The request of `edgeq verify --on`, from its flat options."""
-    named = {name: options[name] for name in ("annotations", "decoder", "class_offset")}
+    named, _ = split_task_options(options)
     same = {name: options[name] for name in ("on", "data", "count", "preprocess", "labels", "task", "expect")}
     drop = share("--max-drop", options["max_drop"])
     if drop is not None and options["task"] is None:
         raise UsageError("--max-drop needs something that measures accuracy", "Give --task and labelled --data")
-    return VerifyRequest(bundle, variant=variant, options=TaskOptions(**named), max_drop=drop, **same)
+    return VerifyRequest(bundle, variant=variant, options=named, max_drop=drop, **same)
 
 
 def refuse_without_target(options: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from edgeq.calibrate.methods import REGISTRY as METHODS
 from edgeq.data.given import Data
 from edgeq.errors import UsageError
-from edgeq.measure.task import TaskOptions, make_task
+from edgeq.measure.task import make_task, split_task_options
 from edgeq.model.fixed_sizes import parse_sizes
 from edgeq.scheme import ALL_NODES, SYMMETRIC_BLOCKS
 
@@ -51,11 +51,15 @@ def tune_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _data_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     task = None
+    named, _ = split_task_options(options)
     if options["task"]:
         if not options["val"]:
             raise UsageError("--task needs labelled samples", "Give them with --val")
-        named = {name: options[name] for name in ("annotations", "decoder", "class_offset")}
-        task = make_task(options["task"], TaskOptions(**named))
+        task = make_task(options["task"], named)
+    elif named.given():
+        raise UsageError("task options without a task", "Give a --task")
+    if options["labels"] and not options["val"]:
+        raise UsageError("--labels says where the labels of --val are", "Give --val, or leave it out")
     preprocess = options["preprocess"]
     return {
         "data": Data(options["data"], preprocess, count=options["count"]) if options["data"] else None,

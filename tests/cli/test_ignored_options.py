@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
 from edgeq_device.cli import main
 
@@ -37,6 +38,21 @@ def test_nor_does_the_runner(bundle: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_defaults_are_no_options_of_another_scenario(workspace: Workspace) -> None:
     assert workspace.run("bench", "net.onnx", "--batch", "1", *QUICK).code == 0
+
+
+@pytest.mark.parametrize("command", ["quantize", "eval", "eval --output"])
+def test_a_task_looks_at_the_output_that_is_named(workspace: Workspace, command: str) -> None:
+    two = onnx.load("net.onnx")
+    two.graph.output.append(onnx.ValueInfoProto(name="f"))
+    onnx.save(onnx.shape_inference.infer_shapes(two), "two.onnx")
+    name, _, option = command.partition(" ")
+    given = ("--data", "labelled.npz", "--preprocess", "key=x,label=y", "--task", "classification")
+    how = (*given, "--val", "labelled.npz", "--no-timing", "-o", "int8.onnx") if name == "quantize" else given
+    says = "the model's outputs are f, y. Choose one with --task-output NAME"
+    workspace.refused(2, name, "two.onnx", *how, says=says)
+    ran = workspace.run(name, "two.onnx", *how, option or "--task-output", "y", "--json")
+    assert ran.code == 0, ran.err
+    assert "top1" in ran.out
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,8 @@ def test_workers_are_checked_before_anything_is_read(workspace: Workspace, comma
         (("--exclude", "convv"), USAGE, "net.onnx: no node is named 'convv'. Did you mean conv?"),
         (("--exclude", "zzz"), USAGE, "List the node names with `edgeq inspect -v`"),
         (("--op-type", "Covn"), USAGE, "no operator 'Covn' has an int8 form on the cpu backend. Did you mean Conv"),
+        (("--decoder", "yolox", "--val", "x.npz"), USAGE, "task options without a task. Give a --task"),
+        (("--labels", "absent.csv"), USAGE, "--labels says where the labels of --val are. Give --val"),
         (("--max-drop", "1pt"), USAGE, "needs a task"),
         (("--max-drop", "much"), USAGE, "--max-drop 'much' is not a number"),
         (("--require-coverage", "200%"), USAGE, "--require-coverage '200%' is not between 0 and 1"),

@@ -121,7 +121,7 @@ def _scores(output: NDArray[Any], rows: int, sample: Sample) -> NDArray[Any]:
     if len(batch) != rows or not batch.size or max(inner) != int(np.prod(inner)):
         raise DataError(
             f"{sample.name}: {rows} label(s), but scores of shape {list(output.shape)}",
-            "Classification takes [rows, classes]; choose the output with --output, or another task",
+            "Classification takes [rows, classes]; choose the output with --task-output, or another task",
         )
     return batch.reshape(rows, -1)
 

@@ -91,7 +91,7 @@ def embeddings(output: NDArray[Any], sample: Sample) -> NDArray[np.float64]:
     if values.ndim != 3:
         raise DataError(
             f"{sample.name}: an output of shape {list(values.shape)} is no embedding",
-            "Choose one of [rows, width] or [rows, positions, width] with --output",
+            "Choose one of [rows, width] or [rows, positions, width] with --task-output",
         )
     fitting = [np.asarray(v) for n, v in sorted(sample.inputs.items()) if _MASK in n and v.shape == values.shape[:2]]
     mask = (fitting[0] != 0)[..., None] if fitting else np.ones((*values.shape[:2], 1), bool)

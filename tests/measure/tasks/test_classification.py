@@ -105,5 +105,5 @@ def test_scores_beside_class_numbers_need_no_name() -> None:
     meter = Classification().start()
     meter.update({"label": np.array([1]), "scores": np.array([[0.1, 0.9]])}, FakeSample(label=1))
     assert dict(meter.result())["top1"] == 1
-    with pytest.raises(UsageError, match=r"outputs are a, b\. Choose one: `edgeq eval` has --output"):
+    with pytest.raises(UsageError, match=r"outputs are a, b\. Choose one with --task-output"):
         meter.update({"a": np.zeros((1, 2)), "b": np.zeros((1, 2))}, FakeSample(label=1))
