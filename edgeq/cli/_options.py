@@ -103,9 +103,13 @@ PATH = click.Path(path_type=Path, readable=False)
 TASK_NAMES = f"{', '.join(TASKS.names())}, or your own: path.py:factory"
 INTEGER = click.Choice(["int8", "uint8"])
 
-PREPROCESS = click.option("--preprocess", help="Preprocessing: a name, a .toml file, steps, or path.py:function.")
+PREPROCESS = click.option(
+    "--preprocess",
+    help="Preprocessing: a name or steps (`edgeq preprocess list`), a .toml file, or path.py:function.",
+)
 OWN_PREPROCESS = click.option(
-    "--preprocess", help="Preprocessing: a name, a .toml file, or steps. A bundle brings its own."
+    "--preprocess",
+    help="Preprocessing: a name or steps (`edgeq preprocess list`), or a .toml file. A bundle brings its own.",
 )
 VARIANT = click.option("--variant", help="Variant of the bundle; else the one that fits this machine.")
 START = click.option("--start", type=click.IntRange(min=0), default=0, help="Skip so many samples.")

@@ -47,10 +47,14 @@ def _options(method: Any) -> list[dict[str, Any]]:
 
 
 def _lines(plain: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
+    from edgeq.measure.task import option_of
+
     for kind, rows in plain.items():
         yield f"{kind.replace('_', ' ')}:"
         for row in rows:
             origin = "" if row["from"] == "edgeq" else f" ({row['from']})"
             yield f"  {row['name']:<26}{row['title']}{origin}"
+            if takes := row.get("takes"):
+                yield f"  {'':<26}takes {', '.join(map(option_of, takes))}"
             for option in row.get("options", ()):
                 yield f"  {'':<26}{option['name']}={option['default']:g}: {option['help']}"

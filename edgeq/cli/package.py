@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     multiple=True,
     default=("this-machine",),
     show_default=True,
-    help="Target or profile name, or a .toml file. Repeatable.",
+    help="A target (`edgeq targets`), a profile (`edgeq profiles`), or a .toml file. Repeatable.",
 )
 @click.option("-o", "--output", type=PATH, required=True, metavar="DIR|FILE.edgeq", help="The bundle.")
 @click.option("--with-float", is_flag=True, help="Put the float32 model in, so that the device can time both.")

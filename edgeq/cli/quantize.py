@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 @click.command("quantize")
 @click.argument("model", type=PATH)
 @click.option("-o", "--output", type=PATH, required=True, metavar="OUT.onnx", help="The quantized model.")
-@target_option(default="auto", help="auto, a target, a profile, or a .toml file.", show_default=True)
+@target_option(
+    default="auto",
+    help="auto, a target (`edgeq targets`), a profile (`edgeq profiles`), or a .toml file.",
+    show_default=True,
+)
 @click.option(
     "--recover",
     multiple=True,

@@ -95,8 +95,13 @@ class TaskOptions(Displayed):
 def split_task_options(options: Mapping[str, Any]) -> tuple[TaskOptions, dict[str, Any]]:
     """Of a command's flat options those of a task, whose `output` is `task_output` there, and all others."""
     others = dict(options)
-    names = {f.name: "task_output" if f.name == "output" else f.name for f in dataclasses.fields(TaskOptions)}
+    names = {f.name: option_of(f.name)[2:].replace("-", "_") for f in dataclasses.fields(TaskOptions)}
     return TaskOptions(**{name: others.pop(given) for name, given in names.items()}), others
+
+
+def option_of(name: str) -> str:
+    """How a field of `TaskOptions` is called on the command line, where --output is the file that is written."""
+    return "--task-output" if name == "output" else f"--{name.replace('_', '-')}"
 
 
 @dataclass(frozen=True)
@@ -132,7 +137,7 @@ def make_task(name: str, options: TaskOptions | None = None) -> Task:
     kind = REGISTRY.load(name)
     foreign = sorted(set(options.given()) - kind.takes)
     if foreign:
-        option = "--task-output" if foreign[0] == "output" else "--" + foreign[0].replace("_", "-")
+        option = option_of(foreign[0])
         raise UsageError(f"{option} has no meaning for {name}", f"Leave {option} out, or choose another task")
     return kind.make(options)
 
