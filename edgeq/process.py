@@ -93,9 +93,9 @@ def _end_usage(error: click.UsageError) -> NoReturn:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
         sys.exit(error.exit_code)
-    fix = f". See `{error.ctx.command_path} --help`" if error.ctx is not None else ""
-    text = " ".join(error.format_message().split())
-    _end(text.rstrip(".") + fix, error.exit_code)
+    text = " ".join(error.format_message().split()).rstrip(".")
+    end = " " if text.endswith("?") else ". "
+    _end(text if error.ctx is None else f"{text}{end}See `{error.ctx.command_path} --help`", error.exit_code)
 
 
 def _end(line: str, code: int) -> NoReturn:

@@ -416,6 +416,28 @@ def test_a_link_that_leads_nowhere_exists(tmp_path: Path) -> None:
     assert link.is_symlink()
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes in folders")
+@pytest.mark.parametrize("linked", [False, True])
+def test_what_is_no_file_is_not_replaced(tmp_path: Path, linked: bool) -> None:
+    pipe, output = tmp_path / "pipe", tmp_path / ("link" if linked else "pipe")
+    os.mkfifo(pipe)
+    if linked:
+        output.symlink_to(pipe)
+    for force in (False, True):
+        problem = pytest.raises(OutputError, match=r"is a device, a pipe or a socket\. Name a file")
+        with problem, output_file(output, force=force):
+            pytest.fail("the writer must not run")
+    assert pipe.is_fifo()
+    assert output.is_symlink() == linked
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="this system has no /proc")
+def test_a_place_that_takes_no_new_names_is_one_line() -> None:
+    place = Path("/proc/int8.onnx")
+    with pytest.raises(OutputError, match=r"/proc.* (cannot be written: |is not writable)"), output_file(place):
+        pytest.fail("the writer must not run")
+
+
 def test_a_sibling_of_something_else_is_kept_with_force_too(tmp_path: Path) -> None:
     def write(**options: Any) -> None:
         with output_file(tmp_path / "model.onnx", force=True, **options) as draft:

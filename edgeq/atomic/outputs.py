@@ -93,6 +93,8 @@ def _check_place(path: Path, *, force: bool, kind: Kind | None) -> None:
         raise OutputError(f"{path} is a directory", "Name a file in it")
     if kind == "directory" and path.exists() and not path.is_dir():
         raise OutputError(f"{path} is a file, not a directory", "Choose another output")
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OutputError(f"{path} is a device, a pipe or a socket", "Name a file: those are never replaced")
     # A link that leads nowhere is something that exists, too.
     if (path.exists() or path.is_symlink()) and not force:
         raise _taken(path)
@@ -205,10 +207,13 @@ def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
     stage = path.parent / placement.stage_name(path)
     parents: list[Path] = []
     try:
-        for parent in reversed([p for p in path.absolute().parents if not p.exists()]):
-            parents.append(parent)
-            parent.mkdir(exist_ok=True)
-        stage.mkdir(mode=0o700)
+        try:
+            for parent in reversed([p for p in path.absolute().parents if not p.exists()]):
+                parents.append(parent)
+                parent.mkdir(exist_ok=True)
+            stage.mkdir(mode=0o700)
+        except FileNotFoundError as error:  # what the system says of new names in /proc
+            raise _unwritable(path, error) from error
         (stage / NEW).mkdir()
         yield stage
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import click
 import pytest
 
 from edgeq.errors import (
@@ -12,6 +13,7 @@ from edgeq.errors import (
     ModelError,
     UsageError,
 )
+from edgeq.process import ends_in_one_line
 from tests.cli.workspace import Workspace
 
 MODEL, DATA, USAGE = ModelError.exit_code, DataError.exit_code, UsageError.exit_code
@@ -116,6 +118,13 @@ def test_what_the_runtime_refuses_to_run_is_one_line(workspace: Workspace, capfd
     ran = workspace.refused(DATA, "quantize", *options, *QUICK, says="tokens_out_of_range.npz[")
     assert "out of data bounds" in ran.line
     assert capfd.readouterr().err == "", "ONNX Runtime's own log does not reach the terminal"
+
+
+def test_a_question_keeps_its_mark(capsys: pytest.CaptureFixture[str]) -> None:
+    context = click.Context(click.Command("bench"), info_name="edgeq bench")
+    with pytest.raises(SystemExit), ends_in_one_line():
+        raise click.UsageError("No such option '--pim'. Did you mean '--pin'?", context)
+    assert capsys.readouterr().err.endswith("Did you mean '--pin'? See `edgeq bench --help`\n")
 
 
 @pytest.mark.parametrize("command", ["eval", "quantize", "package", "tune", "calibrate"])
