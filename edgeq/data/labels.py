@@ -93,7 +93,7 @@ def _label_path(text: str, folder: Path | None, *, inside: bool) -> Path:
 def _from_file(path: Path, count: int, *, known: bool) -> LabelOf:
     if not known:
         raise DataError(
-            f"labels: {path} does not exist",
+            f"labels: {path} is a folder" if path.is_dir() else f"labels: {path} does not exist",
             "Give none, folder, name:PATTERN with {label}, or a .csv, .txt, .json, .npy or IDX file",
         )
     kind = path.suffix.lower()

@@ -101,6 +101,7 @@ def bench(
     path, engines = path_of(path), as_engines(engines)
     against = path_of(against) if against is not None else None
     settings, data = settings or BenchSettings(), data if isinstance(data, BenchData) else BenchData(data)
+    _refuse_unused(data)
     if is_bundle(path):
         if against is not None:
             raise UsageError(
@@ -184,6 +185,15 @@ def _bench_bundle(
 def _feeds(samples: Sequence[Feed]) -> Callable[[Any], Sequence[Feed]]:
     """The same samples for every session."""
     return lambda session: samples
+
+
+def _refuse_unused(data: BenchData) -> None:
+    """Refuse what would change nothing: how samples are read where there are none, and shapes where there are."""
+    if data.source is None and (data.preprocess is not None or data.count is not None):
+        option = "--count" if data.preprocess is None else "--preprocess"
+        raise UsageError(f"{option} is about samples", "Give them with --data, or leave it out")
+    if data.source is not None and data.shapes:
+        raise UsageError("--shape is about inputs that are made up, and --data gives them", "Leave one of them out")
 
 
 def _samples(data: BenchData, signature: Signature, model: Path, progress: Progress) -> Sequence[Feed]:

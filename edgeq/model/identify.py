@@ -21,11 +21,15 @@ _SIGNATURES = (
     (0, b"\xff\xd8\xff", "a JPEG image", "Pass images as data (--data), and give the ONNX model here"),
 )
 _SNIFFED = 4096
+BUNDLE = ".edgeq"
+BUNDLES_GO = "`edgeq verify`, `eval`, `bench` and `compare` take bundles"
 
 
 def likely_cause(content: bytes, path: Path) -> tuple[str, str]:
     """(what is wrong, what to do) for bytes that do not parse as an ONNX model."""
     head = content[:_SNIFFED]
+    if path.suffix == BUNDLE:
+        return "it is named as a bundle", f"Give the .onnx file that it was made from; {BUNDLES_GO}"
     for offset, signature, what, fix in _SIGNATURES:
         if head[offset : offset + len(signature)] == signature:
             return f"it is {what}", fix

@@ -9,7 +9,7 @@ import onnx
 
 from edgeq.atomic import interrupted
 from edgeq.errors import ModelError
-from edgeq.model.identify import likely_cause
+from edgeq.model.identify import BUNDLES_GO, likely_cause
 
 PROTOBUF_LIMIT = 2**31 - 1
 """Bytes. A protobuf message cannot be longer; larger models keep their weights in external data."""
@@ -47,6 +47,8 @@ def parse_model(path: Path) -> onnx.ModelProto:
 
 def _read(path: Path) -> bytes:
     try:
+        if (path / "manifest.json").is_file():
+            raise ModelError(f"{path} is a bundle, not a model", f"Give the .onnx file in it; {BUNDLES_GO}")
         if path.is_dir():
             raise ModelError(f"{path} is a directory, not a model", "Give the .onnx file in it")
         if not path.exists():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgeq.calibrate.methods import REGISTRY as METHODS
@@ -23,6 +23,11 @@ _SCHEME_FIELDS = (
     "activation_symmetric",
     "rest",
 )
+
+
+# What says nothing where activations stay float in the file: dynamic quantization has its own form, blocks theirs.
+_NOT_DYNAMIC = ("method", "activation_type", "activation_symmetric", "format", "fit_pairs")
+_NOT_IN_BLOCKS = (*_NOT_DYNAMIC, "per_channel", "reduce_range", "weight_type")
 
 
 def build_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,6 +92,7 @@ def _overrides(options: Mapping[str, Any]) -> dict[str, Any]:
     if options["weight_only"]:
         if options["dynamic"]:
             raise UsageError("--dynamic and --weight-only exclude each other", "Give one of them")
+        _refuse_given(options, _NOT_IN_BLOCKS, "--weight-only", "Weights are in blocks, and nothing else is quantized")
         bits = int(options["weight_only"])
         chosen |= {"mode": "weight-only", "weight_bits": bits, "weight_symmetric": SYMMETRIC_BLOCKS[bits]}
         if options["block_compute"] == "float32" and bits != 4:
@@ -118,19 +124,19 @@ def _setting(text: str) -> tuple[str, float]:
 
 def _dynamic(options: Mapping[str, Any]) -> dict[str, Any]:
     """What --dynamic sets. --weight-type counts for the types that --op-type names: each wants its own."""
-    static = next(
-        (name for name in ("method", "activation_type", "activation_symmetric") if options[name] is not None), ""
-    )
-    if static:
-        raise UsageError(
-            f"--{static.replace('_', '-')} and --dynamic exclude each other",
-            "Dynamic quantization takes unsigned activations and measures their ranges at run time",
-        )
+    why = "Dynamic quantization takes unsigned activations and measures their ranges at run time"
+    _refuse_given(options, _NOT_DYNAMIC, "--dynamic", why)
     if options["weight_type"] is None:
         return {"mode": "dynamic"}
     if not options["op_types"]:
         raise UsageError("dynamic weight types are per operator type", "Name it with --op-type")
     return {"mode": "dynamic", "dynamic_weight_types": dict.fromkeys(options["op_types"], options["weight_type"])}
+
+
+def _refuse_given(options: Mapping[str, Any], names: Sequence[str], other: str, why: str) -> None:
+    given = next((name for name in names if options[name] is not None), None)
+    if given is not None:
+        raise UsageError(f"--{given.replace('_', '-')} and {other} exclude each other", why)
 
 
 def share(option: str, text: str | None) -> float | None:

@@ -132,6 +132,11 @@ def run_comparison(
     """`compare` of a request, here or at another `place`, where what runs in int8 is not looked at."""
     if request.task is not None and request.data is None:
         raise UsageError("a task needs samples", "Give --data")
+    if request.data is None:
+        about = {"--preprocess": request.preprocess, "--labels": request.labels, "--count": request.count}
+        for option, given in about.items():
+            if given is not None:
+                raise UsageError(f"{option} is about samples", "Give them with --data, or leave it out")
     if request.task is None and request.options.given():
         raise UsageError("task options without a task", "Give a --task")
     if request.limits.max_drop is not None and request.task is None:

@@ -89,3 +89,30 @@ def test_what_a_model_file_beside_it_takes_is_not_refused(
 ) -> None:
     ran = workspace.run(*(str(bundle) if word == "BUNDLE" else word for word in arguments))
     assert ran.code == 0, ran.err
+
+
+@pytest.mark.parametrize(
+    "command", ["bench net.onnx", "compare net.onnx net.onnx", "gate net.onnx --baseline net.onnx"]
+)
+@pytest.mark.parametrize("option", [("--preprocess", "imagenet"), ("--count", "3"), ("--labels", "labels.csv")])
+def test_how_samples_are_read_where_there_are_none(workspace: Workspace, command: str, option: tuple[str, str]) -> None:
+    if option[0] == "--labels" and command.startswith("bench"):
+        return  # it has no such option
+    says = f"{option[0]} is about samples. Give them with --data, or leave it out"
+    workspace.refused(2, *command.split(), *option, says=says)
+
+
+def test_shapes_of_inputs_that_samples_give(workspace: Workspace) -> None:
+    options = ("--data", "x.npz", "--shape", "x=1,3,8,8")
+    workspace.refused(2, "bench", "dynamic.onnx", *options, says="--shape is about inputs that are made up")
+
+
+def test_a_bound_of_no_number(workspace: Workspace) -> None:
+    arguments = ("net.onnx", "--data", "x.npz", "-o", "out.onnx", "--min-sqnr", "nan")
+    workspace.refused(2, "quantize", *arguments, says="--min-sqnr nan is no number of decibels")
+
+
+def test_a_bundle_is_named_as_one_where_a_model_is_wanted(workspace: Workspace, bundle: Path) -> None:
+    workspace.refused(3, "inspect", bundle, says="is a bundle, not a model. Give the .onnx file in it; `edgeq verify`")
+    Path("b.edgeq").write_bytes(b"PK\x03\x04")
+    workspace.refused(3, "inspect", "b.edgeq", says="is not an ONNX model: it is named as a bundle")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from pathlib import Path
 
@@ -29,8 +30,10 @@ def recovering(*names: str, min_sqnr_db: float | None = None) -> Builder:
             calibration samples): the fewest microseconds that do it, by the runtime's own profile.
 
     Raises:
-        UsageError: an unknown recovery.
+        UsageError: an unknown recovery, or a bound that is no finite number.
     """
+    if min_sqnr_db is not None and not math.isfinite(min_sqnr_db):
+        raise UsageError(f"--min-sqnr {min_sqnr_db} is no number of decibels", "Write one such as 20")
     for name in names:
         RECOVERIES.check(name)
 
