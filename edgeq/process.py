@@ -19,7 +19,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 from edgeq_device.budget import interrupt_once, unwind_on
@@ -31,6 +31,7 @@ from edgeq.user_code import describe, place_in
 
 BUG = 1
 INTERRUPTED = 128 + signal.SIGINT
+_INTERRUPTED_LINE = "interrupted; nothing half-written was left behind"
 READER_GONE = 128 + 13  # SIGPIPE, which Windows does not name
 TERMINATED = 128 + signal.SIGTERM
 TERMINAL_GONE = 128 + 1  # SIGHUP, which Windows does not name
@@ -44,8 +45,22 @@ _EXHAUSTED = frozenset(
 def restore_interrupts() -> None:
     """From here on Ctrl-C, SIGTERM and a closed terminal unwind the stack, so that temporary files are removed."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, interrupt_once)
+        signal.signal(signal.SIGINT, _interrupt)
     unwind_on("SIGTERM", "SIGHUP")
+
+
+class _Interrupt:
+    """What Ctrl-C does, and whether it was pressed: libraries turn the exception into errors of their own, as an import
+    that it ends does, and processes that work for this one end too."""
+
+    pressed = False
+
+    def __call__(self, number: int, frame: Any) -> NoReturn:
+        self.pressed = True
+        interrupt_once(number, frame)
+
+
+_interrupt = _Interrupt()
 
 
 @contextmanager
@@ -61,7 +76,7 @@ def ends_in_one_line(*, verbose: bool = False) -> Iterator[None]:
     except click.ClickException as error:
         _end(error.format_message(), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        _end("interrupted; nothing half-written was left behind", INTERRUPTED)
+        _end(_INTERRUPTED_LINE, INTERRUPTED)
     except BrokenPipeError:
         # What is still buffered for the reader that went away must not be tried again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -99,5 +114,7 @@ def _end_usage(error: click.UsageError) -> NoReturn:
 
 
 def _end(line: str, code: int) -> NoReturn:
+    if _interrupt.pressed:
+        line, code = _INTERRUPTED_LINE, INTERRUPTED
     click.echo(printable(f"edgeq: {line}"), err=True)
     sys.exit(code)

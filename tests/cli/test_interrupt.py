@@ -100,14 +100,37 @@ def test_a_signal_in_the_middle(tmp_path: Path, name: str, codes: set[int]) -> N
     assert [p.name for p in work.iterdir() if p.name.startswith("edgeq")] == []
 
 
+TURNED = """
+import os, signal
+from edgeq.errors import RuntimeUnavailableError
+from edgeq.process import ends_in_one_line, restore_interrupts
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+restore_interrupts()
+with ends_in_one_line():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        while True:
+            pass
+    except KeyboardInterrupt as error:
+        raise RuntimeUnavailableError("onnxruntime cannot be imported") from error
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are sent as POSIX has them")
+def test_an_interrupt_that_a_library_makes_an_error_of_is_one_all_the_same() -> None:
+    words, env = [sys.executable, "-P", "-c", TURNED], process.environment()
+    ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
+    line = "edgeq: interrupted; nothing half-written was left behind\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (INTERRUPTED, "", line)
+
+
 HANDLERS = """
 import signal
 import edgeq.__main__
-from edgeq_device.budget import interrupt_once
-from edgeq.process import restore_interrupts
+from edgeq.process import _interrupt, restore_interrupts
 print(signal.getsignal(signal.SIGINT) is signal.SIG_DFL)
 restore_interrupts()
-print(signal.getsignal(signal.SIGINT) is interrupt_once)
+print(signal.getsignal(signal.SIGINT) is _interrupt)
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 restore_interrupts()
 print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)
