@@ -68,15 +68,16 @@ def calibrate(
     if directory is not None:
         recover(directory)
     start = load_statistics(directory) if resume and directory is not None and directory.exists() else None
-    mine = force or start is not None
+    mine, kept = force or start is not None, start is not None
 
     def save(partial: Statistics) -> None:
-        """Write the statistics so far into `directory`."""
+        """Write the statistics so far into `directory`, if there are any."""
         # The first save replaces nothing without `force`, later ones replace what was saved before.
-        nonlocal mine
-        if directory is not None:
+        nonlocal mine, kept
+        counted = partial.complete or any(tensor.samples for tensor in partial.tensors.values())
+        if directory is not None and counted:
             save_statistics(partial, directory, force=mine)
-            mine = True
+            mine = kept = True
 
     if directory is not None:
         check_directory(directory, force=mine)
@@ -96,21 +97,26 @@ def calibrate(
         before = start.samples if start is not None else 0
         began = time.monotonic()
         passes: list[tuple[float, float]] = []
-        statistics = collect(
-            prepared.model,
-            samples,
-            _recorded(prepared, model, skip),
-            model_digest=prepared.digest,
-            memory=memory,
-            threads=threads,
-            workers=opened,
-            every_element=every_element,
-            start=start,
-            checkpoint=save,
-            checkpoint_seconds=checkpoint_seconds,
-            timed=lambda running, counting: passes.append((running, counting)),
-            progress=progress,
-        )
+        try:
+            statistics = collect(
+                prepared.model,
+                samples,
+                _recorded(prepared, model, skip),
+                model_digest=prepared.digest,
+                memory=memory,
+                threads=threads,
+                workers=opened,
+                every_element=every_element,
+                start=start,
+                checkpoint=save,
+                checkpoint_seconds=checkpoint_seconds,
+                timed=lambda running, counting: passes.append((running, counting)),
+                progress=progress,
+            )
+        except KeyboardInterrupt:
+            if kept:
+                progress.note(f"what was counted is kept in {directory}: --resume goes on from there")
+            raise
     seconds = time.monotonic() - began
     done = statistics.samples - before
     share = sum(counting for _, counting in passes) / (sum(map(sum, passes)) or 1.0)

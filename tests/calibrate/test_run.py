@@ -75,6 +75,7 @@ def test_interrupted_and_resumed_gives_the_same_bytes(
     monkeypatch.setattr(SourceSamples, "__iter__", interrupted)
     result = run(model, "--data", data, "-o", tmp_path / "CAL")
     assert result.exit_code == 130
+    assert f"what was counted is kept in {tmp_path / 'CAL'}: --resume goes on from there" in result.output
     kept = json.loads((tmp_path / "CAL" / "statistics.json").read_text("utf-8"))
     assert 0 < kept["samples"] < kept["total"] == 6
     assert "unfinished" in run("show", tmp_path / "CAL").stdout
@@ -83,6 +84,21 @@ def test_interrupted_and_resumed_gives_the_same_bytes(
     result = run(model, "--data", data, "-o", tmp_path / "CAL", "--resume")
     assert result.exit_code == 0, result.output
     assert content(tmp_path / "CAL") == content(tmp_path / "whole")
+
+
+def test_interrupted_before_anything_is_counted_leaves_nothing(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgeq.data.samples import SourceSamples
+
+    def interrupted(self: SourceSamples):  # type: ignore[no-untyped-def]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SourceSamples, "__iter__", interrupted)
+    result = run(model, "--data", data, "-o", tmp_path / "CAL")
+    assert result.exit_code == 130
+    assert "--resume" not in result.output
+    assert not (tmp_path / "CAL").exists()
 
 
 def test_resume_refuses_other_data_and_other_models(model: Path, data: Path, tmp_path: Path) -> None:
