@@ -117,8 +117,8 @@ class Channel:
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
-        # Killed by a signal: what held the link is gone.
-        return self.link.failed(code if code >= 0 else LINK_FAILED, self.errors())
+        # Killed by a signal: what held the link is gone. 0: the board's program took the link for cut.
+        return self.link.failed(code if code > 0 else LINK_FAILED, self.errors())
 
     def _read(self) -> None:
         assert self._process.stdout is not None

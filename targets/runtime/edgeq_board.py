@@ -34,6 +34,10 @@ class RefusedError(Exception):
     """A request that is not done, and why, in one line."""
 
 
+class EndedError(Exception):
+    """The input ended, or was silent for too long, in the middle of a file."""
+
+
 def main(arguments):
     """Run one command; the exit code."""
     if arguments[0] == "serve":
@@ -68,6 +72,8 @@ def serve(folder, who):
                 _say({"error": error.strerror or str(error), "free": _free(folder)})
             except RefusedError as error:
                 _say({"error": str(error)})
+            except EndedError:
+                return 0
             if request["do"] == "clean":
                 return 0
     finally:
@@ -114,7 +120,7 @@ class _Lines:
         """`count` bytes, piece by piece."""
         while count:
             if not self._held and not self._more(SILENCE_S):
-                raise RefusedError("the link ended in the middle of a file")
+                raise EndedError
             piece, self._held = self._held[:count], self._held[count:]
             count -= len(piece)
             yield piece

@@ -17,7 +17,19 @@ from edgeq.pipeline.simulators import SIMULATORS, open_program
 from edgeq.session import SessionSettings, open_session
 
 OPTIONS = dict.fromkeys(
-    ("annotations", "decoder", "class_offset", "preprocess", "labels", "task", "max_drop", "expect")
+    (
+        "annotations",
+        "decoder",
+        "class_offset",
+        "confidence",
+        "iou",
+        "task_output",
+        "preprocess",
+        "labels",
+        "task",
+        "max_drop",
+        "expect",
+    )
 )
 
 

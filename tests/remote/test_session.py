@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -81,6 +83,15 @@ def test_a_link_that_was_cut(board: FakeBoard, payload: dict[str, Path]) -> None
             session.send(payload)
     with opened(board) as session:  # the lock went with the process that held it
         session.send(payload)
+
+
+def test_half_a_file_is_a_cut_link_and_no_answer(tmp_path: Path) -> None:
+    """It would reach nobody, or come before that the link is gone is known."""
+    program = shipped("targets") / "runtime" / "edgeq_board.py"
+    request = json.dumps({"do": "put", "keep": True, "size": 10, "sha256": "0" * 64}).encode()
+    command = [sys.executable, str(program), "serve", str(tmp_path), "someone"]
+    done = subprocess.run(command, input=request + b"\nhalf", capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.count(b"\n")) == (0, 1), done.stderr
 
 
 def test_what_runs_there_ends_with_the_session(board: FakeBoard, tmp_path: Path) -> None:
