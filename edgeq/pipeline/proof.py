@@ -35,7 +35,7 @@ FLOAT, INT8, PLAIN = "float32", "int8", "int8, unoptimised"
 _OPTIMISER_SAMPLES = 8
 # Decibels lost by the runtime's optimiser above which a warning is given: fusing changes roundings, not more.
 _OPTIMISER_LOSS_DB = 3.0
-_TIMED_SECONDS = 0.75
+_TIMED_SECONDS = 0.5
 # On a busy machine for longer, until enough runs were not disturbed.
 _PATIENCE_SECONDS = 8.0
 # A model of seconds is timed this often, not for minutes: the fewest pairs that a 95 % interval of their median needs.

@@ -15,6 +15,8 @@ from edgeq.tune.record import Trial
 from edgeq.tune.timing import MOST_S, RACED, Baseline, choose_threads, not_slower, race
 from edgeq.tune.trials import BY_TIME, FLOAT_MACS, TIE, TrialTable, accuracy_key, structure_of
 
+# The last race ends when what leads takes at most so much longer than any other.
+_CLOSE = 0.02
 _LONGEST_S = 4 * MOST_S
 """A last race on a busy machine."""
 _SUPERLATIVES = {
@@ -82,7 +84,7 @@ def _last_race(
     """Race the finalists. Where the machine was too busy to claim a speed of each: again and for twice as long, as long
     as the budget allows that."""
     while True:
-        raced = race(table, evaluator, finalists, float_threads, tie=TIE, seconds=seconds)
+        raced = race(table, evaluator, finalists, float_threads, tie=_CLOSE, seconds=seconds)
         seconds *= 2
         settled = all(raced.timings[trial.name].verdict != UNKNOWN for trial in finalists)
         if settled or deadline.passed() or seconds > deadline.left_s(_LONGEST_S):

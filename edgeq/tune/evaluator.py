@@ -72,8 +72,9 @@ class Evaluator(Protocol):
         tie: float,
         seconds: float,
     ) -> Race:
-        """Latencies, measured side by side until it is settled which is the fastest, where differences below the share
-        `tie` do not count, or `seconds` are over. What is settled to be slower is not run further."""
+        """Latencies, measured side by side until it is settled which is the fastest, or that what leads takes at most
+        the share `tie` longer than any other, or `seconds` are over. What is settled to be slower is not run
+        further."""
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
         """Layers of `candidate` that take longer than float32's, by the runtime's profile, worst first."""

@@ -224,7 +224,7 @@ class LocalEvaluator:
                 how={"top": 1, "keep": baseline, "tie": tie, "min_rounds": _LEAST_ROUNDS, "max_duration_s": seconds},
                 on_round=lambda: advance(1),
             )
-        return race_of(ranking, baseline, tie=tie, batch=batch)
+        return race_of(ranking, baseline, batch=batch)
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
         """See `Evaluator.slow_layers`; on the first sample."""

@@ -9,13 +9,13 @@ from edgeq_device.ranking import Ranking
 from edgeq.records import plain
 from edgeq.report.tuning_record import Timing
 from edgeq.tune.evaluator import Race
+from edgeq.tune.trials import TIE
 
 
-def race_of(ranking: Ranking, baseline: str, *, tie: float, batch: int) -> Race:
+def race_of(ranking: Ranking, baseline: str, *, batch: int) -> Race:
     """The race whose latencies are `ranking`.
 
     Args:
-        tie: share of a latency that two may differ by and still be tied.
         batch: samples in a query.
     """
     whole = ranking.distributions
@@ -28,11 +28,11 @@ def race_of(ranking: Ranking, baseline: str, *, tie: float, batch: int) -> Race:
     edges = shared_edges(list(measured.values()))
     counts = {name: histogram(distribution, edges) for name, distribution in measured.items()}
     order = [name for name in ranking.order if name != baseline]
-    tied = tuple(name for name in order if not slower(whole[name], whole[order[0]], tie))
+    tied = tuple(name for name in order if not slower(whole[name], whole[order[0]]))
     return Race(timings, ranking.settled, {"edges_ms": edges.tolist(), "counts": counts}, tied)
 
 
-def slower(one: Distribution, other: Distribution, tie: float) -> bool:
-    """Whether `one` takes longer than `other` beyond doubt, and by more than the share `tie`."""
+def slower(one: Distribution, other: Distribution) -> bool:
+    """Whether `one` takes longer than `other` beyond doubt, and by more than the share `TIE`."""
     found = claim(one, other).interval
-    return found is not None and found[1] > 1 + tie
+    return found is not None and found[1] > 1 + TIE
