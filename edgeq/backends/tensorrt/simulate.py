@@ -49,6 +49,8 @@ def simulation(model: ir.Model) -> ir.Model:
     nodes = tuple(graph)
     for node, following in zip(nodes, [*nodes[1:], None], strict=True):
         kinds = [types.get(value.name or "", ir.DataType.UNDEFINED) for value in node.outputs]
+        if node.op_type == "Cast" and _at_border(node):
+            continue
         if node.op_type == "Cast" and kinds[0] in _HALVES:
             _, rounded = _rounding(editor, node.inputs[0], str(node.outputs[0].name), kinds[0], node)
             replace_value(node.outputs[0], rounded, keep_name=True)
@@ -63,9 +65,16 @@ def simulation(model: ir.Model) -> ir.Model:
                     insert_behind(value, *_rounding(editor, value, name, kind, following), f"{name}_unrounded")
     for node in graph:
         for value in node.outputs:
-            if value.dtype in _HALVES:
+            if value.dtype in _HALVES and not value.is_graph_output():
                 value.type = ir.TensorType(ir.DataType.FLOAT)
     return simulated
+
+
+def _at_border(cast: ir.Node) -> bool:
+    """Whether it widens an input of the model that is in 16 bits, or makes such an output: those keep their types."""
+    source, made = cast.inputs[0], cast.outputs[0]
+    of_input = source is not None and source.is_graph_input() and source.dtype in _HALVES
+    return of_input or (made.is_graph_output() and made.dtype in _HALVES)
 
 
 def _rounding(

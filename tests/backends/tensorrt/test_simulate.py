@@ -94,6 +94,24 @@ def test_a_cast_to_float_becomes_nothing() -> None:
     assert got.tolist() == [np.float32(np.float16(0.1)), np.inf]
 
 
+def test_inputs_and_outputs_in_16_bits_keep_their_types() -> None:
+    nodes = [
+        node("Cast", ["x"], ["wide"], name="widened", to=TensorProto.FLOAT),
+        node("Cast", ["wide"], ["h"], name="down", to=TensorProto.FLOAT16),
+        node("Mul", ["h", "k"], ["m"], name="times"),
+        node("Cast", ["m"], ["n"], name="up", to=TensorProto.FLOAT),
+        node("Cast", ["n"], ["y"], name="narrowed", to=TensorProto.FLOAT16),
+    ]
+    proto = model(nodes, {"k": np.float16(1.001)}, shape=[3], opset=19)
+    for border in (*proto.graph.input, *proto.graph.output):
+        border.type.tensor_type.elem_type = TensorProto.FLOAT16
+    twin = to_proto(simulation(from_proto(proto)))
+    x = np.array([0.1, 3, -7], np.float16)
+    got = open_session(twin.SerializeToString(), SETTINGS).run(None, {"x": x})[0]
+    assert got.dtype == np.float16
+    np.testing.assert_array_equal(got, x * np.float16(1.001))
+
+
 def test_padding_is_only_moved(tmp_path: Path) -> None:
     nodes = [
         node("Conv", ["x", "w"], ["c"], name="conv", **SAME),
