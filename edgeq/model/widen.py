@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from edgeq.graph.edit import Editor
+
 _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _TYPE_ATTRIBUTES = ("to", "dtype")
 
@@ -35,8 +37,9 @@ def widen_half(model: ir.Model) -> int:
             for value in graph.inputs:
                 if value.dtype in _HALF:
                     value.dtype = ir.DataType.FLOAT
-    _cast_inputs(model.graph)
-    _cast_outputs(model.graph)
+    editor = Editor(model)
+    _cast_inputs(model.graph, editor)
+    _cast_outputs(model.graph, editor)
     return widened
 
 
@@ -49,32 +52,33 @@ def _widen_attributes(node: ir.Node) -> None:
             node.attributes[name] = ir.AttrTensor(name, ir.tensor(array))
 
 
-def _cast_inputs(graph: ir.Graph) -> None:
+def _cast_inputs(graph: ir.Graph, editor: Editor) -> None:
     first = graph[0] if len(graph) else None
     for value in graph.inputs:
         if value.dtype not in _HALF or not value.uses():
             continue
-        cast = _cast(value, f"{value.name}_float32", ir.DataType.FLOAT)
+        cast = _cast(editor, value, editor.free_value_name(f"{value.name}_float32"), ir.DataType.FLOAT)
         value.replace_all_uses_with(cast.outputs[0])
         cast.replace_input_with(0, value)
         assert first is not None
         graph.insert_before(first, cast)
 
 
-def _cast_outputs(graph: ir.Graph) -> None:
+def _cast_outputs(graph: ir.Graph, editor: Editor) -> None:
     for index, value in enumerate(graph.outputs):
         if value.dtype not in _HALF or value.producer() is None:
             continue
         name, dtype, shape = value.name, value.dtype, value.shape
         assert dtype is not None
         value.dtype = ir.DataType.FLOAT
-        value.name = f"{name}_float32"
-        cast = _cast(value, str(name), dtype)
+        value.name = editor.free_value_name(f"{name}_float32")
+        cast = _cast(editor, value, str(name), dtype)
         cast.outputs[0].shape = shape
         graph.append(cast)
         graph.outputs[index] = cast.outputs[0]
 
 
-def _cast(source: ir.Value, name: str, dtype: ir.DataType) -> ir.Node:
+def _cast(editor: Editor, source: ir.Value, name: str, dtype: ir.DataType) -> ir.Node:
     output = ir.Value(name=name, shape=source.shape, type=ir.TensorType(dtype))
-    return ir.Node("", "Cast", [source], [ir.AttrInt64("to", int(dtype))], outputs=[output], name=f"{name}_cast")
+    node_name = editor.free_node_name(f"{name}_cast")
+    return ir.Node("", "Cast", [source], [ir.AttrInt64("to", int(dtype))], outputs=[output], name=node_name)

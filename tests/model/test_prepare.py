@@ -292,6 +292,15 @@ class TestHalf:
         half = rand(2, 3, 8, 8).astype(np.float16)
         assert_same_outputs(result, {"x": half}, tolerance=2e-2)
 
+    def test_a_model_that_was_prepared_before_is_prepared_again(self, tmp_path: Path) -> None:
+        proto = small_cnn(dtype=TensorProto.FLOAT16)
+        for tensor in proto.graph.initializer:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
+        first, _ = prepared(tmp_path, proto)
+        again = prepare_model(first.path, tmp_path / "again", simplify=False)
+        assert [str(i) for i in again.signature.inputs] == ["x: float16[N, 3, 8, 8]"]
+        assert_same_outputs(again, {"x": rand(2, 3, 8, 8).astype(np.float16)}, tolerance=2e-2)
+
     def test_casts_inside(self, tmp_path: Path) -> None:
         nodes = [
             node("Cast", ["x"], ["h"], to=TensorProto.FLOAT16),
