@@ -84,6 +84,11 @@ def _own_tables(scheme: Scheme) -> bool:
     return "Gather" in (scheme.quantized_types or ()) and scheme.dynamic_weight_types["Gather"] == "int8"
 
 
+def standard_attentions(model: ir.Model) -> set[str]:
+    """Names of the nodes Attention of opset 23, without weights, which onnxruntime's quantizer takes for its own."""
+    return {str(node.name) for node in model.graph if node.op_type == "Attention" and node.domain in MAIN_DOMAINS}
+
+
 def quantize_types(
     prepared: PreparedModel,
     source: Path,
@@ -101,8 +106,7 @@ def quantize_types(
 
     nodes = prepared.model.graph
     kept = {str(node.name) for node in nodes if node.op_type not in op_types or node.name in scheme.exclude}
-    # onnxruntime's quantizer takes the operator Attention of opset 23, too, which has no weights, for its own.
-    kept |= {str(node.name) for node in nodes if node.op_type == "Attention" and node.domain in MAIN_DOMAINS}
+    kept |= standard_attentions(prepared.model)
     if scheme.per_channel:
         kept |= stacked_products(prepared.model)
     if _own_tables(scheme):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeq.atomic import output_file
+from edgeq.backends.dynamic import standard_attentions
 from edgeq.backends.quantizer import needs_external_data, refusals
 from edgeq.backends.quantizer_output import quantizer_output
 from edgeq.compat.enums import member, quant_type
@@ -75,7 +76,7 @@ def quantize_dynamic(
                 reduce_range=reduce_range,
                 weight_type=chosen,
                 nodes_to_quantize=list(nodes_to_quantize or []),
-                nodes_to_exclude=list(nodes_to_exclude or []),
+                nodes_to_exclude=[*(nodes_to_exclude or ()), *standard_attentions(prepared.model)],
                 use_external_data_format=external,
                 extra_options=writer_options(options),
             )

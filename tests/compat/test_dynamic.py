@@ -56,6 +56,25 @@ def test_parameters_of_2020_to_2022_are_taken(model: Path, tmp_path: Path, caplo
     assert "CalibPercentile" in caplog.text
 
 
+def test_the_attention_of_opset_23_stays_what_it_is(tmp_path: Path) -> None:
+    """onnxruntime's function writes a QAttention of three tensors, which it cannot load."""
+    node, value = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    nodes = [
+        *(node("MatMul", ["x", f"w{name}"], [name], name=f"project_{name}") for name in "qkv"),
+        node("Attention", ["q", "k", "v"], ["y"], name="attend", q_num_heads=4, kv_num_heads=4),
+    ]
+    rng = np.random.default_rng(0)
+    held = [onnx.numpy_helper.from_array(rng.normal(size=(32, 32)).astype(np.float32), f"w{name}") for name in "qkv"]
+    ends = [value(name, onnx.TensorProto.FLOAT, [1, 6, 32]) for name in "xy"]
+    graph = onnx.helper.make_graph(nodes, "net", ends[:1], ends[1:], held)
+    opset = onnx.helper.make_opsetid("", 23)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=11), tmp_path / "m.onnx")
+    quantize_dynamic(tmp_path / "m.onnx", tmp_path / "q.onnx")
+    written = [n.op_type for n in onnx.load(tmp_path / "q.onnx").graph.node]
+    assert written.count("Attention") == 1
+    assert written.count("MatMulInteger") == 3
+
+
 def test_nothing_quantized_is_no_success(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="nothing in it was quantized"):
         quantize_dynamic(model, tmp_path / "q.onnx", op_types_to_quantize=["LSTM"])
