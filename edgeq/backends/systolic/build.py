@@ -172,8 +172,7 @@ def _per_channel(values: np.ndarray, layer: ConvLayer | FcLayer) -> bool:
 
 
 def _fold_relus(layers: list[Layer], outputs: Collection[str]) -> list[Layer]:
-    """A Relu, or a Clip from 0, right behind a convolution, product or sum that only it reads becomes part of it; what
-    a Clip cuts at its top stays as a clamp, which goes once the scale does the same."""
+    """A Relu right behind a convolution, product or sum that only it reads becomes part of it."""
     readers: dict[str, list[Layer]] = {}
     for layer in layers:
         for name in layer_inputs(layer):
@@ -186,13 +185,11 @@ def _fold_relus(layers: list[Layer], outputs: Collection[str]) -> list[Layer]:
             continue
         if isinstance(layer, ConvLayer | FcLayer | AddLayer) and layer.output not in names:
             following = readers.get(layer.output, [])
-            if len(following) == 1 and isinstance(clamp := following[0], ClampLayer) and clamp.low == 0:
+            clamp = following[0] if len(following) == 1 else None
+            if isinstance(clamp, ClampLayer) and clamp.low == 0 and math.isinf(clamp.high):
                 sources = (*layer.sources, *clamp.sources)
-                if math.isinf(clamp.high):
-                    gone.add(clamp.name)
-                    layer = dataclasses.replace(layer, relu=True, output=clamp.output, sources=sources)
-                else:
-                    layer = dataclasses.replace(layer, relu=True)
+                gone.add(clamp.name)
+                layer = dataclasses.replace(layer, relu=True, output=clamp.output, sources=sources)
         folded.append(layer)
     return [layer for layer in folded if layer.name not in gone]
 

@@ -212,8 +212,8 @@ def clamp_integers(layer: ClampLayer, scale: float) -> tuple[int, int]:
 
 
 def _without_idle_clamps(network: Network, scales: Mapping[str, float]) -> Network:
-    """Take out clamps behind layers whose own saturation (and relu) does the same, to within the one step between -127
-    and -128."""
+    """Take out clamps behind layers whose own saturation (and relu, which a clamp from 0 makes of them) does the same,
+    to within the one step between -127 and -128."""
     read = readers(network)
     makers = {name: layer for layer in network.layers for name in layer_outputs(layer)}
     replaced: dict[str, Layer] = {}
@@ -227,9 +227,10 @@ def _without_idle_clamps(network: Network, scales: Mapping[str, float]) -> Netwo
             maker = replaced.get(maker.name, maker)
         if not isinstance(maker, ConvLayer | FcLayer | AddLayer) or len(read[layer.input]) > 1:
             continue
-        if layer.input in network.outputs or high < LARGEST or (low > LEAST + 1 and not (low == 0 and maker.relu)):
+        if layer.input in network.outputs or high < LARGEST or LEAST + 1 < low < 0:
             continue
-        replaced[maker.name] = replace(maker, output=layer.output, sources=(*maker.sources, *layer.sources))
+        sources = (*maker.sources, *layer.sources)
+        replaced[maker.name] = replace(maker, output=layer.output, relu=maker.relu or low == 0, sources=sources)
         gone.add(layer.name)
     layers = tuple(replaced.get(layer.name, layer) for layer in network.layers if layer.name not in gone)
     return replace(network, layers=layers)

@@ -277,3 +277,16 @@ def test_an_output_without_axes_has_one_value_for_each_sample() -> None:
     largest = simulate(found, {"input": samples}).tensors[found.outputs[0]]
     assert largest.shape == (len(samples),)
     assert len(set(largest.tolist())) > 1
+
+
+def test_a_clamp_that_stays_leaves_its_layer_without_relu() -> None:
+    """Bias correction compares the layer's values with those of the float model before the clamp."""
+    b = GraphBuilder(np.random.default_rng(5))
+    clipped = b.node("Clip", [b.conv("input", 8), b.constant(0.0), b.constant(0.5)], (1, 8, 9, 9))
+    other = b.conv("input", 8)
+    made = b.node("Concat", [clipped, other], (1, 16, 9, 9), axis=1)
+    found = program_of(b.model(b.conv(made, 4)), b.samples())
+    clamp = next(step for step in found.steps if isinstance(step, Clamp))
+    conv = next(step for step in found.steps if isinstance(step, Conv) and step.output == clamp.input)
+    assert (clamp.low, conv.relu) == (0, False)
+    assert found.tensors[conv.output].origin == "conv0_out"
