@@ -138,6 +138,9 @@ def _movable(node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
     source, activation = node.inputs[0], only_reader(node.outputs[0])
     if source is None or activation is None or activation.op_type not in _ACTIVATIONS or only_reader(source) is None:
         return None
+    # Without the batch in front it stays in float, and no range is known between the activation and it.
+    if any((sizes(value) or ())[:1] != (1,) for value in (source, node.outputs[0])):
+        return None
     maker = source.producer()
     if maker is None or maker.op_type in _ACTIVATIONS or not _spans_zero(activation):
         return None

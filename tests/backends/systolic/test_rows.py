@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
 
 from edgeq.backends.systolic.bias import channel_means, correct_biases, corrected_layers
-from edgeq.backends.systolic.program import Fc, Program
+from edgeq.backends.systolic.program import Conv, Fc, Program
 from edgeq.backends.systolic.reference_model import host_reference_model
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.graph.convert import to_proto
 from tests import graphs
+from tests.backends.systolic.emit_c.programs import program_of as compiled
 from tests.backends.systolic.graphs import program_of, run_all, signature_of
 
 ROWS = 8
@@ -127,3 +130,36 @@ def test_biases_of_rows_are_corrected_by_output() -> None:
             assert errors[1] <= errors[0] + 1e-3
     wrong = [float(((got["y"] - exact["y"][:, 0]) ** 2).sum()) for got in (before, after)]
     assert wrong[1] < 1.1 * wrong[0]
+
+
+def test_an_activation_between_rows_keeps_a_known_range() -> None:
+    """What is between two products of rows has no batch and stays in float, and so does the activation behind it."""
+    made = model("""g (float[1, 8, 8] input) => (float[1, 8, 8] y)
+        <int64[2] rows = {-1, 8}> {
+        [flat] a = Reshape (input, rows)
+        [gemm] b = Gemm (a, w)
+        [relu] c = Relu (b)
+        [gemm2] d = Gemm <transB = 1> (c, turned)
+        [relu2] e = Relu (d)
+        [back] y = Reshape (e, one)
+    }""")
+    given = samples()
+    found = programmed(made, given)
+    assert [step.sources[0] for step in found.steps if isinstance(step, Fc)] == ["gemm", "gemm2"]
+    simulated = simulate(found, {"input": given}).tensors["y"]
+    exact = floats(made, given, ["y"])["y"][:, 0]
+    assert 10 * np.log10((exact**2).sum() / ((simulated - exact) ** 2).sum()) > 25
+
+
+def test_depthwise_layers_are_judged_by_outputs_without_batch_too(tmp_path: Path) -> None:
+    """They leave the array where it pays: the outputs are compared, of which one has eight rows a sample here."""
+    made = model("""g (float[1, 8, 8] input) => (float[8, 8] flat, float[1, 8, 6] y)
+        <int64[2] rows = {-1, 8}> {
+        [rows_] flat = Reshape (input, rows)
+        [depthwise] y = Conv <group = 8> (input, d)
+    }""")
+    weights = np.random.default_rng(2).normal(0, 1, (8, 1, 3)) * np.exp2(-np.arange(8.0))[:, None, None]
+    made.graph.initializer.append(onnx.numpy_helper.from_array(weights.astype(np.float32), "d"))
+    onnx.save(made, tmp_path / "m.onnx")
+    found, _ = compiled(tmp_path / "m.onnx", [{"input": sample[None]} for sample in samples(9)])
+    assert [step.name for step in found.steps if isinstance(step, Conv)] == ["depthwise"]
