@@ -21,9 +21,8 @@ def two_dimensional(model: ir.Model) -> None:
     editor = Editor(model)
     changed = False
     for node in list(model.graph):
-        source, made = node_input(node, 0), sizes(node.outputs[0])
-        shape = sizes(source)
-        if not is_op(node, *_WINDOWED) or len(node.outputs) > 1 or made is None or shape is None or len(shape) != 3:
+        source = node_input(node, 0)
+        if not is_op(node, *_WINDOWED) or len(node.outputs) > 1 or len(sizes(source) or ()) != 3:
             continue
         if node.op_type == "Conv":
             weights = constant(node.inputs[1])
@@ -36,10 +35,11 @@ def two_dimensional(model: ir.Model) -> None:
         if "pads" in node.attributes:
             begin, end = attributes(node)["pads"]
             node.attributes["pads"] = ir.AttrInt64s("pads", [0, begin, 0, end])
-        image = editor.constant(f"{node.name}/image", np.array([*shape[:2], 1, shape[2]]))
+        # Sizes are left to be found: with ceil_mode, those that ONNX infers may be one off until `explicit_ceil`.
+        image = editor.constant(f"{node.name}/image", np.array([0, 0, 1, -1]))
         node.replace_input_with(0, editor.node("Reshape", [source, image], f"{node.name}/as_image", before=node))
         output = node.outputs[0]
-        line = editor.constant(f"{node.name}/line", np.array(made))
+        line = editor.constant(f"{node.name}/line", np.array([0, 0, -1]))
         last = editor.node("Reshape", [output, line], f"{node.name}/as_line", after=node)
         insert_behind(output, last, last, editor.free_value_name(f"{name_of(output)}/2d"))
         changed = True

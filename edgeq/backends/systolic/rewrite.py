@@ -66,14 +66,18 @@ def explicit_ceil(model: ir.Model) -> None:
             continue
         windows = Windows.of(node, shape)
         pooled = windows.rounded_up(shape)
-        if node.op_type == "AveragePool":
+        ends = windows.end_pads(shape, pooled)
+        if ends[0] <= windows.pads[2] and ends[1] <= windows.pads[3]:
+            node.attributes.pop("ceil_mode")  # every window ends within the padding that is there
+            infer_shapes(model)
+        elif node.op_type == "AveragePool":
             if pooled != (sizes(node.outputs[0]) or ())[2:]:
                 raise ModelError(
                     f"the size that {node.name!r} pools to is not the one that its shapes say",
                     "Export it with ceil_mode = 0 and padding in its place",
                 )
         elif len(node.outputs) == 1:
-            node.attributes["pads"] = ir.AttrInt64s("pads", [*windows.pads[:2], *windows.end_pads(shape, pooled)])
+            node.attributes["pads"] = ir.AttrInt64s("pads", [*windows.pads[:2], *ends])
             for name in ("ceil_mode", "auto_pad"):
                 node.attributes.pop(name, None)
             infer_shapes(model)
