@@ -53,7 +53,7 @@ def build_network(
         ModelError: sizes are not fixed beforehand.
     """
     fixed = fixed_batch(model, path)
-    rewrite(fixed)
+    rewrite(fixed, exclude)
     index = GraphIndex(fixed)
     found, reasons = _candidates(fixed, exclude, op_types)
     _settle(index, found, reasons)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -34,10 +35,13 @@ _SMALL = 4096
 _ACTIVATIONS = ("Relu", "Clip")
 
 
-def rewrite(model: ir.Model) -> None:
+def rewrite(model: ir.Model, exclude: Collection[str] = ()) -> None:
     """Make the padding of pooling explicit, fold shape arithmetic, bring operators into the shapes that the array takes
     (`array_shapes`), and move activations before the pooling or data movement that separates them from the layer that
     they could be fused into.
+
+    Args:
+        exclude: names of nodes that stay in float.
 
     Raises:
         ModelError: an average pooling whose size ONNX and ONNX Runtime do not agree on.
@@ -46,7 +50,7 @@ def rewrite(model: ir.Model) -> None:
     explicit_ceil(model)
     fold_shapes(model)
     batch_in_front(model)
-    activations_first(model)
+    activations_first(model, exclude)
 
 
 def explicit_ceil(model: ir.Model) -> None:
@@ -115,11 +119,19 @@ def _integers(model: ir.Model, node: ir.Node) -> NDArray[Any] | None:
     return np.asarray(next(iter(ReferenceEvaluator(to_proto(part)).run(None, {}))))
 
 
-def activations_first(model: ir.Model) -> None:
-    """X → MaxPool or data movement → Relu becomes X → Relu → MaxPool or data movement, with the same values."""
+def activations_first(model: ir.Model, exclude: Collection[str] = ()) -> None:
+    """X → MaxPool or data movement → Relu becomes X → Relu → MaxPool or data movement, with the same values.
+
+    Past what stays in float nothing is moved: no range is known for what would be between the two.
+
+    Args:
+        exclude: names of nodes that stay in float.
+    """
     editor = Editor(model)
     changed = False
-    while (found := next(filter(None, map(_movable, model.graph)), None)) is not None:
+    while (
+        found := next(filter(None, (_movable(node) for node in model.graph if node.name not in exclude)), None)
+    ) is not None:
         through, activation = found
         source, between, last = through.inputs[0], through.outputs[0], activation.outputs[0]
         assert source is not None

@@ -290,3 +290,11 @@ def test_a_clamp_that_stays_leaves_its_layer_without_relu() -> None:
     conv = next(step for step in found.steps if isinstance(step, Conv) and step.output == clamp.input)
     assert (clamp.low, conv.relu) == (0, False)
     assert found.tensors[conv.output].origin == "conv0_out"
+
+
+def test_an_activation_stays_behind_an_excluded_pooling() -> None:
+    b = builder()
+    pooled = b.pool("MaxPool", b.conv("input", 8))
+    model = b.model(b.node("Relu", [pooled], b.shapes[pooled]))
+    found = program_of(model, b.samples(), exclude=("maxpool1",))
+    assert kinds(found) == ["Quantize", "Conv", "Dequantize", "Float"]
