@@ -104,6 +104,8 @@ def _max_pool(node: ir.Node) -> Found:
     shape, pooled = _shape(node.inputs[0]), _shape(node.outputs[0])
     if len(shape) != 4:
         return _not_2d(shape)
+    if node.attributes.get_int("ceil_mode", 0):
+        return "with ceil_mode, its last windows reach further than padding can"
     windows = Windows.of(node, shape)
     pads = _reaching(windows, shape, pooled)
     return (MaxPool(*_names(node), windows.kernel, windows.strides, windows.dilations, pads),)

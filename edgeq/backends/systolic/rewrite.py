@@ -80,7 +80,8 @@ def explicit_ceil(model: ir.Model) -> None:
                     f"the size that {node.name!r} pools to is not the one that its shapes say",
                     "Export it with ceil_mode = 0 and padding in its place",
                 )
-        elif len(node.outputs) == 1:
+        elif len(node.outputs) == 1 and all(end < size for end, size in zip(ends, windows.kernel, strict=True)):
+            # Dilated windows can reach further; ONNX Runtime takes no padding as large as the window.
             node.attributes["pads"] = ir.AttrInt64s("pads", [*windows.pads[:2], *ends])
             for name in ("ceil_mode", "auto_pad"):
                 node.attributes.pop(name, None)

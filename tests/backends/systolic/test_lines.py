@@ -84,3 +84,23 @@ def test_ceil_mode_whose_last_window_is_left_out(kind: str) -> None:
     simulated = simulate(found, {"input": given}).tensors["y"]
     assert simulated.shape == exact.shape == (4, 5, 4)
     assert 10 * np.log10((exact**2).sum() / ((simulated - exact) ** 2).sum()) > 25
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+def test_dilated_windows_that_reach_too_far_are_pooled_in_float(axes: int) -> None:
+    """ONNX Runtime takes no padding as large as the window, and a dilated one with ceil_mode would need it."""
+    size, twos, pads = [13] * axes, [2] * axes, [0] * axes + [1] * axes
+    given_as, made_as = ", ".join(map(str, size)), "p, q"[: 3 * axes - 2]
+    made = graphs.proto(f"""g (float[N, 4, {given_as}] input) => (float[N, 4, {made_as}] y) {{
+        [conv] a = Conv (input, w)
+        [pool] y = MaxPool
+            <ceil_mode = 1, kernel_shape = {twos}, strides = {twos}, dilations = {twos}, pads = {pads}> (a)
+    }}""")
+    random = np.random.default_rng(0)
+    weights = random.normal(0, 0.4, (4, 4, *[1] * axes)).astype(np.float32)
+    made.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    given = random.normal(0, 1, (3, 4, *size)).astype(np.float32)
+    found = program_of(made, given)
+    assert [step.sources[0] for step in found.steps if isinstance(step, Float)] == ["pool"]
+    exact = run_all(made, given, ["y"])["y"]
+    assert np.abs(simulate(found, {"input": given}).tensors["y"] - exact).max() < 0.1
