@@ -105,7 +105,8 @@ def verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
 def _engines(outcome: Outcome, winner: Trial) -> list[str]:
     """How the engine that won compares with the others; nothing where there was one."""
     best: dict[str, Trial] = {}
-    for trial in sorted((t for t in outcome.trials if t.timing), key=p50_of):
+    # Of one structure all have the same time: one that was in the end's choice says more than one that was dropped.
+    for trial in sorted((t for t in outcome.trials if t.timing), key=lambda t: (p50_of(t), t.status == "eliminated")):
         best.setdefault(engine_name(trial.candidate), trial)
     own, lines = engine_name(winner.candidate), []
     for name, trial in best.items():

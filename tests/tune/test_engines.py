@@ -86,6 +86,14 @@ def test_first_one_int8_candidate_and_the_float_model_enter_in_each_precision(fa
     assert "unquantized in fake" not in {c.name for c in with_entrants([A], field, unquantized=False)}
 
 
+def test_of_another_engines_fastest_structure_one_that_was_not_dropped_is_named(fake: Engine) -> None:
+    outcome, _ = run(fake, {"a": Fact(2.0), "b": Fact(1.5), "a in fake": Fact(4.0), "b in fake": Fact(3.0)})
+    kept = outcome.trial("a")
+    dropped = replace(kept, candidate=kept.candidate.replace(name="minmax"), status="eliminated")
+    lines = verdict(replace(outcome, trials=(dropped, *outcome.trials)), Goal())
+    assert any("the fastest in onnxruntime has 2.00 times its latency: a, " in line for line in lines)
+
+
 def test_only_what_an_engine_has_integer_kernels_for_runs_in_it(fake: Engine) -> None:
     assert suits(A, fake)
     assert not suits(UINT8, fake)
