@@ -123,17 +123,15 @@ def retarget(
         name_nodes(graph)
         check_valid(to_proto(graph), output)
         session_options, why, _ = settle(graph)
-        save_model(graph, draft)
-        comparison = compare(model, draft, same_operators=format is None and before.format == "QDQ")
         limits = _limits(graph, resolve(target)) if target is not None else ()
         for row in limits:
             count = limit_weights(graph, row.weight_limit)
             changes.append(
                 f"{count} weights below -{row.weight_limit} → -{row.weight_limit}: {row.what} ({row.source})"
             )
-        if limits:
-            save_model(graph, draft)
-            comparison = compare(model, draft, same_operators=False)
+        save_model(graph, draft)
+        same_operators = format is None and before.format == "QDQ" and not limits
+        comparison = compare(model, draft, same_operators=same_operators)
         problem = optimiser_problem(model, draft)
         if problem:
             kept.append(f"ONNX Runtime's optimiser has to be off: {problem}")
