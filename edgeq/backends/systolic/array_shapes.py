@@ -102,14 +102,14 @@ def _is_without_batch(node: ir.Node, matrix: NDArray[Any]) -> bool:
 
 def _with_batch(editor: Editor, node: ir.Node, read: ir.Value) -> ir.Value:
     """What a product reads, as [1, ..., K]: as it was before a Reshape to rows, where that is of this form."""
-    before = read.producer()
-    source = before.inputs[0] if before is not None and is_op(before, "Reshape") else None
-    shape = sizes(source) if source is not None else None
-    if source is None or shape is None or shape[:1] != (1,):
-        source, shape = read, None
     rows, inner = sizes(read) or (0, 0)
-    if shape is not None and shape[-1] == inner:
-        return source
+    before, source = read.producer(), read
+    given = before.inputs[0] if before is not None and is_op(before, "Reshape") else None
+    shape = sizes(given) or ()
+    if given is not None and shape[:1] == (1,):
+        if shape[-1] == inner:
+            return given
+        source = given
     whole = editor.constant(f"{node.name}/batch", np.array([1, rows, inner]))
     made = editor.node("Reshape", [source, whole], f"{node.name}/in_front", before=node)
     # It may become integers, by the range under this name; without the batch nothing does.
