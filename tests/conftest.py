@@ -66,10 +66,11 @@ def _brief_timings() -> None:
     for a moment, and so is a warm-up that names no limits."""
     from edgeq_device.latency import WarmUp
 
-    from edgeq.pipeline import proof
+    from edgeq.measure import race
 
-    proof._TIMED_SECONDS, proof._PATIENCE_SECONDS = 0.05, 0.0
-    proof._WARM_UP = WarmUp(window=3, min_s=0.0, max_s=0.05)
+    race._TIMED_SECONDS = race._TIMED_SECONDS_IN_SEVERAL = 0.05
+    race._PATIENCE_SECONDS = 0.0
+    race._WARM_UP = WarmUp(window=3, min_s=0.0, max_s=0.05)
     WarmUp.__init__.__defaults__ = (10, 0.05, 0.0, 0.05, 100_000)
 
 

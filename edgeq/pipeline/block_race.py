@@ -17,9 +17,9 @@ from edgeq.backends.block_compute import DETAIL, BlockCompute, described, kinds_
 from edgeq.backends.block_products import set_compute
 from edgeq.data.samples import Samples, Subset
 from edgeq.measure.latency import sessions_to_time
+from edgeq.measure.race import race, runners
 from edgeq.model.load import read_model, save_model
 from edgeq.pipeline.job import Built, Job
-from edgeq.pipeline.proof import race
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import ALL_NODES
 from edgeq.session import open_session
@@ -59,7 +59,7 @@ def race_compute(job: Job, built: Built, workdir: Path, *, progress: Progress = 
             name: [open_session(file, artifact.settings()) for _ in range(count)]
             for name, file in {_INT8: artifact.model, _FLOAT: other}.items()
         }
-        latency = race(sessions, feeds, advance)
+        latency = race(runners(sessions, feeds), lambda: advance(0))
     found = claim(latency[_INT8], latency[_FLOAT])
     measured = found.sentence("float compute", _INT8)
     compute = replace(compute, race=found)

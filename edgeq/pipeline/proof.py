@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from edgeq_device.claim import SLOWER, Claim, claim
 from edgeq_device.distribution import Distribution
-from edgeq_device.latency import WarmUp, measure_interleaved
-from edgeq_device.scenarios import query_runner
 
 from edgeq.backends import Artifact
 from edgeq.data.samples import Samples, Subset
@@ -22,10 +20,12 @@ from edgeq.measure.agreement import Agreement
 from edgeq.measure.coverage import Coverage
 from edgeq.measure.latency import sessions_to_time
 from edgeq.measure.on_workers import ModelAt, evaluate_on
+from edgeq.measure.race import race, runners
 from edgeq.measure.task import Task
+from edgeq.measure.timed_evaluation import evaluate_timed
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
-from edgeq.progress import SILENT, Advance, Progress
+from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings, open_session
 from edgeq.workers.engine import Engines
 
@@ -35,15 +35,9 @@ FLOAT, INT8, PLAIN = "float32", "int8", "int8, unoptimised"
 _OPTIMISER_SAMPLES = 8
 # Decibels lost by the runtime's optimiser above which a warning is given: fusing changes roundings, not more.
 _OPTIMISER_LOSS_DB = 3.0
-_TIMED_SECONDS = 0.5
-# On a busy machine for longer, until enough runs were not disturbed.
-_PATIENCE_SECONDS = 8.0
-# A model of seconds is timed this often, not for minutes: the fewest pairs that a 95 % interval of their median needs.
-_TIMED_RUNS = 6
 # Multiply-accumulates that a simulator of an engine's hardware runs in about half a minute.
 _SIMULATED_MACS = 1_000_000_000
 _LEAST_SIMULATED = 16
-_WARM_UP = WarmUp(window=3, max_s=2.0)
 # Below this, a tenth of the output's power is quantization noise.
 _POOR_SQNR_DB = 10.0
 # Accuracy lost, as a fraction, from which on a warning is given; --max-drop sets what is refused.
@@ -227,21 +221,21 @@ def prove(
     count = simulated_count(prepared, artifact) if count is None else count
     if count is not None and workers is None:  # spread over all: data are often sorted by class
         samples = Subset(samples, range(0, len(samples), max(1, len(samples) // count))[:count])
+    timed = timed and artifact.simulation is None
+    latency: Mapping[str, Distribution] = {}
     with Engines(keep=True) as engines:
         with progress.stage("Opening the models"):
-            sessions = {name: engines.open(file, opened[name]) for name, file in files.items()}
-        measured: dict[str, Any] = {
-            "task": task,
-            "reference": FLOAT,
-            "settings": opened,
-            "count": count,
-            "progress": progress,
-        }
-        if workers is None:
-            evaluation = evaluate_sessions(sessions, samples, **measured)
-        else:
+            several = range(sessions_to_time(prepared.path) if timed else 1)
+            sessions = {name: [engines.open(file, opened[name]) for _ in several] for name, file in files.items()}
+        singles = {name: own[0] for name, own in sessions.items()}
+        measured: dict[str, Any] = {"task": task, "reference": FLOAT, "settings": opened, "progress": progress}
+        if workers is not None:
             models = {name: ModelAt(file, opened[name]) for name, file in files.items()}
-            evaluation = evaluate_on(workers, models, samples, **measured)
+            evaluation = evaluate_on(workers, models, samples, count=count, **measured)
+        elif timed:
+            evaluation, latency = evaluate_timed(sessions, samples, **measured)
+        else:
+            evaluation = evaluate_sessions(singles, samples, **measured)
         agreement = evaluation.agreement[INT8]
         broken = [output.name for output in agreement.outputs if output.nonfinite]
         if broken:
@@ -250,22 +244,16 @@ def prove(
                 "Look at the ranges with `edgeq calibrate show`",
             )
         with progress.stage("The optimiser's effect"):
-            optimiser = _optimiser_effect(sessions, artifact, samples, threads, agreement.sqnr_db)
-        speed = None
-        if timed and artifact.simulation is None:
+            optimiser = _optimiser_effect(singles, artifact, samples, threads, agreement.sqnr_db)
+        if timed and not latency:
             with progress.stage("Timing int8 against float32") as advance:
-                more = sessions_to_time(prepared.path) - 1  # a large model is held in memory once
-                several = {
-                    name: [sessions[name], *(engines.open(file, opened[name]) for _ in range(more))]
-                    for name, file in files.items()
-                }
-                speed = _time(several, first.inputs, advance)
+                latency = race(runners(sessions, [first.inputs]), lambda: advance(0))
     return Proof(
         coverage=coverage,
         agreement=agreement,
         accuracy=evaluation.accuracy,
         optimiser=optimiser,
-        speed=speed,
+        speed=_speed(latency) if latency else None,
         samples=evaluation.count,
         held_out=held_out,
         engine=artifact.engine.name if artifact.engine is not None and artifact.simulation is None else DEFAULT,
@@ -296,25 +284,6 @@ def _optimiser_effect(
     return agreement[INT8].sqnr_db, agreement[PLAIN].sqnr_db
 
 
-def _time(sessions: Mapping[str, Sequence[Any]], feed: Mapping[str, Any], advance: Advance) -> Speed:
-    latency = race(sessions, [feed], advance)
+def _speed(latency: Mapping[str, Distribution]) -> Speed:
     found = claim(latency[FLOAT], latency[INT8])
     return Speed({name: distribution.undisturbed() for name, distribution in latency.items()}, found)
-
-
-def race(
-    sessions: Mapping[str, Sequence[Any]], feeds: Sequence[Mapping[str, Any]], advance: Advance
-) -> Mapping[str, Distribution]:
-    """Latencies of models, each in some sessions, measured in turns.
-
-    Args:
-        feeds: what one query runs, all of them.
-    """
-    return measure_interleaved(
-        {name: [query_runner(s, feeds, samples_per_query=len(feeds)) for s in own] for name, own in sessions.items()},
-        min_duration_s=_TIMED_SECONDS,
-        min_runs=_TIMED_RUNS,
-        patience_s=_PATIENCE_SECONDS,
-        warmup=_WARM_UP,
-        on_progress=lambda share: advance(0),
-    )

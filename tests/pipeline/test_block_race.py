@@ -42,9 +42,10 @@ def race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Race:
     monkeypatch.chdir(tmp_path)
 
     def outcome(times: float, busy: bool = False) -> None:
-        def raced(sessions: Mapping[str, Any], feeds: list[Any], advance: object) -> Mapping[str, Distribution]:
-            assert list(sessions) == ["int8", "float32"]
-            assert [feed["x"].shape for feed in feeds] == [(4, K)]
+        def raced(models: Mapping[str, Any], on_round: object) -> Mapping[str, Distribution]:
+            assert list(models) == ["int8", "float32"]
+            for runner, *_ in models.values():
+                runner()
             taken = {"int8": 1.0, "float32": times or 1.0}
             return {
                 name: Distribution(np.full(12 if times else 2, ms), disturbed=np.full(12 if times else 2, busy))

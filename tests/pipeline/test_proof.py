@@ -156,16 +156,18 @@ def test_a_proof_of_a_real_artifact(net: Bench) -> None:
     assert (proof.samples, proof.accuracy, proof.speed) == (4, {}, None)
 
 
-def test_speed_is_a_ratio_of_interleaved_runs(net: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgeq.pipeline import proof as module
-
-    monkeypatch.setattr(module, "_TIMED_SECONDS", 0.05)
+def test_speed_is_a_ratio_of_interleaved_runs(net: Bench) -> None:
     speed = proven(net, net.build()).speed
     assert speed is not None
     assert set(speed.latency) == {FLOAT, INT8}
     assert speed.ratio.pairs <= 6  # a pair of sessions each
     assert plain(speed)["ratio"]["verdict"] == speed.ratio.verdict
     assert json.dumps(plain(speed), allow_nan=False)
+
+
+def test_timing_changes_no_other_figure(net: Bench) -> None:
+    plain_proof, timed = (proven(net, net.build(), timed=timed) for timed in (False, True))
+    assert dataclasses.replace(timed, speed=None) == plain_proof
 
 
 def test_labels_measure_both_models(tmp_path: Path) -> None:
