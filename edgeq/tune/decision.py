@@ -19,6 +19,8 @@ from edgeq.tune.trials import BY_TIME, FLOAT_MACS, TIE, TrialTable, accuracy_key
 _CLOSE = 0.02
 _LONGEST_S = 4 * MOST_S
 """A last race on a busy machine."""
+_THREADS_HOLD_S = 120.0
+"""Of a search; after them the load of the machine may have changed what pays."""
 _SUPERLATIVES = {
     "latency": "fastest",
     "throughput": "fastest",
@@ -38,8 +40,8 @@ def decide(
 ) -> Baseline:
     """Race the best that qualify and choose one. Where none of them is fast enough, the next best race.
 
-    The threads are chosen anew: minutes have passed, and the load of the machine may have changed what pays. Where the
-    evaluator has no clock, the cheapest that qualifies is chosen without a race.
+    In a search of minutes the threads are chosen anew. Where the evaluator has no clock, the cheapest that qualifies is
+    chosen without a race.
 
     Returns:
         float32 in the last race; `baseline` where there was none.
@@ -50,10 +52,12 @@ def decide(
         return baseline
     while finalists := _finalists(table, evaluator):
         seconds = deadline.left_s(MOST_S)
-        # All that qualify get these threads: speeds with others must not be compared with what the race measures.
-        remaining = [t for t in table.qualified() if t.name not in {f.name for f in finalists}]
-        float_threads = choose_threads(table, [*finalists, *remaining], evaluator, threads, seconds / 3, "last")
-        finalists = [table[trial.name] for trial in finalists]
+        float_threads = baseline.threads
+        if deadline.elapsed_s > _THREADS_HOLD_S:
+            # All that qualify get these threads: speeds with others must not be compared with what the race measures.
+            remaining = [t for t in table.qualified() if t.name not in {f.name for f in finalists}]
+            float_threads = choose_threads(table, [*finalists, *remaining], evaluator, threads, seconds / 3, "last")
+            finalists = [table[trial.name] for trial in finalists]
         raced = _last_race(table, evaluator, deadline, finalists, float_threads, seconds * 2 / 3)
         baseline = Baseline(raced.timings[FLOAT], float_threads, raced.settled, raced.histograms)
         for trial in table.qualified():

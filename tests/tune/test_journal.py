@@ -164,10 +164,10 @@ def test_what_is_no_journal_is_not_replaced(tmp_path: Path, text: str) -> None:
 
 def test_the_threads_are_measured_again_before_the_last_race(tmp_path: Path) -> None:
     """The journal must not answer with what it remembers of the first time."""
-    evaluator = FakeEvaluator({"a": Fact(speed=2)})
+    evaluator = FakeEvaluator({"a": Fact(speed=2)}, total=20_000, clock=Clock())
     journal = Journal(tmp_path / "journal.jsonl", {}, resume=False)
     measured = JournaledEvaluator(evaluator, journal)
-    search([Candidate("a", Scheme())], profile(), measured, Goal(), Deadline(None, Clock()), threads=(0, 1))
+    search([Candidate("a", Scheme())], profile(), measured, Goal(), Deadline(None, evaluator.clock), threads=(0, 1))
     assert len([line for line in evaluator.log if line.startswith("race float32 0")]) == 2
 
 

@@ -174,10 +174,12 @@ def test_a_method_far_behind_in_sqnr_is_not_measured() -> None:
 
 
 class Crowded(FakeEvaluator):
-    """Another guest of the machine takes a core between the first races and the last."""
+    """Another guest of the machine takes a core between the first races and the last, minutes later."""
 
     def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
         self.thread_gain = {0: 3.0}
+        if self.clock is not None:
+            self.clock.now += 121
         return super().assess(candidates, samples)
 
 
@@ -199,8 +201,10 @@ def test_threads_are_chosen_first_and_float_gets_its_own_best() -> None:
     assert outcome.winner.timing.speedup.estimate == pytest.approx(2)
 
 
-def test_threads_are_chosen_again_before_the_last_race() -> None:
-    outcome = run(Crowded({"a": Fact(speed=2)}, thread_gain={0: 0.5}), "a", threads=(0, 1))
+def test_threads_are_chosen_again_before_the_last_race_of_a_long_search() -> None:
+    quick = run(Crowded({"a": Fact(speed=2)}, thread_gain={0: 0.5}), "a", threads=(0, 1))
+    assert (quick.winner.candidate.threads, quick.baseline_threads) == (0, 0)  # type: ignore[union-attr]
+    outcome = run(Crowded({"a": Fact(speed=2)}, thread_gain={0: 0.5}, clock=Clock()), "a", threads=(0, 1))
     assert outcome.winner is not None
     assert outcome.winner.candidate.threads == 1
     assert outcome.baseline_threads == 1
@@ -210,7 +214,7 @@ def test_speeds_with_other_threads_are_not_held_against_the_last_race() -> None:
     """`b` is as `a`, less accurate, and was timed while all threads were quick; it must not win by that figure."""
 
     facts = {"a": Fact(speed=2, structure="s"), "b": Fact(speed=2, structure="s", loss=0.004)}
-    outcome = run(Crowded(facts, total=20, thread_gain={0: 0.5}), "a", "b", threads=(0, 1))
+    outcome = run(Crowded(facts, total=20, thread_gain={0: 0.5}, clock=Clock()), "a", "b", threads=(0, 1))
     assert outcome.chosen == "a"
     assert {t.candidate.threads for t in outcome.trials} == {1}
     assert {t.timing.latency["p50_ms"] for t in outcome.trials if t.timing} == {5.0}
