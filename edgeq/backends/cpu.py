@@ -138,12 +138,14 @@ def settle(
     kept = float_compute_nodes(built)
     guarded = guard_float_layers(built, kept) if guard else 0
     if guarded:
-        notes.append(f"{guarded} compute nodes stay in float, in a form that ONNX Runtime does not quantize at load")
+        notes.append(
+            f"compute nodes that stay in float: {guarded}, in a form that ONNX Runtime does not quantize at load"
+        )
     at_risk = requantized_at_load(built, kept)
     if at_risk:
         disabled.append(_REQUANTIZER)
         notes.append(
-            f"{len(at_risk)} compute nodes stay in float; the session option {_DISABLED} keeps ONNX Runtime from "
+            f"compute nodes that stay in float: {len(at_risk)}; the session option {_DISABLED} keeps ONNX Runtime from "
             "quantizing their weights at load"
         )
     for fusion in slow_fusions(CpuBackend.name, built):

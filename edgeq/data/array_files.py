@@ -143,7 +143,10 @@ def _raw(path: Path, headers: Mapping[str, Header], signature: Signature, option
     if not counts:
         raise DataError(f"{path} holds one number, no samples", "Store items along the first axis")
     if len(counts) != 1:
-        raise DataError(f"{path}: the arrays hold {sorted(counts)} samples", "Store the same number of each")
+        raise DataError(
+            f"{path}: the arrays hold {sorted(counts)} samples",
+            "Store the same number of each, or leave --preprocess out where they are the model's inputs as they stand",
+        )
     return Entry(path, arrays, shapes, Plan("items", counts.pop(), True), label)
 
 

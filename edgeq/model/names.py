@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
+
+from edgeq.graph.operators import operator_of
 
 # What quantizers append to the name of a tensor for its scale, its integers and what Q/DQ pairs give.
 _MADE = re.compile(r"_(?:(?:output_)?quantized|scale|zero_point|QuantizeLinear|DequantizeLinear)")
@@ -70,7 +72,7 @@ def separate_names(model: ir.Model) -> tuple[str, ...]:
             if value.name:
                 inner.setdefault(value.name, []).append(value)
     taken, gone = set(inner), []
-    for name, other in clashing_names(inner).items():
+    for name, other in {**clashing_names(inner), **_names_of_copies(inner)}.items():
         old = next((one for one in (name, other) if one not in kept), None)
         if old is None or old in gone:
             continue
@@ -82,6 +84,25 @@ def separate_names(model: ir.Model) -> tuple[str, ...]:
         for value in inner[old]:
             value.name = new
     return tuple(gone)
+
+
+def _names_of_copies(named: Mapping[str, Sequence[ir.Value]]) -> dict[str, str]:
+    """Names of what is no initializer that onnxruntime's quantizer may give to the copies of a bias of several layers,
+    its name with a number → that bias's name."""
+    shared = {name for name, values in named.items() if sum(map(_layers_with_bias, values)) > 1}
+    free = (name for name, values in named.items() if not any(value.is_initializer() for value in values))
+    return {
+        name: name[:end]
+        for name in sorted(free)
+        for end in range(len(name.rstrip("0123456789")), len(name))
+        if name[:end] in shared
+    }
+
+
+def _layers_with_bias(value: ir.Value) -> int:
+    if not value.is_initializer():
+        return 0
+    return sum(place == operator_of(node).bias for node, place in value.uses())
 
 
 def _free(stem: str, position: int, taken: set[str]) -> str:

@@ -80,3 +80,17 @@ def test_only_what_clashes_is_renamed() -> None:
     assert [value.name for node in renamed.graph for value in node.inputs if value is not None] == [
         "x", "x_scale/1", "m", "x_scale_of_mine/1", "other_scale",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_copies_of_a_shared_bias(tmp_path: Path, shared: bool) -> None:
+    """Two layers with one "bias", as TensorFlow's zeros are: onnxruntime's quantizer calls its copy "bias0"."""
+    nodes = [
+        helper.make_node("Gemm", ["x", "w", "bias"], ["bias0"], name="first"),
+        helper.make_node("Relu", ["bias0"], ["r"], name="relu"),
+        helper.make_node("Gemm", ["r", "v", *(["bias"] if shared else [])], ["y"], name="second"),
+    ]
+    weights = {"w": random(64, 64), "v": random(64, 64), "bias": random(64)}
+    found = quantized(tmp_path, model(nodes, {"x": [1, 64]}, {"y": [1, 64]}, weights), "QDQ")
+    assert found.proof.agreement.sqnr_db > 18
+    assert any("1 tensor renamed" in note for note in found.notes) == shared
