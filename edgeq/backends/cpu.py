@@ -185,8 +185,9 @@ def _quantizable(scheme: Scheme) -> tuple[str, ...]:
 
 
 def _why_nothing(prepared: PreparedModel, scheme: Scheme) -> str:
-    """What a user can do about a model in which nothing was quantized, with the first reason that there is."""
-    for node in predict_int8(prepared.model, int8_rules("cpu")):
+    """What a user can do about a model in which nothing was quantized, with the reason of the node that has most of the
+    work."""
+    for node in sorted(predict_int8(prepared.model, int8_rules("cpu")), key=lambda n: -n.macs):
         if node.name in scheme.exclude:
             return "Exclude fewer nodes"
         types = scheme.quantized_types

@@ -236,6 +236,15 @@ def test_an_artifact_without_anything_quantized_is_refused(net: Bench, scheme: d
     assert fix in caught.value.fix
 
 
+def test_the_reason_is_that_of_the_node_with_most_of_the_work(tmp_path: Path) -> None:
+    body = "g (float[N, 8, 8, 8] x) => (float[N, 4, 8, 8] y) { e = Erf (x) y = Conv (e, w) }"
+    model = proto(body)
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((4, 8, 1, 1), np.float32), "w"))
+    with pytest.raises(ModelError) as caught:
+        bench(tmp_path, model).build(mode="dynamic", dynamic_weight_types={"MatMul": "int8"})
+    assert caught.value.fix.startswith("It holds Conv, which is not among the operator types to quantize (MatMul)")
+
+
 @pytest.mark.parametrize(
     ("scheme", "problem"),
     [
