@@ -60,7 +60,7 @@ def _fold(norm: ir.Node, editor: Editor) -> str:
     if not np.all(spread > 0):
         return "its variance is not positive"
     factor = scale / np.sqrt(spread)
-    reason = _fold_into(editor, layer, factor, bias - mean * factor)
+    reason = fold_into(editor, layer, factor, bias - mean * factor)
     if reason:
         return reason
     replace_value(norm.outputs[0], source, keep_name=True)
@@ -68,8 +68,16 @@ def _fold(norm: ir.Node, editor: Editor) -> str:
     return ""
 
 
-def _fold_into(editor: Editor, layer: ir.Node, factor: Array, shift: Array) -> str:
-    """Multiply what a layer computes by `factor` and add `shift`, each [channels]; the reason where it cannot be."""
+def fold_into(editor: Editor, layer: ir.Node, factor: Array, shift: Array) -> str:
+    """Multiply what a layer computes by `factor` and add `shift`, in its weights and bias.
+
+    Args:
+        layer: a Conv, ConvTranspose, Gemm or MatMul.
+        factor, shift: float64[channels].
+
+    Returns:
+        The reason where it cannot be, and nothing was changed; "" where it was.
+    """
     left = layer.inputs[0]
     if layer.op_type == "MatMul" and (left is None or left.shape is None or len(left.shape) != 2):
         return f"{layer.name!r} is a MatMul whose result is not known to be two-dimensional"

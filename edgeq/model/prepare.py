@@ -80,8 +80,9 @@ def prepare_model(
     """Load `source` safely and write its prepared form into `workdir`, replacing an earlier one.
 
     In order: checks; local functions inlined; opset raised to 13 or later; nodes named; 16-bit floats widened to
-    float32; Constant nodes, Identity, Dropout and dead code removed; BatchNormalization folded; ONNX Runtime's
-    basic optimisation; Gemm in a form that can be quantized; strided slices joined; shapes inferred; checked again.
+    float32; Constant nodes, Identity, Dropout and dead code removed; BatchNormalization, and products and sums with
+    constants, folded into layers; hard sigmoids written as one operator; ONNX Runtime's basic optimisation; Gemm in a
+    form that can be quantized; strided slices joined; shapes inferred; checked again.
     Results are those of the source to float32's accuracy. Names of tensors and nodes that survive are kept, but for
     inner tensors with a name that a quantizer gives to what it makes for another (`edgeq.model.names`).
 
@@ -190,8 +191,10 @@ def _refuse_unknown_domains(model: ir.Model, source: Path) -> None:
 
 def _rewrite(model: ir.Model, notes: list[str], simplify: bool) -> None:
     """edgeq's own passes, in place."""
+    from edgeq.model.affine import fold_affine
     from edgeq.model.clean import forget_origin, remove_no_ops, tidy
     from edgeq.model.fold import fold_batch_norms
+    from edgeq.model.hard_sigmoid import write_hard_sigmoids
     from edgeq.model.widen import widen_half
 
     forget_origin(model)
@@ -204,8 +207,13 @@ def _rewrite(model: ir.Model, notes: list[str], simplify: bool) -> None:
     if removed := remove_no_ops(model):
         what = f"removed that {'does' if removed == 1 else 'do'} nothing"
         notes.append(f"{_count(removed, 'node')} {what} (Identity, Dropout, Cast to the same type)")
+    affine = fold_affine(model)
     if folded := fold_batch_norms(model):
         notes.append(f"{folded} BatchNormalization folded")
+    if affine := affine + fold_affine(model):
+        notes.append(f"{_count(affine, 'product or sum', 'products or sums')} with constants folded into layers")
+    if written := write_hard_sigmoids(model):
+        notes.append(f"{_count(written, 'hard sigmoid')} written as one operator")
 
 
 def _is_unfolded(model: ir.Model) -> bool:
@@ -274,5 +282,5 @@ def _listing(names: Sequence[str]) -> str:
     return ", ".join(names[:_LISTED]) + (", …" if len(names) > _LISTED else "")
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
