@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -54,9 +55,9 @@ def read_form(model: ir.Model) -> Form:
     weights: Counter[str] = Counter()
     per_channel = False
     for node in model.graph:
-        for of_weight, params in _places(node):
-            (weights if of_weight else activations)[type_name(params.dtype)] += 1
-            per_channel |= of_weight and params.per_channel
+        for place in places(node):
+            (weights if place.weight else activations)[type_name(place.params.dtype)] += 1
+            per_channel |= place.weight and place.params.per_channel
     return Form(_format(model), dict(activations), dict(weights), per_channel, model.producer_name or "")
 
 
@@ -75,21 +76,33 @@ def _format(model: ir.Model) -> str:
     return "QDQ"
 
 
-def _places(node: ir.Node) -> Iterator[tuple[bool, QuantParams]]:
-    """The 8-bit parameters of a DequantizeLinear and of operators with two integer operands, each with whether it is a
-    weight's."""
+class Place(NamedTuple):
+    """Where a node reads 8-bit integers: their tensor, their parameters, and whether they are a weight's."""
+
+    tensor: str
+    params: QuantParams
+    weight: bool
+
+
+def places(node: ir.Node) -> Iterator[Place]:
+    """What a DequantizeLinear reads, and an operator with two integer operands."""
     if is_op(node, "DequantizeLinear"):
         params = params_of(node)
         if params is not None and params.dtype is not ir.DataType.INT32:
-            yield is_weight(node), params
+            yield Place(_name(node.inputs[0]), params, is_weight(node))
         return
     row = operator_of(node)
     if row.integer_output is None or len(row.integers) != 2:
         return
-    for places in row.integers:
-        params = params_at(node, places.scale) if places.scale is not None else None
+    for operand in row.integers:
+        value = node_input(node, operand.value)
+        params = params_at(node, operand.scale) if operand.scale is not None else None
         if params is not None:
-            yield places.value in row.weights and is_constant(node_input(node, places.value)), params
+            yield Place(_name(value), params, operand.value in row.weights and is_constant(value))
+
+
+def _name(value: ir.Value | None) -> str:
+    return value.name or "" if value is not None else ""
 
 
 def check_form(model: ir.Model, path: Path) -> None:

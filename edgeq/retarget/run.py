@@ -26,6 +26,7 @@ from edgeq.model.path import path_of
 from edgeq.model.products import integer_products
 from edgeq.model.shapes import write_shapes
 from edgeq.retarget.compare import USUAL, Comparison, compare, optimiser_problem
+from edgeq.retarget.fit import check_target
 from edgeq.retarget.normalise import normalise
 from edgeq.retarget.params import INTEGERS
 from edgeq.retarget.read import Form, check_form, read_form
@@ -94,13 +95,15 @@ def retarget(
 
     Raises:
         UsageError: an unknown format or type, or int8 activations with uint8 weights.
-        ModelError: not quantized, quantized dynamically, or damaged.
+        ModelError: not quantized, quantized dynamically, or damaged; or with zero points or scales that kernels of
+            `target` do not take.
         CheckFailedError: only types were to change, and the new model's outputs differ; or it does not run. Nothing is
             written then.
     """
     model, output = path_of(model), path_of(output, "output")
-    if target is not None:
-        scheme = resolve(target).profile.scheme
+    place = resolve(target) if target is not None else None
+    if place is not None:
+        scheme = place.profile.scheme
         format = format or scheme.format
         activation_type = activation_type or scheme.activation_type
         weight_type = weight_type or scheme.weight_type
@@ -123,7 +126,9 @@ def retarget(
         name_nodes(graph)
         check_valid(to_proto(graph), output)
         session_options, why, _ = settle(graph)
-        limits = _limits(graph, resolve(target)) if target is not None else ()
+        if place is not None:
+            check_target(graph, place, model, before)
+        limits = _limits(graph, place) if place is not None else ()
         for row in limits:
             count = limit_weights(graph, row.weight_limit)
             changes.append(

@@ -307,3 +307,24 @@ def test_no_least_weight_goes_where_kernels_overflow_on_it(tmp_path: Path) -> No
         assert min(values.min() for values in made if values.shape == weight.shape) == least
         assert any("12 weights below -127" in line for line in result.changes) is (least == -127)
         assert plain(result)["identical"] is (least == -128)  # of what was written
+
+
+@pytest.mark.parametrize(
+    ("make", "target", "problem", "fix"),
+    [
+        (tflite_int8, "nvidia-t4", "3 activations with a zero point other than 0", "edgeq quantize FLOAT.onnx -t nv"),
+        (residual_s8s8, "gemmini", "3 weights with a scale for each channel", "given.onnx -t gemmini --data SAMPLES"),
+        (torch_shared, "nvidia-t4", "", ""),
+    ],
+)
+def test_what_kernels_of_the_target_refuse_is_refused(
+    make: Callable[[], onnx.ModelProto], target: str, problem: str, fix: str, tmp_path: Path
+) -> None:
+    path, output = saved(make(), tmp_path), tmp_path / "new.onnx"
+    if not problem:
+        assert retarget(path, output, target=target).after.pair == "S8S8"
+        return
+    with pytest.raises(ModelError, match=problem) as caught:
+        retarget(path, output, target=target)
+    assert fix in str(caught.value)
+    assert not output.exists()
