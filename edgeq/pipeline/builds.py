@@ -14,6 +14,7 @@ from edgeq.hardware.target import Target
 from edgeq.measure.coverage import Coverage
 from edgeq.measure.task import Task
 from edgeq.model.load import model_bytes
+from edgeq.pipeline.clipping import with_unclipped
 from edgeq.pipeline.job import Built, Job, build
 from edgeq.pipeline.proof import Proof, prove
 from edgeq.pipeline.target_coverage import target_coverage
@@ -87,9 +88,8 @@ class Builds:
         coverage = self._coverage[place]
         check_gain(self.job, built, coverage)
         if key not in self._proofs:
-            self._proofs[key] = prove_built(
-                self.job, built, coverage, task=self.task, timed=timed, progress=self._progress
-            )
+            proof = prove_built(self.job, built, coverage, task=self.task, timed=timed, progress=self._progress)
+            self._proofs[key] = with_unclipped(self.job, built, proof, progress=self._progress)
         return dataclasses.replace(self._proofs[key], coverage=coverage)
 
 

@@ -40,8 +40,8 @@ _SIMULATED_MACS = 1_000_000_000
 _LEAST_SIMULATED = 16
 # Below this, a tenth of the output's power is quantization noise.
 _POOR_SQNR_DB = 10.0
-# Accuracy lost, as a fraction, from which on a warning is given; --max-drop sets what is refused.
-_POOR_DROP = 0.05
+POOR_DROP = 0.05
+"""Accuracy lost, as a fraction, from which on a warning is given; --max-drop sets what is refused."""
 # From so many samples with another top-1 on they say something about others.
 _LEAST_CHANGED = 3
 _POOR_COVERAGE = 0.25
@@ -74,6 +74,8 @@ class Proof(Displayed):
         samples: how many samples `agreement` and `accuracy` rest on.
         held_out: whether those samples are others than the calibration's.
         engine: what executed the artifact for all of this.
+        unclipped: where its ranges cut values off at a cost: their method, its SQNR against float32 in dB, and that of
+            ranges that hold every value, on the same samples.
     """
 
     coverage: Coverage
@@ -84,6 +86,7 @@ class Proof(Displayed):
     samples: int
     held_out: bool
     engine: str = DEFAULT
+    unclipped: tuple[str, float, float] | None = None
 
     @property
     def drop(self) -> float | None:
@@ -109,7 +112,7 @@ class Proof(Displayed):
         changed = 0 if self.agreement.top1 is None else round((1 - self.agreement.top1) * count)
         if timed and self.speed is not None and self.speed.ratio.verdict == SLOWER:
             found.append(f"{self.speed.ratio.sentence('int8', 'float32')}; `edgeq tune` looks for what is faster")
-        if self.drop is not None and self.drop > _POOR_DROP:
+        if self.drop is not None and self.drop > POOR_DROP:
             found.append(
                 f"accuracy falls from {self.accuracy[FLOAT].value:.4f} to {self.accuracy[INT8].value:.4f}: keep "
                 "sensitive layers in float with --exclude, or let `edgeq tune` find out which"
@@ -119,10 +122,16 @@ class Proof(Displayed):
                 f"the outputs follow float32 to only {self.agreement.sqnr_db:.1f} dB SQNR: measure accuracy with "
                 "--task before you deploy it, and keep sensitive layers in float with --exclude"
             )
-        elif self.drop is None and changed > _POOR_DROP * count and changed >= _LEAST_CHANGED:
+        elif self.drop is None and changed > POOR_DROP * count and changed >= _LEAST_CHANGED:
             found.append(
                 f"int8 has another top-1 than float32 in {changed} of {count} samples: "
                 "measure accuracy with --task before you deploy it; `edgeq tune` finds what keeps it"
+            )
+        if self.unclipped is not None:
+            method, clipped, whole = self.unclipped
+            found.append(
+                f"ranges by {method} cut off too much: {clipped:.1f} dB SQNR against float32, {whole:.1f} dB with "
+                "--method minmax on the same samples"
             )
         left = max(self.coverage.float_nodes, key=lambda n: n.macs, default=None)
         if left is not None and (self.coverage.int8_mac_share or 0) < _POOR_COVERAGE and left.macs:

@@ -27,6 +27,7 @@ from edgeq.model.path import path_of
 from edgeq.pipeline.block_race import must_race, race_compute
 from edgeq.pipeline.builds import Builds, check_gain, prove_built
 from edgeq.pipeline.checks import check_output, check_request
+from edgeq.pipeline.clipping import with_unclipped
 from edgeq.pipeline.job import Built, Job, build, open_job, scheme_for
 from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.saturation_mitigation import Decision, decide, must_decide
@@ -201,6 +202,7 @@ def quantize(
         coverage = target_coverage(job, built, machine, emulate=emulate, progress=progress)
         check_gain(job, built, coverage)
         proof = prove_built(job, built, coverage, task=task, timed=timed, progress=progress)
+        proof = with_unclipped(job, built, proof, progress=progress)
         proof.check(max_drop=max_drop, require_coverage=require_coverage)
         bytes_int8 = model_bytes(draft)
         beside = [f"{draft.stem}.{file.name}" for file in built.artifact.tables]
