@@ -24,7 +24,7 @@ from edgeq.backends.systolic.network import (
     layer_outputs,
 )
 from edgeq.backends.systolic.program import Float
-from edgeq.backends.systolic.recognise import recognise
+from edgeq.backends.systolic.recognise import CONSTANT_OPERAND, recognise
 from edgeq.backends.systolic.rewrite import rewrite
 from edgeq.backends.systolic.schedule import alternate
 from edgeq.graph.convert import to_bytes
@@ -36,7 +36,7 @@ _ANCHORS = (ConvLayer, FcLayer)
 _SURROUNDED = "what it reads is in float, and quantizing it for this operator alone would gain nothing"
 
 Found = dict[str, tuple[Layer, ...]]
-"""Layers by node name."""
+"""Layers by node name; none where the node became part of the layer before it."""
 
 
 def build_network(
@@ -53,12 +53,12 @@ def build_network(
         ModelError: sizes are not fixed beforehand.
     """
     fixed = fixed_batch(model, path)
-    rewrite(fixed, exclude)
+    rewrite(fixed, lambda node: not _unwanted(node, exclude, op_types))
     index = GraphIndex(fixed)
     found, reasons = _candidates(fixed, exclude, op_types)
+    _fold_biases(index, found, reasons)
     _settle(index, found, reasons)
     layers = [layer for node in fixed.graph if node.name in found for layer in found[node.name]]
-    layers = _fold_biases(index, layers, reasons)
     layers = _fold_relus(layers, index.outputs)
     floats = [node for node in fixed.graph if node.name in reasons]
     ordered = alternate(layers, floats)
@@ -91,18 +91,19 @@ def _candidates(
     found: Found = {}
     reasons: dict[str, str] = {}
     for node in model.graph:
-        name = node.name or ""
-        if name in exclude:
-            reasons[name] = "excluded by request"
-        elif op_types is not None and node.op_type not in op_types:
-            reasons[name] = foreign(node.op_type)
+        layers = _unwanted(node, exclude, op_types) or recognise(model, node)
+        if isinstance(layers, str):
+            reasons[node.name or ""] = layers
         else:
-            layers = recognise(model, node)
-            if isinstance(layers, str):
-                reasons[name] = layers
-            else:
-                found[name] = layers
+            found[node.name or ""] = layers
     return found, reasons
+
+
+def _unwanted(node: ir.Node, exclude: Collection[str], op_types: Collection[str] | None) -> str:
+    """Why a node stays in float whatever it is; "" where it need not."""
+    if node.name in exclude:
+        return "excluded by request"
+    return foreign(node.op_type) if op_types is not None and node.op_type not in op_types else ""
 
 
 def _settle(index: GraphIndex, found: Found, reasons: dict[str, str]) -> None:
@@ -115,6 +116,9 @@ def _settle(index: GraphIndex, found: Found, reasons: dict[str, str]) -> None:
     for node in index.graph:
         name = node.name or ""
         if name not in found:
+            continue
+        if not found[name]:
+            integers.update(node.outputs)
             continue
         first = found[name][0]
         sources = [value for value in node.inputs if value is not None and not is_constant(value)]
@@ -142,22 +146,23 @@ def _wants_integers(found: Found, tensor: ir.Value) -> bool:
     return True
 
 
-def _fold_biases(index: GraphIndex, layers: list[Layer], reasons: dict[str, str]) -> list[Layer]:
-    """MatMul or Conv followed by an Add of one constant value a channel: the Add becomes bias."""
-    folded: list[Layer] = []
-    for layer in layers:
-        node = only_reader(index.values[layer.output]) if isinstance(layer, FcLayer | ConvLayer) else None
-        name = node.name or "" if node is not None else ""
-        if node is not None and node.op_type == "Add" and reasons.get(name) == "one operand is constant":
-            assert isinstance(layer, FcLayer | ConvLayer)
-            other = next(values for value in node.inputs if (values := constant(value)) is not None)
-            if _per_channel(other, layer):
-                del reasons[name]
-                bias = layer.bias + np.broadcast_to(other.astype(np.float64).ravel(), layer.bias.shape)
-                sources = (*layer.sources, name)
-                layer = dataclasses.replace(layer, bias=bias, output=name_of(node.outputs[0]), sources=sources)
-        folded.append(layer)
-    return folded
+def _fold_biases(index: GraphIndex, found: Found, reasons: dict[str, str]) -> None:
+    """MatMul or Conv followed by an Add of one constant value a channel: the Add becomes bias, in place."""
+    for node in index.graph:
+        layers = found.get(node.name or "")
+        layer = layers[0] if layers else None
+        following = only_reader(index.values[layer.output]) if isinstance(layer, FcLayer | ConvLayer) else None
+        name = following.name or "" if following is not None else ""
+        if following is None or following.op_type != "Add" or reasons.get(name) != CONSTANT_OPERAND:
+            continue
+        assert isinstance(layer, FcLayer | ConvLayer)
+        other = next(values for value in following.inputs if (values := constant(value)) is not None)
+        if _per_channel(other, layer) and sizes(following.outputs[0]) == sizes(node.outputs[0]):
+            del reasons[name]
+            bias = layer.bias + np.broadcast_to(other.astype(np.float64).ravel(), layer.bias.shape)
+            sources, output = (*layer.sources, name), name_of(following.outputs[0])
+            found[node.name or ""] = (dataclasses.replace(layer, bias=bias, output=output, sources=sources),)
+            found[name] = ()
 
 
 def _per_channel(values: np.ndarray, layer: ConvLayer | FcLayer) -> bool:

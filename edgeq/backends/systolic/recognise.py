@@ -17,6 +17,7 @@ from edgeq.backends.systolic.windows import Windows
 from edgeq.graph.query import MAIN_DOMAINS, attributes, clamp_bounds, constant, is_constant, name_of, node_input, sizes
 
 Found = tuple[Layer, ...] | str
+CONSTANT_OPERAND = "one operand is constant"
 
 
 def recognise(model: ir.Model, node: ir.Node) -> Found:
@@ -92,7 +93,7 @@ def _add(node: ir.Node) -> Found:
         return f"it adds {len(node.inputs)} tensors; the array adds two"
     left, right = node.inputs
     if is_constant(left) or is_constant(right):
-        return "one operand is constant"
+        return CONSTANT_OPERAND
     if _shape(left) != _shape(right):
         return "its operands have different shapes"
     return (AddLayer(_name(node), name_of(left), name_of(right), name_of(node.outputs[0])),)

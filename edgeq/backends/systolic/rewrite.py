@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from edgeq.backends.systolic.array_shapes import batch_in_front, two_dimensional
 from edgeq.backends.systolic.fixed_batch import infer_shapes, part_of
 from edgeq.backends.systolic.moves import MOVES
+from edgeq.backends.systolic.recognise import recognise
 from edgeq.backends.systolic.windows import Windows
 from edgeq.errors import ModelError
 from edgeq.graph.convert import to_proto
@@ -35,13 +36,13 @@ _SMALL = 4096
 _ACTIVATIONS = ("Relu", "Clip")
 
 
-def rewrite(model: ir.Model, exclude: Collection[str] = ()) -> None:
+def rewrite(model: ir.Model, wanted: Callable[[ir.Node], bool] = lambda node: True) -> None:
     """Make the padding of pooling explicit, fold shape arithmetic, bring operators into the shapes that the array takes
     (`array_shapes`), and move activations before the pooling or data movement that separates them from the layer that
     they could be fused into.
 
     Args:
-        exclude: names of nodes that stay in float.
+        wanted: which nodes may leave float.
 
     Raises:
         ModelError: an average pooling whose size ONNX and ONNX Runtime do not agree on.
@@ -50,7 +51,7 @@ def rewrite(model: ir.Model, exclude: Collection[str] = ()) -> None:
     explicit_ceil(model)
     fold_shapes(model)
     batch_in_front(model)
-    activations_first(model, exclude)
+    activations_first(model, wanted)
 
 
 def explicit_ceil(model: ir.Model) -> None:
@@ -120,19 +121,18 @@ def _integers(model: ir.Model, node: ir.Node) -> NDArray[Any] | None:
     return np.asarray(next(iter(ReferenceEvaluator(to_proto(part)).run(None, {}))))
 
 
-def activations_first(model: ir.Model, exclude: Collection[str] = ()) -> None:
+def activations_first(model: ir.Model, wanted: Callable[[ir.Node], bool] = lambda node: True) -> None:
     """X → MaxPool or data movement → Relu becomes X → Relu → MaxPool or data movement, with the same values.
 
-    Past what stays in float nothing is moved: no range is known for what would be between the two.
+    Past what stays in float nothing is moved: it may compute new values, and no range is known for what would be
+    between the two.
 
     Args:
-        exclude: names of nodes that stay in float.
+        wanted: which nodes may leave float.
     """
     editor = Editor(model)
     changed = False
-    while (
-        found := next(filter(None, (_movable(node) for node in model.graph if node.name not in exclude)), None)
-    ) is not None:
+    while (found := next(filter(None, (_movable(model, node, wanted) for node in model.graph)), None)) is not None:
         through, activation = found
         source, between, last = through.inputs[0], through.outputs[0], activation.outputs[0]
         assert source is not None
@@ -148,18 +148,18 @@ def activations_first(model: ir.Model, exclude: Collection[str] = ()) -> None:
         infer_shapes(model)
 
 
-def _movable(node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
-    """A data-movement or MaxPool node and the activation behind it, where their order can be swapped."""
+def _movable(model: ir.Model, node: ir.Node, wanted: Callable[[ir.Node], bool]) -> tuple[ir.Node, ir.Node] | None:
+    """A data-movement or MaxPool node that has an int8 form and the activation behind it, where their order can be
+    swapped."""
     if (node.op_type != "MaxPool" and node.op_type not in MOVES) or len(node.outputs) != 1:
         return None
     source, activation = node.inputs[0], only_reader(node.outputs[0])
     if source is None or activation is None or activation.op_type not in _ACTIVATIONS or only_reader(source) is None:
         return None
-    # Without the batch in front it stays in float, and no range is known between the activation and it.
-    if any((sizes(value) or ())[:1] != (1,) for value in (source, node.outputs[0])):
-        return None
     maker = source.producer()
     if maker is None or maker.op_type in _ACTIVATIONS or not _spans_zero(activation):
+        return None
+    if not wanted(node) or not wanted(activation) or isinstance(recognise(model, node), str):
         return None
     return node, activation
 

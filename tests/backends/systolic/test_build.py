@@ -181,6 +181,24 @@ def test_a_bias_behind_a_product_is_its_bias() -> None:
     assert kinds(found) == ["Quantize", "Fc", "Dequantize"]
 
 
+def test_a_relu_behind_a_product_and_its_bias_is_part_of_it() -> None:
+    b = GraphBuilder(np.random.default_rng(0), input_shape=(1, 6))
+    product = b.node("MatMul", ["input", b.constant(b.weights(6, 5))], (1, 5))
+    biased = b.node("Add", [product, b.constant(np.arange(5.0))], (1, 5))
+    model = b.model(b.node("Relu", [biased], (1, 5)))
+    found = program_of(model, b.rng.standard_normal((3, 6)).astype(np.float32))
+    assert kinds(found) == ["Quantize", "Fc", "Dequantize"]
+    assert next(step for step in found.steps if isinstance(step, Fc)).relu
+
+
+def test_a_constant_that_adds_an_axis_is_no_bias() -> None:
+    b = GraphBuilder(np.random.default_rng(0), input_shape=(1, 6))
+    product = b.node("MatMul", ["input", b.constant(b.weights(6, 5))], (1, 5))
+    model = b.model(b.node("Add", [product, b.constant(np.ones((1, 1, 5)))], (1, 1, 5)))
+    found = program_of(model, b.rng.standard_normal((1, 6)).astype(np.float32))
+    assert kinds(found) == ["Quantize", "Fc", "Dequantize", "Float"]
+
+
 def test_conversions_happen_once() -> None:
     b = builder()
     left, right = b.conv("input", 4), b.conv("input", 4)
@@ -298,3 +316,26 @@ def test_an_activation_stays_behind_an_excluded_pooling() -> None:
     model = b.model(b.node("Relu", [pooled], b.shapes[pooled]))
     found = program_of(model, b.samples(), exclude=("maxpool1",))
     assert kinds(found) == ["Quantize", "Conv", "Dequantize", "Float"]
+
+
+@pytest.mark.parametrize(
+    ("op_type", "constants", "attributes"),
+    [
+        ("Pad", [np.array([0, 0, 1, 1, 0, 0, 1, 1]), np.float32(-1)], {}),
+        ("Resize", [None, np.array([1, 1, 2, 2], np.float32)], {"mode": "linear"}),
+    ],
+)
+def test_an_activation_stays_behind_what_computes_new_values(
+    op_type: str, constants: list[np.ndarray | None], attributes: dict[str, str]
+) -> None:
+    b = builder()
+    made = b.conv("input", 8)
+    places = [b.constant(values, values.dtype) if values is not None else "" for values in constants]
+    shape = (1, 8, 11, 11) if op_type == "Pad" else (1, 8, 18, 18)
+    moved = b.node(op_type, [made, *places], shape, **attributes)
+    output = b.node("Clip", [moved, b.constant(-0.3), b.constant(0.3)], shape)
+    model, samples = b.model(output), b.samples()
+    found = program_of(model, samples)
+    assert kinds(found) == ["Quantize", "Conv", "Dequantize", "Float"]
+    exact = run_all(model, samples, [output])[output]
+    np.testing.assert_allclose(simulate(found, {"input": samples}).tensors[output], exact, atol=0.05)
