@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from edgeq.backends.systolic.fixed_batch import infer_shapes
 from edgeq.graph.edit import Editor, insert_behind
-from edgeq.graph.query import attributes, constant, is_op, name_of, node_input, readers, sizes
+from edgeq.graph.query import attributes, constant, is_constant, is_op, name_of, node_input, readers, sizes
 
 _WINDOWED = ("AveragePool", "Conv", "GlobalAveragePool", "MaxPool")
 
@@ -48,25 +49,29 @@ def two_dimensional(model: ir.Model) -> None:
 
 
 def batch_in_front(model: ir.Model) -> None:
-    """A product of [rows, K] with constant weights becomes one of [1, rows, K]: ONNX Runtime's optimiser, and attention
-    with the sequence in front, make such of a sample's rows, which are no batch. Values stay the same."""
+    """A product of [rows, K] with constant weights becomes one of [1, rows, K], and so do sums and activations of such:
+    ONNX Runtime's optimiser, and attention with the sequence in front, make such of a sample's rows, which are no
+    batch. Values stay the same."""
     editor = Editor(model)
     in_front: dict[ir.Value, ir.Value] = {}
     for node in list(model.graph):
-        matrix = constant(node_input(node, 1)) if is_op(node, "Gemm", "MatMul") else None
-        if matrix is None or not _is_without_batch(node, matrix):
+        if _is_product_of_rows(node):
+            first, made = _product(editor, node, in_front)
+        elif _is_of_rows(node, in_front):
+            read = [in_front.get(value, value) if value is not None else None for value in node.inputs]
+            shaped = next(value for value in node.inputs if value in in_front)
+            first = made = editor.node(
+                node.op_type,
+                read,
+                f"{node.name}/in_front",
+                before=node,
+                like=in_front[shaped],
+                attributes=node.attributes,
+            )
+        else:
             continue
-        read, flat, bias, name = node.inputs[0], node.outputs[0], node_input(node, 2), node.name or ""
-        assert read is not None
-        if read not in in_front:
-            in_front[read] = _with_batch(editor, node, read)
-        source, weights = in_front[read], node.inputs[1]
-        if node.attributes.get_int("transB", 0):
-            matrix = matrix.T
-            weights = editor.constant(f"{name_of(weights)}/transposed", matrix)
-        product = made = editor.node("MatMul", [source, weights], f"{name}/product", before=node, dtype=flat.dtype)
-        if bias is not None:
-            made = editor.node("Add", [product, bias], f"{name}/bias", before=node, dtype=flat.dtype)
+        flat = node.outputs[0]
+        columns = (sizes(flat) or (0,))[-1]
         for reader in readers(flat):
             shape = sizes(reader.outputs[0])
             if is_op(reader, "Reshape") and shape is not None and shape[:1] == (1,):
@@ -75,29 +80,79 @@ def batch_in_front(model: ir.Model) -> None:
                 reader.replace_input_with(0, made)
         known = name_of(flat)
         if readers(flat):
-            without = editor.constant(f"{name}/rows", np.array([-1, matrix.shape[1]]))
-            flat.replace_all_uses_with(editor.node("Reshape", [made, without], f"{name}/flat", before=node))
+            without = editor.constant(f"{node.name}/rows", np.array([-1, columns]))
+            rows = editor.node("Reshape", [made, without], f"{node.name}/flat", before=node, like=flat)
+            flat.replace_all_uses_with(rows)
+            in_front[rows] = made
         model.graph.remove(node, safe=True)
         # By the node's name it is excluded, and its multiply-accumulates are known; by the tensor's its range.
-        multiplies = product.producer()
-        assert multiplies is not None
-        multiplies.name, made.name = name, known
+        maker = first.producer()
+        assert maker is not None
+        maker.name, made.name = node.name, known
     if in_front:
         RemoveUnusedNodesPass()(model)
         infer_shapes(model)
 
 
-def _is_without_batch(node: ir.Node, matrix: NDArray[Any]) -> bool:
+def _product(editor: Editor, node: ir.Node, in_front: dict[ir.Value, ir.Value]) -> tuple[ir.Value, ir.Value]:
+    """The product with the batch in front, and the sum of it and its bias."""
+    read, weights, bias, name = node.inputs[0], node.inputs[1], node_input(node, 2), node.name or ""
+    matrix = constant(weights)
+    assert read is not None
+    assert weights is not None
+    assert matrix is not None
+    if read not in in_front:
+        in_front[read] = _with_batch(editor, node, read)
+    if node.attributes.get_int("transB", 0):
+        matrix = matrix.T
+        weights = editor.constant(f"{weights.name}/transposed", matrix)
+    alpha, beta = (matrix.dtype.type(node.attributes.get_float(key, 1.0)) for key in ("alpha", "beta"))
+    if alpha != 1:
+        weights = editor.constant(f"{weights.name}/scaled", alpha * matrix)
+    product = editor.node(
+        "MatMul", [in_front[read], weights], f"{name}/product", before=node, dtype=node.outputs[0].dtype
+    )
+    product.shape = ir.Shape([*(sizes(in_front[read]) or ())[:-1], matrix.shape[1]])
+    if bias is None:
+        return product, product
+    values = constant(bias)
+    assert values is not None
+    if beta != 1:
+        bias = editor.constant(f"{bias.name}/scaled", beta * values)
+    return product, editor.node("Add", [product, bias], f"{name}/bias", before=node, like=product)
+
+
+def _is_product_of_rows(node: ir.Node) -> bool:
     """Whether it multiplies [rows, K] with constant weights and adds nothing but one constant for each output."""
-    a, shape, bias = attributes(node), sizes(node.inputs[0]), constant(node_input(node, 2))
-    if shape is None or len(shape) != 2 or shape[0] == 1 or matrix.ndim != 2:
+    matrix = constant(node_input(node, 1)) if is_op(node, "Gemm", "MatMul") else None
+    shape = sizes(node.inputs[0])
+    if matrix is None or matrix.ndim != 2 or shape is None or len(shape) != 2 or shape[0] == 1:
         return False
     if any(value.is_graph_output() for value in (node.inputs[0], node.outputs[0]) if value is not None):
         return False
-    if a.get("transA", 0) or a.get("alpha", 1.0) != 1.0 or a.get("beta", 1.0) != 1.0:
+    if node.attributes.get_int("transA", 0):
         return False
-    outputs = matrix.shape[0] if a.get("transB", 0) else matrix.shape[1]
-    return node_input(node, 2) is None or (bias is not None and bias.shape[-1:] == (outputs,) and bias.size == outputs)
+    outputs = matrix.shape[0] if node.attributes.get_int("transB", 0) else matrix.shape[1]
+    return node_input(node, 2) is None or _for_each_output(constant(node_input(node, 2)), outputs)
+
+
+def _is_of_rows(node: ir.Node, in_front: Mapping[ir.Value, ir.Value]) -> bool:
+    """Whether it is an activation of rows that have the batch in front elsewhere, or a sum of such or with one constant
+    for each output."""
+    if not is_op(node, "Add", "Clip", "Relu") or node.outputs[0].is_graph_output():
+        return False
+    read = [value for value in node.inputs if value is not None and not is_constant(value)]
+    if not read or not all(value in in_front for value in read):
+        return False
+    if any(sizes(in_front[value]) != sizes(in_front[read[0]]) for value in read):
+        return False
+    outputs = (sizes(node.outputs[0]) or (0,))[-1]
+    return node.op_type != "Add" or all(_for_each_output(constant(v), outputs) for v in node.inputs if v not in read)
+
+
+def _for_each_output(values: NDArray[Any] | None, outputs: int) -> bool:
+    """Whether a constant is one number, or a row of one for each output."""
+    return values is not None and (values.size == 1 or (values.shape[-1:] == (outputs,) and values.size == outputs))
 
 
 def _with_batch(editor: Editor, node: ir.Node, read: ir.Value) -> ir.Value:
@@ -112,6 +167,7 @@ def _with_batch(editor: Editor, node: ir.Node, read: ir.Value) -> ir.Value:
         source = given
     whole = editor.constant(f"{node.name}/batch", np.array([1, rows, inner]))
     made = editor.node("Reshape", [source, whole], f"{node.name}/in_front", before=node)
+    made.shape, made.type = ir.Shape([1, rows, inner]), read.type
     # It may become integers, by the range under this name; without the batch nothing does.
     made.name, read.name = read.name, editor.free_value_name(f"{read.name}/flat")
     return made

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgeq.backends.systolic.bias import channel_means, correct_biases, corrected_layers
-from edgeq.backends.systolic.program import Conv, Fc, Program
+from edgeq.backends.systolic.program import Conv, Fc, Float, Program
 from edgeq.backends.systolic.reference_model import host_reference_model
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.graph.convert import to_proto
@@ -132,20 +132,54 @@ def test_biases_of_rows_are_corrected_by_output() -> None:
     assert wrong[1] < 1.1 * wrong[0]
 
 
-def test_an_activation_between_rows_keeps_a_known_range() -> None:
-    """What is between two products of rows has no batch and stays in float, and so does the activation behind it."""
-    made = model("""g (float[1, 8, 8] input) => (float[1, 8, 8] y)
-        <int64[2] rows = {-1, 8}> {
+def layers(found: Program) -> list[str]:
+    return [type(step).__name__ + "+relu" * getattr(step, "relu", False) for step in found.steps]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ("""[gemm] b = Gemm (a, w)
+            [relu] c = Relu (b)
+            [gemm2] d = Gemm <transB = 1> (c, turned)
+            [relu2] e = Relu (d)""", ["Fc+relu", "Fc+relu"]),
+        ("""[scaled] b = Gemm <alpha = 0.5, beta = 2.0> (a, w, bias)
+            [one_bias] c = Gemm <transB = 1, alpha = 1.5> (b, turned, half)
+            [sum] e = Add (c, b)""", ["Fc", "Fc", "ResidualAdd"]),
+        ("""[product] b = MatMul (a, w)
+            [added] c = Add (bias, b)
+            [relu] e = Relu (c)""", ["Fc+relu"]),
+    ],
+    ids=["activations", "factors", "sums"],
+)  # fmt: skip
+def test_what_is_between_rows_is_the_arrays_too(nodes: str, expected: list[str]) -> None:
+    made = model(f"""g (float[1, 8, 8] input) => (float[1, 8, 8] y)
+        <int64[2] rows = {{-1, 8}}, float half = {{0.5}}> {{
         [flat] a = Reshape (input, rows)
-        [gemm] b = Gemm (a, w)
-        [relu] c = Relu (b)
-        [gemm2] d = Gemm <transB = 1> (c, turned)
-        [relu2] e = Relu (d)
+        {nodes}
         [back] y = Reshape (e, one)
+    }}""")
+    given = samples()
+    found = program_of(made, 4 * given[:1])
+    assert [kind for kind in layers(found) if kind not in ("Quantize", "Dequantize", "Rearrange")] == expected
+    simulated = simulate(found, {"input": given}).tensors["y"]
+    exact = floats(made, given, ["y"])["y"][:, 0]
+    assert 10 * np.log10((exact**2).sum() / ((simulated - exact) ** 2).sum()) > 25
+
+
+def test_what_differs_by_rows_stays_in_float() -> None:
+    made = model("""g (float[1, 8, 8] input) => (float[1, 8, 8] y)
+        <int64[2] rows = {-1, 8}, float[8, 1] each = {1, 2, 3, 4, 5, 6, 7, 8}> {
+        [flat] a = Reshape (input, rows)
+        [gemm] b = Gemm (a, w, each)
+        [product] c = MatMul (b, turned)
+        [added] d = Add (c, each)
+        [back] y = Reshape (d, one)
     }""")
     given = samples()
-    found = programmed(made, given)
-    assert [step.sources[0] for step in found.steps if isinstance(step, Fc)] == ["gemm", "gemm2"]
+    found = program_of(made, 4 * given[:1])
+    kept = {name for step in found.steps if isinstance(step, Float) for name in step.reasons}
+    assert {"gemm", "added"} <= kept
     simulated = simulate(found, {"input": given}).tensors["y"]
     exact = floats(made, given, ["y"])["y"][:, 0]
     assert 10 * np.log10((exact**2).sum() / ((simulated - exact) ** 2).sum()) > 25
