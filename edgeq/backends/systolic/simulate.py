@@ -70,7 +70,8 @@ class Simulator:
             DataError: an input is missing or does not have the model's shape or type.
         """
         count = self._check(inputs)
-        wanted = tuple(self.program.outputs if keep is None else self.program.tensors if "*" in keep else keep)
+        named = self.program.outputs if keep is None else self.program.tensors if "*" in keep else keep
+        wanted = tuple(dict.fromkeys(named))
         parts: dict[str, list[Array]] = {name: [] for name in wanted}
         totals: dict[str, LayerRun] = {}
         for start in range(0, count, batch):

@@ -211,3 +211,8 @@ def test_wrong_inputs_are_refused() -> None:
         simulate(empty, {"x": np.zeros((2, 3))})
     with pytest.raises(DataError, match="no or differing"):
         simulate(empty, {"x": np.zeros((0, 3), F32)})
+
+
+def test_a_tensor_that_is_named_twice_comes_once() -> None:
+    empty = Program("test", ArrayConfig(), ("x",), ("x",), {"x": Tensor("x", (1, 3), "float32")}, ())
+    assert simulate(empty, {"x": np.zeros((2, 3), F32)}, keep=["x", "x"]).tensors["x"].shape == (2, 3)

@@ -61,6 +61,7 @@ class Builder:
     patches: int = 0
     unpooled: int = 1
     _labels: Counter[str] = field(default_factory=Counter)
+    _permuted: dict[tuple[str, bytes], str] = field(default_factory=dict)
 
     def tensor(self, name: str) -> Tensor:
         """The entry of the program's tensor table."""
@@ -98,16 +99,18 @@ class Builder:
         return pointer
 
     def request(self, tensor: str, order: Order) -> str:
-        """A pointer to `tensor` in `order`; where it has another, a layer that permutes it is inserted."""
-        place = self.places[tensor]
+        """A pointer to `tensor` in `order`; where it has another, a layer that permutes it is inserted, once."""
+        place, key = self.places[tensor], (tensor, order.tobytes())
         if np.array_equal(place.order, order):
             return place.pointer
+        if key in self._permuted:
+            return self._permuted[key]
         label = self.label("order")
         index = moved(np.arange(order.size, dtype=np.int32), place.order, order)
         self.declare(text.array("int32_t", f"{label}_index", index))
         self.declare(text.buffer(f"{label}_out", (self.batch, order.size)))
         self.layers.append(CLayer(label, f"{label}_out", tensor, order))
-        pointer = f"(elem_t *){label}_out"
+        pointer = self._permuted[key] = f"(elem_t *){label}_out"
         self.call(label, (), rearranged(place.pointer, order.size, pointer, label, index.size, self.batch))
         return pointer
 

@@ -294,6 +294,48 @@ def test_lines_and_rows(tmp_path: Path) -> None:
     run_all_modes(bundle, program, inputs, "net-host")
 
 
+def test_an_inner_tensor_is_brought_into_an_order_once(tmp_path: Path) -> None:
+    """It is an output of the graph, and read by a layer that wants it in the same order."""
+    need("gcc", "make")
+    random = np.random.default_rng(0)
+    text = """g (float[1, 6, 8] x) => (float[1, 6, 5] a, float[1, 12, 5] y) {
+        [first] a = Conv (x, w)
+        [second] b = Conv <pads = [1, 2]> (a, w)
+        [both] y = Concat <axis = 1> (a, b)
+    }"""
+    save(tmp_path / "m.onnx", text, random.normal(0, 0.4, (6, 6, 4)))
+    samples = random.normal(0, 1, (3, 1, 6, 8)).astype(np.float32)
+    program, inputs = program_of(tmp_path / "m.onnx", [{"x": sample} for sample in samples])
+    bundle = write_c_bundle(program, inputs, tmp_path / "c")
+    assert len({(layer.tensor, layer.order.tobytes()) for layer in bundle.layers}) == len(bundle.layers)
+    done("make", "-s", "host", STRICT, where=bundle.directory)
+    run_all_modes(bundle, program, inputs, "net-host")
+
+
+def test_products_of_rows(tmp_path: Path) -> None:
+    """With activations, factors, a bias of one number and a sum between them."""
+    need("gcc", "make")
+    random = np.random.default_rng(0)
+    text = """g (float[1, 5, 6] x) => (float[1, 5, 6] y)
+        <int64[2] rows = {-1, 6}, int64[3] back = {1, 5, 6}, float half = {0.5}> {
+        [flat] a = Reshape (x, rows)
+        [first] b = Gemm <alpha = 0.5, beta = 2.0> (a, w, half)
+        [relu] c = Relu (b)
+        [second] d = MatMul (c, w)
+        [added] e = Add (d, half)
+        [sum] f = Add (e, c)
+        [relu2] h = Relu (f)
+        [back] y = Reshape (h, back)
+    }"""
+    save(tmp_path / "m.onnx", text, random.normal(0, 0.4, (6, 6)))
+    samples = random.normal(0, 1, (3, 1, 5, 6)).astype(np.float32)
+    program, inputs = program_of(tmp_path / "m.onnx", [{"x": sample} for sample in samples])
+    assert not any(isinstance(step, Float) for step in program.steps)
+    bundle = write_c_bundle(program, inputs, tmp_path / "c")
+    done("make", "-s", "host", STRICT, where=bundle.directory)
+    run_all_modes(bundle, program, inputs, "net-host")
+
+
 def test_wrong_requests_are_refused(tmp_path: Path) -> None:
     program, inputs = chain(tmp_path, "Relu")
     with pytest.raises(UsageError, match="1999"):
