@@ -5,6 +5,7 @@
 - Relus are integer Clips. Max pooling, concatenation and data movement work on the integers.
 - A sum is written out in float32 operations that are exact on its integers: the runtime's QLinearAdd rounds once where
   the array rounds each operand, and saturates elsewhere. Cast, and not QuantizeLinear, so that nothing is fused.
+- What stays in float is kept from being quantized when the runtime loads the file (`edgeq.backends.float_guard`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from edgeq.backends.float_guard import float_compute_nodes, guard_float_layers
 from edgeq.backends.systolic.fixed_batch import parsed
 from edgeq.backends.systolic.graph_writer import GraphWriter
 from edgeq.backends.systolic.program import Clamp, Conv, Fc, MaxPool, Program, Rearrange, ResidualAdd, Tile, tile_values
@@ -31,7 +33,9 @@ def host_reference_model(program: Program, signature: Signature) -> ir.Model:
     Args:
         signature: of the float model.
     """
-    return _ReferenceWriter(program, signature, {"": OPSET}, IR_VERSION).model
+    model = _ReferenceWriter(program, signature, {"": OPSET}, IR_VERSION).model
+    guard_float_layers(model, float_compute_nodes(model))
+    return model
 
 
 class _ReferenceWriter(GraphWriter):

@@ -8,12 +8,12 @@ import pytest
 
 from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.dialect import dialect_model
-from edgeq.backends.systolic.program import Program
+from edgeq.backends.systolic.program import Float, Program
 from edgeq.backends.systolic.reference_model import host_reference_model
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.graph.convert import to_proto
 from tests import graphs
-from tests.backends.systolic.graphs import program_of, random_graph, run_all, signature_of
+from tests.backends.systolic.graphs import GraphBuilder, program_of, random_graph, run_all, signature_of
 
 CONFIGS = (ArrayConfig(dim=4), ArrayConfig(dim=16), ArrayConfig(dim=8, output_scale="shift"))
 
@@ -87,3 +87,14 @@ def test_operators_of_the_runtime_stay_in_float() -> None:
     reference = to_proto(host_reference_model(program, signature_of(model)))
     assert {entry.domain: entry.version for entry in reference.opset_import} == {"": 17, "com.microsoft": 1}
     assert differing(program, reference, samples) == {}
+
+
+def test_what_was_excluded_is_not_quantized_when_the_file_is_loaded() -> None:
+    b = GraphBuilder(np.random.default_rng(0))
+    model = b.model(b.conv(b.conv(b.conv("input", 8), 8), 8))
+    samples = b.samples(1)
+    program = program_of(model, samples, ArrayConfig(), exclude=("conv1",))
+    assert any(isinstance(step, Float) for step in program.steps)
+    twin = to_proto(host_reference_model(program, signature_of(model)))
+    onnx.checker.check_model(twin, full_check=True)
+    assert differing(program, twin, samples) == {}
