@@ -16,7 +16,7 @@ from edgeq.backends.cpu import settle
 from edgeq.display import Displayed
 from edgeq.errors import ModelError, UsageError
 from edgeq.graph.convert import from_proto, to_proto
-from edgeq.graph.query import opset_of
+from edgeq.graph.query import bodies, opset_of
 from edgeq.hardware.target import Target, resolve
 from edgeq.model.clean import remove_no_ops, tidy
 from edgeq.model.load import check_valid, is_quantized, load_model, model_files, save_model
@@ -136,8 +136,9 @@ def retarget(
             )
         save_model(graph, draft)
         same_operators = format is None and before.format == "QDQ" and not limits
-        comparison = compare(model, draft, same_operators=same_operators)
-        problem = optimiser_problem(model, draft)
+        branches = any(True for node in graph.graph for _ in bodies(node))
+        comparison = compare(model, draft, same_operators=same_operators, branches=branches)
+        problem = optimiser_problem(model, draft, branches=branches)
         if problem:
             kept.append(f"ONNX Runtime's optimiser has to be off: {problem}")
         if comparison is None:

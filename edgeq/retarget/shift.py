@@ -239,11 +239,16 @@ def _shift_bounds(node: ir.Node, dtype: ir.DataType, editor: Editor) -> None:
 
 
 def _change_over(group: Group, dtype: ir.DataType, editor: Editor) -> int:
-    """Put a pair of the wanted type behind each DQ and before each Q of a group that keeps its own; gives how many."""
+    """Put a pair of the wanted type behind each DQ and before each Q of a group that keeps its own; gives how many.
+
+    None before a Q whose integers nothing in this graph reads: bodies alone gain nothing by it, and ONNX Runtime 1.32
+    ends the process on Q, DQ and a Q that only bodies read.
+    """
     count = 0
     for value in group.values:
         maker = value.producer()
-        sources = [maker] if maker is not None and is_op(maker, "QuantizeLinear") else []
+        read = value.is_graph_output() or any(use.node.graph is editor.graph for use in value.uses())
+        sources = [maker] if maker is not None and is_op(maker, "QuantizeLinear") and read else []
         for node in [*sources, *(use.node for use in value.uses() if is_op(use.node, "DequantizeLinear"))]:
             params = float32_params_of(node)
             if params is None or params.per_channel or params.dtype != _other(dtype) or node.graph is not editor.graph:

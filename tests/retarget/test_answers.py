@@ -154,6 +154,29 @@ def test_branches_read_integers_that_keep_their_type(tmp_path: Path) -> None:
     assert any("the body of a control-flow node reads q" in line for line in result.kept)
 
 
+def branched(pair: str) -> onnx.ModelProto:
+    """Integers that only bodies read; `pair` stands before the QuantizeLinear that makes them of `b`."""
+    return proto(f"""n (float[4] x, bool c) => (float[4] y) <float s = {{0.02}}, uint8 z = {{100}}> {{
+        {pair} q = QuantizeLinear(b, s, z)
+        y = If(c) <then_branch = t () => (float[4] o) {{ o = DequantizeLinear(q, s, z) }},
+                   else_branch = e () => (float[4] n) {{ f = DequantizeLinear(q, s, z) n = Neg(f) }}>
+    }}""")
+
+
+def test_no_pair_stands_before_integers_that_only_branches_read(tmp_path: Path) -> None:
+    """ONNX Runtime 1.32's optimiser ends the process on Q, DQ and such a Q."""
+    onnx.save(branched("d = QuantizeLinear(x, s, z) a = DequantizeLinear(d, s, z) b = Neg(a)"), tmp_path / "given.onnx")
+    retarget(tmp_path / "given.onnx", tmp_path / "new.onnx", activation_type="int8")
+    assert kinds(tmp_path / "new.onnx") == ["QuantizeLinear", "DequantizeLinear", "Neg", "QuantizeLinear", "If"]
+
+
+def test_an_optimiser_that_ends_the_process_ends_no_command(tmp_path: Path) -> None:
+    onnx.save(branched("d = QuantizeLinear(x, s, z) b = DequantizeLinear(d, s, z)"), tmp_path / "given.onnx")
+    result = retarget(tmp_path / "given.onnx", tmp_path / "new.onnx", activation_type="int8")
+    assert result.comparison is not None
+    assert result.comparison.identical
+
+
 def test_what_only_a_dead_branch_reads(tmp_path: Path) -> None:
     """No output depends on the If; its bodies read the dequantized tensor all the same."""
     branches = [
