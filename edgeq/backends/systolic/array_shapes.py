@@ -106,19 +106,12 @@ def _product(editor: Editor, node: ir.Node, in_front: dict[ir.Value, ir.Value]) 
     if node.attributes.get_int("transB", 0):
         matrix = matrix.T
         weights = editor.constant(f"{weights.name}/transposed", matrix)
-    alpha, beta = (matrix.dtype.type(node.attributes.get_float(key, 1.0)) for key in ("alpha", "beta"))
-    if alpha != 1:
-        weights = editor.constant(f"{weights.name}/scaled", alpha * matrix)
     product = editor.node(
         "MatMul", [in_front[read], weights], f"{name}/product", before=node, dtype=node.outputs[0].dtype
     )
     product.shape = ir.Shape([*(sizes(in_front[read]) or ())[:-1], matrix.shape[1]])
     if bias is None:
         return product, product
-    values = constant(bias)
-    assert values is not None
-    if beta != 1:
-        bias = editor.constant(f"{bias.name}/scaled", beta * values)
     return product, editor.node("Add", [product, bias], f"{name}/bias", before=node, like=product)
 
 
@@ -130,8 +123,8 @@ def _is_product_of_rows(node: ir.Node) -> bool:
         return False
     if any(value.is_graph_output() for value in (node.inputs[0], node.outputs[0]) if value is not None):
         return False
-    if node.attributes.get_int("transA", 0):
-        return False
+    if node.attributes.get_int("transA", 0) or any(node.attributes.get_float(f, 1.0) != 1.0 for f in ("alpha", "beta")):
+        return False  # preparation leaves factors only where a bias is computed (`model.gemm`)
     outputs = matrix.shape[0] if node.attributes.get_int("transB", 0) else matrix.shape[1]
     return node_input(node, 2) is None or _for_each_output(constant(node_input(node, 2)), outputs)
 
@@ -146,7 +139,10 @@ def _is_of_rows(node: ir.Node, in_front: Mapping[ir.Value, ir.Value]) -> bool:
         return False
     if any(sizes(in_front[value]) != sizes(in_front[read[0]]) for value in read):
         return False
-    outputs = (sizes(node.outputs[0]) or (0,))[-1]
+    shape = sizes(node.outputs[0])
+    if not shape or shape != sizes(read[0]):
+        return False
+    outputs = shape[-1]
     return node.op_type != "Add" or all(_for_each_output(constant(v), outputs) for v in node.inputs if v not in read)
 
 

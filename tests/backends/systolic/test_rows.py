@@ -143,14 +143,14 @@ def layers(found: Program) -> list[str]:
             [relu] c = Relu (b)
             [gemm2] d = Gemm <transB = 1> (c, turned)
             [relu2] e = Relu (d)""", ["Fc+relu", "Fc+relu"]),
-        ("""[scaled] b = Gemm <alpha = 0.5, beta = 2.0> (a, w, bias)
-            [one_bias] c = Gemm <transB = 1, alpha = 1.5> (b, turned, half)
+        ("""[biased] b = Gemm (a, w, bias)
+            [one_bias] c = Gemm <transB = 1> (b, turned, half)
             [sum] e = Add (c, b)""", ["Fc", "Fc", "ResidualAdd"]),
         ("""[product] b = MatMul (a, w)
             [added] c = Add (bias, b)
             [relu] e = Relu (c)""", ["Fc+relu"]),
     ],
-    ids=["activations", "factors", "sums"],
+    ids=["activations", "sums", "biases"],
 )  # fmt: skip
 def test_what_is_between_rows_is_the_arrays_too(nodes: str, expected: list[str]) -> None:
     made = model(f"""g (float[1, 8, 8] input) => (float[1, 8, 8] y)
@@ -167,19 +167,22 @@ def test_what_is_between_rows_is_the_arrays_too(nodes: str, expected: list[str])
     assert 10 * np.log10((exact**2).sum() / ((simulated - exact) ** 2).sum()) > 25
 
 
-def test_what_differs_by_rows_stays_in_float() -> None:
+def test_what_differs_by_rows_or_adds_an_axis_stays_in_float() -> None:
     made = model("""g (float[1, 8, 8] input) => (float[1, 8, 8] y)
-        <int64[2] rows = {-1, 8}, float[8, 1] each = {1, 2, 3, 4, 5, 6, 7, 8}> {
+        <int64[2] rows = {-1, 8}, float[8, 1] each = {1, 2, 3, 4, 5, 6, 7, 8},
+        float[1, 1, 8] whole = {1, 2, 3, 4, 5, 6, 7, 8}> {
         [flat] a = Reshape (input, rows)
         [gemm] b = Gemm (a, w, each)
         [product] c = MatMul (b, turned)
         [added] d = Add (c, each)
-        [back] y = Reshape (d, one)
+        [product2] e = MatMul (d, w)
+        [axis] f = Add (e, whole)
+        [back] y = Reshape (f, one)
     }""")
     given = samples()
     found = program_of(made, 4 * given[:1])
     kept = {name for step in found.steps if isinstance(step, Float) for name in step.reasons}
-    assert {"gemm", "added"} <= kept
+    assert {"gemm", "added", "axis"} <= kept
     simulated = simulate(found, {"input": given}).tensors["y"]
     exact = floats(made, given, ["y"])["y"][:, 0]
     assert 10 * np.log10((exact**2).sum() / ((simulated - exact) ** 2).sum()) > 25
