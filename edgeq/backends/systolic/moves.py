@@ -77,4 +77,7 @@ def _rescales(node: ir.Node) -> str:
             return "it pads with a value other than zero"
     if node.op_type == "Resize" and (mode := node.attributes.get_string("mode", "nearest")) != "nearest":
         return f"its mode is {mode}; only nearest works on integers"
+    crops = node.attributes.get_string("coordinate_transformation_mode", "") == "tf_crop_and_resize"
+    if crops and node.attributes.get_float("extrapolation_value", 0.0) != 0:
+        return "outside of the image it has a value other than zero"
     return ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import onnx.parser
@@ -323,10 +325,19 @@ def test_an_activation_stays_behind_an_excluded_pooling() -> None:
     [
         ("Pad", [np.array([0, 0, 1, 1, 0, 0, 1, 1]), np.float32(-1)], {}),
         ("Resize", [None, np.array([1, 1, 2, 2], np.float32)], {"mode": "linear"}),
+        (
+            "Resize",
+            [np.array([0, 0, -0.5, -0.5, 1, 1, 1.5, 1.5], np.float32), np.array([1, 1, 1, 1], np.float32)],
+            {
+                "mode": "nearest",
+                "coordinate_transformation_mode": "tf_crop_and_resize",
+                "extrapolation_value": 1.0,
+            },
+        ),
     ],
 )
 def test_an_activation_stays_behind_what_computes_new_values(
-    op_type: str, constants: list[np.ndarray | None], attributes: dict[str, str]
+    op_type: str, constants: list[np.ndarray | None], attributes: dict[str, Any]
 ) -> None:
     b = builder()
     made = b.conv("input", 8)
