@@ -15,7 +15,7 @@ from edgeq.backends.base import Artifact, check_names, refuse_wide
 from edgeq.backends.block_compute import BlockCompute, described
 from edgeq.backends.dynamic import OPERATORS as DYNAMIC_OPERATORS
 from edgeq.backends.dynamic import check_dynamic, finish_dynamic, write_dynamic
-from edgeq.backends.float_guard import float_compute_nodes, guard_float_layers, requantized_at_load
+from edgeq.backends.float_guard import guard_float_layers, requantized_at_load
 from edgeq.backends.quantizer import quant_type, quantize_with_ranges
 from edgeq.backends.saturation_fit import check_fit, fitted_ranges
 from edgeq.backends.stored import store_weights
@@ -23,7 +23,8 @@ from edgeq.backends.weight_only import write_weight_only
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import ModelError, UsageError, closest
-from edgeq.graph.query import is_op, single_reader_clamps
+from edgeq.graph.index import GraphIndex
+from edgeq.graph.query import is_op, name_of, node_input, single_reader_clamps
 from edgeq.model.int8_prediction import predict_int8, stacked_products
 from edgeq.model.int8_rules import Rule, int8_rules, quantizable_operators, slow_fusions
 from edgeq.model.load import is_quantized, read_model, read_own, save_model
@@ -35,6 +36,7 @@ from edgeq.session import onnxruntime
 _DISABLED = "optimization.disable_specified_optimizers"
 _REQUANTIZER = "WeightBiasQuantization"
 _OTHER_FORMAT = "Choose --format QDQ; it writes Where wrongly in this format"
+_REQUANTIZED_AT_LOAD = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 class CpuBackend:
@@ -155,6 +157,20 @@ def settle(
     if options:
         built.metadata_props[CARRIED] = json.dumps(options, sort_keys=True)
     return options, tuple(notes), guarded > 0 or before != built.metadata_props.get(CARRIED)
+
+
+def float_compute_nodes(model: ir.Model) -> tuple[str, ...]:
+    """Names of Conv, ConvTranspose, Gemm and MatMul nodes with a constant float weight in a graph that has Q nodes."""
+    if not any(node.op_type == "QuantizeLinear" for node in model.graph):
+        return ()
+    constants = GraphIndex(model).computed_constants
+    found = []
+    for node in model.graph:
+        weight = node_input(node, 1) if node.op_type in _REQUANTIZED_AT_LOAD else None
+        is_float = weight is not None and not is_op(weight.producer(), "DequantizeLinear")
+        if is_float and name_of(weight) in constants:
+            found.append(str(node.name))
+    return tuple(found)
 
 
 def _store(scheme: Scheme, model: ir.Model) -> tuple[str, ...]:

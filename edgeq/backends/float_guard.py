@@ -15,25 +15,9 @@ import numpy as np
 import onnx_ir as ir
 
 from edgeq.graph.edit import Editor
-from edgeq.graph.index import GraphIndex
-from edgeq.graph.query import constant, constant_tensor, is_op, name_of, node_input
+from edgeq.graph.query import constant, constant_tensor, is_op
 
 _SUFFIX = "/kept_in_float"
-_REQUANTIZED_AT_LOAD = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-
-
-def float_compute_nodes(model: ir.Model) -> tuple[str, ...]:
-    """Names of Conv, ConvTranspose, Gemm and MatMul nodes with a constant float weight in a graph that has Q nodes."""
-    if not any(node.op_type == "QuantizeLinear" for node in model.graph):
-        return ()
-    constants = GraphIndex(model).computed_constants
-    found = []
-    for node in model.graph:
-        weight = node_input(node, 1) if node.op_type in _REQUANTIZED_AT_LOAD else None
-        is_float = weight is not None and not is_op(weight.producer(), "DequantizeLinear")
-        if is_float and name_of(weight) in constants:
-            found.append(str(node.name))
-    return tuple(found)
 
 
 def guard_float_layers(model: ir.Model, names: Collection[str]) -> int:

@@ -13,8 +13,7 @@ from edgeq_device.model_options import model_options
 from onnx import numpy_helper
 
 from edgeq.backends import backend_named, quantizer
-from edgeq.backends.cpu import CpuBackend
-from edgeq.backends.float_guard import float_compute_nodes
+from edgeq.backends.cpu import CpuBackend, float_compute_nodes
 from edgeq.errors import CalibrationError, HardwareError, ModelError, UsageError
 from edgeq.model.load import model_files
 from edgeq.scheme import Scheme

@@ -69,8 +69,7 @@ class GraphWriter(ABC):
                 inputs = [self._values[step.input], *self._params(step.output)]
                 self._node("QuantizeLinear", inputs, step.name, step.output)
             case Dequantize():
-                inputs = [self._values[step.input], *self._params(step.input)]
-                self._node("DequantizeLinear", inputs, step.name, step.output)
+                self._dequantize(step)
             case Conv():
                 self._conv(step)
             case Fc():
@@ -90,6 +89,10 @@ class GraphWriter(ABC):
                 self._rearrange(step)
             case Float():
                 self._graft(parsed(step.model), {name: self._values[name] for name in step.inputs}, step.name)
+
+    def _dequantize(self, step: Dequantize) -> None:
+        inputs = [self._values[step.input], *self._params(step.input)]
+        self._node("DequantizeLinear", inputs, step.name, step.output)
 
     @abstractmethod
     def _conv(self, step: Conv) -> None: ...

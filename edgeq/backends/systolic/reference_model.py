@@ -5,7 +5,8 @@
 - Relus are integer Clips. Max pooling, concatenation and data movement work on the integers.
 - A sum is written out in float32 operations that are exact on its integers: the runtime's QLinearAdd rounds once where
   the array rounds each operand, and saturates elsewhere. Cast, and not QuantizeLinear, so that nothing is fused.
-- What stays in float is kept from being quantized when the runtime loads the file (`edgeq.backends.float_guard`).
+- What a part in float reads is dequantized by Cast and Mul, too: behind a DequantizeLinear the runtime's optimiser
+  quantizes weights of what was kept in float, and makes integer operators of what has such.
 """
 
 from __future__ import annotations
@@ -16,10 +17,21 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.backends.float_guard import float_compute_nodes, guard_float_layers
 from edgeq.backends.systolic.fixed_batch import parsed
 from edgeq.backends.systolic.graph_writer import GraphWriter
-from edgeq.backends.systolic.program import Clamp, Conv, Fc, MaxPool, Program, Rearrange, ResidualAdd, Tile, tile_values
+from edgeq.backends.systolic.program import (
+    Clamp,
+    Conv,
+    Dequantize,
+    Fc,
+    Float,
+    MaxPool,
+    Program,
+    Rearrange,
+    ResidualAdd,
+    Tile,
+    tile_values,
+)
 from edgeq.graph.query import MAIN_DOMAINS
 from edgeq.signature import Signature
 
@@ -33,12 +45,22 @@ def host_reference_model(program: Program, signature: Signature) -> ir.Model:
     Args:
         signature: of the float model.
     """
-    model = _ReferenceWriter(program, signature, {"": OPSET}, IR_VERSION).model
-    guard_float_layers(model, float_compute_nodes(model))
-    return model
+    return _ReferenceWriter(program, signature, {"": OPSET}, IR_VERSION).model
 
 
 class _ReferenceWriter(GraphWriter):
+    def _dequantize(self, step: Dequantize) -> None:
+        floats = (other for other in self._program.steps if isinstance(other, Float))
+        if not any(step.output in other.inputs for other in floats):
+            super()._dequantize(step)
+            return
+        tensor = self._program.tensors[step.input]
+        # One for each value of the last axis: a single factor is moved behind a product, which rounds otherwise.
+        scales = self._constant(f"{step.input}/scales", np.full(tensor.shape[-1:], tensor.params.scale))
+        integers = [self._values[step.input]]
+        made = self._node("Cast", integers, f"{step.name}/cast", f"{step.input}/float", to=ir.DataType.FLOAT)
+        self._node("Mul", [made, scales], step.name, step.output)
+
     def _conv(self, step: Conv) -> None:
         source = (self._values[step.input], *self._params(step.input))
         made = self._qlinear_conv(
