@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 import click
 from edgeq_device.budget import interrupt_once, unwind_on
-from edgeq_device.terminal import prepare_output, printable
+from edgeq_device.terminal import prepare_output, printable, without_passwords
 
 from edgeq.errors import BudgetError, EdgeqError, OutputError, UsageError
 from edgeq.registry import plugin_in
@@ -93,7 +93,8 @@ def ends_in_one_line(*, verbose: bool = False) -> Iterator[None]:
 
 def _end_unforeseen(error: Exception, *, verbose: bool) -> NoReturn:
     if verbose:
-        click.echo("\n".join(map(printable, traceback.format_exc().splitlines())), err=True)
+        lines = without_passwords(traceback.format_exc()).splitlines()
+        click.echo("\n".join(map(printable, lines)), err=True)
     text, fix = describe(error)
     hint = "the traceback is above" if verbose else "run it with -v for the traceback"
     if place_in(error):
@@ -116,5 +117,5 @@ def _end_usage(error: click.UsageError) -> NoReturn:
 def _end(line: str, code: int) -> NoReturn:
     if _interrupt.pressed:
         line, code = _INTERRUPTED_LINE, INTERRUPTED
-    click.echo(printable(f"edgeq: {line}"), err=True)
+    click.echo(printable(without_passwords(f"edgeq: {line}")), err=True)
     sys.exit(code)

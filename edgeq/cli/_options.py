@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from edgeq_device.errors import DeviceError
 from edgeq_device.session_options import MOST_THREADS
 
 from edgeq.errors import UsageError
@@ -95,6 +96,17 @@ def _checked_workers(context: click.Context, parameter: click.Parameter, given: 
             check_workers(given)
         except UsageError as error:
             raise click.BadParameter(str(error), context, parameter) from error
+    return given
+
+
+def checked_reference(context: click.Context, parameter: click.Parameter, given: str) -> str:
+    """`given` as it is, refused where it is no place in a registry, before a recipe or anything else shows it."""
+    from edgeq_device.oci import parse_reference
+
+    try:
+        parse_reference(given)
+    except DeviceError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
     return given
 
 

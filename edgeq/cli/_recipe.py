@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from edgeq_device.terminal import without_passwords
 
 from edgeq.errors import UsageError, suggest
 from edgeq.records import parse, toml_table
@@ -35,6 +36,9 @@ def written(context: click.Context) -> str:
         for key, parameter in _parameters(context.command).items()
         if context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
     }
+    for key, value in given.items():
+        if any("://" in text and without_passwords(text) != text for text in map(str, _several(value))):
+            raise UsageError(f"a recipe would keep the password in {key}", "Leave the password out")
     names, outer = [context.info_name or ""], context.parent
     while outer is not None and outer.parent is not None:
         names, outer = [outer.info_name or "", *names], outer.parent
@@ -133,7 +137,7 @@ def _arguments(parameters: Mapping[str, click.Parameter], step: Any) -> tuple[st
     options, positional = [], []
     for key, parameter in parameters.items():
         value = getattr(step, key)
-        values = [str(item) for item in (value if isinstance(value, tuple) else (value,)) if item is not None]
+        values = [str(item) for item in _several(value) if item is not None]
         if not isinstance(parameter, click.Option):
             positional += values
         elif not parameter.is_flag:
@@ -141,6 +145,10 @@ def _arguments(parameters: Mapping[str, click.Parameter], step: Any) -> tuple[st
         elif value is not None and (value or parameter.secondary_opts):
             options.append(_long(parameter) if value else parameter.secondary_opts[0])
     return (*options, "--", *positional)
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
 
 
 def _toml(value: Any) -> str:

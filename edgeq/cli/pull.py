@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import FORCE, PATH, REQUIRE_SIGNATURE, TRUST
+from edgeq.cli._options import FORCE, PATH, REQUIRE_SIGNATURE, TRUST, checked_reference
 
 
 @click.command("pull")
-@click.argument("reference", metavar="REF@DIGEST")
+@click.argument("reference", metavar="REF@DIGEST", callback=checked_reference)
 @click.option("-o", "--output", type=PATH, required=True, metavar="DIR|FILE.edgeq", help="The bundle.")
 @TRUST
 @REQUIRE_SIGNATURE

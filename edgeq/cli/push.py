@@ -7,12 +7,12 @@ from pathlib import Path
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import PATH
+from edgeq.cli._options import PATH, checked_reference
 
 
 @click.command("push")
 @click.argument("bundle", type=PATH)
-@click.argument("reference", metavar="REF")
+@click.argument("reference", metavar="REF", callback=checked_reference)
 @common
 def command(printer: Printer, bundle: Path, reference: str) -> None:
     """Upload BUNDLE, with its signature, to the OCI registry at REF, as HOST/REPOSITORY[:TAG].

@@ -20,7 +20,7 @@ from edgeq.errors import DataError, RuntimeUnavailableError, UsageError
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 
-_ADDRESS = re.compile(r"(tcp|tls|ucx|ws|wss)://.+")
+_ADDRESS = re.compile(r"(tcp|tls|ucx|ws|wss)://[^@]+")
 _MOST = 4096
 _CONNECT_S = 10
 # Results that may wait, for each thread, for one that was begun before them: memory does not grow with the items.

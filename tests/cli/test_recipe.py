@@ -41,6 +41,8 @@ def sample(parameter: click.Parameter) -> str:
         return str(parameter.type.choices[-1])
     if parameter.name == "workers":
         return "tcp://scheduler:8786"
+    if parameter.name == "reference":
+        return "registry.example.com/net:1.0"
     return {"integer": "3", "integer range": "3", "float": "1.5", "float range": "1.5"}.get(parameter.type.name, NAME)
 
 

@@ -244,6 +244,64 @@ def test_what_is_no_reference(text: str) -> None:
         parse_reference(text)
 
 
+SECRET = "s3cr:et"
+WITH_LOGIN = (
+    f"me:{SECRET}@registry.example.com/net",
+    f"me:{SECRET}@registry.example.com/net@{SHA}",
+    f"https://me:{SECRET}@registry.example.com/net:1.0",
+    f"me:a/{SECRET}@registry.example.com/net",
+    f"{SECRET}@registry.example.com/net",
+)
+
+
+@pytest.mark.parametrize("text", WITH_LOGIN)
+@pytest.mark.parametrize("options", [[], ["--json"], ["-v"], ["--print-recipe"]])
+def test_a_password_in_a_reference_is_refused_and_not_shown(
+    text: str, options: list[str], good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (["push", str(good), text], ["pull", text, "-o", str(tmp_path / "out")]):
+        done = CliRunner().invoke(group, [*command, *options])
+        assert done.exit_code == 2
+        assert "registry.example.com" in done.output
+        assert "docker login" in done.output
+        assert "s3cr" not in done.output
+    assert main(["pull", text, "-o", str(tmp_path / "out")]) == 2
+    assert "s3cr" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["pull", "-o", "x", f"registry.example.com/net@{SHA}", f"me:{SECRET}@registry.example.com/net"],
+        ["verify", f"https://me:{SECRET}@registry.example.com/net"],
+        ["verify", f"me:{SECRET}@registry.example.com/net"],
+        ["bench", "model.onnx", "--on", f"me:{SECRET}@board"],
+        ["bench", "model.onnx", "--on", f"ssh://me:{SECRET}@board", "--print-recipe"],
+        ["calibrate", "model.onnx", "--data", "x", "-o", "y", "--workers", f"tcp://me:{SECRET}@scheduler:8786"],
+    ],
+)
+def test_a_password_elsewhere_is_not_shown(arguments: list[str]) -> None:
+    done = CliRunner().invoke(group, arguments)
+    assert done.exit_code != 0
+    assert "s3cr" not in done.output
+    assert "edgeq: " in done.output
+
+
+def test_a_token_that_is_none_is_not_shown(registry: Registry, tmp_path: Path) -> None:
+    """A header with a line break in it is refused by http.client with the whole header in its message."""
+
+    def asks(method: str, path: str, headers: dict[str, str], answer: Answer) -> Answer:
+        del method, headers, answer
+        if path.startswith("/token"):
+            return 200, {}, json.dumps({"token": f"{SECRET}\r\nX: y"}).encode()
+        return 401, {"WWW-Authenticate": f'Bearer realm="http://{registry.host}/token"'}, b""
+
+    registry.change = asks
+    with pytest.raises(RuntimeUnavailableError, match="token") as caught:
+        pull_bundle(f"{registry.host}/models/net@{SHA}", tmp_path / "out")
+    assert "s3cr" not in str(caught.value)
+
+
 def test_references() -> None:
     text = f"registry.example.com:5000/team/my-net_2/int8:v1.0@{SHA}"
     found = parse_reference(text)

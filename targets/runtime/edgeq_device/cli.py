@@ -13,7 +13,7 @@ from typing import Any, Dict, List, NoReturn, Optional, Sequence
 from edgeq_device.budget import confine, interrupt_once, lift_seconds, unwind_on
 from edgeq_device.errors import BudgetError, BundleError, DeviceError, OutputError
 from edgeq_device.package import Bundle, open_bundle
-from edgeq_device.terminal import json_text, prepare_output, printable
+from edgeq_device.terminal import json_text, prepare_output, printable, without_passwords
 from edgeq_device.trust import PLACE, Trust, check_signature, trust_for
 from edgeq_device.variants import Variant
 
@@ -56,13 +56,13 @@ def main(argv: Optional[Sequence[str]] = None, root: Optional[Path] = None) -> i
 
 
 def _failed(error: DeviceError) -> int:
-    print(printable(f"edgeq_run: {error}"), file=sys.stderr)
+    print(printable(without_passwords(f"edgeq_run: {error}")), file=sys.stderr)
     return error.exit_code
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        super().error(printable(message))
+        super().error(printable(without_passwords(message)))
 
 
 def _parser(root: Optional[Path]) -> argparse.ArgumentParser:

@@ -44,6 +44,7 @@ _REFERENCE = re.compile(
     r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_TOKEN = re.compile(r"[\x21-\x7e]+")
 _CHALLENGE = re.compile(r'([a-z]+)="([^"]*)"', re.IGNORECASE)
 
 
@@ -69,6 +70,12 @@ def parse_reference(text: str) -> Reference:
     """
     match = _REFERENCE.fullmatch(text) if len(text) < 500 else None
     if match is None:
+        login, at, place = re.sub(r"^\w+:/+|@sha256:[^@]*$", "", text).rpartition("@")
+        if at and ("/" in place or "/" not in login):
+            raise UsageError(
+                f"{place[:100]!a} with a login in front of it is no place in a registry",
+                "Leave it out: logins are those of docker login and oras login",
+            )
         raise UsageError(
             f"{text[:100]!a} is no place in a registry", "Write HOST/REPOSITORY, :TAG or @sha256:… after it"
         )
@@ -161,7 +168,11 @@ class Registry:
         _authorize(request, f"Basic {login}" if login else "")
         with _open(request) as found:
             token = parse_json(found.read(_MAX_MANIFEST), f"{self.reference.host}: token")
-        return f"Bearer {token.get('token') or token.get('access_token')}"
+        value = str(token.get("token") or token.get("access_token"))
+        if _TOKEN.fullmatch(value) is None:
+            # http.client would refuse it with a message that holds it.
+            raise RuntimeUnavailableError(f"{self.reference}: what gives tokens sent none", "Look at the registry")
+        return f"Bearer {value}"
 
 
 def _authorize(request: urllib.request.Request, value: str) -> None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import sys
 import unicodedata
 from typing import Any
+
+# USER:PASSWORD@HOST, or TOKEN@HOST after http(s); a path has one slash there. "@sha256:" begins a digest.
+_PASSWORD = re.compile(r"(https?:/{1,2}|:)[^\s/\\'\"]{1,256}@(?!sha256:)", re.IGNORECASE)
 
 
 def printable(text: str) -> str:
@@ -16,6 +20,11 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or unicodedata.category(c) == "Zs" else _escaped(c) for c in text)
+
+
+def without_passwords(text: str) -> str:
+    """`text` with "…" for each password of an address in it: "tcp://user:…@host", "https://…@host"."""
+    return _PASSWORD.sub(r"\1…@", text)
 
 
 def json_text(plain: Any) -> str:
