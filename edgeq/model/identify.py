@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
+from edgeq_device.manifest import MANIFEST
+
+_ZIP = b"PK\x03\x04"
 # (offset, first bytes, what it is, what to do)
 _SIGNATURES = (
     (0, b"version https://git-lfs", "a Git LFS pointer, not the model itself", "Fetch the model with `git lfs pull`"),
-    (0, b"PK\x03\x04", "a zip archive, such as a PyTorch checkpoint", "Export the model with torch.onnx.export"),
+    (0, _ZIP, "a zip archive, such as a PyTorch checkpoint or a cut bundle", "Export the model with torch.onnx.export"),
     (0, b"\x80\x02", "a Python pickle, such as an old PyTorch checkpoint", "Export the model with torch.onnx.export"),
     (0, b"\x80\x03", "a Python pickle", "Export the model to ONNX where it was trained"),
     (0, b"\x80\x04", "a Python pickle", "Export the model to ONNX where it was trained"),
@@ -23,6 +27,22 @@ _SIGNATURES = (
 _SNIFFED = 4096
 BUNDLE = ".edgeq"
 BUNDLES_GO = "`edgeq verify`, `eval`, `bench` and `compare` take bundles"
+
+
+def is_archived_bundle(path: Path) -> bool:
+    """Whether the file at `path` is a bundle in one file, whatever its name is.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as stream:
+        if stream.read(len(_ZIP)) != _ZIP:
+            return False
+        try:
+            with zipfile.ZipFile(stream) as archive:
+                return MANIFEST in archive.namelist()
+        except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError):
+            return False
 
 
 def likely_cause(content: bytes, path: Path) -> tuple[str, str]:

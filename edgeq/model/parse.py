@@ -9,7 +9,7 @@ import onnx
 
 from edgeq.atomic import interrupted
 from edgeq.errors import ModelError
-from edgeq.model.identify import BUNDLES_GO, likely_cause
+from edgeq.model.identify import BUNDLES_GO, is_archived_bundle, likely_cause
 
 PROTOBUF_LIMIT = 2**31 - 1
 """Bytes. A protobuf message cannot be longer; larger models keep their weights in external data."""
@@ -58,6 +58,8 @@ def _read(path: Path) -> bytes:
             raise ModelError(f"{path} does not exist", "Check the path of the model")
         if not path.is_file():
             raise ModelError(f"{path} is not a regular file", "Give an .onnx file")
+        if is_archived_bundle(path):
+            raise ModelError(f"{path} is a bundle, not a model", f"Give the .onnx file it was made from; {BUNDLES_GO}")
         size = path.stat().st_size
         if size == 0:
             raise ModelError(f"{path} is empty", "Export or download the model again")

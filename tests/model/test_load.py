@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +43,14 @@ def external(folder: Path, *, location: str = "weights.bin", offset: str = "0", 
     return write(folder / "m.onnx", proto)
 
 
+def archive(name: str) -> bytes:
+    """A zip with one empty file of that name."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as written:
+        written.writestr(name, b"")
+    return stream.getvalue()
+
+
 class TestNotAModel:
     @pytest.mark.parametrize(
         ("content", "expected"),
@@ -50,6 +60,8 @@ class TestNotAModel:
             (b"<!DOCTYPE html><html>404</html>", "error page"),
             (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "git lfs pull"),
             (b"PK\x03\x04" + bytes(40), "PyTorch checkpoint"),
+            (archive("manifest.json"), "is a bundle, not a model. Give the .onnx file it was made from"),
+            (archive("x/manifest.json"), "PyTorch checkpoint"),
             (b"\x80\x02}q\x00.", "pickle"),
             (b"\x1c\x00\x00\x00TFL3" + bytes(40), "TensorFlow Lite"),
             (b"\x93NUMPY\x01\x00", "NumPy"),

@@ -31,6 +31,10 @@ from edgeq_device.variants import Variant, load_variants
 
 MAIN = "model"
 FLOAT = "float32"
+_ZIP = b"PK\x03\x04"
+# The key of an ONNX model's first field, as every writer begins.
+_IR_VERSION = b"\x08"
+_FIX = "Name what `edgeq package` wrote: a directory, or an .edgeq file"
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,7 @@ def _open_directory(root: Path, expect: Optional[str]) -> Bundle:
     try:
         found = list_directory(root)
         if MANIFEST not in found:
-            raise BundleError(f"{root} is not a bundle: it has no {MANIFEST}", "Name a bundle directory or .edgeq file")
+            raise BundleError(f"{root} is not a bundle: it has no {MANIFEST}", _FIX)
         with open_plain(root / MANIFEST) as stream:
             data = read_unlisted(stream, f"{root}: {MANIFEST}")
         signature = None
@@ -129,15 +133,14 @@ def _open_archive(source: Path, expect: Optional[str]) -> Bundle:
     try:
         archive = zipfile.ZipFile(source)
     except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError) as error:
-        raise BundleError(
-            f"{source} is not a bundle: {error}", "It may be truncated; get it again, or name a bundle directory"
-        ) from error
+        what, fix = _no_archive(source, error)
+        raise BundleError(f"{source} is not a bundle: {what}", fix) from error
     except OSError as error:
         raise BundleError(f"{source} cannot be read ({error.strerror or error})") from error
     with archive:
         entries = list_archive(archive, str(source))
         if MANIFEST not in entries:
-            raise BundleError(f"{source} is not a bundle: it has no {MANIFEST}")
+            raise BundleError(f"{source} is not a bundle: it has no {MANIFEST} at its top", _FIX)
         data = _unlisted(archive, entries[MANIFEST], source)
         _check_expected(data, expect, source)
         signature = _unlisted(archive, entries[SIGNATURE], source) if SIGNATURE in entries else None
@@ -156,6 +159,17 @@ def _open_archive(source: Path, expect: Optional[str]) -> Bundle:
         except BaseException:
             cleanup()
             raise
+
+
+def _no_archive(source: Path, error: Exception) -> Tuple[str, str]:
+    """What a file is that zipfile does not open, and what to do."""
+    with source.open("rb") as stream:
+        head = stream.read(len(_ZIP))
+    if head == _ZIP:
+        return f"it is a zip archive that is damaged or cut off ({error})", "Get it again"
+    if head[:1] == _IR_VERSION:
+        return "it looks like an ONNX model", f"{_FIX}; `bench`, `eval` and `compare` take models too, named .onnx"
+    return "it is no zip archive" if head else "it is empty", _FIX
 
 
 def _check_expected(manifest: bytes, expect: Optional[str], source: Path) -> None:

@@ -132,18 +132,18 @@ def encrypted(files: dict[str, bytes]) -> bytes:
     return bytes(data)
 
 
-@attack("is not a bundle")
+@attack("is not a bundle: it is a zip archive that is damaged or cut off")
 def truncated(files: dict[str, bytes]) -> bytes:
     data = pack(files)
     return data[: len(data) // 2]
 
 
-@attack("is not a bundle")
+@attack("is not a bundle: it looks like an ONNX model")
 def not_a_zip(files: dict[str, bytes]) -> bytes:
     return b"\x08\x08this is no zip"
 
 
-@attack("is not a bundle")
+@attack("is not a bundle: it is empty")
 def no_bytes(files: dict[str, bytes]) -> bytes:
     return b""
 
