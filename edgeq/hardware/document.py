@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from edgeq.errors import HardwareError
-from edgeq.records import parse, toml_table
+from edgeq.records import is_toml, parse, toml_table
 
 Text = Annotated[str, Meta(pattern=r"\S", description="text")]
 Version = Annotated[str, Meta(pattern=r"^[0-9]{1,9}(\.[0-9]{1,9})*$", description='a version such as "1.20"')]
@@ -45,16 +45,28 @@ def read(path: Path, kind: type) -> Document:
 
 
 def read_folder(folder: Path, kind: type) -> dict[str, Document]:
-    """Every .toml file directly in `folder`, by name; nothing where there is no such folder."""
-    documents = [read(path, kind) for path in sorted(folder.glob("*.toml"))]
-    return {document.name: document for document in documents}
+    """Every .toml file directly in `folder`, by name; nothing where there is no such folder.
+
+    Raises:
+        HardwareError: as `read`; or two have one name.
+    """
+    found: dict[str, Document] = {}
+    for document in (read(path, kind) for path in _toml_files(folder)):
+        if document.name in found:
+            raise HardwareError(f"{document.file} has the name of {found[document.name].file.name}", "Rename one")
+        found[document.name] = document
+    return found
 
 
 def state_of(folders: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
     """Names, times and sizes of the .toml files in `folders`: what is read of them stays true while these do."""
-    files = [path for folder in folders for path in sorted(folder.glob("*.toml"))]
+    files = [path for folder in folders for path in _toml_files(folder)]
     found = ((path, path.stat() if path.exists() else path.lstat()) for path in files)
     return tuple((str(path), stat.st_mtime_ns, stat.st_size) for path, stat in found)
+
+
+def _toml_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*") if is_toml(path.name))
 
 
 def overlay(below: Document, above: Document) -> Document:
