@@ -95,7 +95,7 @@ def test_an_existing_sibling_needs_force_and_nothing_moves_before_it_is_known(tm
             for part in ("1", "2"):
                 (draft.parent / f"model.onnx.data.{part}").write_text("weights")
 
-    with pytest.raises(OutputError, match=r"model\.onnx\.data\.2 exists already"):
+    with pytest.raises(OutputError, match=r"model\.onnx\.data\.2 is there, and is none of model\.onnx"):
         write()
     assert contents(tmp_path) == {"model.onnx.data.2": "of another model"}
 

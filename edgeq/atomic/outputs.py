@@ -121,33 +121,47 @@ def _none(sibling: Path) -> bool:
 
 
 @contextmanager
-def output_file(path: Path, *, force: bool = False, ours: Callable[[Path], bool] = _none) -> Iterator[Path]:
+def output_file(
+    path: Path, *, force: bool = False, ours: Callable[[Path], bool] = _none, beside: Iterable[str] = ()
+) -> Iterator[Path]:
     """Give a temporary path in a private folder beside `path`; move what is written there to `path` on success.
 
     Every sibling that the writer leaves in that folder (external data) moves along, before the file itself. With
     `force` it replaces one that the old file names, as a model names its external data, or that `ours` recognises: no
     other, as the user named only `path`.
 
+    Args:
+        beside: names of siblings that may come; their places are checked before anything is written, too.
+
     Raises:
         OutputError: there is something without `force`, also where another process wrote it meanwhile.
     """
     with _staging(path, force=force, kind="file") as stage:
+        for name in beside:
+            _check_sibling(path, path.parent / name, force=force, ours=ours)
         yield stage / NEW / path.name
         with alone_in(path.parent):
             _check_free(path, force=force, kind="file")
             names = [*sorted(p.name for p in (stage / NEW).iterdir() if p.name != path.name), path.name]
             for place in (path.parent / name for name in names[:-1]):
-                _check_free(place, force=force, kind="file")
-                if place.is_symlink() or (place.exists() and not (_names(path, place.name) or ours(place))):
-                    raise OutputError(
-                        f"{place} is there, and is none of {path.name}", "Move it, or choose another output"
-                    )
+                _check_sibling(path, place, force=force, ours=ours)
             if len(names) > 1:
                 placement.place(stage, path.parent, names, force=force)
             elif force:
                 os.replace(stage / NEW / path.name, path)
             else:
                 move_new(stage / NEW / path.name, path)
+
+
+def _check_sibling(path: Path, place: Path, *, force: bool, ours: Callable[[Path], bool]) -> None:
+    """Refuse a place beside `path` that holds what is none of it."""
+    if place.is_dir():
+        raise OutputError(
+            f"{place} is a directory, where data of {path.name} goes", "Move it, or choose another output"
+        )
+    if place.is_symlink() or (place.is_file() and not (_names(path, place.name) or ours(place))):
+        raise OutputError(f"{place} is there, and is none of {path.name}", "Move it, or choose another output")
+    _check_free(place, force=force, kind="file")
 
 
 @contextmanager

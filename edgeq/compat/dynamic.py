@@ -13,7 +13,7 @@ from edgeq.backends.quantizer import needs_external_data, refusals
 from edgeq.backends.quantizer_output import quantizer_output
 from edgeq.compat.enums import member, quant_type
 from edgeq.compat.extra_options import CALIBRATION, check_options, writer_options
-from edgeq.compat.source import LOG, ModelInput, Written, as_given, checked, warn_unknown_nodes
+from edgeq.compat.source import LOG, ModelInput, Written, as_given, checked, siblings, warn_unknown_nodes
 from edgeq.errors import UsageError
 
 
@@ -60,7 +60,10 @@ def quantize_dynamic(
         LOG.warning("extra option %r has no effect on dynamic quantization", name)
     chosen = quant_type(weight_type)
     output = Path(model_output)
-    with tempfile.TemporaryDirectory(prefix="edgeq-dynamic-") as folder, output_file(output, force=True) as draft:
+    with (
+        tempfile.TemporaryDirectory(prefix="edgeq-dynamic-") as folder,
+        output_file(output, force=True, beside=siblings(model_input, output)) as draft,
+    ):
         prepared = as_given(model_input, Path(folder))
         warn_unknown_nodes(prepared.model, nodes_to_quantize, nodes_to_exclude)
         external = use_external_data_format or needs_external_data(prepared.path)

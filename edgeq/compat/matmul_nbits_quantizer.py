@@ -24,7 +24,7 @@ from edgeq.backends.weight_only import write_weight_only
 from edgeq.compat._command import ArgumentParser
 from edgeq.compat._onnxruntime import quantization_tools
 from edgeq.compat.enums import member
-from edgeq.compat.source import ModelInput, Written, as_given, checked, warn_unknown_nodes
+from edgeq.compat.source import ModelInput, Written, as_given, checked, siblings, warn_unknown_nodes
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.graph.convert import from_proto
 from edgeq.model.load import load_model, save_model
@@ -186,7 +186,7 @@ def in_blocks(model: ModelInput, output: Path, **options: Any) -> Written:
         ModelError: the model is damaged or refused, or nothing in it was quantized.
         RuntimeUnavailableError: onnxruntime does not take the result.
     """
-    with output_file(output, force=True) as draft:
+    with output_file(output, force=True, beside=siblings(model, output)) as draft:
         quantizer = MatMulNBitsQuantizer(model, **options)
         quantizer.process()
         save_model(from_proto(quantizer.model.model), draft)

@@ -163,13 +163,13 @@ def command(source: Path, output: Path, extra_arguments: tuple[str, ...]) -> Non
 def run(source: Path, output: Path, extra_arguments: Sequence[str], *, progress: Progress = SILENT) -> str:
     """Do what the options say; the line to print."""
     from edgeq.atomic import check_apart, output_file
-    from edgeq.model.load import load_model, model_files
+    from edgeq.model.load import data_beside, load_model, model_files
 
     before = load_model(source, external_data="none")
     check_apart(output, model_files(source))
     with (
         tempfile.TemporaryDirectory(prefix="edgeq-optimizer-") as folder,
-        output_file(output, force=True) as draft,
+        output_file(output, force=True, beside=data_beside(output, source)) as draft,
     ):
         given = _value(extra_arguments, "--opt_level")
         model_type = _value(extra_arguments, "--model_type") or "bert"

@@ -15,7 +15,7 @@ from edgeq.backends.cpu import settle
 from edgeq.errors import ModelError
 from edgeq.graph.convert import from_proto
 from edgeq.graph.query import MAIN_DOMAINS
-from edgeq.model.load import is_quantized, read_model, save_model
+from edgeq.model.load import data_beside, is_quantized, read_model, save_model
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.session import SessionSettings, open_session
 
@@ -51,6 +51,11 @@ def as_given(model: ModelInput, folder: Path) -> PreparedModel:
         folder: a private folder.
     """
     return prepare_model(as_file(model, folder), folder / "prepared", simplify=False)
+
+
+def siblings(model: ModelInput, output: Path) -> tuple[str, ...]:
+    """`edgeq.model.load.data_beside` of a model by path; none of one in memory, which is no larger than a file."""
+    return () if isinstance(model, onnx.ModelProto) else data_beside(output, Path(model))
 
 
 def as_file(model: ModelInput, folder: Path) -> Path:

@@ -16,7 +16,7 @@ from edgeq.compat.calibration import as_ranges, ranges_of, read_cache, statistic
 from edgeq.compat.calibrators import CalibraterBase
 from edgeq.compat.enums import member, name_of_member, quant_type
 from edgeq.compat.extra_options import check_options, writer_options
-from edgeq.compat.source import LOG, ModelInput, Written, as_given, checked, warn_unknown_nodes
+from edgeq.compat.source import LOG, ModelInput, Written, as_given, checked, siblings, warn_unknown_nodes
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.graph.query import clamp_bounds, is_op, name_of, single_reader_clamps
 from edgeq.model.gemm import gemms_with_factors, plain_gemms
@@ -70,7 +70,10 @@ def quantize_static(
     if [t.name for t in types] == ["QInt8", "QUInt8"]:
         raise UsageError("int8 activations with uint8 weights have no kernels", "Make weight_type QuantType.QInt8")
     output = Path(model_output)
-    with tempfile.TemporaryDirectory(prefix="edgeq-static-") as folder, output_file(output, force=True) as draft:
+    with (
+        tempfile.TemporaryDirectory(prefix="edgeq-static-") as folder,
+        output_file(output, force=True, beside=siblings(model_input, output)) as draft,
+    ):
         prepared = _with_plain_gemms(as_given(model_input, Path(folder)), Path(folder))
         warn_unknown_nodes(prepared.model, nodes_to_quantize, nodes_to_exclude)
         cache = Path(calibration_cache_path) if calibration_cache_path is not None else None

@@ -152,6 +152,20 @@ def model_bytes(path: Path, folder: Path | None = None) -> int:
     return sum(file.stat().st_size for file in model_files(path, folder))
 
 
+def data_name(output: Path) -> str:
+    """The name of the file beside `output` in which a model that is written there has its weights if they are many."""
+    return f"{output.name}.data"
+
+
+def data_beside(output: Path, model: Path) -> tuple[str, ...]:
+    """Names of what a model at `output` made of `model` may come with: see `edgeq.atomic.output_file`.
+
+    Raises:
+        ModelError: as `model_files`.
+    """
+    return (data_name(output),) if model_bytes(model) > INLINE_LIMIT else ()
+
+
 def model_digest(path: Path, folder: Path | None = None) -> str:
     """SHA-256 (hex) of a model. Without external data that of the file's bytes, as `sha256sum` prints it; with external
     data that of the digests of all its files, each with its name."""
@@ -166,7 +180,7 @@ def model_digest(path: Path, folder: Path | None = None) -> str:
 
 
 def save_model(model: ir.Model, path: Path, *, inline_limit: int = INLINE_LIMIT) -> None:
-    """Write a model: one file if its tensors have at most `inline_limit` bytes, else weights in `<name>.data` beside.
+    """Write a model: one file if its tensors have at most `inline_limit` bytes, else with weights in `data_name`.
 
     The same model gives the same bytes. Use it inside `edgeq.atomic.output_file`, which moves both files into place.
 
@@ -180,7 +194,7 @@ def save_model(model: ir.Model, path: Path, *, inline_limit: int = INLINE_LIMIT)
             "Load the model with its external data",
         )
     if weight_bytes(model) > inline_limit:
-        ir.save(model, path, external_data=f"{path.name}.data", size_threshold_bytes=1024)
+        ir.save(model, path, external_data=data_name(path), size_threshold_bytes=1024)
         return
     if external:
         model = model.clone()

@@ -13,7 +13,7 @@ from edgeq.data.given import Data
 from edgeq.errors import OutputError, UsageError
 from edgeq.hardware.target import Target
 from edgeq.measure.task import Task
-from edgeq.model.load import model_files
+from edgeq.model.load import data_beside, data_name, model_files
 from edgeq.pipeline.job import scheme_for
 
 
@@ -32,10 +32,10 @@ def check_output(
         OutputError: and ModelError where `model` cannot be read.
     """
     check_free(output, force=force, kind=kind)
-    if force:
+    if force or (kind == "file" and data_beside(output, model)):
         inputs = read_paths(model, samples, statistics)
         check_apart(output, inputs)
-        check_apart(output.with_name(f"{output.name}.data"), inputs)
+        check_apart(output.with_name(data_name(output)), inputs)
     if kind == "directory":
         BUNDLE.check(output)
         for folder in sample_paths(samples):

@@ -22,7 +22,7 @@ from edgeq.engines import EngineChoice, as_engine
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.measure.task import Task, as_task
-from edgeq.model.load import model_bytes
+from edgeq.model.load import data_beside, model_bytes
 from edgeq.model.path import path_of
 from edgeq.pipeline.block_race import must_race, race_compute
 from edgeq.pipeline.builds import Builds, check_gain, prove_built
@@ -164,7 +164,12 @@ def quantize(
     native = runs_natively(chosen, machine)
     with (
         tempfile.TemporaryDirectory(prefix="edgeq-") as workdir,
-        output_file(output, force=force, ours=lambda place: belongs_to_program(place) or is_table(place)) as draft,
+        output_file(
+            output,
+            force=force,
+            ours=lambda place: belongs_to_program(place) or is_table(place),
+            beside=data_beside(output, model),
+        ) as draft,
         open_workers(workers) as pool,
     ):
         scheme = scheme_for(chosen, overrides)

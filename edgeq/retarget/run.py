@@ -19,7 +19,15 @@ from edgeq.graph.convert import from_proto, to_proto
 from edgeq.graph.query import bodies, opset_of
 from edgeq.hardware.target import Target, resolve
 from edgeq.model.clean import remove_no_ops, tidy
-from edgeq.model.load import check_valid, is_quantized, load_model, model_files, save_model
+from edgeq.model.load import (
+    check_valid,
+    data_beside,
+    data_name,
+    is_quantized,
+    load_model,
+    model_files,
+    save_model,
+)
 from edgeq.model.names import name_nodes
 from edgeq.model.opset import LOWEST, raise_opset
 from edgeq.model.path import path_of
@@ -108,8 +116,9 @@ def retarget(
         activation_type = activation_type or scheme.activation_type
         weight_type = weight_type or scheme.weight_type
     _check_request(format, activation_type, weight_type)
-    check_apart(output, model_files(model))
-    with output_file(output, force=force) as draft:
+    for place in (output, output.with_name(data_name(output))):
+        check_apart(place, model_files(model))
+    with output_file(output, force=force, beside=data_beside(output, model)) as draft:
         graph, changes = _opened(model)
         before = read_form(graph)
         if before.format == "dynamic" or not before.activations:

@@ -71,14 +71,53 @@ def test_folders_that_hold_an_input_are_never_replaced(workspace: Workspace) -> 
     workspace.refused(OUTPUT, "package", *options, "-o", "all", "--force", says=says)
 
 
-def test_external_data_of_the_input_is_never_replaced(workspace: Workspace) -> None:
+def test_external_data_of_the_input_is_never_replaced(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     import onnx
+
+    from edgeq.model import load
 
     big = onnx.load(workspace.path / "net.onnx")
     onnx.save(big, workspace.path / "big.onnx", save_as_external_data=True, location="int8.onnx.data", size_threshold=0)
     says = "int8.onnx.data is the input int8.onnx.data"
-    options = ("--data", "x.npz", "--no-timing", "--force")
+    options = ("--data", "x.npz", "--no-timing")
+    workspace.refused(OUTPUT, "quantize", "big.onnx", *options, "-o", "int8.onnx", "--force", says=says)
+    monkeypatch.setattr(load, "INLINE_LIMIT", 0)
     workspace.refused(OUTPUT, "quantize", "big.onnx", *options, "-o", "int8.onnx", says=says)
+
+
+@pytest.mark.parametrize("force", [(), ("--force",)], ids=["", "--force"])
+@pytest.mark.parametrize("kind", ["file", "directory", "link"])
+@pytest.mark.parametrize("command", ["quantize", "retarget"])
+def test_the_place_of_a_large_models_weights_is_looked_at_first(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, command: str, kind: str, force: tuple[str, ...]
+) -> None:
+    """At the end it is looked at in any case, but that is hours later."""
+    from edgeq.model import load
+
+    given = ("net.onnx", "--data", "x.npz", "--no-timing")
+    if command == "retarget":
+        assert workspace.run("quantize", *given, "-o", "qdq.onnx").code == 0
+        given = ("qdq.onnx",)
+    place = workspace.path / "out.onnx.data"
+    if kind == "file":
+        place.write_text("of another model")
+    elif kind == "directory":
+        place.mkdir()
+    else:
+        place.symlink_to("nowhere")
+    monkeypatch.setattr(load, "INLINE_LIMIT", 0)
+    workspace.refused(OUTPUT, command, *given, "-o", "out.onnx", *force, says="out.onnx.data is")
+
+
+def test_weights_of_the_input_are_never_replaced_by_retarget(workspace: Workspace) -> None:
+    import onnx
+
+    assert workspace.run("quantize", *GOOD, "-o", "small.onnx").code == 0
+    model = onnx.load(workspace.path / "small.onnx")
+    data = "out.onnx.data"
+    onnx.save(model, workspace.path / "qdq.onnx", save_as_external_data=True, location=data, size_threshold=0)
+    shutil.copyfile(workspace.path / "qdq.onnx", workspace.path / "out.onnx")
+    workspace.refused(OUTPUT, "retarget", "qdq.onnx", "-o", "out.onnx", "--force", says=f"{data} is the input {data}")
 
 
 def test_a_bundle_does_not_go_into_the_data(workspace: Workspace) -> None:
