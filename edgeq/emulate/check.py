@@ -25,7 +25,7 @@ from edgeq.measure.agreement import Agreement
 from edgeq.measure.inference import Session
 from edgeq.measure.loaded_model import variant_settings
 from edgeq.measure.task import Task
-from edgeq.progress import SILENT, Progress
+from edgeq.progress import SILENT, Advance, Progress
 from edgeq.session import SessionSettings, open_session
 from edgeq.workers.engine import Engines
 
@@ -211,8 +211,10 @@ def _run(trial: Trial, target: Target, route: ExecutionRoute, running: Running, 
     try:
         # Threads that wait for each other cost an emulated CPU more than they bring.
         threads = trial.settings.intra_op_threads if route.native_speed else 1
-        session = running.open(trial.model, replace(trial.settings, intra_op_threads=threads))
-        answers = tuple(_answers(session, trial.vectors))
+        with progress.stage(f"Opening the model on {route.how}"):
+            session = running.open(trial.model, replace(trial.settings, intra_op_threads=threads))
+        with progress.stage(f"Self-test on {route.how}", total=len(trial.vectors)) as advance:
+            answers = tuple(_answers(session, trial.vectors, advance))
     except BoardError:  # it says nothing of the model
         raise
     except (RuntimeUnavailableError, ValueError) as error:
@@ -275,7 +277,8 @@ def _judge(found: EmulatedCheck) -> EmulatedCheck:
     return replace(found, status=FAILED, reason=reason)
 
 
-def _answers(session: Session, vectors: Iterable[Vectors]) -> Iterator[Mapping[str, NDArray[Any]]]:
+def _answers(session: Session, vectors: Iterable[Vectors], advance: Advance) -> Iterator[Mapping[str, NDArray[Any]]]:
     for inputs, expected in vectors:
         names = sorted(expected)
         yield dict(zip(names, session.run(names, inputs), strict=True))
+        advance(1)

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from edgeq.errors import HardwareError, UsageError
 from edgeq.hardware import document as doc
-from edgeq.records import parse
+from edgeq.records import Positive, parse
 from edgeq.resources import shipped
 
 Hex = Annotated[str, Meta(pattern="^[0-9a-f]+$", description="hexadecimal digits")]
@@ -62,6 +62,14 @@ class Pins:
 
 
 @dataclass(frozen=True)
+class Speed:
+    """[speed]: about how many multiply-accumulates a second an emulated CPU does, in int8 and in float."""
+
+    int8: Positive
+    float: Positive
+
+
+@dataclass(frozen=True)
 class EmulatorFile:
     """targets/emulators/*.toml."""
 
@@ -69,6 +77,7 @@ class EmulatorFile:
     architecture: doc.Text
     elf_machine: int
     qemu: QemuTable
+    speed: Speed
     sysroot: SysrootTable | None = None
     pins: Pins = Pins()
     kernels: tuple[KernelsTable, ...] = ()
@@ -112,6 +121,7 @@ class Emulator:
         honest_cpuinfo: the qemu from which on the guest sees a /proc/cpuinfo of its own.
         missing: parts of qemu's warnings which mean that the CPU that runs is not the one that was named.
         refused: patterns of CPU names for which that is known.
+        speed: about how fast it is.
         recipe: of the root file system; None where the host's own is used.
         kernels: what distinguishes kernels in translated code, the least demanding first.
     """
@@ -125,6 +135,7 @@ class Emulator:
     honest_cpuinfo: tuple[int, ...]
     missing: tuple[str, ...]
     refused: tuple[str, ...]
+    speed: Speed
     recipe: Recipe | None = None
     kernels: tuple[Kernels, ...] = field(default=())
 
@@ -180,6 +191,7 @@ def _emulator(document: doc.Document) -> Emulator:
         honest_cpuinfo=parse_version(file.qemu.honest_cpuinfo),
         missing=file.qemu.missing,
         refused=file.qemu.refused,
+        speed=file.speed,
         recipe=_recipe(file.sysroot, file.pins) if file.sysroot else None,
         kernels=tuple(
             Kernels(table.name, table.feature, tuple((int(mask, 16), int(value, 16)) for mask, value in table.patterns))

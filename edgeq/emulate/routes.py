@@ -13,7 +13,7 @@ from typing import Any
 from edgeq_device.cpuid import FEATURES
 
 from edgeq.emulate import mask
-from edgeq.emulate.emulator import Emulator, home, load_emulators
+from edgeq.emulate.emulator import Emulator, Speed, home, load_emulators
 from edgeq.emulate.machine import emulated_command, need_sysroot
 from edgeq.emulate.probe import KernelProof, Watch, check_kernels, load_proof, probe, probe_file, save_proof
 from edgeq.emulate.qemu import need_qemu
@@ -51,6 +51,7 @@ class ExecutionRoute:
         how: the means, such as "qemu-aarch64 -cpu cortex-a72".
         reason: why it is not run, and what to do about it; "" where it is.
         native_speed: whether it is about as fast as this machine, not a hundred times slower.
+        speed: about how fast it is, where that is known and it is not at native speed.
         start: gives the running kernels, proven to be the target's; None where there are none.
     """
 
@@ -58,7 +59,12 @@ class ExecutionRoute:
     how: str
     reason: str = ""
     native_speed: bool = False
+    speed: Speed | None = None
     start: Callable[[], AbstractContextManager[Running]] | None = None
+
+    def seconds(self, int8_macs: int, float_macs: int) -> float:
+        """About how long one inference of so many multiply-accumulates takes; 0 where nothing is known of that."""
+        return int8_macs / self.speed.int8 + float_macs / self.speed.float if self.speed is not None else 0.0
 
 
 def route_to(
@@ -101,7 +107,8 @@ def route_to(
             need_qemu(emulator)
             if emulator.recipe is not None:
                 need_sysroot(emulator)
-            return ExecutionRoute(EMULATED, how, start=partial(_emulated, emulator, target, cpu, how))
+            start = partial(_emulated, emulator, target, cpu, how)
+            return ExecutionRoute(EMULATED, how, speed=emulator.speed, start=start)
         except (HardwareError, RuntimeUnavailableError) as error:
             reasons.append(str(error))
     if not reasons:

@@ -8,17 +8,19 @@ from typing import Any
 
 from edgeq.emulate.check import EmulatedCheck, Trial, check_trial
 from edgeq.emulate.engine_route import route_for
-from edgeq.emulate.routes import EMULATED, MODELLED, NATIVE, NOT_RUN
+from edgeq.emulate.routes import EMULATED, MODELLED, NATIVE, NOT_RUN, ExecutionRoute
 from edgeq.emulate.verify import VerifyRequest
 from edgeq.errors import UsageError
 from edgeq.hardware.machine import Machine
 from edgeq.measure.checks import Check, CheckKind
+from edgeq.measure.coverage import Coverage
 from edgeq.measure.task import Task, split_task_options
 from edgeq.model.macs import node_macs
 from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.options import share
 from edgeq.pipeline.selftest import selftest_cases
 from edgeq.pipeline.simulators import SIMULATORS
+from edgeq.pipeline.target_coverage import too_slow
 from edgeq.progress import SILENT, Progress
 
 _KINDS: Mapping[str, CheckKind] = {NATIVE: "native", EMULATED: "emulated", MODELLED: "modelled", NOT_RUN: "none"}
@@ -30,6 +32,7 @@ _MOST, _MOST_AT_NATIVE_SPEED = 16, 100
 def check_built(
     job: Job,
     built: Built,
+    coverage: Coverage,
     machine: Machine,
     *,
     task: Task | None = None,
@@ -42,11 +45,17 @@ def check_built(
     roundings as wide. What counts is that the target's follow float32 as well as this machine's.
 
     Args:
+        coverage: of `built`.
         selftest: how many samples make the self-test.
 
     Raises:
         CheckFailedError: it fails there.
     """
+    route = route_for(built.target, machine, built.artifact.settings().engine, simulators=SIMULATORS, progress=progress)
+    count = _count(job, coverage, route)
+    reason = too_slow(route, coverage, selftest + count, built.target, progress)
+    if reason:
+        return EmulatedCheck(built.target.name, "", NOT_RUN, route.how, NOT_RUN, reason)
     cases = selftest_cases(built.artifact, job.validation, selftest)
     trial = Trial(
         model=built.artifact.model,
@@ -54,10 +63,10 @@ def check_built(
         vectors=[(case.inputs, case.outputs) for case in cases],
         float_model=job.prepared.path,
         samples=job.validation,
-        count=_count(job, built, machine),
+        count=count,
         task=task,
     )
-    found = check_trial(trial, built.target, machine, simulators=SIMULATORS, progress=progress)
+    found = check_trial(trial, built.target, machine, route=route, progress=progress)
     found.check()
     return found
 
@@ -74,11 +83,11 @@ def checks_of(found: EmulatedCheck) -> tuple[Check, ...]:
     return tuple(checks)
 
 
-def _count(job: Job, built: Built, machine: Machine) -> int:
+def _count(job: Job, coverage: Coverage, route: ExecutionRoute) -> int:
     """How many samples are compared: as many as an emulated CPU manages in a minute or two."""
-    if route_for(built.target, machine, built.artifact.settings().engine, simulators=SIMULATORS).native_speed:
+    if route.native_speed:
         return _MOST_AT_NATIVE_SPEED
-    macs = sum(node_macs(job.prepared.model).values())
+    macs = coverage.int8_macs + coverage.float_macs or sum(node_macs(job.prepared.model).values())
     return max(1, min(_MOST, _MACS // max(macs, 1)))
 
 

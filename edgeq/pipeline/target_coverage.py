@@ -29,8 +29,10 @@ from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.proof import unchecked
 from edgeq.pipeline.reasons import explainer
 from edgeq.progress import SILENT, Progress
+from edgeq.workers.guest import REQUEST_S
 
 _LEFT_OUT = "--no-emulate leaves its kernels out"
+_NOTED_S = 60.0
 
 
 def target_coverage(
@@ -65,6 +67,9 @@ def target_coverage(
     if route is None:
         route = route_for(target, machine, built.artifact.settings().engine, progress=progress)
     reason = _why_not(route, emulate=emulate)
+    if not reason and route.speed is not None:
+        about = forecast_coverage(predicted, sized_macs(source, feed), rules_title(target.backend), "")
+        reason = too_slow(route, about, 1, target, progress)
     if not reason:
         found = _measure(built, route, feed, source, explain, progress)
         if isinstance(found, Coverage):
@@ -90,6 +95,21 @@ def check_measurable(
         reason = _why_not(route_for(target, machine, engine), emulate=emulate)
         if reason:
             raise unchecked(f"{target.name}: {reason}")
+
+
+def too_slow(route: ExecutionRoute, coverage: Coverage, inferences: int, target: Target, progress: Progress) -> str:
+    """Why the target's kernels are not waited for; "" where they are, after a note where that takes a minute or more.
+
+    Args:
+        coverage: of the model, for its multiply-accumulates.
+    """
+    one = route.seconds(coverage.int8_macs, coverage.float_macs)
+    if one > REQUEST_S:
+        return f"one inference would take about {one / 3600:.1f} h on {route.how}"
+    if one * inferences >= _NOTED_S:
+        takes = f"running it on {route.how} takes about {one * inferences / 60:.0f} min"
+        progress.note(f"{target.name}: {takes}; --no-emulate leaves that out")
+    return ""
 
 
 def _why_not(route: ExecutionRoute, *, emulate: bool) -> str:

@@ -114,5 +114,8 @@ class TargetVariants:
             CheckFailedError: it fails there.
         """
         job, task = self.builds.job, self.builds.task
-        found = check_built(job, variant.built, self.machine, task=task, selftest=self.selftest, progress=self.progress)
+        coverage = variant.proof.coverage
+        found = check_built(
+            job, variant.built, coverage, self.machine, task=task, selftest=self.selftest, progress=self.progress
+        )
         return dataclasses.replace(variant, emulated=found, checks=strongest((*variant.checks, *checks_of(found))))

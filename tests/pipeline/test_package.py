@@ -17,6 +17,7 @@ from edgeq.errors import CheckFailedError, HardwareError, OutputError, UsageErro
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import load_profiles, match_profile
+from edgeq.measure.coverage import Coverage
 from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.package import Packaged, package
 from edgeq.records import plain
@@ -287,7 +288,7 @@ def test_the_targets_own_kernels_are_asked_and_believed(
 ) -> None:
     asked = []
 
-    def check(job: Job, built: Built, machine: Machine, **options: Any) -> EmulatedCheck:
+    def check(job: Job, built: Built, coverage: Coverage, machine: Machine, **options: Any) -> EmulatedCheck:
         asked.append((built.target.name, options["selftest"]))
         answers = tuple({"y": np.full((1, 3), 7.0, np.float32)} for _ in range(options["selftest"]))
         return EmulatedCheck(built.target.name, "", "emulated", "a test", "passed", answers=answers)
@@ -305,7 +306,7 @@ def test_the_targets_own_kernels_are_asked_and_believed(
 
 @pytest.mark.usefixtures("_no_emulated_machines")
 def test_a_variant_that_fails_on_its_targets_kernels_stops_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(job: Job, built: Built, machine: Machine, **options: Any) -> EmulatedCheck:
+    def check(job: Job, built: Built, coverage: Coverage, machine: Machine, **options: Any) -> EmulatedCheck:
         raise CheckFailedError("the model fails on raspberry-pi-4 (a test): y is off by 3")
 
     monkeypatch.setattr("edgeq.pipeline.target_variants.check_built", check)

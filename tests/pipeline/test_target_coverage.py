@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgeq.data.given import Data
+from edgeq.emulate.emulator import Speed
 from edgeq.emulate.routes import EMULATED, NOT_RUN, ExecutionRoute, Running
 from edgeq.errors import BoardError, CheckFailedError, RuntimeUnavailableError
 from edgeq.pipeline import target_coverage
 from edgeq.pipeline.package import package
 from edgeq.pipeline.quantize import Quantized, quantize
+from edgeq.progress import Silent
 from edgeq.records import plain
 from edgeq.session import open_session
 
 THERE = "raspberry-pi-5"  # S8S8: a CPU without its fusions leaves most of such a model in float
 NO_GUEST = ExecutionRoute(NOT_RUN, "", "there is no machine yet. Make one: edgeq emulate setup")
+
+
+class Notes(Silent):
+    """Progress that keeps its notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
 
 def emulated(opener: Any = open_session) -> ExecutionRoute:
@@ -65,6 +78,32 @@ def test_where_they_can_be_run_it_is_measured_on_them(place: Path, route: Any) -
     assert (found.basis, found.how, opened) == ("emulated", "a guest", [1])
     assert found.summary().endswith("measured on a guest")
     assert quantized(emulate=False).proof.coverage.basis == "forecast"
+
+
+def test_an_emulation_that_takes_long_is_announced_or_left_out(place: Path, route: Any) -> None:
+    macs = quantized().proof.coverage.int8_macs
+    for seconds, noted in ((59, False), (120, True), (3601, False)):
+        progress = Notes()
+        route(replace(emulated(), speed=Speed(int8=macs / seconds, float=1.0)))
+        found = quantized(progress=progress).proof.coverage
+        assert (found.basis, found.reason) == (
+            ("emulated", "") if seconds < 3600 else ("forecast", "one inference would take about 1.0 h on a guest")
+        )
+        text = f"{THERE}: running it on a guest takes about 2 min; --no-emulate leaves that out"
+        assert (text in progress.notes) == noted
+
+
+def test_a_package_does_not_wait_for_hours_either(place: Path, route: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = replace(emulated(), speed=Speed(int8=1e-9, float=1e-9))
+    route(slow)
+    monkeypatch.setattr("edgeq.pipeline.emulated.route_for", lambda *args, **kwargs: slow)
+    made = package("net.onnx", Data("calib.npz"), "slow", targets=THERE, timed=False)
+    found = made.variants[THERE].emulated
+    assert found is not None
+    assert (found.status, found.where) == ("not run", "not run")
+    assert "one inference would take about" in found.reason
+    kernels = next(check for check in made.variants[THERE].checks if check.name == "kernels")
+    assert (kernels.kind, kernels.detail) == ("none", found.reason)
 
 
 def test_a_bar_is_held_against_nothing_but_the_targets_kernels(place: Path, route: Any) -> None:
