@@ -67,6 +67,22 @@ class MacCosts:
 
 
 @dataclass(frozen=True)
+class QuietLayer:
+    """A layer that adds no noise of its own, as one that only moves values. Beside layers in integers it is best there
+    itself; between layers in float it would quantize what they hand over.
+
+    Attributes:
+        name: unique in its ranking, also among the others.
+        nodes: names of its nodes in the float model.
+        neighbours: names of the layers that it reads from, or that read from it.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    neighbours: frozenset[str]
+
+
+@dataclass(frozen=True)
 class Ranking:
     """Layers in the order in which to keep them in float.
 
@@ -74,12 +90,24 @@ class Ranking:
         costs: by the layers' names.
         slack: factor on the cost that is allowed, for costs that are estimates.
         field: of the scheme, which names the layers that are kept in float, or in what else is more precise.
+        quiet: layers that go to float where all their neighbours do.
     """
 
     layers: tuple[RankedLayer, ...]
     costs: LayerCosts
     slack: float = 1.0
     field: Literal["exclude", "wide", "eight_bit"] = "exclude"
+    quiet: tuple[QuietLayer, ...] = ()
+
+    def nodes(self, layers: Sequence[RankedLayer]) -> tuple[str, ...]:
+        """Names of the nodes that go to float with `layers`."""
+        chosen = {layer.name for layer in layers}
+        joined = {layer.name: layer for layer in self.quiet if layer.neighbours}
+        while left := [name for name, layer in joined.items() if not layer.neighbours <= chosen | joined.keys()]:
+            for name in left:
+                del joined[name]
+        every = [*(layer.nodes for layer in layers), *(layer.nodes for layer in joined.values())]
+        return tuple(node for nodes in every for node in nodes)
 
 
 def select_float_layers(
@@ -110,7 +138,7 @@ def select_float_layers(
 
     def holds(layers: tuple[RankedLayer, ...]) -> bool:
         """Whether the loss with `layers` in float is at most `max_drop`; such a set is kept in `found`."""
-        enough = evaluate(_nodes(layers)) <= max_drop
+        enough = evaluate(ranking.nodes(layers)) <= max_drop
         if enough:
             found.append(layers)
         return enough
@@ -133,7 +161,7 @@ def select_float_layers(
         without = tuple(other for other in found[-1] if other != layer)
         if without != order[: len(without)]:  # beginnings of the order were evaluated above
             holds(without)
-    return tuple(_nodes(layers) for layers in found)
+    return tuple(ranking.nodes(layers) for layers in found)
 
 
 def affordable(ranking: Ranking, headroom: float) -> tuple[RankedLayer, ...]:
@@ -194,10 +222,6 @@ def rank_by_probing(
         pieces += [measured(whole.nodes[:middle]), measured(whole.nodes[middle:])]
         remaining -= 2
     return Ranking(tuple(sorted(pieces, key=order)), MacCosts({piece.name: cost(piece) for piece in pieces}))
-
-
-def _nodes(layers: Sequence[RankedLayer]) -> tuple[str, ...]:
-    return tuple(node for layer in layers for node in layer.nodes)
 
 
 def _costliest(kept: Sequence[RankedLayer], costs: LayerCosts) -> list[RankedLayer]:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import onnx_ir as ir
+
 from edgeq.pipeline.job import Job
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
-from edgeq.tune.float_layers import LayerCosts, RankedLayer, Ranking
+from edgeq.tune.float_layers import LayerCosts, QuietLayer, RankedLayer, Ranking
 from edgeq.tune.recover.costs import measure_costs
 from edgeq.tune.recover.gates import VALUE
 from edgeq.tune.recover.run import Recoverer
@@ -48,8 +50,9 @@ def rank_static(
         replace(state.artifact.settings(), intra_op_threads=1),
         dict(next(iter(job.calibration)).inputs),
     )
-    layers = merged(found, [unit for unit in units if not set(unit.nodes) <= set(scheme.exclude)])
-    return Ranking(by_worth(layers, costs), costs, _SLACK)
+    quantized = [unit for unit in units if not set(unit.nodes) <= set(scheme.exclude)]
+    layers = merged(found, quantized)
+    return Ranking(by_worth(layers, costs), costs, _SLACK, quiet=quiet_among(quantized, layers, job.prepared.model))
 
 
 def merged(found: Sequence[LayerSensitivity], units: Sequence[Unit]) -> tuple[RankedLayer, ...]:
@@ -67,6 +70,24 @@ def merged(found: Sequence[LayerSensitivity], units: Sequence[Unit]) -> tuple[Ra
                 break
     ranked = [RankedLayer(unit.name, unit.nodes, noise[unit.name]) for unit in units if noise[unit.name] > 0]
     return tuple(sorted(ranked, key=lambda layer: -layer.noise))
+
+
+def quiet_among(units: Sequence[Unit], layers: Sequence[RankedLayer], model: ir.Model) -> tuple[QuietLayer, ...]:
+    """Those of `units` of `model` that are not among `layers`, because they cause no noise. Neighbours are those that
+    hand over what can be quantized: not indices."""
+    names = {layer.name for layer in layers}
+    others = {
+        value.name for node in model.graph for value in node.outputs if value.dtype not in (None, ir.DataType.FLOAT)
+    }
+    maker = {tensor: unit.name for unit in units for tensor in unit.tensors if tensor not in others}
+    neighbours: dict[str, set[str]] = {unit.name: set() for unit in units}
+    for unit in units:
+        for made_by in {maker[tensor] for tensor in unit.reads if tensor in maker}:
+            neighbours[unit.name].add(made_by)
+            neighbours[made_by].add(unit.name)
+    return tuple(
+        QuietLayer(unit.name, unit.nodes, frozenset(neighbours[unit.name])) for unit in units if unit.name not in names
+    )
 
 
 def by_worth(layers: Sequence[RankedLayer], costs: LayerCosts) -> tuple[RankedLayer, ...]:

@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeq.measure.kernels import kernel_times
+from edgeq.model.load import read_model
 from edgeq.tune.float_layers import MacCosts, RankedLayer, affordable, select_float_layers
 from edgeq.tune.recover.costs import Costs
 from edgeq.tune.recover.exclude import by_worth, merged, rank_static
 from edgeq.tune.recover.run import Recoverer
 from edgeq.tune.recover.sensitivity import LayerSensitivity
 from edgeq.tune.recover.units import Unit
-from tests.tune.recover.nets import SCHEME, few, job_of, noise_db, target, two_gates, uneven
+from tests.tune.recover.nets import SCHEME, Net, few, job_of, noise_db, target, two_gates, uneven
 
 SHAPE = [1, 3, 12, 12]
 NAMES = tuple("abcdefg")
@@ -106,3 +107,30 @@ def test_what_is_excluded_already_is_not_ranked(tmp_path: Path) -> None:
     assert set(ranking.costs.float_us) == {"first", "second", "depthwise", "last"}
     assert ranking.costs.span == sum(ranking.costs.float_us.values()) - sum(ranking.costs.int8_us.values())
     assert len(affordable(ranking, math.inf)) == 2, "one layer stays in integers"
+
+
+def test_what_only_moves_values_is_in_float_between_layers_in_float(tmp_path: Path) -> None:
+    """It causes no noise of its own, but would quantize what the layers around it hand over."""
+    net = Net()
+    score = net.node("Transpose", [net.conv("x", "score", 3, 4)], "moved", perm=[0, 2, 3, 1])
+    net.node("ReduceMax", [net.node("Sigmoid", [score], "likely")], "best", axes=[3], keepdims=0)
+    net.node("Transpose", [net.conv("x", "box", 3, 4)], "boxes", perm=[0, 2, 3, 1])
+    model, samples = net.model({"x": SHAPE}, ["best", "boxes"]), few(6, SHAPE)
+    job = job_of(model, tmp_path, samples)
+    recoverer = Recoverer(job, target(), tmp_path)
+    ranking = rank_static(recoverer, job, SCHEME, ())
+    moving = {"moved_Transpose", "best_ReduceMax", "boxes_Transpose"}
+    assert {layer.name for layer in ranking.quiet} == moving
+
+    def in_float(*names: str) -> set[str]:
+        return set(ranking.nodes([layer for layer in ranking.layers if layer.name in names]))
+
+    assert in_float("score") == {"score"}
+    assert in_float("likely_Sigmoid") == {"likely_Sigmoid", "best_ReduceMax"}
+    nodes = in_float("score", "likely_Sigmoid")
+    assert nodes == {"score", "moved_Transpose", "likely_Sigmoid", "best_ReduceMax"}
+    built = recoverer.build(SCHEME.replace(exclude=tuple(nodes)), (), tmp_path / "q.onnx")
+    quantizers = [node for node in read_model(built.artifact.model).graph if node.op_type == "QuantizeLinear"]
+    read = {value.name for node in quantizers for value in node.inputs[:1] if value}
+    assert not read & {"score_out", "moved", "likely", "best"}
+    assert "box_out" in read
