@@ -12,10 +12,11 @@ from edgeq.bundle.owned import BUNDLE
 from edgeq.bundle.plan import Content, plan_bundle
 from edgeq.bundle.read import opened
 from edgeq.bundle.spec import BundleSpec, SelfTestCase, VariantSpec
+from edgeq.model.identify import BUNDLE as SUFFIX
+from edgeq.model.identify import is_named_bundle
 
 __all__ = ["SUFFIX", "BundleSpec", "SelfTestCase", "VariantSpec", "write_bundle"]
 
-SUFFIX = ".edgeq"
 # The earliest date that a zip can hold: a real one would make two equal bundles differ.
 _FIXED_DATE = (1980, 1, 1, 0, 0, 0)
 _LARGE = 1 << 31
@@ -32,7 +33,7 @@ def write_bundle(spec: BundleSpec, destination: Path, *, force: bool = False) ->
         ModelError, DataError, CalibrationError, BundleError: something that cannot go into a bundle.
     """
     files = plan_bundle(spec)
-    if destination.suffix == SUFFIX:
+    if is_named_bundle(destination):
         with output_file(destination, force=force) as draft:
             write_archive(files, draft)
             with opened(draft):

@@ -16,6 +16,7 @@ from edgeq_device.variants import EXTERNAL_FOLDER
 from edgeq.device import device_errors
 from edgeq.errors import UsageError
 from edgeq.measure.inference import Session
+from edgeq.model.identify import is_named_bundle
 from edgeq.session import SessionSettings, with_carried
 from edgeq.signature import Signature
 from edgeq.workers.engine import Engines
@@ -71,7 +72,7 @@ class Opener(Protocol):
 
 def is_bundle(path: Path) -> bool:
     """Whether `path` is meant as a bundle: a directory, a zip, or named .edgeq."""
-    return path.is_dir() or path.suffix == ".edgeq" or (path.is_file() and zipfile.is_zipfile(path))
+    return path.is_dir() or is_named_bundle(path) or (path.is_file() and zipfile.is_zipfile(path))
 
 
 def refuse_ignored(settings: SessionSettings, *paths: Path) -> None:

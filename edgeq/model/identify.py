@@ -7,6 +7,8 @@ from pathlib import Path
 
 from edgeq_device.manifest import MANIFEST
 
+from edgeq.errors import OutputError
+
 _ZIP = b"PK\x03\x04"
 # (offset, first bytes, what it is, what to do)
 _SIGNATURES = (
@@ -29,6 +31,33 @@ BUNDLE = ".edgeq"
 BUNDLES_GO = "`edgeq verify`, `eval`, `bench` and `compare` take bundles"
 
 
+def check_model_name(output: Path) -> None:
+    """Refuse a place for a model that is named as a bundle: what reads it would take it for one.
+
+    Raises:
+        OutputError: says so.
+    """
+    if is_named_bundle(output):
+        fix = "Name it .onnx; `edgeq package` writes bundles"
+        raise OutputError(f"{output} is named as a bundle, but a model goes there", fix)
+
+
+def check_bundle_name(output: Path) -> None:
+    """Refuse a place for a bundle that is named as a model.
+
+    Raises:
+        OutputError: says so.
+    """
+    if output.suffix.lower() == ".onnx":
+        fix = f"Name a directory, or a file that ends in {BUNDLE}; `edgeq quantize` writes a model alone"
+        raise OutputError(f"{output} is named as a model, but a bundle goes there", fix)
+
+
+def is_named_bundle(path: Path) -> bool:
+    """Whether `path` has the suffix of a bundle in one file, in either case."""
+    return path.suffix.lower() == BUNDLE
+
+
 def is_archived_bundle(path: Path) -> bool:
     """Whether the file at `path` is a bundle in one file, whatever its name is.
 
@@ -48,7 +77,7 @@ def is_archived_bundle(path: Path) -> bool:
 def likely_cause(content: bytes, path: Path) -> tuple[str, str]:
     """(what is wrong, what to do) for bytes that do not parse as an ONNX model."""
     head = content[:_SNIFFED]
-    if path.suffix == BUNDLE:
+    if is_named_bundle(path):
         return "it is named as a bundle", f"Give the .onnx file that it was made from; {BUNDLES_GO}"
     for offset, signature, what, fix in _SIGNATURES:
         if head[offset : offset + len(signature)] == signature:

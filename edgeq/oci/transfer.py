@@ -19,9 +19,10 @@ from edgeq_device.trust import check_signature, trust_for
 from edgeq.atomic import output_directory, output_file
 from edgeq.bundle.owned import BUNDLE
 from edgeq.bundle.read import contents, opened
-from edgeq.bundle.write import SUFFIX, write_archive
+from edgeq.bundle.write import write_archive
 from edgeq.device import device_errors
 from edgeq.display import Displayed
+from edgeq.model.identify import check_bundle_name, is_named_bundle
 from edgeq.progress import SILENT, Progress
 from edgeq.signing.certificates import verified_key
 
@@ -120,9 +121,11 @@ def pull_bundle(
     """
     with device_errors():
         place, output = parse_reference(reference), Path(output)
+        check_bundle_name(output)
+        archived = is_named_bundle(output)
         trusted = trust_for(Path(trust) if trust is not None else None, required=require_signature)
         with progress.stage(f"pulling {reference}"), ExitStack() as stack:
-            if output.suffix == SUFFIX:
+            if archived:
                 draft = stack.enter_context(output_file(output, force=force))
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeq-")))
             else:
@@ -131,7 +134,7 @@ def pull_bundle(
             with opened(folder) as bundle:
                 signer = check_signature(bundle, trusted, verified_key)
                 digest = bundle.manifest_sha256
-                if output.suffix == SUFFIX:
+                if archived:
                     write_archive(contents(bundle), draft)
     return Pulled(output, str(place), digest, signer.to_dict() if signer is not None else None)
 

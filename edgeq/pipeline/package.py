@@ -23,6 +23,7 @@ from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import refuse_ties
 from edgeq.hardware.target import Target, as_targets, resolve
 from edgeq.measure.task import Task, as_task
+from edgeq.model.identify import check_bundle_name, is_named_bundle
 from edgeq.model.path import path_of
 from edgeq.pipeline.builds import Builds
 from edgeq.pipeline.checks import check_output, check_request
@@ -108,7 +109,7 @@ def package(
     statistics = path_of(statistics, "statistics") if statistics is not None else None
     task, engines, targets = as_task(task), as_engines(engines), as_targets(targets)
     data, validation = as_data(data), as_data(validation)
-    if split and output.suffix == SUFFIX:
+    if split and is_named_bundle(output):
         raise UsageError(f"{output} is one bundle", f"Name a folder: --split writes NAME{SUFFIX} into it")
     machine = detect_machine()
     resolved = {str(target): resolve(target, machine) for target in targets}
@@ -209,8 +210,9 @@ def check_bundle_output(
     output: Path, *, force: bool, model: Path, samples: Sequence[Data | None], statistics: Path | None
 ) -> None:
     """`check_output` for a bundle, which is a directory or a file by its name."""
-    kind: Kind = "file" if output.suffix == SUFFIX else "directory"
+    kind: Kind = "file" if is_named_bundle(output) else "directory"
     check_output(output, kind=kind, force=force, model=model, samples=samples, statistics=statistics)
+    check_bundle_name(output)
 
 
 def _in_package_order(targets: Sequence[Target]) -> list[Target]:

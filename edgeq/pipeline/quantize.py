@@ -22,6 +22,7 @@ from edgeq.engines import EngineChoice, as_engine
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.measure.task import Task, as_task
+from edgeq.model.identify import check_model_name
 from edgeq.model.load import data_beside, model_bytes
 from edgeq.model.path import path_of
 from edgeq.pipeline.block_race import must_race, race_compute
@@ -154,6 +155,7 @@ def quantize(
     statistics = path_of(statistics, "statistics") if statistics is not None else None
     task, engine = as_task(task), as_engine(engine) if engine is not None else None
     data, validation = samples = as_data(data), as_data(validation)
+    check_model_name(output)
     check_output(output, kind="file", force=force, model=model, samples=samples, statistics=statistics)
     machine = detect_machine()
     chosen = resolve(target, machine)

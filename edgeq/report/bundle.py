@@ -98,6 +98,8 @@ def report_bundle(
         OutputError: `output` is something else, or cannot be written.
     """
     path = path_of(path, "bundle")
+    if variant is not None and not measure:
+        raise UsageError("--variant goes with --bench", "Leave it out, or add --bench")
     place = Path(output) if output is not None else _beside(path)
     _check_outside(place, path)
     check_free(place, force=force or _is_report(place), kind="file")

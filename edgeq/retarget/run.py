@@ -19,6 +19,7 @@ from edgeq.graph.convert import from_proto, to_proto
 from edgeq.graph.query import bodies, opset_of
 from edgeq.hardware.target import Target, resolve
 from edgeq.model.clean import remove_no_ops, tidy
+from edgeq.model.identify import check_model_name
 from edgeq.model.load import (
     check_valid,
     data_beside,
@@ -116,6 +117,7 @@ def retarget(
         activation_type = activation_type or scheme.activation_type
         weight_type = weight_type or scheme.weight_type
     _check_request(format, activation_type, weight_type)
+    check_model_name(output)
     for place in (output, output.with_name(data_name(output))):
         check_apart(place, model_files(model))
     with output_file(output, force=force, beside=data_beside(output, model)) as draft:

@@ -116,3 +116,7 @@ def test_a_bundle_is_named_as_one_where_a_model_is_wanted(workspace: Workspace, 
     workspace.refused(3, "inspect", bundle, says="is a bundle, not a model. Give the .onnx file in it; `edgeq verify`")
     Path("b.edgeq").write_bytes(b"PK\x03\x04")
     workspace.refused(3, "inspect", "b.edgeq", says="is not an ONNX model: it is named as a bundle")
+
+
+def test_a_report_of_a_variant_that_is_not_timed(workspace: Workspace, bundle: Path) -> None:
+    workspace.refused(2, "report", bundle, "--variant", "other", "-o", "r.html", says="--variant goes with --bench")

@@ -19,6 +19,8 @@ from tests.cli.workspace import Workspace
 MODEL, DATA, USAGE = ModelError.exit_code, DataError.exit_code, UsageError.exit_code
 GOOD = ("net.onnx", "--data", "x.npz")
 QUICK = ("--no-timing", "-o", "int8.onnx")
+# A place for what any command writes.
+ANY = ("--no-timing", "-o", "out")
 TARGET = {"quantize": "--profile", "package": "--target"}
 
 
@@ -55,8 +57,8 @@ def test_models_of_commands_that_only_read(workspace: Workspace, command: str, m
     ],
 )
 def test_models_with_nothing_to_quantize(workspace: Workspace, model: str, data: str, says: str) -> None:
-    workspace.refused(MODEL, "quantize", f"{model}.onnx", "--data", f"{data}.npz", *QUICK, says=says)
-    workspace.refused(MODEL, "package", f"{model}.onnx", "--data", f"{data}.npz", *QUICK, says=says)
+    workspace.refused(MODEL, "quantize", f"{model}.onnx", "--data", f"{data}.npz", *ANY, says=says)
+    workspace.refused(MODEL, "package", f"{model}.onnx", "--data", f"{data}.npz", *ANY, says=says)
 
 
 @pytest.mark.parametrize("op_type", ["LSTM", "MatMul"])
@@ -170,7 +172,7 @@ def test_workers_are_checked_before_anything_is_read(workspace: Workspace, comma
     ],
 )
 def test_options(workspace: Workspace, command: str, options: tuple[str, ...], code: int, says: str) -> None:
-    workspace.refused(code, command, *GOOD, *QUICK, *options, says=says)
+    workspace.refused(code, command, *GOOD, *ANY, *options, says=says)
 
 
 def test_the_data_of_a_static_scheme_are_not_optional(workspace: Workspace) -> None:
@@ -192,7 +194,7 @@ def test_the_data_of_a_static_scheme_are_not_optional(workspace: Workspace) -> N
 )
 def test_targets(workspace: Workspace, command: str, target: str, says: str) -> None:
     """Known before anything is calibrated."""
-    ran = workspace.refused(HardwareError.exit_code, command, *GOOD, *QUICK, TARGET[command], target, says=says)
+    ran = workspace.refused(HardwareError.exit_code, command, *GOOD, *ANY, TARGET[command], target, says=says)
     assert "preprocessing" not in ran.err, "the data were opened for nothing"
 
 

@@ -85,6 +85,20 @@ def test_external_data_of_the_input_is_never_replaced(workspace: Workspace, monk
     workspace.refused(OUTPUT, "quantize", "big.onnx", *options, "-o", "int8.onnx", says=says)
 
 
+def test_models_and_bundles_are_named_as_what_they_are(workspace: Workspace) -> None:
+    assert workspace.run("quantize", *GOOD, "-o", "int8.onnx").code == 0
+    for command in (("quantize", *GOOD), ("retarget", "int8.onnx")):
+        says = "out.EDGEQ is named as a bundle, but a model goes there"
+        workspace.refused(OUTPUT, *command, "-o", "out.EDGEQ", says=says)
+    reference = f"127.0.0.1:9/net@sha256:{0:064}"
+    for command in (("package", *GOOD), ("tune", *GOOD[:3]), ("pull", reference)):
+        says = "out.onnx is named as a model, but a bundle goes there"
+        workspace.refused(OUTPUT, *command, "-o", "out.onnx", says=says)
+    assert workspace.run("package", *GOOD, "-o", "out.EDGEQ").code == 0
+    assert (workspace.path / "out.EDGEQ").is_file()
+    assert workspace.run("verify", "out.EDGEQ").code == 0
+
+
 @pytest.mark.parametrize("force", [(), ("--force",)], ids=["", "--force"])
 @pytest.mark.parametrize("kind", ["file", "directory", "link"])
 @pytest.mark.parametrize("command", ["quantize", "retarget"])
