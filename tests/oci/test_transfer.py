@@ -302,6 +302,16 @@ def test_a_token_that_is_none_is_not_shown(registry: Registry, tmp_path: Path) -
     assert "s3cr" not in str(caught.value)
 
 
+@pytest.mark.parametrize("place", ["/v2/upload/a b?state={}", "http://x:y:z@{}/"])
+def test_an_address_that_is_none_is_not_shown(registry: Registry, good: Path, place: str) -> None:
+    """What a registry sends as the place of an upload often holds a token."""
+    answer = (202, {"Location": place.format("s3cr3t")}, b"")
+    registry.change = lambda method, path, headers, found: answer if method == "POST" else found
+    with pytest.raises(RuntimeUnavailableError, match="the connection failed") as caught:
+        push_bundle(good, f"{registry.host}/models/net")
+    assert "s3cr3t" not in str(caught.value)
+
+
 def test_references() -> None:
     text = f"registry.example.com:5000/team/my-net_2/int8:v1.0@{SHA}"
     found = parse_reference(text)

@@ -17,7 +17,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPException, HTTPResponse, InvalidURL
 from pathlib import Path
 from typing import Any, Dict, Iterator, Mapping, Optional, Tuple, Union
 from urllib.parse import urlencode, urljoin, urlsplit
@@ -199,9 +199,9 @@ def connected(reference: Reference) -> Iterator[None]:
             f"{reference}: {why.get(error.code, 'the registry refuses')} (HTTP {error.code})", "Look at name and login"
         ) from error
     except (urllib.error.URLError, ConnectionError, socket.timeout, ssl.SSLError, HTTPException, ValueError) as error:
-        raise RuntimeUnavailableError(
-            f"{reference}: the connection failed ({getattr(error, 'reason', None) or error})", "Look at the network"
-        ) from error
+        # Its message holds the address, which may hold a token.
+        text = "an address that is none" if isinstance(error, InvalidURL) else getattr(error, "reason", None) or error
+        raise RuntimeUnavailableError(f"{reference}: the connection failed ({text})", "Look at the network") from error
 
 
 def pull(reference: Reference, output: Path, trust: Optional[Trust] = None) -> str:
