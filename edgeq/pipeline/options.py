@@ -65,6 +65,8 @@ def _data_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
         raise UsageError("task options without a task", "Give a --task")
     if options["labels"] and not options["val"]:
         raise UsageError("--labels says where the labels of --val are", "Give --val, or leave it out")
+    if options["count"] is not None and not options["data"]:
+        raise UsageError("--count is how many samples of --data are taken", "Give --data, or leave it out")
     preprocess = options["preprocess"]
     return {
         "data": Data(options["data"], preprocess, count=options["count"]) if options["data"] else None,
@@ -78,11 +80,14 @@ def _data_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _overrides(options: Mapping[str, Any]) -> dict[str, Any]:
     chosen = {name: options[name] for name in _SCHEME_FIELDS if options[name] is not None}
-    settings = dict(_setting(text) for text in options["method_options"])
+    given = [_setting(text) for text in options["method_options"]]
     if options["percentile"] is not None:
         if options["method"] != "percentile":
             raise UsageError("--percentile goes with --method percentile")
-        settings["percentile"] = options["percentile"]
+        given.append(("percentile", options["percentile"]))
+    settings = dict(given)
+    if len(settings) < len(given):
+        raise UsageError("an option of the method is given twice", "Give --percentile, or --method-option, once")
     if settings:
         if options["method"] is None:
             raise UsageError("--method-option goes with --method", "Name the method that has this option")
@@ -105,8 +110,8 @@ def _overrides(options: Mapping[str, Any]) -> dict[str, Any]:
         raise UsageError("--block-compute goes with --weight-only", "Make it --weight-only 4")
     if options["op_types"]:
         chosen["op_types"] = options["op_types"]
-    if options["eight_bit"] and not options["weight_only"]:
-        raise UsageError("--eight-bit goes with --weight-only", "Make it --weight-only 4")
+    if options["eight_bit"] and options["weight_only"] != "4":
+        raise UsageError("--eight-bit goes with --weight-only 4", "Make it that, or leave --eight-bit out")
     for name in ("exclude", "wide", "eight_bit"):
         if options[name]:
             chosen[name] = options[name]

@@ -118,5 +118,12 @@ def test_a_bundle_is_named_as_one_where_a_model_is_wanted(workspace: Workspace, 
     workspace.refused(3, "inspect", "b.edgeq", says="is not an ONNX model: it is named as a bundle")
 
 
+def test_how_many_samples_of_data_that_are_not_given(workspace: Workspace) -> None:
+    assert workspace.run("calibrate", "net.onnx", "--data", "x.npz", "-o", "stats").code == 0
+    given = ("net.onnx", "--calibration", "stats", "--val", "x.npz", "-o", "out")
+    for command in ("quantize", "package", "tune"):
+        workspace.refused(2, command, *given, "--count", "2", says="--count is how many samples of --data are taken")
+
+
 def test_a_report_of_a_variant_that_is_not_timed(workspace: Workspace, bundle: Path) -> None:
     workspace.refused(2, "report", bundle, "--variant", "other", "-o", "r.html", says="--variant goes with --bench")

@@ -157,6 +157,12 @@ def test_workers_are_checked_before_anything_is_read(workspace: Workspace, comma
         (("--require-coverage", "200%"), USAGE, "--require-coverage '200%' is not between 0 and 1"),
         (("--percentile", "99"), USAGE, "--percentile goes with --method percentile"),
         (("--method", "percentile", "--percentile", "199"), USAGE, "199.0 is not in the range"),
+        (
+            ("--method", "percentile", "--percentile", "99", "--method-option", "percentile=98"),
+            USAGE,
+            "an option of the method is given twice",
+        ),
+        (("--weight-only", "8", "--eight-bit", "conv"), USAGE, "--eight-bit goes with --weight-only 4"),
         (("--method", "median"), USAGE, "'median' is not one of"),
         (("--activation-type", "int8", "--weight-type", "uint8"), USAGE, "int8 activations with uint8 weights"),
         (("--dynamic", "--method", "mse"), USAGE, "--method and --dynamic exclude each other"),
