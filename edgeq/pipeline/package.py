@@ -141,6 +141,8 @@ def package(
             workers=pool,
             progress=progress,
         )
+        if selftest > len(job.validation):
+            progress.note(f"the self-test has {len(job.validation)} samples, not {selftest}: there are no more")
         builds = Builds(job, workdir, task=task, timed=timed, emulate=emulate, progress=progress)
         made = TargetVariants(
             builds, machine, overrides, plugins, selftest, emulate, max_drop, require_coverage, workdir, progress

@@ -125,5 +125,12 @@ def test_how_many_samples_of_data_that_are_not_given(workspace: Workspace) -> No
         workspace.refused(2, command, *given, "--count", "2", says="--count is how many samples of --data are taken")
 
 
+def test_a_self_test_of_more_samples_than_there_are(workspace: Workspace) -> None:
+    given = ("net.onnx", "--data", "x.npz", "--count", "3", "--no-timing", "-o", "out")
+    ran = workspace.run("package", *given, "--selftest", "9")
+    assert ran.code == 0
+    assert "the self-test has 3 samples, not 9: there are no more" in ran.err
+
+
 def test_a_report_of_a_variant_that_is_not_timed(workspace: Workspace, bundle: Path) -> None:
     workspace.refused(2, "report", bundle, "--variant", "other", "-o", "r.html", says="--variant goes with --bench")
