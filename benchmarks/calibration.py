@@ -34,6 +34,7 @@ from edgeq.calibrate.ranges import derive_ranges
 from edgeq.calibrate.reduced import ReducedModel
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
 from edgeq.calibrate.tensors import plan, quantizable_tensors
+from edgeq.data.sample import Sample
 from edgeq.hardware.limits import usable_threads
 from edgeq.model.load import read_model
 from edgeq.registry import METHODS as REGISTERED
@@ -47,22 +48,17 @@ class Images:
 
     count: int
     arrays: tuple[np.ndarray, ...]
+    source: str = "random images"
 
     def __len__(self) -> int:
         return self.count
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Sample]:
         for i in range(self.count):
-            yield _Sample(f"image-{i}", {"input": self.arrays[i % len(self.arrays)]})
+            yield Sample(f"image-{i}", {"input": self.arrays[i % len(self.arrays)]})
 
     def digest(self) -> str:
         return f"images-{self.count}"
-
-
-@dataclass(frozen=True)
-class _Sample:
-    name: str
-    inputs: Mapping[str, np.ndarray]
 
 
 def random_images(count: int) -> Images:

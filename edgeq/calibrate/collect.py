@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from typing import Protocol
 
 import onnx_ir as ir
 
-from edgeq.calibrate.float_pass import FloatPass, SampleLike
+from edgeq.calibrate.float_pass import FloatPass
 from edgeq.calibrate.instrumented import InstrumentedModel
 from edgeq.calibrate.on_workers import Merged, observe_on
 from edgeq.calibrate.partition import partition_tensors
 from edgeq.calibrate.reduced import ReducedModel
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
 from edgeq.calibrate.tensors import plan, quantizable_tensors
+from edgeq.data.samples import Samples
 from edgeq.data.shards import Sharded
 from edgeq.distributed.workers import Workers
 from edgeq.errors import CalibrationError, DataError
@@ -29,31 +29,12 @@ MOST_AT_ONCE = 4
 """More samples at once than this gain nothing: counting takes turns."""
 
 
-class SamplesLike(Protocol):
-    """Data that can be gone through several times, in the same order."""
-
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[SampleLike]: ...
-    def digest(self) -> str:
-        """Identifies the data: the same samples in the same order have the same digest."""
-
-
-class Collecting(Protocol):
-    """A pass on the way through its samples."""
-
-    def so_far(self) -> Mapping[str, TensorStatistics]:
-        """Statistics of what was seen."""
-
-    def end(self) -> Mapping[str, TensorStatistics]:
-        """The same, with nothing to follow."""
-
-
 Checkpoint = Callable[[Statistics], None]
 
 
 def collect(
     model: ir.Model,
-    samples: SamplesLike,
+    samples: Samples,
     tensors: Sequence[str] | None = None,
     *,
     model_digest: str = "",
@@ -149,7 +130,7 @@ def collect(
 
 def _collect(
     seen: Iterable[int],
-    statistics: Collecting,
+    statistics: FloatPass | Merged,
     state: dict[str, TensorStatistics],
     advance: Callable[[int], None],
     save: Callable[[], None],

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any, Protocol
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -15,19 +15,8 @@ from edgeq.calibrate.observer import Observer, Part, Seen
 from edgeq.calibrate.reduced import ReducedModel
 from edgeq.calibrate.statistics import TensorStatistics
 from edgeq.calibrate.tensors import Derived, Plan
+from edgeq.data.sample import Sample
 from edgeq.errors import CalibrationError, DataError, EdgeqError
-
-
-class SampleLike(Protocol):
-    """One sample of the data."""
-
-    @property
-    def name(self) -> str:
-        """What messages call it: a file, or its number."""
-
-    @property
-    def inputs(self) -> Mapping[str, NDArray[Any]]:
-        """Input name → array, of the types and shapes of the model's inputs."""
 
 
 class FloatPass:
@@ -64,7 +53,7 @@ class FloatPass:
         self._timing = threading.Lock()
         self.running_s = self.counting_s = 0.0
 
-    def run(self, samples: Iterable[tuple[int, SampleLike]]) -> Iterator[int]:
+    def run(self, samples: Iterable[tuple[int, Sample]]) -> Iterator[int]:
         """Observe each sample, given with its place; gives 1 for every sample that is done."""
         for place, sample in samples:
             self._pending.add(self._pool.submit(self.observe, sample, place))
@@ -120,7 +109,7 @@ class FloatPass:
             future.result()
             yield 1
 
-    def observe(self, sample: SampleLike, place: int) -> None:
+    def observe(self, sample: Sample, place: int) -> None:
         """Run and count one sample, the one at `place` of all.
 
         Raises:
@@ -133,7 +122,7 @@ class FloatPass:
             self._failure = error
             raise
 
-    def _observe(self, sample: SampleLike, place: int) -> None:
+    def _observe(self, sample: Sample, place: int) -> None:
         began = time.perf_counter()
         arrays = self._arrays(sample, place)
         ran = time.perf_counter()
@@ -156,7 +145,7 @@ class FloatPass:
             self.running_s += ran - began
             self.counting_s += time.perf_counter() - ran
 
-    def _arrays(self, sample: SampleLike, place: int) -> list[tuple[str, NDArray[Any] | Part]]:
+    def _arrays(self, sample: Sample, place: int) -> list[tuple[str, NDArray[Any] | Part]]:
         """What is counted of a sample, by tensor; the first one last."""
         for name in self._plan.inputs:
             if name not in sample.inputs:

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
 
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from edgeq.calibrate.statistics import TensorStatistics
+from edgeq.data.sample import Sample
 from edgeq.errors import DataError
 from edgeq.model.sizes import partitions, tensor_sizes
-
-
-class _Sample(Protocol):
-    @property
-    def inputs(self) -> Mapping[str, NDArray[Any]]: ...
 
 
 def partition_tensors(
     model: ir.Model,
     names: Sequence[str],
     state: Mapping[str, TensorStatistics],
-    samples: Iterable[_Sample],
+    samples: Iterable[Sample],
     total: int,
     memory: int | None,
     at_once: int,

@@ -32,6 +32,11 @@ class _Runs:
 
     reader: DataReader
 
+    @property
+    def source(self) -> str:
+        """Where the samples come from, for people."""
+        return self.reader.samples.source
+
     def __len__(self) -> int:
         return len(self.reader)
 

@@ -6,12 +6,10 @@ Where one shard ends and the next begins depends on the samples alone, not on th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
 
-from edgeq.data.samples import SourceSamples
-from edgeq.data.state import Array
+from edgeq.data.samples import Sample, Samples, SourceSamples
 from edgeq.distributed.workers import Workers
 from edgeq.errors import DataError
 
@@ -26,12 +24,12 @@ class Shard:
 
     start: int
     stop: int
-    samples: tuple[Any, ...] | None = None
+    samples: tuple[Sample, ...] | None = None
 
     def __str__(self) -> str:
         return f"samples {self.start} to {self.stop - 1}"
 
-    def read(self, reference: SourceSamples | None) -> Iterator[Any]:
+    def read(self, reference: SourceSamples | None) -> Iterator[Sample]:
         """The samples, in a worker; `reference` is that of the `Sharded` that it comes from."""
         if self.samples is not None:
             yield from self.samples
@@ -39,22 +37,6 @@ class Shard:
         part = reference.part(self.start, self.stop) if reference is not None else None
         assert part is not None, "samples without a reference are streamed"
         yield from part
-
-
-class SampleLike(Protocol):
-    """What a shard holds: a `Sample`, or what has its inputs."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def inputs(self) -> Mapping[str, Array]: ...
-
-
-class SamplesLike(Protocol):
-    """Samples that can be gone through several times, in the same order."""
-
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[SampleLike]: ...
 
 
 class Sharded:
@@ -66,7 +48,7 @@ class Sharded:
             not all workers see the same files.
     """
 
-    def __init__(self, samples: SamplesLike, workers: Workers, count: int | None = None) -> None:
+    def __init__(self, samples: Samples, workers: Workers, count: int | None = None) -> None:
         self._samples = samples
         self.total = len(samples) if count is None else min(count, len(samples))
         self.reference: SourceSamples | None = None

@@ -11,11 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-
-@dataclass(frozen=True)
-class OneSample:
-    name: str
-    inputs: Mapping[str, np.ndarray]
+from edgeq.data.sample import Sample
 
 
 @dataclass(frozen=True)
@@ -28,11 +24,11 @@ class ListSamples:
     def __len__(self) -> int:
         return len(self.items)
 
-    def __iter__(self) -> Iterator[OneSample]:
+    def __iter__(self) -> Iterator[Sample]:
         for index, inputs in enumerate(self.items):
             if index == self.interrupt_after:
                 raise KeyboardInterrupt
-            yield OneSample(f"sample-{index}", inputs)
+            yield Sample(f"sample-{index}", inputs)
 
     def digest(self) -> str:
         return f"list-{len(self.items)}-{hash(tuple(i[k].tobytes() for i in self.items for k in sorted(i))):x}"
